@@ -1,0 +1,58 @@
+"""Fixtures shared by all tests: golden cases and the synthetic checkpoints that belong to them."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+FIXTURES = Path(__file__).parent / "fixtures"
+sys.path.insert(0, str(FIXTURES))
+
+import synthetic_checkpoint  # noqa: E402  (a script beside the golden data, not a package)
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """One case of the golden data: what goes in, what must come out, and the checkpoint that does it."""
+
+    name: str
+    manifest: dict[str, Any]
+    checkpoint: Path
+    arrays: dict[str, np.ndarray]
+
+    def check(self, name: str) -> dict[str, Any]:
+        """The entry of the manifest's checks with this name."""
+        return next(check for check in self.manifest["checks"] if check["name"] == name)
+
+    def noise(self, check: dict[str, Any]) -> list[np.ndarray] | str:
+        """What to pass as `noise=`: the stored draws in order, or "zeros"."""
+        names = check.get("noise")
+        return [self.arrays[name] for name in names] if names else "zeros"
+
+    def select(self, result: np.ndarray, check: dict[str, Any]) -> np.ndarray:
+        """The part of a full result that the golden data stores."""
+        return synthetic_checkpoint.select(result, check)
+
+
+@pytest.fixture(scope="session")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], GoldenCase]:
+    """`golden("ltx2_3")`: the case, its checkpoint written once per session in the original layout."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    cases: dict[str, GoldenCase] = {}
+
+    def make(name: str) -> GoldenCase:
+        if name not in cases:
+            manifest = json.loads((FIXTURES / f"{name}.json").read_text())
+            path = folder / f"{name}.safetensors"
+            synthetic_checkpoint.write_checkpoint(manifest, path)
+            arrays = load_file(FIXTURES / f"{name}.safetensors") | synthetic_checkpoint.make_inputs(manifest)
+            cases[name] = GoldenCase(name, manifest, path, arrays)
+        return cases[name]
+
+    return make
