@@ -277,10 +277,14 @@ def _enum(kind: type[enum.Enum], value: Any, key: str, source: str) -> Any:
 
 
 def _padding_modes(raw: Mapping[str, Any], timestep: bool, source: str) -> tuple[PaddingMode, PaddingMode]:
-    """Encoder and decoder padding. LTX-2 says nothing and reflects in its decoder; 0.9.x says nothing and does not."""
+    """Encoder and decoder padding. LTX-2 says nothing and reflects in its decoder; 0.9.x says nothing and does not.
+
+    `spatial_padding_mode` rules both halves, as it does in the reference's results; a mode of the encoder's own counts
+    where that is absent.
+    """
     from_ltx_0_9 = timestep or "blocks" in raw
     decoder = raw.get("spatial_padding_mode", "zeros" if from_ltx_0_9 else "reflect")
-    encoder = raw.get("encoder_spatial_padding_mode", "zeros")
+    encoder = raw.get("spatial_padding_mode", raw.get("encoder_spatial_padding_mode", "zeros"))
     return (
         _enum(PaddingMode, encoder, "encoder_spatial_padding_mode", source),
         _enum(PaddingMode, decoder, "spatial_padding_mode", source),
@@ -338,8 +342,9 @@ def _decoder_blocks(blocks: Sequence, base_channels: int, source: str) -> tuple[
             layers = options.get("num_layers", 1)
             block = BlockConfig(BlockKind.RES_STACK, width, width, layers, inject_noise=noise)
         elif name == "res_x_y":
-            noise = bool(options.get("inject_noise", False))
-            block = BlockConfig(BlockKind.RES_CHANGE, width, width // multiplier, inject_noise=noise)
+            if options.get("inject_noise"):
+                raise CheckpointError(f"{source}: its decoder injects noise in a res_x_y block, which is not known.")
+            block = BlockConfig(BlockKind.RES_CHANGE, width, width // multiplier)
         elif name == "attn":
             block = BlockConfig(BlockKind.ATTENTION, width, width)
         elif name in _STRIDES:

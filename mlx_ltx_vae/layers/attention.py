@@ -1,0 +1,43 @@
+"""Self-attention within each frame (the 16x16x4 variant)."""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+_NORM_EPS = 1e-12
+
+
+class ChannelNorm(nn.Module):
+    """`x / |x| * sqrt(C) * gamma` over the channels of each position. Checkpoint key: `norm.gamma` (C,)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gamma = mx.ones((channels,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """(..., C) -> (..., C)"""
+        wide = x.astype(mx.float32)
+        length = mx.maximum(mx.linalg.norm(wide, axis=-1, keepdims=True), _NORM_EPS)
+        return (wide / length * x.shape[-1] ** 0.5 * self.gamma.astype(mx.float32)).astype(x.dtype)
+
+
+class FrameAttention(nn.Module):
+    """Every position of a frame attends to every other: one head, whatever the configuration's head size says.
+
+    It sees whole frames, so it takes no memory in a stream along time, and cannot be streamed along another axis.
+
+    Checkpoint keys: `norm.gamma`, `to_qkv`, `proj` (1x1 convolutions, here matrices).
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = ChannelNorm(channels)
+        self.to_qkv = nn.Linear(channels, 3 * channels)
+        self.proj = nn.Linear(channels, channels)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """(B, T, H, W, C) -> the same"""
+        batch, time, height, width, channels = x.shape
+        tokens = self.norm(x).reshape(batch * time, 1, height * width, channels)
+        queries, keys, values = mx.split(self.to_qkv(tokens), 3, axis=-1)
+        seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=channels**-0.5)
+        return x + self.proj(seen).reshape(x.shape)

@@ -1,0 +1,102 @@
+"""Running a clip through a network's stages, piece by piece.
+
+Each stage pulls from the one before it, takes at most a few positions at a time, and is evaluated before the next
+one runs. So what is alive is the caches and one stage's work, however long the clip is and however many positions
+the flush at its end sets free at once.
+
+An array that a suspended generator still names is an array that cannot be freed. So pieces are handed on in a list
+of one, and whoever uses a piece takes it out.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import mlx.core as mx
+
+from .layers.stage import Stage
+from .layers.window import Axis, take
+
+Flow = Iterator[tuple[list[mx.array | None], bool]]
+
+# Metal convolutions have returned silent zeros for inputs of more than about 1.6e9 elements; this stays far below.
+MAX_STEP_ELEMENTS = 2**28
+
+
+def run(
+    stages: Sequence[Stage], pieces: Iterable[mx.array], *, axis: Axis = Axis.TIME, positions_per_step: int | None = None
+) -> Iterator[mx.array]:
+    """Stream `pieces` through `stages`.
+
+    Args:
+        stages: from a network's `stages`, fresh.
+        pieces: the clip in order, (B, T, H, W, C) each, cut along `axis` at will.
+        axis: the axis along which it is cut.
+        positions_per_step: the most positions along `axis` that a stage takes at once; None for no bound but memory
+            safety.
+
+    Yields:
+        The result in order along `axis`, evaluated, in pieces of no particular length. Together they are the result
+        of the whole clip at once.
+    """
+    flow = _mark_last(pieces)
+    for stage in stages:
+        flow = _advance(stage, flow, axis, positions_per_step)
+    for box, _ in flow:
+        if box[0] is not None:
+            yield box.pop()
+
+
+def run_whole(stages: Sequence[Stage], clip: mx.array) -> mx.array:
+    """The result for a whole clip at once: the same stages, every one of them taking all there is.
+
+    Nothing is cut, so this is also right for networks whose norms look at the whole clip.
+    """
+    box: list[mx.array | None] = [clip]
+    del clip
+    for stage in stages:
+        box = [stage.step(box.pop(), True)]
+        mx.eval(box[0])
+    return box.pop()
+
+
+def _mark_last(pieces: Iterable[mx.array]) -> Flow:
+    """Say of each piece whether it is the last, which takes looking one ahead."""
+    waiting: list[mx.array | None] = []
+    for piece in pieces:
+        if waiting:
+            yield [waiting.pop()], False
+        waiting.append(piece)
+        del piece
+    if waiting:
+        yield [waiting.pop()], True
+
+
+def _advance(stage: Stage, flow: Flow, axis: Axis, positions: int | None) -> Flow:
+    """Run everything that `flow` brings through one stage."""
+    for box, last in _split(flow, axis, positions):
+        result = [stage.step(box.pop(), last)]
+        mx.eval([array for array in result if array is not None], stage.cache.arrays)
+        if last or result[0] is not None:
+            yield result, last
+
+
+def _split(flow: Flow, axis: Axis, positions: int | None) -> Flow:
+    """Cut what `flow` brings into pieces of at most `positions` along `axis`."""
+    for box, last in flow:
+        if box[0] is None:
+            yield box, last
+            continue
+        whole = [box.pop()]
+        length = whole[0].shape[axis]
+        step = _bounded(whole[0], axis, positions or length)
+        for start in range(0, length, step):
+            end = start + step >= length
+            piece = [take(whole[0], axis, start, start + step)] if step < length else [whole[0]]
+            if end:
+                whole.pop()
+            yield piece, last and end
+
+
+def _bounded(array: mx.array, axis: Axis, positions: int) -> int:
+    """`positions`, or as many fewer as keep a step's input within what is safe."""
+    elements = array.size // array.shape[axis]
+    return max(1, min(positions, MAX_STEP_ELEMENTS // elements))
