@@ -15,7 +15,7 @@ import mlx.core as mx
 from .layers.stage import Stage
 from .layers.window import Axis, take
 
-Flow = Iterator[tuple[list[mx.array | None], bool]]
+Flow = Iterator[list[mx.array]]
 
 # Metal convolutions have returned silent zeros for inputs of more than about 1.6e9 elements; this stays far below.
 MAX_STEP_ELEMENTS = 2**28
@@ -30,19 +30,18 @@ def run(
         stages: from a network's `stages`, fresh.
         pieces: the clip in order, (B, T, H, W, C) each, cut along `axis` at will.
         axis: the axis along which it is cut.
-        positions_per_step: the most positions along `axis` that a stage takes at once; None for no bound but memory
-            safety.
+        positions_per_step: the most positions along `axis` that a stage takes at once; None for no bound but what
+            is safe.
 
     Yields:
         The result in order along `axis`, evaluated, in pieces of no particular length. Together they are the result
         of the whole clip at once.
     """
-    flow = _mark_last(pieces)
+    flow = _box(pieces)
     for stage in stages:
         flow = _advance(stage, flow, axis, positions_per_step)
-    for box, _ in flow:
-        if box[0] is not None:
-            yield box.pop()
+    for box in flow:
+        yield box.pop()
 
 
 def run_whole(stages: Sequence[Stage], clip: mx.array) -> mx.array:
@@ -50,50 +49,49 @@ def run_whole(stages: Sequence[Stage], clip: mx.array) -> mx.array:
 
     Nothing is cut, so this is also right for networks whose norms look at the whole clip.
     """
-    box: list[mx.array | None] = [clip]
+    box = [clip]
     del clip
     for stage in stages:
         box = [stage.step(box.pop(), True)]
-        mx.eval(box[0])
+        mx.eval(box)
     return box.pop()
 
 
-def _mark_last(pieces: Iterable[mx.array]) -> Flow:
-    """Say of each piece whether it is the last, which takes looking one ahead."""
-    waiting: list[mx.array | None] = []
+def _box(pieces: Iterable[mx.array]) -> Flow:
     for piece in pieces:
-        if waiting:
-            yield [waiting.pop()], False
-        waiting.append(piece)
+        box = [piece]
         del piece
-    if waiting:
-        yield [waiting.pop()], True
+        yield box
 
 
 def _advance(stage: Stage, flow: Flow, axis: Axis, positions: int | None) -> Flow:
-    """Run everything that `flow` brings through one stage."""
-    for box, last in _split(flow, axis, positions):
-        result = [stage.step(box.pop(), last)]
-        mx.eval([array for array in result if array is not None], stage.cache.arrays)
-        if last or result[0] is not None:
-            yield result, last
+    """Run everything that `flow` brings through one stage, then what the stage still holds back."""
+    for box in _split(flow, axis, positions):
+        result = _evaluate(stage.step(box.pop(), False), stage)
+        if result:
+            yield result
+    while not stage.cache.closed:
+        result = _evaluate(stage.step(None, True), stage)
+        if result:
+            yield result
+
+
+def _evaluate(result: mx.array | None, stage: Stage) -> list[mx.array]:
+    """Compute a step's result and what the stage remembers of it: an empty list where it has no result yet."""
+    box = [] if result is None else [result]
+    mx.eval(box, stage.cache.arrays)
+    return box
 
 
 def _split(flow: Flow, axis: Axis, positions: int | None) -> Flow:
     """Cut what `flow` brings into pieces of at most `positions` along `axis`."""
-    for box, last in flow:
-        if box[0] is None:
-            yield box, last
-            continue
-        whole = [box.pop()]
-        length = whole[0].shape[axis]
-        step = _bounded(whole[0], axis, positions or length)
-        for start in range(0, length, step):
-            end = start + step >= length
-            piece = [take(whole[0], axis, start, start + step)] if step < length else [whole[0]]
-            if end:
-                whole.pop()
-            yield piece, last and end
+    for box in flow:
+        length = box[0].shape[axis]
+        step = _bounded(box[0], axis, positions or length)
+        for start in range(0, length - step, step):
+            yield [take(box[0], axis, start, start + step)]
+        rest = (length - 1) // step * step
+        yield [take(box.pop(), axis, rest, length)] if rest else box
 
 
 def _bounded(array: mx.array, axis: Axis, positions: int) -> int:

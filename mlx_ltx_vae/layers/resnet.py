@@ -41,8 +41,13 @@ class ResnetCache:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What has to be evaluated for the caches not to hold a graph alive."""
+        """See `Cache`."""
         return [window.memory for window in (self.outer, self.inner) if window.memory is not None]
+
+    @property
+    def closed(self) -> bool:
+        """See `Cache`."""
+        return self.inner.closed
 
 
 class ResnetBlock(nn.Module):
@@ -103,7 +108,8 @@ class ResnetBlock(nn.Module):
         """One step of the block.
 
         Args:
-            x: the next piece (B, T, H, W, C), or None where there is none yet.
+            x: the next piece (B, T, H, W, C), or None to flush: first what the first convolution holds back, at the
+                next call what the second does.
             last: whether the stream ends here.
             cache: this block's memory in the running stream.
             modulations: from `modulations`.
@@ -113,21 +119,24 @@ class ResnetBlock(nn.Module):
             As many positions as can be finished now, behind the input by two where not causal; None if none.
         """
         axis = cache.outer.axis
-        outer = cache.outer.push(x, last)
-        if outer is None:
-            return None
-        middle = self.conv1(outer, activate(outer.frames, self.norm1, modulations[0]), axis)
-        if noise is not None:
-            middle = middle + inject(noise[0], self.per_channel_scale1, axis, outer.output, outer.count)
-        inner = cache.inner.push(middle, last)
-        del middle
+        if cache.outer.closed:
+            seen, start = cache.outer.memory, cache.outer.start
+            inner = cache.inner.push(None, last)
+        else:
+            outer = cache.outer.push(x, last)
+            if outer is None:
+                return None
+            seen, start = outer.frames, outer.start
+            middle = self.conv1(outer, activate(seen, self.norm1, modulations[0]), axis)
+            if noise is not None:
+                middle = middle + inject(noise[0], self.per_channel_scale1, axis, outer.output, outer.count)
+            inner = cache.inner.push(middle, last and x is not None)
         if inner is None:
             return None
         result = self.conv2(inner, activate(inner.frames, self.norm2, modulations[1]), axis)
         if noise is not None:
             result = result + inject(noise[1], self.per_channel_scale2, axis, inner.output, inner.count)
-        first = inner.output - outer.start
-        skip = take(outer.frames, axis, first, first + inner.count)
+        skip = take(seen, axis, inner.output - start, inner.output - start + inner.count)
         if "conv_shortcut" in self:
             skip = self.conv_shortcut(self.norm3(skip))
         return result + skip

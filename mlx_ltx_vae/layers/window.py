@@ -59,22 +59,22 @@ class Window:
         self.start = 0
         self.output = 0
         self.memory: mx.array | None = None
+        self.closed = False
 
     def push(self, frames: mx.array | None, last: bool) -> View | None:
         """Take the next piece; return what can be computed now, or None where more is needed first.
 
         Args:
-            frames: the piece, or None where the layer before had nothing to give yet.
-            last: whether the stream ends with this piece.
+            frames: the piece, or None at the end of the stream.
+            last: whether the stream ends here.
         """
         joined = self._join(frames)
-        if joined is None:
-            return None
+        self.closed = last
         length = joined.shape[self.axis]
         after = self.after if last else 0
         count = (self.before + length + after - self.kernel) // self.stride + 1
         if count <= 0:
-            self.memory = joined
+            self.memory = None if last else joined
             return None
         passed = self.stride * count
         view = View(joined, self.before, after, self.start, self.output, count)
@@ -83,13 +83,13 @@ class Window:
         self.output += count
         self.start += forget
         # A slice keeps alive the whole array it was cut from; a copy keeps two frames.
-        self.memory = None if last else mx.contiguous(take(joined, self.axis, forget, length))
+        whole = last and frames is not None
+        self.memory = None if whole else mx.contiguous(take(joined, self.axis, forget, length))
         return view
 
-    def _join(self, frames: mx.array | None) -> mx.array | None:
-        if self.memory is None or frames is None:
-            return self.memory if frames is None else frames
-        return mx.concatenate([self.memory, frames], axis=self.axis)
+    def _join(self, frames: mx.array | None) -> mx.array:
+        parts = [part for part in (self.memory, frames) if part is not None]
+        return mx.concatenate(parts, axis=self.axis)
 
 
 class WindowCache:
@@ -100,8 +100,13 @@ class WindowCache:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What has to be evaluated for the cache not to hold a graph alive."""
+        """See `Cache`."""
         return [] if self.window.memory is None else [self.window.memory]
+
+    @property
+    def closed(self) -> bool:
+        """See `Cache`."""
+        return self.window.closed
 
 
 def take(array: mx.array, axis: int, start: int, stop: int) -> mx.array:
