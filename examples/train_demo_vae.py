@@ -18,6 +18,7 @@ Shapes are torch's here: pixels ``(B, 3, T, H, W)`` in [-1, 1], latents
 import argparse
 import json
 import math
+import multiprocessing
 import sys
 import time
 from pathlib import Path
@@ -38,24 +39,24 @@ CONFIG = {
     "dims": 3,
     "in_channels": 3,
     "out_channels": 3,
-    "latent_channels": 64,
+    "latent_channels": 128,
     "encoder_blocks": [
         ["res_x", {"num_layers": 1}],
         ["compress_space_res", {"multiplier": 1}],
         ["res_x", {"num_layers": 1}],
         ["compress_time_res", {"multiplier": 1}],
-        ["res_x", {"num_layers": 1}],
-        ["compress_all_res", {"multiplier": 1}],
+        ["res_x", {"num_layers": 2}],
+        ["compress_all_res", {"multiplier": 2}],
         ["res_x", {"num_layers": 1}],
         ["compress_all_res", {"multiplier": 1}],
         ["res_x", {"num_layers": 1}],
     ],
     "decoder_blocks": [  # as in the published files: walked from the last to the first
-        ["res_x", {"num_layers": 2}],
-        ["compress_space", {"multiplier": 2}],
+        ["res_x", {"num_layers": 1}],
+        ["compress_space", {"multiplier": 1}],
         ["res_x", {"num_layers": 2}],
         ["compress_time", {"multiplier": 1}],
-        ["res_x", {"num_layers": 3}],
+        ["res_x", {"num_layers": 2}],
         ["compress_all", {"multiplier": 1}],
         ["res_x", {"num_layers": 2}],
         ["compress_all", {"multiplier": 2}],
@@ -69,8 +70,8 @@ CONFIG = {
     "causal_decoder": False,
     "timestep_conditioning": False,
     "normalize_latent_channels": False,
-    "encoder_base_channels": 64,
-    "decoder_base_channels": 16,
+    "encoder_base_channels": 32,
+    "decoder_base_channels": 32,
     "spatial_padding_mode": "zeros",
 }
 
@@ -125,6 +126,8 @@ class CausalConv3d(nn.Module):
         super().__init__()
         self.conv = nn.Conv3d(in_channels, out_channels, 3, padding=(0, 1, 1))
         self.causal = causal
+        nn.init.normal_(self.conv.weight, std=(27 * in_channels) ** -0.5)
+        nn.init.zeros_(self.conv.bias)
 
     def forward(self, x):
         first, last = x[:, :, :1], x[:, :, -1:]
@@ -280,3 +283,237 @@ def load_checkpoint(path):
     vae = VAE(config)
     vae.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("per_channel_statistics.")})
     return vae.eval(), config
+
+
+# Training -----------------------------------------------------------------
+
+POOL_SHAPE = (25, 192, 192)  # frames, height, width of a training clip
+CROPS = [  # (batch, frames, side), drawn by weight
+    ((4, 17, 96), 6),
+    ((8, 17, 64), 2),
+    ((4, 9, 128), 3),
+    ((3, 25, 96), 2),
+    ((2, 9, 192), 3),
+    ((2, 17, 128), 2),
+    ((6, 1, 128), 1),
+]
+
+
+def pool_clip(seed):
+    return procedural_clips.make_clip(seed, *POOL_SHAPE)
+
+
+def load_pool(path, count):
+    """Training clips, drawn once and kept in a file -> uint8 (n, T, H, W, 3)."""
+    if not path.exists():
+        log(f"drawing {count} clips into {path}")
+        pool = np.lib.format.open_memmap(path.with_suffix(".part"), "w+", np.uint8, (count, *POOL_SHAPE, 3))
+        with multiprocessing.Pool() as workers:
+            for index, clip in enumerate(workers.imap(pool_clip, range(count), chunksize=8)):
+                pool[index] = clip
+        path.with_suffix(".part").rename(path)
+    return np.load(path)
+
+
+def to_pixels(frames):
+    """uint8 (B, T, H, W, 3) -> float pixels (B, 3, T, H, W)."""
+    return torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
+
+
+def draw_batch(pool, rng):
+    """Random crops, some mirrored, reversed in time or with colours exchanged."""
+    weights = np.array([weight for _, weight in CROPS])
+    (batch, frames, side), _ = CROPS[rng.choice(len(CROPS), p=weights / weights.sum())]
+    crops = []
+    for index in rng.integers(len(pool), size=batch):
+        t, y, x = (int(rng.integers(size - keep + 1)) for size, keep in zip(POOL_SHAPE, (frames, side, side)))
+        crop = pool[index, t : t + frames, y : y + side, x : x + side]
+        crop = crop[:, :, :: rng.choice([1, -1])][:: rng.choice([1, 1, -1])]
+        crops.append(crop[..., rng.permutation(3)] if rng.uniform() < 0.3 else crop)
+    return to_pixels(np.stack(crops))
+
+
+def reconstruction_loss(result, pixels):
+    """L1 and squared error, and the L1 error of horizontal and vertical differences."""
+    error = result - pixels
+    edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
+    return error.abs().mean() + 5 * error.square().mean() + 0.25 * edges
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose step is made orthogonal, for weights seen as (out, in * 27) matrices."""
+
+    def __init__(self, params, lr, momentum=0.95):
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                average = self.state[p].setdefault("average", torch.zeros_like(p))
+                average.lerp_(p.grad, 1 - group["momentum"])
+                x = p.grad.lerp(average, group["momentum"]).flatten(1).bfloat16()
+                x = x / (x.norm() + 1e-12)
+                for _ in range(5):  # Newton-Schulz: singular values towards 1
+                    gram = x @ x.T
+                    x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+                p.add_(x.view_as(p), alpha=-group["lr"] * 0.2 * math.sqrt(max(x.shape)))
+
+
+def train(arguments):
+    """Train until ``arguments.minutes`` are used up, all runs with this state together."""
+    pool = load_pool(arguments.state.with_suffix(".clips.npy"), arguments.clips)
+    vae = VAE(CONFIG)
+    inner = [p for n, p in vae.named_parameters() if p.dim() == 5 and "conv_in" not in n and "conv_out" not in n]
+    outer = [p for p in vae.parameters() if all(p is not q for q in inner)]
+    optimizers = [Muon(inner, 1), torch.optim.AdamW(outer, 1, (0.9, 0.99), weight_decay=0.0)]
+    average = {k: v.clone() for k, v in vae.state_dict().items()}
+    step, used = 0, 0.0
+    if arguments.state.exists():
+        state = torch.load(arguments.state)
+        vae.load_state_dict(state["vae"])
+        average, step, used = state["average"], state["step"], state["used"]
+        for optimizer, saved in zip(optimizers, state["optimizers"]):
+            optimizer.load_state_dict(saved)
+    rng = np.random.default_rng(step)
+    begun, saved_at, losses = time.monotonic() - used, time.monotonic(), []
+    while (used := time.monotonic() - begun) < 60 * arguments.minutes:
+        progress = used / (60 * arguments.minutes)
+        rate = arguments.rate * min(1, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        pixels = draw_batch(pool, rng)
+        with torch.autocast("cpu", torch.bfloat16):
+            latents = vae.encoder(pixels)
+            noise = 0.03 * latents.detach().float().std() * torch.randn(latents.shape)
+            result = vae.decoder(latents + noise)
+        loss = reconstruction_loss(result.float(), pixels)
+        loss.backward()
+        nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        step += 1
+        keep = min(0.998, step / (step + 10))
+        for name, value in vae.state_dict().items():
+            average[name].lerp_(value, 1 - keep)
+        losses.append(F.mse_loss(result.detach().float(), pixels).item())
+        if step % 50 == 0:
+            psnr = 10 * math.log10(4 / np.mean(losses))
+            log(f"{used / 60:6.1f} min  step {step:6d}  rate {rate:.1e}  training PSNR {psnr:5.2f} dB")
+            losses = []
+        if time.monotonic() - saved_at > 120:
+            saved_at = time.monotonic()
+            save_state(arguments.state, vae, average, optimizers, step, used)
+    save_state(arguments.state, vae, average, optimizers, step, used)
+    vae.load_state_dict(average)
+    return vae.eval(), pool
+
+
+def save_state(path, vae, average, optimizers, step, used):
+    """Write all that a later run needs to go on."""
+    saved = {"vae": vae.state_dict(), "average": average, "step": step, "used": used}
+    torch.save(saved | {"optimizers": [optimizer.state_dict() for optimizer in optimizers]}, path)
+
+
+@torch.no_grad()
+def set_statistics(vae, pool):
+    """Per-channel mean and standard deviation of the latents of whole training clips."""
+    latents = torch.cat([vae.encoder(to_pixels(pool[i : i + 4])) for i in range(0, min(len(pool), 160), 4)])
+    vae.mean.copy_(latents.mean((0, 2, 3, 4)))
+    vae.std.copy_(latents.std((0, 2, 3, 4)))
+
+
+# Results ------------------------------------------------------------------
+
+
+@torch.no_grad()
+def write_latents(vae, path):
+    """Encode the demo clip, which no training seed gives, and store its latents."""
+    frames = procedural_clips.demo_clip()
+    latents = vae.encode(to_pixels(frames[None]))
+    num_frames, height, width, _ = frames.shape
+    metadata = {"fps": 24, "num_frames": num_frames, "height": height, "width": width, "normalized": "true"}
+    save_file({"latents": latents.contiguous()}, str(path), {k: str(v) for k, v in metadata.items()})
+
+
+def count_flop(vae, latents):
+    """Multiplications and additions of the decoder's convolutions for these latents."""
+    counts = []
+
+    def count(conv, _, output):
+        counts.append(2 * conv.weight[0].numel() * output.numel())
+
+    hooks = [m.register_forward_hook(count) for m in vae.decoder.modules() if isinstance(m, nn.Conv3d)]
+    vae.decode(latents)
+    for hook in hooks:
+        hook.remove()
+    return sum(counts)
+
+
+@torch.no_grad()
+def evaluate(folder, pictures, num_clips=12, num_frames=49, side=256):
+    """Print the PSNR of unseen clips and of the demo clip, from the files in ``folder``."""
+    vae, _ = load_checkpoint(folder / "vae.safetensors")
+    stored = load_file(str(folder / "latents.safetensors"))["latents"]
+    seeds = [procedural_clips.HELD_OUT + i for i in range(num_clips)]
+    clips = [(f"seed {s}", procedural_clips.make_clip(s, num_frames, side, side)) for s in seeds]
+    means = []
+    for name, frames in [*clips, ("demo clip", procedural_clips.demo_clip())]:
+        latents = stored if name == "demo clip" else vae.encode(to_pixels(frames[None]))
+        result = vae.decode(latents).clamp(-1, 1)
+        result = ((result + 1) * 127.5).round()[0].permute(1, 2, 3, 0).numpy()  # (T, H, W, 3), 0 to 255
+        errors = np.square(result - frames.astype(np.float32)).mean((1, 2, 3))
+        psnr = 10 * np.log10(255**2 / np.maximum(errors, 1e-9))
+        print(f"{name:14s} PSNR mean {psnr.mean():5.2f} dB, worst frame {psnr.min():5.2f} dB")
+        means.append(psnr.mean())
+        if pictures:
+            save_pictures(pictures, name.replace(" ", "_"), frames, result)
+    print(f"{num_clips} unseen clips: mean {np.mean(means[:-1]):.2f} dB, worst {np.min(means[:-1]):.2f} dB")
+    size = sum(p.stat().st_size for p in folder.iterdir() if p.suffix == ".safetensors")
+    parameters = sum(p.numel() for p in vae.parameters())
+    print(f"{parameters:,} parameters, {size / 1e6:.2f} MB, demo decode {count_flop(vae, stored) / 1e9:.0f} GFLOP")
+
+
+def save_pictures(folder, name, frames, result):
+    """Originals above results, four frames side by side."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = np.linspace(0, len(frames) - 1, 4).astype(int)
+    rows = [np.concatenate(list(video[chosen]), 1) for video in (frames, result.astype(np.uint8))]
+    Image.fromarray(np.concatenate(rows)).save(folder / f"{name}.png")
+
+
+def log(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Train the demo VAE and encode its clip.")
+    parser.add_argument("--output", type=Path, default=DEMO_FOLDER, help="folder for the two files")
+    parser.add_argument("--state", type=Path, default=Path("demo_vae.pt"), help="file to resume from and to save to")
+    parser.add_argument("--minutes", type=float, default=50, help="training time, all runs together")
+    parser.add_argument("--clips", type=int, default=1200, help="number of training clips")
+    parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
+    parser.add_argument("--threads", type=int, help="torch threads")
+    parser.add_argument("--evaluate", action="store_true", help="train nothing, measure the files in --output")
+    parser.add_argument("--pictures", type=Path, help="with --evaluate: folder for pictures, results below originals")
+    arguments = parser.parse_args(argv)
+    torch.manual_seed(0)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    if not arguments.evaluate:
+        vae, pool = train(arguments)
+        set_statistics(vae, pool)
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        save_checkpoint(vae, CONFIG, arguments.output / "vae.safetensors")
+        vae, _ = load_checkpoint(arguments.output / "vae.safetensors")  # as others will read it
+        write_latents(vae, arguments.output / "latents.safetensors")
+    evaluate(arguments.output, arguments.pictures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

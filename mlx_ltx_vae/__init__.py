@@ -1,0 +1,36 @@
+"""LTX video latents to video on MLX: exactly, streaming, in flat memory."""
+
+try:
+    import mlx.core  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "MLX has no backend on this machine: on Linux install mlx_ltx_vae[cpu] or mlx_ltx_vae[cuda13]; on macOS MLX "
+        "needs Apple Silicon and a native (arm64) Python."
+    ) from error
+
+from .config import ScaleFactors, VAEConfig
+from .errors import CheckpointError, DecodeError, LatentsError, LTXVAEError, PlanError, WriterError
+from .frames import FrameChunk
+from .media import LatentsInfo, VideoWriter, load_latents, save_latents
+from .plan import DecodePlan
+from .vae import VideoVAE
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "DecodeError",
+    "DecodePlan",
+    "FrameChunk",
+    "LTXVAEError",
+    "LatentsError",
+    "LatentsInfo",
+    "PlanError",
+    "ScaleFactors",
+    "VAEConfig",
+    "VideoVAE",
+    "VideoWriter",
+    "WriterError",
+    "load_latents",
+    "save_latents",
+]

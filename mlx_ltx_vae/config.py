@@ -73,6 +73,13 @@ class BlockConfig:
     residual: bool = False
     inject_noise: bool = False
 
+    @property
+    def num_convolutions(self) -> int:
+        """How many convolutions over time stand one after the other in it."""
+        if self.kind is BlockKind.ATTENTION:
+            return 0
+        return 1 if self.kind in (BlockKind.SHUFFLE, BlockKind.STRIDED) else 2 * self.num_layers
+
 
 @dataclass(frozen=True)
 class NetworkConfig:

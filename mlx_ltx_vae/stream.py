@@ -22,7 +22,7 @@ MAX_STEP_ELEMENTS = 2**28
 
 
 def run(
-    stages: Sequence[Stage], pieces: Iterable[mx.array], *, axis: Axis = Axis.TIME, positions_per_step: int | None = None
+    stages: Sequence[Stage], pieces: Iterable[mx.array], *, axis: Axis = Axis.TIME, step_elements: int = MAX_STEP_ELEMENTS
 ) -> Iterator[mx.array]:
     """Stream `pieces` through `stages`.
 
@@ -30,8 +30,8 @@ def run(
         stages: from a network's `stages`, fresh.
         pieces: the clip in order, (B, T, H, W, C) each, cut along `axis` at will.
         axis: the axis along which it is cut.
-        positions_per_step: the most positions along `axis` that a stage takes at once; None for no bound but what
-            is safe.
+        step_elements: a stage takes as many positions along `axis` at once as have this many elements, and at least
+            one. So small early layers take more of a piece at a time than late, wide ones.
 
     Yields:
         The result in order along `axis`, evaluated, in pieces of no particular length. Together they are the result
@@ -39,7 +39,7 @@ def run(
     """
     flow = _box(pieces)
     for stage in stages:
-        flow = _advance(stage, flow, axis, positions_per_step)
+        flow = _advance(stage, flow, axis, min(step_elements, MAX_STEP_ELEMENTS))
     for box in flow:
         yield box.pop()
 
@@ -64,9 +64,9 @@ def _box(pieces: Iterable[mx.array]) -> Flow:
         yield box
 
 
-def _advance(stage: Stage, flow: Flow, axis: Axis, positions: int | None) -> Flow:
+def _advance(stage: Stage, flow: Flow, axis: Axis, step_elements: int) -> Flow:
     """Run everything that `flow` brings through one stage, then what the stage still holds back."""
-    for box in _split(flow, axis, positions):
+    for box in _split(flow, axis, step_elements):
         result = _evaluate(stage.step(box.pop(), False), stage)
         if result:
             yield result
@@ -83,18 +83,12 @@ def _evaluate(result: mx.array | None, stage: Stage) -> list[mx.array]:
     return box
 
 
-def _split(flow: Flow, axis: Axis, positions: int | None) -> Flow:
-    """Cut what `flow` brings into pieces of at most `positions` along `axis`."""
+def _split(flow: Flow, axis: Axis, step_elements: int) -> Flow:
+    """Cut what `flow` brings into pieces of as many positions along `axis` as have `step_elements`, but at least one."""
     for box in flow:
         length = box[0].shape[axis]
-        step = _bounded(box[0], axis, positions or length)
-        for start in range(0, length - step, step):
-            yield [take(box[0], axis, start, start + step)]
+        step = max(1, step_elements * length // box[0].size)
         rest = (length - 1) // step * step
+        for start in range(0, rest, step):
+            yield [take(box[0], axis, start, start + step)]
         yield [take(box.pop(), axis, rest, length)] if rest else box
-
-
-def _bounded(array: mx.array, axis: Axis, positions: int) -> int:
-    """`positions`, or as many fewer as keep a step's input within what is safe."""
-    elements = array.size // array.shape[axis]
-    return max(1, min(positions, MAX_STEP_ELEMENTS // elements))

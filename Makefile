@@ -1,0 +1,32 @@
+# make demo, make test: each makes .venv first, where it is missing or pyproject.toml is newer than it.
+# Needs Python 3.10 or newer; to name the one: make clean, then make test PYTHON=python3.12
+# MLX's backend on Linux, one of cpu, cuda12, cuda13: make demo BACKEND=cuda13
+
+ifeq ($(shell uname -s),Linux)
+BACKEND ?= cpu
+else
+BACKEND =
+endif
+
+PY := .venv/bin/python
+READY := .venv/.ready$(if $(BACKEND),-$(BACKEND))
+
+.PHONY: demo test lint clean
+
+demo: $(READY)
+	sh scripts/with_openblas.sh $(PY) -m mlx_ltx_vae.decode --demo -o demo.mp4
+
+test: $(READY)
+	sh scripts/with_openblas.sh --install $(PY) -m pytest
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+$(READY): pyproject.toml scripts/make_venv.sh
+	PYTHON="$(PYTHON)" sh scripts/make_venv.sh $(BACKEND)
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo.mp4 demo_frames
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,279 @@
+"""The diffusers library's vocabulary for the same networks, turned back into the original one.
+
+diffusers groups the original's flat list of blocks into a mid block and down or up blocks. Which original block a
+group's part is follows from the order of the parts, so the configuration and the tensor names come out of one walk:
+
+    encoder: down_blocks.i = resnets, [downsamplers.0], [conv_out]; at the end mid_block
+    decoder: at the beginning mid_block; up_blocks.i = [conv_in], [upsamplers.0], resnets
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import CheckpointError
+from .original import BLOCK_STEMS
+
+_LTX_VIDEO = "AutoencoderKLLTXVideo"
+_LTX_2 = "AutoencoderKLLTX2Video"
+_DIFFUSION_DECODER = "LTX2VideoDiffusionDecoderModel"
+
+# What each class assumes where its config.json says nothing (early ones say nothing about the decoder).
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    _LTX_VIDEO: {
+        "in_channels": 3, "out_channels": 3, "latent_channels": 128,
+        "block_out_channels": (128, 256, 512, 512),
+        "down_block_types": ("LTXVideoDownBlock3D",) * 4,
+        "decoder_block_out_channels": (128, 256, 512, 512),
+        "layers_per_block": (4, 3, 3, 3, 4),
+        "decoder_layers_per_block": (4, 3, 3, 3, 4),
+        "spatio_temporal_scaling": (True, True, True, False),
+        "decoder_spatio_temporal_scaling": (True, True, True, False),
+        "decoder_inject_noise": False,
+        "downsample_type": ("conv",) * 4,
+        "upsample_residual": False,
+        "upsample_factor": (1, 1, 1, 1),
+        "timestep_conditioning": False,
+        "patch_size": 4, "patch_size_t": 1, "resnet_norm_eps": 1e-6, "scaling_factor": 1.0,
+        "encoder_causal": True, "decoder_causal": False,
+        "spatial_compression_ratio": None, "temporal_compression_ratio": None,
+    },
+    _LTX_2: {
+        "in_channels": 3, "out_channels": 3, "latent_channels": 128,
+        "block_out_channels": (256, 512, 1024, 2048),
+        "down_block_types": ("LTX2VideoDownBlock3D",) * 4,
+        "decoder_block_out_channels": (256, 512, 1024),
+        "layers_per_block": (4, 6, 6, 2, 2),
+        "decoder_layers_per_block": (5, 5, 5, 5),
+        "spatio_temporal_scaling": True,
+        "decoder_spatio_temporal_scaling": True,
+        "decoder_inject_noise": False,
+        "downsample_type": ("spatial", "temporal", "spatiotemporal", "spatiotemporal"),
+        "upsample_type": ("spatiotemporal",) * 3,
+        "upsample_residual": True,
+        "upsample_factor": (2, 2, 2),
+        "timestep_conditioning": False,
+        "patch_size": 4, "patch_size_t": 1, "resnet_norm_eps": 1e-6, "scaling_factor": 1.0,
+        "encoder_causal": True, "decoder_causal": True,
+        "encoder_spatial_padding_mode": "zeros", "decoder_spatial_padding_mode": "reflect",
+        "spatial_compression_ratio": None, "temporal_compression_ratio": None,
+    },
+}  # fmt: skip
+_FIXED = {"patch_size_t": 1, "resnet_norm_eps": 1e-6, "encoder_causal": True}
+_COMPRESS = {"spatial": "compress_space", "temporal": "compress_time", "spatiotemporal": "compress_all"}
+
+# Tensors outside the blocks: diffusers name -> original name.
+_OUTSIDE = {
+    "conv_in.": "conv_in.",
+    "conv_out.": "conv_out.",
+    "time_embedder.": "last_time_embedder.",
+    "scale_shift_table": "last_scale_shift_table",
+    "timestep_scale_multiplier": "timestep_scale_multiplier",
+}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One original block: what the original config calls it, and the name of its tensors in diffusers."""
+
+    block: list[Any]
+    prefix: str
+
+
+@dataclass(frozen=True)
+class DiffusersVAE:
+    """A diffusers configuration read back into the original's vocabulary.
+
+    `encoder_parts` and `decoder_parts` are in the order in which data passes them.
+    """
+
+    source: str
+    raw_config: dict[str, Any]
+    encoder_parts: tuple[_Part, ...]
+    decoder_parts: tuple[_Part, ...]
+
+    def original_names(self, half: str, names: Iterable[str]) -> dict[str, str]:
+        """Diffusers name -> original name, both within the half.
+
+        Raises:
+            CheckpointError: a name belongs to no block of the configuration.
+        """
+        stem = BLOCK_STEMS[half]
+        parts = self.encoder_parts if half == "encoder" else self.decoder_parts
+        prefixes = dict(_OUTSIDE)
+        for index, part in enumerate(parts):
+            if part.block[0] == "res_x":
+                prefixes[f"{part.prefix}.resnets."] = f"{stem}.{index}.res_blocks."
+                prefixes[f"{part.prefix}.time_embedder."] = f"{stem}.{index}.time_embedder."
+            else:
+                prefixes[f"{part.prefix}."] = f"{stem}.{index}."
+        return {name: self._original_name(half, name, prefixes) for name in names}
+
+    def _original_name(self, half: str, name: str, prefixes: Mapping[str, str]) -> str:
+        for prefix, original in prefixes.items():
+            if name.startswith(prefix):
+                renamed = original + name.removeprefix(prefix)
+                return renamed.replace(".conv_shortcut.conv.", ".conv_shortcut.").replace(".norm3.", ".norm3.norm.")
+        raise CheckpointError(
+            f"{self.source}: its tensor {half}.{name} belongs to no block of its config.json; use the config.json that "
+            "came with the weights."
+        )
+
+
+def has_diffusers_names(names: Iterable[str]) -> bool:
+    """Whether names within a half are in diffusers' vocabulary."""
+    return any(name.startswith("mid_block.") or ".resnets." in name for name in names)
+
+
+def is_diffusers_config(raw: Mapping[str, Any]) -> bool:
+    """Whether a JSON object is the configuration of some diffusers autoencoder, ours or another."""
+    return str(raw.get("_class_name", "")).startswith(("AutoencoderKL", _DIFFUSION_DECODER))
+
+
+def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
+    """Translate a diffusers `config.json`.
+
+    Args:
+        raw: the JSON object.
+        source: what to call the checkpoint in errors.
+
+    Raises:
+        CheckpointError: it is of another class, or has a key or value that would change the result unnoticed.
+    """
+    class_name = _class_name(raw, source)
+    config = _complete(raw, class_name, source)
+    try:
+        encoder, encoder_base = _walk_encoder(class_name, config)
+        decoder, decoder_base = _walk_decoder(class_name, config)
+    except (LookupError, ArithmeticError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{source}: the lists of its config.json do not describe one network ({error}); use the config.json that "
+            "came with the weights."
+        ) from error
+    original = {
+        "_class_name": "CausalVideoAutoencoder",
+        "dims": 3,
+        "in_channels": config["in_channels"],
+        "out_channels": config["out_channels"],
+        "latent_channels": config["latent_channels"],
+        "encoder_blocks": [part.block for part in encoder],
+        "decoder_blocks": [part.block for part in reversed(decoder)],
+        "scaling_factor": config["scaling_factor"],
+        "norm_layer": "pixel_norm",
+        "patch_size": config["patch_size"],
+        "latent_log_var": "uniform",
+        "causal_decoder": config["decoder_causal"],
+        "timestep_conditioning": config["timestep_conditioning"],
+        "encoder_base_channels": encoder_base,
+        "decoder_base_channels": decoder_base,
+        **_padding(config, source),
+    }
+    return DiffusersVAE(source, original, tuple(encoder), tuple(decoder))
+
+
+def _class_name(raw: Mapping[str, Any], source: str) -> str:
+    class_name = raw.get("_class_name", "")
+    if class_name == _DIFFUSION_DECODER:
+        raise CheckpointError(
+            f"{source}: this is the diffusion decoder of LTX-2.5 ({class_name}), which is not supported yet; use the "
+            "folder of the convolutional VAE (vae)."
+        )
+    if class_name not in _DEFAULTS:
+        raise CheckpointError(f"{source}: it is a {class_name}; only {_LTX_VIDEO} and {_LTX_2} are LTX video VAEs.")
+    return class_name
+
+
+def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str, Any]:
+    """The configuration with the class's defaults, and nothing in it that is not understood."""
+    defaults = _DEFAULTS[class_name]
+    config = defaults | {key: value for key, value in raw.items() if not key.startswith("_")}
+    for key in sorted(config.keys() - defaults.keys()):
+        raise CheckpointError(
+            f"{source}: its configuration has the unknown key {key!r} = {config[key]!r}, which could change the "
+            "result; a newer mlx_ltx_vae may know it."
+        )
+    for key, expected in _FIXED.items():
+        if config[key] != expected:
+            found = config[key]
+            raise CheckpointError(f"{source}: its configuration has {key} = {found!r}; only {expected!r} is known.")
+    return config
+
+
+def _padding(config: Mapping[str, Any], source: str) -> dict[str, str]:
+    """diffusers names a mode per half; the original has one for both, and a decoder of its own only by silence."""
+    encoder = config.get("encoder_spatial_padding_mode", "zeros")
+    decoder = config.get("decoder_spatial_padding_mode", "zeros")
+    if encoder == decoder:
+        return {"spatial_padding_mode": decoder}
+    if decoder == ("zeros" if config["timestep_conditioning"] else "reflect"):
+        return {"encoder_spatial_padding_mode": encoder}
+    raise CheckpointError(
+        f"{source}: its encoder pads with {encoder} and its decoder with {decoder}, which no published VAE does; "
+        "use the config.json that came with the weights."
+    )
+
+
+def _walk_encoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Part], int]:
+    """The encoder's parts, and its width after `conv_in`."""
+    types = config["down_block_types"]
+    widths = list(config["block_out_channels"])
+    if class_name == _LTX_2:
+        widths = [config["latent_channels"], *widths]  # conv_in is as wide as the latents
+    elif types[-1] == "LTXVideoDownBlock3D":
+        widths = [*widths, widths[-1]]  # 0.9.0 and 0.9.1 list conv_in and repeat the last width
+    layers = config["layers_per_block"]
+    scaling = _per_block(config["spatio_temporal_scaling"], len(widths) - 1)
+    parts = []
+    for index in range(len(widths) - 1):
+        prefix, width, out_width = f"down_blocks.{index}", widths[index], widths[index + 1]
+        strided = types[index] == "LTXVideoDownBlock3D"
+        kind = "conv" if strided else config["downsample_type"][index]
+        parts.append(_res_stack(layers[index], prefix))
+        if scaling[index]:
+            block = ["compress_all", {}]
+            if kind != "conv":
+                block = [f"{_COMPRESS[kind]}_res", {"multiplier": _ratio(out_width, width)}]
+            parts.append(_Part(block, f"{prefix}.downsamplers.0"))
+        if strided and width != out_width:
+            parts.append(_Part(["res_x_y", {"multiplier": _ratio(out_width, width)}], f"{prefix}.conv_out"))
+    parts.append(_res_stack(layers[-1], "mid_block"))
+    return parts, widths[0]
+
+
+def _walk_decoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Part], int]:
+    """The decoder's parts, and its width before `conv_out`. All its lists are in encoder order but `upsample_type`."""
+    outputs = config["decoder_block_out_channels"][::-1]
+    layers = config["decoder_layers_per_block"][::-1]
+    scaling = _per_block(config["decoder_spatio_temporal_scaling"], len(outputs))[::-1]
+    noise = _per_block(config["decoder_inject_noise"], len(outputs) + 1)[::-1]
+    residual = _per_block(config["upsample_residual"], len(outputs))[::-1]
+    factors = config["upsample_factor"][::-1]
+    kinds = config["upsample_type"] if class_name == _LTX_2 else ("spatiotemporal",) * len(outputs)
+    parts = [_res_stack(layers[0], "mid_block", noise[0])]
+    width = outputs[0]
+    for index, factor in enumerate(factors[: len(outputs)]):
+        prefix = f"up_blocks.{index}"
+        in_width, width = width // factor, outputs[index] // factor
+        if in_width != width:
+            options = {"multiplier": _ratio(in_width, width)} | ({"inject_noise": True} if noise[index + 1] else {})
+            parts.append(_Part(["res_x_y", options], f"{prefix}.conv_in"))
+        if scaling[index]:
+            options = {"multiplier": factor} | ({"residual": True} if residual[index] else {})
+            parts.append(_Part([_COMPRESS[kinds[index]], options], f"{prefix}.upsamplers.0"))
+        parts.append(_res_stack(layers[index + 1], prefix, noise[index + 1]))
+    return parts, width
+
+
+def _res_stack(layers: int, prefix: str, noise: bool = False) -> _Part:
+    return _Part(["res_x", {"num_layers": layers} | ({"inject_noise": True} if noise else {})], prefix)
+
+
+def _ratio(large: int, small: int) -> int:
+    if large % small:
+        raise ValueError(f"{large} channels are no multiple of {small}")
+    return large // small
+
+
+def _per_block(value: bool | Sequence[bool], count: int) -> list[bool]:
+    """diffusers writes one value for all blocks, or a list."""
+    return [value] * count if isinstance(value, bool) else list(value)

@@ -1,0 +1,121 @@
+"""Checkpoints from the Hugging Face hub, through `huggingface_hub` where it is installed."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from ..errors import CheckpointError
+from .files import INDEX_SUFFIX, shard_names
+from .folder import CONFIG_NAMES, AmbiguousFolder, choose_weights
+
+_REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:[:/](?P<inner>[^:]+))?")
+_LISTING_TIMEOUT = 20.0  # seconds
+_NAMED_CANDIDATES = 8
+
+
+class HubReference(NamedTuple):
+    """`owner/name`, and the file or folder inside it if one was named."""
+
+    repo: str
+    inner: str | None
+
+
+class _Repository(NamedTuple):
+    """A repository's file names; `snapshot` is its folder in the cache when only that can be had."""
+
+    names: list[str]
+    snapshot: Path | None
+
+
+def parse_reference(source: str) -> HubReference | None:
+    """Read "owner/name", "owner/name:file" or "owner/name/sub/file"; None for what must be a path."""
+    match = _REFERENCE.fullmatch(source)
+    if match is None or Path(source).parts[0] in (".", "..", "~") or Path(source.partition("/")[0]).is_dir():
+        return None
+    if match["inner"] is None and source.endswith((".safetensors", ".ckpt", ".pt", ".pth", ".gguf", ".json")):
+        return None
+    return HubReference(match["repo"], match["inner"])
+
+
+def fetch(reference: HubReference) -> list[Path]:
+    """Download what the VAE needs of a repository, or find it in the cache, and say where its weights are.
+
+    Raises:
+        CheckpointError: `huggingface_hub` is not installed, the repository cannot be reached and is not in the cache,
+            or its file names do not tell which one holds the VAE.
+    """
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise CheckpointError(
+            f"{reference.repo}: no such path, and reading it from the hub needs huggingface_hub; "
+            "run `pip install 'mlx_ltx_vae[hub]'`, or give a local file."
+        ) from error
+    repository = _list(huggingface_hub, reference.repo)
+
+    def get(name: str) -> Path:
+        if repository.snapshot is not None:
+            return repository.snapshot / name
+        try:
+            return Path(huggingface_hub.hf_hub_download(reference.repo, name))
+        except Exception as error:
+            raise CheckpointError(f"{reference.repo}: cannot download {name} ({_reason(error)}); try again.") from error
+
+    chosen = _choose(reference, repository.names)
+    for name in _configurations(chosen, repository.names):
+        get(name)
+    paths = []
+    for name in chosen:
+        paths.append(get(name))
+        if name.endswith(INDEX_SUFFIX):
+            for shard in shard_names(paths[-1]):
+                get(name.rpartition("/")[0] + "/" + shard if "/" in name else shard)
+    return paths
+
+
+def _choose(reference: HubReference, names: Sequence[str]) -> tuple[str, ...]:
+    inner = reference.inner
+    if inner in names:
+        return (inner,)
+    inside = f"{inner}/" if inner else ""
+    candidates = [name.removeprefix(inside) for name in names if name.startswith(inside)]
+    try:
+        return tuple(inside + name for name in choose_weights(candidates))
+    except AmbiguousFolder as error:
+        shown = list(error.candidates or [name for name in names if name.endswith(".safetensors")])
+        more = " ..." if len(shown) > _NAMED_CANDIDATES else ""
+        listing = ", ".join(shown[:_NAMED_CANDIDATES]) + more or "no safetensors file at all"
+        what = f"has no {inner}" if inner and not candidates else "does not say which file holds the VAE"
+        raise CheckpointError(
+            f"{reference.repo}: the repository {what}; name one as {reference.repo}:FILE out of {listing}."
+        ) from error
+
+
+def _configurations(chosen: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The configuration files beside the chosen weights, and at the top."""
+    folders = {"", *(name.rpartition("/")[0] for name in chosen)}
+    places = {f"{folder}/{name}".lstrip("/") for folder in folders for name in CONFIG_NAMES}
+    return sorted(places & set(names))
+
+
+def _list(huggingface_hub: ModuleType, repo: str) -> _Repository:
+    try:
+        siblings = huggingface_hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT).siblings
+        return _Repository([sibling.rfilename for sibling in siblings], None)
+    except Exception as error:  # no network, no such repository, no access: each release has its own kinds
+        try:
+            snapshot = Path(huggingface_hub.snapshot_download(repo, local_files_only=True))
+        except Exception:
+            raise CheckpointError(
+                f"{repo}: no such path, and the hub repository cannot be read ({_reason(error)}) nor is it in the "
+                "cache; check the name, log in with `hf auth login` if it is gated, or give a local file."
+            ) from error
+    names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+    return _Repository(names, snapshot)
+
+
+def _reason(error: Exception) -> str:
+    first_line = str(error).partition("\n")[0].rstrip(".")
+    return f"{type(error).__name__}: {first_line}"

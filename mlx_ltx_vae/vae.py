@@ -1,0 +1,322 @@
+"""`VideoVAE`: what a user holds."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from .checkpoint import Checkpoint, load_checkpoint
+from .config import VAEConfig
+from .decoder import Decoder
+from .encoder import Encoder
+from .errors import CheckpointError, DecodeError, LatentsError, PlanError
+from .frames import FrameChunk, FramesCallback, failure
+from .noise import Noise, draw
+from .plan import DecodePlan, Mode, check_latent_shape, make_plan
+from .stream import run, run_whole
+
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+#: Of the normalised latent, how much is replaced by noise before a decode with timestep conditioning.
+NOISE_SCALE = 0.025
+#: The timestep of a decode with timestep conditioning, unless another is given.
+DEFAULT_TIMESTEP = 0.05
+_ENCODE_CHUNK = 8
+_ENCODE_STEP_ELEMENTS = 2**22
+
+
+class VideoVAE:
+    """An LTX video VAE: latents to pixels, exactly and in flat memory, and pixels to latents.
+
+    Attributes:
+        config: what the checkpoint says it is.
+        encoder: the network, or None where it was not loaded.
+        decoder: the network, or None where it was not loaded.
+        mean: (C,) float32, the latents' mean per channel.
+        std: (C,) float32, their standard deviation.
+        dtype: what the networks compute in.
+
+    ```python
+    vae = VideoVAE.from_pretrained("ltx-2.5-video-vae-conv-bf16.safetensors")
+    for chunk in vae.stream(latents):
+        show(chunk.to_uint8())
+    ```
+    """
+
+    def __init__(
+        self, config: VAEConfig, encoder: Encoder | None, decoder: Decoder | None, mean: mx.array, std: mx.array
+    ) -> None:
+        self.config = config
+        self.encoder = encoder
+        self.decoder = decoder
+        self.mean = mean.astype(mx.float32)
+        self.std = std.astype(mx.float32)
+        half = decoder if decoder is not None else encoder
+        if half is None:
+            raise CheckpointError("a VideoVAE needs an encoder or a decoder.")
+        self.dtype: mx.Dtype = half.conv_in.conv.weight.dtype
+
+    @classmethod
+    def from_pretrained(
+        cls, source: str | os.PathLike, *, dtype: str | None = None, encoder: bool = True, decoder: bool = True
+    ) -> "VideoVAE":
+        """Load a VAE.
+
+        Args:
+            source: a file (of any layout people have, also one of 40 GB: only the VAE's tensors are read), a folder,
+                or a hub repository id.
+            dtype: "float32", "bfloat16" or "float16"; None for the checkpoint's own.
+            encoder: whether to load the encoder.
+            decoder: whether to load the decoder.
+
+        Raises:
+            CheckpointError: for what cannot be read, is not a VAE, is incomplete, or is not known.
+        """
+        if dtype is not None and dtype not in DTYPES:
+            raise CheckpointError(f"dtype {dtype!r} is not known; there are {', '.join(DTYPES)}.")
+        checkpoint = load_checkpoint(source, encoder=encoder, decoder=decoder)
+        config = checkpoint.config
+        target = None if dtype is None else DTYPES[dtype]
+        halves = {
+            "encoder": lambda: Encoder(config.encoder, config.patch_size),
+            "decoder": lambda: Decoder(config.decoder, config.patch_size),
+        }
+        built = {name: _load_half(checkpoint, name, make, target) for name, make in halves.items()}
+        return cls(config, built["encoder"], built["decoder"], checkpoint.mean, checkpoint.std)
+
+    def plan(
+        self, latent_shape: Sequence[int], *, mode: str = "auto", order: str = "auto", chunk: int | None = None
+    ) -> DecodePlan:
+        """How latents of a shape would be decoded. See `make_plan` for arguments and errors."""
+        return make_plan(self.config, latent_shape, mode=mode, order=order, chunk=chunk)
+
+    def stream(
+        self,
+        latents: mx.array | np.ndarray,
+        plan: DecodePlan | None = None,
+        *,
+        timestep: float | None = None,
+        seed: int = 0,
+        noise: Noise = None,
+    ) -> Iterator[FrameChunk]:
+        """Decode, handing frames over as they are finished: each once, in order.
+
+        Closing the iterator frees everything; several streams of one VAE may run interleaved.
+
+        Args:
+            latents: (B, C, F', H', W'), normalised.
+            plan: from `plan`; None for the default.
+            timestep: the decode timestep of VAEs that take one (0.05 by default).
+            seed: of the noise that such VAEs add.
+            noise: that noise itself, in the order of the network's draws, or "zeros".
+
+        Raises:
+            LatentsError: at once, for latents or noise that the network cannot take.
+            PlanError: at once, for a plan made for another shape.
+            DecodeError: while decoding, for pixels that cannot be a picture.
+        """
+        if self.decoder is None:
+            raise CheckpointError("this VideoVAE was loaded without a decoder; load it with decoder=True.")
+        latents = mx.array(latents)
+        shape = check_latent_shape(self.config, latents.shape)
+        plan = self.plan(shape) if plan is None else plan
+        if plan.latent_shape != shape:
+            raise PlanError(f"the plan was made for latents of the shape {plan.latent_shape}, and these have {shape}.")
+        may_be_flat = _check_values(latents)
+        timesteps = self._timesteps(timestep, shape[0])
+        prepared, fields = self._prepare(latents, timesteps is not None, seed, noise)
+        return self._decode_prepared(prepared, plan, timesteps, fields, may_be_flat)
+
+    def decode(
+        self,
+        latents: mx.array | np.ndarray,
+        plan: DecodePlan | None = None,
+        *,
+        timestep: float | None = None,
+        seed: int = 0,
+        noise: Noise = None,
+        on_frames_ready: FramesCallback | None = None,
+    ) -> mx.array | None:
+        """Decode all of it.
+
+        Args:
+            latents: as `stream` takes them, and likewise plan, timestep, seed and noise.
+            on_frames_ready: called with (frames (B, 3, n, H, W), start index) as frames become final, each once and
+                in order. An exception in it stops the decode and reaches the caller.
+
+        Returns:
+            Pixels (B, 3, F, H, W) in about [-1, 1]; None with `on_frames_ready`, which has had them.
+
+        Raises:
+            As `stream`.
+        """
+        chunks = self.stream(latents, plan, timestep=timestep, seed=seed, noise=noise)
+        if on_frames_ready is None:
+            return mx.concatenate([chunk.frames for chunk in chunks], axis=1).transpose(0, 4, 1, 2, 3)
+        for chunk in chunks:
+            on_frames_ready(chunk.pixels, chunk.start)
+        return None
+
+    def encode(self, pixels: mx.array | np.ndarray) -> mx.array:
+        """Encode frames to normalised latents: the means, nothing is sampled.
+
+        Args:
+            pixels: (B, 3, F, H, W) in [-1, 1]; F should be 1 + t*k (what is over at the end is cropped, with a
+                warning), H and W multiples of the spatial scale.
+
+        Returns:
+            (B, C, 1 + k, H/s, W/s) in the network's dtype.
+
+        Raises:
+            LatentsError: for pixels that the network cannot take.
+        """
+        if self.encoder is None:
+            raise CheckpointError("this VideoVAE was loaded without an encoder; load it with encoder=True.")
+        pixels = self._check_pixels(mx.array(pixels))
+        frames = pixels.transpose(0, 2, 3, 4, 1).astype(self.dtype)
+        if self.encoder.streamable:
+            pieces = (frames[:, at : at + _ENCODE_CHUNK] for at in range(0, frames.shape[1], _ENCODE_CHUNK))
+            moments = mx.concatenate(
+                list(run(self.encoder.stages(), pieces, step_elements=_ENCODE_STEP_ELEMENTS)), axis=1
+            )
+        else:
+            moments = run_whole(self.encoder.stages(), frames)
+        means = moments[..., : self.config.latent_channels].astype(mx.float32)
+        return ((means - self.mean) / self.std).astype(self.dtype).transpose(0, 4, 1, 2, 3)
+
+    def _timesteps(self, timestep: float | None, batch: int) -> mx.array | None:
+        if not self.config.timestep_conditioning:
+            if timestep is not None:
+                raise LatentsError("this VAE takes no timestep: only those of 0.9.1 to 0.9.8 do.")
+            return None
+        value = DEFAULT_TIMESTEP if timestep is None else float(timestep)
+        if not 0 <= value <= 1:
+            raise LatentsError(f"a decode timestep lies between 0 and 1, and {timestep} does not.")
+        return mx.full((batch,), value, dtype=mx.float32)
+
+    def _prepare(
+        self, latents: mx.array, conditioned: bool, seed: int, noise: Noise
+    ) -> tuple[mx.array, list[mx.array]]:
+        """What enters the network: latents mixed with noise, un-normalised, (B, T, H, W, C); and the noise fields."""
+        latents = latents.astype(mx.float32)
+        fields: list[mx.array] = []
+        if conditioned:
+            shapes = self.decoder.field_shapes(*latents.shape[3:])
+            draws = draw(noise, seed, latents.shape, shapes, self.dtype)
+            fields = draws.fields
+            latents = (1 - NOISE_SCALE) * latents
+            if draws.latents is not None:
+                latents = latents + NOISE_SCALE * draws.latents
+        elif noise is not None and not isinstance(noise, str) and len(noise):
+            raise LatentsError(f"{len(noise)} noise arrays were given and this VAE draws none.")
+        latents = latents.transpose(0, 2, 3, 4, 1) * self.std + self.mean
+        return latents.astype(self.dtype), fields
+
+    def _decode_prepared(
+        self,
+        latents: mx.array,
+        plan: DecodePlan,
+        timesteps: mx.array | None,
+        fields: list[mx.array],
+        may_be_flat: bool,
+    ) -> Iterator[FrameChunk]:
+        stages = self.decoder.stages(timesteps=timesteps, fields=fields)
+        if plan.mode is Mode.SINGLE:
+            results = iter([run_whole(stages, latents)])
+        else:
+            pieces = (latents[:, at : at + plan.chunk] for at in range(0, latents.shape[1], plan.chunk))
+            results = run(stages, pieces, step_elements=plan.step_elements)
+        start = 0
+        for frames in results:
+            _check_frames(frames, start, self.config.patch_size, may_be_flat)
+            chunk = FrameChunk(start, frames)
+            start += frames.shape[1]
+            # A suspended generator must not hold what it has handed over.
+            del frames
+            held = [chunk]
+            del chunk
+            yield held.pop()
+        if start != plan.num_frames:
+            raise DecodeError(f"{start} frames came out of the network and {plan.num_frames} should have.")
+
+    def _check_pixels(self, pixels: mx.array) -> mx.array:
+        """The pixels, cropped to a number of frames that can be encoded."""
+        scale = self.config.scale
+        if pixels.ndim != 5 or pixels.shape[1] != 3 or 0 in pixels.shape:
+            raise LatentsError(f"pixels have the shape {pixels.shape}; expected is (B, 3, F, H, W), and nothing empty.")
+        _, _, frames, height, width = pixels.shape
+        if height % scale.height or width % scale.width:
+            nearest = [max(1, round(size / step)) * step for size, step in ((height, scale.height), (width, scale.width))]
+            raise LatentsError(
+                f"frames are {width}x{height}; both sides must be multiples of {scale.height}, nearest is "
+                f"{nearest[1]}x{nearest[0]}."
+            )
+        if not mx.isfinite(pixels).all().item():
+            raise LatentsError("pixels hold NaN or infinite values.")
+        over = (frames - 1) % scale.time
+        if over:
+            warnings.warn(
+                f"{frames} frames are not 1 + {scale.time}*k; the last {over} are left out.", stacklevel=3
+            )
+        return pixels[:, :, : frames - over]
+
+
+def _load_half(
+    checkpoint: Checkpoint, name: str, make: Callable[[], nn.Module], dtype: mx.Dtype | None
+) -> nn.Module | None:
+    """One network with the checkpoint's weights, every one accounted for; None where the checkpoint has none."""
+    weights = getattr(checkpoint, name)
+    if weights is None:
+        return None
+    network = make()
+    expected = dict(tree_flatten(network.parameters()))
+    for kind, names in (
+        ("lacks", sorted(expected.keys() - weights.keys())),
+        ("has the unexpected", sorted(weights.keys() - expected.keys())),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise CheckpointError(
+                f"{checkpoint.name}: its {name} {kind} tensor {names[0]}{more}, so file and configuration do not belong "
+                "together; get the file again or the configuration that goes with it."
+            )
+    for key, weight in weights.items():
+        if weight.shape != expected[key].shape:
+            raise CheckpointError(
+                f"{checkpoint.name}: tensor {name}.{key} has the shape {weight.shape} and its configuration wants "
+                f"{expected[key].shape}; get the configuration that goes with the file."
+            )
+    del expected
+    # Popped, so that what was read is not kept beside what it is cast to.
+    floats = [(key, weights.pop(key)) for key in list(weights)]
+    if dtype is not None:
+        floats = [(key, weight.astype(dtype)) for key, weight in floats]
+    network.load_weights(floats)
+    del floats
+    try:
+        mx.eval(network.parameters())
+    except RuntimeError as error:
+        raise CheckpointError(f"{checkpoint.name}: its tensors could not be read: {error}") from error
+    return network
+
+
+def _check_values(latents: mx.array) -> bool:
+    """Refuse latents that are not finite; say whether all their cells are alike, so that flat frames may be right."""
+    if not mx.isfinite(latents).all().item():
+        count = latents.size - int(mx.isfinite(latents).sum().item())
+        raise LatentsError(f"{count} of {latents.size} latent values are NaN or infinite; the file was not written well.")
+    return bool((latents == latents[:, :, :1, :1, :1]).all().item())
+
+
+def _check_frames(frames: mx.array, start: int, patch_size: int, may_be_flat: bool) -> None:
+    verdict = failure(frames, patch_size, may_be_flat=may_be_flat).item()
+    if verdict:
+        what = "not finite" if verdict == 1 else "all the same flat patch"
+        raise DecodeError(
+            f"the pixels from frame {start} on are {what}: the network or a convolution on this device failed; "
+            "try another dtype, or a smaller chunk."
+        )

@@ -1,0 +1,271 @@
+"""diffusers folders: the tables below say, version by version, what that library calls each block of the original."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mlx_ltx_vae.checkpoint import load_checkpoint
+from mlx_ltx_vae.checkpoint.diffusers import read_diffusers_config
+from mlx_ltx_vae.config import GENERATIONS, PaddingMode, parse_vae_config
+from mlx_ltx_vae.errors import CheckpointError
+from test_checkpoint import assert_same_checkpoint
+
+Weights = dict[str, np.ndarray]
+
+# Original block number -> diffusers prefix.
+DOWN_0_9_0 = [
+    "down_blocks.0", "down_blocks.0.downsamplers.0", "down_blocks.0.conv_out",
+    "down_blocks.1", "down_blocks.1.downsamplers.0", "down_blocks.1.conv_out",
+    "down_blocks.2", "down_blocks.2.downsamplers.0", "down_blocks.3", "mid_block",
+]  # fmt: skip
+DOWN_0_9_5 = [
+    "down_blocks.0", "down_blocks.0.downsamplers.0", "down_blocks.1", "down_blocks.1.downsamplers.0",
+    "down_blocks.2", "down_blocks.2.downsamplers.0", "down_blocks.3", "down_blocks.3.downsamplers.0", "mid_block",
+]  # fmt: skip
+UP_0_9_0 = [
+    "mid_block", "up_blocks.0", "up_blocks.1.upsamplers.0", "up_blocks.1", "up_blocks.2.conv_in",
+    "up_blocks.2.upsamplers.0", "up_blocks.2", "up_blocks.3.conv_in", "up_blocks.3.upsamplers.0", "up_blocks.3",
+]  # fmt: skip
+UP_0_9_1 = [
+    "mid_block", "up_blocks.0.upsamplers.0", "up_blocks.0", "up_blocks.1.upsamplers.0", "up_blocks.1",
+    "up_blocks.2.upsamplers.0", "up_blocks.2",
+]  # fmt: skip
+UP_2_3 = [*UP_0_9_1, "up_blocks.3.upsamplers.0", "up_blocks.3"]
+BLOCKS = {
+    "ltxv_0_9_0": (DOWN_0_9_0, UP_0_9_0),
+    "ltxv_0_9_1": (DOWN_0_9_0, UP_0_9_1),
+    "ltxv_0_9_5": (DOWN_0_9_5, UP_0_9_1),
+    "ltx2": (DOWN_0_9_5, UP_0_9_1),
+    "ltx2_3": (DOWN_0_9_5, UP_2_3),
+}
+
+COMMON = {
+    "in_channels": 3, "out_channels": 3, "patch_size": 4, "patch_size_t": 1, "resnet_norm_eps": 1e-6,
+    "scaling_factor": 1.0, "encoder_causal": True, "decoder_causal": False,
+    "_diffusers_version": "0.36.0",
+}  # fmt: skip
+RATIOS = {"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}
+ENCODER_0_9_0 = {
+    "block_out_channels": [1, 2, 4, 4],
+    "down_block_types": ["LTXVideoDownBlock3D"] * 4,
+    "layers_per_block": [4, 3, 3, 3, 4],
+    "spatio_temporal_scaling": [True, True, True, False],
+    "downsample_type": ["conv"] * 4,
+}
+ENCODER_0_9_5 = {
+    "block_out_channels": [1, 2, 4, 8, 16],
+    "down_block_types": ["LTXVideo095DownBlock3D"] * 4,
+    "layers_per_block": [4, 6, 6, 2, 2],
+    "spatio_temporal_scaling": [True] * 4,
+    "downsample_type": ["spatial", "temporal", "spatiotemporal", "spatiotemporal"],
+}
+DECODER_0_9_5 = {
+    "decoder_block_out_channels": [2, 4, 8],
+    "decoder_layers_per_block": [5, 5, 5, 5],
+    "decoder_spatio_temporal_scaling": [True] * 3,
+    "decoder_inject_noise": [False] * 4,
+    "upsample_residual": [True] * 3,
+    "upsample_factor": [2, 2, 2],
+}
+LTX_2 = {
+    "_class_name": "AutoencoderKLLTX2Video",
+    "block_out_channels": [2, 4, 8, 16],
+    "down_block_types": ["LTX2VideoDownBlock3D"] * 4,
+    "encoder_spatial_padding_mode": "zeros",
+    "timestep_conditioning": False,
+} | RATIOS
+# config.json of each version; widths in multiples of the base width.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "ltxv_0_9_0": COMMON | ENCODER_0_9_0 | {
+        "_class_name": "AutoencoderKLLTXVideo",
+        "decoder_block_out_channels": [1, 2, 4, 4],
+        "decoder_layers_per_block": [4, 3, 3, 3, 4],
+        "decoder_spatio_temporal_scaling": [True, True, True, False],
+        "decoder_inject_noise": [False] * 5,
+        "upsample_residual": [False] * 4,
+        "upsample_factor": [1] * 4,
+        "timestep_conditioning": False,
+    },
+    "ltxv_0_9_1": COMMON | ENCODER_0_9_0 | DECODER_0_9_5 | {
+        "_class_name": "AutoencoderKLLTXVideo",
+        "decoder_layers_per_block": [5, 6, 7, 8],
+        "decoder_inject_noise": [True, True, True, False],
+        "timestep_conditioning": True,
+    },
+    "ltxv_0_9_5": COMMON | ENCODER_0_9_5 | DECODER_0_9_5 | RATIOS | {
+        "_class_name": "AutoencoderKLLTXVideo",
+        "timestep_conditioning": True,
+    },
+    "ltx2": COMMON | ENCODER_0_9_5 | DECODER_0_9_5 | LTX_2 | {
+        "upsample_type": ["spatiotemporal"] * 3,
+        "decoder_spatial_padding_mode": "reflect",
+    },
+    "ltx2_3": COMMON | ENCODER_0_9_5 | LTX_2 | {
+        "block_out_channels": [2, 4, 8, 8],
+        "layers_per_block": [4, 6, 4, 2, 2],
+        "decoder_block_out_channels": [2, 4, 4, 8],
+        "decoder_layers_per_block": [4, 6, 4, 2, 2],
+        "decoder_spatio_temporal_scaling": [True] * 4,
+        "decoder_inject_noise": [False] * 5,
+        "upsample_type": ["spatiotemporal", "spatiotemporal", "temporal", "spatial"],
+        "upsample_residual": [False] * 4,
+        "upsample_factor": [2, 2, 1, 2],
+        "decoder_spatial_padding_mode": "zeros",
+    },
+}  # fmt: skip
+GENERATION = {
+    "ltxv_0_9_0": "LTX-Video 0.9.0",
+    "ltxv_0_9_1": "LTX-Video 0.9.1",
+    "ltxv_0_9_5": "LTX-Video 0.9.5",
+    "ltx2": "LTX-2",
+    "ltx2_3": "LTX-2.3",
+}
+
+
+def diffusers_config(name: str, base: int, latent_channels: int) -> dict[str, Any]:
+    config = dict(CONFIGS[name], latent_channels=latent_channels)
+    for key in ("block_out_channels", "decoder_block_out_channels"):
+        config[key] = [base * multiple for multiple in config[key]]
+    return config
+
+
+def diffusers_name(case: str, name: str) -> str | None:
+    """What the converters make of a tensor name of the original file; None for what they drop."""
+    name = name.removeprefix("vae.")
+    statistics = {
+        "per_channel_statistics.mean-of-means": "latents_mean",
+        "per_channel_statistics.std-of-means": "latents_std",
+    }
+    if name.startswith("per_channel_statistics."):
+        return statistics.get(name)
+    half, stem, *rest = name.split(".")
+    if stem in ("down_blocks", "up_blocks"):
+        prefix = BLOCKS[case][stem == "up_blocks"][int(rest[0])]
+        name = ".".join([half, prefix, *rest[1:]])
+    name = name.replace("res_blocks", "resnets").replace("norm3.norm", "norm3")
+    name = name.replace("conv_shortcut", "conv_shortcut.conv")
+    return name.replace("last_time_embedder", "time_embedder").replace("last_scale_shift_table", "scale_shift_table")
+
+
+def to_diffusers(case: str, tensors: Weights) -> Weights:
+    renamed = {diffusers_name(case, name): array for name, array in tensors.items()}
+    return {name: array for name, array in renamed.items() if name is not None}
+
+
+def write_folder(folder: Path, case: str, tensors: Weights) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(to_diffusers(case, tensors), folder / "diffusion_pytorch_model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(diffusers_config(case, 8, 8)))
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_diffusers_folder_loads_like_the_original_file(
+    golden: Callable,
+    tmp_path: Path,
+    case: str,
+) -> None:
+    write_folder(tmp_path, case, load_file(golden(case).checkpoint))
+    loaded = load_checkpoint(tmp_path)
+    assert loaded.config.generation == GENERATION[case]
+    assert_same_checkpoint(loaded, load_checkpoint(golden(case).checkpoint))
+    assert parse_vae_config(loaded.raw_config, "") == loaded.config
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_the_published_config_json_describes_the_published_network(case: str) -> None:
+    translated = read_diffusers_config(diffusers_config(case, 128, 128), "config.json").raw_config
+    assert parse_vae_config(translated, "") == parse_vae_config(GENERATIONS[GENERATION[case]], "")
+
+
+def test_what_an_early_config_json_leaves_out_is_taken_from_its_class() -> None:
+    early = {
+        "_class_name": "AutoencoderKLLTXVideo", "_diffusers_version": "0.32.0.dev0", "in_channels": 3,
+        "out_channels": 3, "latent_channels": 128, "block_out_channels": [128, 256, 512, 512],
+        "layers_per_block": [4, 3, 3, 3, 4], "spatio_temporal_scaling": [True, True, True, False], "patch_size": 4,
+        "patch_size_t": 1, "resnet_norm_eps": 1e-6, "scaling_factor": 1.0, "encoder_causal": True,
+        "decoder_causal": False,
+    }  # fmt: skip
+    translated = read_diffusers_config(early, "config.json").raw_config
+    assert parse_vae_config(translated, "") == parse_vae_config(GENERATIONS["LTX-Video 0.9.0"], "")
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder"),
+    [("zeros", "zeros"), ("replicate", "replicate"), ("zeros", "reflect"), ("replicate", "reflect")],
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_padding_of_each_half_and_causality_are_kept(encoder: str, decoder: str, causal: bool) -> None:
+    raw = diffusers_config("ltx2_3", 8, 8) | {
+        "encoder_spatial_padding_mode": encoder,
+        "decoder_spatial_padding_mode": decoder,
+        "decoder_causal": causal,
+    }
+    config = parse_vae_config(read_diffusers_config(raw, "").raw_config, "")
+    assert (config.encoder.padding, config.decoder.padding) == (PaddingMode(encoder), PaddingMode(decoder))
+    assert config.causal_decoder is causal
+
+
+def test_a_pipeline_folder_is_entered(golden: Callable, tmp_path: Path) -> None:
+    write_folder(tmp_path / "vae", "ltx2", load_file(golden("ltx2").checkpoint))
+    (tmp_path / "model_index.json").write_text('{"vae": ["diffusers", "AutoencoderKLLTX2Video"]}')
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"never opened")
+    assert_same_checkpoint(load_checkpoint(tmp_path), load_checkpoint(golden("ltx2").checkpoint))
+
+
+def test_the_weights_can_be_named_as_a_file(golden: Callable, tmp_path: Path) -> None:
+    write_folder(tmp_path, "ltx2", load_file(golden("ltx2").checkpoint))
+    loaded = load_checkpoint(tmp_path / "diffusion_pytorch_model.safetensors")
+    assert_same_checkpoint(loaded, load_checkpoint(golden("ltx2").checkpoint))
+
+
+def test_shards_load_like_the_original_file(golden: Callable, tmp_path: Path) -> None:
+    write_folder(tmp_path, "ltxv_0_9_0", load_file(golden("ltxv_0_9_0").checkpoint))
+    (tmp_path / "diffusion_pytorch_model.safetensors").unlink()
+    tensors = to_diffusers("ltxv_0_9_0", load_file(golden("ltxv_0_9_0").checkpoint))
+    weight_map = {}
+    names = sorted(tensors)
+    for shard, chosen in {"1.safetensors": names[:40], "2.safetensors": names[40:]}.items():
+        save_file({name: tensors[name] for name in chosen}, tmp_path / shard, {"format": "pt"})
+        weight_map |= dict.fromkeys(chosen, shard)
+    index = tmp_path / "diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert_same_checkpoint(load_checkpoint(tmp_path), load_checkpoint(golden("ltxv_0_9_0").checkpoint))
+
+
+def test_diffusers_names_without_their_config_are_refused(golden: Callable, tmp_path: Path) -> None:
+    write_folder(tmp_path, "ltx2", load_file(golden("ltx2").checkpoint))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"names of the diffusers library, so that library's config\.json"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_tensor_outside_the_configured_blocks_is_named(golden: Callable, tmp_path: Path) -> None:
+    write_folder(tmp_path, "ltx2_3", load_file(golden("ltx2_3").checkpoint))
+    (tmp_path / "config.json").write_text(json.dumps(diffusers_config("ltx2", 8, 8)))
+    with pytest.raises(CheckpointError, match=r"tensor decoder\.up_blocks\.3\..* belongs to no block"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"_class_name": "AutoencoderKLWan"}, "it is a AutoencoderKLWan; only AutoencoderKLLTXVideo and"),
+        ({"_class_name": "LTX2VideoDiffusionDecoderModel"}, "diffusion decoder of LTX-2.5 .* not supported yet"),
+        ({"use_attention": True}, "unknown key 'use_attention' = True"),
+        ({"patch_size_t": 2}, "patch_size_t = 2; only 1"),
+        ({"resnet_norm_eps": 1e-5}, "resnet_norm_eps = 1e-05"),
+        ({"encoder_causal": False}, "encoder_causal = False"),
+        ({"decoder_spatial_padding_mode": "replicate"}, "pads with zeros and its decoder with replicate"),
+        ({"layers_per_block": [4]}, "do not describe one network"),
+        ({"block_out_channels": [16, 24, 32, 64]}, "24 channels are no multiple of 16"),
+    ],
+)
+def test_a_config_json_that_is_not_understood_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"^the vae: .*{message}"):
+        read_diffusers_config(diffusers_config("ltx2_3", 8, 8) | change, "the vae")

@@ -1,0 +1,149 @@
+"""What is no checkpoint is said to be so, in one sentence that names the file, and never reaches MLX or pickle."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from mlx_ltx_vae.checkpoint import load_checkpoint
+from mlx_ltx_vae.errors import CheckpointError
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0000\nsize 2000000000\n"
+
+
+class RunsCode:
+    """A pickle that would leave a trace if it were loaded."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.trace,)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a safetensors file"),
+        (b"hello, this is a text file of some length", "not a safetensors file"),
+        (POINTER, "git-lfs pointer.*git lfs pull"),
+        (b"<!DOCTYPE html><html><body>404 not found</body></html>", "web page.*download the file"),
+        (b"\n  <html><head></head></html>", "web page.*download the file"),
+        (b"PK\x03\x04" + bytes(100), "pickle.*never loaded.*convert it to safetensors"),
+        (b"GGUF" + bytes(100), "GGUF"),
+        ((1 << 62).to_bytes(8, "little") + b'{"a":1}', "not a safetensors file"),
+        ((90_000_000).to_bytes(8, "little") + b'{"a":1}', "truncated within its header"),
+        ((8).to_bytes(8, "little") + b'{"a": no', "its header is no JSON"),
+        ((12).to_bytes(8, "little") + b'{"a":{"b":1}}'[:12] + b" ", "its header is no JSON"),
+        ((13).to_bytes(8, "little") + b'{"a":{"b":1}}', "entry for a is damaged"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_by_what_it_is(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "vae.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"vae\.safetensors: .*{message}"):
+        load_checkpoint(tmp_path / "vae.safetensors")
+
+
+def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    (tmp_path / "vae.ckpt").write_bytes(pickle.dumps(RunsCode(trace), protocol=2))
+    with pytest.raises(CheckpointError, match=r"vae\.ckpt: .*pickle, which is never loaded"):
+        load_checkpoint(tmp_path / "vae.ckpt")
+    assert not trace.exists()
+
+
+def test_a_truncated_file_says_how_much_is_there(golden: Callable, tmp_path: Path) -> None:
+    content = golden("ltx2_3").checkpoint.read_bytes()
+    (tmp_path / "vae.safetensors").write_bytes(content[:-1])
+    with pytest.raises(CheckpointError, match=rf"truncated, {len(content) - 1} of {len(content)} bytes"):
+        load_checkpoint(tmp_path / "vae.safetensors")
+
+
+@pytest.fixture(scope="module")
+def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("small") / "small.safetensors"
+    tensors = {"decoder.conv_in.conv.weight": np.zeros((2, 2, 3, 3, 3), np.float32), "mean": np.zeros(2, np.float32)}
+    save_file(tensors, path, {"config": '{"vae": {}}'})
+    return path.read_bytes()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_anywhere_is_a_checkpoint_error_and_nothing_else(
+    small_file: bytes, tmp_path: Path, data: st.DataObject
+) -> None:
+    damaged = bytearray(small_file[: data.draw(st.integers(0, len(small_file)), label="length")])
+    for _ in range(data.draw(st.integers(0, 3), label="changes")):
+        if damaged:
+            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    (tmp_path / "vae.safetensors").write_bytes(damaged)
+    with pytest.raises(CheckpointError):  # whole, it is no VAE either
+        load_checkpoint(tmp_path / "vae.safetensors")
+
+
+def test_a_missing_path_is_said_to_be_missing(tmp_path: Path) -> None:
+    for source in (tmp_path / "none.safetensors", str(tmp_path / "none"), "none.safetensors", "./none/at/all"):
+        with pytest.raises(CheckpointError, match="no such file or folder"):
+            load_checkpoint(source)
+
+
+def test_an_empty_folder_is_said_to_be_empty(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="found no safetensors file"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_folder_of_pickles_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "model.ckpt").write_bytes(b"\x80")
+    with pytest.raises(CheckpointError, match="found no safetensors file"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_file_without_a_vae_is_told_what_it_holds(tmp_path: Path, folder: bool) -> None:
+    others = ["audio_vae.decoder.conv_in.conv.weight", "model.diffusion_model.a", "vocoder.b", "vocoder.c"]
+    save_file({name: np.zeros((2, 2, 3, 3), np.float32) for name in others}, tmp_path / "dit.safetensors")
+    with pytest.raises(CheckpointError, match=r"expected a video VAE .* found audio_vae\.decoder.*, vocoder\.b \.\.\."):
+        load_checkpoint(tmp_path if folder else tmp_path / "dit.safetensors")
+
+
+def test_an_audio_vae_is_not_taken_for_a_video_vae(tmp_path: Path) -> None:
+    names = ["decoder.conv_in.conv.weight", "decoder.up_blocks.0.conv.weight"]
+    save_file({name: np.zeros((2, 2, 3, 3), np.float32) for name in names}, tmp_path / "audio.safetensors")
+    with pytest.raises(CheckpointError, match="expected a video VAE"):
+        load_checkpoint(tmp_path / "audio.safetensors")
+
+
+def test_metadata_that_is_no_json_is_an_error(golden: Callable, tmp_path: Path) -> None:
+    save_file(vae_tensors(golden), tmp_path / "vae.safetensors", {"config": "{'vae': None}"})
+    with pytest.raises(CheckpointError, match=r"vae\.safetensors: its metadata entry 'config' is no JSON"):
+        load_checkpoint(tmp_path / "vae.safetensors")
+
+
+def test_a_config_json_that_is_no_json_is_an_error(golden: Callable, tmp_path: Path) -> None:
+    save_file(vae_tensors(golden), tmp_path / "vae.safetensors")
+    (tmp_path / "config.json").write_bytes(POINTER)
+    with pytest.raises(CheckpointError, match=r"config\.json: expected JSON"):
+        load_checkpoint(tmp_path / "vae.safetensors")
+
+
+@pytest.mark.parametrize("prefix", ["vae.decoder.", "decoder.", "vae_decoder."])
+@pytest.mark.parametrize("with_config", [True, False])
+def test_the_diffusion_decoder_is_named_as_such(
+    golden: Callable, tmp_path: Path, prefix: str, with_config: bool
+) -> None:
+    tensors = {name: array for name, array in vae_tensors(golden).items() if not name.startswith("vae.decoder.")}
+    tensors[f"{prefix}det_stages.0.0.attn.qkv.weight"] = np.zeros((12, 4), np.float32)
+    config = {"vae": {"_class_name": "CausalDiffusionVAE", "encoder": {}, "decoder": {}}}
+    save_file(tensors, tmp_path / "vae.safetensors", {"config": json.dumps(config)} if with_config else None)
+    with pytest.raises(CheckpointError, match=r"diffusion decoder of LTX-2\.5 .*convolutional decoder"):
+        load_checkpoint(tmp_path / "vae.safetensors")
+
+
+def vae_tensors(golden: Callable) -> dict[str, np.ndarray]:
+    return load_file(golden("ltx2_3_causal").checkpoint)

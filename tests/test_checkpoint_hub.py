@@ -1,0 +1,244 @@
+"""Hub repositories: the right files by name alone, the cache when there is no network, and nothing fetched in vain."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mlx_ltx_vae.checkpoint import load_checkpoint
+from mlx_ltx_vae.checkpoint.folder import AmbiguousFolder, choose_weights
+from mlx_ltx_vae.checkpoint.hub import HubReference, parse_reference
+from mlx_ltx_vae.errors import CheckpointError
+
+LTX_VIDEO = [
+    "README.md",
+    "ltx-video-2b-v0.9.safetensors",
+    "ltxv-13b-0.9.7-dev.safetensors",
+    "model_index.json",
+    "transformer/diffusion_pytorch_model-00001-of-00002.safetensors",
+    "transformer/diffusion_pytorch_model.safetensors.index.json",
+    "vae/config.json",
+    "vae/diffusion_pytorch_model.safetensors",
+]
+LTX_2_5 = [
+    "diffusion_models/ltx-2.5-22b-dev-transformer-bf16.safetensors",
+    "vae/ltx-2.5-audio-vae-bf16.safetensors",
+    "vae/ltx-2.5-video-vae-bf16.safetensors",
+    "vae/ltx-2.5-video-vae-conv-bf16.safetensors",
+]
+MLX_PACK = [
+    "audio_vae.safetensors",
+    "config.json",
+    "connector.safetensors",
+    "embedded_config.json",
+    "spatial_upscaler_x2_v1_0.safetensors",
+    "transformer-dev.safetensors",
+    "vae_decoder.safetensors",
+    "vae_encoder.safetensors",
+    "vocoder.safetensors",
+]
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (LTX_VIDEO, ["vae/diffusion_pytorch_model.safetensors"]),
+        (LTX_2_5, ["vae/ltx-2.5-video-vae-conv-bf16.safetensors"]),
+        (MLX_PACK, ["vae_encoder.safetensors", "vae_decoder.safetensors"]),
+        (
+            ["vae_decoder_av.safetensors", "vae_decoder_conv.safetensors", "vae_encoder_conv.safetensors"],
+            ["vae_encoder_conv.safetensors", "vae_decoder_conv.safetensors"],
+        ),
+        (
+            ["audio_vae/decoder/model.safetensors", "vae/decoder/model.safetensors", "vae/encoder/model.safetensors"],
+            ["vae/encoder/model.safetensors", "vae/decoder/model.safetensors"],
+        ),
+        (
+            ["diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model-00001-of-00002.safetensors"],
+            ["diffusion_pytorch_model.safetensors.index.json"],
+        ),
+        (["ltx-2.safetensors", "LTX2_video_vae_bf16.safetensors"], ["LTX2_video_vae_bf16.safetensors"]),
+        (["config.json", "model.safetensors", "other.safetensors"], ["model.safetensors"]),
+        (["ltx-2-19b-dev.safetensors", "LICENSE"], ["ltx-2-19b-dev.safetensors"]),
+    ],
+)
+def test_files_of_the_vae_alone_are_chosen_before_files_with_everything(names: list[str], chosen: list[str]) -> None:
+    assert list(choose_weights(names)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("names", "candidates"),
+    [
+        (
+            ["ltx-2-dev.safetensors", "ltx-2-distilled.safetensors", "x.json"],
+            ["ltx-2-dev.safetensors", "ltx-2-distilled.safetensors"],
+        ),
+        (["README.md"], []),
+    ],
+)
+def test_names_that_do_not_settle_it_are_not_guessed_at(names: list[str], candidates: list[str]) -> None:
+    with pytest.raises(AmbiguousFolder) as error:
+        choose_weights(names)
+    assert list(error.value.candidates) == candidates
+
+
+@pytest.mark.parametrize(
+    ("source", "reference"),
+    [
+        ("Lightricks/LTX-Video", HubReference("Lightricks/LTX-Video", None)),
+        ("owner/name:file.safetensors", HubReference("owner/name", "file.safetensors")),
+        ("owner/name/sub/file.safetensors", HubReference("owner/name", "sub/file.safetensors")),
+        ("owner/name:sub/file.safetensors", HubReference("owner/name", "sub/file.safetensors")),
+        ("owner/name/vae", HubReference("owner/name", "vae")),
+        ("folder/file.safetensors", None),
+        ("file.safetensors", None),
+        ("name", None),
+        ("./owner/name", None),
+        ("../owner/name", None),
+        ("/owner/name", None),
+        ("~/owner/name", None),
+    ],
+)
+def test_what_looks_like_a_repository_is_told_from_a_path(source: str, reference: HubReference | None) -> None:
+    assert parse_reference(source) == reference
+
+
+def test_a_path_in_a_folder_that_exists_is_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        load_checkpoint("checkpoints/missing")
+
+
+def test_without_huggingface_hub_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(CheckpointError, match=r"owner/name: no such path.*pip install 'mlx_ltx_vae\[hub\]'"):
+        load_checkpoint("owner/name")
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cached(golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], Path]:
+    """`cached(names)`: a cache with a snapshot of owner/name that holds these files, and no network."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def make(names: list[str]) -> Path:
+        repository = tmp_path / "models--owner--name"
+        snapshot = repository / "snapshots" / ("0" * 40)
+        for name in names:
+            (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(golden("ltx2_3").checkpoint, snapshot / name)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("0" * 40)
+        return snapshot
+
+    return make
+
+
+def test_a_cached_repository_loads_without_network(cached: Callable) -> None:
+    cached(["vae/ltx-video-vae.safetensors", "ltx-2.3.safetensors"])
+    loaded = load_checkpoint("owner/name")
+    assert loaded.name == "owner/name"
+    assert loaded.config.generation == "LTX-2.3"
+
+
+@pytest.mark.parametrize("source", ["owner/name:b.safetensors", "owner/name/b.safetensors"])
+def test_a_file_of_a_repository_can_be_named(cached: Callable, source: str) -> None:
+    snapshot = cached(["a.safetensors", "b.safetensors"])
+    (snapshot / "a.safetensors").write_bytes(b"never opened")
+    assert load_checkpoint(source).config.generation == "LTX-2.3"
+
+
+def test_a_folder_of_a_repository_can_be_named(cached: Callable) -> None:
+    cached(["one/model.safetensors", "two/model.safetensors"])
+    assert load_checkpoint("owner/name/two").config.generation == "LTX-2.3"
+
+
+def test_an_ambiguous_repository_lists_its_candidates(cached: Callable) -> None:
+    cached(["a.safetensors", "b.safetensors"])
+    with pytest.raises(CheckpointError, match=r"owner/name:FILE out of a\.safetensors, b\.safetensors\."):
+        load_checkpoint("owner/name")
+
+
+def test_a_file_that_the_repository_lacks_is_named(cached: Callable) -> None:
+    cached(["a.safetensors"])
+    with pytest.raises(CheckpointError, match=r"the repository has no c\.safetensors; .* out of a\.safetensors"):
+        load_checkpoint("owner/name:c.safetensors")
+
+
+def test_a_repository_neither_reachable_nor_cached_is_an_error(cached: Callable) -> None:
+    cached(["a.safetensors"])
+    with pytest.raises(CheckpointError, match="owner/other: no such path, and the hub repository cannot be read"):
+        load_checkpoint("owner/other")
+
+
+# --- the network ----------------------------------------------------------------------------------------------------
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, remote: Path) -> list[str]:
+    """Let `huggingface_hub` serve the files of `remote`; returns the list of what it was asked for."""
+    hub = pytest.importorskip("huggingface_hub")
+    fetched: list[str] = []
+    names = [path.relative_to(remote).as_posix() for path in sorted(remote.rglob("*")) if path.is_file()]
+
+    class Api:
+        def model_info(self, repo: str, timeout: float) -> SimpleNamespace:
+            assert timeout > 0
+            return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
+
+    def hf_hub_download(repo: str, name: str) -> str:
+        fetched.append(name)
+        return str(remote / name)
+
+    monkeypatch.setattr(hub, "HfApi", Api)
+    monkeypatch.setattr(hub, "hf_hub_download", hf_hub_download)
+    return fetched
+
+
+def test_only_the_vae_and_its_configuration_are_fetched(
+    golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in MLX_PACK:
+        (tmp_path / name).write_bytes(b"{}" if name.endswith(".json") else golden("ltx2_3").checkpoint.read_bytes())
+    fetched = serve(monkeypatch, tmp_path)
+    load_checkpoint("owner/name")
+    assert sorted(fetched) == [
+        "config.json",
+        "embedded_config.json",
+        "vae_decoder.safetensors",
+        "vae_encoder.safetensors",
+    ]
+
+
+def test_the_shards_of_an_index_are_fetched(golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vae").mkdir()
+    shutil.copy(golden("ltx2_3").checkpoint, tmp_path / "vae" / "shard.safetensors")
+    index = {"weight_map": {"vae.decoder.conv_in.conv.weight": "shard.safetensors"}}
+    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    fetched = serve(monkeypatch, tmp_path)
+    assert load_checkpoint("owner/name").config.generation == "LTX-2.3"
+    assert fetched == ["vae/diffusion_pytorch_model.safetensors.index.json", "vae/shard.safetensors"]
+
+
+def test_a_download_that_fails_is_a_checkpoint_error(
+    golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(golden("ltx2_3").checkpoint, tmp_path / "model.safetensors")
+    serve(monkeypatch, tmp_path)
+
+    def hf_hub_download(repo: str, name: str) -> str:
+        raise ConnectionError("the line is dead\nand more")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
+    with pytest.raises(
+        CheckpointError, match=r"cannot download model\.safetensors \(ConnectionError: the line is dead\)"
+    ):
+        load_checkpoint("owner/name")

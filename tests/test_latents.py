@@ -1,0 +1,289 @@
+"""Latent files: what is understood, what is refused, and in which words."""
+
+import json
+import pickle
+import resource
+import tempfile
+import zipfile
+from fractions import Fraction
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_ltx_vae.errors import LatentsError, WriterError
+from mlx_ltx_vae.media import check_latents, load_latents, save_latents
+
+SHAPE = (1, 8, 3, 4, 5)
+
+
+@pytest.fixture
+def latents() -> mx.array:
+    return mx.random.normal(SHAPE, key=mx.random.key(0))
+
+
+def assert_same(result: mx.array, expected: mx.array) -> None:
+    assert result.shape == expected.shape
+    assert result.dtype == expected.dtype
+    assert mx.array_equal(result, expected).item()
+
+
+def same_bits(array: mx.array) -> np.ndarray:
+    """bfloat16 as numpy can hold it."""
+    return np.array(array.view(mx.uint16))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.tuples(*[st.integers(1, 4)] * 5),
+    dtype=st.sampled_from([mx.float32, mx.float16, mx.bfloat16]),
+    fps=st.none() | st.fractions(min_value=1, max_value=240, max_denominator=1001),
+    sizes=st.none() | st.tuples(*[st.integers(1, 4096)] * 3),
+)
+def test_saved_latents_come_back_as_they_were(shape: tuple, dtype: mx.Dtype, fps: Fraction, sizes: tuple) -> None:
+    latents = mx.random.normal(shape, key=mx.random.key(sum(shape))).astype(dtype)
+    num_frames, height, width = sizes or (None, None, None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.safetensors"
+        save_latents(path, latents, fps=fps, num_frames=num_frames, height=height, width=width)
+        assert [entry.name for entry in Path(folder).iterdir()] == ["clip.safetensors"]
+        result, info = load_latents(path, latent_channels=shape[1])
+    assert_same(result, latents)
+    assert (info.fps, info.num_frames, info.height, info.width) == (fps, num_frames, height, width)
+    assert (info.source, info.tensor, info.stored_shape) == (str(path), "latents", shape)
+
+
+def test_saved_file_is_what_the_interface_says(tmp_path: Path, latents: mx.array) -> None:
+    path = tmp_path / "clip.safetensors"
+    save_latents(path, latents, fps="23.976", num_frames=17, height=128, width=160)
+    tensors, metadata = mx.load(str(path), return_metadata=True)
+    assert list(tensors) == ["latents"]
+    expected = {"fps": "24000/1001", "num_frames": "17", "height": "128", "width": "160", "normalized": "true"}
+    assert expected.items() <= metadata.items()
+
+
+@pytest.mark.parametrize(
+    "name", ["latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent", "anything"]
+)
+def test_every_known_name_and_a_single_tensor_of_any_name_is_read(tmp_path: Path, latents: mx.array, name: str) -> None:
+    path = tmp_path / "clip.latent"
+    mx.save_safetensors(str(path.with_suffix(".safetensors")), {name: latents})
+    path.with_suffix(".safetensors").rename(path)  # ComfyUI's ending: the content decides
+    result, info = load_latents(path)
+    assert_same(result, latents)
+    assert info.tensor == name
+
+
+def test_known_name_wins_over_other_tensors(tmp_path: Path, latents: mx.array) -> None:
+    path = tmp_path / "clip.safetensors"
+    mx.save_safetensors(str(path), {"latent_tensor": latents, "latent_format_version_0": mx.zeros((1,))})
+    assert load_latents(path)[1].tensor == "latent_tensor"
+
+
+@pytest.mark.parametrize("names", [("latents", "samples"), ("a", "b")])
+def test_several_candidates_are_named_and_one_can_be_chosen(tmp_path: Path, latents: mx.array, names: tuple) -> None:
+    path = tmp_path / "clip.safetensors"
+    mx.save_safetensors(str(path), {names[0]: latents, names[1]: latents + 1})
+    with pytest.raises(LatentsError, match=f"{names[0]}, {names[1]}"):
+        load_latents(path)
+    result, info = load_latents(path, tensor=names[1])
+    assert info.tensor == names[1]
+    assert_same(result, latents + 1)
+    with pytest.raises(LatentsError, match="no tensor 'c'"):
+        load_latents(path, tensor="c")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.dtype(">f4")])
+@pytest.mark.parametrize("ending", ["npy", "npz"])
+def test_numpy_files_are_read(tmp_path: Path, latents: mx.array, dtype: np.dtype, ending: str) -> None:
+    path, array = tmp_path / f"clip.{ending}", np.asfortranarray(np.array(latents).astype(dtype))
+    np.save(path, array) if ending == "npy" else np.savez(path, latents=array, fps=23.976, num_frames=17)
+    result, info = load_latents(path, latent_channels=8)
+    assert_same(result, latents.astype(mx.float16 if dtype == np.float16 else mx.float32))
+    assert (info.fps, info.num_frames) == ((Fraction(24000, 1001), 17) if ending == "npz" else (None, None))
+
+
+@pytest.mark.parametrize("stored_as", ["V2", np.uint16])
+def test_bfloat16_in_numpy_files_is_recognised(tmp_path: Path, latents: mx.array, stored_as: object) -> None:
+    expected = latents.astype(mx.bfloat16)
+    np.savez(tmp_path / "clip.npz", latents=same_bits(expected).view(stored_as))
+    assert_same(load_latents(tmp_path / "clip.npz")[0], expected)
+
+
+def test_uint16_that_are_numbers_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "clip.npy", np.arange(480, dtype=np.uint16).reshape(SHAPE))
+    with pytest.raises(LatentsError, match="uint16"):
+        load_latents(tmp_path / "clip.npy")
+
+
+def test_missing_batch_axis_is_added(tmp_path: Path, latents: mx.array) -> None:
+    mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": latents[0]})
+    result, info = load_latents(tmp_path / "clip.safetensors", latent_channels=8)
+    assert_same(result, latents)
+    assert info.stored_shape == SHAPE[1:]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_channels_last_is_read_where_only_that_fits(tmp_path: Path, latents: mx.array, batched: bool) -> None:
+    channels_last = mx.moveaxis(latents, 1, 4)
+    mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": channels_last if batched else channels_last[0]})
+    assert_same(load_latents(tmp_path / "clip.safetensors", latent_channels=8)[0], latents)
+
+
+def test_two_possible_layouts_are_an_error_unless_the_file_says_which(tmp_path: Path) -> None:
+    path, latents = tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 4, 8))
+    mx.save_safetensors(str(path), {"latents": latents})
+    with pytest.raises(LatentsError, match=r"could be \(B, C, F', H', W'\) or \(B, F', H', W', C\)"):
+        load_latents(path, latent_channels=8)
+    save_latents(path, latents)
+    assert_same(load_latents(path, latent_channels=8)[0], latents)
+
+
+def test_other_channel_count_is_refused_with_both_numbers(tmp_path: Path, latents: mx.array) -> None:
+    save_latents(tmp_path / "clip.safetensors", latents)
+    with pytest.raises(LatentsError, match="have 8 channels where the VAE has 128"):
+        load_latents(tmp_path / "clip.safetensors", latent_channels=128)
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (mx.zeros((1, 1536, 128)), "packed"),
+        (mx.zeros((4, 4)), "five axes"),
+        (mx.zeros((1, 8, 0, 4, 4)), "empty"),
+        (mx.zeros(SHAPE, mx.int32), "int32"),
+        (mx.zeros(SHAPE, mx.complex64), "complex64"),
+    ],
+)
+def test_what_no_decoder_takes_is_refused(array: mx.array, words: str) -> None:
+    with pytest.raises(LatentsError, match=f"here: .*{words}"):
+        check_latents(array, None, "here")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_values_that_are_not_finite_are_counted_and_located(latents: mx.array, value: float, dtype: mx.Dtype) -> None:
+    latents = latents.astype(dtype)
+    latents[0, 2, 1, 3, 4] = value
+    latents[0, 7, 2, 0, 0] = value
+    with pytest.raises(LatentsError, match=r"2 of 480 values .* = \(0, 2, 1, 3, 4\)"):
+        check_latents(latents, 8, "clip")
+
+
+def test_integers_in_a_file_are_refused(tmp_path: Path) -> None:
+    mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": mx.zeros(SHAPE, mx.int32)})
+    with pytest.raises(LatentsError, match="int32"):
+        load_latents(tmp_path / "clip.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"normalized": "false"}, "un-normalised"),
+        ({"normalized": "perhaps"}, "perhaps"),
+        ({"fps": "fast"}, "fps = 'fast'"),
+        ({"height": "tall"}, "height = 'tall'"),
+    ],
+)
+def test_metadata_that_cannot_be_honoured_is_refused(
+    tmp_path: Path, latents: mx.array, metadata: dict, words: str
+) -> None:
+    mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": latents}, metadata)
+    with pytest.raises(LatentsError, match=words):
+        load_latents(tmp_path / "clip.safetensors")
+
+
+class Bomb:
+    """Makes a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("name", ["clip.pt", "clip.ckpt", "clip.pkl", "clip.safetensors", "clip.npy"])
+def test_pickles_are_refused_and_never_run(tmp_path: Path, name: str) -> None:
+    path, evidence = tmp_path / name, tmp_path / "evidence"
+    if name.endswith("npy"):
+        np.save(path, np.array([Bomb(evidence)], dtype=object))
+    else:
+        path.write_bytes(pickle.dumps(Bomb(evidence)))
+    with pytest.raises(LatentsError) as refusal:
+        load_latents(path)
+    assert not evidence.exists()
+    assert name.endswith("npy") or "save the latents as safetensors" in str(refusal.value)
+
+
+def test_torch_file_under_another_name_is_refused_as_a_pickle(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "clip.npz", "w") as archive:
+        archive.writestr("clip/data.pkl", b"")
+    with pytest.raises(LatentsError, match="pickle"):
+        load_latents(tmp_path / "clip.npz")
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "npy", "npz"])
+def test_every_truncation_is_one_sentence(tmp_path: Path, ending: str) -> None:
+    whole, cut = tmp_path / f"whole.{ending}", tmp_path / f"cut.{ending}"
+    array = np.ones((1, 2, 1, 2, 2), np.float32)
+    if ending == "safetensors":
+        save_latents(whole, mx.array(array))
+    else:
+        np.save(whole, array) if ending == "npy" else np.savez(whole, latents=array)
+    content = whole.read_bytes()
+    for length in range(len(content)):
+        cut.write_bytes(content[:length])
+        with pytest.raises(LatentsError) as refusal:
+            load_latents(cut)
+        assert str(refusal.value).startswith(str(cut))
+        assert "\n" not in str(refusal.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.binary(max_size=64), json_like=st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda
+       inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["latents", "__metadata__", "dtype",
+       "shape", "data_offsets"]), inner, max_size=4)))  # fmt: skip
+def test_foreign_content_is_a_latents_error(content: bytes, json_like: object) -> None:
+    header = json.dumps(json_like).encode()
+    for data in (content, len(header).to_bytes(8, "little") + header + content):
+        with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+            file.write(data)
+            file.flush()
+            with pytest.raises(LatentsError):
+                load_latents(file.name)
+
+
+def test_dtype_that_is_not_known_is_named(tmp_path: Path) -> None:
+    header = b'{"latents":{"dtype":"F8_E4M3","shape":[1,1,1,1,1],"data_offsets":[0,1]}}'
+    (tmp_path / "clip.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    with pytest.raises(LatentsError, match="F8_E4M3"):
+        load_latents(tmp_path / "clip.safetensors")
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LatentsError, match="there is no such file"):
+        load_latents(tmp_path / "clip.safetensors")
+
+
+@pytest.mark.parametrize("name", ["clip.npy", "missing/clip.safetensors"])
+def test_where_latents_cannot_be_saved_is_a_writer_error(tmp_path: Path, latents: mx.array, name: str) -> None:
+    with pytest.raises(WriterError, match=name):
+        save_latents(tmp_path / name, latents)
+
+
+def test_full_disk_leaves_the_earlier_file_and_nothing_else(tmp_path: Path, latents: mx.array) -> None:
+    path = tmp_path / "clip.safetensors"
+    save_latents(path, latents)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+        with pytest.raises(WriterError, match="cannot be written"):
+            save_latents(path, latents + 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["clip.safetensors"]
+    assert_same(load_latents(path)[0], latents)

@@ -1,0 +1,139 @@
+"""The thread behind the queue: order, boundedness, errors, and an end in every case."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from mlx_ltx_vae.media.frame_queue import FrameQueue
+
+
+def numbered(index: int) -> np.ndarray:
+    return np.full((1, 2, 2, 3), index, np.uint8)
+
+
+def test_everything_is_consumed_once_and_in_order() -> None:
+    consumed: list[int] = []
+    frames = FrameQueue(lambda array: consumed.append(int(array[0, 0, 0, 0])))
+    for index in range(50):
+        frames.put(numbered(index))
+    frames.finish()
+    assert consumed == list(range(50))
+
+
+def test_slow_consumer_holds_the_producer_back() -> None:
+    producer_done, accepted, ahead = threading.Event(), [], []
+
+    def consume(array: np.ndarray) -> None:
+        producer_done.wait(0.2)  # an unbounded queue would let the producer finish meanwhile
+        ahead.append(len(accepted) - int(array[0, 0, 0, 0]))
+
+    frames = FrameQueue(consume, depth=1)
+
+    def produce() -> None:
+        for index in range(5):
+            frames.put(numbered(index))
+            accepted.append(index)
+        producer_done.set()
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    producer.join()
+    frames.finish()
+    assert max(ahead) <= 2  # the one in hand and the one in the queue
+
+
+def test_error_in_the_thread_surfaces_at_the_next_put() -> None:
+    failed = threading.Event()
+
+    def consume(_: np.ndarray) -> None:
+        failed.set()
+        raise ValueError("no room")
+
+    frames = FrameQueue(consume)
+    frames.put(numbered(0))
+    failed.wait()
+    with pytest.raises(ValueError, match="no room"):
+        for _ in range(3):  # the thread may need a moment to note the error
+            frames.put(numbered(1))
+        frames.finish()
+    frames.cancel()
+
+
+def test_error_in_the_thread_surfaces_at_finish() -> None:
+    def consume(_: np.ndarray) -> None:
+        raise ValueError("no room")
+
+    frames = FrameQueue(consume)
+    frames.put(numbered(0))
+    with pytest.raises(ValueError, match="no room"):
+        frames.finish()
+
+
+def test_failed_consumer_never_blocks_the_producer() -> None:
+    release = threading.Event()
+
+    def consume(_: np.ndarray) -> None:
+        release.wait()
+        raise ValueError("no room")
+
+    frames = FrameQueue(consume)
+    refused: list[str] = []
+
+    def produce() -> None:
+        try:
+            for index in range(20):
+                frames.put(numbered(index))
+        except ValueError as error:
+            refused.append(str(error))
+
+    producer = threading.Thread(target=produce, daemon=True)
+    producer.start()
+    release.set()
+    producer.join(10)
+    assert not producer.is_alive()
+    frames.cancel()
+    assert refused == ["no room"]
+
+
+def test_cancel_drops_what_waits_and_ends_the_thread() -> None:
+    entered, release, consumed = threading.Event(), threading.Event(), []
+
+    def consume(array: np.ndarray) -> None:
+        entered.set()
+        release.wait()
+        consumed.append(int(array[0, 0, 0, 0]))
+
+    before = threading.active_count()
+    frames = FrameQueue(consume, depth=2)
+    for index in range(3):
+        frames.put(numbered(index))
+    entered.wait()
+    threading.Timer(0.05, release.set).start()
+    frames.cancel()
+    assert consumed == [0]
+    assert threading.active_count() <= before + 1  # the timer may still be ending
+
+
+def test_consumed_frames_are_not_kept_alive() -> None:
+    import weakref
+
+    done = threading.Event()
+    frames = FrameQueue(lambda _: done.set())
+    array = numbered(0)
+    alive = weakref.ref(array)
+    frames.put(array)
+    del array
+    done.wait()
+    frames.put(numbered(1))
+    frames.put(numbered(2))  # the first must have been let go of before the second was taken
+    assert alive() is None
+    frames.finish()
+
+
+def test_queue_that_was_never_used_starts_no_thread() -> None:
+    before = threading.active_count()
+    frames = FrameQueue(lambda _: None)
+    frames.finish()
+    frames.cancel()
+    assert threading.active_count() == before
