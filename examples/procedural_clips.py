@@ -20,6 +20,7 @@ import numpy as np
 HELD_OUT = 1_000_000
 DEMO_SEED = HELD_OUT + 77
 DEMO_SIZE = (256, 384)
+EDGE = 2.0  # pixels over which an edge fades
 DEMO_FRAMES = 81
 
 # Letters as strokes "x0y0x1y1" on a grid of 4 x 6, y downwards.
@@ -73,6 +74,11 @@ def paint(image, alpha, value):
     image += np.clip(alpha, 0, 1)[..., None] * (value - image)
 
 
+def cover(depth):
+    """How much of a pixel a shape covers whose edge is ``depth`` pixels outside it."""
+    return np.clip(0.5 + depth / EDGE, 0, 1)
+
+
 def ramp(stops, u):
     """Colours (n, 3) interpolated along ``u`` in [0, 1] -> (..., 3)."""
     stops = np.asarray(stops)
@@ -102,11 +108,11 @@ class Camera:
 
     def __init__(self, rng, speed=1.0, centre=(0, 0), zoom=1.0):
         angle = rng.uniform(-0.5, 0.5) + math.pi * rng.integers(2)
-        pace = speed * rng.uniform(0.2, 2.2)
+        pace = speed * rng.uniform(0.1, 1.3)
         self.centre, self.zoom = centre, zoom
         self.velocity = (pace * math.cos(angle), 0.6 * pace * math.sin(angle))
-        self.growth = rng.choice([0.0, 0.0, 1.0]) * rng.uniform(-0.006, 0.006)
-        self.sway = rng.uniform(0, 6), rng.uniform(0, math.tau)
+        self.growth = rng.choice([0.0, 0.0, 1.0]) * rng.uniform(-0.004, 0.004)
+        self.sway = rng.uniform(0, 4), rng.uniform(0, math.tau)
 
     def view(self, frame, height, width, parallax=1.0):
         """World coordinates of the pixels: x (1, W), y (H, 1), and the zoom."""
@@ -155,16 +161,16 @@ def draw_shape(image, view, kind, at, size, angle, fill, second=None, stripes=0.
         under = distance(kind, u - c * offset - s * offset, v - c * offset + s * offset, size)
         paint(patch, shadow * np.clip(0.5 - under / (0.3 * size + 4), 0, 1), np.zeros(3, np.float32))
     if second is not None:
-        mix = 0.5 + 0.5 * u / size if not stripes else 0.5 + zoom * stripes / math.tau * np.sin(u / stripes * math.tau)
+        mix = 0.5 + 0.5 * u / size if not stripes else 0.5 + zoom * stripes / math.tau / EDGE * np.sin(u / stripes * math.tau)
         fill = fill + np.clip(mix, 0, 1)[..., None] * (second - fill)
-    paint(patch, 0.5 - zoom * distance(kind, u, v, size), fill)
+    paint(patch, cover(-zoom * distance(kind, u, v, size)), fill)
 
 
 def draw_box(image, view, left, top, right, bottom, fill):
     """An upright rectangle in world coordinates."""
     x, y, zoom = view
-    cover = np.clip(0.5 + zoom * np.minimum(x - left, right - x), 0, 1)
-    paint(image, cover * np.clip(0.5 + zoom * np.minimum(y - top, bottom - y), 0, 1), fill)
+    across, down = cover(zoom * np.minimum(x - left, right - x)), cover(zoom * np.minimum(y - top, bottom - y))
+    paint(image, across * down, fill)
 
 
 def draw_text(image, view, text, at, unit, fill, weight=0.55):
@@ -183,10 +189,10 @@ def draw_text(image, view, text, at, unit, fill, weight=0.55):
             along = np.clip(((u - x0) * dx + (v - y0) * dy) / (dx * dx + dy * dy), 0, 1)
             gap = (u - x0 - along * dx) ** 2 + (v - y0 - along * dy) ** 2
             best = gap if best is None else np.minimum(best, gap)
-        paint(image[place], 0.5 - zoom * unit * (np.sqrt(best) - weight), fill)
+        paint(image[place], cover(zoom * unit * (weight - np.sqrt(best))), fill)
 
 
-def random_word(rng, longest=7):
+def random_word(rng, longest=6):
     letters = list(STROKES)
     return "".join(letters[i] for i in rng.integers(len(letters), size=rng.integers(2, longest)))
 
@@ -196,7 +202,7 @@ class Landscape:
 
     def __init__(self, rng, camera=None, palette=None, text=None):
         centre = (rng.uniform(-400, 400), rng.uniform(-70, 80))
-        self.camera = camera or Camera(rng, 1.0, centre, math.exp(rng.uniform(-0.5, 0.5)))
+        self.camera = camera or Camera(rng, 1.0, centre, math.exp(rng.uniform(-0.1, 0.6)))
         stops = [colour(c) for c in LANDSCAPES[rng.integers(len(LANDSCAPES)) if palette is None else palette]]
         self.sky, self.hills = stops[:3], stops[3:]
         here = self.camera.centre[0]
@@ -216,7 +222,7 @@ class Landscape:
                 here * 0.7 + rng.uniform(-200, 200),
                 rng.uniform(-90, 40),
                 rng.uniform(10, 28),
-                rng.uniform(-0.9, 0.9),
+                rng.uniform(-0.6, 0.6),
                 [colour(PAINTS[i]) for i in rng.permutation(len(PAINTS))[:2]],
             )
             for _ in range(rng.integers(1, 6))
@@ -232,9 +238,9 @@ class Landscape:
         sx, sy, radius = self.sun
         gap = np.sqrt((x - sx) ** 2 + (y - sy) ** 2)
         paint(image, 0.55 * np.exp(-np.maximum(gap - radius, 0) / 45), self.sun_colour)
-        paint(image, 0.5 - zoom * (gap - radius), self.sun_colour)
+        paint(image, cover(zoom * (radius - gap)), self.sun_colour)
         x, y, zoom = self.camera.view(frame, height, width, 0.15)
-        cloud = self.clouds(x / 70 + 0.01 * frame, y / 20) + 0.4 * self.clouds(x / 31, y / 11 + 5)
+        cloud = self.clouds(x / 80 + 0.005 * frame, y / 26) + 0.3 * self.clouds(x / 41, y / 17 + 5)
         paint(image, self.cover * np.clip(cloud * 1.2 - 0.1, 0, 1), ramp(self.sky[1:], 0.9) * 0.5 + 0.5)
         for layer, parallax in enumerate((0.3, 0.55, 1.0)):
             if layer == 2:
@@ -244,7 +250,7 @@ class Landscape:
             shade = np.clip(below / 110, 0, 1)[..., None]
             if layer == 2:
                 self.draw_trees(image, view)
-            paint(image, 0.5 + zoom * below, self.hills[layer] * (1.12 - 0.35 * shade))
+            paint(image, cover(zoom * below), self.hills[layer] * (1.12 - 0.35 * shade))
         self.draw_sign(image, view)
         return image
 
@@ -253,7 +259,7 @@ class Landscape:
         for bx, by, size, speed, (first, second) in self.balloons:
             at = bx + speed * frame, by + 4 * math.sin(0.06 * frame + bx)
             draw_shape(image, view, "box", (at[0], at[1] + 1.55 * size), 0.24 * size, 0, self.hills[2])
-            draw_shape(image, view, "disc", at, size, 0.0, first, second, stripes=size * 0.8)
+            draw_shape(image, view, "disc", at, size, 0.0, first, second, stripes=size)
 
     def draw_trees(self, image, view):
         for tx, size in self.trees:
@@ -280,7 +286,7 @@ class City:
 
     def __init__(self, rng, camera=None, palette=None, text=None):
         centre = (rng.uniform(-300, 300), rng.uniform(-50, 60))
-        self.camera = camera or Camera(rng, 0.8, centre, math.exp(rng.uniform(-0.4, 0.5)))
+        self.camera = camera or Camera(rng, 0.8, centre, math.exp(rng.uniform(-0.1, 0.6)))
         stops = [colour(c) for c in NIGHTS[rng.integers(len(NIGHTS)) if palette is None else palette]]
         self.sky, here = stops, self.camera.centre[0]
         self.moon = here * 0.05 + rng.uniform(-100, 100), rng.uniform(-90, -30), rng.uniform(12, 24)
@@ -288,16 +294,16 @@ class City:
         for parallax in (0.4, 0.75):
             row, x = [], here * parallax - 420
             while x < here * parallax + 420:
-                wide = rng.uniform(50, 92)
-                lit = rng.uniform(size=(12, 4)) < 0.45
+                wide = rng.uniform(64, 110)
+                lit = rng.uniform(size=(12, 3)) < 0.45
                 row.append((x, wide, rng.uniform(-70, 40) + 40 * (parallax - 0.4), rng.uniform(0.8, 1.2), lit))
                 x += wide * rng.uniform(0.95, 1.3)
             self.rows.append((parallax, row))
-        self.lamp = ramp([colour("ffd97d"), colour("ffaf6b")], rng.uniform())
+        self.lamp = ramp([colour("d9a860"), colour("c98a5a")], rng.uniform())
         self.text, self.neon = text or random_word(rng), colour(PAINTS[rng.choice([0, 1, 2, 4, 8, 10])])
         self.sign = here + rng.uniform(-80, 80), rng.uniform(10, 40), rng.uniform(3.5, 6.5)
         self.cars = [
-            (rng.uniform(-300, 300), rng.choice([-1, 1]) * rng.uniform(1, 3.5), PAINTS[rng.integers(len(PAINTS))])
+            (rng.uniform(-300, 300), rng.choice([-1, 1]) * rng.uniform(0.5, 1.5), PAINTS[rng.integers(len(PAINTS))])
             for _ in range(rng.integers(2, 7))
         ]
 
@@ -307,7 +313,7 @@ class City:
         mx, my, radius = self.moon
         gap = np.sqrt((x - mx) ** 2 + (y - my) ** 2)
         paint(image, 0.3 * np.exp(-np.maximum(gap - radius, 0) / 30), colour("fff3d6"))
-        paint(image, 0.5 - zoom * (gap - radius), colour("fff3d6"))
+        paint(image, cover(zoom * (radius - gap)), colour("fff3d6"))
         for parallax, row in self.rows:
             view = x, y, zoom = self.camera.view(frame, height, width, parallax)
             for left, wide, top, tone, lit in row:
@@ -330,18 +336,17 @@ class City:
         return image
 
     def draw_windows(self, image, view, left, wide, top, lit, wall):
-        """A grid of 12 x 4 windows, drawn at once on the building's pixels."""
+        """A grid of 12 x 3 windows, drawn at once on the building's pixels."""
         x, y, zoom = view
-        step = wide / 4.4
+        step = wide / 3.4
         i0, i1 = np.searchsorted(y[:, 0], (top + step * 0.4, top + step * 12.4))
-        j0, j1 = np.searchsorted(x[0], (left + step * 0.2, left + step * 4.2))
+        j0, j1 = np.searchsorted(x[0], (left + step * 0.2, left + step * 3.2))
         if i0 >= i1 or j0 >= j1:
             return
         u, v = (x[:, j0:j1] - left) / step - 0.2, (y[i0:i1] - top) / step - 0.4
-        on = lit[np.clip(v[:, 0].astype(int), 0, 11)][:, np.clip(u[0].astype(int), 0, 3)]
-        near = np.minimum(np.clip(0.5 + zoom * step * (0.27 - np.abs(u % 1 - 0.5)), 0, 1), 1)
-        near = near * np.clip(0.5 + zoom * step * (0.3 - np.abs(v % 1 - 0.5)), 0, 1)
-        paint(image[i0:i1, j0:j1], near, np.where(on[..., None], self.lamp, wall * 0.7))
+        on = lit[np.clip(v[:, 0].astype(int), 0, 11)][:, np.clip(u[0].astype(int), 0, 2)]
+        near = cover(zoom * step * (0.27 - np.abs(u % 1 - 0.5))) * cover(zoom * step * (0.3 - np.abs(v % 1 - 0.5)))
+        paint(image[i0:i1, j0:j1], near, np.where(on[..., None], self.lamp, wall * 0.85))
 
 
 class Shapes:
@@ -349,33 +354,33 @@ class Shapes:
 
     def __init__(self, rng, camera=None, palette=None, text=None, count=None):
         centre = (rng.uniform(-100, 100), rng.uniform(-100, 100))
-        self.camera = camera or Camera(rng, 0.9, centre, math.exp(rng.uniform(-0.4, 0.4)))
-        paints = [colour(PAINTS[i]) for i in (rng.permutation(len(PAINTS)) if palette is None else palette)]
+        self.camera = camera or Camera(rng, 0.9, centre, math.exp(rng.uniform(-0.1, 0.5)))
+        paints = [0.8 * colour(PAINTS[i]) + 0.1 for i in (rng.permutation(len(PAINTS)) if palette is None else palette)]
         toned = [p * t + (1 - t) * rng.uniform(0.15, 0.9) for p, t in zip(paints, rng.uniform(0.3, 0.9, 3), strict=False)]
         self.ground, self.angle = toned, rng.uniform(0, math.tau)
-        self.noise, self.cell = SoftNoise(rng), rng.uniform(14, 60)
-        self.depth, self.fine = rng.uniform(0, 0.5), rng.uniform(0, 0.15) * (rng.uniform() < 0.4)
-        self.pattern, self.period = rng.integers(4), rng.uniform(18, 70)
-        self.strength = rng.uniform(0.06, 0.35)
+        self.noise, self.cell = SoftNoise(rng), rng.uniform(36, 90)
+        self.depth = rng.uniform(0, 0.5)
+        self.pattern, self.period = rng.integers(4), rng.uniform(36, 90)
+        self.strength = rng.uniform(0.05, 0.25)
         kinds = ["disc", "box", "triangle", "ring", "bar"]
         self.shapes = []
-        for _ in range(rng.integers(3, 10) if count is None else count):
+        for _ in range(rng.integers(2, 7) if count is None else count):
             first, second = (paints[i] for i in rng.integers(3, len(paints), 2))
-            size = math.exp(rng.uniform(2.2, 3.9))
+            size = math.exp(rng.uniform(2.7, 4.0))
             style = rng.integers(3)
             self.shapes.append(
                 dict(
                     kind=kinds[rng.integers(5)],
                     start=np.array([centre[0], centre[1]]) + rng.uniform(-1, 1, 2) * (190, 130),
-                    velocity=rng.normal(0, 1.1, 2),
-                    orbit=(rng.uniform(0, 25), rng.uniform(-0.08, 0.08), rng.uniform(0, math.tau)),
-                    turn=(rng.uniform(0, math.tau), rng.normal(0, 0.035)),
-                    look=(size, first, None if style == 0 else second, size * 0.7 if style == 2 else 0.0),
+                    velocity=rng.normal(0, 0.6, 2),
+                    orbit=(rng.uniform(0, 25), rng.uniform(-0.05, 0.05), rng.uniform(0, math.tau)),
+                    turn=(rng.uniform(0, math.tau), rng.normal(0, 0.02)),
+                    look=(size, first, None if style == 0 else second, size if style == 2 else 0.0),
                     shadow=rng.choice([0.0, 0.35]),
                 )
             )
         self.text = text or (random_word(rng) if rng.uniform() < 0.6 else "")
-        self.text_at = np.array(centre) + rng.uniform(-60, 60, 2), rng.uniform(3, 7.5), rng.normal(0, 0.5, 2)
+        self.text_at = np.array(centre) + rng.uniform(-60, 60, 2), rng.uniform(4.5, 8), rng.normal(0, 0.3, 2)
         self.ink = paints[-1]
 
     def draw(self, frame, height, width):
@@ -383,13 +388,11 @@ class Shapes:
         along = math.cos(self.angle) * x + math.sin(self.angle) * y
         image = ramp(self.ground, 0.5 + along / 380)
         light = self.depth * self.noise(x / self.cell + 0.01 * frame, y / self.cell)
-        if self.fine:
-            light = light + self.fine * self.noise(x / 11, y / 11)
         wave = math.tau / self.period
         if self.pattern == 1:
-            light = light + self.strength * np.clip(self.period * zoom / 9 * np.sin(along * wave + 0.05 * frame), -1, 1)
+            light = light + self.strength * np.clip(self.period * zoom / 14 * np.sin(along * wave + 0.05 * frame), -1, 1)
         elif self.pattern == 2:
-            light = light + self.strength * np.clip(self.period * zoom / 9 * np.sin(x * wave) * np.sin(y * wave), -1, 1)
+            light = light + self.strength * np.clip(self.period * zoom / 14 * np.sin(x * wave) * np.sin(y * wave), -1, 1)
         elif self.pattern == 3:
             light = light + self.strength * np.sin(np.sqrt(x * x + y * y + 1) * wave - 0.12 * frame)
         image *= (1 + 0.6 * light)[..., None]

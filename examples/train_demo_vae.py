@@ -39,7 +39,7 @@ CONFIG = {
     "dims": 3,
     "in_channels": 3,
     "out_channels": 3,
-    "latent_channels": 128,
+    "latent_channels": 64,
     "encoder_blocks": [
         ["res_x", {"num_layers": 1}],
         ["compress_space_res", {"multiplier": 1}],
@@ -129,6 +129,11 @@ class CausalConv3d(nn.Module):
         nn.init.normal_(self.conv.weight, std=(27 * in_channels) ** -0.5)
         nn.init.zeros_(self.conv.bias)
 
+    def add_constant(self, copies=1):
+        """Start every fourth channel at one, so that pixel norm keeps the size of the others."""
+        with torch.no_grad():
+            self.conv.bias.view(-1, copies)[::4] = 1
+
     def forward(self, x):
         first, last = x[:, :, :1], x[:, :, -1:]
         return self.conv(torch.cat([first, first, x] if self.causal else [first, x, last], dim=2))
@@ -184,6 +189,7 @@ class Upsample(nn.Module):
         super().__init__()
         self.strides = strides
         self.conv = CausalConv3d(in_channels, out_channels * math.prod(strides), causal)
+        self.conv.add_constant(math.prod(strides))
 
     def forward(self, x):
         x = depth_to_space(self.conv(x), self.strides)
@@ -198,6 +204,7 @@ class Encoder(nn.Module):
         self.patch = config["patch_size"]
         channels = config["encoder_base_channels"]
         self.conv_in = CausalConv3d(config["in_channels"] * self.patch**2, channels, causal=True)
+        self.conv_in.add_constant()
         self.down_blocks = nn.ModuleList()
         for name, options in config["encoder_blocks"]:
             if name == "res_x":
@@ -226,6 +233,7 @@ class Decoder(nn.Module):
         factors = [options["multiplier"] for name, options in blocks if name != "res_x"]
         channels = config["decoder_base_channels"] * math.prod(factors)
         self.conv_in = CausalConv3d(config["latent_channels"], channels, causal)
+        self.conv_in.add_constant()
         self.up_blocks = nn.ModuleList()
         for name, options in blocks:
             if name == "res_x":
@@ -360,6 +368,11 @@ class Muon(torch.optim.Optimizer):
                 p.add_(x.view_as(p), alpha=-group["lr"] * 0.2 * math.sqrt(max(x.shape)))
 
 
+def processor_time():
+    """Seconds on all threads' processors, so that a busy machine does not shorten the training."""
+    return time.process_time() / torch.get_num_threads()
+
+
 def train(arguments):
     """Train until ``arguments.minutes`` are used up, all runs with this state together."""
     pool = load_pool(arguments.state.with_suffix(".clips.npy"), arguments.clips)
@@ -376,8 +389,8 @@ def train(arguments):
         for optimizer, saved in zip(optimizers, state["optimizers"]):
             optimizer.load_state_dict(saved)
     rng = np.random.default_rng(step)
-    begun, saved_at, losses = time.monotonic() - used, time.monotonic(), []
-    while (used := time.monotonic() - begun) < 60 * arguments.minutes:
+    begun, saved_at, losses = processor_time() - used, time.monotonic(), []
+    while (used := processor_time() - begun) < 60 * arguments.minutes:
         progress = used / (60 * arguments.minutes)
         rate = arguments.rate * min(1, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
         for optimizer in optimizers:

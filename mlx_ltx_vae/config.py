@@ -263,7 +263,7 @@ def _refuse_unknown(raw: Mapping[str, Any], source: str) -> None:
         )
     for key, expected in _FIXED_KEYS.items():
         if key in raw and raw[key] != expected:
-            raise CheckpointError(f"{source}: its configuration has {key} = {raw[key]!r}, and only {expected!r} is known.")
+            raise CheckpointError(f"{source}: its configuration has {key} = {raw[key]!r}; only {expected!r} is known.")
     for key in sorted(raw.keys() - _FIXED_KEYS.keys() - _READ_KEYS):
         if key.startswith("_"):
             continue
@@ -356,9 +356,7 @@ def _decoder_blocks(blocks: Sequence, base_channels: int, source: str) -> tuple[
             block = BlockConfig(BlockKind.ATTENTION, width, width)
         elif name in _STRIDES:
             residual = bool(options.get("residual", False))
-            block = BlockConfig(
-                BlockKind.SHUFFLE, width, width // multiplier, stride=_STRIDES[name], residual=residual
-            )
+            block = BlockConfig(BlockKind.SHUFFLE, width, width // multiplier, stride=_STRIDES[name], residual=residual)
         else:
             raise CheckpointError(f"{source}: its decoder has a block of the unknown kind {name!r}.")
         width = block.out_channels

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import mlx.core as mx
 import mlx.nn as nn
 
 from .blocks import block_stages, make_conv_in, make_conv_out, make_down_block, make_norm_out

@@ -1,12 +1,11 @@
 """Frames on their way out of the network: from pixels in [-1, 1] to what a sink writes."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
-from .errors import LatentsError
+from .errors import DecodeError, LatentsError
 
 
 @dataclass(frozen=True)
@@ -41,28 +40,36 @@ class FrameChunk:
     def _quantise(self, peak: int, dtype: mx.Dtype) -> np.ndarray:
         if self.frames.shape[0] != 1:
             raise LatentsError(
-                f"a batch of {self.frames.shape[0]} is as many videos and not one: decode latents[i:i+1] each by itself."
+                f"a batch of {self.frames.shape[0]} is as many videos and not one; decode latents[i:i+1] by itself."
             )
         # float32 first: bfloat16 has 8 bits and would round away half of the levels.
         levels = (self.frames[0].astype(mx.float32) + 1) * (peak / 2)
         return np.asarray(mx.clip(mx.round(levels), 0, peak).astype(dtype))
 
 
-def failure(frames: mx.array, patch_size: int, *, may_be_flat: bool) -> mx.array:
-    """Whether frames (B, n, H, W, 3) cannot be a decode: not finite, or every patch of a frame the same.
+def check_frames(frames: mx.array, start: int, patch_size: int, *, may_be_flat: bool) -> None:
+    """Refuse frames (B, n, H, W, 3) that cannot be a decode: not finite, or every patch of a frame the same.
 
     A convolution that silently returned zeros (known of GPU kernels on huge inputs) leaves nothing but the last
     bias, which repeats from patch to patch. A picture is never so to the last bit, unless its latents are flat.
 
-    Returns:
-        A scalar: 0 fine, 1 not finite, 2 flat.
+    Args:
+        frames: evaluated.
+        start: the index of the first of them, for the message.
+        patch_size: of the network.
+        may_be_flat: whether the latents are the same everywhere.
+
+    Raises:
+        DecodeError: saying from which frame on, and what to try.
     """
     finite = mx.isfinite(frames).all()
-    if may_be_flat:
-        return mx.where(finite, 0, 1)
     down = (frames[:, :, patch_size:] == frames[:, :, :-patch_size]).all()
     across = (frames[:, :, :, patch_size:] == frames[:, :, :, :-patch_size]).all()
-    return mx.where(finite, mx.where(down & across, 2, 0), 1)
-
-
-FramesCallback = Callable[[mx.array, int], None]
+    is_finite, is_flat = mx.stack([finite, down & across]).tolist()
+    if is_finite and (may_be_flat or not is_flat):
+        return
+    what = "all one flat patch" if is_finite else "not finite"
+    raise DecodeError(
+        f"the pixels from frame {start} on are {what}: the network or a convolution on this device failed; try another "
+        "dtype, or mode exact with a chunk of 1."
+    )

@@ -82,7 +82,7 @@ class DecodePlan:
         else:
             frames = "1 latent frame" if self.chunk == 1 else f"{self.chunk} latent frames"
             lines += [
-                f"mode     exact: streamed along {self.order.value}, {frames} at a time; the single pass's result in flat memory",
+                f"mode     exact: the single pass's result, streamed along {self.order.value}, {frames} at a time",
                 f"first    frame after {min(self.lookahead, time)} of {time} latent frames",
             ]
         return "\n".join(lines)

@@ -22,7 +22,11 @@ MAX_STEP_ELEMENTS = 2**28
 
 
 def run(
-    stages: Sequence[Stage], pieces: Iterable[mx.array], *, axis: Axis = Axis.TIME, step_elements: int = MAX_STEP_ELEMENTS
+    stages: Sequence[Stage],
+    pieces: Iterable[mx.array],
+    *,
+    axis: Axis = Axis.TIME,
+    step_elements: int = MAX_STEP_ELEMENTS,
 ) -> Iterator[mx.array]:
     """Stream `pieces` through `stages`.
 
@@ -84,7 +88,7 @@ def _evaluate(result: mx.array | None, stage: Stage) -> list[mx.array]:
 
 
 def _split(flow: Flow, axis: Axis, step_elements: int) -> Flow:
-    """Cut what `flow` brings into pieces of as many positions along `axis` as have `step_elements`, but at least one."""
+    """Cut what `flow` brings into pieces of at most `step_elements`, but at least one position along `axis`."""
     for box in flow:
         length = box[0].shape[axis]
         step = max(1, step_elements * length // box[0].size)

@@ -5,16 +5,15 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
-from .checkpoint import Checkpoint, load_checkpoint
+from .checkpoint import load_checkpoint
 from .config import VAEConfig
 from .decoder import Decoder
 from .encoder import Encoder
 from .errors import CheckpointError, DecodeError, LatentsError, PlanError
-from .frames import FrameChunk, FramesCallback, failure
+from .frames import FrameChunk, check_frames
+from .loading import load_half
 from .noise import Noise, draw
 from .plan import DecodePlan, Mode, check_latent_shape, make_plan
 from .stream import run, run_whole
@@ -85,7 +84,7 @@ class VideoVAE:
             "encoder": lambda: Encoder(config.encoder, config.patch_size),
             "decoder": lambda: Decoder(config.decoder, config.patch_size),
         }
-        built = {name: _load_half(checkpoint, name, make, target) for name, make in halves.items()}
+        built = {name: load_half(checkpoint, name, make, target) for name, make in halves.items()}
         return cls(config, built["encoder"], built["decoder"], checkpoint.mean, checkpoint.std)
 
     def plan(
@@ -139,7 +138,7 @@ class VideoVAE:
         timestep: float | None = None,
         seed: int = 0,
         noise: Noise = None,
-        on_frames_ready: FramesCallback | None = None,
+        on_frames_ready: Callable[[mx.array, int], None] | None = None,
     ) -> mx.array | None:
         """Decode all of it.
 
@@ -232,7 +231,7 @@ class VideoVAE:
             results = run(stages, pieces, step_elements=plan.step_elements)
         start = 0
         for frames in results:
-            _check_frames(frames, start, self.config.patch_size, may_be_flat)
+            check_frames(frames, start, self.config.patch_size, may_be_flat=may_be_flat)
             chunk = FrameChunk(start, frames)
             start += frames.shape[1]
             # A suspended generator must not hold what it has handed over.
@@ -250,73 +249,23 @@ class VideoVAE:
             raise LatentsError(f"pixels have the shape {pixels.shape}; expected is (B, 3, F, H, W), and nothing empty.")
         _, _, frames, height, width = pixels.shape
         if height % scale.height or width % scale.width:
-            nearest = [max(1, round(size / step)) * step for size, step in ((height, scale.height), (width, scale.width))]
+            near_width = max(1, round(width / scale.width)) * scale.width
+            near_height = max(1, round(height / scale.height)) * scale.height
             raise LatentsError(
-                f"frames are {width}x{height}; both sides must be multiples of {scale.height}, nearest is "
-                f"{nearest[1]}x{nearest[0]}."
+                f"frames are {width}x{height}; both sides must be multiples of {scale.height}, and the nearest such "
+                f"size is {near_width}x{near_height}."
             )
         if not mx.isfinite(pixels).all().item():
             raise LatentsError("pixels hold NaN or infinite values.")
         over = (frames - 1) % scale.time
         if over:
-            warnings.warn(
-                f"{frames} frames are not 1 + {scale.time}*k; the last {over} are left out.", stacklevel=3
-            )
+            warnings.warn(f"{frames} frames are not 1 + {scale.time}*k; the last {over} are left out.", stacklevel=3)
         return pixels[:, :, : frames - over]
-
-
-def _load_half(
-    checkpoint: Checkpoint, name: str, make: Callable[[], nn.Module], dtype: mx.Dtype | None
-) -> nn.Module | None:
-    """One network with the checkpoint's weights, every one accounted for; None where the checkpoint has none."""
-    weights = getattr(checkpoint, name)
-    if weights is None:
-        return None
-    network = make()
-    expected = dict(tree_flatten(network.parameters()))
-    for kind, names in (
-        ("lacks", sorted(expected.keys() - weights.keys())),
-        ("has the unexpected", sorted(weights.keys() - expected.keys())),
-    ):
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise CheckpointError(
-                f"{checkpoint.name}: its {name} {kind} tensor {names[0]}{more}, so file and configuration do not belong "
-                "together; get the file again or the configuration that goes with it."
-            )
-    for key, weight in weights.items():
-        if weight.shape != expected[key].shape:
-            raise CheckpointError(
-                f"{checkpoint.name}: tensor {name}.{key} has the shape {weight.shape} and its configuration wants "
-                f"{expected[key].shape}; get the configuration that goes with the file."
-            )
-    del expected
-    # Popped, so that what was read is not kept beside what it is cast to.
-    floats = [(key, weights.pop(key)) for key in list(weights)]
-    if dtype is not None:
-        floats = [(key, weight.astype(dtype)) for key, weight in floats]
-    network.load_weights(floats)
-    del floats
-    try:
-        mx.eval(network.parameters())
-    except RuntimeError as error:
-        raise CheckpointError(f"{checkpoint.name}: its tensors could not be read: {error}") from error
-    return network
 
 
 def _check_values(latents: mx.array) -> bool:
     """Refuse latents that are not finite; say whether all their cells are alike, so that flat frames may be right."""
     if not mx.isfinite(latents).all().item():
         count = latents.size - int(mx.isfinite(latents).sum().item())
-        raise LatentsError(f"{count} of {latents.size} latent values are NaN or infinite; the file was not written well.")
+        raise LatentsError(f"{count} of {latents.size} latent values are NaN or infinite, which no decode can mend.")
     return bool((latents == latents[:, :, :1, :1, :1]).all().item())
-
-
-def _check_frames(frames: mx.array, start: int, patch_size: int, may_be_flat: bool) -> None:
-    verdict = failure(frames, patch_size, may_be_flat=may_be_flat).item()
-    if verdict:
-        what = "not finite" if verdict == 1 else "all the same flat patch"
-        raise DecodeError(
-            f"the pixels from frame {start} on are {what}: the network or a convolution on this device failed; "
-            "try another dtype, or a smaller chunk."
-        )

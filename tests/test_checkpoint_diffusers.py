@@ -255,7 +255,7 @@ def test_a_tensor_outside_the_configured_blocks_is_named(golden: Callable, tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"_class_name": "AutoencoderKLWan"}, "it is a AutoencoderKLWan; only AutoencoderKLLTXVideo and"),
+        ({"_class_name": "AutoencoderKLWan"}, "its class is AutoencoderKLWan; use an AutoencoderKLLTXVideo or"),
         ({"_class_name": "LTX2VideoDiffusionDecoderModel"}, "diffusion decoder of LTX-2.5 .* not supported yet"),
         ({"use_attention": True}, "unknown key 'use_attention' = True"),
         ({"patch_size_t": 2}, "patch_size_t = 2; only 1"),

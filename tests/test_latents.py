@@ -70,17 +70,12 @@ def test_saved_file_is_what_the_interface_says(tmp_path: Path, latents: mx.array
 )
 def test_every_known_name_and_a_single_tensor_of_any_name_is_read(tmp_path: Path, latents: mx.array, name: str) -> None:
     path = tmp_path / "clip.latent"
-    mx.save_safetensors(str(path.with_suffix(".safetensors")), {name: latents})
+    others = {} if name == "anything" else {"other": mx.zeros((2,))}
+    mx.save_safetensors(str(path.with_suffix(".safetensors")), {name: latents} | others)
     path.with_suffix(".safetensors").rename(path)  # ComfyUI's ending: the content decides
     result, info = load_latents(path)
     assert_same(result, latents)
     assert info.tensor == name
-
-
-def test_known_name_wins_over_other_tensors(tmp_path: Path, latents: mx.array) -> None:
-    path = tmp_path / "clip.safetensors"
-    mx.save_safetensors(str(path), {"latent_tensor": latents, "latent_format_version_0": mx.zeros((1,))})
-    assert load_latents(path)[1].tensor == "latent_tensor"
 
 
 @pytest.mark.parametrize("names", [("latents", "samples"), ("a", "b")])
@@ -260,8 +255,30 @@ def test_foreign_content_is_a_latents_error(content: bytes, json_like: object) -
 def test_dtype_that_is_not_known_is_named(tmp_path: Path) -> None:
     header = b'{"latents":{"dtype":"F8_E4M3","shape":[1,1,1,1,1],"data_offsets":[0,1]}}'
     (tmp_path / "clip.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
-    with pytest.raises(LatentsError, match="F8_E4M3"):
+    with pytest.raises(LatentsError, match="stored as F8_E4M3; save it as"):
         load_latents(tmp_path / "clip.safetensors")
+
+
+@pytest.mark.parametrize("offsets", [[8, 4], [-4, 0], [0, 4], [4, 4], [0, 8, 8], [], None])
+def test_header_that_contradicts_itself_is_refused(tmp_path: Path, offsets: object) -> None:
+    entry = {"dtype": "F32", "shape": [-1 if offsets == [8, 4] else 2, 1, 1, 1, 1], "data_offsets": offsets}
+    header = json.dumps({"latents": entry}).encode()
+    (tmp_path / "clip.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(LatentsError, match="cannot be read"):
+        load_latents(tmp_path / "clip.safetensors")
+
+
+def test_file_that_was_cut_short_is_told_so(tmp_path: Path, latents: mx.array) -> None:
+    path = tmp_path / "clip.safetensors"
+    save_latents(path, latents)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(LatentsError, match="so it was cut short"):
+        load_latents(path)
+
+
+def test_endings_of_pickles_are_refused_unread(tmp_path: Path) -> None:
+    with pytest.raises(LatentsError, match="save the latents as safetensors"):
+        load_latents(tmp_path / "clip.ckpt")
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

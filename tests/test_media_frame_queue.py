@@ -1,6 +1,7 @@
 """The thread behind the queue: order, boundedness, errors, and an end in every case."""
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -71,10 +72,11 @@ def test_error_in_the_thread_surfaces_at_finish() -> None:
 
 
 def test_failed_consumer_never_blocks_the_producer() -> None:
-    release = threading.Event()
+    queue_full = threading.Event()
 
     def consume(_: np.ndarray) -> None:
-        release.wait()
+        queue_full.wait()
+        threading.Event().wait(0.1)  # long enough for the producer to be waiting in put()
         raise ValueError("no room")
 
     frames = FrameQueue(consume)
@@ -83,14 +85,15 @@ def test_failed_consumer_never_blocks_the_producer() -> None:
     def produce() -> None:
         try:
             for index in range(20):
+                if index == 2:
+                    queue_full.set()
                 frames.put(numbered(index))
         except ValueError as error:
             refused.append(str(error))
 
     producer = threading.Thread(target=produce, daemon=True)
     producer.start()
-    release.set()
-    producer.join(10)
+    producer.join(5)
     assert not producer.is_alive()
     frames.cancel()
     assert refused == ["no room"]
@@ -116,18 +119,13 @@ def test_cancel_drops_what_waits_and_ends_the_thread() -> None:
 
 
 def test_consumed_frames_are_not_kept_alive() -> None:
-    import weakref
-
-    done = threading.Event()
-    frames = FrameQueue(lambda _: done.set())
+    freed = threading.Event()
+    frames = FrameQueue(lambda _: None)
     array = numbered(0)
-    alive = weakref.ref(array)
+    weakref.finalize(array, freed.set)
     frames.put(array)
     del array
-    done.wait()
-    frames.put(numbered(1))
-    frames.put(numbered(2))  # the first must have been let go of before the second was taken
-    assert alive() is None
+    assert freed.wait(5)  # while the thread waits for more
     frames.finish()
 
 

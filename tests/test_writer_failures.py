@@ -6,7 +6,8 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -215,11 +216,13 @@ def test_many_failures_leave_no_open_files(target: Path) -> None:
         return len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
 
     VideoWriter(target, size=SIZE, fps=24).abort()
-    before = open_files()
+    before, writers = open_files(), []  # kept, so that only closing can close
     for _ in range(5):
-        VideoWriter(target, size=SIZE, fps=24).abort()
+        writers.append(VideoWriter(target, size=SIZE, fps=24))
+        writers[-1].abort()
         with VideoWriter(target, size=SIZE, fps=24) as out:
             out.write(make_frames())
+        writers.append(out)
     assert open_files() == before
 
 
@@ -235,7 +238,10 @@ def test_audio_file_without_audio_gives_ffmpegs_reason(target: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a disk that is full is a Linux device")
-def test_full_disk_gives_ffmpegs_reason(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "name"), [(SIZE, "out.mp4"), ((16, 16), "out.mp4"), ((16, 16), "out.mkv")])
+def test_full_disk_gives_ffmpegs_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple, name: str
+) -> None:
     class FullDisk(PartFile):
         def __init__(self, target: Path) -> None:
             self.target, self.path = target, Path("/dev/full")
@@ -245,26 +251,34 @@ def test_full_disk_gives_ffmpegs_reason(target: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(video_writer, "PartFile", FullDisk)
     with (
-        pytest.raises(WriterError, match=r"out\.mp4: ffmpeg failed: .*No space left on device"),
-        VideoWriter(target, size=SIZE, fps=24) as out,
+        pytest.raises(WriterError, match=rf"{name}: ffmpeg failed: .*No space left on device"),
+        VideoWriter(tmp_path / name, size=size, fps=24) as out,
     ):
-        for _ in range(5):
-            out.write(make_frames())
+        for _ in range(5):  # few small frames are all in the pipe before ffmpeg notices
+            out.write(np.zeros((2, size[1], size[0], 3), np.uint8))
 
 
-@pytest.mark.parametrize("name", ["out.npy", "new/"])
-def test_full_disk_is_a_writer_error_for_other_sinks(tmp_path: Path, name: str) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+@contextmanager
+def file_size_limit(limit: int) -> Iterator[None]:
+    """Makes every write past `limit` bytes of a file fail, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-        with (
-            pytest.raises(WriterError, match=r"cannot be written \(File too large\)"),
-            open_sink(f"{tmp_path}/{name}", size=SIZE, fps=24) as out,
-        ):
-            for _ in range(5):
-                out.write(make_frames())
+        yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("name", "size"), [("out.npy", SIZE), ("out.npy", (10, 10)), ("new/", SIZE)])
+def test_full_disk_is_a_writer_error_for_other_sinks(tmp_path: Path, name: str, size: tuple) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (1, size[1], size[0], 3), np.uint8)
+    with (
+        file_size_limit(50_000),
+        pytest.raises(WriterError, match=r"cannot be written \(File too large\)"),
+        open_sink(f"{tmp_path}/{name}", size=size, fps=24) as out,
+    ):
+        for _ in range(300):
+            out.write(noise)
     assert names(tmp_path) == []
 
 

@@ -94,6 +94,27 @@ def test_standard_output_gets_raw_frames(monkeypatch: pytest.MonkeyPatch) -> Non
     assert stdout.buffer.getvalue() == make_frames().tobytes()
 
 
+class Stingy(io.RawIOBase):
+    """Takes 100 bytes at a time."""
+
+    def __init__(self) -> None:
+        self.taken = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: memoryview) -> int:
+        self.taken += bytes(data[:100])
+        return min(len(data), 100)
+
+
+def test_stream_that_takes_little_at_a_time_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stingy()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(stream)))
+    write("-", make_frames())
+    assert stream.taken == make_frames().tobytes()
+
+
 _TO_STANDARD_OUTPUT = """
 import sys, numpy as np
 from mlx_ltx_vae.errors import WriterError
@@ -101,8 +122,8 @@ from mlx_ltx_vae.media import open_sink
 sys.stdin.read()
 try:
     with open_sink("-", size=(10, 6), fps=24) as out:
-        for index in range(200):
-            out.write(np.full((100, 6, 10, 3), index, np.uint8))
+        for index in range(2000):
+            out.write(np.full((1, 6, 10, 3), index % 256, np.uint8))
 except WriterError as error:
     sys.exit(f"WriterError {error}")
 """
@@ -110,12 +131,14 @@ except WriterError as error:
 
 def run_to_standard_output() -> subprocess.Popen:
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", _TO_STANDARD_OUTPUT], stdin=pipe, stdout=pipe, stderr=pipe)
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-c", _TO_STANDARD_OUTPUT]
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=buffered)
 
 
 def test_a_real_pipe_gets_every_byte_of_many_frames() -> None:
     output, _ = run_to_standard_output().communicate()
-    assert output == b"".join(bytes([index]) * 100 * 6 * 10 * 3 for index in range(200))
+    assert output == b"".join(bytes([index % 256]) * 6 * 10 * 3 for index in range(2000))
 
 
 def test_reader_that_goes_away_is_a_writer_error_and_nothing_else() -> None:

@@ -149,10 +149,10 @@ def test_audio_is_kept_whole_when_shorter_and_when_longer_than_the_video(
 ) -> None:
     rate, num_frames = 48_000, 24
     tone = 8000 * np.sin(np.arange(int(rate * audio_seconds)) / 20)
-    with wave.open(str(tmp_path / "a: -tone%d.wav"), "wb") as file:
+    with wave.open(str(tmp_path / "tone.wav"), "wb") as file:
         file.setparams((1, 2, rate, 0, "NONE", ""))
         file.writeframes(tone.astype("<i2").tobytes())
-    with VideoWriter(tmp_path / name, size=(32, 32), fps=24, audio=tmp_path / "a: -tone%d.wav") as out:
+    with VideoWriter(tmp_path / name, size=(32, 32), fps=24, audio=tmp_path / "tone.wav") as out:
         out.write(noise((32, 32), num_frames))
     assert len(read_back(tmp_path / name, (32, 32))) == num_frames
     decoded = run_ffmpeg("-i", str(tmp_path / name), "-map", "0:a", "-ar", str(rate), "-f", "s16le", "-").stdout
@@ -173,6 +173,28 @@ def test_gif_has_every_frame_in_good_colours(tmp_path: Path) -> None:
     assert np.abs(result.astype(int) - frames).max() <= 8
     assert iio.immeta(tmp_path / "out.gif")["duration"] == 40
     assert iio.immeta(tmp_path / "out.gif")["loop"] == 0
+
+
+def test_gif_frames_have_palettes_of_their_own(tmp_path: Path) -> None:
+    levels = np.broadcast_to(np.arange(240, dtype=np.uint8), (16, 240))
+    frames = np.zeros((6, 16, 240, 3), np.uint8)
+    for index in range(6):  # 6 x 240 colours
+        frames[index, :, :, index % 3] = levels
+        frames[index, :, :, (index + 1) % 3] = 255 * (index // 3)
+    with open_sink(tmp_path / "out.gif", size=(240, 16), fps=25) as out:
+        out.write(frames)
+    result = iio.imread(tmp_path / "out.gif", mode="RGB")
+    assert np.abs(result.astype(int) - frames).mean((1, 2, 3)).max() < 1  # 1.5 with one palette for all
+
+
+def test_names_that_look_like_protocols_or_patterns_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with wave.open("pipe:%d.wav", "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(8000))
+    with VideoWriter("http:%d.mp4", size=(32, 32), fps=24, audio="pipe:%d.wav") as out:
+        out.write(noise((32, 32), 2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["http:%d.mp4", "pipe:%d.wav"]
 
 
 def test_frames_that_are_not_contiguous_are_written_right(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def _class_name(raw: Mapping[str, Any], source: str) -> str:
             "folder of the convolutional VAE (vae)."
         )
     if class_name not in _DEFAULTS:
-        raise CheckpointError(f"{source}: it is a {class_name}; only {_LTX_VIDEO} and {_LTX_2} are LTX video VAEs.")
+        raise CheckpointError(f"{source}: its class is {class_name}; use an {_LTX_VIDEO} or {_LTX_2}.")
     return class_name
 
 
@@ -187,10 +187,11 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
     """The configuration with the class's defaults, and nothing in it that is not understood."""
     defaults = _DEFAULTS[class_name]
     config = defaults | {key: value for key, value in raw.items() if not key.startswith("_")}
-    for key in sorted(config.keys() - defaults.keys()):
+    unknown = sorted(config.keys() - defaults.keys())
+    if unknown:
         raise CheckpointError(
-            f"{source}: its configuration has the unknown key {key!r} = {config[key]!r}, which could change the "
-            "result; a newer mlx_ltx_vae may know it."
+            f"{source}: its configuration has the unknown key {unknown[0]!r} = {config[unknown[0]]!r}, which could "
+            "change the result; a newer mlx_ltx_vae may know it."
         )
     for key, expected in _FIXED.items():
         if config[key] != expected:

@@ -74,7 +74,7 @@ def open_archive(path: Path) -> Archive:
 def shard_names(index: Path) -> list[str]:
     """The file names that a `*.safetensors.index.json` spreads its tensors over, each once, sorted."""
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{index}: expected an index with a 'weight_map'; download it again.")
     return sorted(set(weight_map.values()))
 

@@ -32,7 +32,7 @@ class _Repository(NamedTuple):
 def parse_reference(source: str) -> HubReference | None:
     """Read "owner/name", "owner/name:file" or "owner/name/sub/file"; None for what must be a path."""
     match = _REFERENCE.fullmatch(source)
-    if match is None or Path(source).parts[0] in (".", "..", "~") or Path(source.partition("/")[0]).is_dir():
+    if match is None or Path(source.partition("/")[0]).is_dir():
         return None
     if match["inner"] is None and source.endswith((".safetensors", ".ckpt", ".pt", ".pth", ".gguf", ".json")):
         return None
@@ -61,7 +61,10 @@ def fetch(reference: HubReference) -> list[Path]:
         try:
             return Path(huggingface_hub.hf_hub_download(reference.repo, name))
         except Exception as error:
-            raise CheckpointError(f"{reference.repo}: cannot download {name} ({_reason(error)}); try again.") from error
+            raise CheckpointError(
+                f"{reference.repo}: cannot download {name} ({_reason(error)}); check the network, or log in with "
+                "`hf auth login` if the repository is gated."
+            ) from error
 
     chosen = _choose(reference, repository.names)
     for name in _configurations(chosen, repository.names):
@@ -94,8 +97,8 @@ def _choose(reference: HubReference, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _configurations(chosen: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The configuration files beside the chosen weights, and at the top."""
-    folders = {"", *(name.rpartition("/")[0] for name in chosen)}
+    """The configuration files beside the chosen weights."""
+    folders = {name.rpartition("/")[0] for name in chosen}
     places = {f"{folder}/{name}".lstrip("/") for folder in folders for name in CONFIG_NAMES}
     return sorted(places & set(names))
 

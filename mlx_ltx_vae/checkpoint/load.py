@@ -24,6 +24,8 @@ _NAMED_TENSORS = 3
 class Checkpoint:
     """A video VAE as read: everything that the networks are built from, nothing evaluated yet.
 
+    Evaluate the weights one by one: all at once, every kernel exists in the file's layout and in MLX's together.
+
     Attributes:
         name: what error messages call it.
         config: the configuration.
@@ -105,7 +107,7 @@ def _find_halves(archives: Sequence[Archive], name: str) -> Mapping[str, _Half]:
     for archive in archives:
         for half in HALVES:
             names = half_names(archive, half)
-            if names and half not in halves:
+            if names:
                 layout = kernel_layout((archive.tensors[full].shape for full in names.values()), name)
                 halves[half] = _Half(archive, names, layout)
     if not halves:

@@ -5,7 +5,7 @@ import enum
 import mlx.core as mx
 import mlx.nn as nn
 
-from .window import Axis, View, Window, WindowCache, take
+from .window import Axis, View, Window, take
 
 
 class SpatialPadding(enum.Enum):

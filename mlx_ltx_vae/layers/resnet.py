@@ -54,8 +54,8 @@ class ResnetBlock(nn.Module):
     """x + conv(act(norm(conv(act(norm(x)))))); `in_channels != out_channels` makes the skip a normed 1x1x1 shortcut.
 
     Checkpoint keys: `conv1.conv`, `conv2.conv`; where the width changes `norm3.norm`, `conv_shortcut`; with timestep
-    conditioning `scale_shift_table` (4, C), its rows shift1, scale1, shift2, scale2 (scale before shift gives washed
-    out colours); with noise injection `per_channel_scale1`, `per_channel_scale2` (C,); with group norm `norm1`, `norm2`.
+    conditioning `scale_shift_table` (4, C), its rows shift1, scale1, shift2, scale2; with noise injection
+    `per_channel_scale1`, `per_channel_scale2` (C,); with group norm `norm1`, `norm2`.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ def parse_fps(rate: str | float | Fraction) -> Fraction:
         text = repr(float(rate)) if math.isfinite(rate) else "nan"
     if _RATIO.fullmatch(text):
         fps = Fraction(text)
-    elif _NUMBER.fullmatch(text) and not isinstance(rate, bool):
+    elif _NUMBER.fullmatch(text):
         fps = _snap_to_ntsc(Fraction(text))
     else:
         raise ValueError(f"{text!r} is not a frame rate; write frames per second as 24, 23.976 or 24000/1001.")

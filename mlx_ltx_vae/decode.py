@@ -1,0 +1,206 @@
+"""`python -m mlx_ltx_vae.decode`: a latent file to a video."""
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from tqdm import tqdm
+
+from . import demo
+from .checkpoint import load_checkpoint
+from .cli import add_common_options, run_command
+from .errors import LatentsError
+from .frames import FrameChunk
+from .media import load_latents, open_sink, parse_fps
+from .plan import DecodePlan, make_plan
+from .vae import DTYPES, VideoVAE
+
+_DEFAULT_FPS = Fraction(24)
+_DEMO_OUTPUT = "demo.mp4"
+_GB = 1e9
+
+
+@dataclass
+class Report:
+    """What a run tells at its end."""
+
+    plan: DecodePlan
+    fps: Fraction
+    outputs: list[str] = field(default_factory=list)
+    frames: int = 0
+    seconds: float = 0.0
+    first_frame_seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report in JSON's terms. `output` is a list where a batch became several videos."""
+        return {
+            "frames": self.frames,
+            "width": self.plan.width,
+            "height": self.plan.height,
+            "fps": float(self.fps),
+            "seconds": self.seconds,
+            "first_frame_seconds": self.first_frame_seconds,
+            "peak_memory_bytes": mx.get_peak_memory(),
+            "plan": self.plan.as_dict(),
+            "output": self.outputs[0] if len(self.outputs) == 1 else self.outputs,
+        }
+
+    def __str__(self) -> str:
+        rate = self.frames / self.seconds
+        return (
+            f"Frames: {self.frames}, {rate:.3f} frames-per-sec, first after {self.first_frame_seconds:.2f} s\n"
+            f"Peak memory: {mx.get_peak_memory() / _GB:.3f} GB"
+        )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mlx_ltx_vae.decode",
+        description="Decode LTX video latents to a video, exactly, in memory that does not grow with the clip.",
+    )
+    parser.add_argument("latents", nargs="?", metavar="LATENTS", help="latent file: .safetensors, .latent, .npy, .npz")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="by its ending: .mp4 .mov .mkv .webm .gif, a folder/ or %%05d.png for stills, .npy; - for raw frames",
+    )
+    parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
+    parser.add_argument(
+        "--demo", action="store_true", help="use the small VAE and the latents that ship with the package"
+    )
+    parser.add_argument(
+        "--fps", type=_fps, metavar="RATE", help="24, 23.976, 30000/1001 (default: the file's, else 24)"
+    )
+    parser.add_argument("--tensor", metavar="NAME", help="which tensor of a latent file that has several")
+
+    how = parser.add_argument_group("how to decode")
+    how.add_argument("--mode", choices=["auto", "exact", "single"], default="auto", help="default: auto")
+    how.add_argument("--order", choices=["auto", "time"], default="auto", help="axis of the stream (default: auto)")
+    how.add_argument("--chunk", type=_positive, metavar="N", help="latent frames at a time")
+    how.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
+    how.add_argument("--timestep", type=float, metavar="T", help="decode timestep of 0.9.1 to 0.9.8 (default: 0.05)")
+    how.add_argument("--seed", type=int, default=0, metavar="N", help="of the noise of 0.9.1 to 0.9.8 (default: 0)")
+
+    video = parser.add_argument_group("the video")
+    video.add_argument("--audio", metavar="FILE", help="sound to add, in full")
+    video.add_argument("--codec", help="h264, hevc, prores, ffv1 (lossless), vp9, av1 (default: by the ending)")
+    video.add_argument("--crf", type=int, metavar="N", help="quality, 0 the best (default: the codec's)")
+    video.add_argument("--bit-depth", type=int, choices=[8, 10], default=8, help="default: 8")
+
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and decode nothing")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no report")
+    add_common_options(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.demo:
+        if arguments.latents or arguments.model:
+            parser.error("--demo brings its own latents and VAE; leave out LATENTS and -m")
+        arguments.latents, arguments.model = str(demo.LATENTS), str(demo.VAE)
+        arguments.output = arguments.output or _DEMO_OUTPUT
+    if not arguments.latents:
+        parser.error("LATENTS is missing (or --demo)")
+    if not arguments.model:
+        parser.error("-m VAE is missing: the checkpoint to decode with")
+    if not arguments.output and not arguments.dry_run:
+        parser.error("-o OUT is missing: where to write the video")
+    if arguments.json and arguments.output == "-":
+        parser.error("--json and -o - both want standard output")
+    return run_command(_decode, arguments)
+
+
+def _decode(arguments: argparse.Namespace) -> None:
+    config = load_checkpoint(arguments.model, encoder=False).config
+    latents, info = load_latents(arguments.latents, latent_channels=config.latent_channels, tensor=arguments.tensor)
+    options = {"mode": arguments.mode, "order": arguments.order, "chunk": arguments.chunk}
+    if arguments.dry_run:
+        plan = make_plan(config, latents.shape, **options)
+        print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
+        return
+    vae = VideoVAE.from_pretrained(arguments.model, dtype=arguments.dtype, encoder=False)
+    report = Report(vae.plan((1, *latents.shape[1:]), **options), arguments.fps or info.fps or _DEFAULT_FPS)
+    for item, output in enumerate(name_outputs(arguments.output, latents.shape[0])):
+        _decode_one(vae, latents[item : item + 1], output, report, arguments)
+    if arguments.json:
+        print(json.dumps(report.as_dict()))
+    elif not arguments.quiet:
+        print(report, file=sys.stderr if arguments.output == "-" else sys.stdout)
+
+
+def _decode_one(vae: VideoVAE, latents: mx.array, output: str, report: Report, arguments: argparse.Namespace) -> None:
+    """One item of a batch to one output."""
+    start = time.perf_counter()
+    chunks = vae.stream(latents, report.plan, timestep=arguments.timestep, seed=arguments.seed)
+    with open_sink(
+        output,
+        size=report.plan.frame_size,
+        fps=report.fps,
+        audio=arguments.audio,
+        codec=arguments.codec,
+        crf=arguments.crf,
+        bit_depth=arguments.bit_depth,
+    ) as sink:
+        for chunk in _with_progress(chunks, report.plan.num_frames, arguments):
+            sink.write(chunk.to_uint8() if arguments.bit_depth == 8 else chunk.to_uint16())
+            if not report.first_frame_seconds:
+                report.first_frame_seconds = time.perf_counter() - start
+            report.frames += chunk.frames.shape[1]
+    report.seconds += time.perf_counter() - start
+    report.outputs.append(output)
+
+
+def _with_progress(
+    chunks: Iterator[FrameChunk], num_frames: int, arguments: argparse.Namespace
+) -> Iterator[FrameChunk]:
+    """The chunks as they are, with a bar on standard error where a person looks at it."""
+    hidden = arguments.quiet or arguments.json or not sys.stderr.isatty()
+    with tqdm(total=num_frames, unit="frame", disable=hidden) as bar:
+        for chunk in chunks:
+            yield chunk
+            bar.update(chunk.frames.shape[1])
+
+
+def name_outputs(output: str, batch: int) -> list[str]:
+    """A name for each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png."""
+    if batch == 1:
+        return [output]
+    if output == "-":
+        raise LatentsError(f"the file holds {batch} videos, and standard output takes one; give a name to write to.")
+    path = Path(output)
+    if output.endswith("/") or path.is_dir():
+        return [f"{path}-{item}/" for item in range(batch)]
+    if "%" in path.name:
+        return [str(path.parent.with_name(f"{path.parent.name}-{item}") / path.name) for item in range(batch)]
+    return [str(path.with_name(f"{path.stem}-{item}{path.suffix}")) for item in range(batch)]
+
+
+def _fps(text: str) -> Fraction:
+    try:
+        return parse_fps(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _positive(text: str) -> int:
+    if not re.fullmatch(r"[0-9]+", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

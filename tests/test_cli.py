@@ -1,0 +1,213 @@
+"""The command line, the whole way: a latent file in, a video out, read back with ffmpeg."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import imageio_ffmpeg
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_ltx_vae import VideoVAE, demo, save_latents
+from mlx_ltx_vae.decode import main, name_outputs
+
+
+@pytest.fixture
+def clip(golden, tmp_path):
+    """(latent file, checkpoint, the frames they decode to)."""
+    case = golden("ltx2_3")
+    latents = mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(1))
+    path = tmp_path / "clip.safetensors"
+    save_latents(path, latents, fps="24000/1001")
+    vae = VideoVAE.from_pretrained(case.checkpoint, encoder=False)
+    frames = np.concatenate([chunk.to_uint8() for chunk in vae.stream(latents)])
+    return path, case.checkpoint, frames
+
+
+def read_back(path, width, height):
+    """The frames of a video as ffmpeg gives them, (F, H, W, 3)."""
+    command = [
+        imageio_ffmpeg.get_ffmpeg_exe(),
+        "-v",
+        "error",
+        "-i",
+        str(path),
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-",
+    ]
+    raw = subprocess.run(command, capture_output=True, check=True).stdout
+    return np.frombuffer(raw, np.uint8).reshape(-1, height, width, 3)
+
+
+def run_cli(*arguments, **options):
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_a_lossless_video_holds_exactly_the_decoded_frames(clip, tmp_path):
+    latents, checkpoint, frames = clip
+    out = tmp_path / "out.mkv"
+    done = run_cli(latents, "-m", checkpoint, "-o", out, "--codec", "ffv1")
+    assert done.returncode == 0, done.stderr
+    assert np.array_equal(read_back(out, 96, 64), frames)
+    assert "Frames: 17" in done.stdout
+    assert "Peak memory:" in done.stdout
+
+
+def test_every_mode_and_chunk_writes_the_same_array_but_for_rounding(clip, tmp_path):
+    latents, checkpoint, frames = clip
+    for index, options in enumerate((["--mode", "single"], ["--chunk", "2"], ["--order", "time"])):
+        out = tmp_path / f"{index}.npy"
+        assert main([str(latents), "-m", str(checkpoint), "-o", str(out), "-q", *options]) == 0
+        got = np.load(out)
+        assert got.shape == frames.shape
+        assert np.abs(got.astype(int) - frames).max() <= 1
+
+
+def test_json_is_one_object_and_nothing_else(clip, tmp_path):
+    latents, checkpoint, _ = clip
+    done = run_cli(latents, "-m", checkpoint, "-o", tmp_path / "out.mp4", "--json")
+    report = json.loads(done.stdout)
+    assert done.stderr == ""
+    assert report["frames"] == 17
+    assert (report["width"], report["height"]) == (96, 64)
+    assert report["fps"] == pytest.approx(24000 / 1001)
+    assert 0 < report["first_frame_seconds"] <= report["seconds"]
+    assert report["peak_memory_bytes"] > 0
+    assert report["plan"]["mode"] == "exact"
+    assert report["output"] == str(tmp_path / "out.mp4")
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(clip, tmp_path, capsys):
+    latents, checkpoint, _ = clip
+    out = tmp_path / "out.mp4"
+    assert main([str(latents), "-m", str(checkpoint), "-o", str(out), "--dry-run"]) == 0
+    assert "17 frames of 96x64" in capsys.readouterr().out
+    assert main([str(latents), "-m", str(checkpoint), "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["chunk"] == 1
+    assert not out.exists()
+
+
+def test_quiet_says_nothing(clip, tmp_path, capfd):
+    latents, checkpoint, _ = clip
+    assert main([str(latents), "-m", str(checkpoint), "-o", str(tmp_path / "out.gif"), "-q"]) == 0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_raw_frames_go_to_standard_output_alone(clip):
+    latents, checkpoint, frames = clip
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", str(latents), "-m", str(checkpoint), "-o", "-"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert done.stdout == frames.tobytes()
+
+
+def test_a_batch_becomes_a_video_each(golden, tmp_path, capsys):
+    latents = tmp_path / "batch.safetensors"
+    save_latents(latents, mx.random.normal((2, 8, 1, 2, 2), key=mx.random.key(4)))
+    out = tmp_path / "clip.npy"
+    checkpoint = str(golden("ltx2_3").checkpoint)
+    assert main([str(latents), "-m", checkpoint, "-o", str(out), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["frames"] == 2
+    assert report["output"] == [str(tmp_path / "clip-0.npy"), str(tmp_path / "clip-1.npy")]
+    first, second = (np.load(path) for path in report["output"])
+    assert not np.array_equal(first, second)
+    assert not out.exists()
+
+
+def test_outputs_of_a_batch_are_named_after_the_output(tmp_path):
+    assert name_outputs("a/clip.mp4", 1) == ["a/clip.mp4"]
+    assert name_outputs("a/clip.mp4", 2) == ["a/clip-0.mp4", "a/clip-1.mp4"]
+    assert name_outputs("out/", 2) == ["out-0/", "out-1/"]
+    assert name_outputs("out/%05d.png", 2) == ["out-0/%05d.png", "out-1/%05d.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-m", "vae", "-o", "out.mp4"], "LATENTS is missing"),
+        (["clip.npy", "-o", "out.mp4"], "-m VAE is missing"),
+        (["clip.npy", "-m", "vae"], "-o OUT is missing"),
+        (["clip.npy", "--demo"], "leave out LATENTS"),
+        (["clip.npy", "-m", "vae", "-o", "-", "--json"], "standard output"),
+        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--fps", "fast"], "fps"),
+        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--chunk", "0"], "at least 1"),
+        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--mode", "quick"], "invalid choice"),
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments, words, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def refused(capsys, *arguments):
+    """The one error line of a command that must fail with 1."""
+    assert main([str(argument) for argument in arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_errors_are_one_line_that_says_what_is_wrong(clip, tmp_path, capsys):
+    latents, checkpoint, _ = clip
+    out = tmp_path / "out.mp4"
+    bad = tmp_path / "nan.npy"
+    np.save(bad, np.full((1, 8, 1, 2, 2), np.nan, np.float32))
+    wide = tmp_path / "wide.npy"
+    np.save(wide, np.zeros((1, 16, 1, 2, 2), np.float32))
+    assert "NaN" in refused(capsys, bad, "-m", checkpoint, "-o", out)
+    assert "16" in refused(capsys, wide, "-m", checkpoint, "-o", out)
+    assert "nothing.npy" in refused(capsys, tmp_path / "nothing.npy", "-m", checkpoint, "-o", out)
+    assert "nothing.safetensors" in refused(capsys, latents, "-m", tmp_path / "nothing.safetensors", "-o", out)
+    assert "missing" in refused(capsys, latents, "-m", checkpoint, "-o", tmp_path / "missing" / "out.mp4")
+    assert "xyz" in refused(capsys, latents, "-m", checkpoint, "-o", tmp_path / "out.xyz")
+    assert "takes no timestep" in refused(capsys, latents, "-m", checkpoint, "-o", out, "--timestep", "0.1")
+    assert "single pass" in refused(capsys, latents, "-m", checkpoint, "-o", out, "--mode", "single", "--chunk", "1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.safetensors", "nan.npy", "wide.npy"]
+
+
+def test_debug_shows_the_traceback(clip, tmp_path, capsys):
+    latents, checkpoint, _ = clip
+    assert main([str(latents), "-m", str(checkpoint), "-o", str(tmp_path / "out.xyz"), "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interrupted_exits_with_130_and_leaves_nothing(tmp_path):
+    """Ctrl-C while frames are being written; standard output is a pipe nobody reads, so the decode is under way."""
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", "--demo", "-o", str(tmp_path / "out.mp4")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    while not list(tmp_path.iterdir()):  # the part file is there once the writer runs
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip() == "interrupted"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_files_ship_with_the_package_and_are_small():
+    assert demo.VAE.is_file()
+    assert demo.LATENTS.is_file()
+    assert sum(path.stat().st_size for path in Path(demo.VAE).parent.glob("*.safetensors")) <= 6_000_000
+
+
+def test_demo_needs_nothing_else(tmp_path, capsys):
+    out = tmp_path / "demo.mp4"
+    assert main(["--demo", "-o", str(out), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    frames = read_back(out, report["width"], report["height"])
+    assert len(frames) == report["frames"]
+    assert 48 <= report["frames"] <= 121
+    assert frames.std() > 20, "the demo shows something"

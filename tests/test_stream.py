@@ -1,0 +1,226 @@
+"""The property the package stands on: a stream is the single pass, however it is cut."""
+
+import json
+import subprocess
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae.config import parse_vae_config
+from mlx_ltx_vae.decoder import Decoder
+from mlx_ltx_vae.encoder import Encoder
+from mlx_ltx_vae.layers.conv import SpatialPadding
+from mlx_ltx_vae.layers.resnet import ResnetBlock
+from mlx_ltx_vae.layers.window import Axis, take
+from mlx_ltx_vae.stream import run, run_whole
+
+CASES = [
+    "ltxv_0_9_0",
+    "ltxv_0_9_1",
+    "ltxv_0_9_5",
+    "ltx2",
+    "ltx2_3",
+    "ltx2_3_causal",
+    "ltx2_3_reflect",
+    "ltx2_3_replicate",
+    "conv_16x16x4",
+]
+TOLERANCE = 2e-5
+TINY = {
+    "latent_channels": 8,
+    "encoder_blocks": [["res_x", 1], ["compress_all_res", {"multiplier": 2}], ["res_x", 1]],
+    "decoder_blocks": [["res_x", 1], ["compress_all", {"multiplier": 2}], ["res_x", 1]],
+    "encoder_base_channels": 8,
+    "decoder_base_channels": 8,
+    "spatial_padding_mode": "zeros",
+}
+
+
+def random_latents(vae, frames, height=2, width=3, batch=1, seed=0):
+    return mx.random.normal((batch, vae.config.latent_channels, frames, height, width), key=mx.random.key(seed))
+
+
+def tiny_vae(**changes):
+    config = parse_vae_config({**TINY, **changes}, "tiny")
+    mx.random.seed(7)
+    ones = mx.ones((8,))
+    return VideoVAE(
+        config, Encoder(config.encoder, config.patch_size), Decoder(config.decoder, config.patch_size), 0 * ones, ones
+    )
+
+
+def largest_difference(one, other):
+    assert one.shape == other.shape
+    assert one.dtype == other.dtype
+    return mx.abs(one - other).max().item()
+
+
+def streamed(vae, latents, chunk, **options):
+    plan = vae.plan(latents.shape, mode="exact", chunk=chunk)
+    chunks = list(vae.stream(latents, plan, **options))
+    starts = [chunk.start for chunk in chunks]
+    assert starts == list(np.cumsum([0] + [chunk.frames.shape[1] for chunk in chunks[:-1]]))
+    return mx.concatenate([chunk.pixels for chunk in chunks], axis=2)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", CASES)
+def test_stream_equals_single_pass_for_every_chunk_length(golden, name, frames):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
+    latents = random_latents(vae, frames)
+    single = vae.decode(latents, vae.plan(latents.shape, mode="single"))
+    assert single.shape[2] == vae.config.num_frames(frames)
+    for chunk in range(1, frames + 1):
+        assert largest_difference(streamed(vae, latents, chunk), single) < TOLERANCE, chunk
+
+
+@settings(max_examples=15, deadline=None)
+@given(cuts=st.sets(st.integers(1, 8)), step_elements=st.sampled_from([1, 2000, 10**9]), causal=st.booleans())
+def test_stream_equals_single_pass_for_irregular_pieces_and_any_step(cuts, step_elements, causal):
+    vae = tiny_vae(causal_decoder=causal)
+    latents = mx.random.normal((1, 9, 2, 2, 8), key=mx.random.key(3))
+    edges = [0, *sorted(cuts), 9]
+    pieces = [latents[:, start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
+    result = mx.concatenate(list(run(vae.decoder.stages(), pieces, step_elements=step_elements)), axis=1)
+    assert largest_difference(result, run_whole(vae.decoder.stages(), latents)) < TOLERANCE
+
+
+@pytest.mark.parametrize("axis", [Axis.HEIGHT, Axis.WIDTH])
+@pytest.mark.parametrize("name", ["ltxv_0_9_1", "ltxv_0_9_5", "ltx2", "ltx2_3", "ltx2_3_causal", "ltx2_3_replicate"])
+def test_the_same_stages_stream_along_rows_and_columns(golden, name, axis):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
+    latents = random_latents(vae, 2, 3, 4).transpose(0, 2, 3, 4, 1)
+    options = {}
+    if vae.config.timestep_conditioning:
+        shapes = vae.decoder.field_shapes(3, 4)
+        options = {"timesteps": mx.array([0.05]), "fields": [mx.random.normal(shape) for shape in shapes]}
+    whole = run_whole(vae.decoder.stages(**options), latents)
+    for band in range(1, latents.shape[axis] + 1):
+        pieces = [take(latents, axis, at, at + band) for at in range(0, latents.shape[axis], band)]
+        result = mx.concatenate(list(run(vae.decoder.stages(axis, **options), pieces, axis=axis)), axis=axis)
+        assert largest_difference(result, whole) < TOLERANCE, band
+
+
+@pytest.mark.parametrize("name", ["ltxv_0_9_0", "ltx2", "ltx2_3", "conv_16x16x4"])
+def test_encoder_stream_equals_single_pass_for_every_piece_length(golden, name):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
+    pixels = mx.random.uniform(-1, 1, (1, 17, 64, 64, 3), key=mx.random.key(1))
+    whole = run_whole(vae.encoder.stages(), pixels)
+    for piece in (1, 2, 3, 5, 8, 17):
+        pieces = [pixels[:, at : at + piece] for at in range(0, 17, piece)]
+        result = mx.concatenate(list(run(vae.encoder.stages(), pieces)), axis=1)
+        assert largest_difference(result, whole) < 1e-5, piece
+
+
+def test_batch_items_do_not_see_each_other(golden):
+    vae = VideoVAE.from_pretrained(golden("ltxv_0_9_1").checkpoint, encoder=False)
+    latents = random_latents(vae, 2, batch=2)
+    together = vae.decode(latents, seed=5)
+    alone = vae.decode(latents[:1], seed=5)
+    assert largest_difference(together[:1], alone) < TOLERANCE
+
+
+def test_residual_block_remembers_two_frames_of_its_input_and_two_of_its_middle():
+    block = ResnetBlock(8, 8, causal=False, padding=SpatialPadding.ZEROS)
+    cache = block.make_cache(Axis.TIME)
+    frames = mx.random.normal((1, 6, 4, 4, 8))
+    for at in range(0, 6, 3):
+        mx.eval(block(frames[:, at : at + 3], False, cache=cache), cache.arrays)
+    assert [array.shape for array in cache.arrays] == [(1, 2, 4, 4, 8), (1, 2, 4, 4, 8)]
+    assert mx.array_equal(cache.outer.memory, frames[:, 4:]), "the input is kept as it came, before the norm"
+
+
+def test_caches_do_not_pin_the_arrays_they_were_cut_from():
+    block = ResnetBlock(16, 16, causal=False, padding=SpatialPadding.ZEROS)
+    mx.eval(block.parameters())
+    frame_bytes = 64 * 64 * 16 * 4
+    mx.synchronize()
+    before = mx.get_active_memory()
+    cache = block.make_cache(Axis.TIME)
+    mx.eval(block(mx.random.normal((1, 12, 64, 64, 16)), False, cache=cache), cache.arrays)
+    assert mx.get_active_memory() - before < 4.5 * frame_bytes
+
+
+@pytest.mark.parametrize("name", ["ltx2_3", "ltx2", "ltx2_3_causal", "conv_16x16x4"])
+def test_first_frame_leaves_after_as_many_latent_frames_as_the_plan_says(golden, name):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
+    latents = random_latents(vae, 40).transpose(0, 2, 3, 4, 1)
+    lookahead = vae.plan((1, 8, 40, 2, 3)).lookahead
+    fed = 0
+
+    def feed():
+        nonlocal fed
+        for at in range(latents.shape[1]):
+            fed += 1
+            yield latents[:, at : at + 1]
+
+    next(run(vae.decoder.stages(), feed()))
+    assert fed == lookahead
+
+
+def test_peak_memory_does_not_grow_with_the_clip():
+    """At base width 32 in float32: flat, and below 2,000 bytes per pixel of one frame, by the package's own bench."""
+    command = [sys.executable, "-m", "mlx_ltx_vae.bench", "--size", "64x64", "--frames", "121", "249"]
+    command += ["--modes", "exact", "--repeat", "1", "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    short, long = (run["bytes_per_pixel"] for run in json.loads(done.stdout)["runs"])
+    assert abs(long - short) < 0.05 * short
+    assert long < 2000
+
+
+def test_closing_a_stream_half_way_frees_everything(golden):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    latents = random_latents(vae, 24, 4, 4)
+    vae.decode(latents[:, :, :1])  # whatever is computed once is computed now
+    before = mx.get_active_memory()
+    stream = vae.stream(latents)
+    next(stream)
+    assert mx.get_active_memory() > before
+    stream.close()
+    assert mx.get_active_memory() <= before
+
+
+def test_exception_in_the_callback_reaches_the_caller_and_the_next_decode_is_whole(golden):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    latents = random_latents(vae, 4)
+    seen = []
+
+    def fail(frames, start):
+        seen.append(start)
+        raise ValueError("the sink is full")
+
+    with pytest.raises(ValueError, match="the sink is full"):
+        vae.decode(latents, on_frames_ready=fail)
+    assert seen == [0]
+    parts = {}
+    assert vae.decode(latents, on_frames_ready=lambda frames, start: parts.update({start: frames})) is None
+    whole = mx.concatenate([parts[start] for start in sorted(parts)], axis=2)
+    assert largest_difference(whole, vae.decode(latents)) == 0
+
+
+def test_two_interleaved_streams_of_one_vae_do_not_disturb_each_other(golden):
+    vae = VideoVAE.from_pretrained(golden("ltxv_0_9_1").checkpoint, encoder=False)
+    latents = [random_latents(vae, 3, seed=seed) for seed in (1, 2)]
+    alone = [vae.decode(one, seed=seed) for seed, one in enumerate(latents)]
+    together = ([], [])
+    for pair in zip(*(vae.stream(one, seed=seed) for seed, one in enumerate(latents)), strict=True):
+        for parts, chunk in zip(together, pair, strict=True):
+            parts.append(chunk.pixels)
+    for parts, expected in zip(together, alone, strict=True):
+        assert largest_difference(mx.concatenate(parts, axis=2), expected) == 0
+
+
+def test_group_norms_decode_in_a_single_pass_and_refuse_to_be_streamed():
+    from mlx_ltx_vae import PlanError
+
+    vae = tiny_vae(norm_layer="group_norm", norm_num_groups=4)
+    latents = random_latents(vae, 3)
+    assert vae.plan(latents.shape).mode.value == "single"
+    assert vae.decode(latents).shape == (1, 3, 5, 16, 24)
+    with pytest.raises(PlanError, match="group norms"):
+        vae.plan(latents.shape, mode="exact")

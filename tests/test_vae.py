@@ -1,0 +1,280 @@
+"""`VideoVAE` from a user's side: loading, options, and bad input that never reaches the network."""
+
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import synthetic_checkpoint
+from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
+from mlx_ltx_vae.config import parse_vae_config
+from mlx_ltx_vae.frames import check_frames
+
+
+@pytest.fixture(scope="module")
+def vae(golden):
+    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+
+
+@pytest.fixture(scope="module")
+def noisy_vae(golden):
+    return VideoVAE.from_pretrained(golden("ltxv_0_9_1").checkpoint, encoder=False)
+
+
+def latents_of(frames=2, height=2, width=3, channels=8, batch=1):
+    return mx.random.normal((batch, channels, frames, height, width), key=mx.random.key(0))
+
+
+def rewritten(golden, tmp_path, change, name="ltx2_3"):
+    """The case's checkpoint, changed by `change(tensors, config)`."""
+    case = golden(name)
+    tensors, config = load_file(case.checkpoint), dict(case.manifest["vae_config"])
+    change(tensors, config)
+    path = tmp_path / "changed.safetensors"
+    save_file(tensors, path, metadata={"config": json.dumps({"vae": config})})
+    return path
+
+
+def test_dtype_none_keeps_the_checkpoints_and_others_are_cast(golden):
+    for dtype, expected in ((None, mx.float32), ("bfloat16", mx.bfloat16), ("float16", mx.float16)):
+        vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype=dtype)
+        assert vae.dtype == expected
+        assert vae.decoder.conv_out.conv.weight.dtype == expected
+        assert vae.mean.dtype == vae.std.dtype == mx.float32
+        assert vae.decode(latents_of(1)).dtype == expected
+        assert vae.encode(mx.zeros((1, 3, 1, 64, 64))).dtype == expected
+
+
+def test_unknown_dtype_is_refused(golden):
+    with pytest.raises(CheckpointError, match="float8"):
+        VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype="float8")
+
+
+def test_half_a_vae_says_what_it_lacks(golden):
+    path = golden("ltx2_3").checkpoint
+    with pytest.raises(CheckpointError, match="encoder=True"):
+        VideoVAE.from_pretrained(path, encoder=False).encode(mx.zeros((1, 3, 1, 64, 64)))
+    with pytest.raises(CheckpointError, match="decoder=True"):
+        VideoVAE.from_pretrained(path, decoder=False).decode(latents_of())
+
+
+def test_missing_tensor_is_named(golden, tmp_path):
+    name = "vae.decoder.up_blocks.2.res_blocks.1.conv1.conv.bias"
+    path = rewritten(golden, tmp_path, lambda tensors, config: tensors.pop(name))
+    with pytest.raises(CheckpointError, match=r"lacks tensor up_blocks\.2\.res_blocks\.1\.conv1\.conv\.bias"):
+        VideoVAE.from_pretrained(path)
+
+
+def test_unexpected_tensor_is_named(golden, tmp_path):
+    extra = {"vae.decoder.up_blocks.0.res_blocks.0.scale_shift_table": np.zeros((4, 64), np.float32)}
+    path = rewritten(golden, tmp_path, lambda tensors, config: tensors.update(extra))
+    with pytest.raises(CheckpointError, match=r"unexpected tensor up_blocks\.0\.res_blocks\.0\.scale_shift_table"):
+        VideoVAE.from_pretrained(path)
+
+
+def test_misshapen_tensor_is_named(golden, tmp_path):
+    path = rewritten(golden, tmp_path, lambda tensors, config: config.update(decoder_base_channels=16))
+    with pytest.raises(CheckpointError, match=r"tensor decoder\.conv_in\.conv\.\w+ has the shape"):
+        VideoVAE.from_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"temporal_shift": 3}, "unknown key 'temporal_shift' = 3"),
+        ({"scaling_factor": 0.5}, "scaling_factor = 0.5"),
+        ({"norm_layer": "layer_norm"}, "norm_layer = 'layer_norm'"),
+        ({"spatial_padding_mode": "mirror"}, "spatial_padding_mode = 'mirror'"),
+        ({"decoder_blocks": [["warp", 1]]}, "unknown kind 'warp'"),
+        ({"decoder_blocks": [["res_x", {"dilation": 2}]]}, "unknown option 'dilation'"),
+        ({"decoder_blocks": [["res_x", 1]]}, "do not belong together"),
+        ({"_class_name": "CausalDiffusionVAE"}, "not supported yet"),
+    ],
+)
+def test_configuration_that_would_change_the_result_is_an_error(golden, change, words):
+    with pytest.raises(CheckpointError, match=words.replace("(", r"\(")):
+        parse_vae_config({**golden("ltx2_3").manifest["vae_config"], **change}, "file")
+
+
+def test_unknown_key_that_is_switched_off_is_a_warning(golden):
+    with pytest.warns(UserWarning, match="use_rope"):
+        parse_vae_config({**golden("ltx2_3").manifest["vae_config"], "use_rope": False}, "file")
+
+
+def test_an_encoder_padding_of_its_own_counts_only_without_a_common_one(golden):
+    raw = dict(golden("ltx2_3_reflect").manifest["vae_config"])
+    assert parse_vae_config(raw, "file").encoder.padding.value == "reflect"
+    del raw["spatial_padding_mode"]
+    assert parse_vae_config(raw, "file").encoder.padding.value == "replicate"
+
+
+@pytest.mark.parametrize(
+    ("latents", "words"),
+    [
+        (latents_of()[0], "five axes"),
+        (latents_of(channels=128), "128 channels, and this VAE decodes 8"),
+        (latents_of()[:, :, :0], "empty"),
+        (mx.where(latents_of() > 2, mx.nan, latents_of()), "NaN or infinite"),
+        (latents_of() / 0, "NaN or infinite"),
+    ],
+)
+def test_bad_latents_are_refused_before_the_network_runs(vae, latents, words):
+    with pytest.raises(LatentsError, match=words):
+        vae.stream(latents)
+
+
+def test_reflection_needs_two_cells_a_side(golden):
+    vae = VideoVAE.from_pretrained(golden("ltx2").checkpoint, encoder=False)
+    with pytest.raises(LatentsError, match="reflection"):
+        vae.decode(latents_of(height=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "fast"}, "mode 'fast'"),
+        ({"order": "diagonal"}, "order 'diagonal'"),
+        ({"chunk": 0}, "at least 1"),
+        ({"chunk": 1.5}, "at least 1"),
+        ({"mode": "single", "chunk": 2}, "one chunk"),
+    ],
+)
+def test_bad_plans_are_refused(vae, options, words):
+    with pytest.raises(PlanError, match=words):
+        vae.plan((1, 8, 2, 2, 3), **options)
+
+
+def test_a_plan_for_another_shape_is_refused(vae):
+    with pytest.raises(PlanError, match="made for latents"):
+        vae.decode(latents_of(2), vae.plan((1, 8, 3, 2, 3)))
+
+
+def test_plan_explains_itself_and_fits_json(vae):
+    plan = vae.plan((1, 8, 16, 8, 12), chunk=4)
+    assert plan.frame_size == (384, 256)
+    assert plan.num_frames == 121
+    for words in ("121 frames of 384x256", "exact", "4 latent frames at a time", "first    frame after 15 of 16"):
+        assert words in str(plan)
+    assert json.loads(json.dumps(plan.as_dict()))["mode"] == "exact"
+
+
+def test_timestep_goes_only_to_vaes_that_take_one(vae, noisy_vae):
+    with pytest.raises(LatentsError, match="takes no timestep"):
+        vae.decode(latents_of(), timestep=0.05)
+    with pytest.raises(LatentsError, match="between 0 and 1"):
+        noisy_vae.decode(latents_of(), timestep=50)
+    assert not mx.array_equal(noisy_vae.decode(latents_of()), noisy_vae.decode(latents_of(), timestep=0.4))
+
+
+def test_noise_follows_the_seed_and_not_the_cut_or_the_clips_length(noisy_vae):
+    from mlx_ltx_vae.noise import draw
+
+    shapes = noisy_vae.decoder.field_shapes(2, 3)
+    short = draw(None, 3, (1, 8, 2, 2, 3), shapes, mx.float32)
+    long = draw(None, 3, (2, 8, 5, 2, 3), shapes, mx.float32)
+    other = draw(None, 4, (1, 8, 2, 2, 3), shapes, mx.float32)
+    assert mx.array_equal(long.latents[:1, :, :2], short.latents)
+    assert not mx.array_equal(long.latents[:1], long.latents[1:])
+    assert not mx.array_equal(other.latents, short.latents)
+    for one, same, different in zip(short.fields, long.fields, other.fields, strict=True):
+        assert mx.array_equal(one, same)
+        assert not mx.array_equal(one, different)
+    values = np.array(draw(None, 0, (1, 8, 64, 8, 8), [], mx.float32).latents)
+    assert abs(values.mean()) < 0.02
+    assert abs(values.std() - 1) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda noise: noise[:-1], "36 noise arrays were given and the network draws 37"),
+        (lambda noise: [noise[0], noise[2][:1], *noise[2:]], r"noise array 1 has the shape \(1, 6\)"),
+        (lambda noise: "ones", "zeros"),
+    ],
+)
+def test_noise_of_another_shape_or_number_is_refused(golden, noisy_vae, change, words):
+    case = golden("ltxv_0_9_1")
+    noise = case.noise(case.check("decode"))
+    with pytest.raises(LatentsError, match=words):
+        noisy_vae.decode(latents_of(3), noise=change(noise))
+
+
+def test_noise_for_a_vae_that_draws_none_is_refused(vae):
+    with pytest.raises(LatentsError, match="draws none"):
+        vae.decode(latents_of(), noise=[latents_of()])
+    assert mx.array_equal(vae.decode(latents_of(), noise="zeros"), vae.decode(latents_of()))
+
+
+def test_to_uint8_rounds_and_clips():
+    levels = np.arange(256)
+    exact = levels / 127.5 - 1
+    nudged = np.concatenate([exact + 0.4 / 127.5, exact - 0.4 / 127.5, [-3.0, 3.0]])
+    frames = mx.array(np.repeat(nudged[None, None, None, :, None], 3, axis=-1).astype(np.float32))
+    got = FrameChunk(0, frames).to_uint8()
+    assert got.dtype == np.uint8
+    assert got.shape == (1, 1, 514, 3)
+    assert np.array_equal(got[0, 0, :, 0], np.concatenate([levels, levels, [0, 255]]))
+
+
+def test_to_uint16_uses_the_full_range_and_bfloat16_keeps_its_levels():
+    frames = mx.array([-1.0, 0.0, 1.0]).reshape(1, 1, 1, 1, 3)
+    assert FrameChunk(0, frames).to_uint16().tolist() == [[[[0, 32768, 65535]]]]
+    fine = mx.array([0.7421875, 0.74609375, 0.75], dtype=mx.bfloat16).reshape(1, 1, 1, 1, 3)
+    assert FrameChunk(0, fine).to_uint8().tolist() == [[[[222, 223, 223]]]]
+
+
+def test_a_batch_is_not_one_video(vae):
+    chunk = next(vae.stream(latents_of(1, batch=2)))
+    assert chunk.pixels.shape == (2, 3, 1, 64, 96)
+    with pytest.raises(LatentsError, match="batch of 2"):
+        chunk.to_uint8()
+
+
+def test_pixels_that_are_not_finite_or_one_flat_patch_are_reported():
+    good = mx.random.normal((1, 2, 8, 8, 3))
+    check_frames(good, 0, 4, may_be_flat=False)
+    with pytest.raises(DecodeError, match="from frame 5 on are not finite"):
+        check_frames(mx.where(good > 1, mx.inf, good), 5, 4, may_be_flat=True)
+    patch = mx.tile(mx.random.normal((1, 1, 4, 4, 3)), (1, 1, 2, 2, 1))
+    with pytest.raises(DecodeError, match="flat patch"):
+        check_frames(patch, 0, 4, may_be_flat=False)
+    check_frames(patch, 0, 4, may_be_flat=True)
+
+
+def test_a_convolution_that_returns_zeros_is_noticed(golden):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae.decoder.conv_out.conv.weight = mx.zeros_like(vae.decoder.conv_out.conv.weight)
+    with pytest.raises(DecodeError, match="flat patch"):
+        vae.decode(latents_of())
+
+
+def test_encode_crops_with_a_warning_that_counts_and_refuses_other_sizes(vae):
+    pixels = mx.random.uniform(-1, 1, (1, 3, 12, 64, 96))
+    with pytest.warns(UserWarning, match="the last 3 are left out"):
+        latents = vae.encode(pixels)
+    assert latents.shape == (1, 8, 2, 2, 3)
+    assert mx.array_equal(latents, vae.encode(pixels[:, :, :9]))
+    with pytest.raises(LatentsError, match="nearest such size is 96x64"):
+        vae.encode(pixels[:, :, :9, :60, :90])
+    with pytest.raises(LatentsError, match=r"\(B, 3, F, H, W\)"):
+        vae.encode(pixels[0])
+    with pytest.raises(LatentsError, match="NaN"):
+        vae.encode(pixels[:, :, :9] * mx.nan)
+
+
+def test_loading_reads_one_tensor_at_a_time(golden):
+    """What is read is not kept beside what it becomes: the peak stays near the weights' own bytes."""
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+    held = mx.get_active_memory() - before
+    assert mx.get_peak_memory() - before < 1.35 * held
+    assert vae.config.generation == "LTX-2.3"
+
+
+def test_fixture_generator_is_the_one_the_golden_data_was_made_with(golden):
+    manifest = golden("ltx2_3").manifest
+    synthetic_checkpoint.check_fingerprint(manifest, synthetic_checkpoint.make_weights(manifest))
