@@ -14,7 +14,7 @@ READY := .venv/.ready$(if $(BACKEND),-$(BACKEND))
 .PHONY: demo test lint clean
 
 demo: $(READY)
-	sh scripts/with_openblas.sh $(PY) -m mlx_ltx_vae.decode --demo -o demo.mp4
+	sh scripts/with_openblas.sh --install $(PY) -m mlx_ltx_vae.decode --demo -o demo.mp4
 
 test: $(READY)
 	sh scripts/with_openblas.sh --install $(PY) -m pytest

@@ -49,7 +49,7 @@ CONFIG = {
         ["compress_all_res", {"multiplier": 2}],
         ["res_x", {"num_layers": 1}],
         ["compress_all_res", {"multiplier": 1}],
-        ["res_x", {"num_layers": 1}],
+        ["res_x", {"num_layers": 2}],
     ],
     "decoder_blocks": [  # as in the published files: walked from the last to the first
         ["res_x", {"num_layers": 1}],
@@ -129,10 +129,10 @@ class CausalConv3d(nn.Module):
         nn.init.normal_(self.conv.weight, std=(27 * in_channels) ** -0.5)
         nn.init.zeros_(self.conv.bias)
 
-    def add_constant(self, copies=1):
+    def add_constant(self):
         """Start every fourth channel at one, so that pixel norm keeps the size of the others."""
         with torch.no_grad():
-            self.conv.bias.view(-1, copies)[::4] = 1
+            self.conv.bias[::4] = 1
 
     def forward(self, x):
         first, last = x[:, :, :1], x[:, :, -1:]
@@ -189,7 +189,6 @@ class Upsample(nn.Module):
         super().__init__()
         self.strides = strides
         self.conv = CausalConv3d(in_channels, out_channels * math.prod(strides), causal)
-        self.conv.add_constant(math.prod(strides))
 
     def forward(self, x):
         x = depth_to_space(self.conv(x), self.strides)
@@ -233,7 +232,6 @@ class Decoder(nn.Module):
         factors = [options["multiplier"] for name, options in blocks if name != "res_x"]
         channels = config["decoder_base_channels"] * math.prod(factors)
         self.conv_in = CausalConv3d(config["latent_channels"], channels, causal)
-        self.conv_in.add_constant()
         self.up_blocks = nn.ModuleList()
         for name, options in blocks:
             if name == "res_x":
@@ -357,7 +355,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            for p in group["params"]:
+            for p in (p for p in group["params"] if p.grad is not None):
                 average = self.state[p].setdefault("average", torch.zeros_like(p))
                 average.lerp_(p.grad, 1 - group["momentum"])
                 x = p.grad.lerp(average, group["momentum"]).flatten(1).bfloat16()
@@ -368,15 +366,89 @@ class Muon(torch.optim.Optimizer):
                 p.add_(x.view_as(p), alpha=-group["lr"] * 0.2 * math.sqrt(max(x.shape)))
 
 
+MERGES = [STRIDES["compress_space"], STRIDES["compress_time"], STRIDES["compress_all"], STRIDES["compress_all"]]
+
+
+def per_position(x, matrix):
+    """(B, C, T, H, W) times (C, K) -> (B, K, T, H, W)."""
+    return torch.einsum("bcthw,ck->bkthw", x, matrix)
+
+
+@torch.no_grad()
+def principal_components(pool, widths=(31, 32, 32, 32, 64)):
+    """Principal components of 4x4 patches, of 2x2 of those, and so on up to 32x32x8 blocks.
+
+    Returns the mean patch, one (values, components) matrix per level with
+    orthonormal columns, and the standard deviation of the last components.
+    """
+    x = patchify(to_pixels(pool[:80, 1:]), CONFIG["patch_size"])
+    mean = x.mean((0, 2, 3, 4))
+    x, bases = x - mean.view(1, -1, 1, 1, 1), []
+    for width, strides in zip(widths, [(1, 1, 1), *MERGES]):
+        x = space_to_depth(x, strides)
+        rows = x.transpose(0, 1).flatten(1)
+        bases.append(torch.linalg.eigh(rows @ rows.T / rows.shape[1])[1].flip(1)[:, :width].contiguous())
+        x = per_position(x, bases[-1]) / math.sqrt(math.prod(strides))
+    return mean, bases, x.square().mean((0, 2, 3, 4)).sqrt()
+
+
+@torch.no_grad()
+def to_components(pixels, components):
+    """Pixels (B, 3, 1 + 8 (t - 1), H, W) -> unit-variance components (B, 64, t, h, w)."""
+    mean, bases, deviation = components
+    pixels = torch.cat([pixels[:, :, :1].expand(-1, -1, 7, -1, -1), pixels], dim=2)
+    x = patchify(pixels, CONFIG["patch_size"]) - mean.view(1, -1, 1, 1, 1)
+    for basis, strides in zip(bases, [(1, 1, 1), *MERGES]):
+        x = per_position(space_to_depth(x, strides), basis) / math.sqrt(math.prod(strides))
+    return x / deviation.view(1, -1, 1, 1, 1)
+
+
+@torch.no_grad()
+def start_decoder(decoder, components):
+    """Let the decoder begin as the inverse of `to_components`, on the centre taps of its convolutions.
+
+    The last features are small deviations from one, where pixel norm and SiLU
+    are nearly linear; they are rotated so that they sum to zero.
+    """
+    mean, bases, deviation = components
+    ones_first = torch.cat([torch.ones(32, 1), torch.randn(32, 31)], 1)
+    rotation = torch.linalg.qr(ones_first)[0][:, 1:] * 0.35  # (32, 31)
+
+    def set_centre(conv, matrix):
+        conv.conv.weight.mul_(0.02)
+        conv.conv.weight[:, :, 1, 1, 1] += matrix
+
+    set_centre(decoder.conv_in, torch.diag(deviation))
+    ups = [block for block in decoder.up_blocks if isinstance(block, Upsample)]
+    for up, basis in zip(ups, bases[:0:-1]):
+        parts = math.prod(up.strides)
+        matrix = basis * math.sqrt(parts)
+        if up is ups[-1]:
+            matrix = torch.einsum("oc,cpk->opk", rotation, matrix.view(31, parts, -1)).flatten(0, 1)
+            up.conv.conv.bias.fill_(1)
+        set_centre(up.conv, matrix)
+    for name, value in decoder.named_parameters():
+        if "conv2" in name:
+            value.mul_(0.1)
+    set_centre(decoder.conv_out, bases[0] @ torch.linalg.pinv(rotation) / 0.9277)
+    decoder.conv_out.conv.bias.copy_(mean - 0.731 * decoder.conv_out.conv.weight.sum((1, 2, 3, 4)))
+
+
 def processor_time():
     """Seconds on all threads' processors, so that a busy machine does not shorten the training."""
     return time.process_time() / torch.get_num_threads()
 
 
+ENCODER_ONLY = 0.3  # of the training: the encoder alone learns to answer the principal components
+
+
 def train(arguments):
     """Train until ``arguments.minutes`` are used up, all runs with this state together."""
     pool = load_pool(arguments.state.with_suffix(".clips.npy"), arguments.clips)
+    components = principal_components(pool)
     vae = VAE(CONFIG)
+    start_decoder(vae.decoder, components)
+    weights = (components[2] / components[2][0]).view(1, -1, 1, 1, 1)
     inner = [p for n, p in vae.named_parameters() if p.dim() == 5 and "conv_in" not in n and "conv_out" not in n]
     outer = [p for p in vae.parameters() if all(p is not q for q in inner)]
     optimizers = [Muon(inner, 1), torch.optim.AdamW(outer, 1, (0.9, 0.99), weight_decay=0.0)]
@@ -392,16 +464,25 @@ def train(arguments):
     begun, saved_at, losses = processor_time() - used, time.monotonic(), []
     while (used := processor_time() - begun) < 60 * arguments.minutes:
         progress = used / (60 * arguments.minutes)
+        encoder_only = progress < ENCODER_ONLY
+        progress = progress / ENCODER_ONLY if encoder_only else (progress - ENCODER_ONLY) / (1 - ENCODER_ONLY)
         rate = arguments.rate * min(1, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
         pixels = draw_batch(pool, rng)
         with torch.autocast("cpu", torch.bfloat16):
-            latents = vae.encoder(pixels)
-            noise = 0.03 * latents.detach().float().std() * torch.randn(latents.shape)
-            result = vae.decoder(latents + noise)
-        loss = reconstruction_loss(result.float(), pixels)
+            latents = vae.encoder(pixels).float()
+            if not encoder_only:
+                noise = 0.03 * latents.detach().std() * torch.randn(latents.shape)
+                result = vae.decoder(latents + noise)
+        if encoder_only:
+            error = (latents - to_components(pixels, components)).square() * weights
+            loss = error.mean() / weights.mean()
+            losses.append(loss.item() * 4)
+        else:
+            loss = reconstruction_loss(result.float(), pixels)
+            losses.append(F.mse_loss(result.detach().float(), pixels).item())
         loss.backward()
         nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         for optimizer in optimizers:
@@ -411,7 +492,6 @@ def train(arguments):
         keep = min(0.998, step / (step + 10))
         for name, value in vae.state_dict().items():
             average[name].lerp_(value, 1 - keep)
-        losses.append(F.mse_loss(result.detach().float(), pixels).item())
         if step % 50 == 0:
             psnr = 10 * math.log10(4 / np.mean(losses))
             log(f"{used / 60:6.1f} min  step {step:6d}  rate {rate:.1e}  training PSNR {psnr:5.2f} dB")

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parent.parent
 PARTS = {"config", "layers", "errors"}
 GEOMETRY = {"tiling", "plan"}
 NETWORKS = {"blocks", "decoder", "encoder", "diffusion_decoder"}
-LIBRARY = {"errors", "config", "checkpoint", "layers", "stream", "vae", "media", "demo"} | GEOMETRY | NETWORKS
+RUNNING = {"loading", "noise", "stream", "frames"}
+LIBRARY = {"errors", "config", "checkpoint", "layers", "vae", "media", "demo"} | GEOMETRY | NETWORKS | RUNNING
 COMMANDS = {"cli", "decode", "encode", "info", "bench"}
 
 MAY_IMPORT = {
@@ -30,7 +31,10 @@ MAY_IMPORT = {
     "diffusion_decoder": PARTS | {"blocks"},
     "tiling": set(),
     "plan": {"config", "tiling", "errors"},
+    "loading": {"checkpoint", "errors"},
+    "noise": {"errors"},
     "stream": {"layers", "errors"},
+    "frames": {"errors"},
     "vae": LIBRARY - {"vae", "media", "demo"},
     "media": {"errors"},
     "demo": {"errors"},

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.media import Sink, VideoWriter, codecs, open_sink, video_writer
+from mlx_ltx_vae.media import Sink, VideoWriter, codecs, ffmpeg, open_sink, video_writer
 from mlx_ltx_vae.media.part_file import PartFile
 
 SIZE = (256, 192)  # 147 kB a frame, more than a pipe holds
@@ -82,12 +82,13 @@ def test_codec_that_this_ffmpeg_lacks_is_named(target: Path, monkeypatch: pytest
         VideoWriter(target, size=SIZE, fps=24, codec="hevc")
 
 
-def test_missing_ffmpeg_is_a_writer_error(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert open_sink(target, size=SIZE, fps=24).abort() is None  # the list of encoders is known now
+@pytest.mark.parametrize("name", ["out.mp4", "out.gif"])
+def test_missing_ffmpeg_is_a_writer_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    ffmpeg._encoders.cache_clear()  # asked for an mp4 only
     monkeypatch.setattr("mlx_ltx_vae.media.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
     with pytest.raises(WriterError, match="ffmpeg cannot be started"):
-        VideoWriter(target, size=SIZE, fps=24)
-    assert names(target.parent) == []
+        open_sink(tmp_path / name, size=SIZE, fps=24)
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -203,11 +204,11 @@ def test_ctrl_c_on_a_terminal_ends_everything_and_leaves_nothing(target: Path) -
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    ffmpeg = int(process.stdout.readline())
+    child = int(process.stdout.readline())
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
     _, error = process.communicate()
     assert error.decode().strip().endswith("KeyboardInterrupt")
-    assert not is_running(ffmpeg)
+    assert not is_running(child)
     assert names(target.parent) == []
 
 

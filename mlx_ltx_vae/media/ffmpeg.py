@@ -17,6 +17,8 @@ from imageio_ffmpeg import get_ffmpeg_exe
 
 from ..errors import WriterError
 
+# The progress, which counts frames, comes to standard output every half second, and once more at the end.
+_GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-loglevel", "error", "-nostats", "-progress", "pipe:1")
 _KEPT_LINES = 50
 _ADDRESS = re.compile(r"^(\[[^\]]*\] )+")  # "[vost#0:0/libx264 @ 0x55cb] [enc:libx264 @ 0x55cc] "
 # After the cause ffmpeg tells what followed from it, a line for each of its threads.
@@ -50,7 +52,7 @@ class FfmpegPipe:
                 start_new_session=True,  # Ctrl-C on a terminal reaches us, and we end ffmpeg
             )
         except OSError as error:
-            raise WriterError(f"{name}: ffmpeg cannot be started ({error.strerror}).") from error
+            raise _start_error(error) from error
         # Both pipes are always read: an ffmpeg that waits for somebody to read its log would never end.
         self._progress = _TailReader(self._process.stdout)
         self._log = _TailReader(self._process.stderr)
@@ -126,14 +128,13 @@ def has_encoder(name: str) -> bool:
     return name in _encoders()
 
 
-# Without -stats_period the progress comes every half second, and once more at the end.
-_GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-loglevel", "error", "-nostats", "-progress", "pipe:1")
-
-
 @lru_cache(maxsize=1)
 def _encoders() -> frozenset[str]:
     command = [_find_ffmpeg(), "-hide_banner", "-encoders"]
-    listing = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).stdout
+    try:
+        listing = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).stdout
+    except OSError as error:
+        raise _start_error(error) from error
     rows = (line.split() for line in listing.decode(errors="replace").splitlines())
     return frozenset(row[1] for row in rows if len(row) > 1)
 
@@ -143,6 +144,10 @@ def _find_ffmpeg() -> str:
         return get_ffmpeg_exe()
     except RuntimeError as error:
         raise WriterError(f"ffmpeg was not found ({error}); reinstall imageio-ffmpeg.") from error
+
+
+def _start_error(error: OSError) -> WriterError:
+    return WriterError(f"ffmpeg cannot be started ({error.filename}: {error.strerror}); reinstall imageio-ffmpeg.")
 
 
 def _reason(lines: Sequence[str], return_code: int) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,8 @@ def part_path(target: Path) -> Path:
 class PartFile:
     """An empty file beside `target`, to be filled and then renamed.
 
-    It is made at once, so that a missing or read-only folder is refused before any work is done.
+    It is made at once, so that a missing or read-only folder is refused before any work is done. It goes with this
+    object, and at the latest with the program: so also where Ctrl-C comes before anybody could discard it.
 
     Raises:
         WriterError: if it cannot be made, or if `target` is a folder.
@@ -37,6 +39,7 @@ class PartFile:
             raise WriterError(f"{target}: cannot be written (it is a folder).")
         self.target = target
         self.path = part_path(target)
+        self._remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
         with writing_to(target):
             self.path.open("xb").close()
 
@@ -44,7 +47,8 @@ class PartFile:
         """Give the file its name, replacing what had it."""
         with writing_to(self.target):
             os.replace(self.path, self.target)
+        self._remove.detach()
 
     def discard(self) -> None:
         """Remove the file, if it is still there."""
-        self.path.unlink(missing_ok=True)
+        self._remove()
