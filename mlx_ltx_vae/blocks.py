@@ -9,7 +9,7 @@ import mlx.nn as nn
 
 from .config import BlockConfig, BlockKind, NetworkConfig, NormKind
 from .layers.attention import FrameAttention
-from .layers.conv import CausalConv3d, SpatialPadding
+from .layers.conv import CausalConv3d
 from .layers.norm import make_norm
 from .layers.resample import DepthToSpaceUpsample, SpaceToDepthDownsample, StridedDownsample
 from .layers.resnet import ResnetBlock, ResnetStack
@@ -19,7 +19,7 @@ from .layers.window import Axis
 
 def conv_options(config: NetworkConfig) -> dict[str, Any]:
     """What every convolution of a network is told."""
-    return {"causal": config.causal, "padding": SpatialPadding(config.padding.value)}
+    return {"causal": config.causal, "padding": config.padding}
 
 
 def norm_groups(config: NetworkConfig) -> int | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .errors import CheckpointError
+from .padding import PaddingMode
 
 
 class ScaleFactors(NamedTuple):
@@ -31,15 +32,6 @@ class BlockKind(enum.Enum):
     SHUFFLE = "shuffle"  # a convolution and a rearrangement between depth and space
     STRIDED = "strided"  # a strided convolution (encoders of 0.9.0 and 0.9.1)
     ATTENTION = "attn"  # self-attention within each frame
-
-
-class PaddingMode(enum.Enum):
-    """How a convolution sees beyond the picture's edge."""
-
-    ZEROS = "zeros"
-    REFLECT = "reflect"
-    REPLICATE = "replicate"
-    CIRCULAR = "circular"
 
 
 class NormKind(enum.Enum):

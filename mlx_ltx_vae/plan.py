@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .config import NetworkConfig, NormKind, PaddingMode, VAEConfig
+from .config import NetworkConfig, NormKind, VAEConfig
 from .errors import LatentsError, PlanError
+from .padding import PaddingMode
 
 
 class Mode(enum.Enum):

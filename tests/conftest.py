@@ -11,6 +11,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+#: Every convolutional generation and variant, at widths small enough for every test run.
+CONV_CASES = [
+    "ltxv_0_9_0",
+    "ltxv_0_9_1",
+    "ltxv_0_9_5",
+    "ltx2",
+    "ltx2_3",
+    "ltx2_3_causal",
+    "ltx2_3_reflect",
+    "ltx2_3_replicate",
+    "conv_16x16x4",
+]
+
 FIXTURES = Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
 

@@ -13,24 +13,27 @@ import pytest
 PACKAGE = "mlx_ltx_vae"
 ROOT = Path(__file__).parent.parent
 
-PARTS = {"config", "layers", "errors"}
+PARTS = {"config", "layers", "errors", "padding"}
 GEOMETRY = {"tiling", "plan"}
 NETWORKS = {"blocks", "decoder", "encoder", "diffusion_decoder"}
 RUNNING = {"loading", "noise", "stream", "frames"}
-LIBRARY = {"errors", "config", "checkpoint", "layers", "vae", "media", "demo"} | GEOMETRY | NETWORKS | RUNNING
+LIBRARY = (
+    {"errors", "padding", "config", "checkpoint", "layers", "vae", "media", "demo"} | GEOMETRY | NETWORKS | RUNNING
+)
 COMMANDS = {"cli", "decode", "encode", "info", "bench"}
 
 MAY_IMPORT = {
     "errors": set(),
-    "config": {"errors"},
+    "padding": set(),
+    "config": {"errors", "padding"},
     "checkpoint": {"config", "errors"},
-    "layers": {"errors"},
+    "layers": {"errors", "padding"},
     "blocks": PARTS,
     "decoder": PARTS | {"blocks"},
     "encoder": PARTS | {"blocks"},
     "diffusion_decoder": PARTS | {"blocks"},
     "tiling": set(),
-    "plan": {"config", "tiling", "errors"},
+    "plan": {"config", "padding", "tiling", "errors"},
     "loading": {"checkpoint", "errors"},
     "noise": {"errors"},
     "stream": {"layers", "errors"},
@@ -44,7 +47,7 @@ MAY_IMPORT = {
 } | {command: LIBRARY | COMMANDS | {"distributed", "__init__"} for command in COMMANDS}
 
 MAY_TALK = COMMANDS | {"weights_convert"}  # argparse, print, tqdm
-WITHOUT_MLX = {"errors", "config", "plan", "tiling", "media"}
+WITHOUT_MLX = {"errors", "padding", "config", "plan", "tiling", "media"}
 LATENT_FILES = f"{PACKAGE}/media/latents.py"  # the one file of media that sees MLX arrays; sinks see NumPy
 MAY_START_PROCESSES = f"{PACKAGE}/bench.py"  # measures in fresh processes; beside it, one file talks to ffmpeg
 

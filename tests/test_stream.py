@@ -10,26 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import CONV_CASES
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.config import parse_vae_config
 from mlx_ltx_vae.decoder import Decoder
 from mlx_ltx_vae.encoder import Encoder
-from mlx_ltx_vae.layers.conv import SpatialPadding
 from mlx_ltx_vae.layers.resnet import ResnetBlock
 from mlx_ltx_vae.layers.window import Axis, take
+from mlx_ltx_vae.padding import PaddingMode
 from mlx_ltx_vae.stream import run, run_whole
 
-CASES = [
-    "ltxv_0_9_0",
-    "ltxv_0_9_1",
-    "ltxv_0_9_5",
-    "ltx2",
-    "ltx2_3",
-    "ltx2_3_causal",
-    "ltx2_3_reflect",
-    "ltx2_3_replicate",
-    "conv_16x16x4",
-]
 TOLERANCE = 2e-5
 TINY = {
     "latent_channels": 8,
@@ -69,7 +59,7 @@ def streamed(vae, latents, chunk, **options):
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 5])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CONV_CASES)
 def test_stream_equals_single_pass_for_every_chunk_length(golden, name, frames):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
     latents = random_latents(vae, frames)
@@ -126,7 +116,7 @@ def test_batch_items_do_not_see_each_other(golden):
 
 
 def test_residual_block_remembers_two_frames_of_its_input_and_two_of_its_middle():
-    block = ResnetBlock(8, 8, causal=False, padding=SpatialPadding.ZEROS)
+    block = ResnetBlock(8, 8, causal=False, padding=PaddingMode.ZEROS)
     cache = block.make_cache(Axis.TIME)
     frames = mx.random.normal((1, 6, 4, 4, 8))
     for at in range(0, 6, 3):
@@ -136,7 +126,7 @@ def test_residual_block_remembers_two_frames_of_its_input_and_two_of_its_middle(
 
 
 def test_caches_do_not_pin_the_arrays_they_were_cut_from():
-    block = ResnetBlock(16, 16, causal=False, padding=SpatialPadding.ZEROS)
+    block = ResnetBlock(16, 16, causal=False, padding=PaddingMode.ZEROS)
     mx.eval(block.parameters())
     frame_bytes = 64 * 64 * 16 * 4
     mx.synchronize()

@@ -1,20 +1,10 @@
 """The 3x3x3 convolution of the LTX VAE: edge frames repeated in time, a chosen padding in space."""
 
-import enum
-
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..padding import PaddingMode
 from .window import Axis, View, Window, take
-
-
-class SpatialPadding(enum.Enum):
-    """What a convolution sees beyond the picture's edge."""
-
-    ZEROS = "zeros"
-    REFLECT = "reflect"
-    REPLICATE = "replicate"
-    CIRCULAR = "circular"
 
 
 class CausalConv3d(nn.Module):
@@ -26,7 +16,7 @@ class CausalConv3d(nn.Module):
     Checkpoint keys: `<name>.conv.weight` (here (O, 3, 3, 3, I)), `<name>.conv.bias`.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, *, causal: bool, padding: SpatialPadding) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, causal: bool, padding: PaddingMode) -> None:
         super().__init__()
         self.conv = nn.Conv3d(in_channels, out_channels, 3)
         self._causal = causal
@@ -56,7 +46,7 @@ class CausalConv3d(nn.Module):
 
 
 def pad(
-    frames: mx.array, ends: dict[Axis, tuple[int, int]], spatial: SpatialPadding
+    frames: mx.array, ends: dict[Axis, tuple[int, int]], spatial: PaddingMode
 ) -> tuple[mx.array, tuple[int, int, int]]:
     """Pad (B, T, H, W, C) by `ends` positions per axis: edge frames in time, `spatial` in height and width.
 
@@ -64,18 +54,18 @@ def pad(
         The padded array, and what is left for the convolution's own zero padding, per axis: time is always padded
         here (Metal has its fast route only without it), zeros in space are left where both sides want them.
     """
-    frames = _extend(frames, Axis.TIME, *ends[Axis.TIME], SpatialPadding.REPLICATE)
+    frames = _extend(frames, Axis.TIME, *ends[Axis.TIME], PaddingMode.REPLICATE)
     left = [0, 0, 0]
     for axis in (Axis.HEIGHT, Axis.WIDTH):
         before, after = ends[axis]
-        if spatial is SpatialPadding.ZEROS and before == after:
+        if spatial is PaddingMode.ZEROS and before == after:
             left[axis - 1] = before
         else:
             frames = _extend(frames, axis, before, after, spatial)
     return frames, (left[0], left[1], left[2])
 
 
-def _extend(frames: mx.array, axis: Axis, before: int, after: int, mode: SpatialPadding) -> mx.array:
+def _extend(frames: mx.array, axis: Axis, before: int, after: int, mode: PaddingMode) -> mx.array:
     """Put `before` positions in front of and `after` behind `frames` along `axis`."""
     if before == after == 0:
         return frames
@@ -84,11 +74,11 @@ def _extend(frames: mx.array, axis: Axis, before: int, after: int, mode: Spatial
     def at(index: int) -> mx.array:
         return take(frames, axis, index, index + 1)
 
-    if mode is SpatialPadding.ZEROS:
+    if mode is PaddingMode.ZEROS:
         front = back = mx.zeros_like(at(0))
-    elif mode is SpatialPadding.REPLICATE:
+    elif mode is PaddingMode.REPLICATE:
         front, back = at(0), at(length - 1)
-    elif mode is SpatialPadding.REFLECT:
+    elif mode is PaddingMode.REFLECT:
         front, back = at(1), at(length - 2)
     else:
         front, back = at(length - 1), at(0)

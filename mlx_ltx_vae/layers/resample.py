@@ -9,7 +9,8 @@ import math
 import mlx.core as mx
 import mlx.nn as nn
 
-from .conv import CausalConv3d, SpatialPadding, pad
+from ..padding import PaddingMode
+from .conv import CausalConv3d, pad
 from .window import Axis, Window, WindowCache, take
 
 Stride = tuple[int, int, int]
@@ -66,7 +67,7 @@ class DepthToSpaceUpsample(nn.Module):
         *,
         residual: bool,
         causal: bool,
-        padding: SpatialPadding,
+        padding: PaddingMode,
     ) -> None:
         super().__init__()
         volume = math.prod(stride)
@@ -102,7 +103,7 @@ class SpaceToDepthDownsample(nn.Module):
     Checkpoint keys: `conv.conv`.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, stride: Stride, *, padding: SpatialPadding) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: Stride, *, padding: PaddingMode) -> None:
         super().__init__()
         volume = math.prod(stride)
         self.conv = CausalConv3d(in_channels, out_channels // volume, causal=True, padding=padding)
@@ -140,7 +141,7 @@ class StridedDownsample(nn.Module):
     Checkpoint keys: `conv.weight`, `conv.bias` (one level less than the others).
     """
 
-    def __init__(self, in_channels: int, out_channels: int, stride: Stride, *, padding: SpatialPadding) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: Stride, *, padding: PaddingMode) -> None:
         super().__init__()
         self.conv = nn.Conv3d(in_channels, out_channels, 3)
         self._stride = stride

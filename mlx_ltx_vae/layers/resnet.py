@@ -7,7 +7,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from .conv import CausalConv3d, SpatialPadding
+from ..padding import PaddingMode
+from .conv import CausalConv3d
 from .norm import ShortcutNorm, make_norm
 from .stage import Stage
 from .time_embedding import TimeEmbedder
@@ -64,7 +65,7 @@ class ResnetBlock(nn.Module):
         out_channels: int,
         *,
         causal: bool,
-        padding: SpatialPadding,
+        padding: PaddingMode,
         groups: int | None = None,
         timestep_conditioning: bool = False,
         inject_noise: bool = False,
@@ -154,7 +155,7 @@ class ResnetStack(nn.Module):
         num_layers: int,
         *,
         causal: bool,
-        padding: SpatialPadding,
+        padding: PaddingMode,
         groups: int | None,
         timestep_conditioning: bool,
         inject_noise: bool,

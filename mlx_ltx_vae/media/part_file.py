@@ -39,9 +39,9 @@ class PartFile:
             raise WriterError(f"{target}: cannot be written (it is a folder).")
         self.target = target
         self.path = part_path(target)
-        self._remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
         with writing_to(target):
             self.path.open("xb").close()
+        self._remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
 
     def complete(self) -> None:
         """Give the file its name, replacing what had it."""
