@@ -439,7 +439,7 @@ def processor_time():
     return time.process_time() / torch.get_num_threads()
 
 
-ENCODER_ONLY = 0.3  # of the training: the encoder alone learns to answer the principal components
+ENCODER_ONLY = 0.15  # of the training: the encoder alone learns to answer the principal components
 
 
 def train(arguments):
@@ -466,7 +466,7 @@ def train(arguments):
         progress = used / (60 * arguments.minutes)
         encoder_only = progress < ENCODER_ONLY
         progress = progress / ENCODER_ONLY if encoder_only else (progress - ENCODER_ONLY) / (1 - ENCODER_ONLY)
-        rate = arguments.rate * min(1, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        rate = arguments.rate * (1 + encoder_only) * min(1, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -496,7 +496,7 @@ def train(arguments):
             psnr = 10 * math.log10(4 / np.mean(losses))
             log(f"{used / 60:6.1f} min  step {step:6d}  rate {rate:.1e}  training PSNR {psnr:5.2f} dB")
             losses = []
-        if time.monotonic() - saved_at > 120:
+        if time.monotonic() - saved_at > 60:
             saved_at = time.monotonic()
             save_state(arguments.state, vae, average, optimizers, step, used)
     save_state(arguments.state, vae, average, optimizers, step, used)
@@ -589,7 +589,7 @@ def main(argv=None):
     parser.add_argument("--state", type=Path, default=Path("demo_vae.pt"), help="file to resume from and to save to")
     parser.add_argument("--minutes", type=float, default=50, help="training time, all runs together")
     parser.add_argument("--clips", type=int, default=1200, help="number of training clips")
-    parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
+    parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate (the encoder alone: twice that)")
     parser.add_argument("--threads", type=int, help="torch threads")
     parser.add_argument("--evaluate", action="store_true", help="train nothing, measure the files in --output")
     parser.add_argument("--pictures", type=Path, help="with --evaluate: folder for pictures, results below originals")

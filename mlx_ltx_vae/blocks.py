@@ -88,6 +88,8 @@ def block_stages(block: nn.Module, axis: Axis, timesteps: mx.array | None, field
     """
     if isinstance(block, ResnetStack):
         return block.stages(axis, timesteps, fields)
+    if isinstance(block, ResnetBlock):
+        return block.stages(axis)
     if isinstance(block, FrameAttention):
         return [Stage(lambda x, last: None if x is None else block(x), NoCache())]
     cache = block.make_cache(axis)

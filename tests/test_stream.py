@@ -117,22 +117,27 @@ def test_batch_items_do_not_see_each_other(golden):
 
 def test_residual_block_remembers_two_frames_of_its_input_and_two_of_its_middle():
     block = ResnetBlock(8, 8, causal=False, padding=PaddingMode.ZEROS)
-    cache = block.make_cache(Axis.TIME)
+    stages = block.stages(Axis.TIME)
     frames = mx.random.normal((1, 6, 4, 4, 8))
     for at in range(0, 6, 3):
-        mx.eval(block(frames[:, at : at + 3], False, cache=cache), cache.arrays)
-    assert [array.shape for array in cache.arrays] == [(1, 2, 4, 4, 8), (1, 2, 4, 4, 8)]
-    assert mx.array_equal(cache.outer.memory, frames[:, 4:]), "the input is kept as it came, before the norm"
+        middle = stages[0].step(frames[:, at : at + 3], False)
+        mx.eval(stages[1].step(middle, False))
+    remembered = [stage.cache.arrays for stage in stages]
+    assert [[array.shape for array in arrays] for arrays in remembered] == [[(1, 2, 4, 4, 8)], [(1, 2, 4, 4, 8)]]
+    assert mx.array_equal(remembered[0][0], frames[:, 4:]), "the input is kept as it came, before the norm"
+    assert stages[0].step.keywords["skip"].view is None, "nothing else is kept of it"
 
 
 def test_caches_do_not_pin_the_arrays_they_were_cut_from():
     block = ResnetBlock(16, 16, causal=False, padding=PaddingMode.ZEROS)
     mx.eval(block.parameters())
     frame_bytes = 64 * 64 * 16 * 4
-    mx.synchronize()
     before = mx.get_active_memory()
-    cache = block.make_cache(Axis.TIME)
-    mx.eval(block(mx.random.normal((1, 12, 64, 64, 16)), False, cache=cache), cache.arrays)
+    stages = block.stages(Axis.TIME)
+    pieces = (mx.random.normal((1, 6, 64, 64, 16)) for _ in range(2))
+    flow = run(stages, pieces)
+    next(flow)
+    next(flow)
     assert mx.get_active_memory() - before < 4.5 * frame_bytes
 
 

@@ -12,7 +12,7 @@ from .conv import CausalConv3d
 from .norm import ShortcutNorm, make_norm
 from .stage import Stage
 from .time_embedding import TimeEmbedder
-from .window import Axis, Window, take
+from .window import Axis, View, Window, WindowCache, take
 
 
 class Modulation(NamedTuple):
@@ -30,25 +30,26 @@ def activate(x: mx.array, norm: nn.Module, modulation: Modulation | None = None)
     return x * mx.sigmoid(x)
 
 
-class ResnetCache:
-    """What a residual block remembers: two positions of its input and two of its middle.
+class Skip:
+    """A residual block's input on its way past the two convolutions.
 
-    The input's two serve the first convolution and the delayed skip, so they are kept as they came, before the norm.
+    Results come late by as many positions as the convolutions wait, so the input has to wait too. It costs nothing:
+    what it waits for is what the first convolution remembers anyway, as long as that is kept as it came, before the
+    norm. Only between the two convolutions of one step is there more.
     """
 
-    def __init__(self, outer: Window, inner: Window) -> None:
+    def __init__(self, outer: Window) -> None:
         self.outer = outer
-        self.inner = inner
+        self.view: View | None = None
 
-    @property
-    def arrays(self) -> list[mx.array]:
-        """See `Cache`."""
-        return [window.memory for window in (self.outer, self.inner) if window.memory is not None]
-
-    @property
-    def closed(self) -> bool:
-        """See `Cache`."""
-        return self.inner.closed
+    def take(self, start: int, count: int) -> mx.array:
+        """`count` positions of the input from index `start` on, each asked for once and in order."""
+        frames, first = self.outer.memory, self.outer.start
+        if self.view is not None:
+            frames, first = self.view.frames, self.view.start
+        if start + count >= self.outer.start:
+            self.view = None
+        return take(frames, self.outer.axis, start - first, start - first + count)
 
 
 class ResnetBlock(nn.Module):
@@ -85,10 +86,6 @@ class ResnetBlock(nn.Module):
             self.per_channel_scale2 = mx.zeros((out_channels,))
         self.injects_noise = inject_noise
 
-    def make_cache(self, axis: Axis) -> ResnetCache:
-        """A fresh cache for a stream along `axis`."""
-        return ResnetCache(self.conv1.window(axis), self.conv2.window(axis))
-
     def modulations(self, embedding: mx.array | None) -> tuple[Modulation | None, Modulation | None]:
         """The block's two modulations from its stack's time embedding (B, 4C), once per decode."""
         if embedding is None:
@@ -97,50 +94,66 @@ class ResnetBlock(nn.Module):
         shift1, scale1, shift2, scale2 = (table[:, row, None, None, None, :] for row in range(4))
         return Modulation(shift1, scale1), Modulation(shift2, scale2)
 
-    def __call__(
+    def stages(
+        self,
+        axis: Axis,
+        modulations: tuple[Modulation | None, Modulation | None] = (None, None),
+        fields: tuple[mx.array | None, mx.array | None] = (None, None),
+    ) -> list[Stage]:
+        """The block in a new stream along `axis`: a stage per convolution, so that one's scratch is gone at the other.
+
+        Args:
+            axis: of the stream.
+            modulations: from `modulations`.
+            fields: two (H, W) noise fields of the whole picture, with noise injection.
+        """
+        outer, inner = WindowCache(self.conv1.window(axis)), WindowCache(self.conv2.window(axis))
+        skip = Skip(outer.window)
+        first = partial(self._first_half, window=outer.window, skip=skip, modulation=modulations[0], field=fields[0])
+        second = partial(self._second_half, window=inner.window, skip=skip, modulation=modulations[1], field=fields[1])
+        return [Stage(first, outer), Stage(second, inner)]
+
+    def _first_half(
         self,
         x: mx.array | None,
         last: bool,
         *,
-        cache: ResnetCache,
-        modulations: tuple[Modulation | None, Modulation | None] = (None, None),
-        noise: tuple[mx.array, mx.array] | None = None,
+        window: Window,
+        skip: Skip,
+        modulation: Modulation | None,
+        field: mx.array | None,
     ) -> mx.array | None:
-        """One step of the block.
-
-        Args:
-            x: the next piece (B, T, H, W, C), or None to flush: first what the first convolution holds back, at the
-                next call what the second does.
-            last: whether the stream ends here.
-            cache: this block's memory in the running stream.
-            modulations: from `modulations`.
-            noise: two (H, W) fields of the whole picture, with noise injection.
-
-        Returns:
-            As many positions as can be finished now, behind the input by two where not causal; None if none.
-        """
-        axis = cache.outer.axis
-        if cache.outer.closed:
-            seen, start = cache.outer.memory, cache.outer.start
-            inner = cache.inner.push(None, last)
-        else:
-            outer = cache.outer.push(x, last)
-            if outer is None:
-                return None
-            seen, start = outer.frames, outer.start
-            middle = self.conv1(outer, activate(seen, self.norm1, modulations[0]), axis)
-            if noise is not None:
-                middle = middle + inject(noise[0], self.per_channel_scale1, axis, outer.output, outer.count)
-            inner = cache.inner.push(middle, last and x is not None)
-        if inner is None:
+        """The input (B, T, H, W, C) to the block's middle; the input itself goes to `skip`."""
+        view = window.push(x, last)
+        if view is None:
             return None
-        result = self.conv2(inner, activate(inner.frames, self.norm2, modulations[1]), axis)
-        if noise is not None:
-            result = result + inject(noise[1], self.per_channel_scale2, axis, inner.output, inner.count)
-        skip = take(seen, axis, inner.output - start, inner.output - start + inner.count)
+        skip.view = view
+        middle = self.conv1(view, activate(view.frames, self.norm1, modulation), window.axis)
+        if field is None:
+            return middle
+        return middle + inject(field, self.per_channel_scale1, window.axis, view.output, view.count)
+
+    def _second_half(
+        self,
+        x: mx.array | None,
+        last: bool,
+        *,
+        window: Window,
+        skip: Skip,
+        modulation: Modulation | None,
+        field: mx.array | None,
+    ) -> mx.array | None:
+        """The block's middle to its result, to which `skip` adds the input."""
+        view = window.push(x, last)
+        if view is None:
+            return None
+        result = self.conv2(view, activate(view.frames, self.norm2, modulation), window.axis)
+        if field is not None:
+            result = result + inject(field, self.per_channel_scale2, window.axis, view.output, view.count)
+        past = skip.take(view.output, view.count)
         if "conv_shortcut" in self:
-            skip = self.conv_shortcut(self.norm3(skip))
-        return result + skip
+            past = self.conv_shortcut(self.norm3(past))
+        return result + past
 
 
 class ResnetStack(nn.Module):
@@ -177,14 +190,12 @@ class ResnetStack(nn.Module):
             self.time_embedder = TimeEmbedder(4 * channels)
 
     def stages(self, axis: Axis, timesteps: mx.array | None, fields: Iterator[mx.array]) -> list[Stage]:
-        """A stage per block. `timesteps` (B,) are scaled already; each noisy block draws two of `fields`."""
+        """The blocks' stages. `timesteps` (B,) are scaled already; each noisy block draws two of `fields`."""
         embedding = self.time_embedder(timesteps) if "time_embedder" in self else None
         stages = []
         for block in self.res_blocks:
-            cache = block.make_cache(axis)
-            noise = (next(fields), next(fields)) if block.injects_noise else None
-            modulations = block.modulations(embedding)
-            stages.append(Stage(partial(block, cache=cache, modulations=modulations, noise=noise), cache))
+            drawn = (next(fields), next(fields)) if block.injects_noise else (None, None)
+            stages += block.stages(axis, block.modulations(embedding), drawn)
         return stages
 
 
