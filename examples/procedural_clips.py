@@ -75,7 +75,7 @@ def paint(image, alpha, value):
 
 
 def cover(depth):
-    """How much of a pixel a shape covers whose edge is ``depth`` pixels outside it."""
+    """How much of a pixel is covered that lies ``depth`` pixels inside an edge."""
     return np.clip(0.5 + depth / EDGE, 0, 1)
 
 
@@ -104,7 +104,7 @@ class SoftNoise:
 
 
 class Camera:
-    """A view of the world that moves smoothly; ``progress`` runs over frames."""
+    """A view of the world that pans, sways and zooms smoothly."""
 
     def __init__(self, rng, speed=1.0, centre=(0, 0), zoom=1.0):
         angle = rng.uniform(-0.5, 0.5) + math.pi * rng.integers(2)
@@ -161,7 +161,7 @@ def draw_shape(image, view, kind, at, size, angle, fill, second=None, stripes=0.
         under = distance(kind, u - c * offset - s * offset, v - c * offset + s * offset, size)
         paint(patch, shadow * np.clip(0.5 - under / (0.3 * size + 4), 0, 1), np.zeros(3, np.float32))
     if second is not None:
-        mix = 0.5 + 0.5 * u / size if not stripes else 0.5 + zoom * stripes / math.tau / EDGE * np.sin(u / stripes * math.tau)
+        mix = cover(zoom * stripes / math.tau * np.sin(u / stripes * math.tau)) if stripes else 0.5 + 0.5 * u / size
         fill = fill + np.clip(mix, 0, 1)[..., None] * (second - fill)
     paint(patch, cover(-zoom * distance(kind, u, v, size)), fill)
 
@@ -356,7 +356,8 @@ class Shapes:
         centre = (rng.uniform(-100, 100), rng.uniform(-100, 100))
         self.camera = camera or Camera(rng, 0.9, centre, math.exp(rng.uniform(-0.1, 0.5)))
         paints = [0.8 * colour(PAINTS[i]) + 0.1 for i in (rng.permutation(len(PAINTS)) if palette is None else palette)]
-        toned = [p * t + (1 - t) * rng.uniform(0.15, 0.9) for p, t in zip(paints, rng.uniform(0.3, 0.9, 3), strict=False)]
+        mixes = rng.uniform(0.3, 0.9, 3)
+        toned = [p * t + (1 - t) * rng.uniform(0.15, 0.9) for p, t in zip(paints[:3], mixes, strict=True)]
         self.ground, self.angle = toned, rng.uniform(0, math.tau)
         self.noise, self.cell = SoftNoise(rng), rng.uniform(36, 90)
         self.depth = rng.uniform(0, 0.5)
@@ -369,15 +370,15 @@ class Shapes:
             size = math.exp(rng.uniform(2.7, 4.0))
             style = rng.integers(3)
             self.shapes.append(
-                dict(
-                    kind=kinds[rng.integers(5)],
-                    start=np.array([centre[0], centre[1]]) + rng.uniform(-1, 1, 2) * (190, 130),
-                    velocity=rng.normal(0, 0.6, 2),
-                    orbit=(rng.uniform(0, 25), rng.uniform(-0.05, 0.05), rng.uniform(0, math.tau)),
-                    turn=(rng.uniform(0, math.tau), rng.normal(0, 0.02)),
-                    look=(size, first, None if style == 0 else second, size if style == 2 else 0.0),
-                    shadow=rng.choice([0.0, 0.35]),
-                )
+                {
+                    "kind": kinds[rng.integers(5)],
+                    "start": np.array([centre[0], centre[1]]) + rng.uniform(-1, 1, 2) * (190, 130),
+                    "velocity": rng.normal(0, 0.6, 2),
+                    "orbit": (rng.uniform(0, 25), rng.uniform(-0.05, 0.05), rng.uniform(0, math.tau)),
+                    "turn": (rng.uniform(0, math.tau), rng.normal(0, 0.02)),
+                    "look": (size, first, None if style == 0 else second, size if style == 2 else 0.0),
+                    "shadow": rng.choice([0.0, 0.35]),
+                }
             )
         self.text = text or (random_word(rng) if rng.uniform() < 0.6 else "")
         self.text_at = np.array(centre) + rng.uniform(-60, 60, 2), rng.uniform(4.5, 8), rng.normal(0, 0.3, 2)
@@ -388,11 +389,11 @@ class Shapes:
         along = math.cos(self.angle) * x + math.sin(self.angle) * y
         image = ramp(self.ground, 0.5 + along / 380)
         light = self.depth * self.noise(x / self.cell + 0.01 * frame, y / self.cell)
-        wave = math.tau / self.period
+        wave, slope = math.tau / self.period, self.period * zoom / 14
         if self.pattern == 1:
-            light = light + self.strength * np.clip(self.period * zoom / 14 * np.sin(along * wave + 0.05 * frame), -1, 1)
+            light = light + self.strength * np.clip(slope * np.sin(along * wave + 0.05 * frame), -1, 1)
         elif self.pattern == 2:
-            light = light + self.strength * np.clip(self.period * zoom / 14 * np.sin(x * wave) * np.sin(y * wave), -1, 1)
+            light = light + self.strength * np.clip(slope * np.sin(x * wave) * np.sin(y * wave), -1, 1)
         elif self.pattern == 3:
             light = light + self.strength * np.sin(np.sqrt(x * x + y * y + 1) * wave - 0.12 * frame)
         image *= (1 + 0.6 * light)[..., None]
@@ -438,9 +439,8 @@ def demo_clip(num_frames=DEMO_FRAMES, height=DEMO_SIZE[0], width=DEMO_SIZE[1]):
     first, second = Camera(rng), Camera(rng)
     first.centre, first.zoom, first.velocity, first.growth, first.sway = (-60, -6), 1.0, (1.1, 0.0), 0.0012, (2, 0)
     second.centre, second.zoom, second.velocity, second.growth, second.sway = (0, 0), 1.0, (-0.9, 0.0), 0.0, (2, 0)
-    return render(
-        [(0, Landscape(rng, first, 0, "MLX VAE")), (num_frames * 3 // 5, City(rng, second, 2, "LTX"))],
-        num_frames,
-        height,
-        width,
-    )
+    landscape, city = Landscape(rng, first, 0, "MLX VAE"), City(rng, second, 2, "LTX")
+    landscape.sign = first.centre[0] + 45, 5.5
+    landscape.trees = [(x, size * 1.2) for x, size in landscape.trees if abs(x - landscape.sign[0]) > 130]
+    landscape.board = [colour("3d5a80"), colour("e0a870")]
+    return render([(0, landscape), (num_frames * 3 // 5, city)], num_frames, height, width)

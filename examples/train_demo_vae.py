@@ -3,11 +3,14 @@
 The network has the blocks of LTX-2.3 at narrow widths; it learns from the
 clips of ``procedural_clips.py`` alone. Needs torch, NumPy and safetensors.
 
-    python examples/train_demo_vae.py --minutes 50 --state demo.pt
+    python examples/train_demo_vae.py --minutes 40 --state demo_vae.pt
     python examples/train_demo_vae.py --evaluate --pictures frames/
 
-A run that is called again with the same ``--state`` goes on where the last
-one ended. The checkpoint has the layout of the published files: tensors
+So small a budget leaves no time to discover what a block of pixels is made
+of. So the decoder starts as the inverse of a principal component analysis,
+the encoder first learns to answer those components, and then both learn
+together. A run that is called again with the same ``--state`` goes on where
+the last one ended. The checkpoint has the layout of the published files: tensors
 ``vae.encoder.*``, ``vae.decoder.*``, ``vae.per_channel_statistics.*`` and the
 metadata entry ``config``.
 
@@ -34,34 +37,28 @@ import procedural_clips
 
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "mlx_ltx_vae" / "demo"
 
+# A res_x is followed by its layers, a compress_* by its multiplier. Both lists run from pixels to latents.
+ENCODER = "res_x 1, compress_space_res 1, res_x 1, compress_time_res 1, res_x 2, compress_all_res 2, res_x 1, \
+           compress_all_res 1, res_x 2"
+DECODER = (
+    "res_x 1, compress_space 1, res_x 2, compress_time 1, res_x 2, compress_all 1, res_x 2, compress_all 2, res_x 1"
+)
+
+
+def block_list(text):
+    """'res_x 1, compress_all 2' -> the list that a checkpoint's configuration holds."""
+    pairs = (entry.split() for entry in text.split(","))
+    return [[name, {"num_layers" if name == "res_x" else "multiplier": int(value)}] for name, value in pairs]
+
+
 CONFIG = {
     "_class_name": "CausalVideoAutoencoder",
     "dims": 3,
     "in_channels": 3,
     "out_channels": 3,
     "latent_channels": 64,
-    "encoder_blocks": [
-        ["res_x", {"num_layers": 1}],
-        ["compress_space_res", {"multiplier": 1}],
-        ["res_x", {"num_layers": 1}],
-        ["compress_time_res", {"multiplier": 1}],
-        ["res_x", {"num_layers": 2}],
-        ["compress_all_res", {"multiplier": 2}],
-        ["res_x", {"num_layers": 1}],
-        ["compress_all_res", {"multiplier": 1}],
-        ["res_x", {"num_layers": 2}],
-    ],
-    "decoder_blocks": [  # as in the published files: walked from the last to the first
-        ["res_x", {"num_layers": 1}],
-        ["compress_space", {"multiplier": 1}],
-        ["res_x", {"num_layers": 2}],
-        ["compress_time", {"multiplier": 1}],
-        ["res_x", {"num_layers": 2}],
-        ["compress_all", {"multiplier": 1}],
-        ["res_x", {"num_layers": 2}],
-        ["compress_all", {"multiplier": 2}],
-        ["res_x", {"num_layers": 1}],
-    ],
+    "encoder_blocks": block_list(ENCODER),
+    "decoder_blocks": block_list(DECODER),
     "scaling_factor": 1.0,
     "norm_layer": "pixel_norm",
     "patch_size": 4,
@@ -128,11 +125,6 @@ class CausalConv3d(nn.Module):
         self.causal = causal
         nn.init.normal_(self.conv.weight, std=(27 * in_channels) ** -0.5)
         nn.init.zeros_(self.conv.bias)
-
-    def add_constant(self):
-        """Start every fourth channel at one, so that pixel norm keeps the size of the others."""
-        with torch.no_grad():
-            self.conv.bias[::4] = 1
 
     def forward(self, x):
         first, last = x[:, :, :1], x[:, :, -1:]
@@ -203,7 +195,7 @@ class Encoder(nn.Module):
         self.patch = config["patch_size"]
         channels = config["encoder_base_channels"]
         self.conv_in = CausalConv3d(config["in_channels"] * self.patch**2, channels, causal=True)
-        self.conv_in.add_constant()
+        nn.init.ones_(self.conv_in.conv.bias[::4])  # a constant beside the others lets pixel norm keep their size
         self.down_blocks = nn.ModuleList()
         for name, options in config["encoder_blocks"]:
             if name == "res_x":
@@ -291,7 +283,7 @@ def load_checkpoint(path):
     return vae.eval(), config
 
 
-# Training -----------------------------------------------------------------
+# Training clips -----------------------------------------------------------
 
 POOL_SHAPE = (25, 192, 192)  # frames, height, width of a training clip
 CROPS = [  # (batch, frames, side), drawn by weight
@@ -332,11 +324,88 @@ def draw_batch(pool, rng):
     (batch, frames, side), _ = CROPS[rng.choice(len(CROPS), p=weights / weights.sum())]
     crops = []
     for index in rng.integers(len(pool), size=batch):
-        t, y, x = (int(rng.integers(size - keep + 1)) for size, keep in zip(POOL_SHAPE, (frames, side, side)))
+        t, y, x = (
+            int(rng.integers(size - keep + 1)) for size, keep in zip(POOL_SHAPE, (frames, side, side), strict=True)
+        )
         crop = pool[index, t : t + frames, y : y + side, x : x + side]
         crop = crop[:, :, :: rng.choice([1, -1])][:: rng.choice([1, 1, -1])]
         crops.append(crop[..., rng.permutation(3)] if rng.uniform() < 0.3 else crop)
     return to_pixels(np.stack(crops))
+
+
+# A linear start -----------------------------------------------------------
+
+MERGES = [(1, 1, 1), *(STRIDES[name] for name, _ in CONFIG["decoder_blocks"] if name != "res_x")]
+
+
+def per_position(x, matrix):
+    """(B, C, T, H, W) times (C, K) -> (B, K, T, H, W)."""
+    return torch.einsum("bcthw,ck->bkthw", x, matrix)
+
+
+@torch.no_grad()
+def principal_components(pool, widths=(31, 32, 32, 32, 64)):
+    """Principal components of 4x4 patches, of 2x2 of those, and so on up to 32x32x8 blocks.
+
+    Returns the mean patch, one (values, components) matrix per level with
+    orthonormal columns, and the standard deviation of the last components.
+    """
+    x = patchify(to_pixels(pool[:80, 1:]), CONFIG["patch_size"])
+    mean = x.mean((0, 2, 3, 4))
+    x, bases = x - mean.view(1, -1, 1, 1, 1), []
+    for width, strides in zip(widths, MERGES, strict=True):
+        x = space_to_depth(x, strides)
+        rows = x.transpose(0, 1).flatten(1)
+        bases.append(torch.linalg.eigh(rows @ rows.T / rows.shape[1])[1].flip(1)[:, :width].contiguous())
+        x = per_position(x, bases[-1]) / math.sqrt(math.prod(strides))
+    return mean, bases, x.square().mean((0, 2, 3, 4)).sqrt()
+
+
+@torch.no_grad()
+def to_components(pixels, components):
+    """Pixels (B, 3, 1 + 8 (t - 1), H, W) -> unit-variance components (B, 64, t, h, w)."""
+    mean, bases, deviation = components
+    pixels = torch.cat([pixels[:, :, :1].expand(-1, -1, 7, -1, -1), pixels], dim=2)
+    x = patchify(pixels, CONFIG["patch_size"]) - mean.view(1, -1, 1, 1, 1)
+    for basis, strides in zip(bases, MERGES, strict=True):
+        x = per_position(space_to_depth(x, strides), basis) / math.sqrt(math.prod(strides))
+    return x / deviation.view(1, -1, 1, 1, 1)
+
+
+@torch.no_grad()
+def start_decoder(decoder, components):
+    """Let the decoder begin as the inverse of `to_components`, on the centre taps of its convolutions.
+
+    The last features are small deviations from one, where pixel norm and SiLU
+    are nearly linear; they are rotated so that they sum to zero.
+    """
+    mean, bases, deviation = components
+    ones_first = torch.cat([torch.ones(32, 1), torch.randn(32, 31)], 1)
+    rotation = torch.linalg.qr(ones_first)[0][:, 1:] * 0.35  # (32, 31)
+
+    def set_centre(conv, matrix):  # matrix (out, in)
+        conv.conv.weight.mul_(0.02)
+        conv.conv.weight[:, :, 1, 1, 1] += matrix
+
+    set_centre(decoder.conv_in, torch.diag(deviation))
+    ups = [block for block in decoder.up_blocks if isinstance(block, Upsample)]
+    for up, basis in zip(ups, bases[:0:-1], strict=True):
+        parts = math.prod(up.strides)
+        matrix = basis * math.sqrt(parts)
+        if up is ups[-1]:
+            matrix = torch.einsum("oc,cpk->opk", rotation, matrix.view(31, parts, -1)).flatten(0, 1)
+            up.conv.conv.bias.fill_(1)
+        set_centre(up.conv, matrix)
+    for name, value in decoder.named_parameters():
+        if "conv2" in name:
+            value.mul_(0.1)
+    set_centre(decoder.conv_out, bases[0] @ torch.linalg.pinv(rotation) / 0.9277)  # the slope of SiLU at 1
+    decoder.conv_out.conv.bias.copy_(mean - 0.7311 * decoder.conv_out.conv.weight.sum((1, 2, 3, 4)))  # SiLU(1)
+
+
+# Training -----------------------------------------------------------------
+
+ENCODER_ONLY = 0.15  # the part of the training in which the encoder learns the components
 
 
 def reconstruction_loss(result, pixels):
@@ -366,84 +435,23 @@ class Muon(torch.optim.Optimizer):
                 p.add_(x.view_as(p), alpha=-group["lr"] * 0.2 * math.sqrt(max(x.shape)))
 
 
-MERGES = [STRIDES["compress_space"], STRIDES["compress_time"], STRIDES["compress_all"], STRIDES["compress_all"]]
-
-
-def per_position(x, matrix):
-    """(B, C, T, H, W) times (C, K) -> (B, K, T, H, W)."""
-    return torch.einsum("bcthw,ck->bkthw", x, matrix)
-
-
-@torch.no_grad()
-def principal_components(pool, widths=(31, 32, 32, 32, 64)):
-    """Principal components of 4x4 patches, of 2x2 of those, and so on up to 32x32x8 blocks.
-
-    Returns the mean patch, one (values, components) matrix per level with
-    orthonormal columns, and the standard deviation of the last components.
-    """
-    x = patchify(to_pixels(pool[:80, 1:]), CONFIG["patch_size"])
-    mean = x.mean((0, 2, 3, 4))
-    x, bases = x - mean.view(1, -1, 1, 1, 1), []
-    for width, strides in zip(widths, [(1, 1, 1), *MERGES]):
-        x = space_to_depth(x, strides)
-        rows = x.transpose(0, 1).flatten(1)
-        bases.append(torch.linalg.eigh(rows @ rows.T / rows.shape[1])[1].flip(1)[:, :width].contiguous())
-        x = per_position(x, bases[-1]) / math.sqrt(math.prod(strides))
-    return mean, bases, x.square().mean((0, 2, 3, 4)).sqrt()
-
-
-@torch.no_grad()
-def to_components(pixels, components):
-    """Pixels (B, 3, 1 + 8 (t - 1), H, W) -> unit-variance components (B, 64, t, h, w)."""
-    mean, bases, deviation = components
-    pixels = torch.cat([pixels[:, :, :1].expand(-1, -1, 7, -1, -1), pixels], dim=2)
-    x = patchify(pixels, CONFIG["patch_size"]) - mean.view(1, -1, 1, 1, 1)
-    for basis, strides in zip(bases, [(1, 1, 1), *MERGES]):
-        x = per_position(space_to_depth(x, strides), basis) / math.sqrt(math.prod(strides))
-    return x / deviation.view(1, -1, 1, 1, 1)
-
-
-@torch.no_grad()
-def start_decoder(decoder, components):
-    """Let the decoder begin as the inverse of `to_components`, on the centre taps of its convolutions.
-
-    The last features are small deviations from one, where pixel norm and SiLU
-    are nearly linear; they are rotated so that they sum to zero.
-    """
-    mean, bases, deviation = components
-    ones_first = torch.cat([torch.ones(32, 1), torch.randn(32, 31)], 1)
-    rotation = torch.linalg.qr(ones_first)[0][:, 1:] * 0.35  # (32, 31)
-
-    def set_centre(conv, matrix):
-        conv.conv.weight.mul_(0.02)
-        conv.conv.weight[:, :, 1, 1, 1] += matrix
-
-    set_centre(decoder.conv_in, torch.diag(deviation))
-    ups = [block for block in decoder.up_blocks if isinstance(block, Upsample)]
-    for up, basis in zip(ups, bases[:0:-1]):
-        parts = math.prod(up.strides)
-        matrix = basis * math.sqrt(parts)
-        if up is ups[-1]:
-            matrix = torch.einsum("oc,cpk->opk", rotation, matrix.view(31, parts, -1)).flatten(0, 1)
-            up.conv.conv.bias.fill_(1)
-        set_centre(up.conv, matrix)
-    for name, value in decoder.named_parameters():
-        if "conv2" in name:
-            value.mul_(0.1)
-    set_centre(decoder.conv_out, bases[0] @ torch.linalg.pinv(rotation) / 0.9277)
-    decoder.conv_out.conv.bias.copy_(mean - 0.731 * decoder.conv_out.conv.weight.sum((1, 2, 3, 4)))
-
-
 def processor_time():
     """Seconds on all threads' processors, so that a busy machine does not shorten the training."""
     return time.process_time() / torch.get_num_threads()
 
 
-ENCODER_ONLY = 0.15  # of the training: the encoder alone learns to answer the principal components
+def schedule(progress, step):
+    """Factor of the learning rate: two half cosines, the first for the encoder alone and twice as high."""
+    alone = progress < ENCODER_ONLY
+    part = progress / ENCODER_ONLY if alone else (progress - ENCODER_ONLY) / (1 - ENCODER_ONLY)
+    return (1 + alone) * min(1, (step + 1) / 100) * (0.02 + 0.49 * (1 + math.cos(math.pi * part)))
 
 
 def train(arguments):
-    """Train until ``arguments.minutes`` are used up, all runs with this state together."""
+    """Train until ``arguments.minutes`` are used up, all runs with this state together.
+
+    Returns the VAE with averaged weights and the training clips.
+    """
     pool = load_pool(arguments.state.with_suffix(".clips.npy"), arguments.clips)
     components = principal_components(pool)
     vae = VAE(CONFIG)
@@ -458,31 +466,28 @@ def train(arguments):
         state = torch.load(arguments.state)
         vae.load_state_dict(state["vae"])
         average, step, used = state["average"], state["step"], state["used"]
-        for optimizer, saved in zip(optimizers, state["optimizers"]):
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
     rng = np.random.default_rng(step)
     begun, saved_at, losses = processor_time() - used, time.monotonic(), []
     while (used := processor_time() - begun) < 60 * arguments.minutes:
         progress = used / (60 * arguments.minutes)
-        encoder_only = progress < ENCODER_ONLY
-        progress = progress / ENCODER_ONLY if encoder_only else (progress - ENCODER_ONLY) / (1 - ENCODER_ONLY)
-        rate = arguments.rate * (1 + encoder_only) * min(1, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        rate = arguments.rate * schedule(progress, step)
         for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            optimizer.param_groups[0]["lr"] = rate
         pixels = draw_batch(pool, rng)
         with torch.autocast("cpu", torch.bfloat16):
             latents = vae.encoder(pixels).float()
-            if not encoder_only:
+            if progress >= ENCODER_ONLY:
                 noise = 0.03 * latents.detach().std() * torch.randn(latents.shape)
-                result = vae.decoder(latents + noise)
-        if encoder_only:
+                result = vae.decoder(latents + noise).float()
+        if progress < ENCODER_ONLY:
             error = (latents - to_components(pixels, components)).square() * weights
             loss = error.mean() / weights.mean()
-            losses.append(loss.item() * 4)
+            losses.append(loss.item())
         else:
-            loss = reconstruction_loss(result.float(), pixels)
-            losses.append(F.mse_loss(result.detach().float(), pixels).item())
+            loss = reconstruction_loss(result, pixels)
+            losses.append(F.mse_loss(result.detach(), pixels).item() / 4)
         loss.backward()
         nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         for optimizer in optimizers:
@@ -493,8 +498,9 @@ def train(arguments):
         for name, value in vae.state_dict().items():
             average[name].lerp_(value, 1 - keep)
         if step % 50 == 0:
-            psnr = 10 * math.log10(4 / np.mean(losses))
-            log(f"{used / 60:6.1f} min  step {step:6d}  rate {rate:.1e}  training PSNR {psnr:5.2f} dB")
+            name = "components" if progress < ENCODER_ONLY else "pixels"
+            psnr = -10 * math.log10(np.mean(losses))
+            log(f"{used / 60:6.1f} min  step {step:6d}  rate {rate:.1e}  {name} {psnr:5.2f} dB")
             losses = []
         if time.monotonic() - saved_at > 60:
             saved_at = time.monotonic()
@@ -586,10 +592,10 @@ def log(text):
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Train the demo VAE and encode its clip.")
     parser.add_argument("--output", type=Path, default=DEMO_FOLDER, help="folder for the two files")
-    parser.add_argument("--state", type=Path, default=Path("demo_vae.pt"), help="file to resume from and to save to")
-    parser.add_argument("--minutes", type=float, default=50, help="training time, all runs together")
+    parser.add_argument("--state", type=Path, default=Path("demo_vae.pt"), help="file to go on from and to save to")
+    parser.add_argument("--minutes", type=float, default=40, help="processor minutes per thread, all runs together")
     parser.add_argument("--clips", type=int, default=1200, help="number of training clips")
-    parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate (the encoder alone: twice that)")
+    parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate of the joint training")
     parser.add_argument("--threads", type=int, help="torch threads")
     parser.add_argument("--evaluate", action="store_true", help="train nothing, measure the files in --output")
     parser.add_argument("--pictures", type=Path, help="with --evaluate: folder for pictures, results below originals")

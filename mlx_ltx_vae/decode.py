@@ -85,8 +85,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     how = parser.add_argument_group("how to decode")
     how.add_argument("--mode", choices=["auto", "exact", "single"], default="auto", help="default: auto")
-    how.add_argument("--order", choices=["auto", "time"], default="auto", help="axis of the stream (default: auto)")
-    how.add_argument("--chunk", type=_positive, metavar="N", help="latent frames at a time")
+    how.add_argument("--order", choices=["auto", "time", "rows", "columns"], default="auto", help="default: auto")
+    how.add_argument("--chunk", type=_positive, metavar="N", help="latent frames (rows, columns) at a time")
     how.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
     how.add_argument("--timestep", type=float, metavar="T", help="decode timestep of 0.9.1 to 0.9.8 (default: 0.05)")
     how.add_argument("--seed", type=int, default=0, metavar="N", help="of the noise of 0.9.1 to 0.9.8 (default: 0)")
@@ -145,7 +145,9 @@ def _decode(arguments: argparse.Namespace) -> None:
 def _decode_one(vae: VideoVAE, latents: mx.array, output: str, report: Report, arguments: argparse.Namespace) -> None:
     """One item of a batch to one output."""
     start = time.perf_counter()
-    chunks = vae.stream(latents, report.plan, timestep=arguments.timestep, seed=arguments.seed)
+    chunks = vae.stream(
+        latents, report.plan, timestep=arguments.timestep, seed=arguments.seed, bit_depth=arguments.bit_depth
+    )
     with open_sink(
         output,
         size=report.plan.frame_size,

@@ -1,11 +1,12 @@
 """How to decode: what is decided before the first latent is touched. Pure arithmetic, no MLX."""
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .config import NetworkConfig, NormKind, VAEConfig
+from .config import BlockKind, NetworkConfig, NormKind, VAEConfig
 from .errors import LatentsError, PlanError
 from .padding import PaddingMode
 
@@ -21,14 +22,19 @@ class Order(enum.Enum):
     """Along which axis a clip is streamed."""
 
     TIME = "time"
+    ROWS = "rows"
+    COLUMNS = "columns"
 
 
-# Latent frames handed to the network at a time. One keeps the least between the layers.
+_LATENT_AXES = {Order.TIME: 2, Order.ROWS: 3, Order.COLUMNS: 4}
+_LATENT_NOUNS = {Order.TIME: "frame", Order.ROWS: "row", Order.COLUMNS: "column"}
+
+# Latent positions (frames, or rows, or columns) handed to the network at a time. One keeps the least between the layers.
 _DEFAULT_CHUNK = 1
 
-# Frames that a layer takes at once where the activations are widest, and more where they are not. A convolution
-# looks at two frames besides those it is given: norming these again for every single frame is what costs.
-_STEP_FRAMES = 2
+# Positions that a layer takes at once where the activations are widest, and more where they are not. A convolution
+# looks at two positions besides those it is given: norming these again for every single one is what costs.
+_STEP_POSITIONS = 2
 
 
 @dataclass(frozen=True)
@@ -85,11 +91,13 @@ class DecodePlan:
         if self.mode is Mode.SINGLE:
             lines.append("mode     single: the whole clip at once; memory grows with its length")
         else:
-            frames = "1 latent frame" if self.chunk == 1 else f"{self.chunk} latent frames"
-            lines += [
-                f"mode     exact: the single pass's result, streamed along {self.order.value}, {frames} at a time",
-                f"first    frame after {min(self.lookahead, time)} of {time} latent frames",
-            ]
+            noun = _LATENT_NOUNS[self.order]
+            unit = f"1 latent {noun}" if self.chunk == 1 else f"{self.chunk} latent {noun}s"
+            lines.append(f"mode     exact: the single pass's result, streamed by {self.order.value}, {unit} at a time")
+            if self.order is Order.TIME:
+                lines.append(f"first    frame after {min(self.lookahead, time)} of {time} latent frames")
+            else:
+                lines.append(f"first    frame at the end: all frames wait on disk for their last {self.order.value}")
         return "\n".join(lines)
 
 
@@ -102,38 +110,60 @@ def make_plan(
         config: of the VAE.
         latent_shape: (B, C, F', H', W').
         mode: "auto", "exact" or "single". "auto" is exact wherever the network allows it.
-        order: "auto" or "time".
-        chunk: latent frames at a time for the exact mode; None to choose.
+        order: "auto", "time", "rows" or "columns".
+        chunk: latent frames (rows, columns) at a time for the exact mode; None to choose.
 
     Raises:
         LatentsError: for a shape that the VAE cannot decode.
         PlanError: for a mode that it cannot be decoded in, or an option that is not known.
     """
     shape = check_latent_shape(config, latent_shape)
-    if mode not in ("auto", "exact", "single"):
-        raise PlanError(f"mode {mode!r} is not known; there are auto, exact and single.")
-    if order not in ("auto", "time"):
-        raise PlanError(f"order {order!r} is not known; there are auto and time.")
+    wanted_mode = _choice(mode, Mode, "mode")
+    wanted_order = _choice(order, Order, "order")
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise PlanError(f"a chunk is a whole number of latent frames, at least 1, and not {chunk!r}.")
+        raise PlanError(f"a chunk is a whole number of latent positions, at least 1, and not {chunk!r}.")
     local = config.decoder.norm is not NormKind.GROUP
-    if mode == "exact" and not local:
+    if wanted_mode is Mode.EXACT and not local:
         raise PlanError("this decoder's group norms look at the whole clip, so it cannot be streamed; use mode single.")
-    chosen = Mode.SINGLE if mode == "single" or not local else Mode.EXACT
-    if chosen is Mode.SINGLE and chunk is not None:
-        raise PlanError("a chunk length goes with mode exact; a single pass has one chunk.")
+    chosen = Mode.SINGLE if not local else wanted_mode or Mode.EXACT
+    if chosen is Mode.SINGLE and (chunk is not None or wanted_order not in (None, Order.TIME)):
+        raise PlanError("a chunk length and an order go with mode exact; a single pass has one chunk.")
+    chosen_order = wanted_order or Order.TIME
+    _check_order(config.decoder, chosen_order)
+    axis = _LATENT_AXES[chosen_order]
     time, height, width = config.scale
     return DecodePlan(
         mode=chosen,
-        order=Order.TIME,
+        order=chosen_order,
         latent_shape=shape,
-        chunk=shape[2] if chosen is Mode.SINGLE else min(chunk or _DEFAULT_CHUNK, shape[2]),
-        step_elements=_STEP_FRAMES * shape[0] * widest_frame(config.decoder, shape[3], shape[4]),
+        chunk=shape[axis] if chosen is Mode.SINGLE else min(chunk or _DEFAULT_CHUNK, shape[axis]),
+        step_elements=_STEP_POSITIONS * widest_position(config.decoder, shape, chosen_order),
         num_frames=config.num_frames(shape[2]),
         height=height * shape[3],
         width=width * shape[4],
-        lookahead=lookahead(config.decoder),
+        lookahead=lookahead(config.decoder) if chosen_order is Order.TIME else shape[2],
     )
+
+
+def _choice(name: str, kind: type[enum.Enum], what: str) -> Any:
+    """The member that a user's word means, or None for "auto"."""
+    if name == "auto":
+        return None
+    try:
+        return kind(name)
+    except ValueError:
+        known = ", ".join(member.value for member in kind)
+        raise PlanError(f"{what} {name!r} is not known; there are auto, {known}.") from None
+
+
+def _check_order(decoder: NetworkConfig, order: Order) -> None:
+    """Refuse an order in which this decoder cannot be streamed."""
+    if order is Order.TIME:
+        return
+    if any(block.kind is BlockKind.ATTENTION for block in decoder.blocks):
+        raise PlanError(f"this decoder attends to whole frames, so it cannot be streamed by {order.value}; use time.")
+    if decoder.padding is PaddingMode.CIRCULAR:
+        raise PlanError(f"this decoder's padding goes round the frame, so {order.value} cannot be cut; use order time.")
 
 
 def check_latent_shape(config: VAEConfig, shape: Sequence[int]) -> tuple[int, int, int, int, int]:
@@ -176,11 +206,15 @@ def lookahead(decoder: NetworkConfig) -> int:
     return frames + 1
 
 
-def widest_frame(decoder: NetworkConfig, height: int, width: int) -> int:
-    """Elements of one frame where the decoder's activations are widest, for latents of `height` x `width` cells."""
+def widest_position(decoder: NetworkConfig, latent_shape: Sequence[int], order: Order) -> int:
+    """Elements of one position along the stream where the decoder's activations are widest."""
+    batch, _, *extents = latent_shape
+    axis = _LATENT_AXES[order] - 2
     widest = 0
     for block in decoder.blocks:
-        widest = max(widest, height * width * block.in_channels)
-        height, width = height * block.stride[1], width * block.stride[2]
-        widest = max(widest, height * width * block.out_channels)
+        for channels in (block.in_channels, block.out_channels):
+            slices = math.prod(extent for index, extent in enumerate(extents) if index != axis)
+            widest = max(widest, batch * slices * channels)
+            if channels is block.in_channels:
+                extents = [extent * stride for extent, stride in zip(extents, block.stride, strict=True)]
     return widest

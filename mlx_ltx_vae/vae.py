@@ -11,11 +11,12 @@ from .checkpoint import load_checkpoint
 from .config import VAEConfig
 from .decoder import Decoder
 from .encoder import Encoder
-from .errors import CheckpointError, DecodeError, LatentsError, PlanError
-from .frames import FrameChunk, check_frames
+from .errors import CheckpointError, LatentsError, PlanError
+from .execution import Job, execute
+from .frames import FrameChunk, Watch
 from .loading import load_half
 from .noise import Noise, draw
-from .plan import DecodePlan, Mode, check_latent_shape, make_plan
+from .plan import DecodePlan, check_latent_shape, make_plan
 from .stream import run, run_whole
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -101,6 +102,7 @@ class VideoVAE:
         timestep: float | None = None,
         seed: int = 0,
         noise: Noise = None,
+        bit_depth: int | None = None,
     ) -> Iterator[FrameChunk]:
         """Decode, handing frames over as they are finished: each once, in order.
 
@@ -112,6 +114,8 @@ class VideoVAE:
             timestep: the decode timestep of VAEs that take one (0.05 by default).
             seed: of the noise that such VAEs add.
             noise: that noise itself, in the order of the network's draws, or "zeros".
+            bit_depth: 8 or 10 where the chunks are only asked for `to_uint8` or `to_uint16`. Decoding by rows or
+                columns then keeps no more than that of the frames that wait on disk.
 
         Raises:
             LatentsError: at once, for latents or noise that the network cannot take.
@@ -125,10 +129,13 @@ class VideoVAE:
         plan = self.plan(shape) if plan is None else plan
         if plan.latent_shape != shape:
             raise PlanError(f"the plan was made for latents of the shape {plan.latent_shape}, and these have {shape}.")
+        if bit_depth not in (None, 8, 10):
+            raise LatentsError(f"a bit depth is 8 or 10, and not {bit_depth!r}.")
         may_be_flat = _check_values(latents)
         timesteps = self._timesteps(timestep, shape[0])
         prepared, fields = self._prepare(latents, timesteps is not None, seed, noise)
-        return self._decode_prepared(prepared, plan, timesteps, fields, may_be_flat)
+        watch = Watch(self.config.patch_size, may_be_flat=may_be_flat)
+        return execute(Job(self.decoder, prepared, watch, timesteps, fields), plan, bit_depth)
 
     def decode(
         self,
@@ -214,33 +221,6 @@ class VideoVAE:
             raise LatentsError(f"{len(noise)} noise arrays were given and this VAE draws none.")
         latents = latents.transpose(0, 2, 3, 4, 1) * self.std + self.mean
         return latents.astype(self.dtype), fields
-
-    def _decode_prepared(
-        self,
-        latents: mx.array,
-        plan: DecodePlan,
-        timesteps: mx.array | None,
-        fields: list[mx.array],
-        may_be_flat: bool,
-    ) -> Iterator[FrameChunk]:
-        stages = self.decoder.stages(timesteps=timesteps, fields=fields)
-        if plan.mode is Mode.SINGLE:
-            results = iter([run_whole(stages, latents)])
-        else:
-            pieces = (latents[:, at : at + plan.chunk] for at in range(0, latents.shape[1], plan.chunk))
-            results = run(stages, pieces, step_elements=plan.step_elements)
-        start = 0
-        for frames in results:
-            check_frames(frames, start, self.config.patch_size, may_be_flat=may_be_flat)
-            chunk = FrameChunk(start, frames)
-            start += frames.shape[1]
-            # A suspended generator must not hold what it has handed over.
-            del frames
-            held = [chunk]
-            del chunk
-            yield held.pop()
-        if start != plan.num_frames:
-            raise DecodeError(f"{start} frames came out of the network and {plan.num_frames} should have.")
 
     def _check_pixels(self, pixels: mx.array) -> mx.array:
         """The pixels, cropped to a number of frames that can be encoded."""

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PARTS = {"config", "layers", "errors", "padding"}
 GEOMETRY = {"tiling", "plan"}
 NETWORKS = {"blocks", "decoder", "encoder", "diffusion_decoder"}
-RUNNING = {"loading", "noise", "stream", "frames"}
+RUNNING = {"loading", "noise", "stream", "frames", "spool", "execution"}
 LIBRARY = (
     {"errors", "padding", "config", "checkpoint", "layers", "vae", "media", "demo"} | GEOMETRY | NETWORKS | RUNNING
 )
@@ -38,6 +38,8 @@ MAY_IMPORT = {
     "noise": {"errors"},
     "stream": {"layers", "errors"},
     "frames": {"errors"},
+    "spool": {"errors"},
+    "execution": PARTS | {"decoder", "plan", "stream", "frames", "spool", "tiling"},
     "vae": LIBRARY - {"vae", "media", "demo"},
     "media": {"errors"},
     "demo": {"errors"},

@@ -1,6 +1,7 @@
 """`VideoVAE` from a user's side: loading, options, and bad input that never reaches the network."""
 
 import json
+from contextlib import nullcontext
 
 import mlx.core as mx
 import numpy as np
@@ -10,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 import synthetic_checkpoint
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.config import parse_vae_config
-from mlx_ltx_vae.frames import check_frames
+from mlx_ltx_vae.frames import Watch
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +140,7 @@ def test_reflection_needs_two_cells_a_side(golden):
         ({"chunk": 0}, "at least 1"),
         ({"chunk": 1.5}, "at least 1"),
         ({"mode": "single", "chunk": 2}, "one chunk"),
+        ({"mode": "single", "order": "rows"}, "one chunk"),
     ],
 )
 def test_bad_plans_are_refused(vae, options, words):
@@ -234,13 +236,19 @@ def test_a_batch_is_not_one_video(vae):
 
 def test_pixels_that_are_not_finite_or_one_flat_patch_are_reported():
     good = mx.random.normal((1, 2, 8, 8, 3))
-    check_frames(good, 0, 4, may_be_flat=False)
-    with pytest.raises(DecodeError, match="from frame 5 on are not finite"):
-        check_frames(mx.where(good > 1, mx.inf, good), 5, 4, may_be_flat=True)
     patch = mx.tile(mx.random.normal((1, 1, 4, 4, 3)), (1, 1, 2, 2, 1))
-    with pytest.raises(DecodeError, match="flat patch"):
-        check_frames(patch, 0, 4, may_be_flat=False)
-    check_frames(patch, 0, 4, may_be_flat=True)
+    with pytest.raises(DecodeError, match="not finite"):
+        Watch(4, may_be_flat=True).see(mx.where(good > 1, mx.inf, good))
+    for pieces, may_be_flat, fails in (
+        ([good, patch], False, False),
+        ([patch] * 2, True, False),
+        ([patch], False, True),
+    ):
+        watch = Watch(4, may_be_flat=may_be_flat)
+        for piece in pieces:
+            watch.see(piece)
+        with pytest.raises(DecodeError, match="flat patch") if fails else nullcontext():
+            watch.close()
 
 
 def test_a_convolution_that_returns_zeros_is_noticed(golden):

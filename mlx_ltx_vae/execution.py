@@ -1,0 +1,106 @@
+"""Carrying a plan out: one prepared decode, run the way the plan says."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from .decoder import Decoder
+from .frames import FrameChunk, Watch, quantise
+from .layers.stage import Stage
+from .layers.window import Axis, take
+from .plan import DecodePlan, Mode, Order
+from .spool import FrameSpool
+from .stream import run, run_whole
+
+_AXES = {Order.TIME: Axis.TIME, Order.ROWS: Axis.HEIGHT, Order.COLUMNS: Axis.WIDTH}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One decode, ready to run.
+
+    Attributes:
+        decoder: the network.
+        latents: (B, T, H, W, C), un-normalised, in the network's dtype.
+        timesteps: (B,) or None.
+        fields: the injected noise (H, W), in order.
+        watch: looks at what comes out.
+    """
+
+    decoder: Decoder
+    latents: mx.array
+    watch: Watch
+    timesteps: mx.array | None = None
+    fields: list[mx.array] = field(default_factory=list)
+
+    def stages(self, axis: Axis = Axis.TIME) -> list[Stage]:
+        """A new stream of this decode."""
+        return self.decoder.stages(axis, timesteps=self.timesteps, fields=self.fields)
+
+    def run(self, axis: Axis, chunk: int, step_elements: int) -> Iterator[mx.array]:
+        """The decode streamed along `axis`, `chunk` latent positions at a time: pieces (B, T, H, W, 3)."""
+        length = self.latents.shape[axis]
+        pieces = (take(self.latents, axis, at, min(at + chunk, length)) for at in range(0, length, chunk))
+        for frames in run(self.stages(axis), pieces, axis=axis, step_elements=step_elements):
+            self.watch.see(frames)
+            # A suspended generator must not hold what it has handed over.
+            held = [frames]
+            del frames
+            yield held.pop()
+        self.watch.close()
+
+
+def execute(job: Job, plan: DecodePlan, bit_depth: int | None) -> Iterator[FrameChunk]:
+    """Decode as planned: every frame once, in order.
+
+    Args:
+        job: what to decode.
+        plan: how.
+        bit_depth: all that the caller will take of a sample (8 or 10), or None for floats. It matters where frames
+            have to wait.
+    """
+    if plan.mode is Mode.SINGLE:
+        results = _single(job)
+    elif plan.order is Order.TIME:
+        results = job.run(Axis.TIME, plan.chunk, plan.step_elements)
+    else:
+        results = _spooled(job, plan, bit_depth)
+    start = 0
+    for frames in results:
+        chunk = [FrameChunk(start, frames)]
+        start += frames.shape[1]
+        del frames
+        yield chunk.pop()
+
+
+def _single(job: Job) -> Iterator[mx.array]:
+    frames = run_whole(job.stages(), job.latents)
+    job.watch.see(frames)
+    job.watch.close()
+    yield frames
+
+
+def _spooled(job: Job, plan: DecodePlan, bit_depth: int | None) -> Iterator[mx.array]:
+    """Stream along rows or columns; no frame is whole before the last of them, so all wait on disk."""
+    axis = _AXES[plan.order]
+    kept, dtype, restore = _kept(job.latents.dtype, bit_depth)
+    shape = (job.latents.shape[0], plan.num_frames, plan.height, plan.width, 3)
+    with FrameSpool(shape, np.dtype(dtype)) as spool:
+        start = 0
+        for part in job.run(axis, plan.chunk, plan.step_elements):
+            spool.put(np.asarray(kept(part)), axis, start)
+            start += part.shape[axis]
+            del part
+        for frames in spool.frames():
+            yield restore(mx.array(frames))
+
+
+def _kept(
+    dtype: mx.Dtype, bit_depth: int | None
+) -> tuple[Callable[[mx.array], mx.array], type, Callable[[mx.array], mx.array]]:
+    """How frames wait: what is kept of them, NumPy's type for it, and the way back."""
+    if bit_depth is None:
+        return lambda x: x.astype(mx.float32), np.float32, lambda x: x.astype(dtype)
+    return lambda x: quantise(x, bit_depth), {8: np.uint8, 10: np.uint16}[bit_depth], lambda x: x
