@@ -437,10 +437,12 @@ def demo_clip(num_frames=DEMO_FRAMES, height=DEMO_SIZE[0], width=DEMO_SIZE[1]):
     """The clip that ships: a dusk landscape with a sign, then a cut to a city."""
     rng = np.random.default_rng(DEMO_SEED)
     first, second = Camera(rng), Camera(rng)
-    first.centre, first.zoom, first.velocity, first.growth, first.sway = (-60, -6), 1.0, (1.1, 0.0), 0.0012, (2, 0)
-    second.centre, second.zoom, second.velocity, second.growth, second.sway = (0, 0), 1.0, (-0.9, 0.0), 0.0, (2, 0)
-    landscape, city = Landscape(rng, first, 0, "MLX VAE"), City(rng, second, 2, "LTX")
-    landscape.sign = first.centre[0] + 45, 5.5
-    landscape.trees = [(x, size * 1.2) for x, size in landscape.trees if abs(x - landscape.sign[0]) > 130]
-    landscape.board = [colour("3d5a80"), colour("e0a870")]
-    return render([(0, landscape), (num_frames * 3 // 5, city)], num_frames, height, width)
+    first.centre, first.zoom, first.velocity, first.growth, first.sway = (-60, -6), 1.1, (0.8, 0.0), 0.0008, (2, 0)
+    second.centre, second.zoom, second.velocity, second.growth, second.sway = (0, 14), 1.3, (-0.6, 0.0), 0.0, (2, 0)
+    landscape, city = Landscape(rng, first, 0, "MLX"), City(rng, second, 2, "LTX")
+    landscape.sign, landscape.trees = (first.centre[0] + 62, 7.0), [(first.centre[0] - 95, 50), (-135, 36)]
+    landscape.board = [colour("3d5a80"), colour("c98f6a")]
+    landscape.balloons = [(x + 40, y, 1.3 * size, *rest) for x, y, size, *rest in landscape.balloons[:2]]
+    city.sign = 0, 20, 6.5
+    cut = 1 + 8 * (num_frames // 13)  # where a latent frame begins
+    return render([(0, landscape), (cut, city)], num_frames, height, width)

@@ -3,7 +3,7 @@
 The network has the blocks of LTX-2.3 at narrow widths; it learns from the
 clips of ``procedural_clips.py`` alone. Needs torch, NumPy and safetensors.
 
-    python examples/train_demo_vae.py --minutes 40 --state demo_vae.pt
+    python examples/train_demo_vae.py --minutes 30 --state demo_vae.pt
     python examples/train_demo_vae.py --evaluate --pictures frames/
 
 So small a budget leaves no time to discover what a block of pixels is made
@@ -291,6 +291,7 @@ CROPS = [  # (batch, frames, side), drawn by weight
     ((8, 17, 64), 2),
     ((4, 9, 128), 3),
     ((3, 25, 96), 2),
+    ((2, 49, 96), 2),
     ((2, 9, 192), 3),
     ((2, 17, 128), 2),
     ((6, 1, 128), 1),
@@ -318,18 +319,25 @@ def to_pixels(frames):
     return torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
 
 
+def random_crop(pool, rng, frames, side):
+    """Frames of a clip, forwards and then backwards if it is too short -> uint8 (frames, side, side, 3)."""
+    y, x = (int(rng.integers(size - side + 1)) for size in POOL_SHAPE[1:])
+    crop = pool[rng.integers(len(pool)), :, y : y + side, x : x + side]
+    crop = np.concatenate([crop, crop[-2::-1]])[:: rng.choice([1, 1, -1])]
+    start = int(rng.integers(max(POOL_SHAPE[0], frames) - frames + 1))
+    crop = crop[start : start + frames, :, :: rng.choice([1, -1])]
+    return crop[..., rng.permutation(3)] if rng.uniform() < 0.3 else crop
+
+
 def draw_batch(pool, rng):
-    """Random crops, some mirrored, reversed in time or with colours exchanged."""
+    """Random crops, mirrored, reversed in time, with colours exchanged; one in five cuts to another."""
     weights = np.array([weight for _, weight in CROPS])
     (batch, frames, side), _ = CROPS[rng.choice(len(CROPS), p=weights / weights.sum())]
-    crops = []
-    for index in rng.integers(len(pool), size=batch):
-        t, y, x = (
-            int(rng.integers(size - keep + 1)) for size, keep in zip(POOL_SHAPE, (frames, side, side), strict=True)
-        )
-        crop = pool[index, t : t + frames, y : y + side, x : x + side]
-        crop = crop[:, :, :: rng.choice([1, -1])][:: rng.choice([1, 1, -1])]
-        crops.append(crop[..., rng.permutation(3)] if rng.uniform() < 0.3 else crop)
+    crops = [random_crop(pool, rng, frames, side) for _ in range(batch)]
+    for index in range(batch):
+        if frames > 1 and rng.uniform() < 0.2:
+            cut = int(rng.integers(1, frames))
+            crops[index] = np.concatenate([crops[index][:cut], random_crop(pool, rng, frames - cut, side)])
     return to_pixels(np.stack(crops))
 
 
@@ -593,7 +601,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description="Train the demo VAE and encode its clip.")
     parser.add_argument("--output", type=Path, default=DEMO_FOLDER, help="folder for the two files")
     parser.add_argument("--state", type=Path, default=Path("demo_vae.pt"), help="file to go on from and to save to")
-    parser.add_argument("--minutes", type=float, default=40, help="processor minutes per thread, all runs together")
+    parser.add_argument("--minutes", type=float, default=30, help="processor minutes per thread, all runs together")
     parser.add_argument("--clips", type=int, default=1200, help="number of training clips")
     parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate of the joint training")
     parser.add_argument("--threads", type=int, help="torch threads")

@@ -23,10 +23,12 @@ from .cli import add_common_options, run_command
 from .config import GENERATIONS, parse_vae_config
 from .decoder import Decoder
 from .errors import LTXVAEError, PlanError
+from .tiling import preset
 from .vae import DTYPES, VideoVAE
 
 _WORKER = "--worker"
 _MB = 1e6
+_ORDERS = ("time", "rows", "columns")
 _GENERATION_NAMES = {name.split()[-1].lower(): name for name in GENERATIONS}
 
 
@@ -39,10 +41,19 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint (default: random weights, see below)")
     parser.add_argument("--size", type=_size, default=(256, 256), metavar="WxH", help="default: 256x256")
     parser.add_argument("--frames", type=int, nargs="+", default=[57], metavar="N", help="1 + 8*k; default: 57")
-    parser.add_argument("--modes", nargs="+", choices=["exact", "single"], default=["exact", "single"])
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        choices=["exact", *_ORDERS, "single", "tiled"],
+        default=["exact", "single"],
+        help="time, rows and columns are the exact mode in that order (default: exact single)",
+    )
+    parser.add_argument("--preset", default="default", metavar="NAME", help="tiles of mode tiled (default: default)")
+    parser.add_argument("--memory-budget", metavar="SIZE", help="plan with this budget, such as 8GB")
     parser.add_argument("--chunk", type=int, metavar="N", help="latent frames at a time in exact mode")
     parser.add_argument("--dtype", choices=list(DTYPES), help="default: the checkpoint's, float32 for random weights")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each (default: 3)")
+    parser.add_argument("--validate-plan", action="store_true", help="hold planned peaks against measured ones")
     parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE; - for standard output")
     random = parser.add_argument_group("random weights, without -m")
     random.add_argument("--generation", choices=sorted(_GENERATION_NAMES), default="ltx-2.3")
@@ -65,50 +76,55 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """One decode in this process, which should be fresh.
 
     Args:
-        case: model, generation, base_width, dtype, width, height, frames, mode, chunk.
+        case: model, generation, base_width, dtype, width, height, frames, mode, order, chunk, tiles.
 
     Returns:
-        seconds, first_frame_seconds, weights_bytes, peak_bytes (without weights), bytes_per_pixel (of that peak, per
-        pixel of one frame), frames.
+        The case, and seconds, first_frame_seconds, weights_bytes, peak_bytes (without what there was before: weights
+        and latents), bytes_per_pixel (of that peak, per pixel of one frame), total_peak_bytes, planned_bytes.
     """
     vae = _load(case)
     weights = sum(array.nbytes for _, array in tree_flatten(vae.decoder.parameters()))
+    shape = _latent_shape(vae, case)
+    latents = mx.random.normal(shape, key=mx.random.key(0))
+    mx.eval(latents)
+    options = {"mode": case["mode"], "order": case["order"], "chunk": case["chunk"]}
+    if case["mode"] == "tiled":
+        options["tiling"] = preset(case["tiles"], case["height"], case["width"], case["frames"])
+    plan = vae.plan(shape, memory_budget=case["memory_budget"], **options)
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    start = time.perf_counter()
+    first = None
+    frames = 0
+    for chunk in vae.stream(latents, plan, bit_depth=8):
+        frames += len(chunk.to_uint8())
+        first = first or time.perf_counter() - start
+        del chunk
+    seconds = time.perf_counter() - start
+    peak = mx.get_peak_memory()
+    return {
+        **case,
+        "frames": frames,
+        "order": plan.order.value,
+        "seconds": seconds,
+        "first_frame_seconds": first,
+        "weights_bytes": weights,
+        "peak_bytes": peak - held,
+        "bytes_per_pixel": (peak - held) / (case["width"] * case["height"]),
+        "total_peak_bytes": peak,
+        "planned_bytes": plan.peak_bytes,
+    }
+
+
+def _latent_shape(vae: VideoVAE, case: dict[str, Any]) -> tuple[int, ...]:
     scale = vae.config.scale
     if (case["frames"] - 1) % scale.time or case["width"] % scale.width or case["height"] % scale.height:
         raise PlanError(
             f"{case['frames']} frames of {case['width']}x{case['height']} cannot be had: frames are "
             f"1 + {scale.time}*k, sides multiples of {scale.width}."
         )
-    shape = (
-        1,
-        vae.config.latent_channels,
-        1 + (case["frames"] - 1) // scale.time,
-        case["height"] // scale.height,
-        case["width"] // scale.width,
-    )
-    latents = mx.random.normal(shape, key=mx.random.key(0))
-    mx.eval(latents)
-    plan = vae.plan(shape, mode=case["mode"], chunk=case["chunk"] if case["mode"] == "exact" else None)
-    held = mx.get_active_memory()
-    mx.reset_peak_memory()
-    start = time.perf_counter()
-    first = None
-    frames = 0
-    for chunk in vae.stream(latents, plan):
-        frames += len(chunk.to_uint8())
-        first = first or time.perf_counter() - start
-        del chunk
-    seconds = time.perf_counter() - start
-    peak = mx.get_peak_memory() - held
-    return {
-        **case,
-        "frames": frames,
-        "seconds": seconds,
-        "first_frame_seconds": first,
-        "weights_bytes": weights,
-        "peak_bytes": peak,
-        "bytes_per_pixel": peak / (case["width"] * case["height"]),
-    }
+    grid = (1 + (case["frames"] - 1) // scale.time, case["height"] // scale.height, case["width"] // scale.width)
+    return (1, vae.config.latent_channels, *grid)
 
 
 def _load(case: dict[str, Any]) -> VideoVAE:
@@ -126,24 +142,11 @@ def _load(case: dict[str, Any]) -> VideoVAE:
 
 
 def _bench(arguments: argparse.Namespace) -> None:
-    cases = [
-        {
-            "model": arguments.model,
-            "generation": None if arguments.model else arguments.generation,
-            "base_width": None if arguments.model else arguments.base_width,
-            "dtype": arguments.dtype,
-            "width": arguments.size[0],
-            "height": arguments.size[1],
-            "frames": frames,
-            "mode": mode,
-            "chunk": arguments.chunk,
-        }
-        for frames in arguments.frames
-        for mode in arguments.modes
-    ]
+    cases = validation_cases() if arguments.validate_plan else _cases(arguments)
     runs: list[list[dict[str, Any]]] = [[] for _ in cases]
-    with tqdm(total=len(cases) * arguments.repeat, unit="run", disable=not sys.stderr.isatty()) as bar:
-        for _ in range(arguments.repeat):
+    repeat = 1 if arguments.validate_plan else arguments.repeat
+    with tqdm(total=len(cases) * repeat, unit="run", disable=not sys.stderr.isatty()) as bar:
+        for _ in range(repeat):
             for case, results in zip(cases, runs, strict=True):
                 results.append(_in_fresh_process(case))
                 bar.update()
@@ -154,7 +157,61 @@ def _bench(arguments: argparse.Namespace) -> None:
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=1)
-    print(_table(runs))
+    print(_validation_table(runs) if arguments.validate_plan else _table(runs))
+
+
+def _cases(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every mode with every length."""
+    shared = {
+        "model": arguments.model,
+        "generation": None if arguments.model else arguments.generation,
+        "base_width": None if arguments.model else arguments.base_width,
+        "dtype": arguments.dtype,
+        "width": arguments.size[0],
+        "height": arguments.size[1],
+        "tiles": arguments.preset,
+        "memory_budget": arguments.memory_budget,
+    }
+    cases = []
+    for frames in arguments.frames:
+        for name in arguments.modes:
+            mode, order = ("exact", name) if name in _ORDERS else (name, "auto")
+            chunk = arguments.chunk if mode == "exact" else None
+            cases.append({**shared, "frames": frames, "mode": mode, "order": order, "chunk": chunk})
+    return cases
+
+
+def validation_cases() -> list[dict[str, Any]]:
+    """What `--validate-plan` runs: generations, widths, sizes, lengths, modes, chunks and dtypes, small enough."""
+    base = {"model": None, "generation": "ltx-2.3", "base_width": 16, "dtype": "float32", "width": 128, "height": 96}
+    base |= {"frames": 41, "mode": "exact", "order": "time", "chunk": None, "tiles": "default", "memory_budget": None}
+    ways = [{}, {"chunk": 3}, {"order": "rows"}, {"order": "columns"}, {"mode": "single", "order": "auto"}]
+    grid = [{**way, "generation": name} for name in _GENERATION_NAMES for way in ways]
+    grid += [{**way, "dtype": dtype} for dtype in ("bfloat16", "float16") for way in ways[::2]]
+    grid += [{"base_width": width, **way} for width in (8, 32) for way in (ways[0], ways[2], ways[4])]
+    grid += [{"frames": frames, "width": 256, "height": 160} for frames in (1, 9, 57, 121)]
+    tiled = {"mode": "tiled", "order": "auto", "width": 512, "height": 320, "base_width": 8}
+    grid += [{**tiled, "tiles": name} for name in ("aggressive", "default")]
+    grid += [{**tiled, "tiles": "spatial_only", "width": 704}, {**tiled, "tiles": "temporal_only", "frames": 81}]
+    grid += [{**tiled, "tiles": "aggressive", "dtype": "bfloat16"}, {**tiled, "tiles": "default", "width": 608}]
+    return [{**base, **change} for change in grid]
+
+
+def _validation_table(runs: list[list[dict[str, Any]]]) -> str:
+    """Planned against measured peaks, weights included."""
+    head = f"{'generation':10}{'base':>5} {'dtype':9}{'size':>9}{'frames':>7} {'mode':7}{'order':8}{'chunk':>6}"
+    rows = [f"{head}{'measured MB':>12}{'planned MB':>11}{'ratio':>7}"]
+    ratios = []
+    for (run,) in runs:
+        ratios.append(run["planned_bytes"] / run["total_peak_bytes"])
+        size = f"{run['width']}x{run['height']}"
+        rows.append(
+            f"{run['generation']:10}{run['base_width']:5} {run['dtype']:9}{size:>9}{run['frames']:7} {run['mode']:7}"
+            f"{run['order']:8}{run['chunk'] or '':>6}{run['total_peak_bytes'] / _MB:12.1f}"
+            f"{run['planned_bytes'] / _MB:11.1f}{ratios[-1]:7.2f}"
+        )
+    rows.append(f"{len(runs)} cases; planned / measured between {min(ratios):.2f} and {max(ratios):.2f}.")
+    return "\n".join(rows)
 
 
 def _in_fresh_process(case: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +241,7 @@ def _table(runs: list[list[dict[str, Any]]]) -> str:
         for results in runs
         if results[0]["mode"] == "single"
     }
-    rows = [f"{'mode':8}{'frames':>7}{'seconds':>9}{'ratio':>7}{'first':>8}{'peak MB':>10}{'B/pixel':>9}"]
+    rows = [f"{'mode':8}{'order':8}{'frames':>7}{'seconds':>9}{'ratio':>7}{'first':>8}{'peak MB':>10}{'B/pixel':>9}"]
     for results in runs:
         run = results[0]
         seconds = statistics.median(run["seconds"] for run in results)
@@ -192,7 +249,7 @@ def _table(runs: list[list[dict[str, Any]]]) -> str:
         peak = max(run["peak_bytes"] for run in results)
         ratio = f"{seconds / single[run['frames']]:7.2f}" if run["frames"] in single else f"{'-':>7}"
         rows.append(
-            f"{run['mode']:8}{run['frames']:7}{seconds:9.2f}{ratio}{first:8.2f}{peak / _MB:10.1f}"
+            f"{run['mode']:8}{run['order']:8}{run['frames']:7}{seconds:9.2f}{ratio}{first:8.2f}{peak / _MB:10.1f}"
             f"{peak / (run['width'] * run['height']):9.0f}"
         )
     weights = runs[0][0]["weights_bytes"] / _MB

@@ -20,8 +20,9 @@ from .cli import add_common_options, run_command
 from .errors import LatentsError
 from .frames import FrameChunk
 from .media import load_latents, open_sink, parse_fps
-from .plan import DecodePlan, make_plan
-from .vae import DTYPES, VideoVAE
+from .plan import DecodePlan
+from .tiling import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
+from .vae import DTYPES, VideoVAE, plan_here
 
 _DEFAULT_FPS = Fraction(24)
 _DEMO_OUTPUT = "demo.mp4"
@@ -84,9 +85,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tensor", metavar="NAME", help="which tensor of a latent file that has several")
 
     how = parser.add_argument_group("how to decode")
-    how.add_argument("--mode", choices=["auto", "exact", "single"], default="auto", help="default: auto")
+    modes = ["auto", "exact", "single", "tiled"]
+    how.add_argument("--mode", choices=modes, default="auto", help="default: auto, which is exact wherever that fits")
     how.add_argument("--order", choices=["auto", "time", "rows", "columns"], default="auto", help="default: auto")
     how.add_argument("--chunk", type=_positive, metavar="N", help="latent frames (rows, columns) at a time")
+    how.add_argument("--memory-budget", metavar="SIZE", help="8GB, 50%%: stay below, weights included (default: 50%%)")
+    how.add_argument("--tile", type=_tile, metavar="SIZE:OVERLAP", help="tiles in pixels, such as 512:64 (mode tiled)")
+    how.add_argument("--tile-frames", type=_tile, metavar="SIZE:OVERLAP", help="tiles in frames, such as 64:24")
+    how.add_argument("--preset", choices=list(PRESETS), help="tiles by name (mode tiled)")
     how.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
     how.add_argument("--timestep", type=float, metavar="T", help="decode timestep of 0.9.1 to 0.9.8 (default: 0.05)")
     how.add_argument("--seed", type=int, default=0, metavar="N", help="of the noise of 0.9.1 to 0.9.8 (default: 0)")
@@ -121,25 +127,47 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("-o OUT is missing: where to write the video")
     if arguments.json and arguments.output == "-":
         parser.error("--json and -o - both want standard output")
+    if arguments.preset and (arguments.tile or arguments.tile_frames):
+        parser.error("--preset already says what --tile and --tile-frames would")
+    if (arguments.preset or arguments.tile or arguments.tile_frames) and arguments.mode not in ("auto", "tiled"):
+        parser.error(f"tiles go with --mode tiled, not {arguments.mode}")
     return run_command(_decode, arguments)
 
 
 def _decode(arguments: argparse.Namespace) -> None:
-    config = load_checkpoint(arguments.model, encoder=False).config
+    checkpoint = load_checkpoint(arguments.model, encoder=False)
+    config = checkpoint.config
     latents, info = load_latents(arguments.latents, latent_channels=config.latent_channels, tensor=arguments.tensor)
-    options = {"mode": arguments.mode, "order": arguments.order, "chunk": arguments.chunk}
+    shape = (1, *latents.shape[1:])
+    tiling = _tiling(arguments, config.num_frames(shape[2]), *(config.spatial_scale * size for size in shape[3:]))
+    mode = "tiled" if tiling is not None and arguments.mode == "auto" else arguments.mode
+    options = {"mode": mode, "order": arguments.order, "chunk": arguments.chunk, "tiling": tiling}
+    dtype = DTYPES[arguments.dtype] if arguments.dtype else checkpoint.decoder["conv_in.conv.weight"].dtype
+    plan = plan_here(config, shape, dtype, memory_budget=arguments.memory_budget, **options)
     if arguments.dry_run:
-        plan = make_plan(config, latents.shape, **options)
         print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
         return
+    del checkpoint
     vae = VideoVAE.from_pretrained(arguments.model, dtype=arguments.dtype, encoder=False)
-    report = Report(vae.plan((1, *latents.shape[1:]), **options), arguments.fps or info.fps or _DEFAULT_FPS)
+    report = Report(plan, arguments.fps or info.fps or _DEFAULT_FPS)
     for item, output in enumerate(name_outputs(arguments.output, latents.shape[0])):
         _decode_one(vae, latents[item : item + 1], output, report, arguments)
     if arguments.json:
         print(json.dumps(report.as_dict()))
     elif not arguments.quiet:
         print(report, file=sys.stderr if arguments.output == "-" else sys.stdout)
+
+
+def _tiling(arguments: argparse.Namespace, num_frames: int, height: int, width: int) -> TilingConfig | None:
+    """The tiles that were asked for, or None."""
+    if arguments.preset:
+        return preset(arguments.preset, height, width, num_frames)
+    if not (arguments.tile or arguments.tile_frames):
+        return None
+    return TilingConfig(
+        spatial_config=SpatialTilingConfig(*arguments.tile) if arguments.tile else None,
+        temporal_config=TemporalTilingConfig(*arguments.tile_frames) if arguments.tile_frames else None,
+    )
 
 
 def _decode_one(vae: VideoVAE, latents: mx.array, output: str, report: Report, arguments: argparse.Namespace) -> None:
@@ -196,6 +224,13 @@ def _fps(text: str) -> Fraction:
         return parse_fps(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _tile(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size and an overlap such as 512:64")
+    return int(match[1]), int(match[2] or 0)
 
 
 def _positive(text: str) -> int:

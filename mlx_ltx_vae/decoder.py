@@ -35,18 +35,18 @@ class Decoder(nn.Module):
             self.timestep_scale_multiplier = mx.array(1000.0)
             self.last_time_embedder = TimeEmbedder(2 * config.last_width)
             self.last_scale_shift_table = mx.zeros((2, config.last_width))
-        self._config = config
+        self.config = config
         self._patch_size = patch_size
 
     @property
     def streamable(self) -> bool:
         """Whether a clip may be cut in time: not with group norms, which look at the whole of it."""
-        return self._config.norm is not NormKind.GROUP
+        return self.config.norm is not NormKind.GROUP
 
     def field_shapes(self, height: int, width: int) -> list[tuple[int, int]]:
         """The (H, W) of each noise field a decode draws, in order, for latents of `height` x `width` cells."""
         shapes = []
-        for block in self._config.blocks:
+        for block in self.config.blocks:
             height, width = height * block.stride[1], width * block.stride[2]
             if block.kind is BlockKind.RES_STACK and block.inject_noise:
                 shapes += [(height, width)] * (2 * block.num_layers)

@@ -1,7 +1,8 @@
 """Carrying a plan out: one prepared decode, run the way the plan says."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
@@ -10,9 +11,10 @@ from .decoder import Decoder
 from .frames import FrameChunk, Watch, quantise
 from .layers.stage import Stage
 from .layers.window import Axis, take
-from .plan import DecodePlan, Mode, Order
+from .plan import DecodePlan, Mode, Order, widest_position
 from .spool import FrameSpool
 from .stream import run, run_whole
+from .tiling import SpatialBlender, Tile, TileLayout, tiled_frames
 
 _AXES = {Order.TIME: Axis.TIME, Order.ROWS: Axis.HEIGHT, Order.COLUMNS: Axis.WIDTH}
 
@@ -39,6 +41,25 @@ class Job:
         """A new stream of this decode."""
         return self.decoder.stages(axis, timesteps=self.timesteps, fields=self.fields)
 
+    def crop(self, tile: Tile) -> "Job":
+        """The same decode of a box of the clip, which sees nothing beyond it; it keeps its part of the noise."""
+        height, width = self.latents.shape[2:4]
+        _, rows, columns = tile.latent_slices
+
+        def part(noise: mx.array) -> mx.array:
+            down, across = noise.shape[0] // height, noise.shape[1] // width
+            return noise[rows.start * down : rows.stop * down, columns.start * across : columns.stop * across]
+
+        latents = self.latents[(slice(None), *tile.latent_slices)]
+        return replace(self, latents=latents, fields=[part(noise) for noise in self.fields])
+
+    def run_tile(self, tile: Tile, plan: DecodePlan) -> Iterator[mx.array]:
+        """A box of the clip streamed in time: every box takes its steps at the same frames."""
+        cropped = self.crop(tile)
+        shape = (*plan.latent_shape[:2], *cropped.latents.shape[1:4])
+        elements = plan.step_positions * widest_position(self.decoder.config, shape, Order.TIME)
+        return cropped.run(Axis.TIME, plan.chunk, elements)
+
     def run(self, axis: Axis, chunk: int, step_elements: int) -> Iterator[mx.array]:
         """The decode streamed along `axis`, `chunk` latent positions at a time: pieces (B, T, H, W, 3)."""
         length = self.latents.shape[axis]
@@ -52,17 +73,20 @@ class Job:
         self.watch.close()
 
 
-def execute(job: Job, plan: DecodePlan, bit_depth: int | None) -> Iterator[FrameChunk]:
+def execute(job: Job, plan: DecodePlan, layout: TileLayout | None, bit_depth: int | None) -> Iterator[FrameChunk]:
     """Decode as planned: every frame once, in order.
 
     Args:
         job: what to decode.
         plan: how.
+        layout: where the tiles lie, in mode TILED.
         bit_depth: all that the caller will take of a sample (8 or 10), or None for floats. It matters where frames
             have to wait.
     """
     if plan.mode is Mode.SINGLE:
         results = _single(job)
+    elif plan.mode is Mode.TILED:
+        results = _tiles_in_space(job, plan, layout) if len(layout.time.latent) == 1 else _tiles(job, plan, layout)
     elif plan.order is Order.TIME:
         results = job.run(Axis.TIME, plan.chunk, plan.step_elements)
     else:
@@ -80,6 +104,30 @@ def _single(job: Job) -> Iterator[mx.array]:
     job.watch.see(frames)
     job.watch.close()
     yield frames
+
+
+def _tiles(job: Job, plan: DecodePlan, layout: TileLayout) -> Iterator[mx.array]:
+    """Tiles cut in time too, blended on all three axes, as the reference does."""
+
+    def decode_tile(tile: Tile) -> mx.array:
+        return mx.concatenate(list(job.run_tile(tile, plan)), axis=1)
+
+    with closing(tiled_frames(decode_tile, layout)) as groups:
+        for _, frames in groups:
+            result = [frames.astype(job.latents.dtype)]
+            del frames
+            yield result.pop()
+
+
+def _tiles_in_space(job: Job, plan: DecodePlan, layout: TileLayout) -> Iterator[mx.array]:
+    """Tiles cut in space alone: each its own stream in time, blended as the frames come."""
+    blender = SpatialBlender(layout.height.latent, layout.width.latent, layout.spatial_scale)
+    (tiles,) = layout.groups()
+    streams = [job.run_tile(tile, plan) for tile in tiles]
+    for parts in zip(*streams, strict=True):
+        result = [blender.blend(parts).astype(job.latents.dtype)]
+        del parts
+        yield result.pop()
 
 
 def _spooled(job: Job, plan: DecodePlan, bit_depth: int | None) -> Iterator[mx.array]:

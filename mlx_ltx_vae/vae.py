@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -10,14 +11,16 @@ import numpy as np
 from .checkpoint import load_checkpoint
 from .config import VAEConfig
 from .decoder import Decoder
+from .device import available_memory, backend
 from .encoder import Encoder
 from .errors import CheckpointError, LatentsError, PlanError
 from .execution import Job, execute
 from .frames import FrameChunk, Watch
 from .loading import load_half
 from .noise import Noise, draw
-from .plan import DecodePlan, check_latent_shape, make_plan
+from .plan import DecodePlan, Machine, check_latent_shape, make_layout, make_plan, parse_budget
 from .stream import run, run_whole
+from .tiling import TilingConfig
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
@@ -89,10 +92,32 @@ class VideoVAE:
         return cls(config, built["encoder"], built["decoder"], checkpoint.mean, checkpoint.std)
 
     def plan(
-        self, latent_shape: Sequence[int], *, mode: str = "auto", order: str = "auto", chunk: int | None = None
+        self,
+        latent_shape: Sequence[int],
+        *,
+        memory_budget: str | int | None = None,
+        mode: str = "auto",
+        order: str = "auto",
+        tiling: TilingConfig | None = None,
+        chunk: int | None = None,
     ) -> DecodePlan:
-        """How latents of a shape would be decoded. See `make_plan` for arguments and errors."""
-        return make_plan(self.config, latent_shape, mode=mode, order=order, chunk=chunk)
+        """How latents of a shape would be decoded. Pure arithmetic; nothing is decoded.
+
+        Args:
+            latent_shape: (B, C, F', H', W').
+            memory_budget: "8GB", "50%" of what there is, or bytes: what the peak must stay below, weights included.
+                None aims at half of what there is, and takes the least that works where that is not enough.
+            mode: "auto" (exact wherever that fits), "exact", "single" or "tiled".
+            order: "auto", "time", "rows" or "columns", for the exact mode.
+            tiling: the tiles, for mode "tiled" (by default `TilingConfig.default()`).
+            chunk: latent frames (rows, columns) at a time; None to choose.
+
+        Raises:
+            LatentsError: for a shape that the VAE cannot decode.
+            PlanError: for a wish that cannot be had; a budget that nothing meets is told with the least that works.
+        """
+        options = {"mode": mode, "order": order, "tiling": tiling, "chunk": chunk}
+        return plan_here(self.config, latent_shape, self.dtype, memory_budget=memory_budget, **options)
 
     def stream(
         self,
@@ -135,7 +160,8 @@ class VideoVAE:
         timesteps = self._timesteps(timestep, shape[0])
         prepared, fields = self._prepare(latents, timesteps is not None, seed, noise)
         watch = Watch(self.config.patch_size, may_be_flat=may_be_flat)
-        return execute(Job(self.decoder, prepared, watch, timesteps, fields), plan, bit_depth)
+        layout = None if plan.tiling is None else make_layout(self.config, shape, plan.tiling)
+        return execute(Job(self.decoder, prepared, watch, timesteps, fields), plan, layout, bit_depth)
 
     def decode(
         self,
@@ -241,6 +267,29 @@ class VideoVAE:
         if over:
             warnings.warn(f"{frames} frames are not 1 + {scale.time}*k; the last {over} are left out.", stacklevel=3)
         return pixels[:, :, : frames - over]
+
+
+def plan_here(
+    config: VAEConfig, latent_shape: Sequence[int], dtype: mx.Dtype, *, memory_budget: str | int | None, **options: Any
+) -> DecodePlan:
+    """`make_plan` for this machine: its backend, and its memory as what a budget is a part of.
+
+    Args:
+        config: of the VAE.
+        latent_shape: (B, C, F', H', W').
+        dtype: what the network computes in.
+        memory_budget: as `VideoVAE.plan` takes it.
+        options: for `make_plan`.
+    """
+    available = available_memory()
+    return make_plan(
+        config,
+        latent_shape,
+        memory_budget=available // 2 if memory_budget is None else parse_budget(memory_budget, available),
+        must_fit=memory_budget is not None,
+        machine=Machine(backend(), dtype.size),
+        **options,
+    )
 
 
 def _check_values(latents: mx.array) -> bool:

@@ -14,9 +14,9 @@ PACKAGE = "mlx_ltx_vae"
 ROOT = Path(__file__).parent.parent
 
 PARTS = {"config", "layers", "errors", "padding"}
-GEOMETRY = {"tiling", "plan"}
+GEOMETRY = {"tiling", "memory", "plan"}
 NETWORKS = {"blocks", "decoder", "encoder", "diffusion_decoder"}
-RUNNING = {"loading", "noise", "stream", "frames", "spool", "execution"}
+RUNNING = {"device", "loading", "noise", "stream", "frames", "spool", "execution"}
 LIBRARY = (
     {"errors", "padding", "config", "checkpoint", "layers", "vae", "media", "demo"} | GEOMETRY | NETWORKS | RUNNING
 )
@@ -32,8 +32,10 @@ MAY_IMPORT = {
     "decoder": PARTS | {"blocks"},
     "encoder": PARTS | {"blocks"},
     "diffusion_decoder": PARTS | {"blocks"},
-    "tiling": set(),
-    "plan": {"config", "padding", "tiling", "errors"},
+    "tiling": {"errors"},
+    "memory": {"config", "padding"},
+    "plan": {"config", "padding", "memory", "tiling", "errors"},
+    "device": {"memory"},
     "loading": {"checkpoint", "errors"},
     "noise": {"errors"},
     "stream": {"layers", "errors"},
@@ -49,8 +51,8 @@ MAY_IMPORT = {
 } | {command: LIBRARY | COMMANDS | {"distributed", "__init__"} for command in COMMANDS}
 
 MAY_TALK = COMMANDS | {"weights_convert"}  # argparse, print, tqdm
-WITHOUT_MLX = {"errors", "padding", "config", "plan", "tiling", "media"}
-LATENT_FILES = f"{PACKAGE}/media/latents.py"  # the one file of media that sees MLX arrays; sinks see NumPy
+WITHOUT_MLX = {"errors", "padding", "config", "memory", "plan", "tiling", "media"}
+MLX_FILES = {f"{PACKAGE}/media/latents.py", f"{PACKAGE}/tiling/blend.py"}  # the only ones in these rooms
 MAY_START_PROCESSES = f"{PACKAGE}/bench.py"  # measures in fresh processes; beside it, one file talks to ffmpeg
 
 
@@ -90,7 +92,7 @@ def import_violations(path: str, tree: ast.AST) -> Iterator[str]:
         if target and target != room and target not in MAY_IMPORT[room]:
             yield f"{path}:{line}: {room} must not import {target}"
         library = module.split(".")[0]
-        if library == "mlx" and room in WITHOUT_MLX and path != LATENT_FILES:
+        if library == "mlx" and room in WITHOUT_MLX and path not in MLX_FILES:
             yield f"{path}:{line}: must not import mlx"
         if library in {"argparse", "tqdm"} and room not in MAY_TALK:
             yield f"{path}:{line}: {library} belongs to the command-line modules"

@@ -1,0 +1,242 @@
+"""Decoding tile by tile and blending the results: the one file of this room that computes with MLX.
+
+Masks are complementary on each axis (see `masks.complementary`), so tiles are weighted and added, and nothing is
+divided. Arrays are channels-last (B, T, H, W, 3), except in `decode_with_tiling`, whose callers have channels first.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import DecodeError, LatentsError
+from .config import TilingConfig
+from .intervals import Interval
+from .layout import Tile, TileLayout, space_axis
+from .masks import Mask
+
+_TILES_PER_CACHE_CLEAR = 4
+
+
+class SpatialBlender:
+    """Puts spatial tiles together to whole frames. Holds nothing but masks, so one serves any number of calls.
+
+    Tiles are counted with rows outermost, then columns.
+
+    Args:
+        height: the tiles' rows on the latent grid.
+        width: their columns on it.
+        scale: pixels per latent cell.
+    """
+
+    def __init__(self, height: Sequence[Interval], width: Sequence[Interval], scale: int) -> None:
+        rows, columns = space_axis(height, scale), space_axis(width, scale)
+        self.size = (rows.length, columns.length)
+        self._places = [(row, column) for row in rows.pixels for column in columns.pixels]
+        self._weights = [
+            _plane_weights(down, across) for down in rows.decode_masks() for across in columns.decode_masks()
+        ]
+
+    def blend(self, parts: Sequence[mx.array]) -> mx.array:
+        """Put together the tiles of the same frames.
+
+        Args:
+            parts: every tile in order, (B, n, h, w, 3).
+
+        Returns:
+            (B, n, H, W, 3) float32.
+
+        Raises:
+            DecodeError: for another number of tiles, or tiles of other shapes.
+        """
+        if len(parts) != len(self._places):
+            raise DecodeError(f"{len(parts)} tiles were given, and {len(self._places)} make up a frame.")
+        frames = self.blank(*parts[0].shape[:2])
+        for index, part in enumerate(parts):
+            self.add(frames, index, part)
+        return frames
+
+    def blank(self, batch: int, num_frames: int) -> mx.array:
+        """Frames (B, n, H, W, 3) float32 to add tiles to."""
+        return mx.zeros((batch, num_frames, *self.size, 3))
+
+    def add(self, frames: mx.array, index: int, part: mx.array) -> None:
+        """Add one tile (B, n, h, w, 3) to `frames` (B, n, H, W, 3), which are changed in place and evaluated.
+
+        Raises:
+            DecodeError: for a tile of another shape.
+        """
+        row, column = self._places[index]
+        expected = (*frames.shape[:2], row.length, column.length, 3)
+        _check_shape(part, expected, f"tile {index}")
+        where = (slice(None), slice(None), row.as_slice, column.as_slice)
+        weights = self._weights[index]
+        if weights is None:
+            frames[where] = part
+            mx.eval(frames)
+        else:
+            _add_into(frames, where, part * weights)
+
+
+def tiled_frames(decode_tile: Callable[[Tile], mx.array], layout: TileLayout) -> Iterator[tuple[int, mx.array]]:
+    """Decode a clip tile by tile, handing frames over as soon as no later tile reaches them.
+
+    Alive are the frames of one interval of time, what the one before it shares with it, and one tile. An iterator
+    that is closed, or dropped after an exception, leaves nothing behind.
+
+    Args:
+        decode_tile: gives the pixels (B, n, h, w, 3) of a tile, whose shape is `tile.output_size`.
+        layout: the tiles.
+
+    Yields:
+        The index of the first frame, and frames (B, n, H, W, 3) float32, evaluated: each once, in order, n >= 1. They
+        may be a view of a larger array: copy what is kept for long.
+
+    Raises:
+        DecodeError: for a tile of another shape.
+    """
+    blender = SpatialBlender(layout.height.latent, layout.width.latent, layout.spatial_scale)
+    masks = [_axis_weights(mask, (-1, 1, 1, 1)) for mask in layout.time.decode_masks()]
+    shared: list[mx.array] = []  # frames that earlier intervals share with the next one, weighted: one array or none
+    decoded = 0
+    for tiles, mask, count in zip(layout.groups(), masks, layout.final_frames(), strict=True):
+        frames = _decode_group(decode_tile, tiles, blender, decoded)
+        decoded += len(tiles)
+        if mask is not None:
+            frames = frames * mask
+        if shared:
+            earlier = shared.pop()
+            _add_into(frames, (slice(None), slice(earlier.shape[1])), earlier)
+            del earlier
+        # A copy of the rest, and no name for what is handed over: so it can be freed while the next tiles decode.
+        if count < frames.shape[1]:
+            shared.append(mx.contiguous(frames[:, count:]))
+        box = [frames[:, :count]]
+        del frames
+        mx.eval(box, shared)
+        if count:
+            yield tiles[0].pixels[0].start, box.pop()
+        box.clear()
+
+
+def decode_with_tiling(
+    decoder_fn: Callable[..., mx.array],
+    latents: mx.array,
+    tiling_config: TilingConfig | None,
+    spatial_scale: int = 32,
+    temporal_scale: int = 8,
+    causal: bool = False,
+    timestep: Any = None,
+    chunked_conv: bool = False,
+    on_frames_ready: Callable[[mx.array, int], None] | None = None,
+) -> mx.array | None:
+    """Decode latents in tiles with a decoder of one's own.
+
+    Args:
+        decoder_fn: called as `decoder_fn(tile_latents, causal=causal, timestep=timestep, debug=False,
+            chunked_conv=chunked_conv)` with latents (B, C, f, h, w); returns pixels (B, 3, F, H, W) with
+            F = 1 + temporal_scale * (f - 1).
+        latents: (B, C, F', H', W').
+        tiling_config: how to cut them; None for one tile.
+        spatial_scale: pixels per latent cell.
+        temporal_scale: frames per latent frame.
+        causal: handed to `decoder_fn`, as are timestep and chunked_conv.
+        timestep: see causal.
+        chunked_conv: see causal.
+        on_frames_ready: called with (frames (B, 3, n, H, W), start index) as frames become final, each once and in
+            order. An exception in it stops the decode and reaches the caller.
+
+    Returns:
+        Pixels (B, 3, F, H, W) in the latents' dtype (blended in float32); None with `on_frames_ready`, which has had
+        them.
+
+    Raises:
+        LatentsError: for latents of another number of axes, or empty ones.
+        TilingError: for tiles that are not whole latent cells.
+        DecodeError: for a tile that comes back with another shape.
+    """
+    if latents.ndim != 5 or 0 in latents.shape:
+        raise LatentsError(f"latents have the shape {latents.shape}; expected are five axes (B, C, F', H', W').")
+    config = TilingConfig() if tiling_config is None else tiling_config
+    layout = TileLayout.make(config, latents.shape[2:], spatial_scale=spatial_scale, temporal_scale=temporal_scale)
+
+    def decode_tile(tile: Tile) -> mx.array:
+        tile_latents = latents[(slice(None), slice(None), *tile.latent_slices)]
+        pixels = decoder_fn(tile_latents, causal=causal, timestep=timestep, debug=False, chunked_conv=chunked_conv)
+        expected = (latents.shape[0], 3, *tile.output_size)
+        _check_shape(pixels, expected, f"a tile of latents of the shape {tile_latents.shape}")
+        return pixels.transpose(0, 2, 3, 4, 1)
+
+    video = None
+    if on_frames_ready is None:
+        size = (layout.time.length, layout.height.length, layout.width.length)
+        video = mx.zeros((latents.shape[0], 3, *size), latents.dtype)
+    # Closed, not just dropped: a caller that keeps the exception would keep the generator and its arrays with it.
+    with closing(tiled_frames(decode_tile, layout)) as stream:
+        for start, frames in stream:
+            chunk = frames.transpose(0, 4, 1, 2, 3).astype(latents.dtype)
+            del frames
+            if on_frames_ready is not None:
+                on_frames_ready(chunk, start)
+            else:
+                video[:, :, start : start + chunk.shape[2]] = chunk
+                mx.eval(video)
+            del chunk
+    return video
+
+
+def _decode_group(
+    decode_tile: Callable[[Tile], mx.array], tiles: Sequence[Tile], blender: SpatialBlender, decoded: int
+) -> mx.array:
+    """The frames (B, n, H, W, 3) float32 of one interval of time, evaluated, before they fade.
+
+    Args:
+        decode_tile: see `tiled_frames`.
+        tiles: all of the interval, in order.
+        blender: for the layout's height and width.
+        decoded: how many tiles of the clip have been decoded before.
+    """
+    frames: mx.array | None = None
+    for index, tile in enumerate(tiles):
+        part = decode_tile(tile)
+        _check_shape(part, (*part.shape[:1], *tile.output_size, 3), f"tile {decoded + index}")
+        if len(tiles) == 1:
+            frames = part.astype(mx.float32)
+            mx.eval(frames)
+        else:
+            frames = blender.blank(*part.shape[:2]) if frames is None else frames
+            blender.add(frames, index, part)
+        del part
+        if (decoded + index + 1) % _TILES_PER_CACHE_CLEAR == 0:
+            mx.clear_cache()
+    return frames
+
+
+def _axis_weights(mask: Mask, shape: tuple[int, ...]) -> mx.array | None:
+    """A mask as a float32 array of `shape`; None where it is 1 everywhere and there is nothing to weight."""
+    return None if all(weight == 1 for weight in mask) else mx.array(mask, dtype=mx.float32).reshape(shape)
+
+
+def _plane_weights(down: Mask, across: Mask) -> mx.array | None:
+    """The weights (h, w, 1) of a tile from its masks along height and width; None where all are 1."""
+    rows, columns = _axis_weights(down, (-1, 1, 1)), _axis_weights(across, (1, -1, 1))
+    if rows is None or columns is None:
+        return rows if columns is None else columns
+    return rows * columns
+
+
+def _add_into(frames: mx.array, where: tuple[slice, ...], addend: mx.array) -> None:
+    """`frames[where] += addend`, without a copy of `frames`.
+
+    Evaluated in two steps: while the read of a part is under way, the whole cannot be written in place.
+    """
+    total = frames[where] + addend
+    mx.eval(total)
+    frames[where] = total
+    mx.eval(frames)
+
+
+def _check_shape(array: mx.array, expected: tuple[int, ...], what: str) -> None:
+    if array.shape != expected:
+        raise DecodeError(f"{what} was decoded to the shape {array.shape}, and {expected} was expected.")

@@ -1,0 +1,141 @@
+"""Plans: what is chosen, what it says, and that its peaks hold."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from mlx_ltx_vae import PlanError
+from mlx_ltx_vae.bench import validation_cases
+from mlx_ltx_vae.config import GENERATIONS, parse_vae_config
+from mlx_ltx_vae.memory import Backend, count_weights, winograd_elements
+from mlx_ltx_vae.plan import Machine, Mode, Order, make_plan, parse_budget
+from mlx_ltx_vae.tiling import TilingConfig
+
+GB = 10**9
+REAL = Machine(Backend.GPU, 2)
+
+
+def config(name="LTX-2.3", **changes):
+    return parse_vae_config({**GENERATIONS[name], **changes}, name)
+
+
+def shape(width, height, frames):
+    return (1, 128, 1 + (frames - 1) // 8, height // 32, width // 32)
+
+
+def plan(size, budget=None, machine=REAL, **options):
+    memory_budget = None if budget is None else int(budget * GB)
+    return make_plan(config(), shape(*size), memory_budget=memory_budget, machine=machine, **options)
+
+
+def test_weights_are_counted_as_the_published_files_have_them(golden):
+    for name in ("ltx2_3", "ltx2", "ltxv_0_9_0", "ltxv_0_9_1", "ltxv_0_9_5", "conv_16x16x4"):
+        manifest = golden(name).manifest
+        sizes = [math.prod(dims) for key, dims in manifest["weights"].items() if key.startswith("vae.decoder.")]
+        assert count_weights(parse_vae_config(manifest["vae_config"], name).decoder) == sum(sizes), name
+
+
+def test_quality_comes_first_then_speed_then_memory():
+    size = (3840, 2176, 121)
+    generous, less, little = plan(size, 64), plan(size, 8), plan(size, 5)
+    assert (generous.mode, generous.order) == (Mode.EXACT, Order.TIME)
+    assert (less.mode, less.order) == (Mode.EXACT, Order.ROWS)
+    assert little.mode is Mode.EXACT
+    peaks = [candidate.peak_bytes for candidate in (generous, less, little)]
+    assert peaks == sorted(peaks, reverse=True)
+    assert less.peak_bytes <= 8 * GB
+
+
+def test_4k_decodes_exactly_within_8_gb_at_the_real_widths_weights_included():
+    chosen = plan((3840, 2176, 121), 8)
+    assert chosen.mode is Mode.EXACT
+    assert chosen.redundant_work == 0
+    assert chosen.memory.weights == pytest.approx(0.814 * GB, rel=0.01)
+    assert chosen.peak_bytes <= 8 * GB
+
+
+def test_blended_tiles_are_the_last_resort():
+    long_and_large = (3840, 2176, 2001)
+    least = plan(long_and_large, 0.001, mode="exact", must_fit=False).peak_bytes / GB
+    assert plan(long_and_large, least).mode is Mode.EXACT
+    chosen = plan(long_and_large, 0.99 * least)
+    assert chosen.mode is Mode.TILED
+    assert chosen.tiling.temporal_config is None
+    assert chosen.redundant_work > 0
+    assert "not exact" in str(chosen)
+
+
+def test_a_budget_that_nothing_meets_names_the_least_that_works():
+    with pytest.raises(PlanError, match=r"the least that works is ([0-9.]+) GB") as caught:
+        plan((768, 512, 121), 0.5)
+    least = float(str(caught.value).split("works is ")[1].split(" GB")[0])
+    assert plan((768, 512, 121), least).peak_bytes <= least * GB
+    with pytest.raises(PlanError):
+        plan((768, 512, 121), least - 0.02)
+    assert plan((768, 512, 121), 0.5, must_fit=False).peak_bytes <= least * GB
+
+
+def test_exact_memory_does_not_grow_with_the_clip_and_the_single_pass_does():
+    short, long = (plan((768, 512, frames)) for frames in (241, 961))
+    assert long.peak_bytes - short.peak_bytes < 0.05 * short.peak_bytes
+    singles = [plan((768, 512, frames), mode="single").peak_bytes for frames in (241, 961)]
+    assert singles[1] > 3 * singles[0]
+
+
+def test_rows_hold_less_than_time_where_frames_are_large_and_clips_short():
+    large, small = (3840, 2176, 25), (256, 256, 961)
+    assert plan(large, order="rows").peak_bytes < plan(large, order="time").peak_bytes
+    assert plan(small, order="rows").peak_bytes > plan(small, order="time").peak_bytes
+
+
+def test_metals_winograd_scratch_is_a_term_of_its_own():
+    """MLX takes that route from 4096 positions and 256 channels on, both multiples of 32."""
+    assert winograd_elements(128, 128, [1, 64, 63]) == 0
+    assert winograd_elements(96, 128, [1, 64, 64]) == 0
+    assert winograd_elements(128, 136, [1, 64, 64]) == 0
+    one, two = (winograd_elements(128, 128, [frames, 66, 66]) for frames in (1, 2))
+    filters = 64 * 128 * 128
+    assert one - filters == (68 * 68) * 128 + 64 * 11 * 11 * 256
+    assert two - filters == 2 * (one - filters)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("8GB", 8 * GB), ("8 gb", 8 * GB), ("1.5 GiB", 3 * 2**29), ("500MB", 5 * 10**8), ("50%", 10 * GB), (123, 123)],
+)
+def test_budgets_are_read_as_people_write_them(text, expected):
+    assert parse_budget(text, 20 * GB) == expected
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-3GB", "0", "8 elephants", "GB", "1e9e9"])
+def test_other_budgets_are_refused(text):
+    with pytest.raises(PlanError, match="like 8GB"):
+        parse_budget(text, GB)
+
+
+def test_plan_shows_what_it_will_do():
+    text = str(plan((1280, 704, 121), 16))
+    for words in ("121 frames of 1280x704", "exact", "GB (weights 0.81", "redundant work 0 %", "after 15 of 16"):
+        assert words in text, words
+    tiled = plan((1280, 704, 121), mode="tiled", tiling=TilingConfig.default())
+    assert json.loads(json.dumps(tiled.as_dict()))["calls"] == 3 * 2 * 3
+
+
+# A few of what `bench --validate-plan` runs; the whole grid takes minutes.
+SAMPLE = [case for index, case in enumerate(validation_cases()) if index % 6 == 0]
+
+
+@pytest.mark.parametrize(
+    "case", SAMPLE, ids=lambda case: "-".join(str(case[key]) for key in ("generation", "mode", "order"))
+)
+def test_the_planned_peak_holds_and_is_near(case):
+    command = [sys.executable, "-m", "mlx_ltx_vae.bench", "--worker", json.dumps(case)]
+    run = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert 0.99 <= run["planned_bytes"] / run["total_peak_bytes"] <= 1.3
+
+
+def test_there_are_at_least_40_validation_cases():
+    assert len({json.dumps(case, sort_keys=True) for case in validation_cases()}) >= 40

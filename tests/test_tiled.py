@@ -1,0 +1,87 @@
+"""Tiled decodes through `VideoVAE`: the reference's tiling, and tiles that are exact in time."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_ltx_vae import PlanError, VideoVAE
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
+
+
+@pytest.fixture(scope="module")
+def vae(golden):
+    return VideoVAE.from_pretrained(golden("ltx2_3_tiled").checkpoint, encoder=False)
+
+
+def tiling_of(check):
+    """The manifest's tiling as a `TilingConfig`."""
+    sizes = {axis: (entry["tile_size"], entry["overlap"]) for axis, entry in check["tiling"].items()}
+    return TilingConfig(
+        temporal_config=TemporalTilingConfig(*sizes["frames"]) if "frames" in sizes else None,
+        height_config=SpatialTilingConfig(*sizes["height"]) if "height" in sizes else None,
+        width_config=SpatialTilingConfig(*sizes["width"]) if "width" in sizes else None,
+    )
+
+
+@pytest.mark.parametrize("name", ["tiled_all", "tiled_time", "tiled_space", "tiled_overlap_over_half"])
+def test_tiled_decode_agrees_with_the_reference_within_1e_4(golden, vae, name):
+    case = golden("ltx2_3_tiled")
+    check = case.check(name)
+    latents = case.arrays[check["input"]]
+    plan = vae.plan(latents.shape, mode="tiled", tiling=tiling_of(check))
+    result = np.array(vae.decode(latents, plan))
+    assert list(result.shape) == check["full_shape"]
+    assert np.abs(case.select(result, check) - case.arrays[check["expected"]]).max() < 1e-4
+
+
+def test_frames_leave_as_soon_as_no_later_tile_reaches_them(golden, vae):
+    case = golden("ltx2_3_tiled")
+    check = case.check("tiled_overlap_over_half")
+    latents = case.arrays[check["input"]]
+    chunks = list(vae.stream(latents, vae.plan(latents.shape, mode="tiled", tiling=tiling_of(check))))
+    assert [chunk.frames.shape[1] for chunk in chunks] == [length for length in check["chunk_frames"] if length]
+
+
+def test_spatial_tiles_are_exact_in_time(vae):
+    """However the clip is chunked the result is the same, and away from the seams it is the single pass's."""
+    latents = mx.random.normal((1, 8, 6, 5, 7), key=mx.random.key(5))
+    tiling = TilingConfig(SpatialTilingConfig(96, 32))
+    whole = vae.decode(latents, vae.plan(latents.shape, mode="tiled", tiling=tiling, chunk=6))
+    for chunk in (1, 2):
+        plan = vae.plan(latents.shape, mode="tiled", tiling=tiling, chunk=chunk)
+        assert mx.abs(vae.decode(latents, plan) - whole).max().item() < 2e-5
+    one_tile = TilingConfig(SpatialTilingConfig(256, 64))
+    plan = vae.plan(latents.shape, mode="tiled", tiling=one_tile)
+    assert plan.calls == 1
+    assert mx.abs(vae.decode(latents, plan) - vae.decode(latents)).max().item() < 2e-5
+
+
+def test_noise_belongs_to_the_picture_and_not_to_the_tile(golden):
+    vae = VideoVAE.from_pretrained(golden("ltxv_0_9_1").checkpoint, encoder=False)
+    latents = mx.random.normal((1, 8, 2, 3, 6), key=mx.random.key(5))
+    plan = vae.plan(latents.shape, mode="tiled", tiling=TilingConfig(width_config=SpatialTilingConfig(160, 32)))
+    tiled, whole = vae.decode(latents, plan, seed=4), vae.decode(latents, seed=4)
+    other = vae.decode(latents, plan, seed=5)
+    left = slice(0, 16)  # far from the seam, where a tile sees nearly what the whole picture sees
+    assert mx.abs((tiled - whole)[..., left]).max() < mx.abs((tiled - other)[..., left]).max()
+
+
+def test_the_plan_counts_calls_and_redundant_work(vae):
+    plan = vae.plan((1, 8, 16, 16, 24), mode="tiled", tiling=TilingConfig.default())
+    assert plan.calls == 3 * 1 * 2
+    decoded = (8 + 9 + 7) * 16 * (16 + 10)  # latent frames x rows x columns of all tiles
+    assert plan.redundant_work == pytest.approx(decoded / (16 * 16 * 24) - 1)
+    assert "blended in space and time" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tiling": TilingConfig.default()}, "go with mode"),
+        ({"mode": "tiled", "order": "rows"}, "streamed in time"),
+        ({"mode": "single", "tiling": TilingConfig.default()}, "go with mode"),
+    ],
+)
+def test_wishes_that_contradict_each_other_are_refused(vae, options, words):
+    with pytest.raises(PlanError, match=words):
+        vae.plan((1, 8, 2, 2, 3), **options)

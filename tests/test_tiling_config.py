@@ -1,0 +1,125 @@
+"""What a user may say about tiles, and what the presets say."""
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from mlx_ltx_vae import PlanError
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError, preset
+
+
+def sizes(config):
+    """(spatial tile, overlap), (temporal tile, overlap); None for an axis that is not cut."""
+    space, time = config.spatial_config, config.temporal_config
+    return (
+        space and (space.tile_size_in_pixels, space.tile_overlap_in_pixels),
+        time and (time.tile_size_in_frames, time.tile_overlap_in_frames),
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (TilingConfig(), (None, None)),
+        (TilingConfig.default(), ((512, 64), (64, 24))),
+        (TilingConfig.aggressive(), ((256, 64), (32, 8))),
+        (TilingConfig.conservative(), ((768, 64), (96, 24))),
+        (TilingConfig.spatial_only(), ((512, 64), None)),
+        (TilingConfig.spatial_only(tile_size=256, overlap=32), ((256, 32), None)),
+        (TilingConfig.temporal_only(), (None, (64, 24))),
+        (TilingConfig.temporal_only(tile_size=40, overlap=8), (None, (40, 8))),
+    ],
+)
+def test_presets_are_those_that_apps_know(config, expected):
+    assert sizes(config) == expected
+    assert config.height_config is None
+    assert config.width_config is None
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((512, 512, 65), None),
+        ((512, 544, 65), ((384, 64), None)),
+        ((544, 512, 65), ((384, 64), None)),
+        ((512, 768, 65), ((384, 64), None)),
+        ((512, 800, 65), ((512, 64), None)),
+        ((512, 1024, 65), ((512, 64), None)),
+        ((512, 1056, 65), ((384, 64), None)),
+        ((512, 512, 66), (None, (64, 24))),
+        ((512, 512, 100), (None, (64, 24))),
+        ((512, 512, 101), (None, (48, 16))),
+        ((512, 512, 200), (None, (48, 16))),
+        ((512, 512, 201), (None, (32, 8))),
+        ((512, 768, 121), ((384, 64), (48, 16))),
+        ((768, 1024, 121), ((512, 64), (48, 16))),
+        ((800, 1024, 100), ((512, 64), (64, 24))),
+        ((800, 1024, 101), ((256, 64), (32, 8))),
+        ((512, 512, 682), (None, (32, 8))),
+        ((512, 512, 683), ((256, 64), (32, 8))),
+        ((2176, 3840, 21), ((384, 64), None)),
+        ((2176, 3840, 25), ((256, 64), (32, 8))),
+    ],
+)
+def test_auto_cuts_as_its_ancestor_does(size, expected):
+    config = TilingConfig.auto(*size)
+    assert (config and sizes(config)) == expected
+
+
+def test_auto_takes_thresholds():
+    assert TilingConfig.auto(768, 768, 97, spatial_threshold=768, temporal_threshold=97) is None
+    assert sizes(TilingConfig.auto(256, 256, 33, temporal_threshold=32)) == (None, (64, 24))
+    assert sizes(TilingConfig.auto(256, 256, 33, spatial_threshold=128)) == ((384, 64), None)
+
+
+def test_a_preset_is_found_by_its_name():
+    for name in ["default", "aggressive", "conservative", "spatial_only", "temporal_only"]:
+        assert preset(name, 64, 64, 9) == getattr(TilingConfig, name)()
+    assert preset("auto", 64, 64, 9) is None
+    assert preset("auto", 512, 768, 121) == TilingConfig.auto(512, 768, 121)
+
+
+def test_an_unknown_preset_is_refused_and_the_known_are_named():
+    with pytest.raises(TilingError, match="'timid'.*auto, default, aggressive, conservative, spatial_only, temp"):
+        preset("timid", 64, 64, 9)
+
+
+@pytest.mark.parametrize("kind", [SpatialTilingConfig, TemporalTilingConfig])
+def test_an_overlap_is_none_unless_said(kind):
+    assert kind(64) == kind(64, 0)
+
+
+@pytest.mark.parametrize(
+    "values", [(32, 0), (100, 0), (0, 0), (-64, 0), (64, 64), (64, 96), (64, -32), (128, 16), (64.0, 0), (64, False)]
+)
+def test_impossible_spatial_sizes_are_refused(values):
+    with pytest.raises(TilingError) as caught:
+        SpatialTilingConfig(*values)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    "values", [(8, 0), (20, 0), (0, 0), (16, 16), (16, 24), (16, -8), (32, 4), (16, "8"), (16, None)]
+)
+def test_impossible_temporal_sizes_are_refused(values):
+    with pytest.raises(TilingError):
+        TemporalTilingConfig(*values)
+
+
+@pytest.mark.parametrize("values", [(64, 32), (64, 0), (96, 64)])
+def test_least_spatial_sizes_are_taken(values):
+    SpatialTilingConfig(*values)
+
+
+def test_apps_may_catch_a_value_error_and_ours_a_plan_error():
+    for kind in [ValueError, PlanError]:
+        with pytest.raises(kind):
+            TilingConfig.spatial_only(100)
+
+
+def test_configurations_are_frozen():
+    with pytest.raises(FrozenInstanceError):
+        TilingConfig.default().spatial_config = None
+    with pytest.raises(FrozenInstanceError):
+        SpatialTilingConfig(64).tile_size_in_pixels = 1
