@@ -266,7 +266,7 @@ class Landscape:
             base = float(self.ridge(2, tx)) + 6
             for step in range(3):
                 at = tx, base - size * (0.45 + 0.38 * step)
-                draw_shape(image, view, "triangle", at, size * (0.72 - 0.16 * step), math.pi, self.hills[2] * 0.85)
+                draw_shape(image, view, "triangle", at, size * (0.72 - 0.16 * step), math.pi / 2, self.hills[2] * 0.85)
 
     def draw_sign(self, image, view):
         sx, unit = self.sign
@@ -440,9 +440,10 @@ def demo_clip(num_frames=DEMO_FRAMES, height=DEMO_SIZE[0], width=DEMO_SIZE[1]):
     first.centre, first.zoom, first.velocity, first.growth, first.sway = (-60, -6), 1.1, (0.8, 0.0), 0.0008, (2, 0)
     second.centre, second.zoom, second.velocity, second.growth, second.sway = (0, 14), 1.3, (-0.6, 0.0), 0.0, (2, 0)
     landscape, city = Landscape(rng, first, 0, "MLX"), City(rng, second, 2, "LTX")
-    landscape.sign, landscape.trees = (first.centre[0] + 62, 7.0), [(first.centre[0] - 95, 50), (-135, 36)]
+    landscape.sign, landscape.trees = (first.centre[0] + 62, 7.0), [(-160, 52), (-118, 38), (98, 44)]
     landscape.board = [colour("3d5a80"), colour("c98f6a")]
-    landscape.balloons = [(x + 40, y, 1.3 * size, *rest) for x, y, size, *rest in landscape.balloons[:2]]
+    landscape.sun, places = (-130, -14, 26), ((-105, -62, 28), (125, -78, 20))
+    landscape.balloons = [(*at, *rest[3:]) for at, rest in zip(places, landscape.balloons, strict=False)]
     city.sign = 0, 20, 6.5
     cut = 1 + 8 * (num_frames // 13)  # where a latent frame begins
     return render([(0, landscape), (cut, city)], num_frames, height, width)

@@ -16,7 +16,7 @@ from .padding import PaddingMode
 _TAPS = 3  # a kernel's extent along each axis
 _REMEMBERED = _TAPS - 1
 _FLOAT32 = 4
-_MARGIN = 1.03  # small arrays, rounding of allocations to pages
+_MARGIN = 1.06  # what is not counted here: small arrays, rounding of allocations to pages
 _EMBEDDING = 256  # inputs of a time embedding's first matrix
 
 # Winograd F(6, 3): tiles of 6 x 6 results become 8 x 8 products.
@@ -127,7 +127,7 @@ def footprint(network: NetworkConfig, latent_shape: tuple[int, ...], run: Run) -
     return Footprint(
         weights=count_weights(network) * run.itemsize,
         latents=batch * channels * math.prod(extents) * (run.itemsize + _FLOAT32),
-        caches=remembered,
+        caches=math.ceil(_MARGIN * remembered),
         work=math.ceil(_MARGIN * work) + (0 if run.whole else frames // 2),
     )
 
@@ -163,13 +163,12 @@ def cut_in_time(largest: Footprint, latents: int, frames: TileFrames, itemsize: 
     tile, group, shared = frames.tile * itemsize, frames.group * _FLOAT32, frames.shared * _FLOAT32
     gathered = 0 if frames.single else group
     decoding = largest.caches + largest.work + tile + gathered
-    # A tile's pieces and the tile; or the tile, weighted, and added to what is there.
-    joining = 2 * tile if frames.single else gathered + tile + 2 * frames.tile * _FLOAT32
+    # A tile's pieces and the tile; where there are several, also the tile weighted, and added to what is there.
+    joining = 2 * tile + (0 if frames.single else gathered + 2 * frames.tile * _FLOAT32)
     fading = group + shared
     # What leaves is a part of its interval's frames, and is turned into levels.
     leaving = group + frames.final * (_FLOAT32 + 1 + (itemsize + _FLOAT32 if itemsize != _FLOAT32 else 0))
-    work = shared + max(decoding, joining, fading, leaving)
-    return Footprint(largest.weights, latents, 0, math.ceil(_MARGIN * work))
+    return Footprint(largest.weights, latents, 0, shared + max(decoding, joining, fading, leaving))
 
 
 def side_by_side(tiles: Sequence[Footprint], latents: int, frame: int) -> Footprint:

@@ -27,7 +27,7 @@ def shape(width, height, frames):
 
 
 def plan(size, budget=None, machine=REAL, **options):
-    memory_budget = None if budget is None else int(budget * GB)
+    memory_budget = None if budget is None else round(budget * GB)
     return make_plan(config(), shape(*size), memory_budget=memory_budget, machine=machine, **options)
 
 
