@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -19,17 +18,24 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from tqdm import tqdm
 
+from .bench_tables import (
+    GENERATION_NAMES,
+    latent_grid,
+    plan_table,
+    quality_table,
+    timing_table,
+    validation_cases,
+    validation_table,
+)
 from .cli import add_common_options, run_command
 from .config import GENERATIONS, parse_vae_config
 from .decoder import Decoder
-from .errors import LTXVAEError, PlanError
+from .errors import LTXVAEError
 from .tiling import preset
 from .vae import DTYPES, VideoVAE
 
 _WORKER = "--worker"
-_MB = 1e6
 _ORDERS = ("time", "rows", "columns")
-_GENERATION_NAMES = {name.split()[-1].lower(): name for name in GENERATIONS}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,9 +60,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=list(DTYPES), help="default: the checkpoint's, float32 for random weights")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each (default: 3)")
     parser.add_argument("--validate-plan", action="store_true", help="hold planned peaks against measured ones")
+    parser.add_argument("--plan-table", action="store_true", help="print LTX-2.3's planned peaks on a Mac")
+    parser.add_argument("--quality", action="store_true", help="compare each mode's frames with the single pass's")
     parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE; - for standard output")
     random = parser.add_argument_group("random weights, without -m")
-    random.add_argument("--generation", choices=sorted(_GENERATION_NAMES), default="ltx-2.3")
+    random.add_argument("--generation", choices=sorted(GENERATION_NAMES), default="ltx-2.3")
     random.add_argument("--base-width", type=int, default=32, metavar="N", help="decoder base channels (128 is real)")
     add_common_options(parser)
     return parser
@@ -85,7 +93,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """
     vae = _load(case)
     weights = sum(array.nbytes for _, array in tree_flatten(vae.decoder.parameters()))
-    shape = _latent_shape(vae, case)
+    grid = latent_grid(vae.config, case["frames"], case["height"], case["width"])
+    shape = (1, vae.config.latent_channels, *grid)
     latents = mx.random.normal(shape, key=mx.random.key(0))
     mx.eval(latents)
     options = {"mode": case["mode"], "order": case["order"], "chunk": case["chunk"]}
@@ -121,22 +130,11 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _latent_shape(vae: VideoVAE, case: dict[str, Any]) -> tuple[int, ...]:
-    scale = vae.config.scale
-    if (case["frames"] - 1) % scale.time or case["width"] % scale.width or case["height"] % scale.height:
-        raise PlanError(
-            f"{case['frames']} frames of {case['width']}x{case['height']} cannot be had: frames are "
-            f"1 + {scale.time}*k, sides multiples of {scale.width}."
-        )
-    grid = (1 + (case["frames"] - 1) // scale.time, case["height"] // scale.height, case["width"] // scale.width)
-    return (1, vae.config.latent_channels, *grid)
-
-
 def _load(case: dict[str, Any]) -> VideoVAE:
     if case["model"]:
         return VideoVAE.from_pretrained(case["model"], dtype=case["dtype"], encoder=False)
     widths = {"decoder_base_channels": case["base_width"], "encoder_base_channels": case["base_width"]}
-    name = _GENERATION_NAMES[case["generation"]]
+    name = GENERATION_NAMES[case["generation"]]
     config = parse_vae_config({**GENERATIONS[name], **widths}, name)
     mx.random.seed(0)
     decoder = Decoder(config.decoder, config.patch_size)
@@ -147,6 +145,12 @@ def _load(case: dict[str, Any]) -> VideoVAE:
 
 
 def _bench(arguments: argparse.Namespace) -> None:
+    if arguments.plan_table:
+        print(plan_table())
+        return
+    if arguments.quality:
+        print(quality_table())
+        return
     cases = validation_cases() if arguments.validate_plan else _cases(arguments)
     runs: list[list[dict[str, Any]]] = [[] for _ in cases]
     repeat = 1 if arguments.validate_plan else arguments.repeat
@@ -162,7 +166,7 @@ def _bench(arguments: argparse.Namespace) -> None:
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=1)
-    print(_validation_table(runs) if arguments.validate_plan else _table(runs))
+    print(validation_table(runs) if arguments.validate_plan else timing_table(runs))
 
 
 def _cases(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -186,39 +190,6 @@ def _cases(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return cases
 
 
-def validation_cases() -> list[dict[str, Any]]:
-    """What `--validate-plan` runs: generations, widths, sizes, lengths, modes, chunks and dtypes, small enough."""
-    base = {"model": None, "generation": "ltx-2.3", "base_width": 16, "dtype": "float32", "width": 128, "height": 96}
-    base |= {"frames": 41, "mode": "exact", "order": "time", "chunk": None, "tiles": "default", "memory_budget": None}
-    ways = [{}, {"chunk": 3}, {"order": "rows"}, {"order": "columns"}, {"mode": "single", "order": "auto"}]
-    grid = [{**way, "generation": name} for name in _GENERATION_NAMES for way in ways]
-    grid += [{**way, "dtype": dtype} for dtype in ("bfloat16", "float16") for way in ways[::2]]
-    grid += [{"base_width": width, **way} for width in (8, 32) for way in (ways[0], ways[2], ways[4])]
-    grid += [{"frames": frames, "width": 256, "height": 160} for frames in (1, 9, 57, 121)]
-    tiled = {"mode": "tiled", "order": "auto", "width": 512, "height": 320, "base_width": 8}
-    grid += [{**tiled, "tiles": name} for name in ("aggressive", "default")]
-    grid += [{**tiled, "tiles": "spatial_only", "width": 704}, {**tiled, "tiles": "temporal_only", "frames": 81}]
-    grid += [{**tiled, "tiles": "aggressive", "dtype": "bfloat16"}, {**tiled, "tiles": "default", "width": 608}]
-    return [{**base, **change} for change in grid]
-
-
-def _validation_table(runs: list[list[dict[str, Any]]]) -> str:
-    """Planned against measured peaks, weights included."""
-    head = f"{'generation':10}{'base':>5} {'dtype':9}{'size':>9}{'frames':>7} {'mode':7}{'order':8}{'chunk':>6}"
-    rows = [f"{head}{'measured MB':>12}{'planned MB':>11}{'ratio':>7}"]
-    ratios = []
-    for (run,) in runs:
-        ratios.append(run["planned_bytes"] / run["total_peak_bytes"])
-        size = f"{run['width']}x{run['height']}"
-        rows.append(
-            f"{run['generation']:10}{run['base_width']:5} {run['dtype']:9}{size:>9}{run['frames']:7} {run['mode']:7}"
-            f"{run['order']:8}{run['chunk'] or '':>6}{run['total_peak_bytes'] / _MB:12.1f}"
-            f"{run['planned_bytes'] / _MB:11.1f}{ratios[-1]:7.2f}"
-        )
-    rows.append(f"{len(runs)} cases; planned / measured between {min(ratios):.2f} and {max(ratios):.2f}.")
-    return "\n".join(rows)
-
-
 def _in_fresh_process(case: dict[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-m", "mlx_ltx_vae.bench", _WORKER, json.dumps(case)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -237,34 +208,6 @@ def describe_machine() -> dict[str, Any]:
         "mlx": mx.__version__,
         "preload": os.environ.get("LD_PRELOAD", ""),
     }
-
-
-def _table(runs: list[list[dict[str, Any]]]) -> str:
-    """Medians per case; times as a ratio to the single pass of as many frames, where there is one."""
-    single = {
-        results[0]["frames"]: statistics.median(run["seconds"] for run in results)
-        for results in runs
-        if results[0]["mode"] == "single"
-    }
-    rows = [
-        f"{'mode':8}{'order':8}{'frames':>7}{'seconds':>9}{'ratio':>7}{'first':>8}{'peak MB':>10}{'B/pixel':>9}{'caches':>8}"
-    ]
-    for results in runs:
-        run = results[0]
-        seconds = statistics.median(run["seconds"] for run in results)
-        first = statistics.median(run["first_frame_seconds"] for run in results)
-        peak = max(run["peak_bytes"] for run in results)
-        ratio = f"{seconds / single[run['frames']]:7.2f}" if run["frames"] in single else f"{'-':>7}"
-        rows.append(
-            f"{run['mode']:8}{run['order']:8}{run['frames']:7}{seconds:9.2f}{ratio}{first:8.2f}{peak / _MB:10.1f}"
-            f"{run['bytes_per_pixel']:9.0f}{run['between_bytes'] / (run['width'] * run['height']):8.0f}"
-        )
-    weights = runs[0][0]["weights_bytes"] / _MB
-    rows.append("B/pixel and caches (what is held between two chunks) are bytes per pixel of one frame.")
-    rows.append(
-        f"Medians of {len(runs[0])} fresh processes; peaks are the largest, without {weights:.0f} MB of weights."
-    )
-    return "\n".join(rows)
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -20,7 +20,7 @@ RUNNING = {"device", "loading", "noise", "stream", "frames", "spool", "execution
 LIBRARY = (
     {"errors", "padding", "config", "checkpoint", "layers", "vae", "media", "demo"} | GEOMETRY | NETWORKS | RUNNING
 )
-COMMANDS = {"cli", "decode", "encode", "info", "bench"}
+COMMANDS = {"cli", "decode", "encode", "info", "bench", "bench_tables"}
 
 MAY_IMPORT = {
     "errors": set(),
