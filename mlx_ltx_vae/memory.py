@@ -17,6 +17,7 @@ _TAPS = 3  # a kernel's extent along each axis
 _REMEMBERED = _TAPS - 1
 _FLOAT32 = 4
 _MARGIN = 1.06  # what is not counted here: small arrays, rounding of allocations to pages
+_TILES_MARGIN = 1.03
 _EMBEDDING = 256  # inputs of a time embedding's first matrix
 
 # Winograd F(6, 3): tiles of 6 x 6 results become 8 x 8 products.
@@ -168,7 +169,8 @@ def cut_in_time(largest: Footprint, latents: int, frames: TileFrames, itemsize: 
     fading = group + shared
     # What leaves is a part of its interval's frames, and is turned into levels.
     leaving = group + frames.final * (_FLOAT32 + 1 + (itemsize + _FLOAT32 if itemsize != _FLOAT32 else 0))
-    return Footprint(largest.weights, latents, 0, shared + max(decoding, joining, fading, leaving))
+    work = shared + max(decoding, joining, fading, leaving)
+    return Footprint(largest.weights, latents, 0, math.ceil(_TILES_MARGIN * work))
 
 
 def side_by_side(tiles: Sequence[Footprint], latents: int, frame: int) -> Footprint:

@@ -137,5 +137,17 @@ def test_the_planned_peak_holds_and_is_near(case):
     assert 0.99 <= run["planned_bytes"] / run["total_peak_bytes"] <= 1.3
 
 
+@pytest.mark.parametrize("part", [0.999, 0.9])
+def test_a_decode_under_a_budget_never_exceeds_it(part):
+    """A little less than the best plan takes makes it take another, which then has to keep to the budget."""
+    case = {**validation_cases()[0], "generation": "ltx-2.3", "mode": "auto", "order": "auto", "width": 256}
+    generous = make_plan(config(decoder_base_channels=16, encoder_base_channels=16), shape(256, 96, 41))
+    budget = int(part * generous.peak_bytes)
+    command = [sys.executable, "-m", "mlx_ltx_vae.bench", "--worker", json.dumps({**case, "memory_budget": budget})]
+    run = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert run["planned_bytes"] < generous.peak_bytes
+    assert run["total_peak_bytes"] <= budget
+
+
 def test_there_are_at_least_40_validation_cases():
     assert len({json.dumps(case, sort_keys=True) for case in validation_cases()}) >= 40

@@ -208,9 +208,15 @@ def _decode_group(
             frames = blender.blank(*part.shape[:2]) if frames is None else frames
             blender.add(frames, index, part)
         del part
-        if (decoded + index + 1) % _TILES_PER_CACHE_CLEAR == 0:
+        if (decoded + index + 1) % _TILES_PER_CACHE_CLEAR == 0 or _is_memory_short():
             mx.clear_cache()
     return frames
+
+
+def _is_memory_short() -> bool:
+    """Whether what is in use and what MLX keeps for later are together more than Metal recommends."""
+    recommended = mx.device_info().get("max_recommended_working_set_size")
+    return bool(recommended) and mx.get_active_memory() + mx.get_cache_memory() > recommended
 
 
 def _axis_weights(mask: Mask, shape: tuple[int, ...]) -> mx.array | None:
