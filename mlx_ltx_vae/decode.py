@@ -142,7 +142,7 @@ def _decode(arguments: argparse.Namespace) -> None:
     tiling = _tiling(arguments, config.num_frames(shape[2]), *(config.spatial_scale * size for size in shape[3:]))
     mode = "tiled" if tiling is not None and arguments.mode == "auto" else arguments.mode
     options = {"mode": mode, "order": arguments.order, "chunk": arguments.chunk, "tiling": tiling}
-    dtype = DTYPES[arguments.dtype] if arguments.dtype else checkpoint.decoder["conv_in.conv.weight"].dtype
+    dtype = DTYPES[arguments.dtype] if arguments.dtype else next(iter(checkpoint.decoder.values())).dtype
     plan = plan_here(config, shape, dtype, memory_budget=arguments.memory_budget, **options)
     if arguments.dry_run:
         print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)

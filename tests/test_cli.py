@@ -70,6 +70,28 @@ def test_every_mode_and_chunk_writes_the_same_array_but_for_rounding(clip, tmp_p
         assert np.abs(got.astype(int) - frames).max() <= 1
 
 
+def test_tiles_and_budgets_make_the_plan(clip, tmp_path, capsys):
+    latents, checkpoint, frames = clip
+
+    def planned(*options):
+        assert main([str(latents), "-m", str(checkpoint), "--dry-run", "--json", *options]) == 0
+        return json.loads(capsys.readouterr().out)["plan"]
+
+    assert planned()["mode"] == "exact"
+    assert planned("--order", "columns")["order"] == "columns"
+    tiled = planned("--tile", "64:32", "--tile-frames", "16:8")
+    assert (tiled["mode"], tiled["calls"]) == ("tiled", 2 * 1 * 2)
+    assert planned("--preset", "aggressive")["mode"] == "tiled"
+    assert planned("--memory-budget", "1GB")["peak_bytes"] < 1e9
+    small = ["--memory-budget", "1MB", "--dry-run"]
+    assert "the least that works" in refused(capsys, latents, "-m", checkpoint, *small)
+    assert "like 8GB" in refused(capsys, latents, "-m", checkpoint, "--memory-budget", "lots", "--dry-run")
+    assert "multiple of 32" in refused(capsys, latents, "-m", checkpoint, "--tile", "100:32", "--dry-run")
+    out = tmp_path / "tiled.npy"
+    assert main([str(latents), "-m", str(checkpoint), "-o", str(out), "--tile", "64:32", "-q"]) == 0
+    assert np.load(out).shape == frames.shape
+
+
 def test_json_is_one_object_and_nothing_else(clip, tmp_path):
     latents, checkpoint, _ = clip
     done = run_cli(latents, "-m", checkpoint, "-o", tmp_path / "out.mp4", "--json")
@@ -139,6 +161,9 @@ def test_outputs_of_a_batch_are_named_after_the_output(tmp_path):
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--fps", "fast"], "fps"),
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--chunk", "0"], "at least 1"),
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--mode", "quick"], "invalid choice"),
+        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "big"], "512:64"),
+        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "512:64", "--preset", "default"], "--preset already"),
+        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "512:64", "--mode", "exact"], "--mode tiled"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments, words, capsys):
