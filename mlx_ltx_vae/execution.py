@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from .decoder import Decoder
+from .errors import DecodeError
 from .frames import FrameChunk, Watch, quantise
 from .layers.stage import Stage
 from .layers.window import Axis, take
@@ -97,6 +98,8 @@ def execute(job: Job, plan: DecodePlan, layout: TileLayout | None, bit_depth: in
         start += frames.shape[1]
         del frames
         yield chunk.pop()
+    if start != plan.num_frames:
+        raise DecodeError(f"{start} frames came out of the network and {plan.num_frames} should have.")
 
 
 def _single(job: Job) -> Iterator[mx.array]:

@@ -109,7 +109,8 @@ def test_impossible_temporal_sizes_are_refused(values):
 
 @pytest.mark.parametrize("values", [(64, 32), (64, 0), (96, 64)])
 def test_least_spatial_sizes_are_taken(values):
-    SpatialTilingConfig(*values)
+    config = SpatialTilingConfig(*values)
+    assert (config.tile_size_in_pixels, config.tile_overlap_in_pixels) == values
 
 
 def test_apps_may_catch_a_value_error_and_ours_a_plan_error():

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError
-from . import hub
 from .files import Archive, open_archive
 from .folder import AmbiguousFolder, choose_weights
+from .hub import fetch, parse_reference
 from .original import HALVES, half_names
 
 # As deep as any known layout goes: vae/decoder/model.safetensors.
@@ -36,10 +36,10 @@ def locate(source: str | os.PathLike) -> Location:
     if path.exists():
         archives = [open_archive(path)]
         return Location(path.name, archives, _parents(archives))
-    reference = hub.parse_reference(source) if isinstance(source, str) else None
+    reference = parse_reference(source) if isinstance(source, str) else None
     if reference is None:
         raise CheckpointError(f"{path}: no such file or folder; check the path.")
-    archives = [open_archive(found) for found in hub.fetch(reference)]
+    archives = [open_archive(found) for found in fetch(reference)]
     return Location(str(source), archives, _parents(archives))
 
 

@@ -107,53 +107,55 @@ class ResnetBlock(nn.Module):
             modulations: from `modulations`.
             fields: two (H, W) noise fields of the whole picture, with noise injection.
         """
-        outer, inner = WindowCache(self.conv1.window(axis)), WindowCache(self.conv2.window(axis))
-        skip = Skip(outer.window)
-        first = partial(self._first_half, window=outer.window, skip=skip, modulation=modulations[0], field=fields[0])
-        second = partial(self._second_half, window=inner.window, skip=skip, modulation=modulations[1], field=fields[1])
-        return [Stage(first, outer), Stage(second, inner)]
+        outer, inner = self.conv1.window(axis), self.conv2.window(axis)
+        scales = (self.per_channel_scale1, self.per_channel_scale2) if self.injects_noise else (None, None)
+        first = _Half(outer, self.conv1, self.norm1, modulations[0], fields[0], scales[0])
+        second = _Half(inner, self.conv2, self.norm2, modulations[1], fields[1], scales[1])
+        skip = Skip(outer)
+        return [
+            Stage(partial(self._enter, half=first, skip=skip), WindowCache(outer)),
+            Stage(partial(self._leave, half=second, skip=skip), WindowCache(inner)),
+        ]
 
-    def _first_half(
-        self,
-        x: mx.array | None,
-        last: bool,
-        *,
-        window: Window,
-        skip: Skip,
-        modulation: Modulation | None,
-        field: mx.array | None,
-    ) -> mx.array | None:
+    def _enter(self, x: mx.array | None, last: bool, *, half: "_Half", skip: Skip) -> mx.array | None:
         """The input (B, T, H, W, C) to the block's middle; the input itself goes to `skip`."""
-        view = window.push(x, last)
-        if view is None:
+        step = half.step(x, last)
+        if step is None:
             return None
-        skip.view = view
-        middle = self.conv1(view, activate(view.frames, self.norm1, modulation), window.axis)
-        if field is None:
-            return middle
-        return middle + inject(field, self.per_channel_scale1, window.axis, view.output, view.count)
+        skip.view, middle = step
+        return middle
 
-    def _second_half(
-        self,
-        x: mx.array | None,
-        last: bool,
-        *,
-        window: Window,
-        skip: Skip,
-        modulation: Modulation | None,
-        field: mx.array | None,
-    ) -> mx.array | None:
+    def _leave(self, x: mx.array | None, last: bool, *, half: "_Half", skip: Skip) -> mx.array | None:
         """The block's middle to its result, to which `skip` adds the input."""
-        view = window.push(x, last)
-        if view is None:
+        step = half.step(x, last)
+        if step is None:
             return None
-        result = self.conv2(view, activate(view.frames, self.norm2, modulation), window.axis)
-        if field is not None:
-            result = result + inject(field, self.per_channel_scale2, window.axis, view.output, view.count)
+        view, result = step
         past = skip.take(view.output, view.count)
         if "conv_shortcut" in self:
             past = self.conv_shortcut(self.norm3(past))
         return result + past
+
+
+class _Half(NamedTuple):
+    """Norm, modulation, SiLU, convolution and noise, in one running stream: a residual block is two of these."""
+
+    window: Window
+    conv: CausalConv3d
+    norm: nn.Module
+    modulation: Modulation | None
+    field: mx.array | None
+    scale: mx.array | None
+
+    def step(self, x: mx.array | None, last: bool) -> tuple[View, mx.array] | None:
+        """What the window shows for the next piece, and what becomes of it; None where nothing is finished yet."""
+        view = self.window.push(x, last)
+        if view is None:
+            return None
+        result = self.conv(view, activate(view.frames, self.norm, self.modulation), self.window.axis)
+        if self.field is not None:
+            result = result + inject(self.field, self.scale, self.window.axis, view.output, view.count)
+        return view, result
 
 
 class ResnetStack(nn.Module):
