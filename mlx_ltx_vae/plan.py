@@ -130,16 +130,17 @@ class DecodePlan:
         videos = f"{batch} x " if batch > 1 else ""
         memory = self.memory
         parts = f"weights {memory.weights / _GB:.2f}, caches {memory.caches / _GB:.2f}, work {memory.work / _GB:.2f}"
-        return "\n".join(
-            [
-                f"latents  {videos}{channels} channels, {time} x {height} x {width} (frames x rows x columns)",
-                f"video    {videos}{self.num_frames} frames of {self.width}x{self.height}",
-                f"mode     {self._describe_mode()}",
-                f"calls    {self.calls}, redundant work {100 * self.redundant_work:.0f} %",
-                f"peak     {self.peak_bytes / _GB:.2f} GB ({parts})",
-                f"first    {self._describe_first(time)}",
-            ]
-        )
+        lines = [
+            f"latents  {videos}{channels} channels, {time} x {height} x {width} (frames x rows x columns)",
+            f"video    {videos}{self.num_frames} frames of {self.width}x{self.height}",
+            f"mode     {self._describe_mode()}",
+            f"calls    {self.calls}, redundant work {100 * self.redundant_work:.0f} %",
+            f"peak     {self.peak_bytes / _GB:.2f} GB ({parts})",
+            f"first    {self._describe_first(time)}",
+        ]
+        if self.tiling is not None:
+            lines.insert(3, f"tiles    {self._describe_tiles()}")
+        return "\n".join(lines)
 
     def _describe_mode(self) -> str:
         if self.mode is Mode.SINGLE:
@@ -151,6 +152,19 @@ class DecodePlan:
         if self.tiling.temporal_config is None:
             return f"tiled: blended in space, so not exact; exact in time, each tile streamed {unit} at a time"
         return "tiled: blended in space and time, so not exact"
+
+    def _describe_tiles(self) -> str:
+        tiling = self.tiling
+        height, width = tiling.height_config or tiling.spatial_config, tiling.width_config or tiling.spatial_config
+        sizes = [
+            f"{config.tile_size_in_pixels} px of {what}, {config.tile_overlap_in_pixels} shared"
+            for what, config in (("height", height), ("width", width))
+            if config is not None
+        ]
+        if tiling.temporal_config is not None:
+            time = tiling.temporal_config
+            sizes.append(f"{time.tile_size_in_frames} frames, {time.tile_overlap_in_frames} shared")
+        return "; ".join(sizes) or "one"
 
     def _describe_first(self, time: int) -> str:
         if self.order is Order.TIME:
@@ -282,6 +296,8 @@ class _Planner:
             memory = cut_in_time(largest, latents, self._tile_frames(layout, frame), self._machine.itemsize)
         work = sum(math.prod(size) for size in cells) / math.prod(self._shape[2:])
         plan = self._plan(Mode.TILED, Order.TIME, chunk, step, 0, memory)
+        if len(layout.time.latent) > 1:
+            plan = replace(plan, lookahead=layout.time.latent[0].length)
         return replace(plan, tiling=tiling, calls=len(tiles), redundant_work=work - 1)
 
     def _tile_frames(self, layout: TileLayout, frame: int) -> TileFrames:

@@ -122,6 +122,7 @@ def test_plan_shows_what_it_will_do():
         assert words in text, words
     tiled = plan((1280, 704, 121), mode="tiled", tiling=TilingConfig.default())
     assert json.loads(json.dumps(tiled.as_dict()))["calls"] == 3 * 2 * 3
+    assert "512 px of height, 64 shared; 512 px of width, 64 shared; 64 frames, 24 shared" in str(tiled)
 
 
 # A few of what `bench --validate-plan` runs; the whole grid takes minutes.
