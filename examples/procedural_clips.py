@@ -21,7 +21,7 @@ HELD_OUT = 1_000_000
 DEMO_SEED = HELD_OUT + 77
 DEMO_SIZE = (256, 384)
 EDGE = 2.0  # pixels over which an edge fades
-DEMO_FRAMES = 81
+DEMO_FRAMES = 73
 
 # Letters as strokes "x0y0x1y1" on a grid of 4 x 6, y downwards.
 STROKES = {
