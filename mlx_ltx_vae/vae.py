@@ -149,7 +149,7 @@ class VideoVAE:
         """
         if self.decoder is None:
             raise CheckpointError("this VideoVAE was loaded without a decoder; load it with decoder=True.")
-        latents = mx.array(latents)
+        latents = _as_mlx(latents)
         shape = check_latent_shape(self.config, latents.shape)
         plan = self.plan(shape) if plan is None else plan
         if plan.latent_shape != shape:
@@ -208,7 +208,7 @@ class VideoVAE:
         """
         if self.encoder is None:
             raise CheckpointError("this VideoVAE was loaded without an encoder; load it with encoder=True.")
-        pixels = self._check_pixels(mx.array(pixels))
+        pixels = self._check_pixels(_as_mlx(pixels))
         frames = pixels.transpose(0, 2, 3, 4, 1).astype(self.dtype)
         if self.encoder.streamable:
             pieces = (frames[:, at : at + _ENCODE_CHUNK] for at in range(0, frames.shape[1], _ENCODE_CHUNK))
@@ -267,6 +267,11 @@ class VideoVAE:
         if over:
             warnings.warn(f"{frames} frames are not 1 + {scale.time}*k; the last {over} are left out.", stacklevel=3)
         return pixels[:, :, : frames - over]
+
+
+def _as_mlx(array: mx.array | np.ndarray) -> mx.array:
+    """The array itself where it is MLX's already: `mx.array` of one is a copy."""
+    return array if isinstance(array, mx.array) else mx.array(array)
 
 
 def plan_here(
