@@ -258,6 +258,13 @@ def test_a_convolution_that_returns_zeros_is_noticed(golden):
         vae.decode(latents_of())
 
 
+def test_a_network_that_loses_frames_is_noticed(vae, monkeypatch):
+    short = iter([mx.random.normal((1, 3, 64, 96, 3))])
+    monkeypatch.setattr("mlx_ltx_vae.execution.run", lambda *args, **kwargs: short)
+    with pytest.raises(DecodeError, match="3 frames came out of the network and 9 should have"):
+        list(vae.stream(latents_of(2)))
+
+
 def test_encode_crops_with_a_warning_that_counts_and_refuses_other_sizes(vae):
     pixels = mx.random.uniform(-1, 1, (1, 3, 12, 64, 96))
     with pytest.warns(UserWarning, match="the last 3 are left out"):
