@@ -14,7 +14,7 @@ from .layers.stage import Stage
 from .layers.window import Axis, take
 from .plan import DecodePlan, Mode, Order, widest_position
 from .spool import FrameSpool
-from .stream import run, run_whole
+from .stream import MAX_STEP_ELEMENTS, run, run_whole
 from .tiling import SpatialBlender, Tile, TileLayout, tiled_frames
 
 _AXES = {Order.TIME: Axis.TIME, Order.ROWS: Axis.HEIGHT, Order.COLUMNS: Axis.WIDTH}
@@ -85,7 +85,7 @@ def execute(job: Job, plan: DecodePlan, layout: TileLayout | None, bit_depth: in
             have to wait.
     """
     if plan.mode is Mode.SINGLE:
-        results = _single(job)
+        results = _single(job, plan)
     elif plan.mode is Mode.TILED:
         results = _tiles_in_space(job, plan, layout) if len(layout.time.latent) == 1 else _tiles(job, plan, layout)
     elif plan.order is Order.TIME:
@@ -102,7 +102,12 @@ def execute(job: Job, plan: DecodePlan, layout: TileLayout | None, bit_depth: in
         raise DecodeError(f"{start} frames came out of the network and {plan.num_frames} should have.")
 
 
-def _single(job: Job) -> Iterator[mx.array]:
+def _single(job: Job, plan: DecodePlan) -> Iterator[mx.array]:
+    """The whole clip as one chunk; a layer takes it in parts only where all of it is more than is safe at once."""
+    widest = plan.num_frames * widest_position(job.decoder.config, plan.latent_shape, Order.TIME)
+    if widest > MAX_STEP_ELEMENTS and job.decoder.streamable:
+        yield from job.run(Axis.TIME, plan.chunk, MAX_STEP_ELEMENTS)
+        return
     frames = run_whole(job.stages(), job.latents)
     job.watch.see(frames)
     job.watch.close()

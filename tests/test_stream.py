@@ -210,6 +210,21 @@ def test_two_interleaved_streams_of_one_vae_do_not_disturb_each_other(golden):
         assert largest_difference(mx.concatenate(parts, axis=2), expected) == 0
 
 
+def test_a_single_pass_gives_no_convolution_more_than_is_safe(golden, monkeypatch):
+    """Metal convolutions have returned zeros in silence for inputs of more than about 1.6e9 elements."""
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    latents = random_latents(vae, 5)
+    plan = vae.plan(latents.shape, mode="single")
+    whole = vae.decode(latents, plan)
+    limit = 8 * 16 * 24 * 12  # twelve frames of the last layers, of 33
+    sizes = []
+    convolve = mx.conv3d
+    monkeypatch.setattr(mx, "conv3d", lambda x, *args, **kwargs: sizes.append(x.size) or convolve(x, *args, **kwargs))
+    monkeypatch.setattr("mlx_ltx_vae.execution.MAX_STEP_ELEMENTS", limit)
+    assert largest_difference(vae.decode(latents, plan), whole) < TOLERANCE
+    assert max(sizes) <= limit * 14 / 12  # and the two frames that a kernel looks at besides
+
+
 def test_group_norms_decode_in_a_single_pass_and_refuse_to_be_streamed():
     from mlx_ltx_vae import PlanError
 
