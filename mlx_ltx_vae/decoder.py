@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         Args:
             axis: along which the pieces will come.
             timesteps: (B,) between 0 and 1, for timestep conditioning.
-            fields: noise (H, W) as `field_shapes` lists it.
+            fields: noise as `field_shapes` lists it: (H, W) for all items of a batch, or (B, H, W).
         """
         if timesteps is not None:
             timesteps = timesteps.astype(mx.float32) * self.timestep_scale_multiplier.astype(mx.float32)

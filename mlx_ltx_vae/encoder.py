@@ -32,14 +32,20 @@ class Encoder(nn.Module):
         """Whether a clip may be cut in time: not with group norms, which look at the whole of it."""
         return self._config.norm is not NormKind.GROUP
 
-    def stages(self) -> list[Stage]:
-        """The forward pass of one new stream along time, with fresh caches."""
+    def stages(self, outputs: int | None = None) -> list[Stage]:
+        """The forward pass of one new stream along time, with fresh caches.
+
+        Args:
+            outputs: so many of the moments' channels are computed, the first; None for all.
+        """
         stages = [Stage(lambda x, last: None if x is None else patchify(x, self._patch_size), NoCache())]
         cache = WindowCache(self.conv_in.window(Axis.TIME))
         stages.append(Stage(partial(first_conv, conv=self.conv_in, cache=cache), cache))
         for block in self.down_blocks:
             stages += block_stages(block, Axis.TIME, None, iter(()))
         cache = WindowCache(self.conv_out.window(Axis.TIME))
-        last = partial(last_conv, conv=self.conv_out, norm=self.conv_norm_out, modulation=None, cache=cache)
+        last = partial(
+            last_conv, conv=self.conv_out, norm=self.conv_norm_out, modulation=None, cache=cache, outputs=outputs
+        )
         stages.append(Stage(last, cache))
         return stages

@@ -1,6 +1,6 @@
 """Carrying a plan out: one prepared decode, run the way the plan says."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,7 @@ from .layers.window import Axis, take
 from .plan import DecodePlan, Mode, Order, widest_position
 from .spool import FrameSpool
 from .stream import MAX_STEP_ELEMENTS, run, run_whole
-from .tiling import SpatialBlender, Tile, TileLayout, tiled_frames
+from .tiling import SpatialBlender, Tile, TileLayout, blend_tiles, in_tile_order, tile_batches
 
 _AXES = {Order.TIME: Axis.TIME, Order.ROWS: Axis.HEIGHT, Order.COLUMNS: Axis.WIDTH}
 
@@ -28,7 +28,7 @@ class Job:
         decoder: the network.
         latents: (B, T, H, W, C), un-normalised, in the network's dtype.
         timesteps: (B,) or None.
-        fields: the injected noise (H, W), in order.
+        fields: the injected noise, in order: (H, W) for all items of the batch, or (B, H, W).
         watch: looks at what comes out.
     """
 
@@ -42,24 +42,37 @@ class Job:
         """A new stream of this decode."""
         return self.decoder.stages(axis, timesteps=self.timesteps, fields=self.fields)
 
-    def crop(self, tile: Tile) -> "Job":
-        """The same decode of a box of the clip, which sees nothing beyond it; it keeps its part of the noise."""
-        height, width = self.latents.shape[2:4]
-        _, rows, columns = tile.latent_slices
+    def crop(self, tiles: Sequence[Tile]) -> "Job":
+        """The same decode of some boxes of the clip, of one shape: a batch with all items of the first box in front.
 
-        def part(noise: mx.array) -> mx.array:
+        A box sees nothing beyond it, and keeps its part of the noise.
+        """
+        batch, _, height, width, _ = self.latents.shape
+
+        def part(noise: mx.array, tile: Tile) -> mx.array:
+            _, rows, columns = tile.latent_slices
             down, across = noise.shape[0] // height, noise.shape[1] // width
             return noise[rows.start * down : rows.stop * down, columns.start * across : columns.stop * across]
 
-        latents = self.latents[(slice(None), *tile.latent_slices)]
-        return replace(self, latents=latents, fields=[part(noise) for noise in self.fields])
+        latents = mx.concatenate([self.latents[(slice(None), *tile.latent_slices)] for tile in tiles])
+        fields = [mx.repeat(mx.stack([part(noise, tile) for tile in tiles]), batch, axis=0) for noise in self.fields]
+        timesteps = None if self.timesteps is None else mx.tile(self.timesteps, len(tiles))
+        return replace(self, latents=latents, fields=fields, timesteps=timesteps)
 
-    def run_tile(self, tile: Tile, plan: DecodePlan) -> Iterator[mx.array]:
-        """A box of the clip streamed in time: every box takes its steps at the same frames."""
-        cropped = self.crop(tile)
-        shape = (*plan.latent_shape[:2], *cropped.latents.shape[1:4])
+    def run_tiles(self, tiles: Sequence[Tile], plan: DecodePlan) -> Iterator[list[mx.array]]:
+        """Some boxes of one shape, streamed in time together. Every box takes its steps at the same frames.
+
+        Yields:
+            A list of pieces, one for each box.
+        """
+        cropped = self.crop(tiles)
+        batch, time, height, width, channels = cropped.latents.shape
+        shape = (batch, channels, time, height, width)
         elements = plan.step_positions * widest_position(self.decoder.config, shape, Order.TIME)
-        return cropped.run(Axis.TIME, plan.chunk, elements)
+        for frames in cropped.run(Axis.TIME, plan.chunk, elements):
+            held = [mx.split(frames, len(tiles))]
+            del frames
+            yield held.pop()
 
     def run(self, axis: Axis, chunk: int, step_elements: int) -> Iterator[mx.array]:
         """The decode streamed along `axis`, `chunk` latent positions at a time: pieces (B, T, H, W, 3)."""
@@ -117,10 +130,11 @@ def _single(job: Job, plan: DecodePlan) -> Iterator[mx.array]:
 def _tiles(job: Job, plan: DecodePlan, layout: TileLayout) -> Iterator[mx.array]:
     """Tiles cut in time too, blended on all three axes, as the reference does."""
 
-    def decode_tile(tile: Tile) -> mx.array:
-        return mx.concatenate(list(job.run_tile(tile, plan)), axis=1)
+    def decode_tiles(tiles: list[Tile]) -> list[mx.array]:
+        pieces = zip(*job.run_tiles(tiles, plan), strict=True)
+        return [mx.concatenate(list(frames), axis=1) for frames in pieces]
 
-    with closing(tiled_frames(decode_tile, layout)) as groups:
+    with closing(blend_tiles(decode_tiles, layout, layout.decoded(), tile_batch_size=plan.tile_batch_size)) as groups:
         for _, frames in groups:
             result = [frames.astype(job.latents.dtype)]
             del frames
@@ -129,12 +143,14 @@ def _tiles(job: Job, plan: DecodePlan, layout: TileLayout) -> Iterator[mx.array]
 
 def _tiles_in_space(job: Job, plan: DecodePlan, layout: TileLayout) -> Iterator[mx.array]:
     """Tiles cut in space alone: each its own stream in time, blended as the frames come."""
-    blender = SpatialBlender(layout.height.latent, layout.width.latent, layout.spatial_scale)
+    _, rows, columns = layout.decoded()
+    blender = SpatialBlender(rows, columns)
     (tiles,) = layout.groups()
-    streams = [job.run_tile(tile, plan) for tile in tiles]
-    for parts in zip(*streams, strict=True):
-        result = [blender.blend(parts).astype(job.latents.dtype)]
-        del parts
+    batches = tile_batches(tiles, plan.tile_batch_size)
+    streams = [job.run_tiles([tiles[index] for index in batch], plan) for batch in batches]
+    for results in zip(*streams, strict=True):
+        result = [blender.blend(in_tile_order(batches, results)).astype(job.latents.dtype)]
+        del results
         yield result.pop()
 
 

@@ -138,7 +138,7 @@ class TileFrames:
     """Numbers in the frames that a decode with tiles cut in time holds, of all items of a batch.
 
     Attributes:
-        tile: in the largest tile.
+        tile: in the largest tile, or in those that are decoded together.
         group: in the frames of the longest interval of time.
         shared: in the frames that two intervals share.
         final: in the most frames that leave at a time.

@@ -11,6 +11,7 @@ from .config import BlockKind, NetworkConfig, NormKind, VAEConfig
 from .errors import LatentsError, PlanError
 from .memory import Backend, Footprint, Run, TileFrames, cut_in_time, footprint, side_by_side
 from .padding import PaddingMode
+from .tiling.batches import check_batch_size, tile_batches
 from .tiling.config import SpatialTilingConfig, TilingConfig
 from .tiling.layout import TileLayout
 
@@ -74,11 +75,12 @@ class DecodePlan:
         step_positions: what a layer takes at once, in positions where the activations are widest.
         step_elements: the same in elements of its input.
         tiling: the tiles, in mode TILED.
+        tile_batch_size: how many tiles of equal shape are decoded together, at most.
         num_frames: frames that come out.
         height: their rows.
         width: their columns.
         lookahead: latent frames that must be seen before the first frame is final.
-        calls: decodes that make up the whole: 1, or the number of tiles.
+        calls: decodes that make up the whole: 1, or the number of batches of tiles.
         redundant_work: latent positions decoded more than once, as a part of all there are.
         memory: what it holds at its peak, estimated.
     """
@@ -90,6 +92,7 @@ class DecodePlan:
     step_positions: int
     step_elements: int
     tiling: TilingConfig | None
+    tile_batch_size: int
     num_frames: int
     height: int
     width: int
@@ -120,6 +123,7 @@ class DecodePlan:
             "height": self.height,
             "width": self.width,
             "lookahead": self.lookahead,
+            "tile_batch_size": self.tile_batch_size,
             "calls": self.calls,
             "redundant_work": self.redundant_work,
             "peak_bytes": self.peak_bytes,
@@ -164,6 +168,8 @@ class DecodePlan:
         if tiling.temporal_config is not None:
             time = tiling.temporal_config
             sizes.append(f"{time.tile_size_in_frames} frames, {time.tile_overlap_in_frames} shared")
+        if self.tile_batch_size > 1:
+            sizes.append(f"up to {self.tile_batch_size} at a time")
         return "; ".join(sizes) or "one"
 
     def _describe_first(self, time: int) -> str:
@@ -179,6 +185,7 @@ def make_plan(
     mode: str = "auto",
     order: str = "auto",
     tiling: TilingConfig | None = None,
+    tile_batch_size: int = 1,
     chunk: int | None = None,
     memory_budget: int | None = None,
     must_fit: bool = True,
@@ -192,6 +199,7 @@ def make_plan(
         mode: "auto", "exact", "single" or "tiled". "auto" is exact wherever that fits.
         order: "auto", "time", "rows" or "columns".
         tiling: the tiles, for mode tiled.
+        tile_batch_size: how many tiles of equal shape are decoded together, at most.
         chunk: latent frames (rows, columns) at a time for the exact mode; None to choose.
         memory_budget: bytes that the peak must stay below; None for no bound.
         must_fit: whether a budget that nothing meets is an error, or else the least is taken.
@@ -200,11 +208,13 @@ def make_plan(
     Raises:
         LatentsError: for a shape that the VAE cannot decode.
         PlanError: for an option that is not known or cannot be had, and for a budget that nothing meets.
+        TilingError: for tiles or a batch of them that cannot be.
     """
+    check_batch_size(tile_batch_size)
     shape = check_latent_shape(config, latent_shape)
     wanted_mode, wanted_order = _choice(mode, Mode, "mode"), _choice(order, Order, "order")
     _check_options(config.decoder, wanted_mode, wanted_order, tiling, chunk)
-    planner = _Planner(config, shape, chunk, machine or Machine())
+    planner = _Planner(config, shape, chunk, tile_batch_size, machine or Machine())
     best = None
     for candidate in planner.candidates(wanted_mode, wanted_order, tiling):
         if memory_budget is None or candidate.peak_bytes <= memory_budget:
@@ -236,10 +246,13 @@ def parse_budget(text: str | int | float, available: int) -> int:
 class _Planner:
     """The ways in which one clip can be decoded."""
 
-    def __init__(self, config: VAEConfig, shape: tuple[int, ...], chunk: int | None, machine: Machine) -> None:
+    def __init__(
+        self, config: VAEConfig, shape: tuple[int, ...], chunk: int | None, tile_batch_size: int, machine: Machine
+    ) -> None:
         self._config = config
         self._shape = shape
         self._chunk = chunk
+        self._tile_batch_size = tile_batch_size
         self._machine = machine
 
     def candidates(self, mode: Mode | None, order: Order | None, tiling: TilingConfig | None) -> Iterator[DecodePlan]:
@@ -275,12 +288,15 @@ class _Planner:
         """Each tile is streamed in time; a tile's step is as many frames as any other's."""
         layout = make_layout(self._config, self._shape, tiling)
         batch, channels, *_ = self._shape
-        tiles = [tile for group in layout.groups() for tile in group]
-        cells = [tuple(interval.length for interval in tile.latent) for tile in tiles]
+        calls = [
+            (len(together), tuple(interval.length for interval in group[together[0]].latent))
+            for group in layout.groups()
+            for together in tile_batches(group, self._tile_batch_size)
+        ]
         chunk = min(self._chunk or _DEFAULT_CHUNK, self._shape[2])
 
-        def memory_of(size: tuple[int, int, int]) -> Footprint:
-            shape = (batch, channels, *size)
+        def memory_of(count: int, size: tuple[int, ...]) -> Footprint:
+            shape = (count * batch, channels, *size)
             elements = step * widest_position(self._config.decoder, shape, Order.TIME)
             return footprint(self._config.decoder, shape, self._run(2, chunk, elements))
 
@@ -290,26 +306,33 @@ class _Planner:
         if len(layout.time.latent) == 1:
             # As many whole frames are blended at a time as have no more elements than a step.
             widest = step * widest_position(self._config.decoder, self._shape, Order.TIME)
-            memory = side_by_side([memory_of(size) for size in cells], latents, frame * max(1, widest // frame))
+            memory = side_by_side([memory_of(*call) for call in calls], latents, frame * max(1, widest // frame))
         else:
-            largest = max((memory_of(size) for size in set(cells)), key=lambda memory: memory.total)
-            memory = cut_in_time(largest, latents, self._tile_frames(layout, frame), self._machine.itemsize)
-        work = sum(math.prod(size) for size in cells) / math.prod(self._shape[2:])
+            largest = max((memory_of(*call) for call in set(calls)), key=lambda memory: memory.total)
+            together = max(count for count, _ in calls)
+            memory = cut_in_time(largest, latents, self._tile_frames(layout, frame, together), self._machine.itemsize)
+        work = sum(count * math.prod(size) for count, size in calls) / math.prod(self._shape[2:])
         plan = self._plan(Mode.TILED, Order.TIME, chunk, step, 0, memory)
         if len(layout.time.latent) > 1:
             plan = replace(plan, lookahead=layout.time.latent[0].length)
-        return replace(plan, tiling=tiling, calls=len(tiles), redundant_work=work - 1)
+        return replace(
+            plan,
+            tiling=tiling,
+            tile_batch_size=self._tile_batch_size,
+            calls=len(calls),
+            redundant_work=work - 1,
+        )
 
-    def _tile_frames(self, layout: TileLayout, frame: int) -> TileFrames:
-        """What a decode with tiles cut in time holds of frames that are `frame` numbers each."""
+    def _tile_frames(self, layout: TileLayout, frame: int, together: int) -> TileFrames:
+        """What a decode with tiles cut in time, `together` at a time, holds of frames that are `frame` numbers each."""
         spans = layout.time.pixels
         groups = list(layout.groups())
         pixels = frame // (layout.height.length * layout.width.length)
         return TileFrames(
-            tile=pixels * max(math.prod(tile.output_size) for tile in groups[0] + groups[-1]),
+            tile=pixels * together * max(math.prod(tile.output_size) for tile in groups[0] + groups[-1]),
             group=frame * max(span.length for span in spans),
             shared=frame * max(before.end - after.start for before, after in zip(spans, spans[1:], strict=False)),
-            final=frame * max(layout.final_frames()),
+            final=frame * max(layout.time.decoded().final()),
             single=len(groups[0]) == 1,
         )
 
@@ -340,6 +363,7 @@ class _Planner:
             step_positions=step,
             step_elements=step_elements,
             tiling=None,
+            tile_batch_size=1,
             num_frames=self._config.num_frames(frames),
             height=scale.height * height,
             width=scale.width * width,

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -13,14 +13,15 @@ from .config import VAEConfig
 from .decoder import Decoder
 from .device import available_memory, backend
 from .encoder import Encoder
+from .encoding import EncodeJob
 from .errors import CheckpointError, LatentsError, PlanError
 from .execution import Job, execute
 from .frames import FrameChunk, Watch
+from .intake import Frames, channels_last
 from .loading import load_half
 from .noise import Noise, draw
 from .plan import DecodePlan, Machine, check_latent_shape, make_layout, make_plan, parse_budget
-from .stream import run, run_whole
-from .tiling import TilingConfig
+from .tiling import TilingConfig, check_batch_size
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
@@ -28,8 +29,6 @@ DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 NOISE_SCALE = 0.025
 #: The timestep of a decode with timestep conditioning, unless another is given.
 DEFAULT_TIMESTEP = 0.05
-_ENCODE_CHUNK = 8
-_ENCODE_STEP_ELEMENTS = 2**22
 
 
 class VideoVAE:
@@ -41,7 +40,7 @@ class VideoVAE:
         decoder: the network, or None where it was not loaded.
         mean: (C,) float32, the latents' mean per channel.
         std: (C,) float32, their standard deviation.
-        dtype: what the networks compute in.
+        dtype: what the decoder computes in (the encoder, where there is no decoder).
 
     ```python
     vae = VideoVAE.from_pretrained("ltx-2.5-video-vae-conv-bf16.safetensors")
@@ -51,7 +50,14 @@ class VideoVAE:
     """
 
     def __init__(
-        self, config: VAEConfig, encoder: Encoder | None, decoder: Decoder | None, mean: mx.array, std: mx.array
+        self,
+        config: VAEConfig,
+        encoder: Encoder | None,
+        decoder: Decoder | None,
+        mean: mx.array,
+        std: mx.array,
+        *,
+        encoder_is_promoted: bool = False,
     ) -> None:
         self.config = config
         self.encoder = encoder
@@ -62,6 +68,7 @@ class VideoVAE:
         if half is None:
             raise CheckpointError("a VideoVAE needs an encoder or a decoder.")
         self.dtype: mx.Dtype = half.conv_in.conv.weight.dtype
+        self._encoder_is_promoted = encoder_is_promoted
 
     @classmethod
     def from_pretrained(
@@ -72,7 +79,8 @@ class VideoVAE:
         Args:
             source: a file (of any layout people have, also one of 40 GB: only the VAE's tensors are read), a folder,
                 or a hub repository id.
-            dtype: "float32", "bfloat16" or "float16"; None for the checkpoint's own.
+            dtype: "float32", "bfloat16" or "float16"; None for the checkpoint's own. An encoder that would be float16
+                computes in float32, as float16 overflows there, and says so when it is used.
             encoder: whether to load the encoder.
             decoder: whether to load the decoder.
 
@@ -88,8 +96,11 @@ class VideoVAE:
             "encoder": lambda: Encoder(config.encoder, config.patch_size),
             "decoder": lambda: Decoder(config.decoder, config.patch_size),
         }
-        built = {name: load_half(checkpoint, name, make, target) for name, make in halves.items()}
-        return cls(config, built["encoder"], built["decoder"], checkpoint.mean, checkpoint.std)
+        promoted = _is_float16(checkpoint.encoder, target)
+        targets = {"encoder": mx.float32 if promoted else target, "decoder": target}
+        built = {name: load_half(checkpoint, name, make, targets[name]) for name, make in halves.items()}
+        mean, std = checkpoint.mean, checkpoint.std
+        return cls(config, built["encoder"], built["decoder"], mean, std, encoder_is_promoted=promoted)
 
     def plan(
         self,
@@ -99,6 +110,7 @@ class VideoVAE:
         mode: str = "auto",
         order: str = "auto",
         tiling: TilingConfig | None = None,
+        tile_batch_size: int = 1,
         chunk: int | None = None,
     ) -> DecodePlan:
         """How latents of a shape would be decoded. Pure arithmetic; nothing is decoded.
@@ -110,13 +122,14 @@ class VideoVAE:
             mode: "auto" (exact wherever that fits), "exact", "single" or "tiled".
             order: "auto", "time", "rows" or "columns", for the exact mode.
             tiling: the tiles, for mode "tiled" (by default `TilingConfig.default()`).
+            tile_batch_size: how many tiles of equal shape are decoded together, at most.
             chunk: latent frames (rows, columns) at a time; None to choose.
 
         Raises:
             LatentsError: for a shape that the VAE cannot decode.
             PlanError: for a wish that cannot be had; a budget that nothing meets is told with the least that works.
         """
-        options = {"mode": mode, "order": order, "tiling": tiling, "chunk": chunk}
+        options = {"mode": mode, "order": order, "chunk": chunk, "tiling": tiling, "tile_batch_size": tile_batch_size}
         return plan_here(self.config, latent_shape, self.dtype, memory_budget=memory_budget, **options)
 
     def stream(
@@ -193,32 +206,86 @@ class VideoVAE:
             on_frames_ready(chunk.pixels, chunk.start)
         return None
 
-    def encode(self, pixels: mx.array | np.ndarray) -> mx.array:
+    def encode(
+        self,
+        pixels: Frames | Iterable[Frames],
+        *,
+        tiling: TilingConfig | None = None,
+        tile_batch_size: int = 1,
+        pad: bool = False,
+    ) -> mx.array:
         """Encode frames to normalised latents: the means, nothing is sampled.
 
         Args:
-            pixels: (B, 3, F, H, W) in [-1, 1]; F should be 1 + t*k (what is over at the end is cropped, with a
-                warning), H and W multiples of the spatial scale.
+            pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays, the
+                clip's frames in order, of which only a few are then in memory at a time. F should be 1 + t*k; H and W
+                are multiples of the spatial scale.
+            tiling: encode in overlapping tiles and blend the latents, which is not exact. None for whole frames. Tiles
+                cut in time want the whole clip as one array.
+            tile_batch_size: how many tiles of equal shape are encoded together, at most.
+            pad: whether the last frame is repeated up to 1 + t*k frames. Without it what is over at the end is left
+                out, with a warning.
 
         Returns:
-            (B, C, 1 + k, H/s, W/s) in the network's dtype.
+            (B, C, 1 + k, H/s, W/s) in the encoder's dtype.
 
         Raises:
-            LatentsError: for pixels that the network cannot take.
+            LatentsError: for frames that the network cannot take.
+            TilingError: for tiles or a batch of them that cannot be.
         """
+        if not isinstance(pixels, (mx.array, np.ndarray)):
+            options = {"tiling": tiling, "tile_batch_size": tile_batch_size, "pad": pad}
+            return mx.concatenate(list(self.encode_stream(pixels, **options)), axis=2)
+        job = self._encode_job(tiling, tile_batch_size, pad)
+        clip = channels_last(pixels)
+        means = job.stream([clip]) if tiling is None else job.encode_tiles(clip)
+        return mx.concatenate([self._normalise(part) for part in means], axis=2)
+
+    def encode_stream(
+        self,
+        frames: Iterable[Frames],
+        *,
+        tiling: TilingConfig | None = None,
+        tile_batch_size: int = 1,
+        pad: bool = False,
+    ) -> Iterator[mx.array]:
+        """Encode, handing latents over as they are finished: an hour of video in the memory of seconds.
+
+        Args:
+            frames: arrays of a clip's frames in order, each as `encode` takes it.
+            tiling: see `encode`; in space alone.
+            tile_batch_size: see `encode`.
+            pad: see `encode`.
+
+        Returns:
+            An iterator of normalised latents (B, C, n, H/s, W/s) in order along time.
+
+        Raises:
+            LatentsError: for frames that the network cannot take, when it comes to them.
+            TilingError: at once, for tiles or a batch of them that cannot be.
+        """
+        means = self._encode_job(tiling, tile_batch_size, pad).stream(map(channels_last, frames))
+        return map(self._normalise, means)
+
+    def _encode_job(self, tiling: TilingConfig | None, tile_batch_size: int, pad: bool) -> EncodeJob:
+        check_batch_size(tile_batch_size)
         if self.encoder is None:
             raise CheckpointError("this VideoVAE was loaded without an encoder; load it with encoder=True.")
-        pixels = self._check_pixels(_as_mlx(pixels))
-        frames = pixels.transpose(0, 2, 3, 4, 1).astype(self.dtype)
-        if self.encoder.streamable:
-            pieces = (frames[:, at : at + _ENCODE_CHUNK] for at in range(0, frames.shape[1], _ENCODE_CHUNK))
-            moments = mx.concatenate(
-                list(run(self.encoder.stages(), pieces, step_elements=_ENCODE_STEP_ELEMENTS)), axis=1
+        if self._encoder_is_promoted:
+            warnings.warn(
+                "float16 overflows in the encoders of LTX, so this one computes in float32; dtype bfloat16 takes half.",
+                stacklevel=3,
             )
-        else:
-            moments = run_whole(self.encoder.stages(), frames)
-        means = moments[..., : self.config.latent_channels].astype(mx.float32)
-        return ((means - self.mean) / self.std).astype(self.dtype).transpose(0, 4, 1, 2, 3)
+        channels = self.config.latent_channels
+        return EncodeJob(self.encoder, channels, self.config.scale, pad, tiling, tile_batch_size)
+
+    def _normalise(self, means: mx.array) -> mx.array:
+        """Means (B, T, H, W, C) to normalised latents (B, C, T, H, W), evaluated."""
+        latents = (means.astype(mx.float32) - self.mean) / self.std
+        latents = latents.astype(self.encoder.conv_in.conv.weight.dtype).transpose(0, 4, 1, 2, 3)
+        if not mx.isfinite(latents).all().item():
+            raise LatentsError("the encoded latents are not finite: the network overflowed; try dtype float32.")
+        return latents
 
     def _timesteps(self, timestep: float | None, batch: int) -> mx.array | None:
         if not self.config.timestep_conditioning:
@@ -248,26 +315,6 @@ class VideoVAE:
         latents = latents.transpose(0, 2, 3, 4, 1) * self.std + self.mean
         return latents.astype(self.dtype), fields
 
-    def _check_pixels(self, pixels: mx.array) -> mx.array:
-        """The pixels, cropped to a number of frames that can be encoded."""
-        scale = self.config.scale
-        if pixels.ndim != 5 or pixels.shape[1] != 3 or 0 in pixels.shape:
-            raise LatentsError(f"pixels have the shape {pixels.shape}; expected is (B, 3, F, H, W), and nothing empty.")
-        _, _, frames, height, width = pixels.shape
-        if height % scale.height or width % scale.width:
-            near_width = max(1, round(width / scale.width)) * scale.width
-            near_height = max(1, round(height / scale.height)) * scale.height
-            raise LatentsError(
-                f"frames are {width}x{height}; both sides must be multiples of {scale.height}, and the nearest such "
-                f"size is {near_width}x{near_height}."
-            )
-        if not mx.isfinite(pixels).all().item():
-            raise LatentsError("pixels hold NaN or infinite values.")
-        over = (frames - 1) % scale.time
-        if over:
-            warnings.warn(f"{frames} frames are not 1 + {scale.time}*k; the last {over} are left out.", stacklevel=3)
-        return pixels[:, :, : frames - over]
-
 
 def _as_mlx(array: mx.array | np.ndarray) -> mx.array:
     """The array itself where it is MLX's already: `mx.array` of one is a copy."""
@@ -295,6 +342,14 @@ def plan_here(
         machine=Machine(backend(), dtype.size),
         **options,
     )
+
+
+def _is_float16(weights: Mapping[str, mx.array] | None, target: mx.Dtype | None) -> bool:
+    """Whether weights, where there are any, would be float16: as `target` says, or by themselves."""
+    if not weights:
+        return False
+    dtypes = {weight.dtype for weight in weights.values()} if target is None else {target}
+    return mx.float16 in dtypes
 
 
 def _check_values(latents: mx.array) -> bool:

@@ -96,7 +96,7 @@ def test_the_same_stages_stream_along_rows_and_columns(golden, name, axis):
         assert largest_difference(result, whole) < TOLERANCE, band
 
 
-@pytest.mark.parametrize("name", ["ltxv_0_9_0", "ltx2", "ltx2_3", "conv_16x16x4"])
+@pytest.mark.parametrize("name", CONV_CASES)
 def test_encoder_stream_equals_single_pass_for_every_piece_length(golden, name):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
     pixels = mx.random.uniform(-1, 1, (1, 17, 64, 64, 3), key=mx.random.key(1))

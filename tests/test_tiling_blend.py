@@ -18,9 +18,10 @@ from mlx_ltx_vae.tiling import (
     TilingConfig,
     TilingError,
     blend,
+    blend_tiles,
     decode_with_tiling,
+    space_axis,
     split,
-    tiled_frames,
 )
 from test_tiling_geometry import config_of
 
@@ -75,7 +76,7 @@ def test_tiled_decode_agrees_with_the_reference_within_1e_4(golden, vae, name):
     calls = collect(decode, latents, config)
     lengths = [frames.shape[2] for _, frames in calls]
     assert lengths == [length for length in check["chunk_frames"] if length]
-    assert TileLayout.make(config, latents.shape[2:]).final_frames() == check["chunk_frames"]
+    assert TileLayout.make(config, latents.shape[2:]).time.decoded().final() == check["chunk_frames"]
     assert [start for start, _ in calls] == list(np.cumsum([0, *lengths[:-1]]))
     result = np.concatenate([np.array(frames) for _, frames in calls], axis=2)
     assert list(result.shape) == check["full_shape"]
@@ -118,7 +119,11 @@ def test_result_has_the_latents_dtype_and_is_blended_in_float32(dtype):
     assert all(frames.dtype == dtype for _, frames in collect(decoder, latents, ALL_AXES))
     layout = TileLayout.make(ALL_AXES, latents.shape[2:])
     pixels = decoder(latents).transpose(0, 2, 3, 4, 1)
-    for _, frames in tiled_frames(lambda tile: pixels[(slice(None), *(i.as_slice for i in tile.pixels))], layout):
+    for _, frames in blend_tiles(
+        lambda tiles: [pixels[(slice(None), *(i.as_slice for i in tile.pixels))] for tile in tiles],
+        layout,
+        layout.decoded(),
+    ):
         assert frames.dtype == mx.float32
     # In float32 equal values blend to themselves but for its last bits, of which half precision shows none.
     difference = mx.abs(whole - decoder(latents)).max().item()
@@ -217,10 +222,10 @@ def test_a_tile_of_another_shape_is_refused(change, config):
 
 
 @pytest.mark.parametrize("config", [ALL_AXES, TilingConfig()])
-def test_a_tile_of_another_shape_is_refused_by_tiled_frames_too(config):
+def test_a_tile_of_another_shape_is_refused_by_blend_tiles_too(config):
     layout = TileLayout.make(config, (3, 4, 4))
     with pytest.raises(DecodeError, match="tile 0"):
-        next(tiled_frames(lambda tile: mx.zeros((1, 3, *tile.output_size)), layout))
+        next(blend_tiles(lambda tiles: [mx.zeros((1, 3, *tiles[0].output_size))], layout, layout.decoded()))
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 2, 2), (1, 4, 0, 2, 2)])
@@ -290,7 +295,7 @@ def numpy_blend(parts, height, width, scale):
 @pytest.mark.parametrize("cut", [(3, 1), (3, 2), (4, 3), (2, 0), (9, 0)])
 def test_spatial_blender_equals_numpy(cut, dtype):
     height, width, scale = split(7, *cut), split(5, 3, 1), 4
-    blender = SpatialBlender(height, width, scale)
+    blender = SpatialBlender(space_axis(height, scale).decoded(), space_axis(width, scale).decoded())
     sizes = [(scale * row.length, scale * column.length) for row in height for column in width]
     for num_frames in (3, 1):  # one blender, any number of calls
         parts = [
@@ -305,7 +310,7 @@ def test_spatial_blender_equals_numpy(cut, dtype):
 
 
 def test_spatial_blender_refuses_tiles_of_another_number_or_shape():
-    blender = SpatialBlender(split(3, 2, 1), split(2, 2, 0), 4)
+    blender = SpatialBlender(space_axis(split(3, 2, 1), 4).decoded(), space_axis(split(2, 2, 0), 4).decoded())
     tile = mx.zeros((1, 2, 8, 8, 3))
     with pytest.raises(DecodeError, match="1 tiles .* 2 make up"):
         blender.blend([tile])

@@ -98,7 +98,7 @@ def test_decode_map_equals_the_table(table, make_axis):
             assert mask == pytest.approx(tile["mask"], abs=1e-7, rel=0)
         if "masks_sum_to_one" in row:
             assert sum_to_one(axis.pixels, masks) == row["masks_sum_to_one"]
-            assert (axis.decode_masks() == masks) == row["masks_sum_to_one"]
+            assert (axis.decoded().masks == masks) == row["masks_sum_to_one"]
 
 
 @rows("size_config")
@@ -159,7 +159,7 @@ def test_tiles_cover_the_axis_in_order_and_none_reaches_outside(cut):
 @given(cuts())
 def test_masks_add_up_to_one_everywhere_and_none_is_negative(cut):
     _, axis = cut
-    for intervals, masks in [(axis.pixels, axis.decode_masks()), (axis.latent, axis.encode_masks())]:
+    for intervals, masks in [axis.decoded(), axis.encoded()]:
         assert [len(mask) for mask in masks] == [interval.length for interval in intervals]
         assert all(weight >= 0 for mask in masks for weight in mask)
         assert sums(intervals, masks) == pytest.approx([1.0] * intervals[-1].end, abs=1e-9)
@@ -181,7 +181,7 @@ def test_masks_of_tiles_two_overlaps_long_need_no_divisor(length, more, overlap,
 def test_final_frames_are_the_whole_clip_and_no_later_tile_reaches_them(length, size, overlap, scale):
     config = TilingConfig(temporal_config=TemporalTilingConfig(size, min(overlap, size - 8)))
     layout = TileLayout.make(config, (length, 1, 1), temporal_scale=scale)
-    counts = layout.final_frames()
+    counts = layout.time.decoded().final()
     assert sum(counts) == 1 + scale * (length - 1) == layout.time.length
     done = 0
     for count, following in zip(counts, layout.time.pixels[1:], strict=False):

@@ -45,7 +45,6 @@ def test_dtype_none_keeps_the_checkpoints_and_others_are_cast(golden):
         assert vae.decoder.conv_out.conv.weight.dtype == expected
         assert vae.mean.dtype == vae.std.dtype == mx.float32
         assert vae.decode(latents_of(1)).dtype == expected
-        assert vae.encode(mx.zeros((1, 3, 1, 64, 64))).dtype == expected
 
 
 def test_unknown_dtype_is_refused(golden):
@@ -263,20 +262,6 @@ def test_a_network_that_loses_frames_is_noticed(vae, monkeypatch):
     monkeypatch.setattr("mlx_ltx_vae.execution.run", lambda *args, **kwargs: short)
     with pytest.raises(DecodeError, match="3 frames came out of the network and 9 should have"):
         list(vae.stream(latents_of(2)))
-
-
-def test_encode_crops_with_a_warning_that_counts_and_refuses_other_sizes(vae):
-    pixels = mx.random.uniform(-1, 1, (1, 3, 12, 64, 96))
-    with pytest.warns(UserWarning, match="the last 3 are left out"):
-        latents = vae.encode(pixels)
-    assert latents.shape == (1, 8, 2, 2, 3)
-    assert mx.array_equal(latents, vae.encode(pixels[:, :, :9]))
-    with pytest.raises(LatentsError, match="nearest such size is 96x64"):
-        vae.encode(pixels[:, :, :9, :60, :90])
-    with pytest.raises(LatentsError, match=r"\(B, 3, F, H, W\)"):
-        vae.encode(pixels[0])
-    with pytest.raises(LatentsError, match="NaN"):
-        vae.encode(pixels[:, :, :9] * mx.nan)
 
 
 def test_loading_reads_one_tensor_at_a_time(golden):

@@ -28,13 +28,14 @@ class CausalConv3d(nn.Module):
             return Window(axis, before=2, after=0)
         return Window(axis)
 
-    def __call__(self, view: View, frames: mx.array, axis: Axis) -> mx.array:
+    def __call__(self, view: View, frames: mx.array, axis: Axis, outputs: int | None = None) -> mx.array:
         """Convolve one step of a stream.
 
         Args:
             view: what the window showed; its padding along `axis` is added here.
             frames: what stands for `view.frames`, normed and activated: (B, T, H, W, I).
             axis: the axis of the stream. The other axes are whole and padded at both ends.
+            outputs: so many of the output channels are computed, the first; None for all.
 
         Returns:
             `view.count` results along `axis`: (B, T', H', W', O).
@@ -42,7 +43,7 @@ class CausalConv3d(nn.Module):
         ends = {Axis.TIME: (2, 0) if self._causal else (1, 1), Axis.HEIGHT: (1, 1), Axis.WIDTH: (1, 1)}
         ends[axis] = (view.before, view.after)
         frames, conv_padding = pad(frames, ends, self._padding)
-        return mx.conv3d(frames, self.conv.weight, padding=conv_padding) + self.conv.bias
+        return mx.conv3d(frames, self.conv.weight[:outputs], padding=conv_padding) + self.conv.bias[:outputs]
 
 
 def pad(

@@ -22,7 +22,11 @@ def last_conv(
     norm: nn.Module,
     modulation: Modulation | None,
     cache: WindowCache,
+    outputs: int | None = None,
 ) -> mx.array | None:
-    """`conv_out` with the norm, modulation and SiLU in front of it, (B, T, H, W, I) -> (B, T', H, W, O) or None."""
+    """`conv_out` with the norm, modulation and SiLU in front of it, (B, T, H, W, I) -> (B, T', H, W, O) or None.
+
+    Of its output channels only the first `outputs` are computed, where that is given.
+    """
     view = cache.window.push(x, last)
-    return None if view is None else conv(view, activate(view.frames, norm, modulation), cache.window.axis)
+    return None if view is None else conv(view, activate(view.frames, norm, modulation), cache.window.axis, outputs)

@@ -105,7 +105,7 @@ class ResnetBlock(nn.Module):
         Args:
             axis: of the stream.
             modulations: from `modulations`.
-            fields: two (H, W) noise fields of the whole picture, with noise injection.
+            fields: two noise fields of the whole picture, (H, W) or (B, H, W), with noise injection.
         """
         outer, inner = self.conv1.window(axis), self.conv2.window(axis)
         scales = (self.per_channel_scale1, self.per_channel_scale2) if self.injects_noise else (None, None)
@@ -202,12 +202,12 @@ class ResnetStack(nn.Module):
 
 
 def inject(field: mx.array, scale: mx.array, axis: Axis, start: int, count: int) -> mx.array:
-    """Noise for `count` positions from `start` on: an (H, W) field times the per-channel scale (C,).
+    """Noise for `count` positions from `start` on: an (H, W) or (B, H, W) field times the per-channel scale (C,).
 
     The field belongs to the picture's positions, so a stream along rows or columns takes its own part of it, and
     every frame gets the same.
     """
-    field = field[None, None, :, :, None]
+    field = field[:, None, :, :, None] if field.ndim == 3 else field[None, None, :, :, None]
     if axis is not Axis.TIME:
         field = take(field, axis, start, start + count)
     return (field * scale.astype(mx.float32)).astype(scale.dtype)

@@ -3,14 +3,16 @@
 Geometry is pure arithmetic, testable number by number; only `blend` computes.
 """
 
-from .blend import SpatialBlender, decode_with_tiling, tiled_frames
+from .batches import check_batch_size, in_tile_order, tile_batches
+from .blend import SpatialBlender, blend_tiles, decode_with_tiling
 from .config import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from .errors import TilingError
 from .intervals import Interval, make_causal, split, split_by_count, split_with_minimum
-from .layout import Tile, TileAxis, TileLayout, space_axis, time_axis
+from .layout import BlendAxis, Tile, TileAxis, TileLayout, space_axis, time_axis
 
 __all__ = [
     "PRESETS",
+    "BlendAxis",
     "Interval",
     "SpatialBlender",
     "SpatialTilingConfig",
@@ -20,13 +22,16 @@ __all__ = [
     "TileLayout",
     "TilingConfig",
     "TilingError",
+    "blend_tiles",
+    "check_batch_size",
     "decode_with_tiling",
+    "in_tile_order",
     "make_causal",
     "preset",
     "space_axis",
     "split",
     "split_by_count",
     "split_with_minimum",
-    "tiled_frames",
+    "tile_batches",
     "time_axis",
 ]

@@ -1,7 +1,8 @@
-"""Decoding tile by tile and blending the results: the one file of this room that computes with MLX.
+"""Running a network tile by tile and blending the results: the one file of this room that computes with MLX.
 
-Masks are complementary on each axis (see `masks.complementary`), so tiles are weighted and added, and nothing is
-divided. Arrays are channels-last (B, T, H, W, 3), except in `decode_with_tiling`, whose callers have channels first.
+What is blended are pixels where tiles are decoded, and latents where they are encoded. Masks are complementary on each
+axis (see `masks.complementary`), so tiles are weighted and added, and nothing is divided. Arrays are channels-last
+(B, T, H, W, C), except in `decode_with_tiling`, whose callers have channels first.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import DecodeError, LatentsError
+from .batches import tile_batches
 from .config import TilingConfig
-from .intervals import Interval
-from .layout import Tile, TileLayout, space_axis
+from .layout import BlendAxis, Tile, TileLayout
 from .masks import Mask
 
 _TILES_PER_CACHE_CLEAR = 4
@@ -25,50 +26,46 @@ class SpatialBlender:
     Tiles are counted with rows outermost, then columns.
 
     Args:
-        height: the tiles' rows on the latent grid.
-        width: their columns on it.
-        scale: pixels per latent cell.
+        rows: height, as the tiles cut it.
+        columns: likewise width.
     """
 
-    def __init__(self, height: Sequence[Interval], width: Sequence[Interval], scale: int) -> None:
-        rows, columns = space_axis(height, scale), space_axis(width, scale)
+    def __init__(self, rows: BlendAxis, columns: BlendAxis) -> None:
         self.size = (rows.length, columns.length)
-        self._places = [(row, column) for row in rows.pixels for column in columns.pixels]
-        self._weights = [
-            _plane_weights(down, across) for down in rows.decode_masks() for across in columns.decode_masks()
-        ]
+        self._places = [(row, column) for row in rows.intervals for column in columns.intervals]
+        self._weights = [_plane_weights(down, across) for down in rows.masks for across in columns.masks]
 
     def blend(self, parts: Sequence[mx.array]) -> mx.array:
         """Put together the tiles of the same frames.
 
         Args:
-            parts: every tile in order, (B, n, h, w, 3).
+            parts: every tile in order, (B, n, h, w, C).
 
         Returns:
-            (B, n, H, W, 3) float32.
+            (B, n, H, W, C) float32.
 
         Raises:
             DecodeError: for another number of tiles, or tiles of other shapes.
         """
         if len(parts) != len(self._places):
             raise DecodeError(f"{len(parts)} tiles were given, and {len(self._places)} make up a frame.")
-        frames = self.blank(*parts[0].shape[:2])
+        frames = self.blank(parts[0])
         for index, part in enumerate(parts):
             self.add(frames, index, part)
         return frames
 
-    def blank(self, batch: int, num_frames: int) -> mx.array:
-        """Frames (B, n, H, W, 3) float32 to add tiles to."""
-        return mx.zeros((batch, num_frames, *self.size, 3))
+    def blank(self, part: mx.array) -> mx.array:
+        """Frames (B, n, H, W, C) float32 to add tiles to, for tiles (B, n, h, w, C) such as `part`."""
+        return mx.zeros((*part.shape[:2], *self.size, part.shape[-1]))
 
     def add(self, frames: mx.array, index: int, part: mx.array) -> None:
-        """Add one tile (B, n, h, w, 3) to `frames` (B, n, H, W, 3), which are changed in place and evaluated.
+        """Add one tile (B, n, h, w, C) to `frames` (B, n, H, W, C), which are changed in place and evaluated.
 
         Raises:
             DecodeError: for a tile of another shape.
         """
         row, column = self._places[index]
-        expected = (*frames.shape[:2], row.length, column.length, 3)
+        expected = (*frames.shape[:2], row.length, column.length, frames.shape[-1])
         _check_shape(part, expected, f"tile {index}")
         where = (slice(None), slice(None), row.as_slice, column.as_slice)
         weights = self._weights[index]
@@ -79,44 +76,53 @@ class SpatialBlender:
             _add_into(frames, where, part * weights)
 
 
-def tiled_frames(decode_tile: Callable[[Tile], mx.array], layout: TileLayout) -> Iterator[tuple[int, mx.array]]:
-    """Decode a clip tile by tile, handing frames over as soon as no later tile reaches them.
+def blend_tiles(
+    run_tiles: Callable[[list[Tile]], list[mx.array]],
+    layout: TileLayout,
+    axes: tuple[BlendAxis, BlendAxis, BlendAxis],
+    *,
+    tile_batch_size: int = 1,
+) -> Iterator[tuple[int, mx.array]]:
+    """Run a network tile by tile, handing its results over as soon as no later tile reaches them.
 
-    Alive are the frames of one interval of time, what the one before it shares with it, and one tile. An iterator
-    that is closed, or dropped after an exception, leaves nothing behind.
+    Alive are the results of one interval of time, what the one before it shares with it, and one batch of tiles. An
+    iterator that is closed, or dropped after an exception, leaves nothing behind.
 
     Args:
-        decode_tile: gives the pixels (B, n, h, w, 3) of a tile, whose shape is `tile.output_size`.
+        run_tiles: gives the results (B, n, h, w, C) of some tiles of equal shape.
         layout: the tiles.
+        axes: time, height and width of the results: `layout.decoded()` or `layout.encoded()`.
+        tile_batch_size: at most so many tiles go to `run_tiles` at a time.
 
     Yields:
-        The index of the first frame, and frames (B, n, H, W, 3) float32, evaluated: each once, in order, n >= 1. They
-        may be a view of a larger array: copy what is kept for long.
+        The index of the first position in time, and results (B, n, H, W, C) float32, evaluated: each once, in order,
+        n >= 1. They may be a view of a larger array: copy what is kept for long.
 
     Raises:
         DecodeError: for a tile of another shape.
     """
-    blender = SpatialBlender(layout.height.latent, layout.width.latent, layout.spatial_scale)
-    masks = [_axis_weights(mask, (-1, 1, 1, 1)) for mask in layout.time.decode_masks()]
-    shared: list[mx.array] = []  # frames that earlier intervals share with the next one, weighted: one array or none
-    decoded = 0
-    for tiles, mask, count in zip(layout.groups(), masks, layout.final_frames(), strict=True):
-        frames = _decode_group(decode_tile, tiles, blender, decoded)
-        decoded += len(tiles)
+    time, rows, columns = axes
+    blender = SpatialBlender(rows, columns)
+    masks = [_axis_weights(mask, (-1, 1, 1, 1)) for mask in time.masks]
+    shared: list[mx.array] = []  # what earlier intervals share with the next one, weighted: one array or none
+    done = 0
+    for tiles, interval, mask, count in zip(layout.groups(), time.intervals, masks, time.final(), strict=True):
+        frames = _run_group(run_tiles, tiles, interval.length, blender, tile_batch_size, done)
+        done += len(tiles)
         if mask is not None:
             frames = frames * mask
         if shared:
             earlier = shared.pop()
             _add_into(frames, (slice(None), slice(earlier.shape[1])), earlier)
             del earlier
-        # A copy of the rest, and no name for what is handed over: so it can be freed while the next tiles decode.
+        # A copy of the rest, and no name for what is handed over: so it can be freed while the next tiles are run.
         if count < frames.shape[1]:
             shared.append(mx.contiguous(frames[:, count:]))
         box = [frames[:, :count]]
         del frames
         mx.eval(box, shared)
         if count:
-            yield tiles[0].pixels[0].start, box.pop()
+            yield interval.start, box.pop()
         box.clear()
 
 
@@ -161,19 +167,20 @@ def decode_with_tiling(
     config = TilingConfig() if tiling_config is None else tiling_config
     layout = TileLayout.make(config, latents.shape[2:], spatial_scale=spatial_scale, temporal_scale=temporal_scale)
 
-    def decode_tile(tile: Tile) -> mx.array:
+    def decode_tiles(tiles: list[Tile]) -> list[mx.array]:
+        (tile,) = tiles
         tile_latents = latents[(slice(None), slice(None), *tile.latent_slices)]
         pixels = decoder_fn(tile_latents, causal=causal, timestep=timestep, debug=False, chunked_conv=chunked_conv)
         expected = (latents.shape[0], 3, *tile.output_size)
         _check_shape(pixels, expected, f"a tile of latents of the shape {tile_latents.shape}")
-        return pixels.transpose(0, 2, 3, 4, 1)
+        return [pixels.transpose(0, 2, 3, 4, 1)]
 
     video = None
     if on_frames_ready is None:
         size = (layout.time.length, layout.height.length, layout.width.length)
         video = mx.zeros((latents.shape[0], 3, *size), latents.dtype)
     # Closed, not just dropped: a caller that keeps the exception would keep the generator and its arrays with it.
-    with closing(tiled_frames(decode_tile, layout)) as stream:
+    with closing(blend_tiles(decode_tiles, layout, layout.decoded())) as stream:
         for start, frames in stream:
             chunk = frames.transpose(0, 4, 1, 2, 3).astype(latents.dtype)
             del frames
@@ -186,30 +193,41 @@ def decode_with_tiling(
     return video
 
 
-def _decode_group(
-    decode_tile: Callable[[Tile], mx.array], tiles: Sequence[Tile], blender: SpatialBlender, decoded: int
+def _run_group(
+    run_tiles: Callable[[list[Tile]], list[mx.array]],
+    tiles: Sequence[Tile],
+    length: int,
+    blender: SpatialBlender,
+    tile_batch_size: int,
+    done: int,
 ) -> mx.array:
-    """The frames (B, n, H, W, 3) float32 of one interval of time, evaluated, before they fade.
+    """The results (B, n, H, W, C) float32 of one interval of time, evaluated, before they fade.
 
     Args:
-        decode_tile: see `tiled_frames`.
+        run_tiles: see `blend_tiles`.
         tiles: all of the interval, in order.
-        blender: for the layout's height and width.
-        decoded: how many tiles of the clip have been decoded before.
+        length: n.
+        blender: for height and width.
+        tile_batch_size: see `blend_tiles`.
+        done: how many tiles of the clip have been run before.
     """
     frames: mx.array | None = None
-    for index, tile in enumerate(tiles):
-        part = decode_tile(tile)
-        _check_shape(part, (*part.shape[:1], *tile.output_size, 3), f"tile {decoded + index}")
-        if len(tiles) == 1:
-            frames = part.astype(mx.float32)
-            mx.eval(frames)
-        else:
-            frames = blender.blank(*part.shape[:2]) if frames is None else frames
-            blender.add(frames, index, part)
-        del part
-        if (decoded + index + 1) % _TILES_PER_CACHE_CLEAR == 0 or _is_memory_short():
-            mx.clear_cache()
+    for batch in tile_batches(tiles, tile_batch_size):
+        parts = run_tiles([tiles[index] for index in batch])
+        for index in batch:
+            part = parts.pop(0)
+            _check_shape(part, (part.shape[0], length, *part.shape[2:]), f"tile {index} of its frames")
+            if len(tiles) == 1:
+                _check_shape(part, (*part.shape[:2], *blender.size, part.shape[-1]), f"tile {index} of its frames")
+                frames = part.astype(mx.float32)
+                mx.eval(frames)
+            else:
+                frames = blender.blank(part) if frames is None else frames
+                blender.add(frames, index, part)
+            del part
+            done += 1
+            if done % _TILES_PER_CACHE_CLEAR == 0 or _is_memory_short():
+                mx.clear_cache()
     return frames
 
 

@@ -34,6 +34,28 @@ class Tile(NamedTuple):
         return time.length, height.length, width.length
 
 
+class BlendAxis(NamedTuple):
+    """One axis of what tiles are blended to: pixels where they were decoded, latents where they were encoded.
+
+    Attributes:
+        intervals: per tile, where it lies.
+        masks: per tile, the weight of each of its positions. They add up to 1 everywhere.
+    """
+
+    intervals: tuple[Interval, ...]
+    masks: tuple[Mask, ...]
+
+    @property
+    def length(self) -> int:
+        """Positions of the whole axis."""
+        return self.intervals[-1].end
+
+    def final(self) -> list[int]:
+        """For each interval, how many positions are final once it is there: all before the next one's."""
+        starts = [interval.start for interval in self.intervals] + [self.length]
+        return [after - before for before, after in zip(starts, starts[1:], strict=False)]
+
+
 @dataclass(frozen=True)
 class TileAxis:
     """One axis, cut: the same tiles on the latent grid and in pixels (or frames).
@@ -55,13 +77,13 @@ class TileAxis:
         """The axis's own length in pixels or frames."""
         return self.pixels[-1].end
 
-    def decode_masks(self) -> tuple[Mask, ...]:
-        """Per tile, the weight of each of its pixels or frames. They add up to 1 everywhere."""
-        return complementary(self.pixels, trapezoids(self.pixels, from_zero=self.from_zero))
+    def decoded(self) -> BlendAxis:
+        """What a decode blends."""
+        return BlendAxis(self.pixels, complementary(self.pixels, trapezoids(self.pixels, from_zero=self.from_zero)))
 
-    def encode_masks(self) -> tuple[Mask, ...]:
-        """Per tile, the weight of each of its latent positions. They add up to 1 everywhere."""
-        return complementary(self.latent, trapezoids(self.latent, from_zero=self.from_zero))
+    def encoded(self) -> BlendAxis:
+        """What an encode blends."""
+        return BlendAxis(self.latent, complementary(self.latent, trapezoids(self.latent, from_zero=self.from_zero)))
 
 
 def space_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
@@ -89,13 +111,11 @@ class TileLayout:
         time: cut causally, see `make_causal`.
         height: likewise without that.
         width: as height.
-        spatial_scale: pixels per latent cell.
     """
 
     time: TileAxis
     height: TileAxis
     width: TileAxis
-    spatial_scale: int
 
     @classmethod
     def make(
@@ -120,7 +140,6 @@ class TileLayout:
             time_axis(time, temporal_scale),
             space_axis(height, spatial_scale),
             space_axis(width, spatial_scale),
-            spatial_scale,
         )
 
     def groups(self) -> Iterator[list[Tile]]:
@@ -132,11 +151,13 @@ class TileLayout:
                 for width in _pairs(self.width)
             ]
 
-    def final_frames(self) -> list[int]:
-        """For each interval of time, how many frames are final once it is decoded: all before the next one's."""
-        frames = self.time.pixels
-        starts = [interval.start for interval in frames] + [self.time.length]
-        return [after - before for before, after in zip(starts, starts[1:], strict=False)]
+    def decoded(self) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
+        """Time, height and width of what a decode blends."""
+        return self.time.decoded(), self.height.decoded(), self.width.decoded()
+
+    def encoded(self) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
+        """Time, height and width of what an encode blends."""
+        return self.time.encoded(), self.height.encoded(), self.width.encoded()
 
 
 def _split_time(length: int, config: TemporalTilingConfig | None, scale: int) -> tuple[Interval, ...]:

@@ -1,0 +1,69 @@
+"""Which tiles go through a network together: pure arithmetic, number by number."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_ltx_vae import PlanError
+from mlx_ltx_vae.tiling import (
+    SpatialTilingConfig,
+    TileLayout,
+    TilingConfig,
+    TilingError,
+    check_batch_size,
+    in_tile_order,
+    tile_batches,
+)
+
+
+def tiles_of(width, height, tile=512, overlap=128):
+    """The tiles of one frame; sides are rounded down to whole latent cells."""
+    config = TilingConfig(SpatialTilingConfig(tile, overlap))
+    (tiles,) = TileLayout.make(config, (1, height // 32, width // 32)).groups()
+    return tiles
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "one_by_one", "least"),
+    [
+        (896, 896, 4, 1),
+        (1280, 720, 6, 2),
+        (1920, 1080, 15, 4),
+        (2560, 1440, 28, 4),
+        (3840, 2160, 60, 4),
+        (512, 512, 1, 1),
+    ],
+)
+def test_number_of_calls_at_512_pixels_and_128_shared(width, height, one_by_one, least):
+    tiles = tiles_of(width, height)
+    assert len(tile_batches(tiles, 1)) == len(tiles) == one_by_one
+    assert len(tile_batches(tiles, 1000)) == least
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    width=st.integers(32, 4000),
+    height=st.integers(32, 4000),
+    tile=st.sampled_from([64, 96, 256, 512]),
+    overlap=st.sampled_from([0, 32]),
+    size=st.integers(1, 70),
+)
+def test_batches_hold_every_tile_once_and_only_equal_ones(width, height, tile, overlap, size):
+    tiles = tiles_of(width, height, tile, overlap)
+    batches = tile_batches(tiles, size)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(tiles)))
+    assert all(1 <= len(batch) <= size for batch in batches)
+    assert all(len({tiles[index].output_size for index in batch}) == 1 for batch in batches)
+    shapes = {tile.output_size for tile in tiles}
+    assert len(shapes) <= 4
+    assert len(tile_batches(tiles, len(tiles))) == len(shapes)
+    assert in_tile_order(batches, batches) == list(range(len(tiles)))
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "2"])
+def test_a_batch_that_is_none_is_refused_whatever_the_tiles(size):
+    for tiles in ([], tiles_of(512, 512), tiles_of(1280, 720)):
+        with pytest.raises(TilingError, match="tile batch is a whole number"):
+            tile_batches(tiles, size)
+    with pytest.raises(PlanError, match="tile batch"):
+        check_batch_size(size)
