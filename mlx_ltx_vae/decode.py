@@ -19,7 +19,7 @@ from .checkpoint import load_checkpoint
 from .cli import add_common_options, run_command
 from .errors import LatentsError
 from .frames import FrameChunk
-from .media import load_latents, open_sink, parse_fps
+from .media import load_latents, open_sink, parse_fps, parse_grid
 from .plan import DecodePlan
 from .tiling import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from .vae import DTYPES, VideoVAE, plan_here
@@ -83,6 +83,15 @@ def build_parser() -> argparse.ArgumentParser:
         "--fps", type=_fps, metavar="RATE", help="24, 23.976, 30000/1001 (default: the file's, else 24)"
     )
     parser.add_argument("--tensor", metavar="NAME", help="which tensor of a latent file that has several")
+    parser.add_argument(
+        "--grid", type=_grid, metavar="FxHxW", help="of packed latents (B, tokens, C), such as 16x22x40"
+    )
+    parser.add_argument(
+        "--unnormalized",
+        action="store_true",
+        default=None,  # what the file says
+        help="the latents are un-normalised, as diffusers' LTX-2 pipelines return them",
+    )
 
     how = parser.add_argument_group("how to decode")
     modes = ["auto", "exact", "single", "tiled"]
@@ -137,7 +146,14 @@ def main(argv: list[str] | None = None) -> int:
 def _decode(arguments: argparse.Namespace) -> None:
     checkpoint = load_checkpoint(arguments.model, encoder=False)
     config = checkpoint.config
-    latents, info = load_latents(arguments.latents, latent_channels=config.latent_channels, tensor=arguments.tensor)
+    latents, info = load_latents(
+        arguments.latents,
+        latent_channels=config.latent_channels,
+        tensor=arguments.tensor,
+        grid=arguments.grid,
+        unnormalized=arguments.unnormalized,
+        statistics=(checkpoint.mean, checkpoint.std),
+    )
     shape = (1, *latents.shape[1:])
     tiling = _tiling(arguments, config.num_frames(shape[2]), *(config.spatial_scale * size for size in shape[3:]))
     mode = "tiled" if tiling is not None and arguments.mode == "auto" else arguments.mode
@@ -222,6 +238,13 @@ def name_outputs(output: str, batch: int) -> list[str]:
 def _fps(text: str) -> Fraction:
     try:
         return parse_fps(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _grid(text: str) -> tuple[int, int, int]:
+    try:
+        return parse_grid(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

@@ -138,7 +138,8 @@ class TileFrames:
     """Numbers in the frames that a decode with tiles cut in time holds, of all items of a batch.
 
     Attributes:
-        tile: in the largest tile, or in those that are decoded together.
+        tile: in the largest tile.
+        together: how many tiles are decoded at a time, at most.
         group: in the frames of the longest interval of time.
         shared: in the frames that two intervals share.
         final: in the most frames that leave at a time.
@@ -146,6 +147,7 @@ class TileFrames:
     """
 
     tile: int
+    together: int
     group: int
     shared: int
     final: int
@@ -161,11 +163,11 @@ def cut_in_time(largest: Footprint, latents: int, frames: TileFrames, itemsize: 
         frames: what is held besides.
         itemsize: bytes of a number in the network's dtype.
     """
-    tile, group, shared = frames.tile * itemsize, frames.group * _FLOAT32, frames.shared * _FLOAT32
+    tiles, group, shared = frames.together * frames.tile * itemsize, frames.group * _FLOAT32, frames.shared * _FLOAT32
     gathered = 0 if frames.single else group
-    decoding = largest.caches + largest.work + tile + gathered
-    # A tile's pieces and the tile; where there are several, also the tile weighted, and added to what is there.
-    joining = 2 * tile + (0 if frames.single else gathered + 2 * frames.tile * _FLOAT32)
+    decoding = largest.caches + largest.work + tiles + gathered
+    # Tiles' pieces and the tiles; where there are several, also one weighted, and added to what is there.
+    joining = 2 * tiles + (0 if frames.single else gathered + 2 * frames.tile * _FLOAT32)
     fading = group + shared
     # What leaves is a part of its interval's frames, and is turned into levels.
     leaving = group + frames.final * (_FLOAT32 + 1 + (itemsize + _FLOAT32 if itemsize != _FLOAT32 else 0))

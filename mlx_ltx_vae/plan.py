@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from .config import BlockKind, NetworkConfig, NormKind, VAEConfig
 from .errors import LatentsError, PlanError
@@ -61,6 +61,20 @@ class Machine:
 
     backend: Backend = Backend.CPU
     itemsize: int = 4
+
+
+class ReceptiveField(NamedTuple):
+    """How far a decoded pixel sees beyond its own latent cell; None where it sees everything there is.
+
+    Attributes:
+        frames_before: latent frames before its own.
+        frames_after: latent frames behind its own.
+        cells: latent cells to each side of its own.
+    """
+
+    frames_before: float | None
+    frames_after: float | None
+    cells: float | None
 
 
 @dataclass(frozen=True)
@@ -329,7 +343,8 @@ class _Planner:
         groups = list(layout.groups())
         pixels = frame // (layout.height.length * layout.width.length)
         return TileFrames(
-            tile=pixels * together * max(math.prod(tile.output_size) for tile in groups[0] + groups[-1]),
+            tile=pixels * max(math.prod(tile.output_size) for tile in groups[0] + groups[-1]),
+            together=together,
             group=frame * max(span.length for span in spans),
             shared=frame * max(before.end - after.start for before, after in zip(spans, spans[1:], strict=False)),
             final=frame * max(layout.time.decoded().final()),
@@ -459,6 +474,29 @@ def lookahead(decoder: NetworkConfig) -> int:
             frames = frames // 2 + 1
         frames += block.num_convolutions
     return frames + 1
+
+
+def receptive_field(decoder: NetworkConfig) -> ReceptiveField:
+    """How far a decoded pixel sees: every convolution adds one position, at the grid on which it stands.
+
+    Exact: a latent frame changes the frames of its own and those up to `frames_after` latent frames earlier, up to
+    `frames_before` later, and not one more; likewise a latent cell and pixels.
+    """
+    if decoder.norm is NormKind.GROUP:
+        return ReceptiveField(None, None, None)
+    frames = cells = 1.0  # conv_in
+    time_scale = space_scale = 1
+    for block in decoder.blocks:
+        frames += block.num_convolutions / time_scale
+        cells += block.num_convolutions / space_scale
+        time_scale, space_scale = time_scale * block.stride[0], space_scale * block.stride[1]
+    frames, cells = frames + 1 / time_scale, cells + 1 / space_scale  # conv_out
+    sees_whole_frames = any(block.kind is BlockKind.ATTENTION for block in decoder.blocks)
+    return ReceptiveField(
+        frames_before=2 * frames if decoder.causal else frames,
+        frames_after=0.0 if decoder.causal else frames,
+        cells=None if sees_whole_frames else cells,
+    )
 
 
 def widest_position(decoder: NetworkConfig, latent_shape: Sequence[int], order: Order) -> int:

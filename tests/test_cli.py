@@ -70,6 +70,24 @@ def test_every_mode_and_chunk_writes_the_same_array_but_for_rounding(clip, tmp_p
         assert np.abs(got.astype(int) - frames).max() <= 1
 
 
+def test_packed_and_unnormalized_latents_become_the_same_video(clip, tmp_path, capsys):
+    path, checkpoint, frames = clip
+    vae = VideoVAE.from_pretrained(checkpoint, encoder=False)
+    latents = mx.load(str(path))["latents"]
+    foreign = latents.moveaxis(1, 4) * vae.std + vae.mean  # (B, F', H', W', C), as LTX-2's pipeline of diffusers
+    packed, out = tmp_path / "packed.npy", tmp_path / "out.npy"
+    np.save(packed, np.array(foreign.reshape(1, -1, 8)))
+    assert "--grid FxHxW" in refused(capsys, packed, "-m", checkpoint, "-o", out)
+    arguments = [packed, "-m", checkpoint, "-o", out, "--grid", "3x2x3", "--unnormalized", "-q"]
+    assert main([str(argument) for argument in arguments]) == 0
+    assert np.abs(np.load(out).astype(int) - frames).max() <= 1
+    marked, out = tmp_path / "marked.safetensors", tmp_path / "marked.npy"
+    mx.save_safetensors(str(marked), {"latents": foreign}, {"normalized": "false"})
+    assert main([str(marked), "-m", str(checkpoint), "-o", str(out), "-q"]) == 0
+    assert np.abs(np.load(out).astype(int) - frames).max() <= 1
+    assert "leave out unnormalized" in refused(capsys, path, "-m", checkpoint, "-o", out, "--unnormalized")
+
+
 def test_tiles_and_budgets_make_the_plan(clip, tmp_path, capsys):
     latents, checkpoint, frames = clip
 
@@ -161,6 +179,7 @@ def test_outputs_of_a_batch_are_named_after_the_output(tmp_path):
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--fps", "fast"], "fps"),
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--chunk", "0"], "at least 1"),
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--mode", "quick"], "invalid choice"),
+        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--grid", "3x4"], "such as 16x22x40"),
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "big"], "512:64"),
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "512:64", "--preset", "default"], "--preset already"),
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "512:64", "--mode", "exact"], "--mode tiled"),

@@ -20,7 +20,7 @@ RUNNING = {"device", "loading", "noise", "stream", "frames", "intake", "spool", 
 LIBRARY = (
     {"errors", "padding", "config", "checkpoint", "layers", "vae", "media", "demo"} | GEOMETRY | NETWORKS | RUNNING
 )
-COMMANDS = {"cli", "decode", "encode", "info", "bench", "bench_tables"}
+COMMANDS = {"cli", "decode", "encode", "info", "bench"}
 
 MAY_IMPORT = {
     "errors": set(),
@@ -47,19 +47,24 @@ MAY_IMPORT = {
     "vae": LIBRARY - {"vae", "media", "demo"},
     "media": {"errors"},
     "demo": {"errors"},
+    "summary": {"config", "checkpoint", "media", "plan", "vae", "errors"},
     "distributed": LIBRARY,
     "__init__": LIBRARY | {"distributed"},
-    "weights_convert": {"config", "checkpoint", "errors", "media", "__init__"},
-} | {command: LIBRARY | COMMANDS | {"distributed", "__init__"} for command in COMMANDS}
+    "weights_convert": {"config", "checkpoint", "errors"},
+} | {command: LIBRARY | COMMANDS | {"distributed", "__init__", "summary"} for command in COMMANDS}
 
 FILES_MAY_IMPORT = {  # beyond their room
     "weights_convert/__main__.py": {"cli", "vae"},
+    "weights_convert/card.py": {"__init__"},  # the version
+    "weights_convert/convert.py": {"media"},  # how an OSError becomes a WriterError
     "weights_convert/verify.py": {"vae"},
 }
 MAY_TALK = COMMANDS | {"weights_convert"}  # argparse, print, tqdm
 WITHOUT_MLX = {"errors", "padding", "config", "memory", "plan", "tiling", "media"}
 MLX_FILES = {f"{PACKAGE}/media/latents.py", f"{PACKAGE}/tiling/blend.py"}  # the only ones in these rooms
-MAY_START_PROCESSES = f"{PACKAGE}/bench.py"  # measures in fresh processes; beside it, one file talks to ffmpeg
+MAY_START_PROCESSES = (
+    f"{PACKAGE}/bench/processes.py"  # measures in fresh processes; beside it, one file talks to ffmpeg
+)
 
 
 def room_of(path: str) -> str:

@@ -214,6 +214,14 @@ def test_pickles_are_refused_and_never_run(tmp_path: Path, name: str) -> None:
     assert name.endswith("npy") or "save the latents as safetensors" in str(refusal.value)
 
 
+def test_no_length_of_a_header_makes_it_a_pickle(tmp_path: Path) -> None:
+    path, entry = tmp_path / "clip.safetensors", {"dtype": "F32", "shape": [1] * 5, "data_offsets": [0, 4]}
+    header = json.dumps({"latents": entry}).encode()
+    for length in range(len(header), len(header) + 1500):  # 128 and its like are written as pickles begin
+        path.write_bytes(length.to_bytes(8, "little") + header.ljust(length) + bytes(4))
+        assert load_latents(path)[0].shape == (1, 1, 1, 1, 1)
+
+
 def test_torch_file_under_another_name_is_refused_as_a_pickle(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "clip.npz", "w") as archive:
         archive.writestr("clip/data.pkl", b"")

@@ -4,6 +4,7 @@
 """
 
 from .frame_rate import parse_fps
+from .latent_layouts import parse_grid
 from .latents import LatentsInfo, check_latents, load_latents, save_latents
 from .outputs import open_sink
 from .sink import Sink
@@ -17,5 +18,6 @@ __all__ = [
     "load_latents",
     "open_sink",
     "parse_fps",
+    "parse_grid",
     "save_latents",
 ]

@@ -1,10 +1,20 @@
 """Latent files: reading every kind that people have, writing one kind.
 
-A latent array is `(B, C, F', H', W')`, normalised as the diffusion model makes it.
+A latent array is `(B, C, F', H', W')`, normalised as the diffusion model makes it. `latent_layouts` knows how other
+programs arrange its axes. Whose files are meant, and what there is to know of each:
+
+- ComfyUI's `.latent` is safetensors with `latent_tensor`, the numbers of the LATENT wire, which for LTX are the
+  sampler's. An empty tensor `latent_format_version_0` goes with it. Without that, ComfyUI's own loader multiplies by
+  1/0.18215, the scale of Stable Diffusion's latents in files of early 2023. LTX is younger than the mark, so a file of
+  LTX latents without it is by another program, which wrote the numbers as they were: they are never multiplied here.
+- diffusers' LTX-Video pipelines return normalised latents, packed or not; its LTX-2 pipelines return un-normalised
+  ones, `latents * std + mean` (their `scaling_factor` is 1 for every LTX release).
+- Data sets of the LTX trainers hold `num_frames`, `height` and `width` beside the latents, and mean the grid.
+- An MLX port's sidecar of two stages holds its result twice, as `stage_2_video_latent` and `final_video_latent`.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,13 +22,14 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import LatentsError, WriterError
-from .frame_rate import parse_fps
+from .latent_layouts import Grid, to_channels_first
+from .latent_metadata import make_metadata, one_grid, parse_metadata
 from .part_file import PartFile
 from .tensor_files import TensorFile, open_tensor_file
 
 #: Names under which programs store latents: this package and MLX apps, ComfyUI, two-stage pipelines.
 KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent")
-_LAYOUT = "BCFHW"
+_STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the largest magnitude of any clip's latents is between these
 
 
@@ -29,7 +40,7 @@ class LatentsInfo:
     Attributes:
         source: the file.
         tensor: the tensor's name in it.
-        stored_shape: its shape in the file, before a batch axis was added or channels were moved.
+        stored_shape: its shape in the file, whose layout may be another.
         fps: frames per second.
         num_frames, height, width: of the video, in frames and pixels.
     """
@@ -44,7 +55,13 @@ class LatentsInfo:
 
 
 def load_latents(
-    path: str | os.PathLike, *, latent_channels: int | None = None, tensor: str | None = None
+    path: str | os.PathLike,
+    *,
+    latent_channels: int | None = None,
+    tensor: str | None = None,
+    grid: Grid | None = None,
+    unnormalized: bool | None = None,
+    statistics: tuple[mx.array, mx.array] | None = None,
 ) -> tuple[mx.array, LatentsInfo]:
     """Read latents from a safetensors (also ComfyUI's .latent), .npy or .npz file.
 
@@ -52,24 +69,40 @@ def load_latents(
         path: the file.
         latent_channels: channels of the VAE. With it, channels-last files are understood and others refused.
         tensor: which tensor, where a file has several that could be meant.
+        grid: (F', H', W') of packed latents whose file does not say it. Others must have it.
+        unnormalized: whether the file holds `latents * std + mean`, as diffusers' LTX-2 pipelines return them. None
+            for what its metadata says, which is that they are normalised where it says nothing.
+        statistics: `(vae.mean, vae.std)`, each (C,), to normalise such latents with.
 
     Returns:
-        Latents `(B, C, F', H', W')` in the file's precision (float64 becomes float32), and what the file says of them.
+        Normalised latents `(B, C, F', H', W')` in the file's precision (float64 becomes float32, and so does whatever
+        was not normalised), and what the file says of them.
 
     Raises:
-        LatentsError: for a file that cannot be read, is a pickle or could mean several things, for packed or
-            un-normalised latents, and for whatever `check_latents` refuses.
+        LatentsError: for a file that cannot be read, is a pickle or could mean several things, for arguments that
+            contradict it, for un-normalised latents without statistics, and for whatever `check_latents` refuses.
     """
     source = os.fspath(path)
     file = open_tensor_file(Path(path))
-    info_fields = _parse_metadata(file.metadata, source)
+    said = parse_metadata(file.metadata, source)
+    needs_normalizing = _is_unnormalized(said.normalized, unnormalized, source)
     name = _choose_tensor(file, tensor, source)
     stored = file.tensors[name]()
-    latents = _to_mlx(stored, source)
-    is_channels_first = file.metadata.get("layout") == _LAYOUT
-    latents = _to_channels_first(latents, None if is_channels_first else latent_channels, source)
+    arranged = to_channels_first(
+        stored,
+        source,
+        latent_channels=None if said.is_channels_first else latent_channels,
+        grid=one_grid(grid, said.grid, source),
+        sizes=said.foreign_sizes,
+    )
+    latents = _to_mlx(arranged, source)
     check_latents(latents, latent_channels, source)
-    return latents, LatentsInfo(source, name, stored.shape, **info_fields)
+    if needs_normalizing:
+        latents = _normalize(latents, statistics, source)
+    info = LatentsInfo(source, name, stored.shape, said.fps)
+    if said.foreign_sizes == latents.shape[2:]:  # the latents' own
+        return latents, info
+    return latents, replace(info, num_frames=said.num_frames, height=said.height, width=said.width)
 
 
 def save_latents(
@@ -91,15 +124,10 @@ def save_latents(
     target = Path(path)
     if target.suffix != ".safetensors":  # MLX would append it
         raise WriterError(f"{target}: latents are written as safetensors; let the name end in .safetensors.")
-    try:
-        exact_fps = None if fps is None else parse_fps(fps)
-    except ValueError as error:
-        raise WriterError(f"{target}: {error}") from error
-    known = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
-    metadata = {key: str(value) for key, value in known.items() if value is not None}
+    metadata = make_metadata(target, fps=fps, num_frames=num_frames, height=height, width=width)
     part = PartFile(target)
     try:
-        mx.save_safetensors(str(part.path), {"latents": latents}, metadata | {"normalized": "true", "layout": _LAYOUT})
+        mx.save_safetensors(str(part.path), {"latents": latents}, metadata)
         part.complete()
     except RuntimeError as error:  # how MLX reports a full disk
         raise WriterError(f"{target}: cannot be written ({error}).") from error
@@ -120,8 +148,7 @@ def check_latents(latents: mx.array, latent_channels: int | None, source: str) -
     """
     if latents.ndim == 3:
         raise LatentsError(
-            f"{source}: latents {latents.shape} look packed (batch, tokens, channels), which is not supported yet; "
-            "unpack them to (B, C, F', H', W')."
+            f"{source}: latents {latents.shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W')."
         )
     if latents.ndim != 5:
         raise LatentsError(f"{source}: latents {latents.shape} should have five axes, (B, C, F', H', W').")
@@ -151,6 +178,8 @@ def _refuse_not_finite(latents: mx.array, source: str) -> None:
 def _choose_tensor(file: TensorFile, wanted: str | None, source: str) -> str:
     names = list(file.tensors)
     candidates = [name for name in names if name in KNOWN_NAMES] or names
+    if {_STAGE_2, _FINAL} <= set(candidates):
+        candidates.remove(_STAGE_2)
     if wanted is not None:
         candidates = [name for name in names if name == wanted]
     if len(candidates) == 1:
@@ -161,24 +190,36 @@ def _choose_tensor(file: TensorFile, wanted: str | None, source: str) -> str:
     if not candidates:
         raise LatentsError(f"{source}: has no tensors.")
     raise LatentsError(
-        f"{source}: has {len(candidates)} tensors that could be the latents ({shown}); choose one with tensor=."
+        f"{source}: has {len(candidates)} tensors that could be the latents ({shown}); choose one with tensor= "
+        "(--tensor)."
     )
 
 
-def _parse_metadata(metadata: dict[str, str], source: str) -> dict[str, Fraction | int]:
-    normalized = metadata.get("normalized", "true").lower()
-    if normalized in ("false", "0"):
-        raise LatentsError(f"{source}: un-normalised latents are not supported yet; save them normalised.")
-    if normalized not in ("true", "1"):
-        raise LatentsError(f"{source}: its metadata says normalized = {normalized!r}, which should be true or false.")
-    parsers = {"fps": parse_fps, "num_frames": int, "height": int, "width": int}
-    fields = {}
-    for key in parsers.keys() & metadata.keys():
-        try:
-            fields[key] = parsers[key](metadata[key])
-        except ValueError:
-            raise LatentsError(f"{source}: its metadata says {key} = {metadata[key]!r}, which is no number.") from None
-    return fields
+def _is_unnormalized(normalized: bool | None, given: bool | None, source: str) -> bool:
+    """From what the file's metadata says, `normalized`, and what the caller says, `given`."""
+    if given is None:
+        return normalized is False
+    if normalized is given:
+        states = ("un-normalised", "normalised")
+        raise LatentsError(
+            f"{source}: its metadata says that these latents are {states[normalized]}, and the caller that they are "
+            f"{states[not normalized]}; leave out unnormalized= (--unnormalized)."
+        )
+    return given
+
+
+def _normalize(latents: mx.array, statistics: tuple[mx.array, mx.array] | None, source: str) -> mx.array:
+    """`(latents - mean) / std`, float32 as the statistics are."""
+    if statistics is None:
+        raise LatentsError(
+            f"{source}: these latents are un-normalised; give the VAE's statistics=(vae.mean, vae.std) with them."
+        )
+    channels = latents.shape[1]
+    if any(array.shape != (channels,) for array in statistics):
+        shapes = " and ".join(str(array.shape) for array in statistics)
+        raise LatentsError(f"{source}: latents {latents.shape} need statistics ({channels},), and these are {shapes}.")
+    mean, std = (array.astype(mx.float32).reshape(-1, 1, 1, 1) for array in statistics)
+    return (latents - mean) / std
 
 
 def _to_mlx(array: np.ndarray, source: str) -> mx.array:
@@ -193,17 +234,3 @@ def _to_mlx(array: np.ndarray, source: str) -> mx.array:
         raise LatentsError(f"{source}: latents are {array.dtype}; they should be float32, float16 or bfloat16.")
     dtype = np.float16 if array.dtype.itemsize == 2 else np.float32
     return mx.array(array.astype(dtype, order="C", copy=False))
-
-
-def _to_channels_first(latents: mx.array, latent_channels: int | None, source: str) -> mx.array:
-    """`(B, C, F', H', W')` from it, without its batch, or with channels last; the latter if only that fits."""
-    batched = latents[None] if latents.ndim == 4 else latents
-    if batched.ndim != 5 or latent_channels is None:
-        return batched
-    fits_first, fits_last = (batched.shape[axis] == latent_channels for axis in (1, 4))
-    if fits_first and fits_last:
-        raise LatentsError(
-            f"{source}: latents {latents.shape} could be (B, C, F', H', W') or (B, F', H', W', C), as both axes have "
-            f"{latent_channels}; write them with save_latents, which notes the layout."
-        )
-    return mx.moveaxis(batched, 4, 1) if fits_last else batched

@@ -1,5 +1,7 @@
 """What is in a safetensors, .npy or .npz file: names, metadata, and each tensor as a numpy array when asked for.
 
+Some programs write what they know of a video as arrays of one element beside the tensors. These are metadata here.
+
 numpy has no bfloat16; such tensors come as two-byte voids (dtype `V2`), as numpy itself keeps them.
 """
 
@@ -20,7 +22,10 @@ import numpy as np
 from ..errors import LatentsError
 
 _PICKLES = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin")
-_SCALAR_METADATA = ("fps", "num_frames", "height", "width", "normalized", "layout")
+_SCALAR_METADATA = (
+    "fps", "num_frames", "height", "width", "latent_num_frames", "latent_height", "latent_width", "grid", "normalized",
+    "layout",
+)  # fmt: skip
 _SAFETENSORS_DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "V2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
@@ -53,12 +58,12 @@ def open_tensor_file(path: Path) -> TensorFile:
         raise LatentsError(f"{path}: there is no such file.")
     with _reading(path):
         with path.open("rb") as file:
-            start = file.read(8)
+            start = file.read(9)
         if start.startswith(b"\x93NUMPY"):
             return TensorFile({path.stem: partial(_read_npy, path)}, {})
         if start.startswith(b"PK"):
             return _open_npz(path)
-        if start.startswith(b"\x80"):
+        if start.startswith(b"\x80") and not start.endswith(b"{"):  # a safetensors header of 128 bytes begins so too
             raise _pickle_error(path)
         return _open_safetensors(path)
 
@@ -87,7 +92,8 @@ def _open_npz(path: Path) -> TensorFile:
     if any(entry.endswith("data.pkl") for entry in entries):  # torch.save, under another name
         raise _pickle_error(path)
     with np.load(path, allow_pickle=False) as arrays:
-        metadata = {name: str(arrays[name][()]) for name in _SCALAR_METADATA if name in arrays.files}
+        scalars = {name: arrays[name] for name in _SCALAR_METADATA if name in arrays.files}
+        metadata = {name: _scalar_text(array) for name, array in scalars.items() if array.size == 1}
         names = [name for name in arrays.files if name not in metadata]
     return TensorFile({name: partial(_read_npz, path, name) for name in names}, metadata)
 
@@ -95,6 +101,11 @@ def _open_npz(path: Path) -> TensorFile:
 def _read_npz(path: Path, name: str) -> np.ndarray:
     with _reading(path), np.load(path, allow_pickle=False) as arrays:
         return arrays[name]
+
+
+def _scalar_text(array: np.ndarray) -> str:
+    """The one element as the shortest text that means it: 23.976 in float32 is "23.976"."""
+    return str(array.reshape(-1)[0])
 
 
 def _open_safetensors(path: Path) -> TensorFile:
@@ -112,7 +123,9 @@ def _open_safetensors(path: Path) -> TensorFile:
     if size < expected:
         raise ValueError(f"it has {size} bytes of {expected}, so it was cut short")
     tensors = {name: partial(_read_safetensor, path, name, entry, data_start) for name, entry in header.items()}
-    return TensorFile(tensors, {str(key): str(value) for key, value in metadata.items()})
+    scalars = [name for name in _SCALAR_METADATA if name in header and math.prod(header[name]["shape"]) == 1]
+    beside = {name: _scalar_text(tensors.pop(name)()) for name in scalars}
+    return TensorFile(tensors, beside | {str(key): str(value) for key, value in metadata.items()})
 
 
 def _read_safetensor(path: Path, name: str, entry: Mapping[str, Any], data_start: int) -> np.ndarray:

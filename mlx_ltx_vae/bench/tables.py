@@ -1,73 +1,65 @@
-"""What `bench` prints: tables of what was measured or planned, and the cases that hold plans against measurement."""
+"""What is printed: tables of what was measured or planned, and the cases that hold plans against measurement."""
 
 import math
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
-from . import demo
-from .config import GENERATIONS, VAEConfig, parse_vae_config
-from .errors import PlanError
-from .media import load_latents
-from .memory import Backend
-from .plan import DecodePlan, Machine, Mode, make_plan
-from .tiling import preset
-from .vae import VideoVAE
+from .. import demo
+from ..config import GENERATIONS, parse_vae_config
+from ..media import load_latents
+from ..memory import Backend
+from ..plan import DecodePlan, Machine, Mode, make_plan
+from ..tiling import preset
+from ..vae import VideoVAE
+from .case import GENERATION_NAMES, Case, latent_grid
+from .processes import Run
 
-#: What a generation is called on the command line, and its name in `GENERATIONS`.
-GENERATION_NAMES = {name.split()[-1].lower(): name for name in GENERATIONS}
 _BUDGETS = (4, 8, 16, 32)
 _ROUNDING = 2e-5  # as far as two orders of the same sums differ in float32
 _MB, _GB = 1e6, 1e9
 
 
-def latent_grid(config: VAEConfig, frames: int, height: int, width: int) -> tuple[int, int, int]:
-    """The latent grid (F', H', W') of a video.
-
-    Raises:
-        PlanError: for a length or a size that no latents decode to.
-    """
-    scale = config.scale
-    if (frames - 1) % scale.time or width % scale.width or height % scale.height:
-        raise PlanError(
-            f"{frames} frames of {width}x{height} cannot be had: frames are 1 + {scale.time}*k, sides multiples of "
-            f"{scale.width}."
-        )
-    return 1 + (frames - 1) // scale.time, height // scale.height, width // scale.width
-
-
-def timing_table(runs: list[list[dict[str, Any]]]) -> str:
+def timing_table(runs: list[list[Run]]) -> str:
     """Medians per case; times as a ratio to the single pass of as many frames, where there is one."""
-    single = {
-        results[0]["frames"]: statistics.median(run["seconds"] for run in results)
-        for results in runs
-        if results[0]["mode"] == "single"
-    }
+    single = {results[0]["frames"]: _median(results, "seconds") for results in runs if results[0]["mode"] == "single"}
     head = f"{'mode':8}{'order':8}{'frames':>7}{'seconds':>9}{'ratio':>7}{'first':>8}"
     rows = [f"{head}{'peak MB':>10}{'B/pixel':>9}{'caches':>8}"]
     for results in runs:
         run = results[0]
-        seconds = statistics.median(run["seconds"] for run in results)
-        first = statistics.median(run["first_frame_seconds"] for run in results)
+        seconds, first = _median(results, "seconds"), _median(results, "first_frame_seconds")
         peak = max(run["peak_bytes"] for run in results)
         ratio = f"{seconds / single[run['frames']]:7.2f}" if run["frames"] in single else f"{'-':>7}"
         rows.append(
             f"{run['mode']:8}{run['order']:8}{run['frames']:7}{seconds:9.2f}{ratio}{first:8.2f}{peak / _MB:10.1f}"
             f"{run['bytes_per_pixel']:9.0f}{run['between_bytes'] / (run['width'] * run['height']):8.0f}"
         )
-    weights = runs[0][0]["weights_bytes"] / _MB
     rows.append("B/pixel and caches (what is held between two chunks) are bytes per pixel of one frame.")
-    rows.append(
-        f"Medians of {len(runs[0])} fresh processes; peaks are the largest, without {weights:.0f} MB of weights."
-    )
+    rows.append(_footnote(runs))
     return "\n".join(rows)
 
 
-def validation_cases() -> list[dict[str, Any]]:
+def encode_table(runs: list[list[Run]]) -> str:
+    """Medians per case; times as a ratio to the stream of as many frames."""
+    stream = {results[0]["frames"]: _median(results, "seconds") for results in runs if results[0]["mode"] == "stream"}
+    rows = [f"{'mode':8}{'tiles':>10}{'batch':>7}{'frames':>8}{'seconds':>9}{'ratio':>7}{'peak MB':>10}{'B/pixel':>9}"]
+    for results in runs:
+        run = results[0]
+        seconds, peak = _median(results, "seconds"), max(run["peak_bytes"] for run in results)
+        tiles = (run["tiles"], run["tile_batch_size"]) if run["mode"] == "tiled" else ("", "")
+        rows.append(
+            f"{run['mode']:8}{tiles[0]:>10}{tiles[1]:>7}{run['frames']:8}{seconds:9.2f}"
+            f"{seconds / stream[run['frames']]:7.2f}{peak / _MB:10.1f}{run['bytes_per_pixel']:9.0f}"
+        )
+    rows.append(_footnote(runs))
+    return "\n".join(rows)
+
+
+def validation_cases() -> list[Case]:
     """What `--validate-plan` runs: generations, widths, sizes, lengths, modes, chunks and dtypes, small enough."""
-    base = {"model": None, "generation": "ltx-2.3", "base_width": 16, "dtype": "float32", "width": 128, "height": 96}
-    base |= {"frames": 41, "mode": "exact", "order": "time", "chunk": None, "tiles": "default", "memory_budget": None}
+    base = Case(base_width=16, dtype="float32", width=128, height=96, frames=41, order="time")
     ways = [{}, {"chunk": 3}, {"order": "rows"}, {"order": "columns"}, {"mode": "single", "order": "auto"}]
     grid = [{**way, "generation": name} for name in GENERATION_NAMES for way in ways]
     grid += [{**way, "dtype": dtype} for dtype in ("bfloat16", "float16") for way in ways[::2]]
@@ -77,10 +69,11 @@ def validation_cases() -> list[dict[str, Any]]:
     grid += [{**tiled, "tiles": name} for name in ("aggressive", "default")]
     grid += [{**tiled, "tiles": "spatial_only", "width": 704}, {**tiled, "tiles": "temporal_only", "frames": 81}]
     grid += [{**tiled, "tiles": "aggressive", "dtype": "bfloat16"}, {**tiled, "tiles": "default", "width": 608}]
-    return [{**base, **change} for change in grid]
+    grid += [{**tiled, "tiles": name, "tile_batch_size": 2} for name in ("256:64", "aggressive")]
+    return [replace(base, **change) for change in grid]
 
 
-def validation_table(runs: list[list[dict[str, Any]]]) -> str:
+def validation_table(runs: list[list[Run]]) -> str:
     """Planned against measured peaks, weights included."""
     head = f"{'generation':10}{'base':>5} {'dtype':9}{'size':>9}{'frames':>7} {'mode':7}{'order':8}{'chunk':>6}"
     rows = [f"{head}{'measured MB':>12}{'planned MB':>11}{'ratio':>7}"]
@@ -146,3 +139,12 @@ def quality_table() -> str:
         psnr = "identical" if largest < _ROUNDING else f"{10 * math.log10(4 / mean):.1f} dB"
         rows.append(f"| {name} | {psnr} | {largest:.1g} |")
     return "\n".join(rows)
+
+
+def _median(results: list[Run], key: str) -> float:
+    return statistics.median(run[key] for run in results)
+
+
+def _footnote(runs: list[list[Run]]) -> str:
+    weights = runs[0][0]["weights_bytes"] / _MB
+    return f"Medians of {len(runs[0])} fresh processes; peaks are the largest, without {weights:.0f} MB of weights."

@@ -1,0 +1,87 @@
+"""One thing to measure, small enough to be handed to another process as JSON."""
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import GENERATIONS, VAEConfig
+from ..errors import LTXVAEError
+from ..tiling import SpatialTilingConfig, TilingConfig, preset
+
+#: What a generation is called on the command line, and its name in `GENERATIONS`.
+GENERATION_NAMES = {name.split()[-1].lower(): name for name in GENERATIONS}
+
+
+class Task(str, enum.Enum):
+    """What is done in a fresh process."""
+
+    DECODE = "decode"
+    ENCODE = "encode"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run.
+
+    Attributes:
+        task: what to do.
+        model: a checkpoint, or None for random weights.
+        generation: of random weights, a key of `GENERATION_NAMES`.
+        base_width: of random weights, the base channels; 128 is real.
+        dtype: to compute in; None for the checkpoint's own, or float32.
+        width: in pixels.
+        height: in pixels.
+        frames: of the clip.
+        mode: of a decode; of an encode "stream" or "tiled".
+        order: of a decode.
+        chunk: of a decode.
+        tiles: a preset's name, or SIZE:OVERLAP in pixels.
+        tile_batch_size: tiles of equal shape that go together.
+        memory_budget: of a decode.
+    """
+
+    task: Task = Task.DECODE
+    model: str | None = None
+    generation: str = "ltx-2.3"
+    base_width: int = 32
+    dtype: str | None = None
+    width: int = 256
+    height: int = 256
+    frames: int = 57
+    mode: str = "exact"
+    order: str = "auto"
+    chunk: int | None = None
+    tiles: str = "default"
+    tile_batch_size: int = 1
+    memory_budget: str | None = None
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Case":
+        """The case that `dataclasses.asdict` made these of."""
+        return cls(**{**fields, "task": Task(fields.get("task", Task.DECODE))})
+
+    @property
+    def tiling(self) -> TilingConfig | None:
+        """The tiles, where the mode has any."""
+        if self.mode != "tiled":
+            return None
+        match = re.fullmatch(r"(\d+):(\d+)", self.tiles)
+        if match:
+            return TilingConfig(SpatialTilingConfig(int(match[1]), int(match[2])))
+        return preset(self.tiles, self.height, self.width, self.frames)
+
+
+def latent_grid(config: VAEConfig, frames: int, height: int, width: int) -> tuple[int, int, int]:
+    """The latent grid (F', H', W') of a video.
+
+    Raises:
+        LTXVAEError: for a length or a size that no latents decode to.
+    """
+    scale = config.scale
+    if (frames - 1) % scale.time or width % scale.width or height % scale.height:
+        raise LTXVAEError(
+            f"{frames} frames of {width}x{height} cannot be had: frames are 1 + {scale.time}*k, sides multiples of "
+            f"{scale.width}."
+        )
+    return 1 + (frames - 1) // scale.time, height // scale.height, width // scale.width
