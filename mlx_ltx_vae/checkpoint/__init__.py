@@ -1,5 +1,5 @@
 """Checkpoints: files and folders in, a configuration and weights out."""
 
-from .load import Checkpoint, load_checkpoint
+from .load import Checkpoint, CheckpointHeaders, load_checkpoint, read_headers
 
-__all__ = ["Checkpoint", "load_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointHeaders", "load_checkpoint", "read_headers"]

@@ -18,6 +18,8 @@ import numpy as np
 from ..errors import CheckpointError
 
 INDEX_SUFFIX = ".safetensors.index.json"
+#: The types of numbers that weights may have: what a header calls them, and what everybody else does.
+DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 # numpy has no bfloat16, only its bits.
@@ -105,13 +107,8 @@ def read_tensors(archive: Archive, names: Iterable[str]) -> dict[str, mx.array]:
     """
     wanted: dict[Path, list[str]] = {}
     for name in names:
-        info = archive.tensors[name]
-        if info.dtype not in _FLOAT_TYPES:
-            raise CheckpointError(
-                f"{info.path}: {name} is stored as {info.dtype}; only F32, F16 and BF16 are known, so use a file whose "
-                "VAE is not quantised."
-            )
-        wanted.setdefault(info.path, []).append(name)
+        refuse_other_dtypes(archive, [name])
+        wanted.setdefault(archive.tensors[name].path, []).append(name)
     result: dict[str, mx.array] = {}
     for path, chosen in wanted.items():
         try:
@@ -120,6 +117,21 @@ def read_tensors(archive: Archive, names: Iterable[str]) -> dict[str, mx.array]:
             arrays = {name: _read_by_offset(archive.tensors[name]) for name in chosen}
         result |= {name: arrays[name] for name in chosen}
     return result
+
+
+def refuse_other_dtypes(archive: Archive, names: Iterable[str]) -> None:
+    """See that the named tensors are float32, float16 or bfloat16.
+
+    Raises:
+        CheckpointError: naming the first that is not (quantised, say).
+    """
+    for name in names:
+        info = archive.tensors[name]
+        if info.dtype not in DTYPE_NAMES:
+            raise CheckpointError(
+                f"{info.path}: {name} is stored as {info.dtype}; only F32, F16 and BF16 are known, so use a file whose "
+                "VAE is not quantised."
+            )
 
 
 def _read_by_offset(info: TensorInfo) -> mx.array:

@@ -1,13 +1,16 @@
 """Where a file keeps the channels of its kernels, and how each tensor becomes what MLX layers expect."""
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import mlx.core as mx
 
 from ..errors import CheckpointError
 
 Shape = tuple[int, ...]
+
+#: The metadata entry in which a file may state its layout, as the value of a `KernelLayout`.
+LAYOUT_KEY = "kernel_layout"
 
 _VECTORS = ("per_channel_scale1", "per_channel_scale2", "gamma")
 
@@ -17,6 +20,23 @@ class KernelLayout(enum.Enum):
 
     TORCH = "O, I, D, H, W"
     MLX = "O, D, H, W, I"
+
+
+def stated_layout(metadata: Mapping[str, str], source: str) -> KernelLayout | None:
+    """The layout that a file's metadata states, or None.
+
+    Raises:
+        CheckpointError: it states one that is not known.
+    """
+    stated = metadata.get(LAYOUT_KEY)
+    try:
+        return None if stated is None else KernelLayout(stated)
+    except ValueError:
+        known = " and ".join(f"({layout.value})" for layout in KernelLayout)
+        raise CheckpointError(
+            f"{source}: its metadata states the {LAYOUT_KEY} {stated!r}; known are {known}, so convert it again from "
+            "the original."
+        ) from None
 
 
 def kernel_layout(shapes: Iterable[Shape], source: str) -> KernelLayout:

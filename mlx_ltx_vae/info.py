@@ -1,0 +1,46 @@
+"""`python -m mlx_ltx_vae.info`: what a checkpoint or a latent file is."""
+
+import argparse
+import json
+import sys
+
+from .cli import add_common_options, run_command
+from .media import parse_grid
+from .summary import summarise
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mlx_ltx_vae.info",
+        description="Say what a checkpoint or a latent file is. Of a checkpoint only headers are read.",
+    )
+    parser.add_argument("file", metavar="FILE", help="checkpoint file, folder or hub repository id, or a latent file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    latents = parser.add_argument_group("for latents")
+    latents.add_argument("-m", "--model", metavar="VAE", help="the checkpoint that they are for")
+    latents.add_argument("--tensor", metavar="NAME", help="which tensor of a file that has several")
+    latents.add_argument("--grid", type=_grid, metavar="FxHxW", help="of packed latents, such as 16x22x40")
+    add_common_options(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    return run_command(_info, build_parser().parse_args(argv))
+
+
+def _info(arguments: argparse.Namespace) -> None:
+    summary = summarise(arguments.file, vae=arguments.model, tensor=arguments.tensor, grid=arguments.grid)
+    print(json.dumps(summary.as_dict()) if arguments.json else summary)
+
+
+def _grid(text: str) -> tuple[int, int, int]:
+    try:
+        return parse_grid(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,484 @@
+"""`info`: what it says of checkpoints and latents is true, and it reads no more than it must."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from conftest import CONV_CASES, FIXTURES
+from mlx_ltx_vae import VideoVAE, demo, save_latents
+from mlx_ltx_vae.config import GENERATIONS, parse_vae_config
+from mlx_ltx_vae.info import main
+from mlx_ltx_vae.plan import lookahead, receptive_field
+from mlx_ltx_vae.stream import run_whole
+from test_checkpoint import as_an_mlx_port_stores
+from test_checkpoint_diffusers import write_folder
+
+CHECKPOINT_KEYS = {
+    "kind", "name", "generation", "class", "configuration", "latent_channels", "patch_size", "scale", "causal_decoder",
+    "timestep_conditioning", "encoder", "decoder", "receptive_field", "lookahead", "file_bytes", "vae_bytes", "plans",
+}  # fmt: skip
+HALF_KEYS = {
+    "in_channels", "out_channels", "causal", "padding", "norm", "blocks", "parameters", "dtypes", "bytes",
+    "kernel_layout",
+}  # fmt: skip
+BLOCK_KEYS = {"kind", "in_channels", "out_channels", "layers", "stride", "residual", "inject_noise"}
+LATENTS_KEYS = {
+    "kind", "name", "tensor", "stored_shape", "stored_dtype", "layout", "shape", "fps", "normalized", "stated",
+    "statistics", "video",
+}  # fmt: skip
+
+
+@pytest.fixture
+def info(capsys: pytest.CaptureFixture) -> Callable[..., dict[str, Any]]:
+    """`info(file, ...)`: the object that `--json` prints."""
+
+    def run(*arguments: object) -> dict[str, Any]:
+        assert main([*map(str, arguments), "--json"]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return json.loads(captured.out)
+
+    return run
+
+
+@pytest.fixture
+def text(capsys: pytest.CaptureFixture) -> Callable[..., str]:
+    """`text(file, ...)`: what a person sees."""
+
+    def run(*arguments: object) -> str:
+        assert main([str(argument) for argument in arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture) -> Callable[..., str]:
+    """`refused(file, ...)`: the one error line."""
+
+    def run(*arguments: object) -> str:
+        assert main([str(argument) for argument in arguments]) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: ")
+        assert captured.err.count("\n") == 1
+        return captured.err
+
+    return run
+
+
+# --- the receptive field --------------------------------------------------------------------------------------------
+
+
+def touched(vae: VideoVAE, grid: tuple[int, int, int], at: tuple[int, int, int]) -> np.ndarray:
+    """Which pixels (F, H, W) one latent cell of a clip reaches: those that are NaN when it is."""
+    latents = np.zeros((1, *grid, vae.config.latent_channels), np.float32)
+    latents[0][at] = np.nan
+    timesteps = mx.array([0.05]) if vae.config.timestep_conditioning else None
+    fields = [mx.zeros(shape) for shape in vae.decoder.field_shapes(*grid[1:])]
+    pixels = run_whole(vae.decoder.stages(timesteps=timesteps, fields=fields), mx.array(latents))
+    return np.isnan(np.array(pixels)).any(axis=(0, 4))
+
+
+def reach(changed: np.ndarray, first: int, last: int) -> tuple[int, int]:
+    """How many positions before `first` and behind `last` are changed, with no gap between."""
+    found = np.flatnonzero(changed)
+    assert not changed[[0, -1]].any(), "the clip is too small to see the end of it"
+    assert len(found) == found[-1] - found[0] + 1
+    return int(first - found[0]), int(found[-1] - last)
+
+
+@pytest.mark.parametrize("case", ["ltxv_0_9_0", "ltx2_3", "ltx2_3_causal", "ltx2_3_reflect", "conv_16x16x4"])
+def test_the_receptive_field_is_what_one_latent_cell_changes(golden: Callable, case: str) -> None:
+    vae = VideoVAE.from_pretrained(golden(case).checkpoint, encoder=False)
+    field, scale = receptive_field(vae.config.decoder), vae.config.scale
+    # A latent frame is seen by later frames as far as these see back, and by earlier ones as far as they see ahead.
+    at = 2 + math.ceil(field.frames_after)
+    frames = touched(vae, (at + 3 + math.ceil(field.frames_before), 2, 2), (at, 0, 0)).any(axis=(1, 2))
+    expected = (field.frames_after * scale.time, field.frames_before * scale.time)
+    assert reach(frames, scale.time * (at - 1) + 1, scale.time * at) == expected
+    if field.cells is None:
+        assert touched(vae, (1, 2, 9), (0, 0, 4)).all()
+    else:
+        at = 2 + math.ceil(field.cells)
+        columns = touched(vae, (1, 2, 2 * at + 1), (0, 0, at)).any(axis=(0, 1))
+        expected = (field.cells * scale.width,) * 2
+        assert reach(columns, scale.width * at, scale.width * (at + 1) - 1) == expected
+
+
+def test_the_receptive_field_of_ltx_2_3_at_its_real_widths() -> None:
+    decoder = parse_vae_config(GENERATIONS["LTX-2.3"], "").decoder
+    assert receptive_field(decoder) == (13.5, 13.5, 15.125)
+    grouped = parse_vae_config({**GENERATIONS["LTX-2.3"], "norm_layer": "group_norm"}, "").decoder
+    assert receptive_field(grouped) == (None, None, None)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CONV_CASES)
+def test_a_checkpoint_is_described_as_it_is(golden: Callable, info: Callable, case: str) -> None:
+    path, manifest = golden(case).checkpoint, golden(case).manifest
+    config = parse_vae_config(manifest["vae_config"], case)
+    said = info(path)
+    assert said.keys() == CHECKPOINT_KEYS
+    assert (said["kind"], said["name"], said["configuration"]) == ("checkpoint", path.name, "stated")
+    assert (said["generation"], said["class"]) == (config.generation, "CausalVideoAutoencoder")
+    assert (said["latent_channels"], said["patch_size"]) == (config.latent_channels, config.patch_size)
+    assert said["scale"] == config.scale._asdict()
+    assert said["causal_decoder"] is config.causal_decoder
+    assert said["timestep_conditioning"] is config.timestep_conditioning
+    assert said["receptive_field"] == receptive_field(config.decoder)._asdict()
+    assert said["lookahead"] == lookahead(config.decoder)
+    assert said["file_bytes"] == path.stat().st_size
+    parameters = 0
+    for half, network in (("encoder", config.encoder), ("decoder", config.decoder)):
+        sizes = [math.prod(shape) for key, shape in manifest["weights"].items() if key.startswith(f"vae.{half}.")]
+        if not sizes:
+            assert said[half] is None
+            continue
+        assert said[half].keys() == HALF_KEYS
+        assert said[half]["parameters"] == sum(sizes)
+        assert said[half]["dtypes"] == {"float32": sum(sizes)}
+        assert said[half]["bytes"] == 4 * sum(sizes)
+        assert (said[half]["causal"], said[half]["padding"]) == (network.causal, network.padding.value)
+        assert said[half]["kernel_layout"] == "O, I, D, H, W"
+        assert_blocks(said[half]["blocks"], manifest["vae_config"], half)
+        parameters += sum(sizes)
+    assert said["vae_bytes"] == 4 * parameters
+
+
+def assert_blocks(blocks: list[dict[str, Any]], raw_config: dict[str, Any], half: str) -> None:
+    """They are those of the configuration, in the order in which data passes, each as wide as the one before left."""
+    listed = raw_config.get(f"{half}_blocks", raw_config.get("blocks"))
+    listed = listed if half == "encoder" else listed[::-1]
+    for block, (name, options) in zip(blocks, listed, strict=True):
+        assert block.keys() == BLOCK_KEYS
+        assert block["stride"] == [1 + (word in name) for word in ("time", "space", "space")] or "all" in name
+        if name == "res_x":
+            assert block["layers"] == (options if isinstance(options, int) else options["num_layers"])
+    for before, after in zip(blocks, blocks[1:], strict=False):
+        assert before["out_channels"] == after["in_channels"]
+
+
+@pytest.mark.parametrize("case", CONV_CASES)
+def test_planned_videos_are_those_of_the_vae(golden: Callable, info: Callable, case: str) -> None:
+    vae = VideoVAE.from_pretrained(golden(case).checkpoint, encoder=False)
+    plans = info(golden(case).checkpoint)["plans"]
+    assert [(plan["width"], plan["height"], plan["frames"]) for plan in plans] == [
+        (768, 512, 121),
+        (1280, 704, 121),
+        (1920, 1088, 121),
+    ]
+    for plan in plans:
+        single = vae.plan(plan["latent_shape"], mode="single").peak_bytes
+        assert plan == vae.plan(plan["latent_shape"]).as_dict() | {"single_pass_peak_bytes": single}
+
+
+def test_a_checkpoint_in_text_shows_both_halves_and_the_plans(golden: Callable, text: Callable) -> None:
+    shown = text(golden("ltx2_3").checkpoint)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 100
+    for words in (
+        "LTX-2.3, a CausalVideoAutoencoder",
+        "8 channels; a cell is 8 frames of 32x32 pixels",
+        "not causal, takes no timestep, pads with zeros",
+        "13.5 latent frames to each side in time, 15.125 latent cells to each side in space",
+        "frame after 15 latent frames",
+        "1,258,197 parameters",
+        "planned for this machine, in float32",
+    ):
+        assert words in shown, words
+    start = next(index for index, line in enumerate(lines) if line.startswith("blocks"))
+    rows = [" ".join(line.split()) for line in lines[start + 2 :]]
+    assert rows[0] == "4 residual 8 2 residual 64"
+    assert rows[1] == "shuffle 1x2x2 + skip 8 -> 16 shuffle 2x2x2 64 -> 32"
+    assert any(line.split()[:4] == ["768x512", "121", "exact,", "by"] for line in lines)
+
+
+@pytest.mark.parametrize("case", CONV_CASES)
+def test_every_generation_fits_a_terminal(golden: Callable, text: Callable, case: str) -> None:
+    assert max(map(len, text(golden(case).checkpoint).splitlines())) <= 100
+
+
+def test_a_missing_half_is_said(golden: Callable, text: Callable, info: Callable, tmp_path: Path) -> None:
+    tensors = load_file(golden("ltx2_3").checkpoint)
+    path = tmp_path / "encoder.safetensors"
+    save_file({name: array for name, array in tensors.items() if ".decoder." not in name}, path)
+    assert "encoder (no decoder here)" in text(path)
+    said = info(path)
+    assert said["decoder"] is None
+    assert said["plans"] == []
+    assert said["vae_bytes"] == said["encoder"]["bytes"]
+
+
+def test_an_mlx_pack_without_configuration_is_recognised(
+    golden: Callable, text: Callable, info: Callable, tmp_path: Path
+) -> None:
+    packs: dict[str, dict[str, np.ndarray]] = {"vae_encoder": {}, "vae_decoder": {}}
+    for name, array in load_file(golden("ltx2_3").checkpoint).items():
+        pack = packs["vae_encoder" if ".encoder." in name else "vae_decoder"]
+        pack[name.removeprefix("vae.")] = as_an_mlx_port_stores(name, array)
+    for name, tensors in packs.items():
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    said = info(tmp_path)
+    assert (said["generation"], said["configuration"]) == ("LTX-2.3", "recognised")
+    assert {said[half]["kernel_layout"] for half in ("encoder", "decoder")} == {"O, D, H, W, I"}
+    assert said["file_bytes"] == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert "carries no configuration" in text(tmp_path)
+
+
+def test_a_diffusers_folder_is_named_by_its_own_class(golden: Callable, info: Callable, tmp_path: Path) -> None:
+    write_folder(tmp_path, "ltx2_3", load_file(golden("ltx2_3").checkpoint))
+    said, original = info(tmp_path), info(golden("ltx2_3").checkpoint)
+    assert (said["name"], said["class"]) == (tmp_path.name, "AutoencoderKLLTX2Video")
+    same = {"generation", "scale", "encoder", "decoder", "receptive_field", "vae_bytes"}
+    assert {key: said[key] for key in same} == {key: original[key] for key in same}
+
+
+def test_dtypes_are_counted(golden: Callable, info: Callable, text: Callable, tmp_path: Path) -> None:
+    tensors = mx.load(str(golden("ltx2_3").checkpoint))
+    mixed = {name: array.astype(mx.bfloat16) if array.ndim == 5 else array for name, array in tensors.items()}
+    kernels = sum(array.size for name, array in mixed.items() if ".decoder." in name and array.ndim == 5)
+    path = tmp_path / "mixed.safetensors"
+    mx.save_safetensors(str(path), mixed)
+    said = info(path)["decoder"]
+    assert said["dtypes"] == {"bfloat16": kernels, "float32": said["parameters"] - kernels}
+    assert said["bytes"] == 2 * kernels + 4 * (said["parameters"] - kernels)
+    assert "of bfloat16 and float32" in text(path)
+    assert "in bfloat16" in text(path)
+
+
+def test_the_demo_vae_is_described(info: Callable) -> None:
+    said = info(demo.VAE)
+    assert (said["kind"], said["latent_channels"]) == ("checkpoint", 64)
+    assert said["plans"][0]["peak_bytes"] < said["plans"][0]["single_pass_peak_bytes"]
+
+
+def write_real_widths(path: Path) -> int:
+    """LTX-2.3's VAE at its real widths beside 40 GB of transformer, headers only: the data is a hole in the file.
+
+    Returns the bytes of its VAE's halves.
+    """
+    manifests = [json.loads((FIXTURES / f"full_width_ltx2_3{half}.json").read_text()) for half in ("", "_encoder")]
+    shapes = manifests[0]["weights"] | manifests[1]["weights"]
+    header: dict[str, Any] = {"__metadata__": {"config": json.dumps({"vae": manifests[0]["vae_config"]})}}
+    start = 0
+    for name, shape in {**shapes, "model.diffusion_model.weight": [20_000, 1_000_000]}.items():
+        stop = start + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, stop]}
+        start = stop
+    raw = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        file.truncate(8 + len(raw) + start)
+    return sum(2 * math.prod(shape) for name, shape in shapes.items() if ".per_channel_statistics." not in name)
+
+
+def test_only_the_headers_of_a_checkpoint_are_read(
+    info: Callable, text: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ltx-2.3-22b.safetensors"
+    vae_bytes = write_real_widths(path)
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("a tensor was read")
+
+    for reader in ("mlx.core.load", "numpy.fromfile", "numpy.memmap"):
+        monkeypatch.setattr(reader, refuse)
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    said = info(path)
+    assert mx.get_peak_memory() - held < 1e6
+    assert said["generation"] == "LTX-2.3"
+    assert said["file_bytes"] > 40e9
+    assert said["vae_bytes"] == vae_bytes
+    assert said["decoder"]["dtypes"] == {"bfloat16": said["decoder"]["parameters"]}
+    shown = text(path)
+    assert "of which the VAE takes" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+# --- latents --------------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_latents_are_described(info: Callable, text: Callable) -> None:
+    said = info(demo.LATENTS)
+    assert said.keys() == LATENTS_KEYS
+    assert (said["kind"], said["tensor"], said["layout"]) == ("latents", "latents", "(B, C, F', H', W')")
+    assert said["stored_shape"] == said["shape"] == [1, 64, 10, 8, 12]
+    assert (said["stored_dtype"], said["fps"], said["normalized"]) == ("float32", 24.0, True)
+    assert said["stated"] == {"frames": 73, "width": 384, "height": 256}
+    assert said["video"] == {
+        "frames": 73, "width": 384, "height": 256, "seconds": 73 / 24, "vae": None,
+        "scale": {"time": 8, "height": 32, "width": 32},
+    }  # fmt: skip
+    assert said["statistics"]["channels_far_from_1"] == 0
+    shown = text(demo.LATENTS)
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "normalised, as the file says" in shown
+    assert "73 frames of 384x256, 3.04 s at 24 fps" in shown
+    assert "-m VAE to be sure" in shown
+    assert f"with {demo.VAE.name}: 8 frames of 32x32 pixels" in text(demo.LATENTS, "-m", demo.VAE)
+
+
+def test_statistics_are_those_of_the_values(info: Callable, tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    latents = (generator.normal(size=(2, 4, 3, 5, 6)) * [[[[[0.1]]], [[[1]]], [[[5]]], [[[2]]]]]).astype(np.float32)
+    np.save(tmp_path / "clip.npy", latents)
+    said = info(tmp_path / "clip.npy")["statistics"]
+    means, stds = latents.mean(axis=(0, 2, 3, 4)), latents.std(axis=(0, 2, 3, 4))
+    expected = {
+        "mean": latents.mean(), "std": latents.std(), "min": latents.min(), "max": latents.max(),
+        "lowest_channel_mean": means.min(), "highest_channel_mean": means.max(),
+        "lowest_channel_std": stds.min(), "highest_channel_std": stds.max(), "channels_far_from_1": 2,
+    }  # fmt: skip
+    assert said == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_what_the_file_does_not_say_is_null(info: Callable, text: Callable, tmp_path: Path) -> None:
+    np.savez(tmp_path / "clip.npz", samples=np.ones((2, 8, 1, 2, 3), np.float16))
+    said = info(tmp_path / "clip.npz")
+    assert (said["tensor"], said["stored_dtype"]) == ("samples", "float16")
+    assert (said["fps"], said["normalized"]) == (None, None)
+    assert said["stated"] == {"frames": None, "width": None, "height": None}
+    shown = text(tmp_path / "clip.npz")
+    assert "taken for normalised: the file does not say" in shown
+    assert "8 of 8 channels have a std far from 1: perhaps not normalised, or a plain, still clip" in shown
+    assert "2 x 1 frames of 96x64, 0.04 s at 24 fps, as the file has no rate" in shown
+
+
+def test_a_vae_makes_scale_and_layout_exact(golden: Callable, info: Callable, text: Callable, tmp_path: Path) -> None:
+    path = tmp_path / "clip.safetensors"
+    stored = mx.random.normal((3, 5, 7, 8), key=mx.random.key(0)).astype(mx.bfloat16)
+    mx.save_safetensors(str(path), {"latent": stored}, {"fps": "29.97", "num_frames": "8"})
+    vae = golden("conv_16x16x4").checkpoint
+    said = info(path, "-m", vae)
+    assert (said["stored_shape"], said["stored_dtype"]) == ([3, 5, 7, 8], "bfloat16")
+    assert (said["layout"], said["shape"]) == ("(F', H', W', C)", [1, 8, 3, 5, 7])
+    assert said["video"]["vae"] == vae.name
+    assert (said["video"]["frames"], said["video"]["width"], said["video"]["height"]) == (9, 16 * 7, 16 * 5)
+    assert said["video"]["seconds"] == pytest.approx(9 * 1001 / 30000)
+    assert "29.97 fps" in text(path, "-m", vae)
+
+
+def test_a_size_that_the_file_states_and_does_not_have_is_shown(text: Callable, tmp_path: Path) -> None:
+    path = tmp_path / "clip.safetensors"
+    save_latents(path, mx.zeros((1, 8, 2, 2, 2)), num_frames=5, height=32, width=32)  # 16x16x4, which it does not say
+    assert "the file says 5 frames of 32x32" in text(path)
+
+
+def test_packed_latents_take_a_grid_and_a_file_of_several_a_name(
+    info: Callable, refused: Callable, tmp_path: Path
+) -> None:
+    path = tmp_path / "several.safetensors"
+    save_file({"a": np.ones((1, 12, 8), np.float32), "b": np.ones(3, np.float32)}, path)
+    assert "found 2 tensors (a, b)" in refused(path)
+    assert "give it as grid=(F', H', W'), or --grid FxHxW" in refused(path, "--tensor", "a")
+    said = info(path, "--tensor", "a", "--grid", "3x2x2")
+    assert (said["layout"], said["shape"]) == ("(B, tokens, C)", [1, 8, 3, 2, 2])
+
+
+def test_unnormalised_latents_are_normalised_with_the_vae(
+    golden: Callable, info: Callable, text: Callable, refused: Callable, tmp_path: Path
+) -> None:
+    checkpoint = golden("ltx2_3").checkpoint
+    vae = VideoVAE.from_pretrained(checkpoint, encoder=False)
+    latents = mx.random.normal((1, 8, 3, 4, 5), key=mx.random.key(3))
+    path = tmp_path / "foreign.safetensors"
+    stored = latents * vae.std.reshape(-1, 1, 1, 1) + vae.mean.reshape(-1, 1, 1, 1)
+    mx.save_safetensors(str(path), {"latents": stored}, {"normalized": "false"})
+    assert "un-normalised; give -m VAE" in refused(path)
+    said = info(path, "-m", checkpoint)
+    assert said["normalized"] is False
+    assert said["statistics"]["std"] == pytest.approx(mx.std(latents).item(), rel=1e-4)
+    assert f"un-normalised in the file; normalised with {checkpoint.name}" in text(path, "-m", checkpoint)
+
+
+# --- neither, and the command line ----------------------------------------------------------------------------------
+
+
+def test_what_a_file_is_follows_from_its_content_and_not_from_its_name(
+    golden: Callable, info: Callable, tmp_path: Path
+) -> None:
+    vae, latents = tmp_path / "latents.latent", tmp_path / "vae.safetensors"
+    vae.write_bytes(golden("ltx2_3").checkpoint.read_bytes())
+    latents.write_bytes(demo.LATENTS.read_bytes())
+    assert info(vae)["kind"] == "checkpoint"
+    assert info(latents)["kind"] == "latents"
+
+
+def test_what_is_neither_is_said_in_one_sentence(golden: Callable, refused: Callable, tmp_path: Path) -> None:
+    lora = tmp_path / "lora.safetensors"
+    save_file({f"lora.{index}.weight": np.ones((2, 2), np.float32) for index in range(4)}, lora)
+    found = "found 4 tensors (lora.0.weight, lora.1.weight, lora.2.weight, ...)"
+    assert found in refused(lora)
+    empty = tmp_path / "empty.safetensors"
+    save_file({}, empty)
+    assert "found no tensor" in refused(empty)
+    bias = tmp_path / "bias.safetensors"
+    save_file({"bias": np.ones(3, np.float32)}, bias)
+    assert "(3,)" in refused(bias)
+    pointer = tmp_path / "pointer.safetensors"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "git lfs pull" in refused(pointer)
+    prose = tmp_path / "notes.txt"
+    prose.write_text("neither this nor that")
+    assert "not a safetensors file" in refused(prose)
+    assert "no such file" in refused(tmp_path / "missing.safetensors")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    assert "no safetensors file" in refused(folder)
+    quantised = tmp_path / "quantised.safetensors"
+    tensors = load_file(golden("ltx2_3").checkpoint)
+    save_file(tensors | {"vae.decoder.conv_in.conv.bias": np.ones(64, np.uint8)}, quantised)
+    assert "stored as U8" in refused(quantised)
+
+
+def test_latents_that_are_not_finite_are_refused_by_their_number(refused: Callable, tmp_path: Path) -> None:
+    latents = np.zeros((1, 8, 2, 2, 2), np.float32)
+    latents[0, 3, 1, 0, 1] = np.nan
+    np.save(tmp_path / "nan.npy", latents)
+    assert "1 of 64 values are not finite" in refused(tmp_path / "nan.npy")
+
+
+def test_options_of_latents_are_refused_with_a_checkpoint(golden: Callable, refused: Callable) -> None:
+    path = golden("ltx2_3").checkpoint
+    for options in (["-m", path], ["--tensor", "latents"], ["--grid", "3x2x2"]):
+        assert "go with latents alone" in refused(path, *options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [([], "FILE"), (["clip.npy", "--grid", "3x4"], "such as 16x22x40"), (["a", "b"], "b")]
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_real_command_line(golden: Callable, tmp_path: Path) -> None:
+    def run(*arguments: object) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "mlx_ltx_vae.info", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    checkpoint = run(golden("ltx2_3").checkpoint, "--json")
+    latents = run(demo.LATENTS)
+    failed = run(tmp_path / "no.safetensors")
+    assert (checkpoint.returncode, checkpoint.stderr) == (0, "")
+    assert json.loads(checkpoint.stdout)["generation"] == "LTX-2.3"
+    assert (latents.returncode, latents.stderr) == (0, "")
+    assert latents.stdout.startswith("file     ")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.startswith("error: ")
+    assert "Traceback" not in failed.stderr
