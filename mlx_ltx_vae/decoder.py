@@ -10,7 +10,7 @@ from .blocks import block_stages, make_conv_in, make_conv_out, make_norm_out, ma
 from .config import BlockKind, NetworkConfig, NormKind
 from .layers.ends import first_conv, last_conv
 from .layers.resample import unpatchify
-from .layers.resnet import Modulation
+from .layers.activation import Modulation
 from .layers.stage import NoCache, Stage
 from .layers.time_embedding import TimeEmbedder
 from .layers.window import Axis, WindowCache

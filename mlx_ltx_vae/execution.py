@@ -84,7 +84,6 @@ class Job:
             held = [frames]
             del frames
             yield held.pop()
-        self.watch.close()
 
 
 def execute(job: Job, plan: DecodePlan, layout: TileLayout | None, bit_depth: int | None) -> Iterator[FrameChunk]:
@@ -107,10 +106,11 @@ def execute(job: Job, plan: DecodePlan, layout: TileLayout | None, bit_depth: in
         results = _spooled(job, plan, bit_depth)
     start = 0
     for frames in results:
-        chunk = [FrameChunk(start, frames)]
+        chunk = [FrameChunk(start, frames, job.watch.is_finite)]
         start += frames.shape[1]
         del frames
         yield chunk.pop()
+    job.watch.close()
     if start != plan.num_frames:
         raise DecodeError(f"{start} frames came out of the network and {plan.num_frames} should have.")
 
@@ -123,7 +123,6 @@ def _single(job: Job, plan: DecodePlan) -> Iterator[mx.array]:
         return
     frames = run_whole(job.stages(), job.latents)
     job.watch.see(frames)
-    job.watch.close()
     yield frames
 
 

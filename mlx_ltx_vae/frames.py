@@ -7,6 +7,8 @@ import numpy as np
 
 from .errors import DecodeError, LatentsError
 
+_NOT_FINITE = "the decoded pixels are not finite: the network overflowed; try dtype float32."
+
 _LEVELS = {8: (255, mx.uint8), 10: (65535, mx.uint16)}
 
 
@@ -26,10 +28,12 @@ class FrameChunk:
         start: the index of the first of them in the video.
         frames: (B, n, H, W, 3): floats in about [-1, 1], as the network gives them; or levels, where the stream was
             told a bit depth and has kept no more than that.
+        is_finite: a flag on the device: whether all that the decode has made so far is; None where nobody watched.
     """
 
     start: int
     frames: mx.array
+    is_finite: mx.array | None = None
 
     @property
     def pixels(self) -> mx.array:
@@ -47,6 +51,7 @@ class FrameChunk:
 
         Raises:
             LatentsError: for a batch, which is several videos, and where other levels were kept.
+            DecodeError: for pixels that are not finite.
         """
         return self._levels(8)
 
@@ -59,12 +64,24 @@ class FrameChunk:
         if batch != 1:
             raise LatentsError(f"a batch of {batch} is as many videos and not one; decode latents[i:i+1] by itself.")
         if mx.issubdtype(self.frames.dtype, mx.floating):
-            return np.asarray(quantise(self.frames[0], bit_depth))
-        if self.frames.dtype != _LEVELS[bit_depth][1]:
+            levels = np.asarray(quantise(self.frames[0], bit_depth))
+        elif self.frames.dtype == _LEVELS[bit_depth][1]:
+            levels = np.asarray(self.frames[0])
+        else:
             raise LatentsError(
                 f"this stream was told another bit depth than {bit_depth} and has kept no more than that."
             )
-        return np.asarray(self.frames[0])
+        self.check()
+        return levels
+
+    def check(self) -> None:
+        """See that the frames can be a picture. Waits for them, so call it where they are read anyway.
+
+        Raises:
+            DecodeError: if they are not finite.
+        """
+        if self.is_finite is not None and not self.is_finite.item():
+            raise DecodeError(_NOT_FINITE)
 
 
 class Watch:
@@ -80,29 +97,29 @@ class Watch:
 
     def __init__(self, patch_size: int, *, may_be_flat: bool) -> None:
         self._patch = patch_size
-        self._flat = not may_be_flat
+        self._is_flat = mx.array(not may_be_flat)
+        #: A flag on the device: whether everything seen so far is finite.
+        self.is_finite = mx.array(True)
 
     def see(self, frames: mx.array) -> None:
-        """Look at a piece (B, n, h, w, 3), evaluated.
-
-        Raises:
-            DecodeError: if it is not finite.
-        """
+        """Look at a piece (B, n, h, w, 3). What is found stays on the device: nothing waits for it here."""
         step = self._patch
         down = (frames[:, :, step:] == frames[:, :, :-step]).all()
         across = (frames[:, :, :, step:] == frames[:, :, :, :-step]).all()
-        is_finite, is_flat = mx.stack([mx.isfinite(frames).all(), down & across]).tolist()
-        if not is_finite:
-            raise DecodeError("the decoded pixels are not finite: the network overflowed; try dtype float32.")
-        self._flat = self._flat and is_flat
+        self._is_flat = self._is_flat & down & across
+        self.is_finite = self.is_finite & mx.isfinite(frames).all()
+        mx.async_eval(self._is_flat, self.is_finite)
 
     def close(self) -> None:
-        """Say so if nothing but one flat patch was seen.
+        """Say what was wrong with what was seen, in all.
 
         Raises:
-            DecodeError: then.
+            DecodeError: if something was not finite, or if nothing but one flat patch was seen.
         """
-        if self._flat:
+        is_finite, is_flat = mx.stack([self.is_finite, self._is_flat]).tolist()
+        if not is_finite:
+            raise DecodeError(_NOT_FINITE)
+        if is_flat:
             raise DecodeError(
                 "the decoded pixels are one flat patch everywhere: a convolution on this device failed silently; "
                 "try another dtype, or mode exact with a chunk of 1."

@@ -203,6 +203,7 @@ class VideoVAE:
         if on_frames_ready is None:
             return mx.concatenate([chunk.frames for chunk in chunks], axis=1).transpose(0, 4, 1, 2, 3)
         for chunk in chunks:
+            chunk.check()
             on_frames_ready(chunk.pixels, chunk.start)
         return None
 

@@ -24,6 +24,9 @@ CONV_CASES = [
     "conv_16x16x4",
 ]
 
+#: Those of them that have an encoder.
+ENCODER_CASES = [name for name in CONV_CASES if name != "ltx2_3_causal"]
+
 FIXTURES = Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
 

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import CONV_CASES
+from conftest import ENCODER_CASES
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE
 from mlx_ltx_vae.stream import run_whole
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
 from test_tiled import tiling_of
 
-ENCODERS = [name for name in CONV_CASES if name != "ltx2_3_causal"]  # which is a decoder alone
 SPATIAL = TilingConfig(SpatialTilingConfig(96, 32))
 
 
@@ -46,7 +45,7 @@ def single_pass(vae, pixels):
     return ((means - vae.mean) / vae.std).transpose(0, 4, 1, 2, 3)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", ENCODER_CASES)
 def test_an_iterator_of_frames_gives_the_single_pass_for_every_chunking(golden, name):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
     pixels = random_pixels(1 + 3 * vae.config.time_scale, 64, 64)

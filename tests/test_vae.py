@@ -236,18 +236,33 @@ def test_a_batch_is_not_one_video(vae):
 def test_pixels_that_are_not_finite_or_one_flat_patch_are_reported():
     good = mx.random.normal((1, 2, 8, 8, 3))
     patch = mx.tile(mx.random.normal((1, 1, 4, 4, 3)), (1, 1, 2, 2, 1))
-    with pytest.raises(DecodeError, match="not finite"):
-        Watch(4, may_be_flat=True).see(mx.where(good > 1, mx.inf, good))
-    for pieces, may_be_flat, fails in (
-        ([good, patch], False, False),
-        ([patch] * 2, True, False),
-        ([patch], False, True),
+    bad = mx.where(good > 1, mx.inf, good)
+    for pieces, may_be_flat, words in (
+        ([good, patch], False, None),
+        ([patch] * 2, True, None),
+        ([patch], False, "flat patch"),
+        ([good, bad, good], False, "not finite"),
     ):
         watch = Watch(4, may_be_flat=may_be_flat)
         for piece in pieces:
             watch.see(piece)
-        with pytest.raises(DecodeError, match="flat patch") if fails else nullcontext():
+        with pytest.raises(DecodeError, match=words) if words else nullcontext():
             watch.close()
+
+
+def test_frames_that_are_not_finite_are_never_handed_over_as_levels(golden):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae.decoder.conv_out.conv.bias = mx.full(vae.decoder.conv_out.conv.bias.shape, mx.nan)
+    handed = []
+    for order in ("time", "rows"):
+        chunks = vae.stream(latents_of(2), vae.plan(latents_of(2).shape, order=order), bit_depth=8)
+        with pytest.raises(DecodeError, match="not finite"):
+            handed.append(next(chunks).to_uint8())
+    with pytest.raises(DecodeError, match="not finite"):
+        vae.decode(latents_of(2), on_frames_ready=lambda frames, start: handed.append(start))
+    with pytest.raises(DecodeError, match="not finite"):
+        vae.decode(latents_of(2))
+    assert handed == []
 
 
 def test_a_convolution_that_returns_zeros_is_noticed(golden):

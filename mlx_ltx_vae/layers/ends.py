@@ -3,8 +3,8 @@
 import mlx.core as mx
 import mlx.nn as nn
 
+from .activation import Modulation, activate
 from .conv import CausalConv3d
-from .resnet import Modulation, activate
 from .window import WindowCache
 
 
@@ -28,5 +28,5 @@ def last_conv(
 
     Of its output channels only the first `outputs` are computed, where that is given.
     """
-    view = cache.window.push(x, last)
-    return None if view is None else conv(view, activate(view.frames, norm, modulation), cache.window.axis, outputs)
+    view = cache.window.push(None if x is None else activate(x, norm, modulation), last)
+    return None if view is None else conv(view, view.frames, cache.window.axis, outputs)

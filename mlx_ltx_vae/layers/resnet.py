@@ -8,26 +8,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..padding import PaddingMode
+from .activation import Modulation, activate
 from .conv import CausalConv3d
 from .norm import ShortcutNorm, make_norm
 from .stage import Stage
 from .time_embedding import TimeEmbedder
 from .window import Axis, View, Window, WindowCache, take
-
-
-class Modulation(NamedTuple):
-    """Shift and scale of one norm, each (B, 1, 1, 1, C) in float32."""
-
-    shift: mx.array
-    scale: mx.array
-
-
-def activate(x: mx.array, norm: nn.Module, modulation: Modulation | None = None) -> mx.array:
-    """Norm, modulation (shift + x * (1 + scale)) and SiLU: what stands before every convolution but the first."""
-    x = norm(x)
-    if modulation is not None:
-        x = (x * (1 + modulation.scale) + modulation.shift).astype(x.dtype)
-    return x * mx.sigmoid(x)
 
 
 class Skip:
@@ -118,23 +104,22 @@ class ResnetBlock(nn.Module):
         ]
 
     def _enter(self, x: mx.array | None, last: bool, *, half: "_Half", skip: Skip) -> mx.array | None:
-        """The input (B, T, H, W, C) to the block's middle; the input itself goes to `skip`."""
-        step = half.step(x, last)
-        if step is None:
+        """The input (B, T, H, W, C) to the block's middle; the input itself goes to `skip`, kept as it came."""
+        view = half.window.push(x, last)
+        if view is None:
             return None
-        skip.view, middle = step
-        return middle
+        skip.view = view
+        return half.convolve(view, half.activate(view.frames))
 
     def _leave(self, x: mx.array | None, last: bool, *, half: "_Half", skip: Skip) -> mx.array | None:
-        """The block's middle to its result, to which `skip` adds the input."""
-        step = half.step(x, last)
-        if step is None:
+        """The block's middle, kept activated, to its result, to which `skip` adds the input."""
+        view = half.window.push(None if x is None else half.activate(x), last)
+        if view is None:
             return None
-        view, result = step
         past = skip.take(view.output, view.count)
         if "conv_shortcut" in self:
             past = self.conv_shortcut(self.norm3(past))
-        return result + past
+        return half.convolve(view, view.frames) + past
 
 
 class _Half(NamedTuple):
@@ -147,15 +132,16 @@ class _Half(NamedTuple):
     field: mx.array | None
     scale: mx.array | None
 
-    def step(self, x: mx.array | None, last: bool) -> tuple[View, mx.array] | None:
-        """What the window shows for the next piece, and what becomes of it; None where nothing is finished yet."""
-        view = self.window.push(x, last)
-        if view is None:
-            return None
-        result = self.conv(view, activate(view.frames, self.norm, self.modulation), self.window.axis)
+    def activate(self, x: mx.array) -> mx.array:
+        """What the convolution sees of `x`."""
+        return activate(x, self.norm, self.modulation)
+
+    def convolve(self, view: View, frames: mx.array) -> mx.array:
+        """The convolution of activated `frames`, as the window shows them, and the noise."""
+        result = self.conv(view, frames, self.window.axis)
         if self.field is not None:
             result = result + inject(self.field, self.scale, self.window.axis, view.output, view.count)
-        return view, result
+        return result
 
 
 class ResnetStack(nn.Module):
