@@ -8,9 +8,9 @@ import mlx.nn as nn
 
 from .blocks import block_stages, make_conv_in, make_conv_out, make_norm_out, make_up_block
 from .config import BlockKind, NetworkConfig, NormKind
+from .layers.activation import Modulation
 from .layers.ends import first_conv, last_conv
 from .layers.resample import unpatchify
-from .layers.activation import Modulation
 from .layers.stage import NoCache, Stage
 from .layers.time_embedding import TimeEmbedder
 from .layers.window import Axis, WindowCache

@@ -69,16 +69,17 @@ class Job:
         batch, time, height, width, channels = cropped.latents.shape
         shape = (batch, channels, time, height, width)
         elements = plan.step_positions * widest_position(self.decoder.config, shape, Order.TIME)
-        for frames in cropped.run(Axis.TIME, plan.chunk, elements):
+        for frames in cropped.run(Axis.TIME, plan.chunk, elements, plan.steps_ahead):
             held = [mx.split(frames, len(tiles))]
             del frames
             yield held.pop()
 
-    def run(self, axis: Axis, chunk: int, step_elements: int) -> Iterator[mx.array]:
+    def run(self, axis: Axis, chunk: int, step_elements: int, steps_ahead: int) -> Iterator[mx.array]:
         """The decode streamed along `axis`, `chunk` latent positions at a time: pieces (B, T, H, W, 3)."""
         length = self.latents.shape[axis]
         pieces = (take(self.latents, axis, at, min(at + chunk, length)) for at in range(0, length, chunk))
-        for frames in run(self.stages(axis), pieces, axis=axis, step_elements=step_elements):
+        options = {"axis": axis, "step_elements": step_elements, "steps_ahead": steps_ahead}
+        for frames in run(self.stages(axis), pieces, **options):
             self.watch.see(frames)
             # A suspended generator must not hold what it has handed over.
             held = [frames]
@@ -101,7 +102,7 @@ def execute(job: Job, plan: DecodePlan, layout: TileLayout | None, bit_depth: in
     elif plan.mode is Mode.TILED:
         results = _tiles_in_space(job, plan, layout) if len(layout.time.latent) == 1 else _tiles(job, plan, layout)
     elif plan.order is Order.TIME:
-        results = job.run(Axis.TIME, plan.chunk, plan.step_elements)
+        results = job.run(Axis.TIME, plan.chunk, plan.step_elements, plan.steps_ahead)
     else:
         results = _spooled(job, plan, bit_depth)
     start = 0
@@ -119,7 +120,7 @@ def _single(job: Job, plan: DecodePlan) -> Iterator[mx.array]:
     """The whole clip as one chunk; a layer takes it in parts only where all of it is more than is safe at once."""
     widest = plan.num_frames * widest_position(job.decoder.config, plan.latent_shape, Order.TIME)
     if widest > MAX_STEP_ELEMENTS and job.decoder.streamable:
-        yield from job.run(Axis.TIME, plan.chunk, MAX_STEP_ELEMENTS)
+        yield from job.run(Axis.TIME, plan.chunk, MAX_STEP_ELEMENTS, plan.steps_ahead)
         return
     frames = run_whole(job.stages(), job.latents)
     job.watch.see(frames)
@@ -160,7 +161,7 @@ def _spooled(job: Job, plan: DecodePlan, bit_depth: int | None) -> Iterator[mx.a
     shape = (job.latents.shape[0], plan.num_frames, plan.height, plan.width, 3)
     with FrameSpool(shape, np.dtype(dtype)) as spool:
         start = 0
-        for part in job.run(axis, plan.chunk, plan.step_elements):
+        for part in job.run(axis, plan.chunk, plan.step_elements, plan.steps_ahead):
             spool.put(np.asarray(kept(part)), axis, start)
             start += part.shape[axis]
             del part

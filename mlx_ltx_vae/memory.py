@@ -43,6 +43,7 @@ class Run:
         chunk: latent positions that enter at a time.
         step_elements: the most a stage takes at once.
         whole: whether everything is one chunk, so that nothing needs remembering.
+        steps_ahead: steps that are under way beyond the one that is waited for.
         itemsize: bytes of a number.
         backend: whose convolutions run.
     """
@@ -51,6 +52,7 @@ class Run:
     chunk: int
     step_elements: int
     whole: bool
+    steps_ahead: int
     itemsize: int
     backend: Backend
 
@@ -63,7 +65,7 @@ class Footprint:
         weights: the decoder's.
         latents: what enters the network, and the caller's own in float32.
         caches: what the convolutions remember between two steps.
-        work: the largest stage at work, with what waits in front of it.
+        work: the largest stage at work, with what waits in front of it; as often as steps are under way.
     """
 
     weights: int
@@ -129,7 +131,7 @@ def footprint(network: NetworkConfig, latent_shape: tuple[int, ...], run: Run) -
         weights=count_weights(network) * run.itemsize,
         latents=batch * channels * math.prod(extents) * (run.itemsize + _FLOAT32),
         caches=math.ceil(_MARGIN * remembered),
-        work=math.ceil(_MARGIN * work) + (0 if run.whole else frames // 2),
+        work=math.ceil(_MARGIN * work * (1 + run.steps_ahead)) + (0 if run.whole else frames // 2),
     )
 
 

@@ -41,9 +41,10 @@ _LATENT_NOUNS = {Order.TIME: "frame", Order.ROWS: "row", Order.COLUMNS: "column"
 # Latent positions (frames, or rows, or columns) handed to the network at a time. One keeps the least between layers.
 _DEFAULT_CHUNK = 1
 
-# Positions that a layer takes at once where the activations are widest, and more where they are not, best first. A
-# convolution looks at two positions besides those it is given: norming these again for every single one costs time.
-_STEP_POSITIONS = (2, 1)
+# Positions that a layer takes at once where the activations are widest, and more where they are not, with the steps
+# that are under way beyond the one that is waited for; best first. A convolution looks at two positions besides those
+# it is given: norming these again for every single one costs time. A GPU stands idle while it is waited for.
+_PACES = {Backend.CPU: ((2, 0), (1, 0)), Backend.GPU: ((2, 1), (1, 1), (1, 0))}
 
 # The sides of the tiles that are tried where nothing exact fits, largest first, and what they share.
 _LAST_RESORT_TILES = (1024, 768, 512, 384, 256, 192)
@@ -88,6 +89,7 @@ class DecodePlan:
         chunk: latent positions handed to the network at a time.
         step_positions: what a layer takes at once, in positions where the activations are widest.
         step_elements: the same in elements of its input.
+        steps_ahead: steps that are under way beyond the one that is waited for.
         tiling: the tiles, in mode TILED.
         tile_batch_size: how many tiles of equal shape are decoded together, at most.
         num_frames: frames that come out.
@@ -105,6 +107,7 @@ class DecodePlan:
     chunk: int
     step_positions: int
     step_elements: int
+    steps_ahead: int
     tiling: TilingConfig | None
     tile_batch_size: int
     num_frames: int
@@ -133,6 +136,7 @@ class DecodePlan:
             "latent_shape": list(self.latent_shape),
             "chunk": self.chunk,
             "step": self.step_positions,
+            "steps_ahead": self.steps_ahead,
             "frames": self.num_frames,
             "height": self.height,
             "width": self.width,
@@ -276,29 +280,29 @@ class _Planner:
             yield self._single()
             return
         if mode is Mode.TILED:
-            for step in _STEP_POSITIONS:
-                yield self._tiled(tiling or TilingConfig.default(), step)
+            for pace in self._paces:
+                yield self._tiled(tiling or TilingConfig.default(), *pace)
             return
         for wanted in (order,) if order else Order:
             if _refusal(self._config.decoder, wanted) is None:
-                for step in _STEP_POSITIONS:
-                    yield self._exact(wanted, step)
+                for pace in self._paces:
+                    yield self._exact(wanted, *pace)
         if mode is None and order is None and self._chunk is None:
             yield from self._last_resort()
 
-    def _exact(self, order: Order, step: int) -> DecodePlan:
+    def _exact(self, order: Order, step: int, steps_ahead: int) -> DecodePlan:
         axis = _LATENT_AXES[order]
         chunk = min(self._chunk or _DEFAULT_CHUNK, self._shape[axis])
         step_elements = step * widest_position(self._config.decoder, self._shape, order)
-        memory = footprint(self._config.decoder, self._shape, self._run(axis, chunk, step_elements))
-        return self._plan(Mode.EXACT, order, chunk, step, step_elements, memory)
+        memory = footprint(self._config.decoder, self._shape, self._run(axis, chunk, step_elements, steps_ahead))
+        return self._plan(Mode.EXACT, order, chunk, step, step_elements, steps_ahead, memory)
 
     def _single(self) -> DecodePlan:
         frames = self._shape[2]
-        memory = footprint(self._config.decoder, self._shape, self._run(2, frames, 0, whole=True))
-        return self._plan(Mode.SINGLE, Order.TIME, frames, 0, 0, memory)
+        memory = footprint(self._config.decoder, self._shape, self._run(2, frames, 0, 0, whole=True))
+        return self._plan(Mode.SINGLE, Order.TIME, frames, 0, 0, 0, memory)
 
-    def _tiled(self, tiling: TilingConfig, step: int) -> DecodePlan:
+    def _tiled(self, tiling: TilingConfig, step: int, steps_ahead: int) -> DecodePlan:
         """Each tile is streamed in time; a tile's step is as many frames as any other's."""
         layout = make_layout(self._config, self._shape, tiling)
         batch, channels, *_ = self._shape
@@ -312,7 +316,7 @@ class _Planner:
         def memory_of(count: int, size: tuple[int, ...]) -> Footprint:
             shape = (count * batch, channels, *size)
             elements = step * widest_position(self._config.decoder, shape, Order.TIME)
-            return footprint(self._config.decoder, shape, self._run(2, chunk, elements))
+            return footprint(self._config.decoder, shape, self._run(2, chunk, elements, steps_ahead))
 
         scale = self._config.scale
         latents = math.prod(self._shape) * (self._machine.itemsize + 4)
@@ -326,7 +330,7 @@ class _Planner:
             together = max(count for count, _ in calls)
             memory = cut_in_time(largest, latents, self._tile_frames(layout, frame, together), self._machine.itemsize)
         work = sum(count * math.prod(size) for count, size in calls) / math.prod(self._shape[2:])
-        plan = self._plan(Mode.TILED, Order.TIME, chunk, step, 0, memory)
+        plan = self._plan(Mode.TILED, Order.TIME, chunk, step, 0, steps_ahead, memory)
         if len(layout.time.latent) > 1:
             plan = replace(plan, lookahead=layout.time.latent[0].length)
         return replace(
@@ -358,15 +362,26 @@ class _Planner:
             smaller = side < scale * max(self._shape[3:])
             if smaller and side % scale == 0 and _LAST_RESORT_OVERLAP % scale == 0:
                 tiling = TilingConfig(SpatialTilingConfig(side, _LAST_RESORT_OVERLAP))
-                for step in _STEP_POSITIONS:
-                    yield self._tiled(tiling, step)
+                for pace in self._paces:
+                    yield self._tiled(tiling, *pace)
 
-    def _run(self, axis: int, chunk: int, step_elements: int, *, whole: bool = False) -> Run:
+    @property
+    def _paces(self) -> tuple[tuple[int, int], ...]:
+        return _PACES[self._machine.backend]
+
+    def _run(self, axis: int, chunk: int, step_elements: int, steps_ahead: int, *, whole: bool = False) -> Run:
         machine = self._machine
-        return Run(axis - 2, chunk, step_elements, whole, machine.itemsize, machine.backend)
+        return Run(axis - 2, chunk, step_elements, whole, steps_ahead, machine.itemsize, machine.backend)
 
     def _plan(
-        self, mode: Mode, order: Order, chunk: int, step: int, step_elements: int, memory: Footprint
+        self,
+        mode: Mode,
+        order: Order,
+        chunk: int,
+        step: int,
+        step_elements: int,
+        steps_ahead: int,
+        memory: Footprint,
     ) -> DecodePlan:
         _, _, frames, height, width = self._shape
         scale = self._config.scale
@@ -377,6 +392,7 @@ class _Planner:
             chunk=chunk,
             step_positions=step,
             step_elements=step_elements,
+            steps_ahead=steps_ahead,
             tiling=None,
             tile_batch_size=1,
             num_frames=self._config.num_frames(frames),

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -166,6 +167,28 @@ def test_peak_memory_does_not_grow_with_the_clip():
     short, long = (run["bytes_per_pixel"] for run in json.loads(done.stdout)["runs"])
     assert abs(long - short) < 0.05 * short
     assert long < 2000
+
+
+def test_steps_ahead_change_no_bit_and_no_more_memory_than_planned(golden):
+    """What a GPU is given in advance; here the CPU's queue of work stands for it."""
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    latents = random_latents(vae, 5, 4, 4)
+    plan = vae.plan(latents.shape)
+    assert plan.steps_ahead == 0
+
+    def run(steps_ahead):
+        mx.synchronize()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        frames = [chunk.to_uint8().copy() for chunk in vae.stream(latents, replace(plan, steps_ahead=steps_ahead))]
+        return np.concatenate(frames), mx.get_peak_memory() - before
+
+    run(0)  # compiles
+    expected, least = run(0)
+    for steps_ahead in (1, 2):
+        frames, peak = run(steps_ahead)
+        assert np.array_equal(frames, expected)
+        assert least < peak <= least + steps_ahead * plan.memory.work
 
 
 def test_closing_a_stream_half_way_frees_everything(golden):
