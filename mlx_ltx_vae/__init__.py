@@ -9,9 +9,9 @@ except ImportError as error:
     ) from error
 
 from .config import ScaleFactors, VAEConfig
-from .errors import CheckpointError, DecodeError, LatentsError, LTXVAEError, PlanError, WriterError
+from .errors import CheckpointError, DecodeError, LatentsError, LTXVAEError, PlanError, ReaderError, WriterError
 from .frames import FrameChunk
-from .media import LatentsInfo, VideoWriter, load_latents, save_latents
+from .media import Fit, LatentsInfo, LatentsWriter, VideoReader, VideoWriter, load_latents, save_latents
 from .plan import DecodePlan
 from .vae import VideoVAE
 
@@ -21,13 +21,17 @@ __all__ = [
     "CheckpointError",
     "DecodeError",
     "DecodePlan",
+    "Fit",
     "FrameChunk",
     "LTXVAEError",
     "LatentsError",
     "LatentsInfo",
+    "LatentsWriter",
     "PlanError",
+    "ReaderError",
     "ScaleFactors",
     "VAEConfig",
+    "VideoReader",
     "VideoVAE",
     "VideoWriter",
     "WriterError",

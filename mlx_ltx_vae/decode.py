@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -12,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from tqdm import tqdm
 
 from . import demo
 from .checkpoint import load_checkpoint
-from .cli import add_common_options, run_command
+from .cli import add_common_options, frame_rate, grid, positive, progress_bar, run_command, tile
 from .errors import LatentsError
 from .frames import FrameChunk
-from .media import load_latents, open_sink, parse_fps, parse_grid
+from .media import load_latents, open_sink
 from .plan import DecodePlan
 from .tiling import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from .vae import DTYPES, VideoVAE, plan_here
@@ -80,12 +78,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--demo", action="store_true", help="use the small VAE and the latents that ship with the package"
     )
     parser.add_argument(
-        "--fps", type=_fps, metavar="RATE", help="24, 23.976, 30000/1001 (default: the file's, else 24)"
+        "--fps", type=frame_rate, metavar="RATE", help="24, 23.976, 30000/1001 (default: the file's, else 24)"
     )
     parser.add_argument("--tensor", metavar="NAME", help="which tensor of a latent file that has several")
-    parser.add_argument(
-        "--grid", type=_grid, metavar="FxHxW", help="of packed latents (B, tokens, C), such as 16x22x40"
-    )
+    parser.add_argument("--grid", type=grid, metavar="FxHxW", help="of packed latents (B, tokens, C), such as 16x22x40")
     parser.add_argument(
         "--unnormalized",
         action="store_true",
@@ -97,10 +93,13 @@ def build_parser() -> argparse.ArgumentParser:
     modes = ["auto", "exact", "single", "tiled"]
     how.add_argument("--mode", choices=modes, default="auto", help="default: auto, which is exact wherever that fits")
     how.add_argument("--order", choices=["auto", "time", "rows", "columns"], default="auto", help="default: auto")
-    how.add_argument("--chunk", type=_positive, metavar="N", help="latent frames (rows, columns) at a time")
+    how.add_argument("--chunk", type=positive, metavar="N", help="latent frames (rows, columns) at a time")
     how.add_argument("--memory-budget", metavar="SIZE", help="8GB, 50%%: stay below, weights included (default: 50%%)")
-    how.add_argument("--tile", type=_tile, metavar="SIZE:OVERLAP", help="tiles in pixels, such as 512:64 (mode tiled)")
-    how.add_argument("--tile-frames", type=_tile, metavar="SIZE:OVERLAP", help="tiles in frames, such as 64:24")
+    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="tiles in pixels, such as 512:64 (mode tiled)")
+    how.add_argument("--tile-frames", type=tile, metavar="SIZE:OVERLAP", help="tiles in frames, such as 64:24")
+    how.add_argument(
+        "--tile-batch-size", type=positive, default=1, metavar="N", help="equal tiles together (default: 1)"
+    )
     how.add_argument("--preset", choices=list(PRESETS), help="tiles by name (mode tiled)")
     how.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
     how.add_argument("--timestep", type=float, metavar="T", help="decode timestep of 0.9.1 to 0.9.8 (default: 0.05)")
@@ -157,7 +156,8 @@ def _decode(arguments: argparse.Namespace) -> None:
     shape = (1, *latents.shape[1:])
     tiling = _tiling(arguments, config.num_frames(shape[2]), *(config.spatial_scale * size for size in shape[3:]))
     mode = "tiled" if tiling is not None and arguments.mode == "auto" else arguments.mode
-    options = {"mode": mode, "order": arguments.order, "chunk": arguments.chunk, "tiling": tiling}
+    options = {"mode": mode, "order": arguments.order, "chunk": arguments.chunk}
+    options |= {"tiling": tiling, "tile_batch_size": arguments.tile_batch_size}
     dtype = DTYPES[arguments.dtype] if arguments.dtype else next(iter(checkpoint.decoder.values())).dtype
     plan = plan_here(config, shape, dtype, memory_budget=arguments.memory_budget, **options)
     if arguments.dry_run:
@@ -214,8 +214,7 @@ def _with_progress(
     chunks: Iterator[FrameChunk], num_frames: int, arguments: argparse.Namespace
 ) -> Iterator[FrameChunk]:
     """The chunks as they are, with a bar on standard error where a person looks at it."""
-    hidden = arguments.quiet or arguments.json or not sys.stderr.isatty()
-    with tqdm(total=num_frames, unit="frame", disable=hidden) as bar:
+    with progress_bar(num_frames, arguments) as bar:
         for chunk in chunks:
             yield chunk
             bar.update(chunk.frames.shape[1])
@@ -233,33 +232,6 @@ def name_outputs(output: str, batch: int) -> list[str]:
     if "%" in path.name:
         return [str(path.parent.with_name(f"{path.parent.name}-{item}") / path.name) for item in range(batch)]
     return [str(path.with_name(f"{path.stem}-{item}{path.suffix}")) for item in range(batch)]
-
-
-def _fps(text: str) -> Fraction:
-    try:
-        return parse_fps(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _grid(text: str) -> tuple[int, int, int]:
-    try:
-        return parse_grid(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _tile(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size and an overlap such as 512:64")
-    return int(match[1]), int(match[2] or 0)
-
-
-def _positive(text: str) -> int:
-    if not re.fullmatch(r"[0-9]+", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -26,3 +26,7 @@ class DecodeError(LTXVAEError):
 
 class WriterError(LTXVAEError):
     """Frames that could not be written."""
+
+
+class ReaderError(LTXVAEError):
+    """A video that could not be read."""

@@ -4,8 +4,7 @@ import argparse
 import json
 import sys
 
-from .cli import add_common_options, run_command
-from .media import parse_grid
+from .cli import add_common_options, grid, run_command
 from .summary import summarise
 
 
@@ -20,7 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
     latents = parser.add_argument_group("for latents")
     latents.add_argument("-m", "--model", metavar="VAE", help="the checkpoint that they are for")
     latents.add_argument("--tensor", metavar="NAME", help="which tensor of a file that has several")
-    latents.add_argument("--grid", type=_grid, metavar="FxHxW", help="of packed latents, such as 16x22x40")
+    latents.add_argument("--grid", type=grid, metavar="FxHxW", help="of packed latents, such as 16x22x40")
     add_common_options(parser)
     return parser
 
@@ -33,13 +32,6 @@ def main(argv: list[str] | None = None) -> int:
 def _info(arguments: argparse.Namespace) -> None:
     summary = summarise(arguments.file, vae=arguments.model, tensor=arguments.tensor, grid=arguments.grid)
     print(json.dumps(summary.as_dict()) if arguments.json else summary)
-
-
-def _grid(text: str) -> tuple[int, int, int]:
-    try:
-        return parse_grid(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 if __name__ == "__main__":

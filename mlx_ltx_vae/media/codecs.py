@@ -89,8 +89,8 @@ _DEFAULT_CODECS = {".mp4": "h264", ".mov": "h264", ".mkv": "h264", ".webm": "vp9
 _FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
 CONTAINER_ENDINGS = tuple(_FORMATS)
 
-_SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
-_TO_BT709 = f"scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags={_SCALER}"
+SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
+_TO_BT709 = f"scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags={SCALER}"
 # Tags belong on the frames: as output options (-color_primaries and so on) the frames' "unknown" overrides them.
 _TAG_BT709 = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
 _TAG_RGB = "setparams=range=pc:color_primaries=bt709:color_trc=bt709"

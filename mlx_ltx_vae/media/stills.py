@@ -13,7 +13,8 @@ from .part_file import part_path, writing_to
 from .sink import Sink
 
 _DEFAULT_PATTERN = "%05d.png"
-_NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
+#: In a pattern such as %05d.png.
+NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
 
 
 class StillsWriter(Sink):
@@ -47,9 +48,9 @@ class StillsWriter(Sink):
             self._part.mkdir()
 
     def _refuse_unusable(self) -> None:
-        if len(_NUMBER_FIELD.findall(self._pattern)) != 1 or self._pattern.count("%") != 1:
+        if len(NUMBER_FIELD.findall(self._pattern)) != 1 or self._pattern.count("%") != 1:
             raise WriterError(f"{self.name}: stills need one number in their name, as in %05d.png, or a folder.")
-        before, after = _NUMBER_FIELD.split(self._pattern)
+        before, after = NUMBER_FIELD.split(self._pattern)
         ours = re.compile(re.escape(before) + r"\d+" + re.escape(after))
         if self.folder.is_dir():
             with writing_to(self.name):

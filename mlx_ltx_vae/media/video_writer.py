@@ -16,7 +16,7 @@ from .codecs import (
     find_codec,
     quality_arguments,
 )
-from .ffmpeg import FfmpegPipe
+from .ffmpeg import FfmpegPipe, file_url
 from .frame_rate import parse_fps
 from .part_file import PartFile
 from .sink import Sink
@@ -48,7 +48,7 @@ class FfmpegSink(Sink):
         self._part = PartFile(self.path)
         try:
             self._ffmpeg = FfmpegPipe(
-                self.name, [*self._input_arguments(), *output_arguments, _file_url(self._part.path)]
+                self.name, [*self._input_arguments(), *output_arguments, file_url(self._part.path)]
             )
         except BaseException:
             self._part.discard()
@@ -128,7 +128,7 @@ class VideoWriter(FfmpegSink):
             if not self._audio.is_file():
                 raise WriterError(f"{self._audio}: there is no such audio file.")
             # No -shortest: it would cut the longer of the two.
-            arguments = ["-i", _file_url(self._audio), *arguments, "-map", "1:a:0", *audio_arguments(ending)]
+            arguments = ["-i", file_url(self._audio), *arguments, "-map", "1:a:0", *audio_arguments(ending)]
         return arguments + container_arguments(ending, codec)
 
 
@@ -150,8 +150,3 @@ class GifWriter(FfmpegSink):
             raise WriterError(f"{self.name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {self.fps}.")
         palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
         return ["-vf", f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4", "-f", "gif"]
-
-
-def _file_url(path: Path) -> str:
-    """A path that ffmpeg takes as a file, whatever colons, dashes and percent signs are in it."""
-    return f"file:{path}"
