@@ -22,6 +22,12 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
 
 
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the commands that make something and tell about it at the end."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no report")
+
+
 def run_command(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> int:
     """Run a command and turn what happens into an exit code.
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from . import demo
 from .checkpoint import load_checkpoint
-from .cli import add_common_options, frame_rate, grid, positive, progress_bar, run_command, tile
+from .cli import add_common_options, add_report_options, frame_rate, grid, positive, progress_bar, run_command, tile
 from .errors import LatentsError
 from .frames import FrameChunk
 from .media import load_latents, open_sink
@@ -112,8 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
     video.add_argument("--bit-depth", type=int, choices=[8, 10], default=8, help="default: 8")
 
     parser.add_argument("--dry-run", action="store_true", help="print the plan and decode nothing")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no report")
+    add_report_options(parser)
     add_common_options(parser)
     return parser
 

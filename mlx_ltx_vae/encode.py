@@ -14,7 +14,16 @@ import numpy as np
 
 from . import demo
 from .checkpoint import load_checkpoint
-from .cli import add_common_options, frame_rate, frame_size, positive, progress_bar, run_command, tile
+from .cli import (
+    add_common_options,
+    add_report_options,
+    frame_rate,
+    frame_size,
+    positive,
+    progress_bar,
+    run_command,
+    tile,
+)
 from .config import VAEConfig
 from .media import Fit, LatentsWriter, VideoReader
 from .tiling import SpatialTilingConfig, TilingConfig
@@ -87,8 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     how.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help="tiles together (default: 1)")
     how.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
 
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no report")
+    add_report_options(parser)
     add_common_options(parser)
     return parser
 

@@ -24,13 +24,13 @@ class Encoder(nn.Module):
         self.down_blocks = [make_down_block(block, config) for block in config.blocks]
         self.conv_norm_out = make_norm_out(config)
         self.conv_out = make_conv_out(config)
-        self._config = config
+        self.config = config
         self._patch_size = patch_size
 
     @property
     def streamable(self) -> bool:
         """Whether a clip may be cut in time: not with group norms, which look at the whole of it."""
-        return self._config.norm is not NormKind.GROUP
+        return self.config.norm is not NormKind.GROUP
 
     def stages(self, outputs: int | None = None) -> list[Stage]:
         """The forward pass of one new stream along time, with fresh caches.

@@ -1,8 +1,10 @@
 """Fixtures shared by all tests: golden cases and the synthetic checkpoints that belong to them."""
 
 import json
+import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,17 @@ class GoldenCase:
     def select(self, result: np.ndarray, check: dict[str, Any]) -> np.ndarray:
         """The part of a full result that the golden data stores."""
         return synthetic_checkpoint.select(result, check)
+
+
+@contextmanager
+def file_size_limit(limit: int) -> Iterator[None]:
+    """Makes every write past `limit` bytes of a file fail, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture(scope="session")

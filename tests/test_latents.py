@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import resource
 import tempfile
 import zipfile
 from fractions import Fraction
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import file_size_limit
 from mlx_ltx_vae.errors import LatentsError, WriterError
 from mlx_ltx_vae.media import check_latents, load_latents, save_latents
 
@@ -303,12 +303,7 @@ def test_where_latents_cannot_be_saved_is_a_writer_error(tmp_path: Path, latents
 def test_full_disk_leaves_the_earlier_file_and_nothing_else(tmp_path: Path, latents: mx.array) -> None:
     path = tmp_path / "clip.safetensors"
     save_latents(path, latents)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
-        with pytest.raises(WriterError, match="cannot be written"):
-            save_latents(path, latents + 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with file_size_limit(1024), pytest.raises(WriterError, match="cannot be written"):
+        save_latents(path, latents + 1)
     assert [entry.name for entry in tmp_path.iterdir()] == ["clip.safetensors"]
     assert_same(load_latents(path)[0], latents)

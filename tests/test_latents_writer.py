@@ -1,10 +1,8 @@
 """Latents written piece by piece: the file is the one that `save_latents` writes of all of them."""
 
 import json
-import resource
 import tempfile
 import tracemalloc
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import file_size_limit
 from mlx_ltx_vae.errors import LatentsError, WriterError
 from mlx_ltx_vae.media import LatentsWriter, latents_writer, load_latents, save_latents
 
@@ -151,19 +150,11 @@ def test_bfloat16_that_is_not_finite_is_refused(tmp_path: Path) -> None:
         out.write(NAN_BITS.view("V2"))
 
 
-@pytest.fixture
-def file_size_limit() -> Iterator[Callable[[int], None]]:
-    """Call it to make every write past so many bytes of a file fail, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("limit", [1000, 9000])  # while pieces come; while the file is made of them
-def test_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, file_size_limit: Callable, limit: int) -> None:
+def test_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, limit: int) -> None:
     target = tmp_path / "clip.safetensors"
-    with pytest.raises(WriterError) as refusal, LatentsWriter(target, **KNOWN) as out:
-        file_size_limit(limit)
+    # Not around anything that pytest writes, which may go to a file too.
+    with file_size_limit(limit), pytest.raises(WriterError) as refusal, LatentsWriter(target, **KNOWN) as out:
         for _ in range(70):
             out.write(np.ones((1, 8, 1, 2, 2), np.float32))
     assert str(refusal.value) == f"{target}: cannot be written (File too large)."

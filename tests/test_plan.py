@@ -8,7 +8,7 @@ import pytest
 
 from mlx_ltx_vae import PlanError
 from mlx_ltx_vae.bench.processes import run_fresh
-from mlx_ltx_vae.bench.tables import validation_cases
+from mlx_ltx_vae.bench.validation import validation_cases
 from mlx_ltx_vae.config import GENERATIONS, parse_vae_config
 from mlx_ltx_vae.memory import Backend, count_weights, winograd_elements
 from mlx_ltx_vae.plan import Machine, Mode, Order, make_plan, parse_budget

@@ -1,18 +1,17 @@
 """What goes wrong while writing: one sentence, no deadlock, nothing left behind."""
 
 import os
-import resource
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from conftest import file_size_limit
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.media import Sink, VideoWriter, codecs, ffmpeg, open_sink, video_writer
 from mlx_ltx_vae.media.part_file import PartFile
@@ -257,17 +256,6 @@ def test_full_disk_gives_ffmpegs_reason(
     ):
         for _ in range(5):  # few small frames are all in the pipe before ffmpeg notices
             out.write(np.zeros((2, size[1], size[0], 3), np.uint8))
-
-
-@contextmanager
-def file_size_limit(limit: int) -> Iterator[None]:
-    """Makes every write past `limit` bytes of a file fail, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(("name", "size"), [("out.npy", SIZE), ("out.npy", (10, 10)), ("new/", SIZE)])

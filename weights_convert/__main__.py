@@ -10,7 +10,7 @@ import mlx.core as mx
 from tqdm import tqdm
 
 from mlx_ltx_vae.checkpoint.original import HALVES
-from mlx_ltx_vae.cli import add_common_options, run_command
+from mlx_ltx_vae.cli import add_common_options, add_report_options, run_command
 from mlx_ltx_vae.vae import DTYPES
 
 from .convert import convert
@@ -34,8 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dtype", choices=list(DTYPES), help="default: each tensor's own")
     parser.add_argument("--only", choices=list(HALVES), help="leave out the other half")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no report")
+    add_report_options(parser)
     add_common_options(parser)
     return parser
 
