@@ -106,7 +106,7 @@ class Intake:
         for part in self._parts():
             waiting.append(part)
             count += part.shape[1]
-            while sum(each.shape[1] for each in waiting) >= wanted:
+            if sum(each.shape[1] for each in waiting) >= wanted:  # once: a part is no longer than a piece
                 joined = mx.concatenate(waiting, axis=1)
                 waiting = [joined[:, wanted:]]
                 box = [self._pixels(joined[:, :wanted])]

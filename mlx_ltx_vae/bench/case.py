@@ -18,6 +18,16 @@ class Task(str, enum.Enum):
 
     DECODE = "decode"
     ENCODE = "encode"
+    AGAINST = "against"  # a decode by other code than ours
+    OVERLAP = "overlap"
+    PRECISION = "precision"
+    QUALITY = "quality"
+    ROOFLINE = "roofline"
+
+    @property
+    def once(self) -> bool:
+        """Whether one process measures all there is: it repeats by itself, or what it finds is the same every time."""
+        return self in (Task.OVERLAP, Task.PRECISION, Task.QUALITY, Task.ROOFLINE)
 
 
 @dataclass(frozen=True)
@@ -27,22 +37,28 @@ class Case:
     Attributes:
         task: what to do.
         model: a checkpoint, or None for random weights.
+        latents: a file of latents, which say the size and length; None for noise.
         generation: of random weights, a key of `GENERATION_NAMES`.
         base_width: of random weights, the base channels; 128 is real.
         dtype: to compute in; None for the checkpoint's own, or float32.
         width: in pixels.
         height: in pixels.
         frames: of the clip.
-        mode: of a decode; of an encode "stream" or "tiled".
+        mode: of a decode; of an encode "stream" or "tiled"; of other code its name.
         order: of a decode.
         chunk: of a decode.
         tiles: a preset's name, or SIZE:OVERLAP in pixels.
         tile_batch_size: tiles of equal shape that go together.
         memory_budget: of a decode.
+        rounds: how often a task that repeats by itself does so.
+        ffmpeg: whether an overlap is measured with ffmpeg too.
+        sampled: whether a decode keeps samples of its memory.
+        keep: where a decode saves its frames as `.npy`, or None.
     """
 
     task: Task = Task.DECODE
     model: str | None = None
+    latents: str | None = None
     generation: str = "ltx-2.3"
     base_width: int = 32
     dtype: str | None = None
@@ -55,6 +71,10 @@ class Case:
     tiles: str = "default"
     tile_batch_size: int = 1
     memory_budget: str | None = None
+    rounds: int = 3
+    ffmpeg: bool = False
+    sampled: bool = False
+    keep: str | None = None
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Case":

@@ -22,17 +22,20 @@ Run = dict[str, Any]
 
 
 def run_interleaved(cases: Sequence[Case], repeat: int) -> list[list[Run]]:
-    """Every case `repeat` times, in turns: for each case what its runs measured.
+    """Every case `repeat` times, in turns, or once where that is all: for each case what its runs measured.
 
     Raises:
         LTXVAEError: for a run that fails, with the last line it said.
     """
     runs: list[list[Run]] = [[] for _ in cases]
-    with tqdm(total=len(cases) * repeat, unit="run", disable=not sys.stderr.isatty()) as bar:
-        for _ in range(repeat):
-            for case, results in zip(cases, runs, strict=True):
-                results.append(run_fresh(case))
-                bar.update()
+    turns = [
+        (case, results)
+        for turn in range(repeat)
+        for case, results in zip(cases, runs, strict=True)
+        if turn == 0 or not case.task.once
+    ]
+    for case, results in tqdm(turns, unit="run", disable=not sys.stderr.isatty()):
+        results.append(run_fresh(case))
     return runs
 
 
@@ -46,7 +49,7 @@ def run_fresh(case: Case) -> Run:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise LTXVAEError(f"to {case.task.value} {case.frames} frames (mode {case.mode}) failed: {last}")
+        raise LTXVAEError(f"{case.task.value} of {case.frames} frames (mode {case.mode}) failed: {last}")
     return json.loads(done.stdout)
 
 
