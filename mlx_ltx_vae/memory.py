@@ -83,13 +83,15 @@ class Footprint:
 class _Conv:
     """One stage: a convolution and what stands around it.
 
-    `skip` is the width of a residual block's input that waits for the second of its convolutions.
+    `skip` is the width of a residual block's input that waits for the second of its convolutions. `fresh` says that
+    what is remembered is remembered activated, so that only what is new goes through norm and SiLU.
     """
 
     in_channels: int
     out_channels: int
     extents: tuple[int, int, int]
     normed: bool = True
+    fresh: bool = False
     skip: int = 0
     stride: tuple[int, int, int] = (1, 1, 1)
     repeats: bool = False
@@ -245,8 +247,8 @@ def _walk(network: NetworkConfig, extents: tuple[int, int, int]) -> Iterator[_Co
         elif block.kind in (BlockKind.RES_STACK, BlockKind.RES_CHANGE):
             for _ in range(block.num_layers):
                 yield _Conv(block.in_channels, block.out_channels, extents)
-                yield _Conv(block.out_channels, block.out_channels, extents, skip=block.in_channels)
-    yield _Conv(network.last_width, network.out_channels, extents)
+                yield _Conv(block.out_channels, block.out_channels, extents, fresh=True, skip=block.in_channels)
+    yield _Conv(network.last_width, network.out_channels, extents, fresh=True)
 
 
 def _stage_bytes(conv: _Conv, taken: int, padding: PaddingMode, run: Run) -> int:
@@ -258,8 +260,9 @@ def _stage_bytes(conv: _Conv, taken: int, padding: PaddingMode, run: Run) -> int
     position = math.prod(extents) // taken
     context = 0 if run.whole else _REMEMBERED
     seen = position * (taken + context)
-    # What was remembered joined to what came, and the next memory; norm, sigmoid and their product.
-    elements = (seen + position * context + (3 * seen if conv.normed else 0)) * conv.in_channels
+    # What was remembered joined to what came, and the next memory; norm, and SiLU with what it is computed from.
+    activated = conv.normed * (position * taken if conv.fresh else seen)
+    elements = (seen + position * context + 3 * activated) * conv.in_channels
     elements += seen * conv.skip
     padded = math.prod(extent + _REMEMBERED for extent in extents) * conv.in_channels
     if run.axis != 0 or run.whole:

@@ -318,15 +318,16 @@ class _Planner:
             elements = step * widest_position(self._config.decoder, shape, Order.TIME)
             return footprint(self._config.decoder, shape, self._run(2, chunk, elements, steps_ahead))
 
+        memories = {call: memory_of(*call) for call in set(calls)}
         scale = self._config.scale
         latents = math.prod(self._shape) * (self._machine.itemsize + 4)
         frame = 3 * batch * scale.height * self._shape[3] * scale.width * self._shape[4]
         if len(layout.time.latent) == 1:
             # As many whole frames are blended at a time as have no more elements than a step.
             widest = step * widest_position(self._config.decoder, self._shape, Order.TIME)
-            memory = side_by_side([memory_of(*call) for call in calls], latents, frame * max(1, widest // frame))
+            memory = side_by_side([memories[call] for call in calls], latents, frame * max(1, widest // frame))
         else:
-            largest = max((memory_of(*call) for call in set(calls)), key=lambda memory: memory.total)
+            largest = max(memories.values(), key=lambda memory: memory.total)
             together = max(count for count, _ in calls)
             memory = cut_in_time(largest, latents, self._tile_frames(layout, frame, together), self._machine.itemsize)
         work = sum(count * math.prod(size) for count, size in calls) / math.prod(self._shape[2:])

@@ -33,7 +33,9 @@ class SpatialBlender:
     def __init__(self, rows: BlendAxis, columns: BlendAxis) -> None:
         self.size = (rows.length, columns.length)
         self._places = [(row, column) for row in rows.intervals for column in columns.intervals]
-        self._weights = [_plane_weights(down, across) for down in rows.masks for across in columns.masks]
+        down = [_axis_weights(mask, (-1, 1, 1)) for mask in rows.masks]
+        across = [_axis_weights(mask, (1, -1, 1)) for mask in columns.masks]
+        self._weights = [_plane_weights(row, column) for row in down for column in across]
 
     def blend(self, parts: Sequence[mx.array]) -> mx.array:
         """Put together the tiles of the same frames.
@@ -242,12 +244,11 @@ def _axis_weights(mask: Mask, shape: tuple[int, ...]) -> mx.array | None:
     return None if all(weight == 1 for weight in mask) else mx.array(mask, dtype=mx.float32).reshape(shape)
 
 
-def _plane_weights(down: Mask, across: Mask) -> mx.array | None:
-    """The weights (h, w, 1) of a tile from its masks along height and width; None where all are 1."""
-    rows, columns = _axis_weights(down, (-1, 1, 1)), _axis_weights(across, (1, -1, 1))
-    if rows is None or columns is None:
-        return rows if columns is None else columns
-    return rows * columns
+def _plane_weights(down: mx.array | None, across: mx.array | None) -> mx.array | None:
+    """The weights (h, w, 1) of a tile from those along height and width; None where all are 1."""
+    if down is None or across is None:
+        return down if across is None else across
+    return down * across
 
 
 def _add_into(frames: mx.array, where: tuple[slice, ...], addend: mx.array) -> None:
