@@ -47,7 +47,7 @@ Linux:*blas* | Linux:*mkl*) ;;
 Linux:*)
     library=$(find_openblas)
     if [ -z "$library" ] && $install && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        echo "Installing libopenblas0-pthread: with it MLX decodes the demo on two cores in 9 s instead of 56" >&2
+        echo "Installing libopenblas0-pthread: with it MLX decodes the demo on two cores in 7 s instead of 69" >&2
         apt_install update
         apt_install install -y --no-install-recommends libopenblas0-pthread
         library=$(find_openblas)
@@ -55,7 +55,7 @@ Linux:*)
     if [ -n "$library" ]; then
         export LD_PRELOAD="$library${LD_PRELOAD:+:$LD_PRELOAD}"
     else
-        echo "hint: with OpenBLAS MLX decodes the demo on two cores in 9 s instead of 56: apt-get install libopenblas0-pthread (pip's mkl, preloaded, is as fast, but 700 MB)" >&2
+        echo "hint: with OpenBLAS MLX decodes the demo on two cores in 7 s instead of 69: apt-get install libopenblas0-pthread (pip's mkl, preloaded, is as fast, but 700 MB)" >&2
     fi
     ;;
 esac
