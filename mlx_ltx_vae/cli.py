@@ -5,13 +5,16 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from .errors import LTXVAEError
 from .media import parse_fps, parse_grid
+
+Item = TypeVar("Item")
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -57,10 +60,22 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def progress_bar(num_frames: int | None, arguments: argparse.Namespace) -> tqdm:
-    """A bar on standard error, where a person looks at it. `num_frames`: at its end; None where that is not known."""
+def with_progress(
+    items: Iterable[Item], count: Callable[[Item], int], num_frames: int | None, arguments: argparse.Namespace
+) -> Iterator[Item]:
+    """Runs of frames as they are, with a bar on standard error where a person looks at it.
+
+    Args:
+        items: each some frames.
+        count: how many an item has.
+        num_frames: of all of them; None where that is not known.
+        arguments: with `add_report_options`.
+    """
     hidden = arguments.quiet or arguments.json or not sys.stderr.isatty()
-    return tqdm(total=num_frames, unit="frame", disable=hidden)
+    with tqdm(total=num_frames, unit="frame", disable=hidden) as bar:
+        for item in items:
+            yield item
+            bar.update(count(item))
 
 
 def frame_rate(text: str) -> Fraction:

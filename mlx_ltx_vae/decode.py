@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from . import demo
-from .checkpoint import load_checkpoint
-from .cli import add_common_options, add_report_options, frame_rate, grid, positive, progress_bar, run_command, tile
+from .checkpoint import read_headers
+from .cli import add_common_options, add_report_options, frame_rate, grid, positive, run_command, tile, with_progress
 from .errors import LatentsError
 from .frames import FrameChunk
 from .media import load_latents, open_sink
@@ -142,27 +141,26 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _decode(arguments: argparse.Namespace) -> None:
-    checkpoint = load_checkpoint(arguments.model, encoder=False)
-    config = checkpoint.config
+    headers = read_headers(arguments.model, ["decoder"])
+    config = headers.config
     latents, info = load_latents(
         arguments.latents,
         latent_channels=config.latent_channels,
         tensor=arguments.tensor,
         grid=arguments.grid,
         unnormalized=arguments.unnormalized,
-        statistics=(checkpoint.mean, checkpoint.std),
+        statistics=headers.read_statistics(),
     )
     shape = (1, *latents.shape[1:])
     tiling = _tiling(arguments, config.num_frames(shape[2]), *(config.spatial_scale * size for size in shape[3:]))
     mode = "tiled" if tiling is not None and arguments.mode == "auto" else arguments.mode
     options = {"mode": mode, "order": arguments.order, "chunk": arguments.chunk}
     options |= {"tiling": tiling, "tile_batch_size": arguments.tile_batch_size}
-    dtype = DTYPES[arguments.dtype] if arguments.dtype else next(iter(checkpoint.decoder.values())).dtype
+    dtype = DTYPES[arguments.dtype or headers.halves["decoder"].dtype]
     plan = plan_here(config, shape, dtype, memory_budget=arguments.memory_budget, **options)
     if arguments.dry_run:
         print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
         return
-    del checkpoint
     vae = VideoVAE.from_pretrained(arguments.model, dtype=arguments.dtype, encoder=False)
     report = Report(plan, arguments.fps or info.fps or _DEFAULT_FPS)
     for item, output in enumerate(name_outputs(arguments.output, latents.shape[0])):
@@ -200,23 +198,17 @@ def _decode_one(vae: VideoVAE, latents: mx.array, output: str, report: Report, a
         crf=arguments.crf,
         bit_depth=arguments.bit_depth,
     ) as sink:
-        for chunk in _with_progress(chunks, report.plan.num_frames, arguments):
+        for chunk in with_progress(chunks, _count_frames, report.plan.num_frames, arguments):
             sink.write(chunk.to_uint8() if arguments.bit_depth == 8 else chunk.to_uint16())
             if not report.first_frame_seconds:
                 report.first_frame_seconds = time.perf_counter() - start
-            report.frames += chunk.frames.shape[1]
+            report.frames += _count_frames(chunk)
     report.seconds += time.perf_counter() - start
     report.outputs.append(output)
 
 
-def _with_progress(
-    chunks: Iterator[FrameChunk], num_frames: int, arguments: argparse.Namespace
-) -> Iterator[FrameChunk]:
-    """The chunks as they are, with a bar on standard error where a person looks at it."""
-    with progress_bar(num_frames, arguments) as bar:
-        for chunk in chunks:
-            yield chunk
-            bar.update(chunk.frames.shape[1])
+def _count_frames(chunk: FrameChunk) -> int:
+    return chunk.frames.shape[1]
 
 
 def name_outputs(output: str, batch: int) -> list[str]:

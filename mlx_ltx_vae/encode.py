@@ -4,28 +4,26 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from . import demo
-from .checkpoint import load_checkpoint
+from .checkpoint import read_headers
 from .cli import (
     add_common_options,
     add_report_options,
     frame_rate,
     frame_size,
     positive,
-    progress_bar,
     run_command,
     tile,
+    with_progress,
 )
 from .config import VAEConfig
-from .media import Fit, LatentsWriter, VideoReader
+from .media import Fit, LatentsWriter, VideoReader, to_numpy
 from .tiling import SpatialTilingConfig, TilingConfig
 from .vae import DTYPES, VideoVAE
 
@@ -115,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _encode(arguments: argparse.Namespace) -> None:
-    config = load_checkpoint(arguments.model, decoder=False).config
+    config = read_headers(arguments.model, ["encoder"]).config
     with VideoReader(
         arguments.video,
         size=arguments.size,
@@ -144,24 +142,11 @@ def _encode_video(video: VideoReader, config: VAEConfig, arguments: argparse.Nam
     with LatentsWriter(arguments.output, fps=fps, height=height, width=width) as out:
         vae = VideoVAE.from_pretrained(arguments.model, dtype=arguments.dtype, decoder=False)
         start = time.perf_counter()
-        for latents in vae.encode_stream(_with_progress(video, arguments), **options):
-            out.write(_to_numpy(latents))
+        for latents in vae.encode_stream(with_progress(video, len, video.num_frames, arguments), **options):
+            out.write(to_numpy(latents))
         out.num_frames = config.num_frames(out.shape[2])
     seconds = time.perf_counter() - start
     return Report(out.num_frames, video.size, fps, seconds, out.shape, arguments.output)
-
-
-def _with_progress(video: VideoReader, arguments: argparse.Namespace) -> Iterator[np.ndarray]:
-    """The frames as they are, with a bar on standard error where a person looks at it."""
-    with progress_bar(video.num_frames, arguments) as bar:
-        for frames in video:
-            yield frames
-            bar.update(len(frames))
-
-
-def _to_numpy(latents: mx.array) -> np.ndarray:
-    """The same values; bfloat16, which numpy has not, as two-byte voids."""
-    return np.asarray(latents.view(mx.uint16)).view("V2") if latents.dtype == mx.bfloat16 else np.asarray(latents)
 
 
 if __name__ == "__main__":

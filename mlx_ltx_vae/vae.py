@@ -80,7 +80,7 @@ class VideoVAE:
             source: a file (of any layout people have, also one of 40 GB: only the VAE's tensors are read), a folder,
                 or a hub repository id.
             dtype: "float32", "bfloat16" or "float16"; None for the checkpoint's own. An encoder that would be float16
-                computes in float32, as float16 overflows there, and says so when it is used.
+                computes in float32, as float16 may overflow there, and says so when it is used.
             encoder: whether to load the encoder.
             decoder: whether to load the decoder.
 
@@ -274,7 +274,7 @@ class VideoVAE:
             raise CheckpointError("this VideoVAE was loaded without an encoder; load it with encoder=True.")
         if self._encoder_is_promoted:
             warnings.warn(
-                "float16 overflows in the encoders of LTX, so this one computes in float32; dtype bfloat16 takes half.",
+                "float16 may overflow in the encoders of LTX, so this one computes in float32; bfloat16 takes half.",
                 stacklevel=3,
             )
         channels = self.config.latent_channels

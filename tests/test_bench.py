@@ -76,6 +76,15 @@ def test_encoding_is_measured(bench):
         ("encode", "tiled", 2),
     ]
     assert printed.splitlines()[0].split()[:3] == ["mode", "tiles", "batch"]
+    assert "Metal" not in printed
+
+
+def test_batches_of_tiles_are_compared_and_metals_batch_of_one_is_named(bench):
+    for what in (["--encode"], ["--modes", "tiled"]):
+        runs, printed = bench(*what, "--tile", "64:32", "--tile-batch-size", "1", "2")
+        assert [run["tile_batch_size"] for run in runs if run["mode"] == "tiled"] == [1, 2]
+        assert "batch" in printed.splitlines()[0]
+        assert ("Metal may have a faster convolution for a batch of one" in printed) == (what == ["--encode"])
 
 
 def test_roofline_times_decodes_and_their_convolutions_and_counts_syncs(bench):

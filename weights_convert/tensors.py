@@ -6,7 +6,6 @@ and freed in turn.
 """
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import mlx.core as mx
 from mlx_ltx_vae.checkpoint import Checkpoint, load_checkpoint
 from mlx_ltx_vae.checkpoint.files import DTYPE_NAMES
 from mlx_ltx_vae.checkpoint.original import HALVES
+from mlx_ltx_vae.media.tensor_files import safetensors_header
 
 #: Told the names that are about to be worked on and what is done with them; hands them on one by one, as `tqdm` does.
 Progress = Callable[[Sequence[str], str], Iterable[str]]
@@ -26,7 +26,6 @@ MEAN = "per_channel_statistics.mean-of-means"
 STD = "per_channel_statistics.std-of-means"
 
 _STORED_NAMES = {name: stored for stored, name in DTYPE_NAMES.items()}
-_ALIGNMENT = 8  # bytes: where the format has the tensors begin
 
 
 @dataclass(frozen=True)
@@ -127,14 +126,12 @@ def _header(
     dtypes: Mapping[str, mx.Dtype],
     metadata: Mapping[str, str],
 ) -> bytes:
-    """The length and the JSON, filled up with spaces."""
-    entries: dict[str, object] = {"__metadata__": dict(metadata)}
+    """What goes in front of the tensors, whose bytes follow each other in this order."""
+    entries = {}
     start = 0
     for name in order:
         stop = start + math.prod(shapes[name]) * dtypes[name].size
         kind = _STORED_NAMES[dtype_name(dtypes[name])]
         entries[name] = {"dtype": kind, "shape": list(shapes[name]), "data_offsets": [start, stop]}
         start = stop
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
+    return safetensors_header(entries, metadata)

@@ -107,6 +107,7 @@ def decode_table(runs: list[list[Run]]) -> str:
             [
                 run["mode"],
                 run["order"],
+                str(run["tile_batch_size"]) if run["mode"] == "tiled" else "",
                 str(run["frames"]),
                 f"{seconds:.2f}",
                 f"{seconds / single[run['frames']]:.2f}" if run["frames"] in single else "-",
@@ -116,6 +117,6 @@ def decode_table(runs: list[list[Run]]) -> str:
                 f"{run['between_bytes'] / (run['width'] * run['height']):.0f}",
             ]
         )
-    head = ["mode", "order", "frames", "seconds", "ratio", "first", "peak MB", "B/pixel", "caches"]
+    head = ["mode", "order", "batch", "frames", "seconds", "ratio", "first", "peak MB", "B/pixel", "caches"]
     notes = "B/pixel and caches (what is held between two chunks) are bytes per pixel of one frame."
     return "\n".join([aligned(head, rows, words=2), notes, footnote(runs)])

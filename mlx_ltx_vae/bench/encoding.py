@@ -52,7 +52,7 @@ def _noise(case: Case) -> Iterator[np.ndarray]:
 
 
 def encode_table(runs: list[list[Run]]) -> str:
-    """Medians per case; times as a ratio to the stream of as many frames."""
+    """Medians per case; times as a ratio to the stream of as many frames, so that batches of tiles can be compared."""
     stream = {results[0]["frames"]: median(results, "seconds") for results in runs if results[0]["mode"] == "stream"}
     rows = []
     for results in runs:
@@ -71,4 +71,9 @@ def encode_table(runs: list[list[Run]]) -> str:
             ]
         )
     head = ["mode", "tiles", "batch", "frames", "seconds", "ratio", "peak MB", "B/pixel"]
-    return "\n".join([aligned(head, rows, words=2), footnote(runs)])
+    notes = ["Metal may have a faster convolution for a batch of one than for more."] if _has_batches(runs) else []
+    return "\n".join([aligned(head, rows, words=2), *notes, footnote(runs)])
+
+
+def _has_batches(runs: list[list[Run]]) -> bool:
+    return any(results[0]["tile_batch_size"] > 1 for results in runs)

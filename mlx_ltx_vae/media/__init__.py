@@ -6,7 +6,7 @@
 from .fit import Fit
 from .frame_rate import parse_fps
 from .latent_layouts import parse_grid
-from .latents import LatentsInfo, check_latents, load_latents, save_latents
+from .latents import LatentsInfo, check_latents, load_latents, save_latents, to_numpy
 from .latents_writer import LatentsWriter
 from .outputs import open_sink
 from .sink import Sink
@@ -26,4 +26,5 @@ __all__ = [
     "parse_fps",
     "parse_grid",
     "save_latents",
+    "to_numpy",
 ]

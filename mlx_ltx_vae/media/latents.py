@@ -222,6 +222,11 @@ def _normalize(latents: mx.array, statistics: tuple[mx.array, mx.array] | None, 
     return (latents - mean) / std
 
 
+def to_numpy(latents: mx.array) -> np.ndarray:
+    """Latents as `LatentsWriter` takes them: bfloat16, which numpy has not, as two-byte voids."""
+    return np.asarray(latents.view(mx.uint16)).view("V2") if latents.dtype == mx.bfloat16 else np.asarray(latents)
+
+
 def _to_mlx(array: np.ndarray, source: str) -> mx.array:
     """An MLX array of the same values; two-byte voids are bfloat16, and so are uint16 that only make sense so."""
     if array.dtype == np.dtype("V2"):

@@ -1,6 +1,5 @@
 """A latent file written while later latents are still being computed, in memory that does not grow with the clip."""
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,12 +14,12 @@ import numpy as np
 from ..errors import LatentsError, WriterError
 from .latent_metadata import make_metadata
 from .part_file import PartFile, writing_to
+from .tensor_files import safetensors_header
 
 #: numpy has no bfloat16; its two bytes come as a void, as `tensor_files` has them.
 _DTYPE_NAMES = {np.dtype("<f4"): "F32", np.dtype("<f2"): "F16", np.dtype("V2"): "BF16"}
 _BFLOAT16_EXPONENT = 0x7F80  # all ones in what is not finite
 _BLOCK_BYTES = 2**24
-_ALIGNMENT = 8  # of a safetensors header
 
 
 class LatentsWriter:
@@ -155,9 +154,7 @@ class LatentsWriter:
         size = int(np.prod(self.shape, dtype=np.int64)) * self._dtype.itemsize
         entry = {"dtype": _DTYPE_NAMES[self._dtype], "shape": self.shape, "data_offsets": [0, size]}
         metadata = make_metadata(self.target, num_frames=self.num_frames, **self._metadata)
-        header = json.dumps({"__metadata__": metadata, "latents": entry}).encode()
-        header += b" " * (-len(header) % _ALIGNMENT)
-        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(safetensors_header({"latents": entry}, metadata))
 
     def _blocks(self) -> Iterator[np.ndarray]:
         """The latents in the file's order, a few MB at a time: whole channels, or parts of one that is long."""

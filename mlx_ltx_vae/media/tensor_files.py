@@ -31,6 +31,7 @@ _SAFETENSORS_DTYPES = {
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_HEADER_ALIGNMENT = 8
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, RecursionError,
     NotImplementedError, zipfile.BadZipFile, zlib.error,
@@ -66,6 +67,18 @@ def open_tensor_file(path: Path) -> TensorFile:
         if start.startswith(b"\x80") and not start.endswith(b"{"):  # a safetensors header of 128 bytes begins so too
             raise _pickle_error(path)
         return _open_safetensors(path)
+
+
+def safetensors_header(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
+    """What stands in front of the tensors in a safetensors file: the header's length, and the header as JSON.
+
+    Args:
+        entries: per tensor its dtype, shape and data_offsets, as the format has them.
+        metadata: whatever else is to be noted.
+    """
+    text = json.dumps({"__metadata__": dict(metadata), **entries}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..checkpoint import CheckpointHeaders
 from ..config import VAEConfig
-from ..plan import DecodePlan, Mode, ReceptiveField, lookahead, receptive_field
+from ..plan import DecodePlan, Mode
+from ..reach import ReceptiveField, lookahead, receptive_field
 from ..vae import DTYPES, plan_here
 from .half import HalfSummary, show_bytes
 
