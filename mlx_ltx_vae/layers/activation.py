@@ -12,9 +12,10 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-_TERMS = 6
-_HALVINGS = 5  # of x, so that few terms do
-_FAR_OUT = 80.0  # beyond it SiLU is x or 0, and exp(80) is still a float32
+from .backend import on_cpu
+
+_TERMS = 6  # of the series
+_HALVINGS = 4  # of x, so that few terms do
 
 
 class Modulation(NamedTuple):
@@ -34,7 +35,7 @@ def activate(x: mx.array, norm: nn.Module, modulation: Modulation | None = None)
 
 def silu(x: mx.array) -> mx.array:
     """x * sigmoid(x), in the dtype of `x`."""
-    return _on_gpu(x) if mx.default_device() == mx.Device(mx.gpu) else _on_cpu(x)
+    return _on_cpu(x) if on_cpu() else _on_gpu(x)
 
 
 @partial(mx.compile, shapeless=True)
@@ -43,34 +44,31 @@ def _on_gpu(x: mx.array) -> mx.array:
 
 
 def _on_cpu(x: mx.array) -> mx.array:
-    """x / (1 + exp(-x)), where exp(-x) - 1 is Taylor's series at x / -32, squared five times.
+    """max(x, 0) - |x| / (1 + exp(|x|)), where exp(|x|) - 1 is Taylor's series at |x| / 16, squared four times.
 
-    Without the 1 little is lost by rounding: the largest error is 2.5e-6, where that of MLX's own sigmoid is 1.4e-6.
-    Three kernels, since one would be too long for MLX to fuse, and what it cuts that into keeps more alive.
+    Of |x| an exponential that is too large for float32 leaves the right result, so nothing has to be clipped, and
+    without the 1 little is lost by rounding: the largest error is 1e-6, where that of MLX's own is 1.4e-6. Two kernels,
+    since MLX fuses no more than 11 operations in depth, and what it cuts off is no longer read as it lies.
     """
-    return _divide(x, _undo_halvings(_series(x)))
+    wide = x.astype(mx.float32)
+    return _subtract(wide, _series(wide)).astype(x.dtype)
 
 
 # Compiled for each shape: a kernel for all shapes does not take memory as it lies, and four times as long.
 @mx.compile
 def _series(x: mx.array) -> mx.array:
-    """exp(-x / 32) - 1 in float32."""
-    x = mx.clip(x.astype(mx.float32), -_FAR_OUT, _FAR_OUT)
-    highest, *others = [(-(0.5**_HALVINGS)) ** term / math.factorial(term) for term in range(_TERMS, 0, -1)]
-    power = highest
-    for coefficient in others:
-        power = power * x + coefficient
-    return power * x
+    """exp(|x| / 8) - 1"""
+    x = mx.abs(x)
+    square = x * x
+    c1, c2, c3, c4, c5, c6 = (0.5 ** (_HALVINGS * term) / math.factorial(term) for term in range(1, _TERMS + 1))
+    power = x * (c1 + c2 * x + square * (c3 + c4 * x + square * (c5 + c6 * x)))
+    return power * (2 + power)
 
 
 @mx.compile
-def _undo_halvings(power: mx.array) -> mx.array:
-    """(1 + power)**32 - 1"""
-    for _ in range(_HALVINGS):
+def _subtract(x: mx.array, power: mx.array) -> mx.array:
+    for _ in range(_HALVINGS - 2):
         power = power * (2 + power)
-    return power
-
-
-@mx.compile
-def _divide(x: mx.array, power: mx.array) -> mx.array:
-    return (x.astype(mx.float32) / (2 + power)).astype(x.dtype)
+    root = 1 + power
+    size = mx.abs(x)
+    return 0.5 * (x + size) - size / (1 + root * root)

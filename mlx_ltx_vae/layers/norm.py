@@ -3,6 +3,8 @@
 import mlx.core as mx
 import mlx.nn as nn
 
+from .backend import on_cpu
+
 PIXEL_NORM_EPS = 1e-8
 _GROUP_NORM_EPS = 1e-6
 _LAYER_NORM_EPS = 1e-6
@@ -13,7 +15,13 @@ class PixelNorm(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """(..., C) -> (..., C)"""
-        return mx.fast.rms_norm(x, None, PIXEL_NORM_EPS)
+        if not on_cpu():
+            return mx.fast.rms_norm(x, None, PIXEL_NORM_EPS)
+        # A product with a vector sums the squares in a quarter of the time that MLX's CPU backend takes for a mean.
+        wide = x.astype(mx.float32)
+        channels = x.shape[-1]
+        mean = mx.square(wide) @ mx.full((channels, 1), 1 / channels)
+        return (wide * mx.rsqrt(mean + PIXEL_NORM_EPS)).astype(x.dtype)
 
 
 class ClipGroupNorm(nn.GroupNorm):
