@@ -285,9 +285,9 @@ def _conv_bytes(conv: _Conv, padded: int, extents: list[int], run: Run) -> int:
         unfolded = math.prod(extents) * _TAPS**3 * conv.in_channels
         scratch = (padded + unfolded + results) * _FLOAT32
         if run.itemsize != _FLOAT32:
-            # The result in its own precision, the kernel in float32, and what the norm computes in float32.
+            # The result in its own precision, the kernel in float32, and a norm's squares and results in float32.
             scratch += results * run.itemsize
-            scratch += (_TAPS**3 * conv.in_channels * conv.out_channels + conv.normed * padded) * _FLOAT32
+            scratch += (_TAPS**3 * conv.in_channels * conv.out_channels + 2 * conv.normed * padded) * _FLOAT32
         return scratch
     # Metal adds up a 2D convolution per tap of time; their buffers come back when all three are done.
     winograd = winograd_elements(conv.in_channels, conv.out_channels, extents)

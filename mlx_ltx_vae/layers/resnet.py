@@ -30,9 +30,10 @@ class Skip:
 
     def take(self, start: int, count: int) -> mx.array:
         """`count` positions of the input from index `start` on, each asked for once and in order."""
-        frames, first = self.outer.memory, self.outer.start
         if self.view is not None:
             frames, first = self.view.frames, self.view.start
+        else:
+            frames, first = mx.concatenate(self.outer.memory, axis=self.outer.axis), self.outer.start
         if start + count >= self.outer.start:
             self.view = None
         return take(frames, self.outer.axis, start - first, start - first + count)

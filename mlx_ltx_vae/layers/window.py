@@ -58,7 +58,7 @@ class Window:
         self.after = after
         self.start = 0
         self.output = 0
-        self.memory: mx.array | None = None
+        self.memory: list[mx.array] = []
         self.closed = False
 
     def push(self, frames: mx.array | None, last: bool) -> View | None:
@@ -68,13 +68,14 @@ class Window:
             frames: the piece, or None at the end of the stream.
             last: whether the stream ends here.
         """
-        joined = self._join(frames)
+        pieces = self.memory if frames is None else [*self.memory, frames]
+        joined = mx.concatenate(pieces, axis=self.axis)
         self.closed = last
         length = joined.shape[self.axis]
         after = self.after if last else 0
         count = (self.before + length + after - self.kernel) // self.stride + 1
         if count <= 0:
-            self.memory = None if last else joined
+            self.memory = [] if last else pieces
             return None
         passed = self.stride * count
         view = View(joined, self.before, after, self.start, self.output, count)
@@ -82,14 +83,19 @@ class Window:
         self.before = max(0, self.before - passed)
         self.output += count
         self.start += forget
-        # A slice keeps alive the whole array it was cut from; a copy keeps two frames.
-        whole = last and frames is not None
-        self.memory = None if whole else mx.contiguous(take(joined, self.axis, forget, length))
+        self.memory = [] if last and frames is not None else self._all_but(forget, pieces)
         return view
 
-    def _join(self, frames: mx.array | None) -> mx.array:
-        parts = [part for part in (self.memory, frames) if part is not None]
-        return mx.concatenate(parts, axis=self.axis)
+    def _all_but(self, forget: int, pieces: list[mx.array]) -> list[mx.array]:
+        """What is left of `pieces` without the first `forget` positions."""
+        kept = []
+        for piece in pieces:
+            length = piece.shape[self.axis]
+            if forget < length:
+                # A slice keeps alive the whole array it was cut from, so it is copied; what is whole is not.
+                kept.append(mx.contiguous(take(piece, self.axis, forget, length)))
+            forget = max(0, forget - length)
+        return kept
 
 
 class WindowCache:
@@ -101,7 +107,7 @@ class WindowCache:
     @property
     def arrays(self) -> list[mx.array]:
         """See `Cache`."""
-        return [] if self.window.memory is None else [self.window.memory]
+        return self.window.memory
 
     @property
     def closed(self) -> bool:
