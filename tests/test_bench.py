@@ -91,8 +91,9 @@ def test_roofline_times_decodes_and_their_convolutions_and_counts_syncs(bench):
     runs, printed = bench("--roofline", "--modes", "exact", "rows", frames="25")
     assert [run["order"] for run in runs] == ["time", "rows"]
     for run in runs:
-        assert len(run["seconds"]) == len(run["floor_seconds"]) == 1
+        assert len(run["seconds"]) == len(run["floor_seconds"]) == len(run["rest_seconds"]) == 1
         assert run["convolutions"] > 0 and run["gflop"] > 0
+        assert run["rest_seconds"][0] > 0
         assert run["counts"]["readbacks"] == 2
     assert runs[0]["counts"]["arrays"] == 0
     assert "GFLOP/s" in printed

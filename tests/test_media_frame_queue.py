@@ -44,6 +44,36 @@ def test_slow_consumer_holds_the_producer_back() -> None:
     assert max(ahead) <= 2  # the one in hand and the one in the queue
 
 
+def test_short_arrays_wait_together_and_long_ones_alone() -> None:
+    def most_waiting(lengths: list[int]) -> int:
+        started, release, given = threading.Semaphore(0), threading.Event(), []
+
+        def consume(_: np.ndarray) -> None:
+            started.release()
+            release.wait()
+
+        frames = FrameQueue(consume, depth=8)
+
+        def produce() -> None:
+            for length in lengths:
+                frames.put(np.zeros((length, 2, 2, 3), np.uint8))
+                given.append(length)
+
+        producer = threading.Thread(target=produce)
+        producer.start()
+        started.acquire()
+        producer.join(0.2)
+        waiting = sum(given[1:])  # the first is in the consumer's hands
+        release.set()
+        producer.join()
+        frames.finish()
+        return waiting
+
+    assert most_waiting([2] * 10) == 8
+    assert most_waiting([3] * 10) == 9
+    assert most_waiting([48] * 4) == 48
+
+
 def test_error_in_the_thread_surfaces_at_the_next_put() -> None:
     failed = threading.Event()
 

@@ -45,27 +45,27 @@ class Convolution:
 
 
 def roofline(case: Case) -> dict[str, Any]:
-    """Decode and the bare convolutions in turns, `case.rounds` times, once the first decode has been.
+    """Decode, the bare convolutions and all the rest in turns, `case.rounds` times, once the first decode has been.
 
     Returns:
-        order, seconds (of each decode), floor_seconds (of each floor), convolutions, gflop, chunks, and counts (per
-        chunk in the middle third of the clip).
+        order, seconds (of each decode), floor_seconds (of each floor), rest_seconds (of each decode without its
+        convolutions), convolutions, gflop, chunks, and counts (per chunk in the middle third of the clip).
     """
     subject = Decode.of(case)
     chunks: list[Counts] = []
     convolutions = record_convolutions(lambda: chunks.extend(count_chunks(subject.run())))
-    seconds, floors = [], []
+    seconds, floors, rests = [], [], []
     for _ in range(case.rounds):
-        start = time.perf_counter()
-        for _frames in subject.run():
-            continue
-        seconds.append(time.perf_counter() - start)
+        seconds.append(_seconds(subject))
         floors.append(run_bare(convolutions, subject.plan.steps_ahead))
+        with _without(convolutions):
+            rests.append(_seconds(subject))
     chunks.pop()  # what comes after the last one
     return {
         "order": subject.plan.order.value,
         "seconds": seconds,
         "floor_seconds": floors,
+        "rest_seconds": rests,
         "convolutions": len(convolutions),
         "gflop": sum(each.operations for each in convolutions) / _GIGA,
         "chunks": len(chunks),
@@ -106,6 +106,13 @@ def run_bare(convolutions: list[Convolution], steps_ahead: int) -> float:
     return time.perf_counter() - start
 
 
+def _seconds(subject: Decode) -> float:
+    start = time.perf_counter()
+    for _frames in subject.run():
+        continue
+    return time.perf_counter() - start
+
+
 @contextmanager
 def _watched(see: Callable[[Convolution], None]) -> Iterator[None]:
     conv3d = mx.conv3d
@@ -115,7 +122,30 @@ def _watched(see: Callable[[Convolution], None]) -> Iterator[None]:
         see(Convolution(frames.shape, weight.shape, results.shape, frames.dtype, tuple(options.items())))
         return results
 
-    mx.conv3d = watch
+    with _instead(watch):
+        yield
+
+
+@contextmanager
+def _without(convolutions: list[Convolution]) -> Iterator[None]:
+    """While the block runs, a convolution's result is noise that was there before; what it is given is computed."""
+    shapes = {(each.frames, each.weight, each.options): each for each in convolutions}
+    ready = {(each.results, each.dtype): mx.random.normal(each.results).astype(each.dtype) for each in convolutions}
+    mx.eval(list(ready.values()))
+
+    def result(frames: mx.array, weight: mx.array, **options: Any) -> mx.array:
+        convolution = shapes[frames.shape, weight.shape, tuple(options.items())]
+        return mx.depends(ready[convolution.results, convolution.dtype], frames)
+
+    with _instead(result):
+        yield
+
+
+@contextmanager
+def _instead(function: Callable[..., mx.array]) -> Iterator[None]:
+    """What is called where the networks call `mx.conv3d`, while the block runs."""
+    conv3d = mx.conv3d
+    mx.conv3d = function
     try:
         yield
     finally:
@@ -134,7 +164,7 @@ def roofline_table(runs: list[list[Run]]) -> str:
     """Medians per mode: the decode as a ratio to its floor, and what stops for the host."""
     rows = []
     for (run,) in runs:
-        total, floor = statistics.median(run["seconds"]), statistics.median(run["floor_seconds"])
+        total, floor, rest = (statistics.median(run[f"{part}seconds"]) for part in ("", "floor_", "rest_"))
         rows.append(
             [
                 run["mode"],
@@ -142,6 +172,7 @@ def roofline_table(runs: list[list[Run]]) -> str:
                 str(run["frames"]),
                 f"{total:.2f}",
                 f"{floor:.2f}",
+                f"{rest:.2f}",
                 f"{total / floor:.3f}",
                 str(run["convolutions"]),
                 f"{run['gflop']:.1f}",
@@ -149,11 +180,13 @@ def roofline_table(runs: list[list[Run]]) -> str:
                 *(f"{run['counts'][name]:.1f}" for name in ("readbacks", "arrays", "evaluations")),
             ]
         )
-    head = ["mode", "order", "frames", "seconds", "floor", "ratio", "convs", "GFLOP", "GFLOP/s", "reads", "arrays"]
+    times = ["seconds", "floor", "rest", "ratio"]
+    head = ["mode", "order", "frames", *times, "convs", "GFLOP", "GFLOP/s", "reads", "arrays", "evals"]
     run = runs[0][0]
     notes = [
-        "floor: the decode's convolutions alone, same shapes in the same order; GFLOP/s is the floor's.",
+        "floor: the decode's convolutions alone, same shapes in the same order; rest: the decode without them; ratio:",
+        "seconds / floor; GFLOP/s is the floor's.",
         "reads, arrays, evals: per chunk of frames in the middle of the clip. Two reads are the frames and their flag.",
-        f"{run['width']}x{run['height']}; medians of {run['rounds']} rounds of both in one process.",
+        f"{run['width']}x{run['height']}; medians of {run['rounds']} rounds of all three in one process.",
     ]
-    return "\n".join([aligned([*head, "evals"], rows, words=2), *notes])
+    return "\n".join([aligned(head, rows, words=2), *notes])

@@ -72,4 +72,4 @@ def _subtract(x: mx.array, power: mx.array) -> mx.array:
     root = 1 + power
     wide = x.astype(mx.float32)
     size = mx.abs(wide)
-    return (0.5 * (wide + size) - size / (1 + root * root)).astype(x.dtype)
+    return (0.5 * wide + 0.5 * size - size / (1 + root * root)).astype(x.dtype)

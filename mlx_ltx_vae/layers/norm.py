@@ -1,11 +1,14 @@
 """Normalisations. All of them compute in float32, whatever the dtype of what they are given."""
 
+import math
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from .backend import on_cpu
 
 PIXEL_NORM_EPS = 1e-8
+_LANES = 16
 _GROUP_NORM_EPS = 1e-6
 _LAYER_NORM_EPS = 1e-6
 
@@ -17,10 +20,12 @@ class PixelNorm(nn.Module):
         """(..., C) -> (..., C)"""
         if not on_cpu():
             return mx.fast.rms_norm(x, None, PIXEL_NORM_EPS)
-        # A product with a vector sums the squares in a quarter of the time that MLX's CPU backend takes for a mean.
+        # Summed in two steps, the first of them in vector instructions: MLX's CPU backend adds up the last axis number
+        # by number. A matrix product is quicker still, but rounds as the length of a piece has it.
         wide = x.astype(mx.float32)
         channels = x.shape[-1]
-        mean = mx.square(wide) @ mx.full((channels, 1), 1 / channels)
+        squares = mx.square(wide).reshape(*x.shape[:-1], -1, math.gcd(channels, _LANES))
+        mean = squares.sum(axis=-2).sum(axis=-1, keepdims=True) / channels
         return (wide * mx.rsqrt(mean + PIXEL_NORM_EPS)).astype(x.dtype)
 
 

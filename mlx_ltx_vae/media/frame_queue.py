@@ -7,19 +7,27 @@ from collections.abc import Callable
 import numpy as np
 
 _END = None
+_DEPTH = 8  # what one latent frame becomes: these come soon one after the other, and then none for a while
+
+
+class _Waiting(queue.Queue):
+    """A queue as long as there are frames in it."""
+
+    def _qsize(self) -> int:
+        return sum(1 if frames is _END else max(1, len(frames)) for frames in self.queue)
 
 
 class FrameQueue:
-    """Calls `consume(frames)` on its own thread, in order, at most `depth` arrays behind.
+    """Calls `consume(frames)` on its own thread, in order, with less than `depth` frames waiting, and one array more.
 
     A full queue makes `put` wait: that is what keeps frames from piling up. The thread takes everything out of
     the queue even after `consume` has failed, so that `put` never waits for ever; the failure is raised by the
     next `put` or by `finish`.
     """
 
-    def __init__(self, consume: Callable[[np.ndarray], None], *, depth: int = 1) -> None:
+    def __init__(self, consume: Callable[[np.ndarray], None], *, depth: int = _DEPTH) -> None:
         self._consume = consume
-        self._queue: queue.Queue[np.ndarray | None] = queue.Queue(maxsize=depth)
+        self._queue: queue.Queue[np.ndarray | None] = _Waiting(maxsize=depth)
         self._error: Exception | None = None
         self._cancelled = False
         self._thread: threading.Thread | None = None
