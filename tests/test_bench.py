@@ -17,7 +17,7 @@ from mlx_ltx_vae.bench.case import Case, Task
 from mlx_ltx_vae.bench.overlap import WaitingSink, least_seconds
 from mlx_ltx_vae.bench.plot import highest, spread
 from mlx_ltx_vae.bench.quality import difference
-from mlx_ltx_vae.bench.roofline import record_convolutions
+from mlx_ltx_vae.bench.roofline import Convolution, watched
 from mlx_ltx_vae.bench.samples import MemorySamples
 from mlx_ltx_vae.bench.tables import aligned, markdown
 from mlx_ltx_vae.bench.with_diffusers import diffusers_config
@@ -277,9 +277,11 @@ def test_a_sink_that_waits_takes_every_frame(monkeypatch):
 
 def test_convolutions_are_recorded_with_what_they_compute():
     frames, weight = mx.zeros((1, 4, 6, 5, 8)), mx.zeros((16, 3, 3, 3, 8))
-    (seen,) = record_convolutions(lambda: mx.conv3d(frames, weight, padding=(0, 1, 1)))
-    assert seen.results == (1, 2, 6, 5, 16)
-    assert seen.operations == 2 * (2 * 6 * 5 * 16) * (27 * 8)
+    seen: list[Convolution] = []
+    with watched(seen.append):
+        mx.conv3d(frames, weight, padding=(0, 1, 1))
+    assert [each.results for each in seen] == [(1, 2, 6, 5, 16)]
+    assert seen[0].operations == 2 * (2 * 6 * 5 * 16) * (27 * 8)
 
 
 def test_differences_are_decibels_of_the_span():
