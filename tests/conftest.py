@@ -2,6 +2,7 @@
 
 import json
 import resource
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ ENCODER_CASES = [name for name in CONV_CASES if name != "ltx2_3_causal"]
 
 FIXTURES = Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
+# What a shell starts in the background ignores Ctrl-C, and some tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import synthetic_checkpoint  # noqa: E402  (a script beside the golden data, not a package)
 

@@ -127,11 +127,7 @@ def _watch(subject: Decode) -> tuple[list[list[Convolution]], list[Counts]]:
     return groups, counts
 
 
-def _in_turns(
-    subject: Decode,
-    groups: list[list[Convolution]],
-    operands: Operands,
-) -> tuple[float, float]:
+def _in_turns(subject: Decode, groups: list[list[Convolution]], operands: Operands) -> tuple[float, float]:
     """Seconds of a decode and of its floor; after each chunk come the convolutions that it took."""
     decode = floor = 0.0
     for seconds, group in zip(_turns(subject), groups, strict=True):

@@ -75,7 +75,7 @@ class Window:
         after = self.after if last else 0
         count = (self.before + length + after - self.kernel) // self.stride + 1
         if count <= 0:
-            self.memory = [] if last else pieces
+            self.memory = [] if last else self._all_but(0, pieces)
             return None
         passed = self.stride * count
         view = View(joined, self.before, after, self.start, self.output, count)
