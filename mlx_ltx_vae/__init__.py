@@ -8,12 +8,14 @@ except ImportError as error:
         "needs Apple Silicon and a native (arm64) Python."
     ) from error
 
-from .config import ScaleFactors, VAEConfig
 from .errors import CheckpointError, DecodeError, LatentsError, LTXVAEError, PlanError, ReaderError, WriterError
-from .frames import FrameChunk
-from .media import Fit, LatentsInfo, LatentsWriter, VideoReader, VideoWriter, load_latents, save_latents
-from .plan import DecodePlan
+from .latents import LatentsInfo, LatentsWriter, load_latents, save_latents
+from .models.video_vae.config import VAEConfig
+from .pipeline.postprocess import FrameChunk
+from .planning.plan import DecodePlan
+from .shapes import ScaleFactors
 from .vae import VideoVAE
+from .video import Fit, VideoReader, VideoWriter
 
 __version__ = "0.1.0"
 

@@ -12,7 +12,8 @@ from typing import TypeVar
 from tqdm import tqdm
 
 from .errors import LTXVAEError
-from .media import parse_fps, parse_grid
+from .frame_rate import parse_fps
+from .latents import parse_grid
 
 Item = TypeVar("Item")
 

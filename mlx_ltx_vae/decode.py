@@ -15,11 +15,12 @@ from . import demo
 from .checkpoint import read_headers
 from .cli import add_common_options, add_report_options, frame_rate, grid, positive, run_command, tile, with_progress
 from .errors import LatentsError
-from .frames import FrameChunk
-from .media import load_latents, open_sink
-from .plan import DecodePlan
+from .latents import load_latents
+from .pipeline.postprocess import FrameChunk
+from .planning.plan import DecodePlan
 from .tiling import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from .vae import DTYPES, VideoVAE, plan_here
+from .video import open_sink
 
 _DEFAULT_FPS = Fraction(24)
 _DEMO_OUTPUT = "demo.mp4"

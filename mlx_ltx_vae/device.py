@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .memory import Backend
+from .planning.memory import Backend
 
 _MEMINFO = Path("/proc/meminfo")
 

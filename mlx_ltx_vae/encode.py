@@ -22,10 +22,11 @@ from .cli import (
     tile,
     with_progress,
 )
-from .config import VAEConfig
-from .media import Fit, LatentsWriter, VideoReader, to_numpy
+from .latents import LatentsWriter, to_numpy
+from .models.video_vae.config import VAEConfig
 from .tiling import SpatialTilingConfig, TilingConfig
 from .vae import DTYPES, VideoVAE
+from .video import Fit, VideoReader
 
 _GB = 1e9
 

@@ -30,3 +30,7 @@ class WriterError(LTXVAEError):
 
 class ReaderError(LTXVAEError):
     """A video that could not be read."""
+
+
+class TilingError(PlanError, ValueError):
+    """Tiles that are not possible. Also a ValueError, which is what apps with their own decoder catch."""

@@ -5,7 +5,7 @@ import json
 import sys
 
 from .cli import add_common_options, grid, run_command
-from .summary import summarise
+from .inspect import summarise
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -9,18 +9,18 @@ import mlx.core as mx
 import numpy as np
 
 from .checkpoint import load_checkpoint
-from .config import VAEConfig
-from .decoder import Decoder
+from .checkpoint.network_weights import load_half
 from .device import available_memory, backend
-from .encoder import Encoder
-from .encoding import EncodeJob
 from .errors import CheckpointError, LatentsError, PlanError
-from .execution import Job, execute
-from .frames import FrameChunk, Watch
-from .intake import Frames, channels_last
-from .loading import load_half
-from .noise import Noise, draw
-from .plan import DecodePlan, Machine, check_latent_shape, make_layout, make_plan, parse_budget
+from .models.video_vae.config import VAEConfig
+from .models.video_vae.decoder import Decoder
+from .models.video_vae.encoder import Encoder
+from .models.video_vae.noise import Noise, draw
+from .pipeline.decode import Job, execute
+from .pipeline.encode import EncodeJob
+from .pipeline.postprocess import FrameChunk, Watch
+from .pipeline.preprocess import Frames, channels_last
+from .planning.plan import DecodePlan, Machine, check_latent_shape, make_layout, make_plan, parse_budget
 from .tiling import TilingConfig, check_batch_size
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}

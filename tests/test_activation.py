@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_ltx_vae.layers.activation import Modulation, activate, silu
-from mlx_ltx_vae.layers.norm import PIXEL_NORM_EPS, PixelNorm
+from mlx_ltx_vae.models.layers.activation import Modulation, activate, silu
+from mlx_ltx_vae.models.layers.norm import PIXEL_NORM_EPS, PixelNorm
 
 DTYPES = {mx.float32: 1.5e-6, mx.float16: 2**-11, mx.bfloat16: 2**-8}
 FRAMES = 6

@@ -22,8 +22,8 @@ from mlx_ltx_vae.bench.samples import MemorySamples
 from mlx_ltx_vae.bench.tables import aligned, markdown
 from mlx_ltx_vae.bench.with_diffusers import diffusers_config
 from mlx_ltx_vae.checkpoint.diffusers import read_diffusers_config
-from mlx_ltx_vae.config import GENERATIONS, parse_vae_config
-from mlx_ltx_vae.media import save_latents
+from mlx_ltx_vae.latents import save_latents
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, parse_vae_config
 from test_checkpoint_diffusers import CONFIGS
 
 TINY = ["--base-width", "8", "--size", "64x64", "--repeat", "1"]

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from mlx_ltx_vae.checkpoint import load_checkpoint
 from mlx_ltx_vae.checkpoint.diffusers import read_diffusers_config
-from mlx_ltx_vae.config import GENERATIONS, PaddingMode, parse_vae_config
 from mlx_ltx_vae.errors import CheckpointError
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, PaddingMode, parse_vae_config
 from test_checkpoint import assert_same_checkpoint
 
 Weights = dict[str, np.ndarray]

@@ -20,9 +20,10 @@ from safetensors.numpy import load_file, save_file
 
 from conftest import CONV_CASES
 from mlx_ltx_vae import CheckpointError, DecodeError, VideoVAE, WriterError, __version__
-from mlx_ltx_vae.checkpoint import kernels, load, load_checkpoint
-from mlx_ltx_vae.config import parse_vae_config
-from mlx_ltx_vae.decoder import Decoder
+from mlx_ltx_vae.checkpoint import load, load_checkpoint
+from mlx_ltx_vae.checkpoint import weight_layout as kernels
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.decoder import Decoder
 from test_checkpoint import assert_same_weights, metadata, write_pack_of_halves
 from test_checkpoint_diffusers import write_folder
 from weights_convert import CheckpointsDiffer, Likeness, convert, verify

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conftest import ENCODER_CASES
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE
-from mlx_ltx_vae.stream import run_whole
+from mlx_ltx_vae.streaming.driver import run_whole
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
 from test_tiled import tiling_of
 

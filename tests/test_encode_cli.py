@@ -14,7 +14,7 @@ import pytest
 from mlx_ltx_vae import VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main
-from mlx_ltx_vae.media import open_sink
+from mlx_ltx_vae.video import open_sink
 
 SIZE = (96, 64)
 

@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 
 from conftest import CONV_CASES, FIXTURES
 from mlx_ltx_vae import VideoVAE, demo, save_latents
-from mlx_ltx_vae.config import GENERATIONS, parse_vae_config
 from mlx_ltx_vae.info import main
-from mlx_ltx_vae.reach import lookahead, receptive_field
-from mlx_ltx_vae.stream import run_whole
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, parse_vae_config
+from mlx_ltx_vae.planning.receptive_field import lookahead, receptive_field
+from mlx_ltx_vae.streaming.driver import run_whole
 from test_checkpoint import as_an_mlx_port_stores
 from test_checkpoint_diffusers import write_folder
 

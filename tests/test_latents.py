@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import LatentsError, WriterError
-from mlx_ltx_vae.media import check_latents, load_latents, save_latents
+from mlx_ltx_vae.latents import check_latents, load_latents, save_latents
 
 SHAPE = (1, 8, 3, 4, 5)
 

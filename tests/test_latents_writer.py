@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import LatentsError, WriterError
-from mlx_ltx_vae.media import LatentsWriter, latents_writer, load_latents, save_latents
+from mlx_ltx_vae.latents import LatentsWriter, load_latents, save_latents
+from mlx_ltx_vae.latents import writer as latents_writer
 
 KNOWN = {"fps": "24000/1001", "height": 64, "width": 96}
 DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}

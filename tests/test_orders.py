@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import LatentsError, PlanError, VideoVAE
-from mlx_ltx_vae import spool as spool_module
+from mlx_ltx_vae.pipeline import frame_buffer as spool_module
 
 TOLERANCE = 2e-5
 
@@ -99,8 +99,8 @@ def test_networks_that_cannot_be_cut_say_so(golden):
     attention = VideoVAE.from_pretrained(golden("conv_16x16x4").checkpoint, encoder=False)
     with pytest.raises(PlanError, match="attends to whole frames"):
         attention.plan((1, 8, 2, 3, 4), order="rows")
-    from mlx_ltx_vae.config import parse_vae_config
-    from mlx_ltx_vae.plan import make_plan
+    from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+    from mlx_ltx_vae.planning.plan import make_plan
 
     raw = {**golden("ltx2_3").manifest["vae_config"], "spatial_padding_mode": "circular"}
     with pytest.raises(PlanError, match="goes round the frame"):

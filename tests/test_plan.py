@@ -9,9 +9,9 @@ import pytest
 from mlx_ltx_vae import PlanError
 from mlx_ltx_vae.bench.processes import run_fresh
 from mlx_ltx_vae.bench.validation import validation_cases
-from mlx_ltx_vae.config import GENERATIONS, parse_vae_config
-from mlx_ltx_vae.memory import Backend, count_weights, winograd_elements
-from mlx_ltx_vae.plan import Machine, Mode, Order, make_plan, parse_budget
+from mlx_ltx_vae.models.video_vae.config import GENERATIONS, parse_vae_config
+from mlx_ltx_vae.planning.memory import Backend, count_weights, winograd_elements
+from mlx_ltx_vae.planning.plan import Machine, Mode, Order, make_plan, parse_budget
 from mlx_ltx_vae.tiling import TilingConfig
 
 GB = 10**9

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from conftest import CONV_CASES, ENCODER_CASES
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.config import parse_vae_config
-from mlx_ltx_vae.decoder import Decoder
-from mlx_ltx_vae.encoder import Encoder
-from mlx_ltx_vae.layers.resnet import ResnetBlock
-from mlx_ltx_vae.layers.window import Axis, take
-from mlx_ltx_vae.padding import PaddingMode
-from mlx_ltx_vae.stream import run, run_whole
+from mlx_ltx_vae.models.layers.resnet import ResnetBlock
+from mlx_ltx_vae.models.specs import PaddingMode
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.decoder import Decoder
+from mlx_ltx_vae.models.video_vae.encoder import Encoder
+from mlx_ltx_vae.streaming.driver import run, run_whole
+from mlx_ltx_vae.streaming.window import Axis, take
 
 TOLERANCE = 2e-5
 TINY = {
@@ -245,7 +245,7 @@ def test_a_single_pass_gives_no_convolution_more_than_is_safe(golden, monkeypatc
     sizes = []
     convolve = mx.conv3d
     monkeypatch.setattr(mx, "conv3d", lambda x, *args, **kwargs: sizes.append(x.size) or convolve(x, *args, **kwargs))
-    monkeypatch.setattr("mlx_ltx_vae.execution.MAX_STEP_ELEMENTS", limit)
+    monkeypatch.setattr("mlx_ltx_vae.pipeline.decode.MAX_STEP_ELEMENTS", limit)
     assert largest_difference(vae.decode(latents, plan), whole) < TOLERANCE
     assert max(sizes) <= limit * 14 / 12  # and the two frames that a kernel looks at besides
 

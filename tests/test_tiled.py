@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import PlanError, VideoVAE
-from mlx_ltx_vae.execution import Job
-from mlx_ltx_vae.frames import Watch
+from mlx_ltx_vae.pipeline.decode import Job
+from mlx_ltx_vae.pipeline.postprocess import Watch
 from mlx_ltx_vae.tiling import Interval, SpatialTilingConfig, TemporalTilingConfig, Tile, TilingConfig
 
 

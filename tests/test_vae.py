@@ -10,8 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 import synthetic_checkpoint
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
-from mlx_ltx_vae.config import parse_vae_config
-from mlx_ltx_vae.frames import Watch
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.pipeline.postprocess import Watch
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_timestep_goes_only_to_vaes_that_take_one(vae, noisy_vae):
 
 
 def test_noise_follows_the_seed_and_not_the_cut_or_the_clips_length(noisy_vae):
-    from mlx_ltx_vae.noise import draw
+    from mlx_ltx_vae.models.video_vae.noise import draw
 
     shapes = noisy_vae.decoder.field_shapes(2, 3)
     short = draw(None, 3, (1, 8, 2, 2, 3), shapes, mx.float32)
@@ -274,7 +274,7 @@ def test_a_convolution_that_returns_zeros_is_noticed(golden):
 
 def test_a_network_that_loses_frames_is_noticed(vae, monkeypatch):
     short = iter([mx.random.normal((1, 3, 64, 96, 3))])
-    monkeypatch.setattr("mlx_ltx_vae.execution.run", lambda *args, **kwargs: short)
+    monkeypatch.setattr("mlx_ltx_vae.pipeline.decode.run", lambda *args, **kwargs: short)
     with pytest.raises(DecodeError, match="3 frames came out of the network and 9 should have"):
         list(vae.stream(latents_of(2)))
 

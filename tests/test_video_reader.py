@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.media import Fit, VideoReader, VideoWriter, open_sink, video_source
-from mlx_ltx_vae.media.fit import fit_size
-from mlx_ltx_vae.media.video_probe import parse_log
+from mlx_ltx_vae.video import Fit, VideoReader, VideoWriter, open_sink
+from mlx_ltx_vae.video import source as video_source
+from mlx_ltx_vae.video.fit import fit_size
+from mlx_ltx_vae.video.probe import parse_log
 
 COLOURS = np.array(
     [
@@ -382,7 +383,7 @@ def test_images_of_different_sizes_are_refused(tmp_path: Path, fit: Fit) -> None
 
 def test_missing_ffmpeg_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "clip.mp4", numbered(1))
-    monkeypatch.setattr("mlx_ltx_vae.media.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
+    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
     assert "/nowhere/ffmpeg" in refusal(path)
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.media import Sink, VideoWriter, codecs, ffmpeg, open_sink, video_writer
-from mlx_ltx_vae.media.part_file import PartFile
+from mlx_ltx_vae.part_file import PartFile
+from mlx_ltx_vae.video import Sink, VideoWriter, codecs, ffmpeg, open_sink
+from mlx_ltx_vae.video import writer as video_writer
 
 SIZE = (256, 192)  # 147 kB a frame, more than a pipe holds
 
@@ -84,7 +85,7 @@ def test_codec_that_this_ffmpeg_lacks_is_named(target: Path, monkeypatch: pytest
 @pytest.mark.parametrize("name", ["out.mp4", "out.gif"])
 def test_missing_ffmpeg_is_a_writer_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ffmpeg._encoders.cache_clear()  # asked for an mp4 only
-    monkeypatch.setattr("mlx_ltx_vae.media.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
+    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
     with pytest.raises(WriterError, match="ffmpeg cannot be started"):
         open_sink(tmp_path / name, size=SIZE, fps=24)
     assert names(tmp_path) == []
@@ -187,7 +188,7 @@ def test_ctrl_c_on_a_terminal_does_not_reach_ffmpeg(target: Path) -> None:
 
 _WRITE_FOR_EVER = """
 import sys, numpy as np
-from mlx_ltx_vae.media import VideoWriter
+from mlx_ltx_vae.video import VideoWriter
 with VideoWriter(sys.argv[1], size=(256, 192), fps=24) as out:
     while True:
         out.write(np.zeros((4, 192, 256, 3), np.uint8))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.media import open_sink
+from mlx_ltx_vae.video import open_sink
 
 SIZE = (10, 6)
 
@@ -118,7 +118,7 @@ def test_stream_that_takes_little_at_a_time_gets_everything(monkeypatch: pytest.
 _TO_STANDARD_OUTPUT = """
 import sys, numpy as np
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.media import open_sink
+from mlx_ltx_vae.video import open_sink
 sys.stdin.read()
 try:
     with open_sink("-", size=(10, 6), fps=24) as out:

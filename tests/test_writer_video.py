@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from mlx_ltx_vae.media import VideoWriter, open_sink
+from mlx_ltx_vae.video import VideoWriter, open_sink
 
 SATURATED = np.array(
     [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0], [0, 255, 255], [255, 0, 255], [255, 255, 255], [0, 0, 0]],

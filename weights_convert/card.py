@@ -1,8 +1,8 @@
 """The model card of a converted folder: what it holds, what it was made of, and how to use it. Nothing is claimed."""
 
 from mlx_ltx_vae import __version__
-from mlx_ltx_vae.checkpoint.kernels import KernelLayout
-from mlx_ltx_vae.config import NetworkConfig, VAEConfig
+from mlx_ltx_vae.checkpoint.weight_layout import KernelLayout
+from mlx_ltx_vae.models.video_vae.config import NetworkConfig, VAEConfig
 
 from .tensors import Written
 from .verify import Verification

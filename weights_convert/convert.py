@@ -11,10 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_ltx_vae.checkpoint.kernels import LAYOUT_KEY, KernelLayout
 from mlx_ltx_vae.checkpoint.original import HALVES
+from mlx_ltx_vae.checkpoint.weight_layout import LAYOUT_KEY, KernelLayout
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.media.part_file import writing_to
+from mlx_ltx_vae.part_file import writing_to
 
 from .card import make_card
 from .tensors import Progress, Written, open_checkpoint, silent, take_tensors, write_tensors

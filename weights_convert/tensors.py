@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlx_ltx_vae.checkpoint import Checkpoint, load_checkpoint
 from mlx_ltx_vae.checkpoint.files import DTYPE_NAMES
 from mlx_ltx_vae.checkpoint.original import HALVES
-from mlx_ltx_vae.media.tensor_files import safetensors_header
+from mlx_ltx_vae.latents.tensor_files import safetensors_header
 
 #: Told the names that are about to be worked on and what is done with them; hands them on one by one, as `tqdm` does.
 Progress = Callable[[Sequence[str], str], Iterable[str]]

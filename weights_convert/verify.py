@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_ltx_vae.config import VAEConfig
 from mlx_ltx_vae.errors import LTXVAEError
+from mlx_ltx_vae.models.video_vae.config import VAEConfig
 from mlx_ltx_vae.vae import VideoVAE
 
 from .tensors import Progress, dtype_name, one_by_one, open_checkpoint, silent, take_tensors

@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import GENERATIONS, VAEConfig
 from ..errors import LTXVAEError
+from ..models.video_vae.config import GENERATIONS, VAEConfig
 from ..tiling import SpatialTilingConfig, TilingConfig, preset
 
 #: What a generation is called on the command line, and its name in `GENERATIONS`.

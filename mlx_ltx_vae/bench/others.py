@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..config import BlockKind, VAEConfig
+from ..models.video_vae.config import BlockKind, VAEConfig
 from ..tiling import decode_with_tiling
 from ..vae import VideoVAE
 from .case import Case

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..media import Sink, VideoWriter
+from ..video import Sink, VideoWriter
 from .case import Case
 from .processes import Run
 from .subject import Decode

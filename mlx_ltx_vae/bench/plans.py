@@ -1,8 +1,8 @@
 """What LTX-2.3's decoder would take on a Mac: `bench --plan-table`."""
 
-from ..config import GENERATIONS, parse_vae_config
-from ..memory import Backend
-from ..plan import DecodePlan, Machine, Mode, make_plan
+from ..models.video_vae.config import GENERATIONS, parse_vae_config
+from ..planning.memory import Backend
+from ..planning.plan import DecodePlan, Machine, Mode, make_plan
 from .case import latent_grid
 from .tables import GB, markdown
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..config import GENERATIONS, parse_vae_config
-from ..decoder import Decoder
-from ..encoder import Encoder
-from ..frames import FrameChunk
-from ..media import load_latents
-from ..plan import DecodePlan
+from ..latents import load_latents
+from ..models.video_vae.config import GENERATIONS, parse_vae_config
+from ..models.video_vae.decoder import Decoder
+from ..models.video_vae.encoder import Encoder
+from ..pipeline.postprocess import FrameChunk
+from ..planning.plan import DecodePlan
 from ..vae import DTYPES, VideoVAE
 from .case import GENERATION_NAMES, Case, Task, latent_grid
 

@@ -8,7 +8,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..checkpoint.diffusers import read_diffusers_config
-from ..config import BlockConfig, VAEConfig
+from ..models.video_vae.config import BlockConfig, VAEConfig
 from ..vae import VideoVAE
 from .case import Case
 

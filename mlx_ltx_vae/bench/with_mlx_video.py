@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ..config import BlockKind
+from ..models.video_vae.config import BlockKind
 from ..vae import VideoVAE
 from .case import Case
 from .subject import to_levels

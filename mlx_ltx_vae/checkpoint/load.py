@@ -9,15 +9,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..config import VAEConfig, parse_vae_config
 from ..errors import CheckpointError
+from ..models.video_vae.config import VAEConfig, parse_vae_config
 from .configuration import find_config
 from .diffusers import DiffusersVAE, has_diffusers_names, is_diffusers_config, read_diffusers_config
 from .files import DTYPE_NAMES, Archive, TensorInfo, read_tensors, refuse_other_dtypes
-from .kernels import KernelLayout, kernel_layout, stated_layout, to_mlx
+from .infer_config import HalfShapes, recognise
 from .locate import locate
 from .original import HALVES, StatisticsNames, half_names, statistics_names
-from .recognise import HalfShapes, recognise
+from .weight_layout import KernelLayout, kernel_layout, stated_layout, to_mlx
 
 _NAMED_TENSORS = 3
 

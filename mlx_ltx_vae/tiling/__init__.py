@@ -3,10 +3,10 @@
 Geometry is pure arithmetic, testable number by number; only `blend` computes.
 """
 
+from ..errors import TilingError
 from .batches import check_batch_size, in_tile_order, tile_batches
 from .blend import SpatialBlender, blend_tiles, decode_with_tiling
 from .config import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
-from .errors import TilingError
 from .intervals import Interval, make_causal, split, split_by_count, split_with_minimum
 from .layout import BlendAxis, Tile, TileAxis, TileLayout, space_axis, time_axis
 

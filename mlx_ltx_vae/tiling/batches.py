@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TypeVar
 
-from .errors import TilingError
+from ..errors import TilingError
 from .layout import Tile
 
 Result = TypeVar("Result")

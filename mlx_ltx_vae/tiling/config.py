@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .errors import TilingError
+from ..errors import TilingError
 
 _MIN_PIXELS, _PIXEL_STEP = 64, 32
 _MIN_FRAMES, _FRAME_STEP = 16, 8

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .errors import TilingError
+from ..errors import TilingError
 
 
 class Interval(NamedTuple):

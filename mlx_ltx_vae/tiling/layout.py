@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..errors import TilingError
 from .config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
-from .errors import TilingError
 from .intervals import Interval, make_causal, split
 from .masks import Mask, complementary, trapezoids
 

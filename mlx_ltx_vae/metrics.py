@@ -1,0 +1,24 @@
+"""How far two results are apart."""
+
+import math
+
+import mlx.core as mx
+
+from .mlx_utils import to_float
+
+
+def psnr(one: mx.array, other: mx.array, *, span: float = 2.0) -> float:
+    """The peak signal-to-noise ratio of two arrays of one shape, in dB; infinite where they are equal.
+
+    Args:
+        one: any shape and type.
+        other: the same shape.
+        span: the distance between black and white: 2 for pixels in [-1, 1], 255 for uint8.
+    """
+    error = to_float(mx.square(one.astype(mx.float32) - other.astype(mx.float32)).mean())
+    return math.inf if error == 0 else 10 * math.log10(span**2 / error)
+
+
+def max_difference(one: mx.array, other: mx.array) -> float:
+    """The largest absolute difference of two arrays of one shape."""
+    return to_float(mx.abs(one.astype(mx.float32) - other.astype(mx.float32)).max())

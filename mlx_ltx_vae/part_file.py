@@ -1,0 +1,54 @@
+"""Files that appear under their name only when they are whole."""
+
+import os
+import secrets
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import WriterError
+
+
+@contextmanager
+def writing_to(name: str | os.PathLike) -> Iterator[None]:
+    """Turns what the operating system refuses into a `WriterError` that names the target."""
+    try:
+        yield
+    except OSError as error:
+        raise WriterError(f"{name}: cannot be written ({error.strerror or error}).") from error
+
+
+def part_path(target: Path) -> Path:
+    """A hidden, unused name beside `target` with the same ending, so that a rename stays on one disk."""
+    return target.with_name(f".{target.stem}.{secrets.token_hex(4)}.part{target.suffix}")
+
+
+class PartFile:
+    """An empty file beside `target`, to be filled and then renamed.
+
+    It is made at once, so that a missing or read-only folder is refused before any work is done. It goes with this
+    object, and at the latest with the program: so also where Ctrl-C comes before anybody could discard it.
+
+    Raises:
+        WriterError: if it cannot be made, or if `target` is a folder.
+    """
+
+    def __init__(self, target: Path) -> None:
+        if target.is_dir():
+            raise WriterError(f"{target}: cannot be written (it is a folder).")
+        self.target = target
+        self.path = part_path(target)
+        with writing_to(target):
+            self.path.open("xb").close()
+        self._remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
+
+    def complete(self) -> None:
+        """Give the file its name, replacing what had it."""
+        with writing_to(self.target):
+            os.replace(self.path, self.target)
+        self._remove.detach()
+
+    def discard(self) -> None:
+        """Remove the file, if it is still there."""
+        self._remove()

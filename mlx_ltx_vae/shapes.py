@@ -1,0 +1,65 @@
+"""Grid arithmetic: latent shapes, video shapes and the scale factors between them. No MLX."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .errors import LatentsError
+
+#: Extents along time, height and width, of latents or of a video.
+Grid = tuple[int, int, int]
+
+
+class ScaleFactors(NamedTuple):
+    """Pixels per latent cell along each axis. The first latent frame stands for one video frame."""
+
+    time: int
+    height: int
+    width: int
+
+    def video_grid(self, latent_grid: Sequence[int]) -> Grid:
+        """(F, H, W) of the video that latents of the grid (F', H', W') stand for."""
+        frames, height, width = latent_grid
+        return 1 + self.time * (frames - 1), self.height * height, self.width * width
+
+    def latent_grid(self, video_grid: Sequence[int]) -> Grid:
+        """(F', H', W') of the latents of a video (F, H, W).
+
+        Raises:
+            LatentsError: unless F is 1 + time * k and H and W are multiples of the spatial factors.
+        """
+        frames, height, width = video_grid
+        if frames < 1 or (frames - 1) % self.time or height % self.height or width % self.width:
+            raise LatentsError(
+                f"{frames} frames of {width}x{height} do not fit the latent grid; frames must be 1 + {self.time}*k, "
+                f"width a multiple of {self.width} and height a multiple of {self.height}."
+            )
+        return 1 + (frames - 1) // self.time, height // self.height, width // self.width
+
+    def covering_latent_grid(self, video_grid: Sequence[int]) -> Grid:
+        """(F', H', W') of the smallest latents whose video is at least (F, H, W)."""
+        frames, height, width = video_grid
+        return 1 + -(-(frames - 1) // self.time), -(-height // self.height), -(-width // self.width)
+
+
+#: What every published checkpoint has but the 16x16x4 variant.
+DEFAULT_SCALE = ScaleFactors(8, 32, 32)
+
+
+class LatentShape(NamedTuple):
+    """The shape of latents at the API: (B, C, F', H', W')."""
+
+    batch: int
+    channels: int
+    frames: int
+    height: int
+    width: int
+
+    @property
+    def grid(self) -> Grid:
+        """(F', H', W')."""
+        return self.frames, self.height, self.width
+
+
+def format_size(width: int, height: int) -> str:
+    """A frame size as users write it: 768x512."""
+    return f"{width}x{height}"

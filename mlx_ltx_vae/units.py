@@ -1,0 +1,38 @@
+"""Bytes as users read and write them. A GB is 1e9 bytes."""
+
+import re
+
+from .errors import PlanError
+
+MB, GB = 1e6, 1e9
+
+_UNITS = {
+    "K": 1e3, "M": MB, "G": GB, "T": 1e12, "KB": 1e3, "MB": MB, "GB": GB, "TB": 1e12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+
+
+def format_bytes(count: float) -> str:
+    """2.42 GB, 5.6 MB or 812 kB: GB from 100 MB on, kB below 1 MB."""
+    if count >= 100 * MB:
+        return f"{count / GB:.2f} GB"
+    return f"{count / MB:.1f} MB" if count >= MB else f"{count / 1e3:.0f} kB"
+
+
+def parse_bytes(text: str | int | float, available: int) -> int:
+    """Bytes of a memory budget.
+
+    Args:
+        text: "8GB" (1e9 bytes each), "8G", "7.5 GiB", "50%" of what is available, or a number of bytes as an int.
+        available: bytes that a percentage is a part of.
+
+    Raises:
+        PlanError: for anything else, a string without a unit included.
+    """
+    if isinstance(text, (int, float)) and not isinstance(text, bool) and 0 < text < float("inf"):
+        return int(text)
+    match = re.fullmatch(r"\s*([0-9]{0,15}\.?[0-9]{1,15})\s*(%|[KMGT](?:I?B)?)\s*", str(text).upper())
+    if isinstance(text, bool) or not match or float(match[1]) <= 0:
+        raise PlanError(f"a memory budget is a size such as 8GB, 500MB or 50%, not {text!r}.")
+    unit = available / 100 if match[2] == "%" else _UNITS[match[2]]
+    return int(float(match[1]) * unit)

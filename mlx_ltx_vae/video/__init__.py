@@ -1,0 +1,9 @@
+"""Videos in and out. Everything here works on NumPy arrays; `ffmpeg.py` is the only module that starts a program."""
+
+from .fit import Fit
+from .outputs import open_sink
+from .reader import VideoReader
+from .sink import Sink
+from .writer import VideoWriter
+
+__all__ = ["Fit", "Sink", "VideoReader", "VideoWriter", "open_sink"]

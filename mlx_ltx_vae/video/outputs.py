@@ -1,0 +1,61 @@
+"""From the name of an output to the sink that makes it."""
+
+import os
+from fractions import Fraction
+from pathlib import Path
+
+from ..errors import WriterError
+from .arrays import NpyWriter, RawWriter
+from .codecs import CONTAINER_ENDINGS
+from .sink import Sink
+from .stills import StillsWriter
+from .writer import GifWriter, VideoWriter
+
+_KNOWN = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
+
+
+def open_sink(
+    path: str | os.PathLike,
+    *,
+    size: tuple[int, int],
+    fps: str | float | Fraction,
+    audio: str | os.PathLike | None = None,
+    codec: str | None = None,
+    crf: int | None = None,
+    bit_depth: int = 8,
+) -> Sink:
+    """The sink for `path`, chosen by its ending.
+
+    `.mp4`, `.mov`, `.mkv`, `.webm`: a video; `.gif`; `.npy`: one array; a folder or a pattern such as `%05d.png`:
+    stills; `-`: raw frames to standard output.
+
+    Args:
+        path: where to.
+        size: `(width, height)` in pixels.
+        fps: frames per second; of no meaning to stills and arrays.
+        audio, codec, crf: for videos only.
+        bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
+
+    Raises:
+        WriterError: for an unknown ending, and for wishes that this output cannot fulfil.
+    """
+    name = os.fspath(path)
+    ending = Path(name).suffix.lower()
+    if ending in CONTAINER_ENDINGS and not _is_folder(name):
+        return VideoWriter(path, size=size, fps=fps, audio=audio, codec=codec, crf=crf, bit_depth=bit_depth)
+    for wish, value in (("audio", audio), ("codec", codec), ("crf", crf)):
+        if value is not None:
+            raise WriterError(f"{name}: takes no {wish}; only {', '.join(CONTAINER_ENDINGS)} do.")
+    if name == "-":
+        return RawWriter(size=size, bit_depth=bit_depth)
+    if _is_folder(name) or ending == ".png":
+        return StillsWriter(path, size=size, bit_depth=bit_depth)
+    if ending == ".gif":
+        return GifWriter(path, size=size, fps=fps, bit_depth=bit_depth)
+    if ending == ".npy":
+        return NpyWriter(path, size=size, bit_depth=bit_depth)
+    raise WriterError(f"{name}: what to write is not clear from its ending; known are {_KNOWN}.")
+
+
+def _is_folder(name: str) -> bool:
+    return name.endswith(("/", os.sep)) or Path(name).is_dir()
