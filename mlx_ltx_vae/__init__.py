@@ -1,5 +1,7 @@
 """LTX video latents to video on MLX: exactly, streaming, in flat memory."""
 
+from importlib.metadata import version
+
 try:
     import mlx.core  # noqa: F401
 except ImportError as error:
@@ -9,26 +11,26 @@ except ImportError as error:
     ) from error
 
 from .errors import CheckpointError, DecodeError, LatentsError, LTXVAEError, PlanError, ReaderError, WriterError
-from .latents import LatentsInfo, LatentsWriter, load_latents, save_latents
+from .latents import LatentsInfo, load_latents, save_latents
 from .models.video_vae.config import VAEConfig
 from .pipeline.postprocess import FrameChunk
-from .planning.plan import DecodePlan
+from .planning.plan import DecodePlan, EncodePlan
 from .shapes import ScaleFactors
 from .vae import VideoVAE
 from .video import Fit, VideoReader, VideoWriter
 
-__version__ = "0.1.0"
+__version__ = version("mlx_ltx_vae")
 
 __all__ = [
     "CheckpointError",
     "DecodeError",
     "DecodePlan",
+    "EncodePlan",
     "Fit",
     "FrameChunk",
     "LTXVAEError",
     "LatentsError",
     "LatentsInfo",
-    "LatentsWriter",
     "PlanError",
     "ReaderError",
     "ScaleFactors",

@@ -12,24 +12,27 @@ from typing import Any
 import mlx.core as mx
 
 from . import demo
-from .checkpoint import read_headers
+from .checkpoint import open_checkpoint
 from .cli import add_common_options, add_report_options, frame_rate, grid, positive, run_command, tile, with_progress
+from .dtypes import DTYPES
 from .errors import LatentsError
-from .latents import load_latents
+from .frame_rate import DEFAULT_FPS
+from .latents import open_latents
+from .models.video_vae.specs import decoder_spec
 from .pipeline.postprocess import FrameChunk
 from .planning.plan import DecodePlan
+from .shapes import Grid
 from .tiling import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
-from .vae import DTYPES, VideoVAE, plan_here
+from .units import GB
+from .vae import VideoVAE, plan_decode_here
 from .video import open_sink
 
-_DEFAULT_FPS = Fraction(24)
 _DEMO_OUTPUT = "demo.mp4"
-_GB = 1e9
 
 
 @dataclass
 class Report:
-    """What a run tells at its end."""
+    """What a run reports at its end."""
 
     plan: DecodePlan
     fps: Fraction
@@ -56,7 +59,7 @@ class Report:
         rate = self.frames / self.seconds
         return (
             f"Frames: {self.frames}, {rate:.3f} frames-per-sec, first after {self.first_frame_seconds:.2f} s\n"
-            f"Peak memory: {mx.get_peak_memory() / _GB:.3f} GB"
+            f"Peak memory: {mx.get_peak_memory() / GB:.3f} GB"
         )
 
 
@@ -85,8 +88,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--unnormalized",
         action="store_true",
-        default=None,  # what the file says
-        help="the latents are un-normalised, as diffusers' LTX-2 pipelines return them",
+        default=None,  # what the file states
+        help="the latents are unnormalized, as diffusers' LTX-2 pipelines return them",
     )
 
     how = parser.add_argument_group("how to decode")
@@ -94,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     how.add_argument("--mode", choices=modes, default="auto", help="default: auto, which is exact wherever that fits")
     how.add_argument("--order", choices=["auto", "time", "rows", "columns"], default="auto", help="default: auto")
     how.add_argument("--chunk", type=positive, metavar="N", help="latent frames (rows, columns) at a time")
-    how.add_argument("--memory-budget", metavar="SIZE", help="8GB, 50%%: stay below, weights included (default: 50%%)")
+    how.add_argument("--memory-budget", metavar="SIZE", help="8GB, 50%%: stay below, all included (default: 50%%)")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="tiles in pixels, such as 512:64 (mode tiled)")
     how.add_argument("--tile-frames", type=tile, metavar="SIZE:OVERLAP", help="tiles in frames, such as 64:24")
     how.add_argument(
@@ -123,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.demo:
         if arguments.latents or arguments.model:
-            parser.error("--demo brings its own latents and VAE; leave out LATENTS and -m")
+            parser.error("--demo comes with latents and a VAE; leave out LATENTS and -m")
         arguments.latents, arguments.model = str(demo.LATENTS), str(demo.VAE)
         arguments.output = arguments.output or _DEMO_OUTPUT
     if not arguments.latents:
@@ -133,37 +136,39 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments.output and not arguments.dry_run:
         parser.error("-o OUT is missing: where to write the video")
     if arguments.json and arguments.output == "-":
-        parser.error("--json and -o - both want standard output")
+        parser.error("--json and -o - both write to standard output; choose one")
     if arguments.preset and (arguments.tile or arguments.tile_frames):
-        parser.error("--preset already says what --tile and --tile-frames would")
+        parser.error("--preset cannot be combined with --tile or --tile-frames")
     if (arguments.preset or arguments.tile or arguments.tile_frames) and arguments.mode not in ("auto", "tiled"):
         parser.error(f"tiles go with --mode tiled, not {arguments.mode}")
     return run_command(_decode, arguments)
 
 
 def _decode(arguments: argparse.Namespace) -> None:
-    headers = read_headers(arguments.model, ["decoder"])
-    config = headers.config
-    latents, info = load_latents(
-        arguments.latents,
-        latent_channels=config.latent_channels,
-        tensor=arguments.tensor,
-        grid=arguments.grid,
-        unnormalized=arguments.unnormalized,
-        statistics=headers.read_statistics(),
+    checkpoint = open_checkpoint(arguments.model, encoder=False)
+    config = checkpoint.config
+    file = open_latents(
+        arguments.latents, latent_channels=config.latent_channels, tensor=arguments.tensor, grid=arguments.grid
     )
-    shape = (1, *latents.shape[1:])
-    tiling = _tiling(arguments, config.num_frames(shape[2]), *(config.spatial_scale * size for size in shape[3:]))
-    mode = "tiled" if tiling is not None and arguments.mode == "auto" else arguments.mode
-    options = {"mode": mode, "order": arguments.order, "chunk": arguments.chunk}
-    options |= {"tiling": tiling, "tile_batch_size": arguments.tile_batch_size}
-    dtype = DTYPES[arguments.dtype or headers.halves["decoder"].dtype]
-    plan = plan_here(config, shape, dtype, memory_budget=arguments.memory_budget, **options)
+    shape = file.shape._replace(batch=1)
+    tiling = _tiling(arguments, config.scale.video_grid(shape.grid))
+    plan = plan_decode_here(
+        decoder_spec(config),
+        shape,
+        DTYPES[arguments.dtype or checkpoint.networks["decoder"].dtype],
+        memory_budget=arguments.memory_budget,
+        mode="tiled" if tiling is not None and arguments.mode == "auto" else arguments.mode,
+        order=arguments.order,
+        tiling=tiling,
+        tile_batch_size=arguments.tile_batch_size,
+        chunk=arguments.chunk,
+    )
     if arguments.dry_run:
         print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
         return
-    vae = VideoVAE.from_pretrained(arguments.model, dtype=arguments.dtype, encoder=False)
-    report = Report(plan, arguments.fps or info.fps or _DEFAULT_FPS)
+    latents = file.read(statistics=checkpoint.read_statistics(), unnormalized=arguments.unnormalized)
+    vae = VideoVAE.from_pretrained(checkpoint, dtype=arguments.dtype, encoder=False)
+    report = Report(plan, arguments.fps or file.info.fps or DEFAULT_FPS)
     for item, output in enumerate(name_outputs(arguments.output, latents.shape[0])):
         _decode_one(vae, latents[item : item + 1], output, report, arguments)
     if arguments.json:
@@ -172,9 +177,10 @@ def _decode(arguments: argparse.Namespace) -> None:
         print(report, file=sys.stderr if arguments.output == "-" else sys.stdout)
 
 
-def _tiling(arguments: argparse.Namespace, num_frames: int, height: int, width: int) -> TilingConfig | None:
+def _tiling(arguments: argparse.Namespace, video_grid: Grid) -> TilingConfig | None:
     """The tiles that were asked for, or None."""
     if arguments.preset:
+        num_frames, height, width = video_grid
         return preset(arguments.preset, height, width, num_frames)
     if not (arguments.tile or arguments.tile_frames):
         return None
@@ -217,7 +223,7 @@ def name_outputs(output: str, batch: int) -> list[str]:
     if batch == 1:
         return [output]
     if output == "-":
-        raise LatentsError(f"the file holds {batch} videos, and standard output takes one; give a name to write to.")
+        raise LatentsError(f"the file has {batch} videos, and standard output takes one; name an output file.")
     path = Path(output)
     if output.endswith("/") or path.is_dir():
         return [f"{path}-{item}/" for item in range(batch)]

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import demo
-from .checkpoint import read_headers
+from .checkpoint import Checkpoint, open_checkpoint
 from .cli import (
     add_common_options,
     add_report_options,
@@ -22,24 +22,29 @@ from .cli import (
     tile,
     with_progress,
 )
-from .latents import LatentsWriter, to_numpy
-from .models.video_vae.config import VAEConfig
+from .dtypes import DTYPES
+from .errors import LatentsError
+from .latents import check_latents_target, save_latents
+from .models.video_vae.specs import encoder_spec
+from .planning.plan import EncodePlan
 from .tiling import SpatialTilingConfig, TilingConfig
-from .vae import DTYPES, VideoVAE
+from .units import GB
+from .vae import VideoVAE, plan_encode_here
 from .video import Fit, VideoReader
 
-_GB = 1e9
+_UNKNOWN_LENGTH = 1001  # frames; a longer clip takes no more memory
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run tells at its end. `frames` are those that the latents stand for."""
+    """What a run reports at its end. `frames` are those that the latents stand for."""
 
     frames: int
     size: tuple[int, int]
     fps: Fraction | None
     seconds: float
     latent_shape: tuple[int, ...]
+    plan: EncodePlan
     output: str
 
     def as_dict(self) -> dict[str, Any]:
@@ -52,13 +57,14 @@ class Report:
             "seconds": self.seconds,
             "peak_memory_bytes": mx.get_peak_memory(),
             "latent_shape": self.latent_shape,
+            "plan": self.plan.as_dict(),
             "output": self.output,
         }
 
     def __str__(self) -> str:
         return (
             f"Frames: {self.frames}, {self.frames / self.seconds:.3f} frames-per-sec, latents {self.latent_shape}\n"
-            f"Peak memory: {mx.get_peak_memory() / _GB:.3f} GB"
+            f"Peak memory: {mx.get_peak_memory() / GB:.3f} GB"
         )
 
 
@@ -93,8 +99,10 @@ def build_parser() -> argparse.ArgumentParser:
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="in tiles, in pixels, such as 512:128")
     how.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help="tiles together (default: 1)")
+    how.add_argument("--memory-budget", metavar="SIZE", help="8GB, 50%%: stay below, all included (default: 50%%)")
     how.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
 
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and encode nothing")
     add_report_options(parser)
     add_common_options(parser)
     return parser
@@ -105,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if arguments.demo and arguments.model:
-        parser.error("--demo brings its own VAE; leave out -m")
+        parser.error("--demo comes with a VAE; leave out -m")
     if arguments.demo:
         arguments.model = str(demo.VAE)
     if not arguments.model:
@@ -114,15 +122,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _encode(arguments: argparse.Namespace) -> None:
-    config = read_headers(arguments.model, ["encoder"]).config
+    checkpoint = open_checkpoint(arguments.model, decoder=False)
     with VideoReader(
         arguments.video,
         size=arguments.size,
         fit=_fit(arguments),
-        multiple=config.spatial_scale,
+        multiple=checkpoint.config.spatial_scale,
         max_frames=arguments.frames,
     ) as video:
-        report = _encode_video(video, config, arguments)
+        plan = _plan(checkpoint, video, arguments)
+        if arguments.dry_run:
+            print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
+            return
+        report = _encode_video(checkpoint, video, plan, arguments)
     if arguments.json:
         print(json.dumps(report.as_dict()))
     elif not arguments.quiet:
@@ -135,19 +147,39 @@ def _fit(arguments: argparse.Namespace) -> Fit:
     return Fit.RESIZE if arguments.resize or arguments.size else Fit.EXACT
 
 
-def _encode_video(video: VideoReader, config: VAEConfig, arguments: argparse.Namespace) -> Report:
+def _plan(checkpoint: Checkpoint, video: VideoReader, arguments: argparse.Namespace) -> EncodePlan:
+    """How the video is encoded. Its number of frames is only known once all of them are read."""
+    width, height = video.size
+    dtype = arguments.dtype or checkpoint.networks["encoder"].dtype
+    return plan_encode_here(
+        encoder_spec(checkpoint.config),
+        (video.num_frames or _UNKNOWN_LENGTH, height, width, 3),
+        DTYPES["float32" if dtype == "float16" else dtype],  # encoders are promoted
+        pad=arguments.pad,
+        memory_budget=arguments.memory_budget,
+        mode="tiled" if arguments.tile else "auto",
+        tiling=TilingConfig(SpatialTilingConfig(*arguments.tile)) if arguments.tile else None,
+        tile_batch_size=arguments.tile_batch_size,
+    )
+
+
+def _encode_video(
+    checkpoint: Checkpoint, video: VideoReader, plan: EncodePlan, arguments: argparse.Namespace
+) -> Report:
     width, height = video.size
     fps = arguments.fps or video.fps
-    tiling = TilingConfig(SpatialTilingConfig(*arguments.tile)) if arguments.tile else None
-    options = {"tiling": tiling, "tile_batch_size": arguments.tile_batch_size, "pad": arguments.pad}
-    with LatentsWriter(arguments.output, fps=fps, height=height, width=width) as out:
-        vae = VideoVAE.from_pretrained(arguments.model, dtype=arguments.dtype, decoder=False)
-        start = time.perf_counter()
-        for latents in vae.encode_stream(with_progress(video, len, video.num_frames, arguments), **options):
-            out.write(to_numpy(latents))
-        out.num_frames = config.num_frames(out.shape[2])
+    check_latents_target(arguments.output, fps=fps)
+    vae = VideoVAE.from_pretrained(checkpoint, dtype=arguments.dtype, decoder=False)
+    start = time.perf_counter()
+    frames = with_progress(video, len, video.num_frames, arguments)
+    parts = list(vae.encode_stream(frames, plan, pad=arguments.pad))
+    if not parts:
+        raise LatentsError(f"{arguments.video}: has no frames.")
+    latents = mx.concatenate(parts, axis=2)
+    num_frames = checkpoint.config.num_frames(latents.shape[2])
+    save_latents(arguments.output, latents, fps=fps, num_frames=num_frames, height=height, width=width)
     seconds = time.perf_counter() - start
-    return Report(out.num_frames, video.size, fps, seconds, out.shape, arguments.output)
+    return Report(num_frames, video.size, fps, seconds, latents.shape, plan, arguments.output)
 
 
 if __name__ == "__main__":

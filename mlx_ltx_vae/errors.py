@@ -12,6 +12,10 @@ class CheckpointError(LTXVAEError):
     """A checkpoint that cannot be read, is incomplete, or is of a kind that is not supported."""
 
 
+class CheckpointsDiffer(LTXVAEError):
+    """Two checkpoints that should have the same weights do not."""
+
+
 class LatentsError(LTXVAEError):
     """Latents, noise or pixels whose shape, values or layout the network cannot take."""
 

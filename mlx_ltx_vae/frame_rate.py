@@ -1,13 +1,13 @@
-"""Frame rates as exact fractions: 23.976 is 24000/1001 and stays so."""
+"""Frame rates as exact fractions: 23.976 is 24000/1001."""
 
 import math
 import re
 from fractions import Fraction
 
-#: Frames per second of a video whose latents do not say.
+#: Frames per second of a video whose latent file states no rate.
 DEFAULT_FPS = Fraction(24)
 
-#: Rates that broadcast slows by 1000/1001, and that people write with two or three decimals.
+#: Rates that broadcast video slows down by 1000/1001, usually written with two or three decimals.
 _NTSC_BASES = (24, 30, 48, 60, 120)
 _NTSC_TOLERANCE = Fraction(1, 100)  # covers 23.97 and 23.98 alike; 24 itself is 0.024 away
 _MAX_FPS = 1000
@@ -19,13 +19,13 @@ def parse_fps(rate: str | float | Fraction) -> Fraction:
     """Frames per second as an exact fraction.
 
     Decimals near an NTSC rate mean that rate: 23.976 (and 23.97, 23.98) is 24000/1001, 29.97 is 30000/1001.
-    A ratio ("30000/1001") and a `Fraction` are taken at their word.
+    A ratio ("30000/1001") and a `Fraction` are not rounded.
 
     Raises:
-        ValueError: for what is not a number above 0 and at most 1000.
+        ValueError: for anything but a number above 0 and at most 1000.
     """
     text = str(rate).strip()
-    if isinstance(rate, float):  # numpy's float64 too, whose str is not its repr in every version
+    if isinstance(rate, float):  # also numpy.float64, whose repr depends on numpy's version
         text = repr(float(rate)) if math.isfinite(rate) else "nan"
     if _RATIO.fullmatch(text):
         fps = Fraction(text)
@@ -34,7 +34,7 @@ def parse_fps(rate: str | float | Fraction) -> Fraction:
     else:
         raise ValueError(f"{text!r} is not a frame rate; write frames per second as 24, 23.976 or 24000/1001.")
     if not 0 < fps <= _MAX_FPS:
-        raise ValueError(f"a frame rate must be above 0 and at most {_MAX_FPS}, and this one is {text}.")
+        raise ValueError(f"a frame rate must be above 0 and at most {_MAX_FPS}, not {text}.")
     return fps
 
 

@@ -1,25 +1,25 @@
-"""`python -m mlx_ltx_vae.info`: what a checkpoint or a latent file is."""
+"""`python -m mlx_ltx_vae.info`: describe a checkpoint or a latent file."""
 
 import argparse
 import json
 import sys
 
 from .cli import add_common_options, grid, run_command
-from .inspect import summarise
+from .inspect import inspect
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m mlx_ltx_vae.info",
-        description="Say what a checkpoint or a latent file is. Of a checkpoint only headers are read.",
+        description="Describe a checkpoint or a latent file. Of a checkpoint only the headers are read.",
     )
     parser.add_argument("file", metavar="FILE", help="checkpoint file, folder or hub repository id, or a latent file")
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     latents = parser.add_argument_group("for latents")
     latents.add_argument("-m", "--model", metavar="VAE", help="the checkpoint that they are for")
-    latents.add_argument("--tensor", metavar="NAME", help="which tensor of a file that has several")
-    latents.add_argument("--grid", type=grid, metavar="FxHxW", help="of packed latents, such as 16x22x40")
+    latents.add_argument("--tensor", metavar="NAME", help="the tensor in a file with several")
+    latents.add_argument("--grid", type=grid, metavar="FxHxW", help="grid of packed latents, such as 16x22x40")
     add_common_options(parser)
     return parser
 
@@ -30,8 +30,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _info(arguments: argparse.Namespace) -> None:
-    summary = summarise(arguments.file, vae=arguments.model, tensor=arguments.tensor, grid=arguments.grid)
-    print(json.dumps(summary.as_dict()) if arguments.json else summary)
+    report = inspect(arguments.file, vae=arguments.model, tensor=arguments.tensor, grid=arguments.grid)
+    print(json.dumps(report.as_dict()) if arguments.json else report)
 
 
 if __name__ == "__main__":

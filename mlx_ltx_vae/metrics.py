@@ -1,6 +1,7 @@
 """How far two results are apart."""
 
 import math
+from typing import Any
 
 import mlx.core as mx
 
@@ -8,7 +9,7 @@ from .mlx_utils import to_float
 
 
 def psnr(one: mx.array, other: mx.array, *, span: float = 2.0) -> float:
-    """The peak signal-to-noise ratio of two arrays of one shape, in dB; infinite where they are equal.
+    """The peak signal-to-noise ratio of two arrays of one shape, in dB; infinite if they are equal.
 
     Args:
         one: any shape and type.
@@ -22,3 +23,9 @@ def psnr(one: mx.array, other: mx.array, *, span: float = 2.0) -> float:
 def max_difference(one: mx.array, other: mx.array) -> float:
     """The largest absolute difference of two arrays of one shape."""
     return to_float(mx.abs(one.astype(mx.float32) - other.astype(mx.float32)).max())
+
+
+def compare(one: mx.array, other: mx.array, *, span: float = 2.0, rounding: float = 0.0) -> dict[str, Any]:
+    """`psnr`, None if no difference is larger than `rounding`, and `largest`, the largest difference, for JSON."""
+    largest = max_difference(one, other)
+    return {"psnr": None if largest <= rounding else psnr(one, other, span=span), "largest": largest}

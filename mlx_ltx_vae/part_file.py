@@ -12,7 +12,7 @@ from .errors import WriterError
 
 @contextmanager
 def writing_to(name: str | os.PathLike) -> Iterator[None]:
-    """Turns what the operating system refuses into a `WriterError` that names the target."""
+    """Turn errors of the operating system into a `WriterError` that names the target."""
     try:
         yield
     except OSError as error:
@@ -20,18 +20,18 @@ def writing_to(name: str | os.PathLike) -> Iterator[None]:
 
 
 def part_path(target: Path) -> Path:
-    """A hidden, unused name beside `target` with the same ending, so that a rename stays on one disk."""
+    """A hidden, unused name with the same ending beside `target`, so that a rename stays on one file system."""
     return target.with_name(f".{target.stem}.{secrets.token_hex(4)}.part{target.suffix}")
 
 
 class PartFile:
     """An empty file beside `target`, to be filled and then renamed.
 
-    It is made at once, so that a missing or read-only folder is refused before any work is done. It goes with this
-    object, and at the latest with the program: so also where Ctrl-C comes before anybody could discard it.
+    It is created at once, so that a missing or read-only folder is refused before any work is done. It is removed
+    with this object, at the latest when the interpreter exits, so that Ctrl-C at any point leaves nothing behind.
 
     Raises:
-        WriterError: if it cannot be made, or if `target` is a folder.
+        WriterError: if it cannot be created, or if `target` is a folder.
     """
 
     def __init__(self, target: Path) -> None:
@@ -44,11 +44,11 @@ class PartFile:
         self._remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
 
     def complete(self) -> None:
-        """Give the file its name, replacing what had it."""
+        """Rename the file to its target, replacing an earlier file."""
         with writing_to(self.target):
             os.replace(self.path, self.target)
         self._remove.detach()
 
     def discard(self) -> None:
-        """Remove the file, if it is still there."""
+        """Remove the file if it has not been renamed."""
         self._remove()

@@ -35,6 +35,13 @@ class ScaleFactors(NamedTuple):
             )
         return 1 + (frames - 1) // self.time, height // self.height, width // self.width
 
+    def usable_frames(self, num_frames: int, *, pad: bool) -> int:
+        """The next number of frames of the form 1 + time * k: below `num_frames`, or above it where it is padded."""
+        over = (num_frames - 1) % self.time
+        if over == 0:
+            return num_frames
+        return num_frames + self.time - over if pad else num_frames - over
+
     def covering_latent_grid(self, video_grid: Sequence[int]) -> Grid:
         """(F', H', W') of the smallest latents whose video is at least (F, H, W)."""
         frames, height, width = video_grid

@@ -2,33 +2,42 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from .checkpoint import load_checkpoint
-from .checkpoint.network_weights import load_half
+from .checkpoint import Checkpoint, load_network, open_checkpoint
 from .device import available_memory, backend
-from .errors import CheckpointError, LatentsError, PlanError
+from .dtypes import DTYPES
+from .errors import CheckpointError, LatentsError, PlanError, TilingError
+from .mlx_utils import count_nonfinite, to_bool
+from .models.base import Decoder, Encoder
+from .models.noise import Noise, draw
+from .models.specs import NetworkSpec
 from .models.video_vae.config import VAEConfig
-from .models.video_vae.decoder import Decoder
-from .models.video_vae.encoder import Encoder
-from .models.video_vae.noise import Noise, draw
-from .pipeline.decode import Job, execute
-from .pipeline.encode import EncodeJob
-from .pipeline.postprocess import FrameChunk, Watch
-from .pipeline.preprocess import Frames, channels_last
-from .planning.plan import DecodePlan, Machine, check_latent_shape, make_layout, make_plan, parse_budget
-from .tiling import TilingConfig, check_batch_size
+from .models.video_vae.decoder import ConvDecoder
+from .models.video_vae.encoder import ConvEncoder
+from .pipeline.decode import DecodeRun
+from .pipeline.encode import EncodeRun
+from .pipeline.postprocess import FrameChunk
+from .pipeline.preprocess import ClipSource, Frames, FrameStreamSource, Preprocess, to_channels_last
+from .planning.memory import Machine
+from .planning.options import check_latent_shape, parse_options
+from .planning.plan import DecodePlan, EncodePlan
+from .planning.planner import plan_decode, plan_encode
+from .shapes import Grid
+from .tiling.batches import check_batch_size
+from .tiling.config import TilingConfig
+from .units import parse_bytes
 
-DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-
-#: Of the normalised latent, how much is replaced by noise before a decode with timestep conditioning.
+#: How much of the normalized latents is replaced by noise before a decode with a timestep.
 NOISE_SCALE = 0.025
 #: The timestep of a decode with timestep conditioning, unless another is given.
 DEFAULT_TIMESTEP = 0.05
+
+_LONG_CLIP = 8  # latent frames
 
 
 class VideoVAE:
@@ -38,9 +47,8 @@ class VideoVAE:
         config: what the checkpoint says it is.
         encoder: the network, or None where it was not loaded.
         decoder: the network, or None where it was not loaded.
-        mean: (C,) float32, the latents' mean per channel.
+        mean: (C,) float32, the mean of the latents per channel.
         std: (C,) float32, their standard deviation.
-        dtype: what the decoder computes in (the encoder, where there is no decoder).
 
     ```python
     vae = VideoVAE.from_pretrained("ltx-2.5-video-vae-conv-bf16.safetensors")
@@ -59,28 +67,31 @@ class VideoVAE:
         *,
         encoder_is_promoted: bool = False,
     ) -> None:
+        if encoder is None and decoder is None:
+            raise CheckpointError("a VideoVAE needs an encoder or a decoder.")
         self.config = config
         self.encoder = encoder
         self.decoder = decoder
         self.mean = mean.astype(mx.float32)
         self.std = std.astype(mx.float32)
-        half = decoder if decoder is not None else encoder
-        if half is None:
-            raise CheckpointError("a VideoVAE needs an encoder or a decoder.")
-        self.dtype: mx.Dtype = half.conv_in.conv.weight.dtype
         self._encoder_is_promoted = encoder_is_promoted
 
     @classmethod
     def from_pretrained(
-        cls, source: str | os.PathLike, *, dtype: str | None = None, encoder: bool = True, decoder: bool = True
+        cls,
+        source: str | os.PathLike | Checkpoint,
+        *,
+        dtype: str | None = None,
+        encoder: bool = True,
+        decoder: bool = True,
     ) -> "VideoVAE":
         """Load a VAE.
 
         Args:
-            source: a file (of any layout people have, also one of 40 GB: only the VAE's tensors are read), a folder,
-                or a hub repository id.
+            source: a file of any known layout (of a 40 GB file only the VAE's tensors are read), a folder, a hub
+                repository id, or an opened checkpoint.
             dtype: "float32", "bfloat16" or "float16"; None for the checkpoint's own. An encoder that would be float16
-                computes in float32, as float16 may overflow there, and says so when it is used.
+                computes in float32, since float16 may overflow there, and warns when it is used.
             encoder: whether to load the encoder.
             decoder: whether to load the decoder.
 
@@ -89,18 +100,26 @@ class VideoVAE:
         """
         if dtype is not None and dtype not in DTYPES:
             raise CheckpointError(f"dtype {dtype!r} is not known; there are {', '.join(DTYPES)}.")
-        checkpoint = load_checkpoint(source, encoder=encoder, decoder=decoder)
+        if isinstance(source, Checkpoint):
+            checkpoint = source
+        else:
+            checkpoint = open_checkpoint(source, encoder=encoder, decoder=decoder)
         config = checkpoint.config
         target = None if dtype is None else DTYPES[dtype]
-        halves = {
-            "encoder": lambda: Encoder(config.encoder, config.patch_size),
-            "decoder": lambda: Decoder(config.decoder, config.patch_size),
-        }
-        promoted = _is_float16(checkpoint.encoder, target)
-        targets = {"encoder": mx.float32 if promoted else target, "decoder": target}
-        built = {name: load_half(checkpoint, name, make, targets[name]) for name, make in halves.items()}
-        mean, std = checkpoint.mean, checkpoint.std
-        return cls(config, built["encoder"], built["decoder"], mean, std, encoder_is_promoted=promoted)
+        promoted = encoder and _is_float16(checkpoint, "encoder", dtype)
+        loaded_encoder = loaded_decoder = None
+        if encoder:
+            encoder_dtype = mx.float32 if promoted else target
+            loaded_encoder = load_network(checkpoint, "encoder", lambda: ConvEncoder(config), encoder_dtype)
+        if decoder:
+            loaded_decoder = load_network(checkpoint, "decoder", lambda: ConvDecoder(config), target)
+        mean, std = checkpoint.read_statistics()
+        return cls(config, loaded_encoder, loaded_decoder, mean, std, encoder_is_promoted=promoted)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What the decoder computes in; the encoder, where there is no decoder."""
+        return self._decoder.dtype if self.decoder is not None else self._encoder.dtype
 
     def plan(
         self,
@@ -117,20 +136,68 @@ class VideoVAE:
 
         Args:
             latent_shape: (B, C, F', H', W').
-            memory_budget: "8GB", "50%" of what there is, or bytes: what the peak must stay below, weights included.
-                None aims at half of what there is, and takes the least that works where that is not enough.
+            memory_budget: "8GB", "50%" of what is available, or bytes: what the decode must stay below, weights and
+                MLX's buffer cache included. None aims at half of what is available, and takes the least that works
+                where that is not enough.
             mode: "auto" (exact wherever that fits), "exact", "single" or "tiled".
             order: "auto", "time", "rows" or "columns", for the exact mode.
-            tiling: the tiles, for mode "tiled" (by default `TilingConfig.default()`).
+            tiling: the tiles, for mode "tiled" (default: `TilingConfig.default()`).
             tile_batch_size: how many tiles of equal shape are decoded together, at most.
             chunk: latent frames (rows, columns) at a time; None to choose.
 
         Raises:
             LatentsError: for a shape that the VAE cannot decode.
-            PlanError: for a wish that cannot be had; a budget that nothing meets is told with the least that works.
+            PlanError: for options that cannot be met; a budget that nothing meets is named with the least that works.
         """
-        options = {"mode": mode, "order": order, "chunk": chunk, "tiling": tiling, "tile_batch_size": tile_batch_size}
-        return plan_here(self.config, latent_shape, self.dtype, memory_budget=memory_budget, **options)
+        return plan_decode_here(
+            self._decoder.spec,
+            latent_shape,
+            self._decoder.dtype,
+            memory_budget=memory_budget,
+            is_loaded=True,
+            mode=mode,
+            order=order,
+            tiling=tiling,
+            tile_batch_size=tile_batch_size,
+            chunk=chunk,
+        )
+
+    def plan_encode(
+        self,
+        frame_shape: Sequence[int],
+        *,
+        memory_budget: str | int | None = None,
+        mode: str = "auto",
+        tiling: TilingConfig | None = None,
+        tile_batch_size: int = 1,
+        pad: bool = False,
+    ) -> EncodePlan:
+        """How frames of a shape would be encoded. Pure arithmetic; nothing is encoded.
+
+        Args:
+            frame_shape: (B, 3, F, H, W), or (F, H, W, 3) as uint8 frames have it.
+            memory_budget: see `plan`.
+            mode: "auto" (exact wherever that fits), "exact", "single" or "tiled".
+            tiling: the tiles, for mode "tiled".
+            tile_batch_size: how many tiles of equal shape are encoded together, at most.
+            pad: whether a clip is padded to 1 + t*k frames; otherwise what is over is dropped.
+
+        Raises:
+            LatentsError: for a shape that the VAE cannot encode.
+            PlanError: as `plan`.
+        """
+        encoder = self._encoder
+        return plan_encode_here(
+            encoder.spec,
+            frame_shape,
+            encoder.dtype,
+            pad=pad,
+            memory_budget=memory_budget,
+            is_loaded=True,
+            mode=mode,
+            tiling=tiling,
+            tile_batch_size=tile_batch_size,
+        )
 
     def stream(
         self,
@@ -140,41 +207,52 @@ class VideoVAE:
         timestep: float | None = None,
         seed: int = 0,
         noise: Noise = None,
+        noise_scale: float | None = None,
         bit_depth: int | None = None,
-    ) -> Iterator[FrameChunk]:
+    ) -> Generator[FrameChunk, None, None]:
         """Decode, handing frames over as they are finished: each once, in order.
 
         Closing the iterator frees everything; several streams of one VAE may run interleaved.
 
         Args:
-            latents: (B, C, F', H', W'), normalised.
+            latents: (B, C, F', H', W'), normalized.
             plan: from `plan`; None for the default.
-            timestep: the decode timestep of VAEs that take one (0.05 by default).
+            timestep: the decode timestep of VAEs that take one, 0 to 1 (default 0.05).
             seed: of the noise that such VAEs add.
-            noise: that noise itself, in the order of the network's draws, or "zeros".
-            bit_depth: 8 or 10 where the chunks are only asked for `to_uint8` or `to_uint16`. Decoding by rows or
-                columns then keeps no more than that of the frames that wait on disk.
+            noise: that noise itself, in the order in which the network draws it, or "zeros".
+            noise_scale: how much of the latents is replaced by noise (default 0.025).
+            bit_depth: 8 or 10 for chunks that hold levels instead of floats. Frames that wait on disk (orders rows and
+                columns) then take less room.
 
         Raises:
             LatentsError: at once, for latents or noise that the network cannot take.
             PlanError: at once, for a plan made for another shape.
             DecodeError: while decoding, for pixels that cannot be a picture.
         """
-        if self.decoder is None:
-            raise CheckpointError("this VideoVAE was loaded without a decoder; load it with decoder=True.")
-        latents = _as_mlx(latents)
-        shape = check_latent_shape(self.config, latents.shape)
+        decoder = self._decoder
+        latents = latents if isinstance(latents, mx.array) else mx.array(latents)  # a copy of an mx.array is not free
+        shape = check_latent_shape(decoder.spec, latents.shape)
         plan = self.plan(shape) if plan is None else plan
         if plan.latent_shape != shape:
-            raise PlanError(f"the plan was made for latents of the shape {plan.latent_shape}, and these have {shape}.")
+            raise PlanError(
+                f"the plan was made for latents of shape {tuple(plan.latent_shape)}; these are {tuple(shape)}."
+            )
         if bit_depth not in (None, 8, 10):
-            raise LatentsError(f"a bit depth is 8 or 10, and not {bit_depth!r}.")
-        may_be_flat = _check_values(latents)
-        timesteps = self._timesteps(timestep, shape[0])
-        prepared, fields = self._prepare(latents, timesteps is not None, seed, noise)
-        watch = Watch(self.config.patch_size, may_be_flat=may_be_flat)
-        layout = None if plan.tiling is None else make_layout(self.config, shape, plan.tiling)
-        return execute(Job(self.decoder, prepared, watch, timesteps, fields), plan, layout, bit_depth)
+            raise LatentsError(f"a bit depth is 8 or 10, not {bit_depth!r}.")
+        bad = count_nonfinite(latents)
+        if bad:
+            raise LatentsError(f"{bad} of {latents.size} latent values are NaN or infinite.")
+        return DecodeRun(
+            decoder,
+            plan,
+            latents,
+            self.mean,
+            self.std,
+            draw(noise, seed, shape, decoder.spec, decoder.dtype, scale=_noise_scale(noise_scale)),
+            timesteps=_timesteps(decoder.spec, timestep, shape.batch),
+            may_be_flat=to_bool((latents == latents[:, :, :1, :1, :1]).all()),
+            bit_depth=bit_depth,
+        ).chunks()
 
     def decode(
         self,
@@ -186,12 +264,12 @@ class VideoVAE:
         noise: Noise = None,
         on_frames_ready: Callable[[mx.array, int], None] | None = None,
     ) -> mx.array | None:
-        """Decode all of it.
+        """Decode a whole clip.
 
         Args:
             latents: as `stream` takes them, and likewise plan, timestep, seed and noise.
-            on_frames_ready: called with (frames (B, 3, n, H, W), start index) as frames become final, each once and
-                in order. An exception in it stops the decode and reaches the caller.
+            on_frames_ready: called with (frames (B, 3, n, H, W), start index) as frames become final, each once and in
+                order. An exception in it stops the decode and reaches the caller.
 
         Returns:
             Pixels (B, 3, F, H, W) in about [-1, 1]; None with `on_frames_ready`, which has had them.
@@ -210,41 +288,55 @@ class VideoVAE:
     def encode(
         self,
         pixels: Frames | Iterable[Frames],
+        plan: EncodePlan | None = None,
         *,
         tiling: TilingConfig | None = None,
         tile_batch_size: int = 1,
         pad: bool = False,
     ) -> mx.array:
-        """Encode frames to normalised latents: the means, nothing is sampled.
+        """Encode frames to normalized latents: the means, nothing is sampled.
 
         Args:
             pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays, the
-                clip's frames in order, of which only a few are then in memory at a time. F should be 1 + t*k; H and W
-                are multiples of the spatial scale.
+                frames of a clip in order, of which only a few are then in memory at a time. F should be 1 + t*k; H and
+                W are multiples of the spatial scale.
+            plan: from `plan_encode`; None for the default.
             tiling: encode in overlapping tiles and blend the latents, which is not exact. None for whole frames. Tiles
-                cut in time want the whole clip as one array.
+                cut in time take the whole clip as one array.
             tile_batch_size: how many tiles of equal shape are encoded together, at most.
-            pad: whether the last frame is repeated up to 1 + t*k frames. Without it what is over at the end is left
-                out, with a warning.
+            pad: whether the last frame is repeated up to 1 + t*k frames. Otherwise what is over at the end is dropped,
+                with a warning.
 
         Returns:
             (B, C, 1 + k, H/s, W/s) in the encoder's dtype.
 
         Raises:
             LatentsError: for frames that the network cannot take.
-            TilingError: for tiles or a batch of them that cannot be.
+            PlanError: for a plan made for other frames.
+            TilingError: for tiles, or a batch of them, that are not possible.
         """
         if not isinstance(pixels, (mx.array, np.ndarray)):
-            options = {"tiling": tiling, "tile_batch_size": tile_batch_size, "pad": pad}
-            return mx.concatenate(list(self.encode_stream(pixels, **options)), axis=2)
-        job = self._encode_job(tiling, tile_batch_size, pad)
-        clip = channels_last(pixels)
-        means = job.stream([clip]) if tiling is None else job.encode_tiles(clip)
-        return mx.concatenate([self._normalise(part) for part in means], axis=2)
+            parts = self.encode_stream(pixels, plan, tiling=tiling, tile_batch_size=tile_batch_size, pad=pad)
+            return mx.concatenate(list(parts), axis=2)
+        encoder = self._checked_encoder(plan, tiling, tile_batch_size)
+        clip = to_channels_last(pixels)
+        preprocess = Preprocess(encoder.spec.scale, encoder.dtype, pad)
+        preprocess.check_size(clip)
+        batch, *grid = clip.shape[:4]
+        if plan is None:
+            mode = "tiled" if tiling else "auto"
+            shape = (batch, 3, *grid)
+            plan = self.plan_encode(shape, mode=mode, tiling=tiling, tile_batch_size=tile_batch_size, pad=pad)
+        expected = (encoder.spec.scale.usable_frames(grid[0], pad=pad), *grid[1:])
+        if (plan.latent_shape.batch, plan.video_grid) != (batch, expected):
+            raise PlanError(f"the plan was made for frames (F, H, W) of {plan.video_grid}; these are {expected}.")
+        run = EncodeRun(encoder, plan, ClipSource(clip, preprocess), self.mean, self.std)
+        return mx.concatenate(list(run.latents()), axis=2)
 
     def encode_stream(
         self,
         frames: Iterable[Frames],
+        plan: EncodePlan | None = None,
         *,
         tiling: TilingConfig | None = None,
         tile_batch_size: int = 1,
@@ -254,108 +346,165 @@ class VideoVAE:
 
         Args:
             frames: arrays of a clip's frames in order, each as `encode` takes it.
+            plan: see `encode`. Its number of frames may be another, since memory does not depend on it.
             tiling: see `encode`; in space alone.
             tile_batch_size: see `encode`.
             pad: see `encode`.
 
         Returns:
-            An iterator of normalised latents (B, C, n, H/s, W/s) in order along time.
+            An iterator of normalized latents (B, C, n, H/s, W/s) in order along time.
 
         Raises:
             LatentsError: for frames that the network cannot take, when it comes to them.
-            TilingError: at once, for tiles or a batch of them that cannot be.
+            TilingError: at once, for tiles or a batch of them that are not possible.
         """
-        means = self._encode_job(tiling, tile_batch_size, pad).stream(map(channels_last, frames))
-        return map(self._normalise, means)
+        encoder = self._checked_encoder(plan, tiling, tile_batch_size)
+        tiles = tiling or (plan.tiling if plan is not None else None)
+        if tiles is not None and tiles.temporal_config is not None:
+            raise TilingError(
+                "tiles in time take the whole clip as one array; leave out temporal_config, since a stream is exact in "
+                "time and shorter tiles save no memory."
+            )
+        preprocess = Preprocess(encoder.spec.scale, encoder.dtype, pad)
 
-    def _encode_job(self, tiling: TilingConfig | None, tile_batch_size: int, pad: bool) -> EncodeJob:
-        check_batch_size(tile_batch_size)
+        def run() -> Iterator[mx.array]:
+            source = FrameStreamSource(map(to_channels_last, frames), preprocess)
+            chosen = plan
+            if chosen is None:
+                # As long as it takes until every layer is at work; a longer clip takes no more memory.
+                shape = (source.batch, 3, 1 + _LONG_CLIP * encoder.spec.scale.time, *source.grid[1:])
+                mode = "tiled" if tiling else "auto"
+                chosen = self.plan_encode(shape, mode=mode, tiling=tiling, tile_batch_size=tile_batch_size)
+            yield from EncodeRun(encoder, chosen, source, self.mean, self.std).latents()
+
+        return run()
+
+    @property
+    def _decoder(self) -> Decoder:
+        if self.decoder is None:
+            raise CheckpointError("this VideoVAE was loaded without a decoder; load it with decoder=True.")
+        return self.decoder
+
+    @property
+    def _encoder(self) -> Encoder:
         if self.encoder is None:
             raise CheckpointError("this VideoVAE was loaded without an encoder; load it with encoder=True.")
+        return self.encoder
+
+    def _checked_encoder(self, plan: EncodePlan | None, tiling: TilingConfig | None, tile_batch_size: int) -> Encoder:
+        check_batch_size(tile_batch_size)
+        encoder = self._encoder
+        if plan is not None and (tiling is not None or tile_batch_size != 1):
+            raise PlanError("the plan says how to tile; leave out tiling and tile_batch_size.")
         if self._encoder_is_promoted:
             warnings.warn(
-                "float16 may overflow in the encoders of LTX, so this one computes in float32; bfloat16 takes half.",
+                "float16 may overflow in the encoders of LTX, so this one computes in float32; bfloat16 takes half of "
+                "the memory.",
                 stacklevel=3,
             )
-        channels = self.config.latent_channels
-        return EncodeJob(self.encoder, channels, self.config.scale, pad, tiling, tile_batch_size)
-
-    def _normalise(self, means: mx.array) -> mx.array:
-        """Means (B, T, H, W, C) to normalised latents (B, C, T, H, W), evaluated."""
-        latents = (means.astype(mx.float32) - self.mean) / self.std
-        latents = latents.astype(self.encoder.conv_in.conv.weight.dtype).transpose(0, 4, 1, 2, 3)
-        if not mx.isfinite(latents).all().item():
-            raise LatentsError("the encoded latents are not finite: the network overflowed; try dtype float32.")
-        return latents
-
-    def _timesteps(self, timestep: float | None, batch: int) -> mx.array | None:
-        if not self.config.timestep_conditioning:
-            if timestep is not None:
-                raise LatentsError("this VAE takes no timestep: only those of 0.9.1 to 0.9.8 do.")
-            return None
-        value = DEFAULT_TIMESTEP if timestep is None else float(timestep)
-        if not 0 <= value <= 1:
-            raise LatentsError(f"a decode timestep lies between 0 and 1, and {timestep} does not.")
-        return mx.full((batch,), value, dtype=mx.float32)
-
-    def _prepare(
-        self, latents: mx.array, conditioned: bool, seed: int, noise: Noise
-    ) -> tuple[mx.array, list[mx.array]]:
-        """What enters the network: latents mixed with noise, un-normalised, (B, T, H, W, C); and the noise fields."""
-        latents = latents.astype(mx.float32)
-        fields: list[mx.array] = []
-        if conditioned:
-            shapes = self.decoder.field_shapes(*latents.shape[3:])
-            draws = draw(noise, seed, latents.shape, shapes, self.dtype)
-            fields = draws.fields
-            latents = (1 - NOISE_SCALE) * latents
-            if draws.latents is not None:
-                latents = latents + NOISE_SCALE * draws.latents
-        elif noise is not None and not isinstance(noise, str) and len(noise):
-            raise LatentsError(f"{len(noise)} noise arrays were given and this VAE draws none.")
-        latents = latents.transpose(0, 2, 3, 4, 1) * self.std + self.mean
-        return latents.astype(self.dtype), fields
+        return encoder
 
 
-def _as_mlx(array: mx.array | np.ndarray) -> mx.array:
-    """The array itself where it is MLX's already: `mx.array` of one is a copy."""
-    return array if isinstance(array, mx.array) else mx.array(array)
-
-
-def plan_here(
-    config: VAEConfig, latent_shape: Sequence[int], dtype: mx.Dtype, *, memory_budget: str | int | None, **options: Any
+def plan_decode_here(
+    spec: NetworkSpec,
+    latent_shape: Sequence[int],
+    dtype: mx.Dtype,
+    *,
+    memory_budget: str | int | None = None,
+    is_loaded: bool = False,
+    **options: Any,
 ) -> DecodePlan:
-    """`make_plan` for this machine: its backend, and its memory as what a budget is a part of.
+    """`plan_decode` on this machine: its backend, and its memory as what a budget is a part of.
 
     Args:
-        config: of the VAE.
+        spec: of the decoder.
         latent_shape: (B, C, F', H', W').
-        dtype: what the network computes in.
+        dtype: what the decoder computes in.
         memory_budget: as `VideoVAE.plan` takes it.
-        options: for `make_plan`.
+        is_loaded: whether its weights are in memory already.
+        options: as `parse_options` takes them.
     """
-    available = available_memory()
-    return make_plan(
-        config,
-        latent_shape,
-        memory_budget=available // 2 if memory_budget is None else parse_budget(memory_budget, available),
+    budget = _budget(spec, dtype, memory_budget, is_loaded)
+    machine = Machine(backend(), dtype.size)
+    parsed = parse_options(spec, **options)
+    fits = memory_budget is not None
+    return plan_decode(spec, latent_shape, parsed, memory_budget=budget, must_fit=fits, machine=machine)
+
+
+def plan_encode_here(
+    spec: NetworkSpec,
+    frame_shape: Sequence[int],
+    dtype: mx.Dtype,
+    *,
+    pad: bool = False,
+    memory_budget: str | int | None = None,
+    is_loaded: bool = False,
+    **options: Any,
+) -> EncodePlan:
+    """`plan_encode` on this machine. Arguments as `plan_decode_here`, but for:
+
+    Args:
+        spec: of the encoder.
+        frame_shape: (B, 3, F, H, W) or (F, H, W, 3).
+        dtype: what the encoder computes in.
+        pad: whether the clip is padded to 1 + t*k frames.
+        memory_budget: see `plan_decode_here`.
+        is_loaded: see `plan_decode_here`.
+        options: see `plan_decode_here`.
+    """
+    batch, (frames, height, width) = _parse_frame_shape(frame_shape)
+    usable = spec.scale.usable_frames(frames, pad=pad)
+    spec.scale.latent_grid((usable, height, width))  # refuses what is no whole number of cells
+    budget = _budget(spec, dtype, memory_budget, is_loaded)
+    return plan_encode(
+        spec,
+        (usable, height, width),
+        parse_options(spec, **options),
+        batch=batch,
+        memory_budget=budget,
         must_fit=memory_budget is not None,
         machine=Machine(backend(), dtype.size),
-        **options,
     )
 
 
-def _is_float16(weights: Mapping[str, mx.array] | None, target: mx.Dtype | None) -> bool:
-    """Whether weights, where there are any, would be float16: as `target` says, or by themselves."""
-    if not weights:
-        return False
-    dtypes = {weight.dtype for weight in weights.values()} if target is None else {target}
-    return mx.float16 in dtypes
+def _budget(spec: NetworkSpec, dtype: mx.Dtype, memory_budget: str | int | None, is_loaded: bool) -> int:
+    """Bytes of a budget; half of what is available where there is none."""
+    available = available_memory(own=spec.num_weights * dtype.size if is_loaded else 0)
+    return available // 2 if memory_budget is None else parse_bytes(memory_budget, available)
 
 
-def _check_values(latents: mx.array) -> bool:
-    """Refuse latents that are not finite; say whether all their cells are alike, so that flat frames may be right."""
-    if not mx.isfinite(latents).all().item():
-        count = latents.size - int(mx.isfinite(latents).sum().item())
-        raise LatentsError(f"{count} of {latents.size} latent values are NaN or infinite, which no decode can mend.")
-    return bool((latents == latents[:, :, :1, :1, :1]).all().item())
+def _parse_frame_shape(shape: Sequence[int]) -> tuple[int, Grid]:
+    """The batch and (F, H, W) of frames as `VideoVAE.encode` takes them."""
+    if len(shape) == 5 and shape[1] == 3:
+        batch, _, frames, height, width = shape
+    elif len(shape) == 4 and shape[3] == 3:
+        batch, (frames, height, width, _) = 1, shape
+    else:
+        raise LatentsError(f"frames have the shape {tuple(shape)}; expected is (B, 3, F, H, W) or (F, H, W, 3).")
+    if min(batch, frames, height, width) < 1:
+        raise LatentsError(f"frames have the shape {tuple(shape)}, which is empty.")
+    return batch, (frames, height, width)
+
+
+def _timesteps(spec: NetworkSpec, timestep: float | None, batch: int) -> mx.array | None:
+    if not spec.has_timestep:
+        if timestep is not None:
+            raise LatentsError("this VAE takes no timestep; those of 0.9.1 to 0.9.8 do.")
+        return None
+    value = DEFAULT_TIMESTEP if timestep is None else float(timestep)
+    if not 0 <= value <= 1:
+        raise LatentsError(f"a decode timestep lies between 0 and 1, and {timestep} does not.")
+    return mx.full((batch,), value, dtype=mx.float32)
+
+
+def _noise_scale(scale: float | None) -> float:
+    value = NOISE_SCALE if scale is None else float(scale)
+    if not 0 <= value <= 1:
+        raise LatentsError(f"a noise scale lies between 0 and 1, and {scale} does not.")
+    return value
+
+
+def _is_float16(checkpoint: Checkpoint, network: str, dtype: str | None) -> bool:
+    """Whether a network would be float16, as `dtype` says or by itself."""
+    stored = checkpoint.networks.get(network)
+    return stored is not None and ("float16" in stored.parameters_by_dtype if dtype is None else dtype == "float16")

@@ -88,3 +88,9 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], GoldenCa
         return cases[name]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def weights(golden: Callable[[str], GoldenCase]) -> Callable[[str], dict[str, np.ndarray]]:
+    """`weights("ltx2_3")`: the tensors of the golden checkpoint."""
+    return lambda name: load_file(golden(name).checkpoint)

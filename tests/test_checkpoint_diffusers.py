@@ -1,4 +1,4 @@
-"""diffusers folders: the tables below say, version by version, what that library calls each block of the original."""
+"""diffusers folders. The tables below give the name of each original block in that library, version by version."""
 
 import json
 from collections.abc import Callable
@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mlx_ltx_vae.checkpoint import load_checkpoint
+from checkpoint_files import assert_same_checkpoint
+from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.diffusers import read_diffusers_config
 from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.models.video_vae.config import GENERATIONS, PaddingMode, parse_vae_config
-from test_checkpoint import assert_same_checkpoint
+from mlx_ltx_vae.models.specs import PaddingMode
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 
 Weights = dict[str, np.ndarray]
 
@@ -135,7 +137,7 @@ def diffusers_config(name: str, base: int, latent_channels: int) -> dict[str, An
 
 
 def diffusers_name(case: str, name: str) -> str | None:
-    """What the converters make of a tensor name of the original file; None for what they drop."""
+    """The diffusers name of a tensor of the original file; None for tensors that the converters drop."""
     name = name.removeprefix("vae.")
     statistics = {
         "per_channel_statistics.mean-of-means": "latents_mean",
@@ -143,10 +145,10 @@ def diffusers_name(case: str, name: str) -> str | None:
     }
     if name.startswith("per_channel_statistics."):
         return statistics.get(name)
-    half, stem, *rest = name.split(".")
+    network, stem, *rest = name.split(".")
     if stem in ("down_blocks", "up_blocks"):
         prefix = BLOCKS[case][stem == "up_blocks"][int(rest[0])]
-        name = ".".join([half, prefix, *rest[1:]])
+        name = ".".join([network, prefix, *rest[1:]])
     name = name.replace("res_blocks", "resnets").replace("norm3.norm", "norm3")
     name = name.replace("conv_shortcut", "conv_shortcut.conv")
     return name.replace("last_time_embedder", "time_embedder").replace("last_scale_shift_table", "scale_shift_table")
@@ -170,9 +172,9 @@ def test_a_diffusers_folder_loads_like_the_original_file(
     case: str,
 ) -> None:
     write_folder(tmp_path, case, load_file(golden(case).checkpoint))
-    loaded = load_checkpoint(tmp_path)
+    loaded = open_checkpoint(tmp_path)
     assert loaded.config.generation == GENERATION[case]
-    assert_same_checkpoint(loaded, load_checkpoint(golden(case).checkpoint))
+    assert_same_checkpoint(loaded, open_checkpoint(golden(case).checkpoint))
     assert parse_vae_config(loaded.raw_config, "") == loaded.config
 
 
@@ -182,7 +184,7 @@ def test_the_published_config_json_describes_the_published_network(case: str) ->
     assert parse_vae_config(translated, "") == parse_vae_config(GENERATIONS[GENERATION[case]], "")
 
 
-def test_what_an_early_config_json_leaves_out_is_taken_from_its_class() -> None:
+def test_keys_missing_from_an_early_config_json_have_the_defaults_of_its_class() -> None:
     early = {
         "_class_name": "AutoencoderKLLTXVideo", "_diffusers_version": "0.32.0.dev0", "in_channels": 3,
         "out_channels": 3, "latent_channels": 128, "block_out_channels": [128, 256, 512, 512],
@@ -199,29 +201,32 @@ def test_what_an_early_config_json_leaves_out_is_taken_from_its_class() -> None:
     [("zeros", "zeros"), ("replicate", "replicate"), ("zeros", "reflect"), ("replicate", "reflect")],
 )
 @pytest.mark.parametrize("causal", [True, False])
-def test_padding_of_each_half_and_causality_are_kept(encoder: str, decoder: str, causal: bool) -> None:
+def test_padding_of_each_network_and_causality_are_kept(encoder: str, decoder: str, causal: bool) -> None:
     raw = diffusers_config("ltx2_3", 8, 8) | {
         "encoder_spatial_padding_mode": encoder,
         "decoder_spatial_padding_mode": decoder,
         "decoder_causal": causal,
     }
     config = parse_vae_config(read_diffusers_config(raw, "").raw_config, "")
-    assert (config.encoder.padding, config.decoder.padding) == (PaddingMode(encoder), PaddingMode(decoder))
+    assert (config.encoder.options.padding, config.decoder.options.padding) == (
+        PaddingMode(encoder),
+        PaddingMode(decoder),
+    )
     assert config.causal_decoder is causal
 
 
-def test_a_pipeline_folder_is_entered(golden: Callable, tmp_path: Path) -> None:
+def test_the_vae_in_a_pipeline_folder_is_found(golden: Callable, tmp_path: Path) -> None:
     write_folder(tmp_path / "vae", "ltx2", load_file(golden("ltx2").checkpoint))
     (tmp_path / "model_index.json").write_text('{"vae": ["diffusers", "AutoencoderKLLTX2Video"]}')
     (tmp_path / "transformer").mkdir()
     (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"never opened")
-    assert_same_checkpoint(load_checkpoint(tmp_path), load_checkpoint(golden("ltx2").checkpoint))
+    assert_same_checkpoint(open_checkpoint(tmp_path), open_checkpoint(golden("ltx2").checkpoint))
 
 
-def test_the_weights_can_be_named_as_a_file(golden: Callable, tmp_path: Path) -> None:
+def test_the_weight_file_can_be_given(golden: Callable, tmp_path: Path) -> None:
     write_folder(tmp_path, "ltx2", load_file(golden("ltx2").checkpoint))
-    loaded = load_checkpoint(tmp_path / "diffusion_pytorch_model.safetensors")
-    assert_same_checkpoint(loaded, load_checkpoint(golden("ltx2").checkpoint))
+    loaded = open_checkpoint(tmp_path / "diffusion_pytorch_model.safetensors")
+    assert_same_checkpoint(loaded, open_checkpoint(golden("ltx2").checkpoint))
 
 
 def test_shards_load_like_the_original_file(golden: Callable, tmp_path: Path) -> None:
@@ -235,27 +240,30 @@ def test_shards_load_like_the_original_file(golden: Callable, tmp_path: Path) ->
         weight_map |= dict.fromkeys(chosen, shard)
     index = tmp_path / "diffusion_pytorch_model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
-    assert_same_checkpoint(load_checkpoint(tmp_path), load_checkpoint(golden("ltxv_0_9_0").checkpoint))
+    assert_same_checkpoint(open_checkpoint(tmp_path), open_checkpoint(golden("ltxv_0_9_0").checkpoint))
 
 
-def test_diffusers_names_without_their_config_are_refused(golden: Callable, tmp_path: Path) -> None:
+def test_diffusers_names_without_their_config_are_an_error(golden: Callable, tmp_path: Path) -> None:
     write_folder(tmp_path, "ltx2", load_file(golden("ltx2").checkpoint))
     (tmp_path / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"names of the diffusers library, so that library's config\.json"):
-        load_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"names of the diffusers library, so the config\.json of that library"):
+        open_checkpoint(tmp_path)
 
 
-def test_a_tensor_outside_the_configured_blocks_is_named(golden: Callable, tmp_path: Path) -> None:
+def test_a_tensor_outside_the_configured_blocks_is_an_error(golden: Callable, tmp_path: Path) -> None:
     write_folder(tmp_path, "ltx2_3", load_file(golden("ltx2_3").checkpoint))
     (tmp_path / "config.json").write_text(json.dumps(diffusers_config("ltx2", 8, 8)))
     with pytest.raises(CheckpointError, match=r"tensor decoder\.up_blocks\.3\..* belongs to no block"):
-        load_checkpoint(tmp_path)
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"_class_name": "AutoencoderKLWan"}, "its class is AutoencoderKLWan; use an AutoencoderKLLTXVideo or"),
+        (
+            {"_class_name": "AutoencoderKLWan"},
+            "its class AutoencoderKLWan is not supported; use an AutoencoderKLLTXVideo or",
+        ),
         ({"_class_name": "LTX2VideoDiffusionDecoderModel"}, "diffusion decoder of LTX-2.5 .* not supported yet"),
         ({"use_attention": True}, "unknown key 'use_attention' = True"),
         ({"patch_size_t": 2}, "patch_size_t = 2; only 1"),
@@ -263,9 +271,9 @@ def test_a_tensor_outside_the_configured_blocks_is_named(golden: Callable, tmp_p
         ({"encoder_causal": False}, "encoder_causal = False"),
         ({"decoder_spatial_padding_mode": "replicate"}, "pads with zeros and its decoder with replicate"),
         ({"layers_per_block": [4]}, "do not describe one network"),
-        ({"block_out_channels": [16, 24, 32, 64]}, "24 channels are no multiple of 16"),
+        ({"block_out_channels": [16, 24, 32, 64]}, "24 channels are not a multiple of 16"),
     ],
 )
-def test_a_config_json_that_is_not_understood_is_refused(change: dict[str, Any], message: str) -> None:
+def test_an_unsupported_config_json_is_an_error(change: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=rf"^the vae: .*{message}"):
         read_diffusers_config(diffusers_config("ltx2_3", 8, 8) | change, "the vae")

@@ -1,4 +1,4 @@
-"""What is no checkpoint is said to be so, in one sentence that names the file, and never reaches MLX or pickle."""
+"""Files that are not checkpoints are errors of one sentence that names the file, and never reach MLX or pickle."""
 
 import json
 import pickle
@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from mlx_ltx_vae.checkpoint import load_checkpoint
+from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import CheckpointError
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0000\nsize 2000000000\n"
 
 
 class RunsCode:
-    """A pickle that would leave a trace if it were loaded."""
+    """A pickle that creates a file when it is loaded."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -39,30 +39,32 @@ class RunsCode:
         (b"GGUF" + bytes(100), "GGUF"),
         ((1 << 62).to_bytes(8, "little") + b'{"a":1}', "not a safetensors file"),
         ((90_000_000).to_bytes(8, "little") + b'{"a":1}', "truncated within its header"),
-        ((8).to_bytes(8, "little") + b'{"a": no', "its header is no JSON"),
-        ((12).to_bytes(8, "little") + b'{"a":{"b":1}}'[:12] + b" ", "its header is no JSON"),
+        ((8).to_bytes(8, "little") + b'{"a": no', "its header is not JSON"),
+        ((12).to_bytes(8, "little") + b'{"a":{"b":1}}'[:12] + b" ", "its header is not JSON"),
         ((13).to_bytes(8, "little") + b'{"a":{"b":1}}', "entry for a is damaged"),
     ],
 )
-def test_a_file_of_another_kind_is_refused_by_what_it_is(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_file_of_another_format_is_an_error_that_names_the_format(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     (tmp_path / "vae.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"vae\.safetensors: .*{message}"):
-        load_checkpoint(tmp_path / "vae.safetensors")
+        open_checkpoint(tmp_path / "vae.safetensors")
 
 
 def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     (tmp_path / "vae.ckpt").write_bytes(pickle.dumps(RunsCode(trace), protocol=2))
     with pytest.raises(CheckpointError, match=r"vae\.ckpt: .*pickle, which is never loaded"):
-        load_checkpoint(tmp_path / "vae.ckpt")
+        open_checkpoint(tmp_path / "vae.ckpt")
     assert not trace.exists()
 
 
-def test_a_truncated_file_says_how_much_is_there(golden: Callable, tmp_path: Path) -> None:
+def test_a_truncated_file_is_an_error_with_both_sizes(golden: Callable, tmp_path: Path) -> None:
     content = golden("ltx2_3").checkpoint.read_bytes()
     (tmp_path / "vae.safetensors").write_bytes(content[:-1])
-    with pytest.raises(CheckpointError, match=rf"truncated, {len(content) - 1} of {len(content)} bytes"):
-        load_checkpoint(tmp_path / "vae.safetensors")
+    with pytest.raises(CheckpointError, match=rf"truncated, it has {len(content) - 1} of {len(content)} bytes"):
+        open_checkpoint(tmp_path / "vae.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -75,66 +77,64 @@ def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damage_anywhere_is_a_checkpoint_error_and_nothing_else(
-    small_file: bytes, tmp_path: Path, data: st.DataObject
-) -> None:
+def test_damage_anywhere_is_a_checkpoint_error(small_file: bytes, tmp_path: Path, data: st.DataObject) -> None:
     damaged = bytearray(small_file[: data.draw(st.integers(0, len(small_file)), label="length")])
     for _ in range(data.draw(st.integers(0, 3), label="changes")):
         if damaged:
             damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     (tmp_path / "vae.safetensors").write_bytes(damaged)
-    with pytest.raises(CheckpointError):  # whole, it is no VAE either
-        load_checkpoint(tmp_path / "vae.safetensors")
+    with pytest.raises(CheckpointError):  # undamaged, it is not a VAE
+        open_checkpoint(tmp_path / "vae.safetensors")
 
 
-def test_a_missing_path_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_missing_path_is_an_error(tmp_path: Path) -> None:
     for source in (tmp_path / "none.safetensors", str(tmp_path / "none"), "none.safetensors", "./none/at/all"):
         with pytest.raises(CheckpointError, match="no such file or folder"):
-            load_checkpoint(source)
+            open_checkpoint(source)
 
 
-def test_an_empty_folder_is_said_to_be_empty(tmp_path: Path) -> None:
+def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="found no safetensors file"):
-        load_checkpoint(tmp_path)
+        open_checkpoint(tmp_path)
 
 
-def test_a_folder_of_pickles_is_not_touched(tmp_path: Path) -> None:
+def test_a_folder_of_pickles_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "model.ckpt").write_bytes(b"\x80")
     with pytest.raises(CheckpointError, match="found no safetensors file"):
-        load_checkpoint(tmp_path)
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_a_file_without_a_vae_is_told_what_it_holds(tmp_path: Path, folder: bool) -> None:
+def test_a_file_without_a_vae_is_an_error_that_lists_its_tensors(tmp_path: Path, folder: bool) -> None:
     others = ["audio_vae.decoder.conv_in.conv.weight", "model.diffusion_model.a", "vocoder.b", "vocoder.c"]
     save_file({name: np.zeros((2, 2, 3, 3), np.float32) for name in others}, tmp_path / "dit.safetensors")
     with pytest.raises(CheckpointError, match=r"expected a video VAE .* found audio_vae\.decoder.*, vocoder\.b \.\.\."):
-        load_checkpoint(tmp_path if folder else tmp_path / "dit.safetensors")
+        open_checkpoint(tmp_path if folder else tmp_path / "dit.safetensors")
 
 
-def test_an_audio_vae_is_not_taken_for_a_video_vae(tmp_path: Path) -> None:
+def test_an_audio_vae_is_not_accepted_as_a_video_vae(tmp_path: Path) -> None:
     names = ["decoder.conv_in.conv.weight", "decoder.up_blocks.0.conv.weight"]
     save_file({name: np.zeros((2, 2, 3, 3), np.float32) for name in names}, tmp_path / "audio.safetensors")
     with pytest.raises(CheckpointError, match="expected a video VAE"):
-        load_checkpoint(tmp_path / "audio.safetensors")
+        open_checkpoint(tmp_path / "audio.safetensors")
 
 
-def test_metadata_that_is_no_json_is_an_error(golden: Callable, tmp_path: Path) -> None:
+def test_metadata_that_is_not_json_is_an_error(golden: Callable, tmp_path: Path) -> None:
     save_file(vae_tensors(golden), tmp_path / "vae.safetensors", {"config": "{'vae': None}"})
-    with pytest.raises(CheckpointError, match=r"vae\.safetensors: its metadata entry 'config' is no JSON"):
-        load_checkpoint(tmp_path / "vae.safetensors")
+    with pytest.raises(CheckpointError, match=r"vae\.safetensors: its metadata entry 'config' is not JSON"):
+        open_checkpoint(tmp_path / "vae.safetensors")
 
 
-def test_a_config_json_that_is_no_json_is_an_error(golden: Callable, tmp_path: Path) -> None:
+def test_a_config_json_that_is_not_json_is_an_error(golden: Callable, tmp_path: Path) -> None:
     save_file(vae_tensors(golden), tmp_path / "vae.safetensors")
     (tmp_path / "config.json").write_bytes(POINTER)
     with pytest.raises(CheckpointError, match=r"config\.json: expected JSON"):
-        load_checkpoint(tmp_path / "vae.safetensors")
+        open_checkpoint(tmp_path / "vae.safetensors")
 
 
 @pytest.mark.parametrize("prefix", ["vae.decoder.", "decoder.", "vae_decoder."])
 @pytest.mark.parametrize("with_config", [True, False])
-def test_the_diffusion_decoder_is_named_as_such(
+def test_the_diffusion_decoder_is_an_error_that_names_it(
     golden: Callable, tmp_path: Path, prefix: str, with_config: bool
 ) -> None:
     tensors = {name: array for name, array in vae_tensors(golden).items() if not name.startswith("vae.decoder.")}
@@ -142,7 +142,7 @@ def test_the_diffusion_decoder_is_named_as_such(
     config = {"vae": {"_class_name": "CausalDiffusionVAE", "encoder": {}, "decoder": {}}}
     save_file(tensors, tmp_path / "vae.safetensors", {"config": json.dumps(config)} if with_config else None)
     with pytest.raises(CheckpointError, match=r"diffusion decoder of LTX-2\.5 .*convolutional decoder"):
-        load_checkpoint(tmp_path / "vae.safetensors")
+        open_checkpoint(tmp_path / "vae.safetensors")
 
 
 def vae_tensors(golden: Callable) -> dict[str, np.ndarray]:

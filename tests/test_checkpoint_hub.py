@@ -1,4 +1,4 @@
-"""Hub repositories: the right files by name alone, the cache when there is no network, and nothing fetched in vain."""
+"""Hub repositories: files are chosen by name alone, cached files need no network, and nothing else is downloaded."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_ltx_vae.checkpoint import load_checkpoint
+from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.folder import AmbiguousFolder, choose_weights
 from mlx_ltx_vae.checkpoint.hub import HubReference, parse_reference
 from mlx_ltx_vae.errors import CheckpointError
@@ -66,7 +66,7 @@ MLX_PACK = [
         (["ltx-2-19b-dev.safetensors", "LICENSE"], ["ltx-2-19b-dev.safetensors"]),
     ],
 )
-def test_files_of_the_vae_alone_are_chosen_before_files_with_everything(names: list[str], chosen: list[str]) -> None:
+def test_files_of_the_vae_alone_are_preferred_to_files_of_the_whole_model(names: list[str], chosen: list[str]) -> None:
     assert list(choose_weights(names)) == chosen
 
 
@@ -80,7 +80,7 @@ def test_files_of_the_vae_alone_are_chosen_before_files_with_everything(names: l
         (["README.md"], []),
     ],
 )
-def test_names_that_do_not_settle_it_are_not_guessed_at(names: list[str], candidates: list[str]) -> None:
+def test_names_that_do_not_decide_are_ambiguous(names: list[str], candidates: list[str]) -> None:
     with pytest.raises(AmbiguousFolder) as error:
         choose_weights(names)
     assert list(error.value.candidates) == candidates
@@ -103,21 +103,21 @@ def test_names_that_do_not_settle_it_are_not_guessed_at(names: list[str], candid
         ("~/owner/name", None),
     ],
 )
-def test_what_looks_like_a_repository_is_told_from_a_path(source: str, reference: HubReference | None) -> None:
+def test_repository_ids_are_distinguished_from_paths(source: str, reference: HubReference | None) -> None:
     assert parse_reference(source) == reference
 
 
-def test_a_path_in_a_folder_that_exists_is_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_in_an_existing_folder_is_not_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="no such file or folder"):
-        load_checkpoint("checkpoints/missing")
+        open_checkpoint("checkpoints/missing")
 
 
-def test_without_huggingface_hub_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_huggingface_hub_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(CheckpointError, match=r"owner/name: no such path.*pip install 'mlx_ltx_vae\[hub\]'"):
-        load_checkpoint("owner/name")
+    with pytest.raises(CheckpointError, match=r"owner/name: there is no such path.*pip install 'mlx_ltx_vae\[hub\]'"):
+        open_checkpoint("owner/name")
 
 
 # --- the cache ------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_without_huggingface_hub_the_error_says_how_to_get_it(monkeypatch: pytes
 
 @pytest.fixture
 def cached(golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], Path]:
-    """`cached(names)`: a cache with a snapshot of owner/name that holds these files, and no network."""
+    """`cached(names)`: a cache with a snapshot of owner/name with these files, and no network."""
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -145,46 +145,48 @@ def cached(golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_cached_repository_loads_without_network(cached: Callable) -> None:
     cached(["vae/ltx-video-vae.safetensors", "ltx-2.3.safetensors"])
-    loaded = load_checkpoint("owner/name")
+    loaded = open_checkpoint("owner/name")
     assert loaded.name == "owner/name"
     assert loaded.config.generation == "LTX-2.3"
 
 
 @pytest.mark.parametrize("source", ["owner/name:b.safetensors", "owner/name/b.safetensors"])
-def test_a_file_of_a_repository_can_be_named(cached: Callable, source: str) -> None:
+def test_a_file_of_a_repository_can_be_given(cached: Callable, source: str) -> None:
     snapshot = cached(["a.safetensors", "b.safetensors"])
     (snapshot / "a.safetensors").write_bytes(b"never opened")
-    assert load_checkpoint(source).config.generation == "LTX-2.3"
+    assert open_checkpoint(source).config.generation == "LTX-2.3"
 
 
-def test_a_folder_of_a_repository_can_be_named(cached: Callable) -> None:
+def test_a_folder_of_a_repository_can_be_given(cached: Callable) -> None:
     cached(["one/model.safetensors", "two/model.safetensors"])
-    assert load_checkpoint("owner/name/two").config.generation == "LTX-2.3"
+    assert open_checkpoint("owner/name/two").config.generation == "LTX-2.3"
 
 
 def test_an_ambiguous_repository_lists_its_candidates(cached: Callable) -> None:
     cached(["a.safetensors", "b.safetensors"])
     with pytest.raises(CheckpointError, match=r"owner/name:FILE out of a\.safetensors, b\.safetensors\."):
-        load_checkpoint("owner/name")
+        open_checkpoint("owner/name")
 
 
-def test_a_file_that_the_repository_lacks_is_named(cached: Callable) -> None:
+def test_a_file_that_the_repository_lacks_is_an_error(cached: Callable) -> None:
     cached(["a.safetensors"])
     with pytest.raises(CheckpointError, match=r"the repository has no c\.safetensors; .* out of a\.safetensors"):
-        load_checkpoint("owner/name:c.safetensors")
+        open_checkpoint("owner/name:c.safetensors")
 
 
-def test_a_repository_neither_reachable_nor_cached_is_an_error(cached: Callable) -> None:
+def test_a_repository_that_is_neither_reachable_nor_cached_is_an_error(cached: Callable) -> None:
     cached(["a.safetensors"])
-    with pytest.raises(CheckpointError, match="owner/other: no such path, and the hub repository cannot be read"):
-        load_checkpoint("owner/other")
+    with pytest.raises(
+        CheckpointError, match="owner/other: there is no such path, and the hub repository cannot be read"
+    ):
+        open_checkpoint("owner/other")
 
 
 # --- the network ----------------------------------------------------------------------------------------------------
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, remote: Path) -> list[str]:
-    """Let `huggingface_hub` serve the files of `remote`; returns the list of what it was asked for."""
+    """Let `huggingface_hub` serve the files of `remote`. Returns the list of downloads, which grows."""
     hub = pytest.importorskip("huggingface_hub")
     fetched: list[str] = []
     names = [path.relative_to(remote).as_posix() for path in sorted(remote.rglob("*")) if path.is_file()]
@@ -203,13 +205,13 @@ def serve(monkeypatch: pytest.MonkeyPatch, remote: Path) -> list[str]:
     return fetched
 
 
-def test_only_the_vae_and_its_configuration_are_fetched(
+def test_only_the_vae_and_its_configuration_are_downloaded(
     golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in MLX_PACK:
         (tmp_path / name).write_bytes(b"{}" if name.endswith(".json") else golden("ltx2_3").checkpoint.read_bytes())
     fetched = serve(monkeypatch, tmp_path)
-    load_checkpoint("owner/name")
+    open_checkpoint("owner/name")
     assert sorted(fetched) == [
         "config.json",
         "embedded_config.json",
@@ -218,13 +220,15 @@ def test_only_the_vae_and_its_configuration_are_fetched(
     ]
 
 
-def test_the_shards_of_an_index_are_fetched(golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shards_of_an_index_are_downloaded(
+    golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "vae").mkdir()
     shutil.copy(golden("ltx2_3").checkpoint, tmp_path / "vae" / "shard.safetensors")
     index = {"weight_map": {"vae.decoder.conv_in.conv.weight": "shard.safetensors"}}
     (tmp_path / "vae" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
     fetched = serve(monkeypatch, tmp_path)
-    assert load_checkpoint("owner/name").config.generation == "LTX-2.3"
+    assert open_checkpoint("owner/name").config.generation == "LTX-2.3"
     assert fetched == ["vae/diffusion_pytorch_model.safetensors.index.json", "vae/shard.safetensors"]
 
 
@@ -235,10 +239,10 @@ def test_a_download_that_fails_is_a_checkpoint_error(
     serve(monkeypatch, tmp_path)
 
     def hf_hub_download(repo: str, name: str) -> str:
-        raise ConnectionError("the line is dead\nand more")
+        raise ConnectionError("connection lost\nand more")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
     with pytest.raises(
-        CheckpointError, match=r"cannot download model\.safetensors \(ConnectionError: the line is dead\)"
+        CheckpointError, match=r"cannot download model\.safetensors \(ConnectionError: connection lost\)"
     ):
-        load_checkpoint("owner/name")
+        open_checkpoint("owner/name")

@@ -1,4 +1,4 @@
-"""The command line, the whole way: a latent file in, a video out, read back with ffmpeg."""
+"""The decode command, end to end: a latent file in, a video out, read back with ffmpeg."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ def clip(golden, tmp_path):
 
 
 def read_back(path, width, height):
-    """The frames of a video as ffmpeg gives them, (F, H, W, 3)."""
+    """The frames of a video, decoded by ffmpeg, (F, H, W, 3)."""
     command = [
         imageio_ffmpeg.get_ffmpeg_exe(),
         "-v",
@@ -50,7 +50,7 @@ def run_cli(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
-def test_a_lossless_video_holds_exactly_the_decoded_frames(clip, tmp_path):
+def test_a_lossless_video_contains_exactly_the_decoded_frames(clip, tmp_path):
     latents, checkpoint, frames = clip
     out = tmp_path / "out.mkv"
     done = run_cli(latents, "-m", checkpoint, "-o", out, "--codec", "ffv1")
@@ -60,7 +60,7 @@ def test_a_lossless_video_holds_exactly_the_decoded_frames(clip, tmp_path):
     assert "Peak memory:" in done.stdout
 
 
-def test_every_mode_and_chunk_writes_the_same_array_but_for_rounding(clip, tmp_path):
+def test_every_mode_and_chunk_writes_the_same_array_up_to_rounding(clip, tmp_path):
     latents, checkpoint, frames = clip
     for index, options in enumerate((["--mode", "single"], ["--chunk", "2"], ["--order", "time"])):
         out = tmp_path / f"{index}.npy"
@@ -70,11 +70,11 @@ def test_every_mode_and_chunk_writes_the_same_array_but_for_rounding(clip, tmp_p
         assert np.abs(got.astype(int) - frames).max() <= 1
 
 
-def test_packed_and_unnormalized_latents_become_the_same_video(clip, tmp_path, capsys):
+def test_packed_and_unnormalized_latents_decode_to_the_same_video(clip, tmp_path, capsys):
     path, checkpoint, frames = clip
     vae = VideoVAE.from_pretrained(checkpoint, encoder=False)
     latents = mx.load(str(path))["latents"]
-    foreign = latents.moveaxis(1, 4) * vae.std + vae.mean  # (B, F', H', W', C), as LTX-2's pipeline of diffusers
+    foreign = latents.moveaxis(1, 4) * vae.std + vae.mean  # (B, F', H', W', C), as diffusers' LTX-2
     packed, out = tmp_path / "packed.npy", tmp_path / "out.npy"
     np.save(packed, np.array(foreign.reshape(1, -1, 8)))
     assert "--grid FxHxW" in refused(capsys, packed, "-m", checkpoint, "-o", out)
@@ -88,7 +88,7 @@ def test_packed_and_unnormalized_latents_become_the_same_video(clip, tmp_path, c
     assert "leave out unnormalized" in refused(capsys, path, "-m", checkpoint, "-o", out, "--unnormalized")
 
 
-def test_tiles_and_budgets_make_the_plan(clip, tmp_path, capsys):
+def test_tiles_and_budgets_determine_the_plan(clip, tmp_path, capsys):
     latents, checkpoint, frames = clip
 
     def planned(*options):
@@ -103,7 +103,7 @@ def test_tiles_and_budgets_make_the_plan(clip, tmp_path, capsys):
     assert planned("--memory-budget", "1GB")["peak_bytes"] < 1e9
     small = ["--memory-budget", "1MB", "--dry-run"]
     assert "the least that works" in refused(capsys, latents, "-m", checkpoint, *small)
-    assert "like 8GB" in refused(capsys, latents, "-m", checkpoint, "--memory-budget", "lots", "--dry-run")
+    assert "such as 8GB" in refused(capsys, latents, "-m", checkpoint, "--memory-budget", "lots", "--dry-run")
     assert "multiple of 32" in refused(capsys, latents, "-m", checkpoint, "--tile", "100:32", "--dry-run")
     out = tmp_path / "tiled.npy"
     assert main([str(latents), "-m", str(checkpoint), "-o", str(out), "--tile", "64:32", "-q"]) == 0
@@ -134,20 +134,20 @@ def test_dry_run_prints_the_plan_and_writes_nothing(clip, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_quiet_says_nothing(clip, tmp_path, capfd):
+def test_quiet_prints_nothing(clip, tmp_path, capfd):
     latents, checkpoint, _ = clip
     assert main([str(latents), "-m", str(checkpoint), "-o", str(tmp_path / "out.gif"), "-q"]) == 0
     assert capfd.readouterr() == ("", "")
 
 
-def test_raw_frames_go_to_standard_output_alone(clip):
+def test_standard_output_receives_only_raw_frames(clip):
     latents, checkpoint, frames = clip
     command = [sys.executable, "-m", "mlx_ltx_vae.decode", str(latents), "-m", str(checkpoint), "-o", "-"]
     done = subprocess.run(command, capture_output=True, check=True)
     assert done.stdout == frames.tobytes()
 
 
-def test_a_batch_becomes_a_video_each(golden, tmp_path, capsys):
+def test_each_item_of_a_batch_becomes_a_video(golden, tmp_path, capsys):
     latents = tmp_path / "batch.safetensors"
     save_latents(latents, mx.random.normal((2, 8, 1, 2, 2), key=mx.random.key(4)))
     out = tmp_path / "clip.npy"
@@ -181,7 +181,10 @@ def test_outputs_of_a_batch_are_named_after_the_output(tmp_path):
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--mode", "quick"], "invalid choice"),
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--grid", "3x4"], "such as 16x22x40"),
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "big"], "512:64"),
-        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "512:64", "--preset", "default"], "--preset already"),
+        (
+            ["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "512:64", "--preset", "default"],
+            "--preset cannot be combined",
+        ),
         (["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "512:64", "--mode", "exact"], "--mode tiled"),
     ],
 )
@@ -245,7 +248,7 @@ def test_demo_files_ship_with_the_package_and_are_small():
     assert sum(path.stat().st_size for path in Path(demo.VAE).parent.glob("*.safetensors")) <= 6_000_000
 
 
-def test_demo_needs_nothing_else(tmp_path, capsys):
+def test_demo_needs_no_other_options(tmp_path, capsys):
     out = tmp_path / "demo.mp4"
     assert main(["--demo", "-o", str(out), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -3,9 +3,9 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from benchmarks.counts import Counts, count_chunks, counted
 
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.bench.counts import Counts, count_chunks, counted
 from mlx_ltx_vae.bench.subject import Decode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig, preset
 
@@ -86,10 +86,10 @@ def test_tiles_read_and_build_nothing_more_and_each_evaluates_as_often(golden):
 
 def test_a_read_between_two_chunks_would_be_seen(golden, monkeypatch):
     """The counts above can fail: a watch that waits for what it sees reads once more for every piece."""
-    from mlx_ltx_vae.pipeline.postprocess import Watch
+    from mlx_ltx_vae.pipeline.postprocess import OutputCheck
 
-    see = Watch.see
-    monkeypatch.setattr(Watch, "see", lambda self, frames: see(self, frames) or self.is_finite.item())
+    update = OutputCheck.update
+    monkeypatch.setattr(OutputCheck, "update", lambda self, frames: update(self, frames) or self.is_finite.item())
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
     chunks, _ = counts_of(vae, 3)
     assert {chunk.readbacks for chunk in chunks[1:-1]} == {3}

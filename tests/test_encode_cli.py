@@ -1,4 +1,4 @@
-"""The command line, the whole way: a video in, a latent file out, read back and decoded again."""
+"""The encode command, end to end: a video in, a latent file out, read back and decoded again."""
 
 import json
 import signal
@@ -14,13 +14,14 @@ import pytest
 from mlx_ltx_vae import VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main
+from mlx_ltx_vae.metrics import psnr
 from mlx_ltx_vae.video import open_sink
 
 SIZE = (96, 64)
 
 
 def make_frames(num_frames: int, size: tuple[int, int] = SIZE) -> np.ndarray:
-    """A bright square that walks over a gradient."""
+    """A bright square that moves over a gradient."""
     width, height = size
     rows, columns = np.mgrid[:height, :width]
     frames = np.stack([(rows * 2) % 256, (columns * 2) % 256, rows + columns], axis=-1).astype(np.uint8)
@@ -129,7 +130,7 @@ def test_images_and_gifs_are_videos_too(golden, tmp_path, capsys, kind):
     assert (report["fps"], info.fps) == ((25.0, 25) if kind == "gif" else (None, None))
     expected = VideoVAE.from_pretrained(checkpoint, decoder=False).encode(frames)
     if kind == "gif":
-        assert latents.shape == expected.shape  # in colours of its own
+        assert latents.shape == expected.shape  # with its own palette
     else:
         assert_close(latents, expected)
     _, _, info = encoded(capsys, tmp_path, target, "-m", checkpoint, "--fps", "23.976")
@@ -178,9 +179,9 @@ def test_tiles_blend_latents_whatever_their_batches(golden, tmp_path, capsys, mo
     batch_sizes = []
     encode_stream = VideoVAE.encode_stream
 
-    def watched(self, frames, **options):
-        batch_sizes.append(options["tile_batch_size"])
-        return encode_stream(self, frames, **options)
+    def watched(self, frames, plan, **options):
+        batch_sizes.append(plan.tile_batch_size)
+        return encode_stream(self, frames, plan, **options)
 
     monkeypatch.setattr(VideoVAE, "encode_stream", watched)
     frames = make_frames(9, (192, 128))
@@ -203,7 +204,7 @@ def test_tiles_blend_latents_whatever_their_batches(golden, tmp_path, capsys, mo
         (["clip.mp4", "-o", "out.safetensors"], "-m VAE is missing"),
         (["clip.mp4", "-o", "out.safetensors", "-m", "vae", "--demo"], "leave out -m"),
         (["clip.mp4", "-o", "out.safetensors", "--demo", "--size", "big"], "such as 768x512"),
-        (["clip.mp4", "-o", "out.safetensors", "--demo", "--tile", "big"], "such as 512:64"),
+        (["clip.mp4", "-o", "out.safetensors", "--demo", "--tile", "big"], "write it as 512 or 512:64"),
         (["clip.mp4", "-o", "out.safetensors", "--demo", "--frames", "0"], "at least 1"),
         (["clip.mp4", "-o", "out.safetensors", "--demo", "--fps", "fast"], "not a frame rate"),
         (["clip.mp4", "-o", "out.safetensors", "--demo", "--crop", "--resize"], "not allowed with"),
@@ -223,9 +224,9 @@ def test_errors_are_one_line_and_leave_nothing(clip, tmp_path, capsys):
     cut = tmp_path / "cut.mkv"
     cut.write_bytes(path.read_bytes()[:-2000])
     before = sorted(tmp_path.iterdir())
-    assert "let the name end in .safetensors" in refused(capsys, path, "-o", tmp_path / "latents.npy", "--demo")
+    assert "use a name that ends in .safetensors" in refused(capsys, path, "-o", tmp_path / "latents.npy", "--demo")
     assert "no such file" in refused(capsys, tmp_path / "missing.mp4", "-o", out, "--demo")
-    assert "damaged or was cut short" in refused(capsys, cut, "-o", out, "--demo")
+    assert "damaged or truncated" in refused(capsys, cut, "-o", out, "--demo")
     assert "nothing.safetensors" in refused(capsys, path, "-o", out, "-m", tmp_path / "nothing.safetensors")
     assert "cannot be written" in refused(capsys, path, "-o", tmp_path / "missing" / "out.safetensors", "--demo")
     assert "cannot become 100x64" in refused(capsys, path, "-o", out, "--demo", "--size", "100x64")
@@ -235,14 +236,28 @@ def test_errors_are_one_line_and_leave_nothing(clip, tmp_path, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
+_ENCODE_AND_ANNOUNCE_THE_FIRST_FRAMES = """
+import sys
+from mlx_ltx_vae.encode import main
+from mlx_ltx_vae.metrics import psnr
+from mlx_ltx_vae.video import VideoReader
+read = VideoReader.__next__
+def announced(video):
+    print("reading", flush=True)
+    return read(video)
+VideoReader.__next__ = announced
+sys.exit(main())
+"""
+
+
 def test_interrupted_exits_with_130_and_leaves_nothing(tmp_path):
     path = write_video(tmp_path / "clip.mkv", make_frames(73, (256, 192)))
     out = tmp_path / "out"
     out.mkdir()
-    command = [sys.executable, "-m", "mlx_ltx_vae.encode", path, "-o", out / "latents.safetensors", "--demo"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not list(out.iterdir()):  # the encode has begun
-        assert process.poll() is None
+    arguments = [path, "-o", out / "latents.safetensors", "--demo"]
+    command = [sys.executable, "-c", _ENCODE_AND_ANNOUNCE_THE_FIRST_FRAMES, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "reading\n"
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -250,9 +265,9 @@ def test_interrupted_exits_with_130_and_leaves_nothing(tmp_path):
     assert list(out.iterdir()) == []
 
 
-def read_video(path: Path) -> np.ndarray:
+def read_video(path: Path) -> mx.array:
     with VideoReader(path) as video:
-        return np.concatenate(list(video)).astype(np.float64)
+        return mx.array(np.concatenate(list(video)))
 
 
 def test_encoding_a_decoded_clip_decodes_to_the_same_clip(tmp_path):
@@ -267,6 +282,5 @@ def test_encoding_a_decoded_clip_decodes_to_the_same_clip(tmp_path):
     expected, result = read_video(first), read_video(again)
     assert result.shape == expected.shape
     assert len(result) == 17
-    psnr = 10 * np.log10(255**2 / np.mean((result - expected) ** 2))
-    assert psnr > 34  # 35.4 to 35.5 were measured
+    assert psnr(result, expected, span=255) > 34  # 35.4 to 35.5 were measured
     assert load_latents(found)[1].fps == info.fps

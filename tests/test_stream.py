@@ -12,14 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import CONV_CASES, ENCODER_CASES
-from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae import CheckpointError, PlanError, VideoVAE
 from mlx_ltx_vae.models.layers.resnet import ResnetBlock
 from mlx_ltx_vae.models.specs import PaddingMode
+from mlx_ltx_vae.models.video_vae.block_types import RES_CHANGE, BlockConfig, NetworkOptions
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.decoder import Decoder
-from mlx_ltx_vae.models.video_vae.encoder import Encoder
+from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
+from mlx_ltx_vae.models.video_vae.encoder import ConvEncoder
+from mlx_ltx_vae.planning import planner
+from mlx_ltx_vae.streaming.axis import Axis
+from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run, run_whole
-from mlx_ltx_vae.streaming.window import Axis, take
+from mlx_ltx_vae.streaming.window import take
 
 TOLERANCE = 2e-5
 TINY = {
@@ -40,9 +44,7 @@ def tiny_vae(**changes):
     config = parse_vae_config({**TINY, **changes}, "tiny")
     mx.random.seed(7)
     ones = mx.ones((8,))
-    return VideoVAE(
-        config, Encoder(config.encoder, config.patch_size), Decoder(config.decoder, config.patch_size), 0 * ones, ones
-    )
+    return VideoVAE(config, ConvEncoder(config), ConvDecoder(config), 0 * ones, ones)
 
 
 def largest_difference(one, other):
@@ -71,14 +73,16 @@ def test_stream_equals_single_pass_for_every_chunk_length(golden, name, frames):
 
 
 @settings(max_examples=15, deadline=None)
-@given(cuts=st.sets(st.integers(1, 8)), step_elements=st.sampled_from([1, 2000, 10**9]), causal=st.booleans())
-def test_stream_equals_single_pass_for_irregular_pieces_and_any_step(cuts, step_elements, causal):
+@given(cuts=st.sets(st.integers(1, 8)), step=st.sampled_from([1, 2, 10**9]), causal=st.booleans())
+def test_stream_equals_single_pass_for_irregular_pieces_and_any_step(cuts, step, causal):
     vae = tiny_vae(causal_decoder=causal)
     latents = mx.random.normal((1, 9, 2, 2, 8), key=mx.random.key(3))
     edges = [0, *sorted(cuts), 9]
     pieces = [latents[:, start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
-    result = mx.concatenate(list(run(vae.decoder.stages(), pieces, step_elements=step_elements)), axis=1)
-    assert largest_difference(result, run_whole(vae.decoder.stages(), latents)) < TOLERANCE
+    context = StreamContext()
+    steps = [step] * len(vae.decoder.spec.layers)
+    result = mx.concatenate(list(run(vae.decoder.stages(context), pieces, steps=steps)), axis=1)
+    assert largest_difference(result, run_whole(vae.decoder.stages(context), latents)) < TOLERANCE
 
 
 @pytest.mark.parametrize("axis", [Axis.HEIGHT, Axis.WIDTH])
@@ -86,14 +90,14 @@ def test_stream_equals_single_pass_for_irregular_pieces_and_any_step(cuts, step_
 def test_the_same_stages_stream_along_rows_and_columns(golden, name, axis):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
     latents = random_latents(vae, 2, 3, 4).transpose(0, 2, 3, 4, 1)
-    options = {}
+    context = StreamContext(axis)
     if vae.config.timestep_conditioning:
-        shapes = vae.decoder.field_shapes(3, 4)
-        options = {"timesteps": mx.array([0.05]), "fields": [mx.random.normal(shape) for shape in shapes]}
-    whole = run_whole(vae.decoder.stages(**options), latents)
+        maps = {name: mx.random.normal(shape) for name, shape in vae.decoder.spec.noise_shapes((2, 3, 4)).items()}
+        context = replace(context, timesteps=mx.array([0.05]), noise_maps=maps)
+    whole = run_whole(vae.decoder.stages(replace(context, axis=Axis.TIME)), latents)
     for band in range(1, latents.shape[axis] + 1):
         pieces = [take(latents, axis, at, at + band) for at in range(0, latents.shape[axis], band)]
-        result = mx.concatenate(list(run(vae.decoder.stages(axis, **options), pieces, axis=axis)), axis=axis)
+        result = mx.concatenate(list(run(vae.decoder.stages(context), pieces, axis=axis)), axis=axis)
         assert largest_difference(result, whole) < TOLERANCE, band
 
 
@@ -101,10 +105,10 @@ def test_the_same_stages_stream_along_rows_and_columns(golden, name, axis):
 def test_encoder_stream_equals_single_pass_for_every_piece_length(golden, name):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
     pixels = mx.random.uniform(-1, 1, (1, 17, 64, 64, 3), key=mx.random.key(1))
-    whole = run_whole(vae.encoder.stages(), pixels)
+    whole = run_whole(vae.encoder.stages(StreamContext()), pixels)
     for piece in (1, 2, 3, 5, 8, 17):
         pieces = [pixels[:, at : at + piece] for at in range(0, 17, piece)]
-        result = mx.concatenate(list(run(vae.encoder.stages(), pieces)), axis=1)
+        result = mx.concatenate(list(run(vae.encoder.stages(StreamContext()), pieces)), axis=1)
         assert largest_difference(result, whole) < 1e-5, piece
 
 
@@ -116,25 +120,29 @@ def test_batch_items_do_not_see_each_other(golden):
     assert largest_difference(together[:1], alone) < TOLERANCE
 
 
+def residual_block(channels):
+    config = BlockConfig(RES_CHANGE, channels, channels)
+    return ResnetBlock(*RES_CHANGE.specs(config, NetworkOptions(False, PaddingMode.ZEROS), "block"))
+
+
 def test_residual_block_remembers_two_frames_of_its_input_and_two_of_its_middle():
-    block = ResnetBlock(8, 8, causal=False, padding=PaddingMode.ZEROS)
-    stages = block.stages(Axis.TIME)
+    block = residual_block(8)
+    stages = block.stages(StreamContext())
     frames = mx.random.normal((1, 6, 4, 4, 8))
     for at in range(0, 6, 3):
         middle = stages[0].step(frames[:, at : at + 3], False)
         mx.eval(stages[1].step(middle, False))
-    remembered = [stage.cache.arrays for stage in stages]
-    assert [[array.shape for array in arrays] for arrays in remembered] == [[(1, 2, 4, 4, 8)], [(1, 2, 4, 4, 8)]]
-    assert mx.array_equal(remembered[0][0], frames[:, 4:]), "the input is kept as it came, before the norm"
-    assert stages[0].step.keywords["skip"].view is None, "nothing else is kept of it"
+    kept = [stage.arrays for stage in stages]
+    assert [[array.shape for array in arrays] for arrays in kept] == [[(1, 2, 4, 4, 8)], [(1, 2, 4, 4, 8)]]
+    assert mx.array_equal(kept[0][0], frames[:, 4:]), "the input is kept as it came, before the norm"
 
 
 def test_caches_do_not_pin_the_arrays_they_were_cut_from():
-    block = ResnetBlock(16, 16, causal=False, padding=PaddingMode.ZEROS)
+    block = residual_block(16)
     mx.eval(block.parameters())
     frame_bytes = 64 * 64 * 16 * 4
     before = mx.get_active_memory()
-    stages = block.stages(Axis.TIME)
+    stages = block.stages(StreamContext())
     pieces = (mx.random.normal((1, 6, 64, 64, 16)) for _ in range(2))
     flow = run(stages, pieces)
     next(flow)
@@ -155,7 +163,7 @@ def test_first_frame_leaves_after_as_many_latent_frames_as_the_plan_says(golden,
             fed += 1
             yield latents[:, at : at + 1]
 
-    next(run(vae.decoder.stages(), feed()))
+    next(run(vae.decoder.stages(StreamContext()), feed()))
     assert fed == lookahead
 
 
@@ -169,26 +177,26 @@ def test_peak_memory_does_not_grow_with_the_clip():
     assert long < 2000
 
 
-def test_steps_ahead_change_no_bit_and_no_more_memory_than_planned(golden):
+def test_prefetch_change_no_bit_and_no_more_memory_than_planned(golden):
     """What a GPU is given in advance; here the CPU's queue of work stands for it."""
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
     latents = random_latents(vae, 5, 4, 4)
     plan = vae.plan(latents.shape)
-    assert plan.steps_ahead == 0
+    assert plan.prefetch == 0
 
-    def run(steps_ahead):
+    def run(prefetch):
         mx.synchronize()
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        frames = [chunk.to_uint8().copy() for chunk in vae.stream(latents, replace(plan, steps_ahead=steps_ahead))]
+        frames = [chunk.to_uint8().copy() for chunk in vae.stream(latents, replace(plan, prefetch=prefetch))]
         return np.concatenate(frames), mx.get_peak_memory() - before
 
     run(0)  # compiles
     expected, least = run(0)
-    for steps_ahead in (1, 2):
-        frames, peak = run(steps_ahead)
+    for prefetch in (1, 2):
+        frames, peak = run(prefetch)
         assert np.array_equal(frames, expected)
-        assert least < peak <= least + steps_ahead * plan.memory.work
+        assert least < peak <= least + prefetch * plan.memory.work
 
 
 def test_closing_a_stream_half_way_frees_everything(golden):
@@ -235,27 +243,35 @@ def test_two_interleaved_streams_of_one_vae_do_not_disturb_each_other(golden):
         assert largest_difference(mx.concatenate(parts, axis=2), expected) == 0
 
 
-def test_a_single_pass_gives_no_convolution_more_than_is_safe(golden, monkeypatch):
-    """Metal convolutions have returned zeros in silence for inputs of more than about 1.6e9 elements."""
+def test_a_single_pass_is_one_step_per_layer_or_refused(golden, monkeypatch):
+    """What the plan says is what runs, also where a layer is larger than is safe."""
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
     latents = random_latents(vae, 5)
     plan = vae.plan(latents.shape, mode="single")
-    whole = vae.decode(latents, plan)
-    limit = 8 * 16 * 24 * 12  # twelve frames of the last layers, of 33
-    sizes = []
+    calls = []
     convolve = mx.conv3d
-    monkeypatch.setattr(mx, "conv3d", lambda x, *args, **kwargs: sizes.append(x.size) or convolve(x, *args, **kwargs))
-    monkeypatch.setattr("mlx_ltx_vae.pipeline.decode.MAX_STEP_ELEMENTS", limit)
-    assert largest_difference(vae.decode(latents, plan), whole) < TOLERANCE
-    assert max(sizes) <= limit * 14 / 12  # and the two frames that a kernel looks at besides
+    monkeypatch.setattr(mx, "conv3d", lambda x, *args, **kwargs: calls.append(x.size) or convolve(x, *args, **kwargs))
+    exact = vae.decode(latents)
+    convolutions = sum(layer.name != "unpatchify" for layer in vae.decoder.spec.layers)
+    assert len(calls) > convolutions
+    calls.clear()
+    assert largest_difference(vae.decode(latents, plan), exact) < TOLERANCE
+    assert len(calls) == convolutions
+    largest = max(calls)
+    monkeypatch.setattr(planner, "MAX_LAYER_ELEMENTS", largest // 3)
+    with pytest.raises(PlanError, match="use mode exact"):
+        vae.plan(latents.shape, mode="single")
+    calls.clear()
+    limited = vae.plan(latents.shape, mode="exact", chunk=5)
+    assert largest_difference(vae.decode(latents, limited), exact) < TOLERANCE
+    assert max(calls) <= 2 * largest // 3  # with the two positions that a kernel sees besides
 
 
-def test_group_norms_decode_in_a_single_pass_and_refuse_to_be_streamed():
-    from mlx_ltx_vae import PlanError
+def test_group_norm_is_refused_by_name():
+    with pytest.raises(CheckpointError, match="norm_layer = 'group_norm'; only 'pixel_norm'"):
+        tiny_vae(norm_layer="group_norm", norm_num_groups=4)
 
-    vae = tiny_vae(norm_layer="group_norm", norm_num_groups=4)
-    latents = random_latents(vae, 3)
-    assert vae.plan(latents.shape).mode.value == "single"
-    assert vae.decode(latents).shape == (1, 3, 5, 16, 24)
-    with pytest.raises(PlanError, match="group norms"):
-        vae.plan(latents.shape, mode="exact")
+
+def test_circular_padding_is_refused_by_name():
+    with pytest.raises(CheckpointError, match="spatial_padding_mode = 'circular'; supported are zeros, reflect"):
+        tiny_vae(spatial_padding_mode="circular")

@@ -1,10 +1,11 @@
-"""Which tiles go through a network together: pure arithmetic, number by number."""
+"""Batches of tiles of equal shape."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_ltx_vae import PlanError
+from mlx_ltx_vae.shapes import DEFAULT_SCALE
 from mlx_ltx_vae.tiling import (
     SpatialTilingConfig,
     TileLayout,
@@ -17,14 +18,14 @@ from mlx_ltx_vae.tiling import (
 
 
 def tiles_of(width, height, tile=512, overlap=128):
-    """The tiles of one frame; sides are rounded down to whole latent cells."""
+    """The tiles of one frame. Its sides are rounded down to whole latent cells."""
     config = TilingConfig(SpatialTilingConfig(tile, overlap))
-    (tiles,) = TileLayout.make(config, (1, height // 32, width // 32)).groups()
+    (tiles,) = TileLayout.make(config, (1, height // 32, width // 32), DEFAULT_SCALE).groups()
     return tiles
 
 
 @pytest.mark.parametrize(
-    ("width", "height", "one_by_one", "least"),
+    ("width", "height", "num_tiles", "num_shapes"),
     [
         (896, 896, 4, 1),
         (1280, 720, 6, 2),
@@ -34,10 +35,10 @@ def tiles_of(width, height, tile=512, overlap=128):
         (512, 512, 1, 1),
     ],
 )
-def test_number_of_calls_at_512_pixels_and_128_shared(width, height, one_by_one, least):
+def test_number_of_calls_for_512_pixel_tiles_overlapping_by_128(width, height, num_tiles, num_shapes):
     tiles = tiles_of(width, height)
-    assert len(tile_batches(tiles, 1)) == len(tiles) == one_by_one
-    assert len(tile_batches(tiles, 1000)) == least
+    assert len(tile_batches(tiles, 1)) == len(tiles) == num_tiles
+    assert len(tile_batches(tiles, 1000)) == num_shapes
 
 
 @settings(max_examples=200, deadline=None)
@@ -48,7 +49,7 @@ def test_number_of_calls_at_512_pixels_and_128_shared(width, height, one_by_one,
     overlap=st.sampled_from([0, 32]),
     size=st.integers(1, 70),
 )
-def test_batches_hold_every_tile_once_and_only_equal_ones(width, height, tile, overlap, size):
+def test_batches_contain_every_tile_once_and_only_equal_shapes(width, height, tile, overlap, size):
     tiles = tiles_of(width, height, tile, overlap)
     batches = tile_batches(tiles, size)
     assert sorted(index for batch in batches for index in batch) == list(range(len(tiles)))
@@ -61,9 +62,9 @@ def test_batches_hold_every_tile_once_and_only_equal_ones(width, height, tile, o
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "2"])
-def test_a_batch_that_is_none_is_refused_whatever_the_tiles(size):
+def test_an_invalid_batch_size_is_refused_for_any_tiles(size):
     for tiles in ([], tiles_of(512, 512), tiles_of(1280, 720)):
-        with pytest.raises(TilingError, match="tile batch is a whole number"):
+        with pytest.raises(TilingError, match="tile batch size must be a whole number"):
             tile_batches(tiles, size)
     with pytest.raises(PlanError, match="tile batch"):
         check_batch_size(size)

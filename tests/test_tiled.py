@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import PlanError, VideoVAE
-from mlx_ltx_vae.pipeline.decode import Job
-from mlx_ltx_vae.pipeline.postprocess import Watch
+from mlx_ltx_vae.pipeline.run import Run
+from mlx_ltx_vae.pipeline.sources import LatentSource
+from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.tiling import Interval, SpatialTilingConfig, TemporalTilingConfig, Tile, TilingConfig
 
 
@@ -76,17 +77,23 @@ def test_tiles_decoded_in_batches_give_what_tiles_one_by_one_give(golden, case, 
 def test_a_tile_gets_its_own_part_of_the_latents_and_of_the_pictures_noise(golden):
     vae = VideoVAE.from_pretrained(golden("ltxv_0_9_1").checkpoint, encoder=False)
     latents = mx.random.normal((1, 3, 4, 6, 8), key=mx.random.key(5))
-    shapes = vae.decoder.field_shapes(4, 6)
-    fields = [mx.random.normal(shape, key=mx.random.key(index)) for index, shape in enumerate(shapes)]
+    shapes = vae.decoder.spec.noise_shapes((3, 4, 6))
+    maps = {
+        name: mx.random.normal(shape, key=mx.random.key(index)) for index, (name, shape) in enumerate(shapes.items())
+    }
     tile = Tile(
         (Interval(1, 3), Interval(1, 4), Interval(2, 6)), (Interval(0, 9), Interval(32, 128), Interval(64, 192))
     )
-    crop = Job(vae.decoder, latents, Watch(4, may_be_flat=True), None, fields).crop([tile])
-    assert mx.array_equal(crop.latents, latents[:, 1:3, 1:4, 2:6])
-    for part, (height, width), field in zip(crop.fields, shapes, fields, strict=True):
+    source = LatentSource(latents)
+    (pieces,) = source.tile_pieces([[tile.latent]], chunk=1)
+    assert mx.array_equal(mx.concatenate(list(pieces), axis=1), latents[:, 1:3, 1:4, 2:6])
+    run = Run(vae.decoder, vae.plan((1, 8, 3, 4, 6)), source, StreamContext(noise_maps=maps))
+    cropped = run._crop_context([tile]).noise_maps
+    assert cropped.keys() == maps.keys()
+    for name, (height, width) in shapes.items():
         cell = height // 4
         assert width // 6 == cell
-        assert mx.array_equal(part[0], field[cell : 4 * cell, 2 * cell : 6 * cell])
+        assert mx.array_equal(cropped[name][0], maps[name][cell : 4 * cell, 2 * cell : 6 * cell])
 
 
 def test_the_plan_counts_calls_and_redundant_work(vae):
@@ -100,9 +107,9 @@ def test_the_plan_counts_calls_and_redundant_work(vae):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tiling": TilingConfig.default()}, "go with mode"),
+        ({"tiling": TilingConfig.default()}, "goes with mode"),
         ({"mode": "tiled", "order": "rows"}, "streamed in time"),
-        ({"mode": "single", "tiling": TilingConfig.default()}, "go with mode"),
+        ({"mode": "single", "tiling": TilingConfig.default()}, "goes with mode"),
     ],
 )
 def test_wishes_that_contradict_each_other_are_refused(vae, options, words):

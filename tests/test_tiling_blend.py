@@ -1,4 +1,4 @@
-"""Tiled decodes: the reference's results, and how frames are handed over."""
+"""Blended decodes: the reference's results, the order of frames, memory and errors."""
 
 import gc
 import math
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_ltx_vae import DecodeError, LatentsError, VideoVAE
+from mlx_ltx_vae.shapes import DEFAULT_SCALE
 from mlx_ltx_vae.tiling import (
     SpatialBlender,
     SpatialTilingConfig,
@@ -30,7 +31,7 @@ ALL_AXES = TilingConfig(SpatialTilingConfig(96, 32), TemporalTilingConfig(24, 8)
 
 
 class Upscaler:
-    """A decoder without context: each latent cell, repeated. So tiles agree where they overlap."""
+    """A decoder that repeats each latent cell. It uses no context, so overlapping tiles are equal."""
 
     def __init__(self, spatial=32, temporal=8):
         self.scales = temporal, spatial, spatial
@@ -49,7 +50,7 @@ def random_latents(*size, batch=1, channels=4, dtype=mx.float32):
 
 
 def collect(decoder, latents, config, **options):
-    """What the callback gets: [(start, frames)]."""
+    """The calls of `on_frames_ready`: [(start, frames)]."""
     calls = []
     result = decode_with_tiling(
         decoder, latents, config, on_frames_ready=lambda frames, start: calls.append((start, frames)), **options
@@ -76,7 +77,7 @@ def test_tiled_decode_agrees_with_the_reference_within_1e_4(golden, vae, name):
     calls = collect(decode, latents, config)
     lengths = [frames.shape[2] for _, frames in calls]
     assert lengths == [length for length in check["chunk_frames"] if length]
-    assert TileLayout.make(config, latents.shape[2:]).time.decoded().final() == check["chunk_frames"]
+    assert TileLayout.make(config, latents.shape[2:], DEFAULT_SCALE).time.decoded().final() == check["chunk_frames"]
     assert [start for start, _ in calls] == list(np.cumsum([0, *lengths[:-1]]))
     result = np.concatenate([np.array(frames) for _, frames in calls], axis=2)
     assert list(result.shape) == check["full_shape"]
@@ -97,7 +98,7 @@ def test_tiled_decode_agrees_with_the_reference_within_1e_4(golden, vae, name):
     frames=st.sampled_from([None, (16, 0), (16, 8), (24, 16), (32, 8), (40, 32)]),
     scales=st.sampled_from([(32, 8), (16, 4)]),
 )
-def test_tiles_that_agree_blend_to_the_untiled_result(size, height, width, frames, scales):
+def test_equal_tiles_blend_to_the_untiled_result(size, height, width, frames, scales):
     config = TilingConfig(
         temporal_config=frames and TemporalTilingConfig(*frames),
         height_config=height and SpatialTilingConfig(*height),
@@ -110,14 +111,24 @@ def test_tiles_that_agree_blend_to_the_untiled_result(size, height, width, frame
     assert mx.abs(result - expected).max().item() < 1e-5
 
 
+def test_tiles_of_112_pixels_fit_a_vae_of_16_pixels_per_cell():
+    latents = random_latents(9, 14, 10)
+    decoder = Upscaler(16, 4)
+    config = TilingConfig(SpatialTilingConfig(112, 16), TemporalTilingConfig(20, 4))
+    result = decode_with_tiling(decoder, latents, config, 16, 4)
+    shapes = sorted(shape for shape, _ in decoder.calls[:6])
+    assert shapes == sorted((1, 4, 5, rows, columns) for rows in (7, 7, 2) for columns in (7, 4))
+    assert mx.abs(result - Upscaler(16, 4)(latents)).max().item() < 1e-5
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
-def test_result_has_the_latents_dtype_and_is_blended_in_float32(dtype):
+def test_the_result_has_the_dtype_of_the_latents_and_is_blended_in_float32(dtype):
     latents = random_latents(7, 4, 4, dtype=dtype)
     decoder = Upscaler()
     whole = decode_with_tiling(decoder, latents, ALL_AXES)
     assert whole.dtype == dtype
     assert all(frames.dtype == dtype for _, frames in collect(decoder, latents, ALL_AXES))
-    layout = TileLayout.make(ALL_AXES, latents.shape[2:])
+    layout = TileLayout.make(ALL_AXES, latents.shape[2:], DEFAULT_SCALE)
     pixels = decoder(latents).transpose(0, 2, 3, 4, 1)
     for _, frames in blend_tiles(
         lambda tiles: [pixels[(slice(None), *(i.as_slice for i in tile.pixels))] for tile in tiles],
@@ -125,7 +136,7 @@ def test_result_has_the_latents_dtype_and_is_blended_in_float32(dtype):
         layout.decoded(),
     ):
         assert frames.dtype == mx.float32
-    # In float32 equal values blend to themselves but for its last bits, of which half precision shows none.
+    # Blending equal values changes only the last bits of float32, which half precision does not show.
     difference = mx.abs(whole - decoder(latents)).max().item()
     assert difference < 1e-6 if dtype == mx.float32 else difference == 0
 
@@ -143,7 +154,7 @@ def test_decoder_is_called_as_apps_expect():
 def test_frames_come_once_in_order_and_as_soon_as_they_are_final():
     latents = random_latents(9, 4, 4)
     decoder = Upscaler()
-    layout = TileLayout.make(ALL_AXES, latents.shape[2:])
+    layout = TileLayout.make(ALL_AXES, latents.shape[2:], DEFAULT_SCALE)
     tiles_per_group = len(layout.height.pixels) * len(layout.width.pixels)
     seen = []
     decode_with_tiling(
@@ -190,7 +201,7 @@ def test_an_exception_reaches_the_caller_and_the_next_decode_emits_every_frame(f
     assert mx.abs(result - Upscaler()(latents)).max().item() < 1e-5
 
 
-def test_an_exception_that_is_kept_keeps_no_frames():
+def test_an_exception_that_the_caller_keeps_holds_no_frames():
     latents = random_latents(9, 4, 4)
 
     def fail(frames, start):
@@ -202,18 +213,18 @@ def test_an_exception_that_is_kept_keeps_no_frames():
     with pytest.raises(RuntimeError) as kept:
         decode_with_tiling(Upscaler(), latents, ALL_AXES, on_frames_ready=fail)
     group = 25 * 128 * 128 * 3 * 4
-    assert mx.get_active_memory() - before <= group + 100_000, kept  # the frames handed to the callback, no more
+    assert mx.get_active_memory() - before <= group + 100_000, kept  # only the frames passed to the callback
 
 
-@pytest.mark.parametrize("change", ["longer", "smaller", "grey", "flat"])
+@pytest.mark.parametrize("change", ["longer", "smaller", "gray", "flat"])
 @pytest.mark.parametrize("config", [ALL_AXES, TilingConfig.temporal_only(24, 8), TilingConfig()])
-def test_a_tile_of_another_shape_is_refused(change, config):
+def test_a_tile_of_the_wrong_shape_is_refused(change, config):
     def decode(latents, **_):
         pixels = Upscaler()(latents)
         return {
             "longer": lambda: mx.concatenate([pixels, pixels[:, :, :1]], axis=2),
             "smaller": lambda: pixels[..., :-1],
-            "grey": lambda: pixels[:, :1],
+            "gray": lambda: pixels[:, :1],
             "flat": lambda: pixels[0],
         }[change]()
 
@@ -222,21 +233,21 @@ def test_a_tile_of_another_shape_is_refused(change, config):
 
 
 @pytest.mark.parametrize("config", [ALL_AXES, TilingConfig()])
-def test_a_tile_of_another_shape_is_refused_by_blend_tiles_too(config):
-    layout = TileLayout.make(config, (3, 4, 4))
+def test_a_tile_of_the_wrong_shape_is_refused_by_blend_tiles_too(config):
+    layout = TileLayout.make(config, (3, 4, 4), DEFAULT_SCALE)
     with pytest.raises(DecodeError, match="tile 0"):
         next(blend_tiles(lambda tiles: [mx.zeros((1, 3, *tiles[0].output_size))], layout, layout.decoded()))
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 2, 2), (1, 4, 0, 2, 2)])
-def test_latents_that_are_no_video_are_refused(shape):
-    with pytest.raises(LatentsError, match="five axes"):
+def test_latents_without_five_axes_or_empty_are_refused(shape):
+    with pytest.raises(LatentsError, match="expected a non-empty"):
         decode_with_tiling(Upscaler(), mx.zeros(shape), ALL_AXES)
 
 
-def test_a_tile_that_is_no_whole_cells_is_refused_before_anything_is_decoded():
+def test_tile_sizes_that_do_not_fit_the_latent_cells_are_refused_before_anything_is_decoded():
     decoder = Upscaler()
-    with pytest.raises(TilingError, match="whole latent cells"):
+    with pytest.raises(TilingError, match="multiple of 64"):
         decode_with_tiling(decoder, random_latents(2, 2, 2), ALL_AXES, spatial_scale=64)
     assert decoder.calls == []
 
@@ -271,14 +282,14 @@ def test_the_cache_is_cleared_every_fourth_tile(monkeypatch):
 
 
 def numpy_blend(parts, height, width, scale):
-    """Weighted tiles over summed weights, a tile at a time, in float64."""
+    """The sum of weighted tiles divided by the sum of weights, in float64."""
     total = np.zeros((*parts[0].shape[:2], scale * height[-1].end, scale * width[-1].end, 3))
     weights = np.zeros((*total.shape[2:4], 1))
 
     def ramp(interval):
         mask = np.ones(scale * (interval.end - interval.start))
-        for side, reach in [(1, scale * interval.left_ramp), (-1, scale * interval.right_ramp)]:
-            mask[::side][:reach] *= np.arange(1, reach + 1) / (reach + 1)
+        for direction, length in [(1, scale * interval.left_ramp), (-1, scale * interval.right_ramp)]:
+            mask[::direction][:length] *= np.arange(1, length + 1) / (length + 1)
         return mask
 
     places = [(row, column) for row in height for column in width]
@@ -309,10 +320,10 @@ def test_spatial_blender_equals_numpy(cut, dtype):
         assert np.abs(np.array(result) - expected).max() < 1e-5
 
 
-def test_spatial_blender_refuses_tiles_of_another_number_or_shape():
+def test_spatial_blender_refuses_a_wrong_number_or_shape_of_tiles():
     blender = SpatialBlender(space_axis(split(3, 2, 1), 4).decoded(), space_axis(split(2, 2, 0), 4).decoded())
     tile = mx.zeros((1, 2, 8, 8, 3))
-    with pytest.raises(DecodeError, match="1 tiles .* 2 make up"):
+    with pytest.raises(DecodeError, match="got 1 tiles for a frame of 2"):
         blender.blend([tile])
     with pytest.raises(DecodeError, match="tile 1"):
         blender.blend([tile, tile[:, :1]])

@@ -1,4 +1,4 @@
-"""Intervals, masks and layouts: the golden tables number by number, and what holds for any of them."""
+"""Intervals, masks and layouts: the golden tables, and properties of all of them."""
 
 import json
 from itertools import product
@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import FIXTURES
+from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors
 from mlx_ltx_vae.tiling import (
     Interval,
     SpatialTilingConfig,
@@ -36,7 +37,7 @@ def as_lists(intervals):
 
 
 def config_of(tiling):
-    """The manifest's sizes as a TilingConfig."""
+    """The sizes of a manifest as a TilingConfig."""
     made = {}
     for axis, name, kind in [
         ("frames", "temporal_config", TemporalTilingConfig),
@@ -60,8 +61,8 @@ def test_causal_split_equals_the_table(row):
 
 @rows("split_spatial_with_minimum")
 def test_split_with_a_minimum_equals_the_table(row):
-    got = split_with_minimum(row["length"], row["size"], row["overlap"], row["minimum"])
-    assert as_lists(got) == row["intervals"]
+    intervals = split_with_minimum(row["length"], row["size"], row["overlap"], row["minimum"])
+    assert as_lists(intervals) == row["intervals"]
 
 
 @pytest.mark.parametrize("table", ["split_by_count", "split_by_count_temporal_causal"])
@@ -102,10 +103,8 @@ def test_decode_map_equals_the_table(table, make_axis):
 
 
 @rows("size_config")
-def test_sizes_in_pixels_and_frames_cut_as_the_table_says(row):
-    time, height, width = row["scale"]
-    assert height == width
-    layout = TileLayout.make(config_of(row["tiling"]), row["latent"], spatial_scale=height, temporal_scale=time)
+def test_sizes_in_pixels_and_frames_give_the_intervals_of_the_table(row):
+    layout = TileLayout.make(config_of(row["tiling"]), row["latent"], ScaleFactors(*row["scale"]))
     assert as_lists(layout.time.latent) == row["frames"]
     assert as_lists(layout.height.latent) == row["height"]
     assert as_lists(layout.width.latent) == row["width"]
@@ -113,8 +112,8 @@ def test_sizes_in_pixels_and_frames_cut_as_the_table_says(row):
 
 @rows("encode_tiles")
 def test_encode_map_equals_the_table(row):
-    frames, height, width = row["pixels"]
-    layout = TileLayout.make(config_of(row["tiling"]), (1 + (frames - 1) // 8, height // 32, width // 32))
+    latent_grid = DEFAULT_SCALE.latent_grid(row["pixels"])
+    layout = TileLayout.make(config_of(row["tiling"]), latent_grid, DEFAULT_SCALE)
     axes = layout.time, layout.height, layout.width
     masks = list(product(*(trapezoids(axis.latent, from_zero=axis.from_zero) for axis in axes)))
     tiles = [tile for group in layout.groups() for tile in group]
@@ -126,8 +125,8 @@ def test_encode_map_equals_the_table(row):
 
 
 @st.composite
-def cuts(draw):
-    """The intervals of some valid split of some axis, causal or not, and their axis."""
+def axes(draw):
+    """The length of an axis on the latent grid, and the axis with a valid split of it, in space or time."""
     length = draw(st.integers(1, 70))
     size = draw(st.integers(1, 24))
     overlap = draw(st.integers(0, size - 1))
@@ -143,9 +142,9 @@ def cuts(draw):
 
 
 @settings(max_examples=300, deadline=None)
-@given(cuts())
-def test_tiles_cover_the_axis_in_order_and_none_reaches_outside(cut):
-    length, axis = cut
+@given(axes())
+def test_tiles_cover_the_axis_in_order_and_stay_inside(split_axis):
+    length, axis = split_axis
     for intervals, end in [(axis.latent, length), (axis.pixels, axis.length)]:
         covered = {position for interval in intervals for position in range(interval.start, interval.end)}
         assert covered == set(range(end))
@@ -156,9 +155,9 @@ def test_tiles_cover_the_axis_in_order_and_none_reaches_outside(cut):
 
 
 @settings(max_examples=300, deadline=None)
-@given(cuts())
-def test_masks_add_up_to_one_everywhere_and_none_is_negative(cut):
-    _, axis = cut
+@given(axes())
+def test_masks_add_up_to_one_everywhere_and_none_is_negative(split_axis):
+    _, axis = split_axis
     for intervals, masks in [axis.decoded(), axis.encoded()]:
         assert [len(mask) for mask in masks] == [interval.length for interval in intervals]
         assert all(weight >= 0 for mask in masks for weight in mask)
@@ -167,7 +166,7 @@ def test_masks_add_up_to_one_everywhere_and_none_is_negative(cut):
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 70), st.integers(1, 24), st.integers(0, 11), st.sampled_from([1, 4, 8]))
-def test_masks_of_tiles_two_overlaps_long_need_no_divisor(length, more, overlap, scale):
+def test_masks_of_tiles_of_at_least_two_overlaps_need_no_divisor(length, more, overlap, scale):
     intervals = split(length, 2 * overlap + more, overlap)
     for axis in [space_axis(intervals, scale), time_axis(make_causal(intervals), scale)]:
         last = axis.latent[-1].length
@@ -178,9 +177,9 @@ def test_masks_of_tiles_two_overlaps_long_need_no_divisor(length, more, overlap,
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 40), st.sampled_from([16, 24, 64]), st.sampled_from([0, 8, 16]), st.sampled_from([4, 8]))
-def test_final_frames_are_the_whole_clip_and_no_later_tile_reaches_them(length, size, overlap, scale):
+def test_final_frames_add_up_to_the_clip_and_end_where_the_next_tile_starts(length, size, overlap, scale):
     config = TilingConfig(temporal_config=TemporalTilingConfig(size, min(overlap, size - 8)))
-    layout = TileLayout.make(config, (length, 1, 1), temporal_scale=scale)
+    layout = TileLayout.make(config, (length, 1, 1), ScaleFactors(scale, 32, 32))
     counts = layout.time.decoded().final()
     assert sum(counts) == 1 + scale * (length - 1) == layout.time.length
     done = 0
@@ -189,13 +188,13 @@ def test_final_frames_are_the_whole_clip_and_no_later_tile_reaches_them(length, 
         assert done == following.start
 
 
-def test_masks_proven_complementary_are_left_as_they_are():
+def test_masks_that_add_up_to_one_are_returned_unchanged():
     axis = space_axis(split(9, 4, 2), 32)
     masks = trapezoids(axis.pixels)
     assert all(given is kept for given, kept in zip(masks, complementary(axis.pixels, masks), strict=True))
 
 
-def test_height_and_width_have_their_own_sizes_where_they_are_given():
+def test_height_and_width_configurations_override_the_spatial_one():
     both, other = SpatialTilingConfig(64, 32), SpatialTilingConfig(96, 0)
     for config, height, width in [
         (TilingConfig(both), (2, 1), (2, 1)),
@@ -204,13 +203,13 @@ def test_height_and_width_have_their_own_sizes_where_they_are_given():
         (TilingConfig(height_config=other, width_config=both), (3, 0), (2, 1)),
         (TilingConfig(width_config=other), (5, 0), (3, 0)),
     ]:
-        layout = TileLayout.make(config, (1, 5, 5))
+        layout = TileLayout.make(config, (1, 5, 5), DEFAULT_SCALE)
         assert layout.height.latent == split(5, *height)
         assert layout.width.latent == split(5, *width)
 
 
-def test_a_tile_says_where_it_lies():
-    layout = TileLayout.make(TilingConfig.spatial_only(64, 32), (2, 3, 2))
+def test_tiles_have_latent_slices_and_an_output_size():
+    layout = TileLayout.make(TilingConfig.spatial_only(64, 32), (2, 3, 2), DEFAULT_SCALE)
     (group,) = layout.groups()
     assert [tile.latent_slices for tile in group] == [
         (slice(0, 2), slice(0, 2), slice(0, 2)),
@@ -220,7 +219,7 @@ def test_a_tile_says_where_it_lies():
 
 
 @pytest.mark.parametrize(
-    "cut",
+    "impossible",
     [
         lambda: split(0, 2, 1),
         lambda: split(5, 2, 2),
@@ -232,24 +231,75 @@ def test_a_tile_says_where_it_lies():
         lambda: split_by_count(0, 1, 0),
     ],
 )
-def test_impossible_cuts_are_refused(cut):
+def test_impossible_splits_are_refused(impossible):
     with pytest.raises(TilingError):
-        cut()
+        impossible()
 
 
 def test_a_single_tile_by_count_is_the_whole_axis():
     assert split_by_count(5, 1, 7) == (Interval(0, 5, 0, 0),)
 
 
+SMALL_CELLS = ScaleFactors(4, 16, 16)
+LARGE_CELLS = ScaleFactors(16, 64, 64)
+
+
 @pytest.mark.parametrize(
-    ("config", "scales"),
+    ("config", "scale", "words"),
     [
-        (TilingConfig.spatial_only(96, 32), {"spatial_scale": 64}),
-        (TilingConfig.spatial_only(128, 32), {"spatial_scale": 64}),
-        (TilingConfig.temporal_only(24, 0), {"temporal_scale": 16}),
-        (TilingConfig.temporal_only(32, 8), {"temporal_scale": 16}),
+        (TilingConfig.spatial_only(100, 0), DEFAULT_SCALE, "tile of 100 pixels .* multiple of 32 .* use 96 or 128"),
+        (TilingConfig.spatial_only(32, 0), DEFAULT_SCALE, "tile of 32 pixels .* at least 64; use 64"),
+        (TilingConfig.spatial_only(112, 16), DEFAULT_SCALE, "tile of 112 pixels .* use 96 or 128"),
+        (TilingConfig.spatial_only(128, 16), DEFAULT_SCALE, "overlap of 16 pixels .* multiple of 32 .* use 0 or 32"),
+        (TilingConfig.spatial_only(64, 48), DEFAULT_SCALE, "overlap of 48 pixels .* use 32"),
+        (TilingConfig.temporal_only(8, 0), DEFAULT_SCALE, "tile of 8 frames .* multiple of 8 .* at least 16; use 16"),
+        (TilingConfig.temporal_only(20, 0), DEFAULT_SCALE, "tile of 20 frames .* use 16 or 24"),
+        (TilingConfig.temporal_only(32, 4), DEFAULT_SCALE, "overlap of 4 frames .* use 0 or 8"),
+        (TilingConfig.spatial_only(100, 16), SMALL_CELLS, "tile of 100 pixels .* multiple of 16 .* use 96 or 112"),
+        (TilingConfig.spatial_only(16, 0), SMALL_CELLS, "tile of 16 pixels .* at least 32; use 32"),
+        (TilingConfig.spatial_only(112, 24), SMALL_CELLS, "overlap of 24 pixels .* use 16 or 32"),
+        (TilingConfig.temporal_only(4, 0), SMALL_CELLS, "tile of 4 frames .* at least 8; use 8"),
+        (TilingConfig.temporal_only(18, 4), SMALL_CELLS, "tile of 18 frames .* multiple of 4 .* use 16 or 20"),
+        (TilingConfig.temporal_only(20, 6), SMALL_CELLS, "overlap of 6 frames .* use 4 or 8"),
+        (TilingConfig.spatial_only(96, 32), LARGE_CELLS, "tile of 96 pixels .* use 128"),
+        (TilingConfig.spatial_only(128, 32), LARGE_CELLS, "overlap of 32 pixels .* use 0 or 64"),
+        (TilingConfig.temporal_only(24, 0), LARGE_CELLS, "tile of 24 frames .* use 32"),
+        (TilingConfig.temporal_only(32, 8), LARGE_CELLS, "overlap of 8 frames .* use 0 or 16"),
     ],
 )
-def test_sizes_that_are_not_whole_latent_cells_are_refused(config, scales):
-    with pytest.raises(TilingError, match="whole latent cells"):
-        TileLayout.make(config, (5, 5, 5), **scales)
+def test_sizes_that_do_not_fit_the_latent_cells_are_refused_with_the_nearest_that_do(config, scale, words):
+    with pytest.raises(TilingError, match=words + r"\.$") as caught:
+        TileLayout.make(config, (5, 5, 5), scale)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [(64, 32), (64, 0), (96, 64)])
+def test_smallest_spatial_sizes_at_32_pixels_per_cell_are_accepted(values):
+    layout = TileLayout.make(TilingConfig.spatial_only(*values), (1, 5, 5), DEFAULT_SCALE)
+    assert layout.height.latent == split(5, *(value // 32 for value in values))
+
+
+@pytest.mark.parametrize(
+    ("size", "overlap", "latent"),
+    [(112, 16, [[0, 7, 0, 1], [6, 13, 1, 1], [12, 14, 1, 0]]), (32, 16, None), (128, 48, None)],
+)
+def test_tiles_of_a_vae_of_16_pixels_and_4_frames_per_cell(size, overlap, latent):
+    config = TilingConfig(SpatialTilingConfig(size, overlap), TemporalTilingConfig(20, 4))
+    layout = TileLayout.make(config, (9, 14, 14), SMALL_CELLS)
+    expected = split(14, size // 16, overlap // 16)
+    assert layout.height.latent == layout.width.latent == expected
+    assert latent is None or as_lists(expected) == latent
+    assert [interval.length for interval in layout.height.pixels] == [16 * interval.length for interval in expected]
+    assert layout.height.length == layout.width.length == 224
+    assert layout.time.latent == make_causal(split(9, 5, 1))
+    assert layout.time.length == 33
+
+
+def test_height_and_width_may_have_different_scale_factors():
+    config = TilingConfig.spatial_only(128, 32)
+    layout = TileLayout.make(config, (1, 10, 10), ScaleFactors(8, 16, 32))
+    assert layout.height.latent == split(10, 8, 2)
+    assert layout.width.latent == split(10, 4, 1)
+    assert (layout.height.length, layout.width.length) == (160, 320)
+    with pytest.raises(TilingError, match="overlap of 16 pixels .* multiple of 32"):
+        TileLayout.make(TilingConfig.spatial_only(128, 16), (1, 10, 10), ScaleFactors(8, 16, 32))

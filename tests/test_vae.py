@@ -10,8 +10,10 @@ from safetensors.numpy import load_file, save_file
 
 import synthetic_checkpoint
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
+from mlx_ltx_vae.models.noise import draw
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.pipeline.postprocess import Watch
+from mlx_ltx_vae.pipeline.postprocess import OutputCheck
+from mlx_ltx_vae.shapes import LatentShape
 
 
 @pytest.fixture(scope="module")
@@ -105,16 +107,16 @@ def test_unknown_key_that_is_switched_off_is_a_warning(golden):
 
 def test_an_encoder_padding_of_its_own_counts_only_without_a_common_one(golden):
     raw = dict(golden("ltx2_3_reflect").manifest["vae_config"])
-    assert parse_vae_config(raw, "file").encoder.padding.value == "reflect"
+    assert parse_vae_config(raw, "file").encoder.options.padding.value == "reflect"
     del raw["spatial_padding_mode"]
-    assert parse_vae_config(raw, "file").encoder.padding.value == "replicate"
+    assert parse_vae_config(raw, "file").encoder.options.padding.value == "replicate"
 
 
 @pytest.mark.parametrize(
     ("latents", "words"),
     [
         (latents_of()[0], "five axes"),
-        (latents_of(channels=128), "128 channels, and this VAE decodes 8"),
+        (latents_of(channels=128), "128 channels; this VAE decodes 8"),
         (latents_of()[:, :, :0], "empty"),
         (mx.where(latents_of() > 2, mx.nan, latents_of()), "NaN or infinite"),
         (latents_of() / 0, "NaN or infinite"),
@@ -170,19 +172,17 @@ def test_timestep_goes_only_to_vaes_that_take_one(vae, noisy_vae):
 
 
 def test_noise_follows_the_seed_and_not_the_cut_or_the_clips_length(noisy_vae):
-    from mlx_ltx_vae.models.video_vae.noise import draw
-
-    shapes = noisy_vae.decoder.field_shapes(2, 3)
-    short = draw(None, 3, (1, 8, 2, 2, 3), shapes, mx.float32)
-    long = draw(None, 3, (2, 8, 5, 2, 3), shapes, mx.float32)
-    other = draw(None, 4, (1, 8, 2, 2, 3), shapes, mx.float32)
+    spec = noisy_vae.decoder.spec
+    short = draw(None, 3, LatentShape(1, 8, 2, 2, 3), spec, mx.float32)
+    long = draw(None, 3, LatentShape(2, 8, 5, 2, 3), spec, mx.float32)
+    other = draw(None, 4, LatentShape(1, 8, 2, 2, 3), spec, mx.float32)
     assert mx.array_equal(long.latents[:1, :, :2], short.latents)
     assert not mx.array_equal(long.latents[:1], long.latents[1:])
     assert not mx.array_equal(other.latents, short.latents)
-    for one, same, different in zip(short.fields, long.fields, other.fields, strict=True):
+    for one, same, different in zip(*(draws.maps.values() for draws in (short, long, other)), strict=True):
         assert mx.array_equal(one, same)
         assert not mx.array_equal(one, different)
-    values = np.array(draw(None, 0, (1, 8, 64, 8, 8), [], mx.float32).latents)
+    values = np.array(draw(None, 0, LatentShape(1, 8, 64, 8, 8), spec, mx.float32).latents)
     assert abs(values.mean()) < 0.02
     assert abs(values.std() - 1) < 0.02
 
@@ -190,7 +190,7 @@ def test_noise_follows_the_seed_and_not_the_cut_or_the_clips_length(noisy_vae):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda noise: noise[:-1], "36 noise arrays were given and the network draws 37"),
+        (lambda noise: noise[:-1], "36 noise arrays were given, and the network draws 37"),
         (lambda noise: [noise[0], noise[2][:1], *noise[2:]], r"noise array 1 has the shape \(1, 6\)"),
         (lambda noise: "ones", "zeros"),
     ],
@@ -243,11 +243,11 @@ def test_pixels_that_are_not_finite_or_one_flat_patch_are_reported():
         ([patch], False, "flat patch"),
         ([good, bad, good], False, "not finite"),
     ):
-        watch = Watch(4, may_be_flat=may_be_flat)
+        check = OutputCheck(4, may_be_flat=may_be_flat)
         for piece in pieces:
-            watch.see(piece)
+            check.update(piece)
         with pytest.raises(DecodeError, match=words) if words else nullcontext():
-            watch.close()
+            check.close()
 
 
 def test_frames_that_are_not_finite_are_never_handed_over_as_levels(golden):
@@ -274,8 +274,8 @@ def test_a_convolution_that_returns_zeros_is_noticed(golden):
 
 def test_a_network_that_loses_frames_is_noticed(vae, monkeypatch):
     short = iter([mx.random.normal((1, 3, 64, 96, 3))])
-    monkeypatch.setattr("mlx_ltx_vae.pipeline.decode.run", lambda *args, **kwargs: short)
-    with pytest.raises(DecodeError, match="3 frames came out of the network and 9 should have"):
+    monkeypatch.setattr("mlx_ltx_vae.pipeline.run.run", lambda *args, **kwargs: short)
+    with pytest.raises(DecodeError, match="3 frames came out of the network, and 9 should have"):
         list(vae.stream(latents_of(2)))
 
 

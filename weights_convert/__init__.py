@@ -1,6 +1,1 @@
-"""Convert an LTX video VAE, from any layout that people have, to a folder that MLX loads as it is; and verify it."""
-
-from .convert import Conversion, convert
-from .verify import CheckpointsDiffer, Likeness, Verification, verify
-
-__all__ = ["CheckpointsDiffer", "Conversion", "Likeness", "Verification", "convert", "verify"]
+"""`python -m weights_convert`, the other name of `python -m mlx_ltx_vae.convert`."""

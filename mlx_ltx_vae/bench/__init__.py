@@ -1,5 +1,5 @@
-"""What decoding and encoding take, in time and memory, and what they give.
+"""Time and memory of decoding and encoding, measured on the machine at hand.
 
-Every figure comes from a fresh process, so that no run sees another's compiled kernels or buffers, and runs of
-different cases are interleaved, so that a machine whose speed drifts treats them alike. Quote the ratios.
+Every run is a fresh process, so that no run sees another's compiled kernels or buffers, and the runs of different cases
+are interleaved, so that a machine whose speed drifts slows all of them alike. Quote ratios, not seconds.
 """

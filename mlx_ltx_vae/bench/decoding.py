@@ -1,122 +1,156 @@
-"""Decoding, as it comes: `bench` without anything else."""
+"""One timed decode or encode, in this process."""
 
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
+from ..metrics import compare
 from .case import Case
-from .processes import Run
-from .samples import MemorySamples
-from .subject import Decode
-from .tables import MB, aligned, footnote, median
+from .subject import Decode, count_weight_bytes, load_vae
+
+#: Seconds since the start, bytes in use, and the largest number of bytes in use so far.
+Sample = tuple[float, int, int]
+
+_SAMPLE_SECONDS = 0.02
+_PART_FRAMES = 8
 
 
-def decode(case: Case) -> dict[str, Any]:
+def decode(
+    case: Case, *, sampled: bool = False, save: str | None = None, reference: str | None = None
+) -> dict[str, Any]:
     """Decode to uint8 frames.
 
+    Args:
+        case: what to decode, and how.
+        sampled, save, reference: see `measure_frames`.
+
     Returns:
-        order, weights_bytes, planned_bytes, and what `measure_decode` gives.
+        order, weights_bytes, planned_bytes, and what `measure_frames` returns.
     """
-    subject = Decode.of(case)
+    subject = Decode.from_case(case)
     return {
         "order": subject.plan.order.value,
-        "planned_bytes": subject.plan.peak_bytes,
-        "weights_bytes": weights_bytes(subject.vae.decoder),
-        **measure_decode(case, subject.run()),
+        "planned_bytes": subject.plan.memory.active,  # without the buffer cache, which MLX's peak does not count
+        "weights_bytes": count_weight_bytes(subject.vae),
+        **measure_frames(subject.run(), sampled=sampled, save=save, reference=reference),
     }
 
 
-def measure_decode(case: Case, chunks: Iterator[np.ndarray]) -> dict[str, Any]:
-    """Take a decode's frames as they come.
+def measure_frames(
+    chunks: Iterator[np.ndarray], *, sampled: bool = False, save: str | None = None, reference: str | None = None
+) -> dict[str, Any]:
+    """Run a decode and measure it.
 
     Args:
-        case: says what else is kept.
-        chunks: the frames (n, H, W, 3) uint8, not yet begun.
+        chunks: yields frames (n, H, W, 3) uint8; the decode starts with the first `next`.
+        sampled: whether to sample the memory.
+        save: a file to save the frames to, as `.npy`.
+        reference: such a file, with frames to compare these with.
 
     Returns:
-        frames, seconds, first_frame_seconds, between_bytes (held between two chunks: the caches), and what
-        `memory_since` gives; with `case.sampled` also samples, see `Sample`.
+        frames, seconds, first_frame_seconds; between_bytes, held between two chunks: the caches; peak_bytes, without
+        what was in use before; bytes_per_pixel, the peak per pixel of one frame; total_peak_bytes. With `sampled` also
+        samples, a list of `Sample`; with `reference` what `compare` returns.
     """
     held = mx.get_active_memory()
     mx.reset_peak_memory()
-    arrivals, between, kept = [], [], []
-    with MemorySamples() if case.sampled else nullcontext() as samples:
+    arrivals, between, clip = [], [], []
+    samples: list[Sample] = []
+    with ExitStack() as stack:
+        if sampled:
+            samples = stack.enter_context(sample_memory())
         start = time.perf_counter()
         for frames in chunks:
             arrivals.append((time.perf_counter() - start, len(frames)))
-            if case.keep:
-                kept.append(frames.copy())
+            pixels = frames.shape[1] * frames.shape[2]
+            if save or reference:
+                clip.append(frames.copy())
             del frames
             between.append(mx.get_active_memory() - held)
-            if samples is not None:
-                samples.take()
         seconds = time.perf_counter() - start
     measured = {
         "frames": sum(count for _, count in arrivals),
         "seconds": seconds,
         "first_frame_seconds": arrivals[0][0],
-        # In the middle of the clip, when nothing waits between two layers.
+        # In the middle of the clip, where no chunk is between two layers.
         "between_bytes": min(between[len(between) // 3 : 2 * len(between) // 3 + 1]),
-        **memory_since(case, held),
+        **_measure_peak(held, pixels),
     }
-    if samples is not None:
-        measured["samples"] = samples.samples
-    if case.keep:
-        np.save(case.keep, np.concatenate(kept))
+    if sampled:
+        measured["samples"] = samples
+    if save:
+        np.save(save, np.concatenate(clip))
+    if reference:
+        measured |= compare(mx.array(np.concatenate(clip)), mx.array(np.load(reference)), span=255)
     return measured
 
 
-def weights_bytes(network: nn.Module) -> int:
-    """What a network's weights take."""
-    return sum(array.nbytes for _, array in tree_flatten(network.parameters()))
+@contextmanager
+def sample_memory() -> Iterator[list[Sample]]:
+    """Sample MLX's memory from a thread every 20 ms while the block runs, and once at its end."""
+    samples: list[Sample] = []
+    done = threading.Event()
+    start = time.perf_counter()
+
+    def sample() -> None:
+        is_last = False
+        while not is_last:
+            is_last = done.wait(_SAMPLE_SECONDS)
+            samples.append((time.perf_counter() - start, mx.get_active_memory(), mx.get_peak_memory()))
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        thread.join()
 
 
-def memory_since(case: Case, held: int) -> dict[str, Any]:
-    """MLX's peak.
-
-    Args:
-        case: whose frames these are.
-        held: bytes that were in use before, such as weights and latents.
+def encode(case: Case) -> dict[str, Any]:
+    """Encode uint8 noise: as a stream (mode "stream"), or the whole video in tiles (mode "tiled").
 
     Returns:
-        peak_bytes (without what was held), bytes_per_pixel (of that, per pixel of one frame), total_peak_bytes.
+        seconds, weights_bytes, peak_bytes, bytes_per_pixel and total_peak_bytes as for a decode, and latent_frames.
     """
-    peak = mx.get_peak_memory()
+    vae = load_vae(case, "encoder")
+    vae.config.scale.latent_grid((case.frames, case.height, case.width))  # raises for frames that would be left out
+    clip = np.concatenate(list(_noise(case))) if case.mode == "tiled" else None
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    start = time.perf_counter()
+    if clip is not None:
+        latents = vae.encode(clip, tiling=case.make_tiling(), tile_batch_size=case.tile_batch_size)
+        mx.eval(latents)
+        latent_frames = latents.shape[2]
+    else:
+        latent_frames = 0
+        for part in vae.encode_stream(_noise(case)):
+            mx.eval(part)
+            latent_frames += part.shape[2]
     return {
-        "peak_bytes": peak - held,
-        "bytes_per_pixel": (peak - held) / (case.width * case.height),
-        "total_peak_bytes": peak,
+        "seconds": time.perf_counter() - start,
+        "latent_frames": latent_frames,
+        "weights_bytes": count_weight_bytes(vae),
+        **_measure_peak(held, case.width * case.height),
     }
 
 
-def decode_table(runs: list[list[Run]]) -> str:
-    """Medians per case; times as a ratio to the single pass of as many frames, where there is one."""
-    single = {results[0]["frames"]: median(results, "seconds") for results in runs if results[0]["mode"] == "single"}
-    rows = []
-    for results in runs:
-        run = results[0]
-        seconds, first = median(results, "seconds"), median(results, "first_frame_seconds")
-        peak = max(run["peak_bytes"] for run in results)
-        rows.append(
-            [
-                run["mode"],
-                run["order"],
-                str(run["tile_batch_size"]) if run["mode"] == "tiled" else "",
-                str(run["frames"]),
-                f"{seconds:.2f}",
-                f"{seconds / single[run['frames']]:.2f}" if run["frames"] in single else "-",
-                f"{first:.2f}",
-                f"{peak / MB:.1f}",
-                f"{run['bytes_per_pixel']:.0f}",
-                f"{run['between_bytes'] / (run['width'] * run['height']):.0f}",
-            ]
-        )
-    head = ["mode", "order", "batch", "frames", "seconds", "ratio", "first", "peak MB", "B/pixel", "caches"]
-    notes = "B/pixel and caches (what is held between two chunks) are bytes per pixel of one frame."
-    return "\n".join([aligned(head, rows, words=2), notes, footnote(runs)])
+def _measure_peak(held: int, pixels: int) -> dict[str, Any]:
+    """MLX's peak since it was reset, with and without the bytes `held` before, and per pixel of one frame."""
+    total = mx.get_peak_memory()
+    peak = total - held
+    return {"peak_bytes": peak, "bytes_per_pixel": peak / pixels, "total_peak_bytes": total}
+
+
+def _noise(case: Case) -> Iterator[np.ndarray]:
+    """Frames (n, H, W, 3) uint8 of noise."""
+    random = np.random.default_rng(0)
+    for start in range(0, case.frames, _PART_FRAMES):
+        frames = min(_PART_FRAMES, case.frames - start)
+        yield random.integers(0, 256, (frames, case.height, case.width, 3), dtype=np.uint8)

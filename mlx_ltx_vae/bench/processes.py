@@ -1,65 +1,94 @@
-"""Runs in fresh processes, interleaved: the only file beside `media.ffmpeg` that starts any."""
+"""Measurements in fresh processes, interleaved."""
 
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
-from tqdm import tqdm
 
 from ..errors import LTXVAEError
 from .case import Case
 
-#: In front of a case as JSON, on the command line of the process that runs it.
-WORKER = "--worker"
-
+#: A case's fields, and what was measured.
 Run = dict[str, Any]
 
 
-def run_interleaved(cases: Sequence[Case], repeat: int) -> list[list[Run]]:
-    """Every case `repeat` times, in turns, or once where that is all: for each case what its runs measured.
+@dataclass(frozen=True)
+class Job:
+    """A function to call in a fresh process.
+
+    Attributes:
+        measure: a function of a module, called as `measure(case, **options)`; it returns a dictionary for JSON.
+        case: what it measures.
+        options: its keyword arguments, values that JSON can represent.
+        once: whether one run is enough, because it repeats by itself or gives the same result every time.
+    """
+
+    measure: Callable[..., dict[str, Any]]
+    case: Case
+    options: Mapping[str, Any] = field(default_factory=dict)
+    once: bool = False
+
+
+def run_interleaved(
+    jobs: Sequence[Job],
+    repeat: int,
+    progress: Callable[[list[tuple[Job, list[Run]]]], Iterable[tuple[Job, list[Run]]]] = iter,
+) -> list[list[Run]]:
+    """Run every job `repeat` times in turns, or once where that is enough.
+
+    Args:
+        jobs: what to run.
+        repeat: the number of turns.
+        progress: wraps the list of runs, to show how many of them are done.
+
+    Returns:
+        For each job its runs.
 
     Raises:
-        LTXVAEError: for a run that fails, with the last line it said.
+        LTXVAEError: for a run that fails, with the last line of its output.
     """
-    runs: list[list[Run]] = [[] for _ in cases]
+    results: list[list[Run]] = [[] for _ in jobs]
     turns = [
-        (case, results)
+        (job, runs)
         for turn in range(repeat)
-        for case, results in zip(cases, runs, strict=True)
-        if turn == 0 or not case.task.once
+        for job, runs in zip(jobs, results, strict=True)
+        if turn == 0 or not job.once
     ]
-    for case, results in tqdm(turns, unit="run", disable=not sys.stderr.isatty()):
-        results.append(run_fresh(case))
-    return runs
+    for job, runs in progress(turns):
+        runs.append(run_fresh(job))
+    return results
 
 
-def run_fresh(case: Case) -> Run:
-    """What a case measures in a process of its own.
+def run_fresh(job: Job) -> Run:
+    """Run a job in a process of its own: the name of its function as `task`, its case, and what was measured.
 
     Raises:
-        LTXVAEError: for a run that fails, with the last line it said.
+        LTXVAEError: for a run that fails, with the last line of its output.
     """
-    command = [sys.executable, "-m", __package__, WORKER, json.dumps(asdict(case))]
+    task, case = job.measure.__name__, asdict(job.case)
+    payload = {"module": job.measure.__module__, "function": task, "case": case, "options": dict(job.options)}
+    command = [sys.executable, "-m", f"{__package__}.worker", json.dumps(payload)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise LTXVAEError(f"{case.task.value} of {case.frames} frames (mode {case.mode}) failed: {last}")
-    return json.loads(done.stdout)
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise LTXVAEError(f"{task} of {job.case.frames} frames (mode {job.case.mode}) failed: {last}")
+    return {"task": task, **case, **json.loads(done.stdout)}
 
 
 def describe_machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """What the measurements ran on."""
     return {
         "platform": platform.platform(),
         "processor": mx.device_info().get("device_name", platform.processor()),
         "cores": os.cpu_count(),
         "device": str(mx.default_device()),
-        "mlx": mx.__version__,
+        "mlx": version("mlx"),
         "preload": os.environ.get("LD_PRELOAD", ""),
     }

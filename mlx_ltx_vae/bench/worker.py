@@ -1,32 +1,21 @@
-"""One run, in a process that should be fresh."""
+"""`python -m mlx_ltx_vae.bench.worker JOB`: run one job of `processes.run_fresh` and print its result as JSON."""
 
-from dataclasses import asdict
-from typing import Any
+import importlib
+import json
+import sys
+from contextlib import redirect_stdout
 
-from .case import Case, Task
-from .decoding import decode
-from .encoding import encode
-from .others import decode_otherwise
-from .overlap import overlap
-from .precision import precision
-from .quality import quality
-from .roofline import roofline
-
-_TASKS = {
-    Task.DECODE: decode,
-    Task.ENCODE: encode,
-    Task.AGAINST: decode_otherwise,
-    Task.OVERLAP: overlap,
-    Task.PRECISION: precision,
-    Task.QUALITY: quality,
-    Task.ROOFLINE: roofline,
-}
+from .case import Case
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """Run a case in this process.
+def main() -> None:
+    """Run the job that the first argument describes."""
+    job = json.loads(sys.argv[1])
+    measure = getattr(importlib.import_module(job["module"]), job["function"])
+    with redirect_stdout(sys.stderr):  # other programs print what they like
+        measured = measure(Case(**job["case"]), **job["options"])
+    print(json.dumps(measured))
 
-    Returns:
-        The case, and what was measured; see the function of its task.
-    """
-    return {**asdict(case), **_TASKS[case.task](case)}
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,7 @@
-"""Checkpoints: files and folders in, a configuration and weights out."""
+"""Checkpoints: files, folders and hub repositories in; a configuration and weights out."""
 
-from .load import Checkpoint, CheckpointHeaders, load_checkpoint, read_headers
+from .load import load_network
+from .open import Checkpoint, open_checkpoint
+from .stored_network import StoredNetwork
 
-__all__ = ["Checkpoint", "CheckpointHeaders", "load_checkpoint", "read_headers"]
+__all__ = ["Checkpoint", "StoredNetwork", "load_network", "open_checkpoint"]

@@ -1,4 +1,4 @@
-"""Where a checkpoint says what it is: the metadata of its files, or a JSON file beside them."""
+"""Find the configuration of a checkpoint: in the metadata of its files, or in a JSON file beside them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ _CLASSES = ("CausalVideoAutoencoder", _DIFFUSION_CLASS)
 
 
 def find_config(archives: Sequence[Archive], folders: Sequence[Path]) -> dict[str, Any] | None:
-    """The first configuration of a whole VAE, in the original vocabulary or in diffusers', or None.
+    """The first configuration of a whole VAE, in the vocabulary of the original or of diffusers, or None.
 
-    Metadata comes first, then `config.json` and `embedded_config.json` in `folders`. What configures something else
-    is passed by: a transformer, one half in a port's own vocabulary, the diffusion decoder that shares a pack with
-    the convolutional one (whose own tensors would have told by now).
+    The metadata is searched first, then `config.json` and `embedded_config.json` in `folders`. Configurations of
+    anything else are skipped: a transformer, a single network in a port's own vocabulary, and, in JSON files, the
+    diffusion decoder. (A pack may contain both decoders, and `find_network` has rejected the tensors of that one.)
 
     Raises:
-        CheckpointError: the metadata entry or a file is no JSON.
+        CheckpointError: the metadata entry or a file is not JSON.
     """
     for content in _metadata(archives):
         entry = _vae_entry(content)
@@ -42,7 +42,7 @@ def _metadata(archives: Sequence[Archive]) -> Iterator[object]:
                 yield json.loads(archive.metadata["config"])
             except (TypeError, ValueError) as error:
                 raise CheckpointError(
-                    f"{archive.path}: its metadata entry 'config' is no JSON ({error}); download the file again."
+                    f"{archive.path}: its metadata entry 'config' is not JSON ({error}); download the file again."
                 ) from error
 
 
@@ -54,7 +54,7 @@ def _files_beside(folders: Sequence[Path]) -> Iterator[object]:
 
 
 def _vae_entry(content: object) -> dict[str, Any] | None:
-    """The part that configures a whole VAE: the entry `vae`, or everything."""
+    """The part that configures a whole VAE: the entry `vae`, the whole object, or None."""
     for raw in (content.get("vae"), content) if isinstance(content, Mapping) else ():
         if isinstance(raw, Mapping) and _configures_a_vae(raw):
             return dict(raw)

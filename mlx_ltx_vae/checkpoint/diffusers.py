@@ -1,10 +1,10 @@
-"""The diffusers library's vocabulary for the same networks, turned back into the original one.
+"""Translate configurations and tensor names of the diffusers library to those of the original files.
 
-diffusers groups the original's flat list of blocks into a mid block and down or up blocks. Which original block a
-group's part is follows from the order of the parts, so the configuration and the tensor names come out of one walk:
+diffusers groups the original's flat list of blocks into a mid block and down or up blocks. The order of the parts of
+these groups gives each part's index in the original list, so one walk yields the configuration and the tensor names:
 
-    encoder: down_blocks.i = resnets, [downsamplers.0], [conv_out]; at the end mid_block
-    decoder: at the beginning mid_block; up_blocks.i = [conv_in], [upsamplers.0], resnets
+    encoder: down_blocks.i = resnets, [downsamplers.0], [conv_out]; mid_block comes last
+    decoder: mid_block comes first; up_blocks.i = [conv_in], [upsamplers.0], resnets
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _LTX_VIDEO = "AutoencoderKLLTXVideo"
 _LTX_2 = "AutoencoderKLLTX2Video"
 _DIFFUSION_DECODER = "LTX2VideoDiffusionDecoderModel"
 
-# What each class assumes where its config.json says nothing (early ones say nothing about the decoder).
+# The defaults of each class for keys that its config.json leaves out (early files leave out the decoder's).
 _DEFAULTS: dict[str, dict[str, Any]] = {
     _LTX_VIDEO: {
         "in_channels": 3, "out_channels": 3, "latent_channels": 128,
@@ -74,7 +74,7 @@ _OUTSIDE = {
 
 @dataclass(frozen=True)
 class _Part:
-    """One original block: what the original config calls it, and the name of its tensors in diffusers."""
+    """One block: its entry in the original configuration, and the prefix of its tensors in diffusers."""
 
     block: list[Any]
     prefix: str
@@ -82,9 +82,13 @@ class _Part:
 
 @dataclass(frozen=True)
 class DiffusersVAE:
-    """A diffusers configuration read back into the original's vocabulary.
+    """A diffusers configuration in the vocabulary of the original.
 
-    `encoder_parts` and `decoder_parts` are in the order in which data passes them.
+    Attributes:
+        source: what error messages call the checkpoint.
+        raw_config: the configuration as the original's metadata would state it.
+        encoder_parts: in the order of the forward pass.
+        decoder_parts: in the order of the forward pass.
     """
 
     source: str
@@ -92,14 +96,14 @@ class DiffusersVAE:
     encoder_parts: tuple[_Part, ...]
     decoder_parts: tuple[_Part, ...]
 
-    def original_names(self, half: str, names: Iterable[str]) -> dict[str, str]:
-        """Diffusers name -> original name, both within the half.
+    def original_names(self, network: str, names: Iterable[str]) -> dict[str, str]:
+        """Diffusers name -> original name, both within the network ("encoder" or "decoder").
 
         Raises:
             CheckpointError: a name belongs to no block of the configuration.
         """
-        stem = BLOCK_STEMS[half]
-        parts = self.encoder_parts if half == "encoder" else self.decoder_parts
+        stem = BLOCK_STEMS[network]
+        parts = self.encoder_parts if network == "encoder" else self.decoder_parts
         prefixes = dict(_OUTSIDE)
         for index, part in enumerate(parts):
             if part.block[0] == "res_x":
@@ -107,26 +111,26 @@ class DiffusersVAE:
                 prefixes[f"{part.prefix}.time_embedder."] = f"{stem}.{index}.time_embedder."
             else:
                 prefixes[f"{part.prefix}."] = f"{stem}.{index}."
-        return {name: self._original_name(half, name, prefixes) for name in names}
+        return {name: self._original_name(network, name, prefixes) for name in names}
 
-    def _original_name(self, half: str, name: str, prefixes: Mapping[str, str]) -> str:
+    def _original_name(self, network: str, name: str, prefixes: Mapping[str, str]) -> str:
         for prefix, original in prefixes.items():
             if name.startswith(prefix):
                 renamed = original + name.removeprefix(prefix)
                 return renamed.replace(".conv_shortcut.conv.", ".conv_shortcut.").replace(".norm3.", ".norm3.norm.")
         raise CheckpointError(
-            f"{self.source}: its tensor {half}.{name} belongs to no block of its config.json; use the config.json that "
-            "came with the weights."
+            f"{self.source}: its tensor {network}.{name} belongs to no block of its config.json; use the "
+            "config.json that came with the weights."
         )
 
 
 def has_diffusers_names(names: Iterable[str]) -> bool:
-    """Whether names within a half are in diffusers' vocabulary."""
+    """Whether tensor names within a network are those of diffusers."""
     return any(name.startswith("mid_block.") or ".resnets." in name for name in names)
 
 
 def is_diffusers_config(raw: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is the configuration of some diffusers autoencoder, ours or another."""
+    """Whether a JSON object is the configuration of a diffusers autoencoder, supported or not."""
     return str(raw.get("_class_name", "")).startswith(("AutoencoderKL", _DIFFUSION_DECODER))
 
 
@@ -135,10 +139,10 @@ def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
 
     Args:
         raw: the JSON object.
-        source: what to call the checkpoint in errors.
+        source: what error messages call the checkpoint.
 
     Raises:
-        CheckpointError: it is of another class, or has a key or value that would change the result unnoticed.
+        CheckpointError: the class is not supported, or a key or value is unknown and could change the result.
     """
     class_name = _class_name(raw, source)
     config = _complete(raw, class_name, source)
@@ -179,12 +183,12 @@ def _class_name(raw: Mapping[str, Any], source: str) -> str:
             "folder of the convolutional VAE (vae)."
         )
     if class_name not in _DEFAULTS:
-        raise CheckpointError(f"{source}: its class is {class_name}; use an {_LTX_VIDEO} or {_LTX_2}.")
+        raise CheckpointError(f"{source}: its class {class_name} is not supported; use an {_LTX_VIDEO} or {_LTX_2}.")
     return class_name
 
 
 def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str, Any]:
-    """The configuration with the class's defaults, and nothing in it that is not understood."""
+    """The configuration with the defaults of its class. Unknown keys are errors."""
     defaults = _DEFAULTS[class_name]
     config = defaults | {key: value for key, value in raw.items() if not key.startswith("_")}
     unknown = sorted(config.keys() - defaults.keys())
@@ -196,12 +200,16 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
     for key, expected in _FIXED.items():
         if config[key] != expected:
             found = config[key]
-            raise CheckpointError(f"{source}: its configuration has {key} = {found!r}; only {expected!r} is known.")
+            raise CheckpointError(f"{source}: its configuration has {key} = {found!r}; only {expected!r} is supported.")
     return config
 
 
 def _padding(config: Mapping[str, Any], source: str) -> dict[str, str]:
-    """diffusers names a mode per half; the original has one for both, and a decoder of its own only by silence."""
+    """Padding keys of the original.
+
+    diffusers states a mode per network. The original states one for both, or the encoder's alone; the decoder then has
+    the default of its generation.
+    """
     encoder = config.get("encoder_spatial_padding_mode", "zeros")
     decoder = config.get("decoder_spatial_padding_mode", "zeros")
     if encoder == decoder:
@@ -209,13 +217,13 @@ def _padding(config: Mapping[str, Any], source: str) -> dict[str, str]:
     if decoder == ("zeros" if config["timestep_conditioning"] else "reflect"):
         return {"encoder_spatial_padding_mode": encoder}
     raise CheckpointError(
-        f"{source}: its encoder pads with {encoder} and its decoder with {decoder}, which no published VAE does; "
-        "use the config.json that came with the weights."
+        f"{source}: its encoder pads with {encoder} and its decoder with {decoder}, a combination of no published "
+        "VAE; use the config.json that came with the weights."
     )
 
 
 def _walk_encoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Part], int]:
-    """The encoder's parts, and its width after `conv_in`."""
+    """The parts of the encoder, and its width after `conv_in`."""
     types = config["down_block_types"]
     widths = list(config["block_out_channels"])
     if class_name == _LTX_2:
@@ -242,7 +250,7 @@ def _walk_encoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Par
 
 
 def _walk_decoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Part], int]:
-    """The decoder's parts, and its width before `conv_out`. All its lists are in encoder order but `upsample_type`."""
+    """The parts of the decoder, and its width before `conv_out`. All lists but `upsample_type` are in encoder order."""
     outputs = config["decoder_block_out_channels"][::-1]
     layers = config["decoder_layers_per_block"][::-1]
     scaling = _per_block(config["decoder_spatio_temporal_scaling"], len(outputs))[::-1]
@@ -271,10 +279,10 @@ def _res_stack(layers: int, prefix: str, noise: bool = False) -> _Part:
 
 def _ratio(large: int, small: int) -> int:
     if large % small:
-        raise ValueError(f"{large} channels are no multiple of {small}")
+        raise ValueError(f"{large} channels are not a multiple of {small}")
     return large // small
 
 
 def _per_block(value: bool | Sequence[bool], count: int) -> list[bool]:
-    """diffusers writes one value for all blocks, or a list."""
+    """A value per block: diffusers writes one for all blocks, or a list."""
     return [value] * count if isinstance(value, bool) else list(value)

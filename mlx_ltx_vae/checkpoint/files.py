@@ -1,13 +1,12 @@
-"""Safetensors files: their headers, checked before anything trusts them, and the tensors that are asked for.
+"""Safetensors files: their headers, validated when they are read, and single tensors.
 
-A 40 GB checkpoint holds 1 to 2 GB of VAE. Only headers are read here until somebody asks for tensors by name, and
-then only those are read.
+The VAE is 1 to 2 GB of a 40 GB checkpoint, so a file is known by its header, and only requested tensors are read.
 """
 
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,30 +14,31 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from ..dtypes import SAFETENSORS_NAMES
 from ..errors import CheckpointError
+from ..mlx_utils import load_safetensors
 
 INDEX_SUFFIX = ".safetensors.index.json"
-#: The types of numbers that weights may have: what a header calls them, and what everybody else does.
-DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-# numpy has no bfloat16, only its bits.
-_FLOAT_TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+# numpy has no bfloat16; its bits are read as integers.
+_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
-# What people have instead of a safetensors file, by its first bytes.
+# Other formats that users pass, by their first bytes.
 _OTHER_FORMATS = (
-    (b"version https://git-lfs", "a git-lfs pointer, not the file itself; fetch the file with `git lfs pull`"),
+    (b"version https://git-lfs", "a git-lfs pointer instead of the file; fetch the file with `git lfs pull`"),
     (b"PK\x03\x04", "a PyTorch pickle (zip), which is never loaded because it can run code; convert it to safetensors"),
     (b"\x80", "a Python pickle, which is never loaded because it can run code; convert it to safetensors"),
     (b"GGUF", "a GGUF file; use the safetensors file of the VAE"),
-    (b"<", "a web page saved in its place; download the file itself"),
+    (b"<", "a web page instead of the file; download the file again"),
 )
 
 
 class TensorInfo(NamedTuple):
-    """Where a tensor lies: its bytes are `[start, stop)` of the file at `path`, in C order."""
+    """Where a tensor is stored: the bytes `[start, stop)` of the file at `path`, in C order."""
 
     path: Path
+    name: str
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -47,7 +47,7 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Archive:
-    """The tensors of one safetensors file, or of all the shards of an index, known by header only."""
+    """The tensors of one safetensors file, or of all shards of an index, known by header only."""
 
     path: Path
     tensors: dict[str, TensorInfo]
@@ -74,7 +74,7 @@ def open_archive(path: Path) -> Archive:
 
 
 def shard_names(index: Path) -> list[str]:
-    """The file names that a `*.safetensors.index.json` spreads its tensors over, each once, sorted."""
+    """The file names in a `*.safetensors.index.json`, sorted, each once."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{index}: expected an index with a 'weight_map'; download it again.")
@@ -85,7 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
-        CheckpointError: it is no JSON, or not an object.
+        CheckpointError: it is not JSON, or not an object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -96,48 +96,41 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_tensors(archive: Archive, names: Iterable[str]) -> dict[str, mx.array]:
-    """The named tensors in their own dtype (float32, float16 or bfloat16) and shape, lazy, and nothing else.
-
-    MLX refuses a whole file for one tensor of a type that it does not know, wanted or not. The wanted tensors of
-    such a file are read at once, by their offsets.
+def check_dtypes(tensors: Iterable[TensorInfo]) -> None:
+    """Check that tensors are float32, float16 or bfloat16.
 
     Raises:
-        CheckpointError: a named tensor is not of one of the three types (quantised, say).
+        CheckpointError: a tensor has another type, because it is quantized, for example.
     """
-    wanted: dict[Path, list[str]] = {}
-    for name in names:
-        refuse_other_dtypes(archive, [name])
-        wanted.setdefault(archive.tensors[name].path, []).append(name)
-    result: dict[str, mx.array] = {}
-    for path, chosen in wanted.items():
-        try:
-            arrays = mx.load(str(path), format="safetensors")
-        except RuntimeError:
-            arrays = {name: _read_by_offset(archive.tensors[name]) for name in chosen}
-        result |= {name: arrays[name] for name in chosen}
-    return result
-
-
-def refuse_other_dtypes(archive: Archive, names: Iterable[str]) -> None:
-    """See that the named tensors are float32, float16 or bfloat16.
-
-    Raises:
-        CheckpointError: naming the first that is not (quantised, say).
-    """
-    for name in names:
-        info = archive.tensors[name]
-        if info.dtype not in DTYPE_NAMES:
+    for info in tensors:
+        if info.dtype not in SAFETENSORS_NAMES:
             raise CheckpointError(
-                f"{info.path}: {name} is stored as {info.dtype}; only F32, F16 and BF16 are known, so use a file whose "
-                "VAE is not quantised."
+                f"{info.path}: {info.name} is stored as {info.dtype}, and only F32, F16 and BF16 are supported; use a "
+                "file whose VAE is not quantized."
             )
 
 
+def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:
+    """Each tensor under its key in `tensors`, in its stored shape and dtype, which `check_dtypes` must have accepted.
+
+    The arrays are lazy, with one exception: MLX rejects a file if any tensor in it, requested or not, has a type that
+    MLX does not know. The tensors of such a file are read by offset, when the iterator reaches them.
+    """
+    by_path: dict[Path, dict[str, TensorInfo]] = {}
+    for key, info in tensors.items():
+        by_path.setdefault(info.path, {})[key] = info
+    for path, requested in by_path.items():
+        try:
+            arrays = load_safetensors(path)
+        except RuntimeError:
+            yield from ((key, _read_by_offset(info)) for key, info in requested.items())
+        else:
+            yield from ((key, arrays.pop(info.name)) for key, info in requested.items())
+
+
 def _read_by_offset(info: TensorInfo) -> mx.array:
-    dtype = _FLOAT_TYPES[info.dtype]
-    values = np.fromfile(info.path, dtype, count=math.prod(info.shape), offset=info.start).reshape(info.shape)
-    array = mx.array(values)
+    count = math.prod(info.shape)
+    array = mx.array(np.fromfile(info.path, _NUMPY_DTYPES[info.dtype], count, offset=info.start).reshape(info.shape))
     return array.view(mx.bfloat16) if info.dtype == "BF16" else array
 
 
@@ -148,44 +141,44 @@ def _read_header(path: Path) -> Archive:
     size = os.path.getsize(path)
     with path.open("rb") as stream:
         start = stream.read(32)
-        _refuse_other_formats(path, start)
+        _reject_other_formats(path, start)
         length = int.from_bytes(start[:8], "little")
         if size < 10 or length > _MAX_HEADER_BYTES or start[8:9] != b"{":
             raise CheckpointError(f"{path}: not a safetensors file; give the .safetensors file of the VAE.")
         stream.seek(8)
         raw = stream.read(length)
     if len(raw) < length:
-        raise CheckpointError(f"{path}: truncated within its header ({size} bytes); download it again.")
+        raise CheckpointError(f"{path}: truncated within its header (after {size} bytes); download it again.")
     try:
         header = json.loads(raw)
     except ValueError as error:
-        raise CheckpointError(f"{path}: its header is no JSON ({error}); download it again.") from error
+        raise CheckpointError(f"{path}: its header is not JSON ({error}); download it again.") from error
     metadata = header.pop("__metadata__", None)
     metadata = metadata if isinstance(metadata, dict) else {}
     tensors = {name: _tensor_info(path, name, entry, 8 + length) for name, entry in header.items()}
     expected = max((info.stop for info in tensors.values()), default=0)
     if size < expected:
-        raise CheckpointError(f"{path}: truncated, {size} of {expected} bytes are there; download it again.")
+        raise CheckpointError(f"{path}: truncated, it has {size} of {expected} bytes; download it again.")
     return Archive(path, tensors, metadata)
 
 
 def _tensor_info(path: Path, name: str, entry: dict[str, Any], data_start: int) -> TensorInfo:
     try:
         start, stop = entry["data_offsets"]
-        info = TensorInfo(path, entry["dtype"], tuple(entry["shape"]), data_start + start, data_start + stop)
+        info = TensorInfo(path, name, entry["dtype"], tuple(entry["shape"]), data_start + start, data_start + stop)
         numbers = (start, stop - start, *info.shape)
-        sound = all(isinstance(number, int) and number >= 0 for number in numbers)
-        if sound and info.dtype in _FLOAT_TYPES:
-            sound = stop - start == math.prod(info.shape) * _FLOAT_TYPES[info.dtype].itemsize
+        valid = all(isinstance(number, int) and number >= 0 for number in numbers)
+        if valid and info.dtype in _NUMPY_DTYPES:
+            valid = stop - start == math.prod(info.shape) * _NUMPY_DTYPES[info.dtype].itemsize
     except (KeyError, TypeError, ValueError):
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         raise CheckpointError(f"{path}: the header's entry for {name} is damaged; download the file again.")
     return info
 
 
-def _refuse_other_formats(path: Path, start: bytes) -> None:
+def _reject_other_formats(path: Path, start: bytes) -> None:
     for magic, description in _OTHER_FORMATS:
-        # A header length can begin with any byte, but a header follows it.
+        # A header length can have any first byte, but a header follows it.
         if start.lstrip().startswith(magic) and start[8:9] != b"{":
             raise CheckpointError(f"{path}: this is {description}.")

@@ -1,16 +1,16 @@
-"""Which files of a folder, or of a hub repository, hold the video VAE. Names only: nothing is opened here."""
+"""Choose the files of the video VAE in a folder or a hub repository by their names alone."""
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from .files import INDEX_SUFFIX
-from .original import HALVES
+from .original import NETWORKS
 
 CONFIG_NAMES = ("config.json", "embedded_config.json")
 
 
 class AmbiguousFolder(Exception):
-    """Several files may hold the VAE. `candidates` names them; empty if there is no weight file at all."""
+    """Several files may contain the VAE: `candidates`, which is empty if there is no weight file at all."""
 
     def __init__(self, candidates: Sequence[str]) -> None:
         super().__init__(", ".join(candidates))
@@ -18,12 +18,12 @@ class AmbiguousFolder(Exception):
 
 
 def choose_weights(names: Sequence[str]) -> tuple[str, ...]:
-    """The files to open out of `names` (relative, with "/"): one file, one index of shards, or one file per half.
+    """The files to open out of `names` (relative, with "/"): one file, one index of shards, or one file per network.
 
-    Files of the VAE alone come before files with everything, so that 40 GB are never fetched for 2.
+    Files of the VAE alone are preferred to files of the whole model, so that 40 GB are not downloaded for 2 GB.
 
     Raises:
-        AmbiguousFolder: the names do not settle it.
+        AmbiguousFolder: the names do not decide it.
     """
     present = set(names)
     for folder in ("", "vae/"):
@@ -32,9 +32,9 @@ def choose_weights(names: Sequence[str]) -> tuple[str, ...]:
         if f"{folder}diffusion_pytorch_model.safetensors" in present:
             return (f"{folder}diffusion_pytorch_model.safetensors",)
         for pattern in ("vae_{}_conv.safetensors", "vae_{}.safetensors", "{}/model.safetensors"):
-            halves = [folder + pattern.format(half) for half in HALVES]
-            if present.intersection(halves):
-                return tuple(name for name in halves if name in present)
+            files = [folder + pattern.format(network) for network in NETWORKS]
+            if present.intersection(files):
+                return tuple(name for name in files if name in present)
     weights = [name for name in names if name.endswith(".safetensors")]
     vae_files = [name for name in weights if _names_a_video_vae(name)]
     convolutional = [name for name in vae_files if "conv" in _stem(name)]

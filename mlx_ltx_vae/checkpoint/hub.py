@@ -1,4 +1,4 @@
-"""Checkpoints from the Hugging Face hub, through `huggingface_hub` where it is installed."""
+"""Checkpoints on the Hugging Face hub, downloaded with `huggingface_hub` if it is installed."""
 
 import re
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ _NAMED_CANDIDATES = 8
 
 
 class HubReference(NamedTuple):
-    """`owner/name`, and the file or folder inside it if one was named."""
+    """A repository `owner/name`, and the file or folder in it that was named, if any."""
 
     repo: str
     inner: str | None
 
 
 class _Repository(NamedTuple):
-    """A repository's file names; `snapshot` is its folder in the cache when only that can be had."""
+    """The file names of a repository; `snapshot` is its folder in the cache if the hub cannot be reached."""
 
     names: list[str]
     snapshot: Path | None
 
 
 def parse_reference(source: str) -> HubReference | None:
-    """Read "owner/name", "owner/name:file" or "owner/name/sub/file"; None for what must be a path."""
+    """The meaning of "owner/name", "owner/name:file" or "owner/name/sub/file"; None for a path."""
     match = _REFERENCE.fullmatch(source)
     if match is None or Path(source.partition("/")[0]).is_dir():
         return None
@@ -40,18 +40,18 @@ def parse_reference(source: str) -> HubReference | None:
 
 
 def fetch(reference: HubReference) -> list[Path]:
-    """Download what the VAE needs of a repository, or find it in the cache, and say where its weights are.
+    """The paths of the weight files of the VAE, downloaded or from the cache, with the configuration beside them.
 
     Raises:
         CheckpointError: `huggingface_hub` is not installed, the repository cannot be reached and is not in the cache,
-            or its file names do not tell which one holds the VAE.
+            or its file names do not decide which file contains the VAE.
     """
     try:
         import huggingface_hub
     except ImportError as error:
         raise CheckpointError(
-            f"{reference.repo}: no such path, and reading it from the hub needs huggingface_hub; "
-            "run `pip install 'mlx_ltx_vae[hub]'`, or give a local file."
+            f"{reference.repo}: there is no such path, and downloading from the hub requires huggingface_hub; "
+            "run `pip install 'mlx_ltx_vae[hub]'` or give a local file."
         ) from error
     repository = _list(huggingface_hub, reference.repo)
 
@@ -80,7 +80,7 @@ def fetch(reference: HubReference) -> list[Path]:
 
 def _choose(reference: HubReference, names: Sequence[str]) -> tuple[str, ...]:
     inner = reference.inner
-    if inner in names:
+    if inner is not None and inner in names:
         return (inner,)
     inside = f"{inner}/" if inner else ""
     candidates = [name.removeprefix(inside) for name in names if name.startswith(inside)]
@@ -90,30 +90,30 @@ def _choose(reference: HubReference, names: Sequence[str]) -> tuple[str, ...]:
         shown = list(error.candidates or [name for name in names if name.endswith(".safetensors")])
         more = " ..." if len(shown) > _NAMED_CANDIDATES else ""
         listing = ", ".join(shown[:_NAMED_CANDIDATES]) + more or "no safetensors file at all"
-        what = f"has no {inner}" if inner and not candidates else "does not say which file holds the VAE"
+        what = f"has no {inner}" if inner and not candidates else "has several files that may be the VAE, or none"
         raise CheckpointError(
             f"{reference.repo}: the repository {what}; name one as {reference.repo}:FILE out of {listing}."
         ) from error
 
 
 def _configurations(chosen: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The configuration files beside the chosen weights."""
+    """The names of the configuration files beside the chosen weights."""
     folders = {name.rpartition("/")[0] for name in chosen}
-    places = {f"{folder}/{name}".lstrip("/") for folder in folders for name in CONFIG_NAMES}
-    return sorted(places & set(names))
+    beside = {f"{folder}/{name}".lstrip("/") for folder in folders for name in CONFIG_NAMES}
+    return sorted(beside & set(names))
 
 
 def _list(huggingface_hub: ModuleType, repo: str) -> _Repository:
     try:
         siblings = huggingface_hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT).siblings
         return _Repository([sibling.rfilename for sibling in siblings], None)
-    except Exception as error:  # no network, no such repository, no access: each release has its own kinds
+    except Exception as error:  # no network, repository or access: the classes differ between releases
         try:
             snapshot = Path(huggingface_hub.snapshot_download(repo, local_files_only=True))
         except Exception:
             raise CheckpointError(
-                f"{repo}: no such path, and the hub repository cannot be read ({_reason(error)}) nor is it in the "
-                "cache; check the name, log in with `hf auth login` if it is gated, or give a local file."
+                f"{repo}: there is no such path, and the hub repository cannot be read ({_reason(error)}) and is not "
+                "in the cache; check the name, log in with `hf auth login` if it is gated, or give a local file."
             ) from error
     names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
     return _Repository(names, snapshot)

@@ -1,4 +1,4 @@
-"""From what a user names to opened files: a path, a folder, or a repository on the hub."""
+"""Find and open the files of a checkpoint: a file, a folder, or a hub repository."""
 
 import os
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from ..errors import CheckpointError
 from .files import Archive, open_archive
 from .folder import AmbiguousFolder, choose_weights
 from .hub import fetch, parse_reference
-from .original import HALVES, half_names
+from .original import NETWORKS, find_network
 
-# As deep as any known layout goes: vae/decoder/model.safetensors.
+# The depth of the deepest published layout: vae/decoder/model.safetensors.
 _PATTERNS = ("*.safetensors*", "*/*.safetensors*", "*/*/*.safetensors*")
 
 
 @dataclass(frozen=True)
 class Location:
-    """Files by header, and the folders in which a configuration may lie beside them."""
+    """Opened files, and the folders that may contain their configuration. `name` is for error messages."""
 
     name: str
     archives: list[Archive]
@@ -24,10 +24,10 @@ class Location:
 
 
 def locate(source: str | os.PathLike) -> Location:
-    """Open the headers of the files that hold the VAE.
+    """Read the headers of the files that contain the VAE.
 
     Raises:
-        CheckpointError: no such file, folder or repository, or several files come into question.
+        CheckpointError: the file, folder or repository does not exist, or several files may contain the VAE.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -52,25 +52,25 @@ def _open_folder(folder: Path) -> list[Archive]:
     try:
         return [open_archive(folder / name) for name in choose_weights(names)]
     except AmbiguousFolder as error:
-        return [_the_one_with_a_vae(folder, error.candidates)]
+        return [_find_vae(folder, error.candidates)]
 
 
-def _the_one_with_a_vae(folder: Path, candidates: tuple[str, ...]) -> Archive:
-    """Where names do not settle it, headers may."""
+def _find_vae(folder: Path, candidates: tuple[str, ...]) -> Archive:
+    """The one file among `candidates` whose header has a video VAE."""
     found: dict[str, Archive] = {}
     failures: list[CheckpointError] = []
     for name in candidates:
         try:
             archive = open_archive(folder / name)
-            if any(half_names(archive, half) for half in HALVES):
+            if any(find_network(archive, network) for network in NETWORKS):
                 found[name] = archive
         except CheckpointError as error:
             failures.append(error)
     if len(found) == 1:
         return next(iter(found.values()))
     if found:
-        raise CheckpointError(f"{folder}: several files hold a VAE; name one of {', '.join(found)}.")
+        raise CheckpointError(f"{folder}: several files contain a VAE; give one of {', '.join(found)}.")
     if failures:
         raise failures[0]
-    there = ", ".join(candidates) or "no safetensors file"
-    raise CheckpointError(f"{folder}: expected a safetensors file with a video VAE and found {there}; name the file.")
+    shown = ", ".join(candidates) or "no safetensors file"
+    raise CheckpointError(f"{folder}: expected a safetensors file with a video VAE and found {shown}; give the file.")

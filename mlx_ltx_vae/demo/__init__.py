@@ -1,6 +1,7 @@
-"""A small VAE with the block structure of LTX-2.3, and latents it has never seen in training.
+"""A small VAE with the block structure of LTX-2.3, and latents of a clip that it was not trained on.
 
-Made by `examples/train_demo_vae.py` from procedural clips. It shows that everything works; it is no LTX model.
+Both were made by `examples/train_demo_vae.py` from procedural clips. They demonstrate the commands; the VAE is not an
+LTX model.
 """
 
 from pathlib import Path

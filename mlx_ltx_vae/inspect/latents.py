@@ -1,36 +1,31 @@
-"""What a latent file is: what it says, what its values look like, and the video that they will be."""
+"""A description of a latent file: what it states, statistics of its values, and the video that it decodes to."""
 
+import os
 from dataclasses import asdict, dataclass
-from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
-from ..checkpoint import CheckpointHeaders
+from ..checkpoint import Checkpoint
 from ..errors import LatentsError
-from ..latents import LatentsInfo, load_latents
-from ..latents.layouts import Grid
-from ..latents.metadata import parse_metadata
-from ..latents.tensor_files import open_tensor_file
-from ..shapes import ScaleFactors
+from ..frame_rate import DEFAULT_FPS
+from ..latents import LatentsFile, open_latents
+from ..mlx_utils import to_float, to_int
+from ..shapes import DEFAULT_SCALE, Grid, ScaleFactors, format_size
 
-_USUAL_SCALE = ScaleFactors(8, 32, 32)
-_USUAL_FPS = Fraction(24)
-# Normalised latents have a standard deviation near 1 in every channel, a still or plain clip a smaller one in some.
-_FAR_BELOW, _FAR_ABOVE = 1 / 3, 3.0
+# Normalized latents have a standard deviation near 1 in every channel; in a plain or still clip some are smaller.
+_MIN_USUAL_STD, _MAX_USUAL_STD = 1 / 3, 3.0
 
 
 @dataclass(frozen=True)
 class LatentStatistics:
-    """Statistics over all values, and the extremes of those of single channels.
+    """Statistics of all values, and the extremes of the statistics of single channels.
 
     Attributes:
-        mean, std, min, max: of everything.
+        mean, std, min, max: of all values.
         lowest_channel_mean, highest_channel_mean: of one channel each.
         lowest_channel_std, highest_channel_std: likewise.
-        channels_far_from_1: how many channels have a std below 1/3 or above 3.
+        channels_far_from_1: the number of channels with a standard deviation below 1/3 or above 3.
     """
 
     mean: float
@@ -44,95 +39,92 @@ class LatentStatistics:
     channels_far_from_1: int
 
     @classmethod
-    def of(cls, latents: mx.array) -> "LatentStatistics":
-        """Of latents (B, C, F', H', W')."""
+    def from_latents(cls, latents: mx.array) -> "LatentStatistics":
+        """The statistics of latents (B, C, F', H', W')."""
         values = latents.astype(mx.float32)
-        overall = mx.stack([values.mean(), values.std(), values.min(), values.max()])
-        across = (0, 2, 3, 4)
-        means, stds = values.mean(axis=across), values.std(axis=across)
-        channels = mx.stack([means.min(), means.max(), stds.min(), stds.max()])
-        far = mx.logical_or(stds < _FAR_BELOW, stds > _FAR_ABOVE).sum()
-        return cls(*overall.tolist(), *channels.tolist(), far.item())
+        axes = (0, 2, 3, 4)
+        means, stds = values.mean(axis=axes), values.std(axis=axes)
+        return cls(
+            mean=to_float(values.mean()),
+            std=to_float(values.std()),
+            min=to_float(values.min()),
+            max=to_float(values.max()),
+            lowest_channel_mean=to_float(means.min()),
+            highest_channel_mean=to_float(means.max()),
+            lowest_channel_std=to_float(stds.min()),
+            highest_channel_std=to_float(stds.max()),
+            channels_far_from_1=to_int(mx.logical_or(stds < _MIN_USUAL_STD, stds > _MAX_USUAL_STD).sum()),
+        )
 
 
 @dataclass(frozen=True)
-class LatentsSummary:
-    """What a latent file is. `print(summary)` shows it.
+class LatentsReport:
+    """What a latent file is. `print(report)` shows it.
 
     Attributes:
-        info: what the file says about itself.
-        stored_dtype: in the file.
-        shape: (B, C, F', H', W').
-        layout: how the stored axes were read.
-        normalized: whether the file says that they are; None where it says nothing, which is taken for yes.
-        statistics: of the normalised latents.
-        scale: of the VAE.
-        vae: its name; None where no VAE was given and the scale is the usual one.
+        file: its header.
+        statistics: of the normalized latents.
+        vae: the checkpoint that the latents are for; None if none was given.
     """
 
-    info: LatentsInfo
-    stored_dtype: str
-    shape: tuple[int, int, int, int, int]
-    layout: str
-    normalized: bool | None
+    file: LatentsFile
     statistics: LatentStatistics
-    scale: ScaleFactors
-    vae: str | None
+    vae: Checkpoint | None
 
     @property
-    def num_frames(self) -> int:
-        """Frames of each video that they will be."""
-        return 1 + self.scale.time * (self.shape[2] - 1)
+    def scale(self) -> ScaleFactors:
+        """The VAE's scale, or the usual one."""
+        return DEFAULT_SCALE if self.vae is None else self.vae.config.scale
 
     @property
-    def frame_size(self) -> tuple[int, int]:
-        """(width, height) of each video."""
-        return self.scale.width * self.shape[4], self.scale.height * self.shape[3]
+    def video_grid(self) -> Grid:
+        """(F, H, W) of each video."""
+        return self.scale.video_grid(self.file.shape.grid)
 
     @property
     def seconds(self) -> float:
-        """Of each video, at the file's frame rate or else the one that `decode` takes."""
-        return float(self.num_frames / (self.info.fps or _USUAL_FPS))
+        """The length of each video, at the file's frame rate or the default one."""
+        return float(self.video_grid[0] / (self.file.info.fps or DEFAULT_FPS))
 
     def as_dict(self) -> dict[str, Any]:
-        """The summary in JSON's terms.
+        """The report as a JSON object.
 
-        `fps`, `normalized` and `stated` are what the file says, null where it says nothing. `statistics` are those of
-        the normalised latents. `video` is one of each item of the batch; its `vae` is null where none was given and
-        the usual `scale`, 32x32 pixels and 8 frames, was taken; without `fps` its `seconds` are at 24.
+        `fps`, `normalized` and `stated` are what the file states, null where it states nothing. `statistics` are of the
+        normalized latents. `video` is one item of the batch: its `vae` is null if none was given and the usual `scale`
+        was assumed; without `fps` its `seconds` are at 24 frames per second.
         """
-        info, (width, height) = self.info, self.frame_size
+        file, info, (frames, height, width) = self.file, self.file.info, self.video_grid
         return {
             "kind": "latents",
             "name": info.source,
             "tensor": info.tensor,
             "stored_shape": list(info.stored_shape),
-            "stored_dtype": self.stored_dtype,
-            "layout": self.layout,
-            "shape": list(self.shape),
+            "stored_dtype": file.stored_dtype,
+            "layout": file.layout,
+            "shape": list(file.shape),
             "fps": None if info.fps is None else float(info.fps),
-            "normalized": self.normalized,
+            "normalized": file.normalized,
             "stated": {"frames": info.num_frames, "width": info.width, "height": info.height},
             "statistics": asdict(self.statistics),
             "video": {
-                "frames": self.num_frames,
+                "frames": frames,
                 "width": width,
                 "height": height,
                 "seconds": self.seconds,
                 "scale": self.scale._asdict(),
-                "vae": self.vae,
+                "vae": None if self.vae is None else self.vae.name,
             },
         }
 
     def __str__(self) -> str:
-        info, values = self.info, self.statistics
-        batch, channels, time, height, width = self.shape
+        info, values = self.file.info, self.statistics
+        batch, channels, frames, rows, columns = self.file.shape
         videos = f"{batch} x " if batch > 1 else ""
         return "\n".join(
             [
                 f"file     {info.source}",
-                f"tensor   {info.tensor}, {info.stored_shape} {self.stored_dtype}, read as {self.layout}",
-                f"latents  {videos}{channels} channels, {time} x {height} x {width} (frames x rows x columns)",
+                f"tensor   {info.tensor}, {info.stored_shape} {self.file.stored_dtype}, read as {self.file.layout}",
+                f"latents  {videos}{channels} channels, {frames} x {rows} x {columns} (frames x rows x columns)",
                 f"values   {self._describe_normalized()}",
                 f"         mean {values.mean:.3f}, std {values.std:.3f}, all finite, "
                 f"from {values.min:.2f} to {values.max:.2f}",
@@ -144,70 +136,55 @@ class LatentsSummary:
         )
 
     def _describe_normalized(self) -> str:
-        if self.normalized is False:
-            return f"un-normalised in the file; normalised with {self.vae}:"
-        return "normalised, as the file says" if self.normalized else "taken for normalised: the file does not say"
+        if self.file.normalized is False and self.vae is not None:
+            return f"unnormalized in the file; normalized with {self.vae.name}:"
+        return "normalized, as the file states" if self.file.normalized else "assumed normalized: the file does not say"
 
     def _describe_channels(self) -> str:
-        far, channels = self.statistics.channels_far_from_1, self.shape[1]
-        found = f"{far} of {channels} channels have a std far from 1"
-        if 2 * far <= channels:
+        unusual, channels = self.statistics.channels_far_from_1, self.file.shape.channels
+        found = f"{unusual} of {channels} channels have a std far from 1"
+        if 2 * unusual <= channels:
             return found
-        return f"{found}: perhaps not normalised, or a plain, still clip"
+        return f"{found}: perhaps not normalized, or a plain, still clip"
 
     def _describe_video(self) -> str:
-        info, (width, height) = self.info, self.frame_size
-        rate = f"{float(info.fps):.5g} fps" if info.fps else f"{float(_USUAL_FPS):g} fps, as the file has no rate"
-        lines = [f"{self.num_frames} frames of {width}x{height}, {self.seconds:.2f} s at {rate}"]
-        scale = f"{self.scale.time} frames of {self.scale.width}x{self.scale.height} pixels a cell"
-        lines.append(f"with {self.vae}: {scale}" if self.vae else f"at the usual scale, {scale}; -m VAE to be sure")
-        stated = (info.num_frames, info.width, info.height)
-        if None not in stated and stated != (self.num_frames, width, height):
-            lines.append(f"the file says {info.num_frames} frames of {info.width}x{info.height}")
+        info, (frames, height, width) = self.file.info, self.video_grid
+        rate = f"{float(info.fps):.5g} fps" if info.fps else f"{float(DEFAULT_FPS):g} fps, as the file has no rate"
+        cell = f"{self.scale.time} frames of {format_size(self.scale.width, self.scale.height)} pixels a cell"
+        lines = [
+            f"{frames} frames of {format_size(width, height)}, {self.seconds:.2f} s at {rate}",
+            f"with {self.vae.name}: {cell}" if self.vae else f"at the usual scale, {cell}; -m VAE to be sure",
+        ]
+        if info.num_frames is not None and info.width is not None and info.height is not None:
+            stated = info.num_frames, info.height, info.width
+            if stated != (frames, height, width):
+                size = format_size(info.width, info.height)
+                lines.append(f"the file states {info.num_frames} frames of {size}")
         return "\n         ".join(lines)
 
 
-def summarise_latents(
-    source: str, vae: CheckpointHeaders | None = None, *, tensor: str | None = None, grid: Grid | None = None
-) -> LatentsSummary:
-    """What a latent file is.
+def inspect_latents(
+    path: str | os.PathLike,
+    vae: Checkpoint | None = None,
+    *,
+    tensor: str | None = None,
+    grid: Grid | None = None,
+) -> LatentsReport:
+    """Describe a latent file.
 
     Args:
-        source: the file.
-        vae: the checkpoint that it is for, to be exact about the scale and to normalise what is not.
-        tensor: which tensor of a file that has several.
-        grid: (F', H', W') where they are packed.
+        path: the file.
+        vae: the checkpoint that the latents are for, which states the scale and normalizes unnormalized latents.
+        tensor: the tensor's name in a file with several.
+        grid: (F', H', W') of packed latents.
 
     Raises:
-        LatentsError: for whatever `load_latents` refuses, values that are not finite among it.
+        LatentsError: as `open_latents` and `LatentsFile.read`.
     """
-    file = open_tensor_file(Path(source))
-    normalized = parse_metadata(file.metadata, source).normalized
-    if normalized is False and vae is None:
-        raise LatentsError(f"{source}: these latents are un-normalised; give -m VAE, whose statistics normalise them.")
-    options = (
-        {} if vae is None else {"latent_channels": vae.config.latent_channels, "statistics": vae.read_statistics()}
+    file = open_latents(
+        path, latent_channels=None if vae is None else vae.config.latent_channels, tensor=tensor, grid=grid
     )
-    latents, info = load_latents(source, tensor=tensor, grid=grid, **options)
-    return LatentsSummary(
-        info=info,
-        stored_dtype=_dtype_name(file.tensors[info.tensor]().dtype),
-        shape=latents.shape,
-        layout=_layout(info.stored_shape, latents.shape),
-        normalized=normalized,
-        statistics=LatentStatistics.of(latents),
-        scale=_USUAL_SCALE if vae is None else vae.config.scale,
-        vae=None if vae is None else vae.name,
-    )
-
-
-def _dtype_name(dtype: np.dtype) -> str:
-    return "bfloat16" if dtype == np.dtype("V2") else dtype.name
-
-
-def _layout(stored: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    """How stored axes became (B, C, F', H', W'). What fits two layouts was refused, so the lengths tell."""
-    batch = "B, " if len(stored) in (3, 5) else ""
-    if len(stored) < 4:
-        return f"({batch}tokens, C)"
-    return f"({batch}C, F', H', W')" if stored[-4:] == shape[1:] else f"({batch}F', H', W', C)"
+    if file.normalized is False and vae is None:
+        raise LatentsError(f"{path}: these latents are unnormalized; give -m VAE, whose statistics normalize them.")
+    latents = file.read(statistics=None if vae is None else vae.read_statistics())
+    return LatentsReport(file, LatentStatistics.from_latents(latents), vae)

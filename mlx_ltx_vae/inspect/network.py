@@ -1,91 +1,74 @@
-"""What an encoder or a decoder is: its blocks, and how a file has it."""
+"""A description of an encoder or a decoder: its blocks, and how a file stores it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..checkpoint.load import StoredHalf
-from ..checkpoint.weight_layout import KernelLayout
-from ..models.video_vae.config import BlockConfig, BlockKind, NetworkConfig
+from ..checkpoint import StoredNetwork
+from ..models.video_vae.block_types import BlockConfig
+from ..models.video_vae.config import NetworkConfig
+from ..units import format_bytes
 
 
 @dataclass(frozen=True)
-class HalfSummary:
-    """One half of a VAE.
+class NetworkReport:
+    """An encoder or a decoder.
 
     Attributes:
-        network: its configuration.
-        dtype: in which it computes.
-        dtypes: how many of its numbers are stored in which.
-        num_bytes: what they take in the file.
-        kernel_layout: the order of its kernels' axes in the file.
+        config: its configuration.
+        stored: its tensors in the file.
     """
 
-    network: NetworkConfig
-    dtype: str
-    dtypes: Mapping[str, int]
-    num_bytes: int
-    kernel_layout: KernelLayout
-
-    @classmethod
-    def of(cls, stored: StoredHalf, network: NetworkConfig) -> "HalfSummary":
-        """What there is to say about a half of a checkpoint."""
-        return cls(network, stored.dtype, stored.parameters_by_dtype, stored.num_bytes, stored.layout)
+    config: NetworkConfig
+    stored: StoredNetwork
 
     @property
-    def parameters(self) -> int:
-        """How many numbers it has."""
-        return sum(self.dtypes.values())
+    def num_parameters(self) -> int:
+        """How many parameters the file stores."""
+        return sum(self.stored.parameters_by_dtype.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """The half in JSON's terms.
+        """The network as a JSON object.
 
-        `blocks` are in the order in which data passes them, each with its `stride` as (time, height, width); `dtypes`
-        is how many numbers are stored in which; `kernel_layout` is the order of axes.
+        `blocks` are in the order of the data flow, each with its `stride` as (time, height, width); `dtypes` counts the
+        parameters stored in each dtype; `weight_layout` is the axis order of the stored convolution weights.
         """
-        network = self.network
+        config, stored = self.config, self.stored
         return {
-            "in_channels": network.in_channels,
-            "out_channels": network.out_channels,
-            "causal": network.causal,
-            "padding": network.padding.value,
-            "norm": network.norm.value,
-            "blocks": [_block_as_dict(block) for block in network.blocks],
-            "parameters": self.parameters,
-            "dtypes": dict(self.dtypes),
-            "bytes": self.num_bytes,
-            "kernel_layout": self.kernel_layout.value,
+            "in_channels": config.in_channels,
+            "out_channels": config.out_channels,
+            "causal": config.options.causal,
+            "padding": config.options.padding.value,
+            "blocks": [_block_as_dict(block) for block in config.blocks],
+            "parameters": self.num_parameters,
+            "dtypes": dict(stored.parameters_by_dtype),
+            "bytes": stored.num_bytes,
+            "weight_layout": stored.layout.value,
         }
 
     def describe_blocks(self) -> list[str]:
-        """A line for each block, with the channels that go in and come out."""
-        network = self.network
-        steps = [("conv_in", network.in_channels, network.first_width)]
-        steps += [(_block_name(block), block.in_channels, block.out_channels) for block in network.blocks]
-        steps += [("conv_out", network.last_width, network.out_channels)]
-        channels = [str(before) if before == after else f"{before} -> {after}" for _, before, after in steps]
-        return [f"{name:24}{width:>12}" for (name, _, _), width in zip(steps, channels, strict=True)]
-
-    def describe_storage(self) -> list[str]:
-        """Lines on what the file has of it."""
-        names = sorted(self.dtypes, key=self.dtypes.get, reverse=True)
+        """A line for each block and convolution, with its input and output channels."""
+        config = self.config
+        layers = [("conv_in", config.in_channels, config.first_width)]
+        layers += [(_describe_block(block), block.in_channels, block.out_channels) for block in config.blocks]
+        layers += [("conv_out", config.last_width, config.out_channels)]
         return [
-            f"{self.parameters:,} parameters",
-            f"{show_bytes(self.num_bytes)} of {' and '.join(names)}",
-            f"kernels ({self.kernel_layout.value})",
+            f"{name:29}{str(before) if before == after else f'{before} -> {after}':>12}"
+            for name, before, after in layers
         ]
 
-
-def show_bytes(count: int) -> str:
-    """As people read it: 2.42 GB (1e9), 5.6 MB, 812 kB."""
-    if count >= 1e8:
-        return f"{count / 1e9:.2f} GB"
-    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+    def describe_storage(self) -> list[str]:
+        """Lines on what the file stores."""
+        dtypes = [dtype for dtype, _ in self.stored.parameters_by_dtype.most_common()]
+        return [
+            f"{self.num_parameters:,} parameters",
+            f"{format_bytes(self.stored.num_bytes)} of {' and '.join(dtypes)}",
+            f"weights ({self.stored.layout.value})",
+        ]
 
 
 def _block_as_dict(block: BlockConfig) -> dict[str, Any]:
     return {
-        "kind": block.kind.value,
+        "kind": block.type.name,
         "in_channels": block.in_channels,
         "out_channels": block.out_channels,
         "layers": block.num_layers,
@@ -95,15 +78,9 @@ def _block_as_dict(block: BlockConfig) -> dict[str, Any]:
     }
 
 
-def _block_name(block: BlockConfig) -> str:
-    """What a block does, in a few words; strides are time x height x width."""
-    stride = "x".join(map(str, block.stride))
-    names = {
-        BlockKind.RES_STACK: f"{block.num_layers} residual",
-        BlockKind.RES_CHANGE: "1 residual",
-        BlockKind.SHUFFLE: f"shuffle {stride}",
-        BlockKind.STRIDED: f"strided {stride}",
-        BlockKind.ATTENTION: "attention",
-    }
-    extras = [word for word, is_on in (("skip", block.residual), ("noise", block.inject_noise)) if is_on]
-    return " + ".join([names[block.kind], *extras])
+def _describe_block(block: BlockConfig) -> str:
+    """A block in a few words, such as "4 residual" or "depth to space 2x2x2 + skip" (time x height x width)."""
+    count = f"{block.num_layers} " if block.num_layers > 1 else ""
+    stride = "" if set(block.stride) == {1} else f" {'x'.join(map(str, block.stride))}"
+    extras = (" + skip" if block.residual else "") + (" + noise" if block.inject_noise else "")
+    return f"{count}{block.type.name}{stride}{extras}"

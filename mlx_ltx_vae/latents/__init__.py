@@ -1,7 +1,17 @@
-"""Latent files: read every layout that programs write, write one."""
+"""Latent files: every layout that programs write is read; one is written."""
 
+from .check import check_latents
 from .layouts import parse_grid
-from .load import LatentsInfo, check_latents, load_latents, save_latents, to_numpy
-from .writer import LatentsWriter
+from .load import LatentsFile, LatentsInfo, load_latents, open_latents
+from .save import check_latents_target, save_latents
 
-__all__ = ["LatentsInfo", "LatentsWriter", "check_latents", "load_latents", "parse_grid", "save_latents", "to_numpy"]
+__all__ = [
+    "LatentsFile",
+    "LatentsInfo",
+    "check_latents",
+    "check_latents_target",
+    "load_latents",
+    "open_latents",
+    "parse_grid",
+    "save_latents",
+]

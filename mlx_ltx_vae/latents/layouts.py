@@ -1,147 +1,168 @@
-"""The ways in which programs store latents, and the one way in which this package has them, `(B, C, F', H', W')`.
+"""The layouts in which programs store latents, and how each is read as `(B, C, F', H', W')`.
 
-In the order in which they are tried, with `N` for `F' * H' * W'` packed tokens:
+In the order in which they are tried, with `N = F' * H' * W'` packed tokens:
 
-- `(B, C, F', H', W')`: this package, ComfyUI, the MLX ports, diffusers where it does not pack.
-- `(B, F', H', W', C)`: what an MLX network sees, saved as it is.
-- both without `B`: data sets of the LTX trainers, a file per clip.
-- `(B, N, C)` and `(N, C)`: what the transformer sees, tokens in the order of `F'`, `H'`, `W'`: diffusers' LTX-Video
-  pipelines with `output_type="latent"`, and data sets of the first LTX trainer.
+- `(B, C, F', H', W')`: this package, ComfyUI, the MLX ports, diffusers' unpacked latents.
+- `(B, F', H', W', C)`: latents of an MLX network, saved without a transpose.
+- both without `B`: data sets of the LTX trainers, one file per clip.
+- `(B, N, C)` and `(N, C)`: transformer input, tokens in the order `F'`, `H'`, `W'`: diffusers' LTX-Video pipelines
+  with `output_type="latent"`, and data sets of the first LTX trainer.
 """
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..errors import LatentsError
+from ..shapes import Grid, LatentShape
 
-#: (F', H', W').
-Grid = tuple[int, int, int]
+#: The layout of this package: one letter per axis.
+CHANNELS_FIRST = "BCFHW"
 
-_LAYOUTS = {5: ("BCFHW", "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
-_SHOWN = {"F": "F'", "H": "H'", "W": "W'", "N": "tokens"}
+_LAYOUTS = {5: (CHANNELS_FIRST, "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
+_AXIS_NAMES = {"F": "F'", "H": "H'", "W": "W'", "N": "tokens"}
 _GRID = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})")
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """One way to read a stored shape: a letter for each axis."""
+class Layout:
+    """One way to read a stored shape. `str(layout)` names the axes: "(B, tokens, C)".
+
+    Attributes:
+        axes: one letter per stored axis: B, C, F, H, W, or N for packed tokens.
+        stored_shape: the shape in the file.
+        packed_grid: (F', H', W') of packed tokens; None for other layouts and while it is unknown.
+    """
 
     axes: str
-    shape: tuple[int, ...]
+    stored_shape: tuple[int, ...]
+    packed_grid: Grid | None = None
 
     def __str__(self) -> str:
-        return f"({', '.join(_SHOWN.get(axis, axis) for axis in self.axes)})"
+        return f"({', '.join(_AXIS_NAMES.get(axis, axis) for axis in self.axes)})"
 
     @property
     def is_packed(self) -> bool:
+        """Whether time, height and width share one axis."""
         return "N" in self.axes
 
     @property
     def channels(self) -> int:
-        return self.shape[self.axes.index("C")]
+        """The number of latent channels."""
+        return self._sizes["C"]
+
+    @property
+    def shape(self) -> LatentShape:
+        """`(B, C, F', H', W')`. Packed latents must have their grid."""
+        sizes = self._sizes
+        grid = self.packed_grid or (sizes["F"], sizes["H"], sizes["W"])
+        return LatentShape(sizes.get("B", 1), sizes["C"], *grid)
 
     def has_grid(self, grid: Grid) -> bool:
-        """Whether latents of this grid have such a shape."""
+        """Whether latents of this grid have the stored shape."""
+        sizes = self._sizes
         if self.is_packed:
-            return self.shape[self.axes.index("N")] == math.prod(grid)
-        first = self.axes.index("F")
-        return self.shape[first : first + 3] == grid
+            return sizes["N"] == math.prod(grid)
+        return (sizes["F"], sizes["H"], sizes["W"]) == tuple(grid)
 
-    def apply(self, stored: np.ndarray) -> np.ndarray:
-        """`(B, C, F', H', W')` from what is stored so, and not packed."""
-        batched = stored if "B" in self.axes else stored[None]
-        return np.moveaxis(batched, -1, 1) if self.axes.endswith("C") else batched
+    def to_channels_first(self, stored: np.ndarray) -> np.ndarray:
+        """The stored array as `(B, C, F', H', W')`, a view where possible."""
+        batch, channels, *grid = self.shape
+        if self.axes.endswith("C"):
+            return np.moveaxis(stored.reshape(batch, *grid, channels), -1, 1)
+        return stored.reshape(self.shape)
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return dict(zip(self.axes, self.stored_shape, strict=True))
 
 
 def parse_grid(text: str) -> Grid:
     """`(F', H', W')` from "16x22x40".
 
     Raises:
-        ValueError: for what is not three whole numbers above 0.
+        ValueError: for anything but three whole numbers above 0.
     """
     match = _GRID.fullmatch(text.strip())
     if not match:
-        raise ValueError(f"{text!r} is not a grid of latents; write F'xH'xW', such as 16x22x40.")
+        raise ValueError(f"{text!r} is not a latent grid; write F'xH'xW', such as 16x22x40.")
     return int(match[1]), int(match[2]), int(match[3])
 
 
-def show_grid(grid: Grid) -> str:
-    """As `parse_grid` takes it."""
+def format_grid(grid: Grid) -> str:
+    """The text that `parse_grid` reads: "16x22x40"."""
     return "x".join(map(str, grid))
 
 
-def to_channels_first(
-    stored: np.ndarray, source: str, *, latent_channels: int | None, grid: Grid | None, sizes: Grid | None
-) -> np.ndarray:
-    """`(B, C, F', H', W')` from stored latents of any layout.
+def find_layout(
+    stored_shape: tuple[int, ...],
+    source: str,
+    *,
+    latent_channels: int | None,
+    grid: Grid | None,
+    sizes: Grid | None,
+) -> Layout:
+    """The only layout that fits a stored shape.
 
     Args:
-        stored: the latents as they are in the file.
-        source: what to call them in errors.
-        latent_channels: channels of the VAE. With None, latents that are not packed are taken for channels-first.
-        grid: what the latents' grid is known to be.
-        sizes: what the file calls number of frames, height and width. Most programs mean the video's, the LTX
-            trainers the grid's. Where these numbers fit the latents they are the grid's: the video's are larger.
-
-    Returns:
-        A view wherever that can be. What fits no layout is left for `check_latents` to refuse.
+        stored_shape: the shape in the file.
+        source: the file's name in errors.
+        latent_channels: channels of the VAE. With None, unpacked latents are read as channels-first.
+        grid: (F', H', W'), where it is known.
+        sizes: number of frames, height and width from the file's metadata. Most programs store the video's sizes, the
+            LTX trainers the latent grid. Sizes that fit the latents are the grid, since a video is always larger.
 
     Raises:
-        LatentsError: for a grid that does not fit, packed latents of no known grid or with other channels, and latents
-            that can be read in two ways.
+        LatentsError: for a grid that does not fit, packed latents with an unknown grid or other channels, and shapes
+            that fit no layout or two.
     """
-    layouts = [_Layout(axes, stored.shape) for axes in _LAYOUTS.get(stored.ndim, ())]
+    layouts = [Layout(axes, stored_shape) for axes in _LAYOUTS.get(len(stored_shape), ())]
     if not layouts:
-        return stored
+        raise LatentsError(
+            f"{source}: latents {stored_shape} fit no known layout; save them as five axes, (B, C, F', H', W')."
+        )
     if latent_channels is None:
         layouts = layouts[:1]
     if grid is None and sizes is not None and any(layout.has_grid(sizes) for layout in layouts):
         grid = sizes
     if grid is not None:
-        layouts = _with_grid(layouts, grid, source)
+        layouts = _layouts_with_grid(layouts, grid, source)
     fitting = [layout for layout in layouts if layout.channels == latent_channels] or layouts[:1]
     if len(fitting) > 1:
         by_grid = "give their grid (grid=, or --grid FxHxW), or " if grid is None else ""
         raise LatentsError(
-            f"{source}: latents {stored.shape} could be {' or '.join(map(str, fitting))}, as both axes have "
-            f"{latent_channels}; {by_grid}write them with save_latents, which notes the layout."
+            f"{source}: latents {stored_shape} could be {' or '.join(map(str, fitting))}, as both axes have "
+            f"{latent_channels}; {by_grid}write them with save_latents, which stores the layout."
         )
     layout = fitting[0]
-    if layout.is_packed:
-        return _unpack(stored, layout, source, latent_channels=latent_channels, grid=grid)
-    return layout.apply(stored)
+    return _with_packed_grid(layout, latent_channels, grid, source) if layout.is_packed else layout
 
 
-def _unpack(
-    stored: np.ndarray, layout: _Layout, source: str, *, latent_channels: int | None, grid: Grid | None
-) -> np.ndarray:
+def _with_packed_grid(layout: Layout, latent_channels: int | None, grid: Grid | None, source: str) -> Layout:
     if latent_channels not in (None, layout.channels):
         raise LatentsError(
-            f"{source}: latents {stored.shape}, read as packed {layout}, have {layout.channels} channels where the VAE "
-            f"has {latent_channels}."
+            f"{source}: latents {layout.stored_shape}, read as packed {layout}, have {layout.channels} channels where "
+            f"the VAE has {latent_channels}."
         )
     if grid is None:
         raise LatentsError(
-            f"{source}: latents {stored.shape} are packed, {layout}, and the file does not say their grid; give it as "
-            "grid=(F', H', W'), or --grid FxHxW."
+            f"{source}: latents {layout.stored_shape} are packed, {layout}, and the file does not state their grid; "
+            "give it as grid=(F', H', W'), or --grid FxHxW."
         )
-    unpacked = stored.reshape(*stored.shape[:-2], *grid, layout.channels)
-    return _Layout(layout.axes.replace("N", "FHW"), unpacked.shape).apply(unpacked)
+    return replace(layout, packed_grid=grid)
 
 
-def _with_grid(layouts: list[_Layout], grid: Grid, source: str) -> list[_Layout]:
-    """Those that have this grid."""
-    shape = layouts[0].shape
+def _layouts_with_grid(layouts: list[Layout], grid: Grid, source: str) -> list[Layout]:
+    stored_shape = layouts[0].stored_shape
     if len(grid) != 3 or min(grid) < 1:
-        raise LatentsError(f"{source}: a grid of latents is (F', H', W'), three numbers above 0, and not {grid}.")
+        raise LatentsError(f"{source}: a latent grid is (F', H', W'), three numbers above 0, not {grid}.")
     fitting = [layout for layout in layouts if layout.has_grid(grid)]
     if not fitting:
         tokens = f", {math.prod(grid)} tokens" if layouts[0].is_packed else ""
         raise LatentsError(
-            f"{source}: latents {shape}, read as {' or '.join(map(str, layouts))}, do not have the grid "
-            f"{show_grid(grid)}{tokens}; correct it (grid=, or --grid FxHxW)."
+            f"{source}: latents {stored_shape}, read as {' or '.join(map(str, layouts))}, do not have the grid "
+            f"{format_grid(grid)}{tokens}; correct it (grid=, or --grid FxHxW)."
         )
     return fitting

@@ -1,46 +1,51 @@
-"""Latent files: reading every kind that people have, writing one kind.
+"""Reading latent files: safetensors (also ComfyUI's .latent), .npy and .npz.
 
-A latent array is `(B, C, F', H', W')`, normalised as the diffusion model makes it. `latent_layouts` knows how other
-programs arrange its axes. Whose files are meant, and what there is to know of each:
+Facts about the files of other programs:
 
-- ComfyUI's `.latent` is safetensors with `latent_tensor`, the numbers of the LATENT wire, which for LTX are the
-  sampler's. An empty tensor `latent_format_version_0` goes with it. Without that, ComfyUI's own loader multiplies by
-  1/0.18215, the scale of Stable Diffusion's latents in files of early 2023. LTX is younger than the mark, so a file of
-  LTX latents without it is by another program, which wrote the numbers as they were: they are never multiplied here.
-- diffusers' LTX-Video pipelines return normalised latents, packed or not; its LTX-2 pipelines return un-normalised
+- ComfyUI's `.latent` is safetensors with the tensor `latent_tensor`, the values of its LATENT type, which for LTX are
+  normalized. An empty tensor `latent_format_version_0` marks the format. ComfyUI's loader multiplies files without
+  that mark by 1/0.18215, the scale of Stable Diffusion latents in early 2023. LTX is newer than the mark, so an LTX
+  file without it was written by another program, which stored the values as they were: they are never rescaled here.
+- diffusers' LTX-Video pipelines return normalized latents, packed or not. Its LTX-2 pipelines return unnormalized
   ones, `latents * std + mean` (their `scaling_factor` is 1 for every LTX release).
-- Data sets of the LTX trainers hold `num_frames`, `height` and `width` beside the latents, and mean the grid.
-- An MLX port's sidecar of two stages holds its result twice, as `stage_2_video_latent` and `final_video_latent`.
+- Data sets of the LTX trainers store `num_frames`, `height` and `width` of the latent grid.
+- The sidecar of an MLX port's two-stage pipeline stores its result twice, as `stage_2_video_latent` and
+  `final_video_latent`.
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
-from ..errors import LatentsError, WriterError
-from ..part_file import PartFile
-from .layouts import Grid, to_channels_first
-from .metadata import make_metadata, one_grid, parse_metadata
-from .tensor_files import TensorFile, open_tensor_file
+from ..errors import LatentsError
+from ..mlx_utils import to_float
+from ..shapes import Grid, LatentShape
+from .check import check_finite, check_shape
+from .layouts import Layout, find_layout
+from .metadata import LatentsMetadata, merge_grids, parse_metadata
+from .tensor_files import StoredTensor, TensorFile, open_tensor_file
 
 #: Names under which programs store latents: this package and MLX apps, ComfyUI, two-stage pipelines.
 KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent")
 _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
-_MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the largest magnitude of any clip's latents is between these
+
+# uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
+_READABLE_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint16")
+_MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
 
 
 @dataclass(frozen=True)
 class LatentsInfo:
-    """What a latent file says about itself. What it does not say is None.
+    """What a latent file states about itself. A value that it does not state is None.
 
     Attributes:
         source: the file.
-        tensor: the tensor's name in it.
-        stored_shape: its shape in the file, whose layout may be another.
+        tensor: the name of the tensor in the file.
+        stored_shape: the shape in the file, in the file's layout.
         fps: frames per second.
         num_frames, height, width: of the video, in frames and pixels.
     """
@@ -54,6 +59,97 @@ class LatentsInfo:
     width: int | None = None
 
 
+@dataclass(frozen=True)
+class LatentsFile:
+    """A latent file whose header has been read, and whose values are read by `read`.
+
+    Attributes:
+        info: what the file states about itself.
+        shape: (B, C, F', H', W').
+        normalized: what the metadata states; None if nothing, which `read` takes for True.
+    """
+
+    info: LatentsInfo
+    shape: LatentShape
+    normalized: bool | None
+    _tensor: StoredTensor = field(repr=False)
+    _layout: Layout = field(repr=False)
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype in the file, such as "bfloat16"."""
+        return self._tensor.dtype
+
+    @property
+    def layout(self) -> str:
+        """The axes in the file, such as "(B, tokens, C)"."""
+        return str(self._layout)
+
+    def read(
+        self, *, statistics: tuple[mx.array, mx.array] | None = None, unnormalized: bool | None = None
+    ) -> mx.array:
+        """Normalized latents `(B, C, F', H', W')`.
+
+        Args:
+            statistics: `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents.
+            unnormalized: whether the file stores `latents * std + mean`, as diffusers' LTX-2 pipelines return it. None
+                follows the metadata.
+
+        Returns:
+            The file's dtype; float32 for float64 and for latents that were normalized here.
+
+        Raises:
+            LatentsError: for a file that cannot be read, values that are not finite, `unnormalized` that contradicts
+                the metadata, and unnormalized latents without statistics.
+        """
+        source = self.info.source
+        needs_normalizing = _is_unnormalized(self.normalized, unnormalized, source)
+        mean_and_std = _check_statistics(statistics, self.shape, source) if needs_normalizing else None
+        latents = _to_mlx(self._layout.to_channels_first(self._tensor.read()), source)
+        check_finite(latents, source)
+        if mean_and_std is None:
+            return latents
+        mean, std = (array.astype(mx.float32).reshape(-1, 1, 1, 1) for array in mean_and_std)
+        return (latents - mean) / std
+
+
+def open_latents(
+    path: str | os.PathLike,
+    *,
+    latent_channels: int | None = None,
+    tensor: str | None = None,
+    grid: Grid | None = None,
+) -> LatentsFile:
+    """Read the header of a latent file, and none of its values.
+
+    Args:
+        path: a safetensors (also ComfyUI's .latent), .npy or .npz file.
+        latent_channels: channels of the VAE. With it, channels-last files are understood and other channels refused.
+        tensor: the tensor's name, for a file with several candidates.
+        grid: (F', H', W'), needed for packed latents whose file does not state it, and checked for others.
+
+    Raises:
+        LatentsError: for a file that cannot be read, is a pickle or is ambiguous, and for shapes and dtypes that a
+            decoder cannot take.
+    """
+    source = os.fspath(path)
+    file = open_tensor_file(Path(path))
+    metadata = parse_metadata(file.metadata, source)
+    name = _choose_tensor(file, tensor, source)
+    stored = file.tensors[name]
+    layout = find_layout(
+        stored.shape,
+        source,
+        latent_channels=None if metadata.is_channels_first else latent_channels,
+        grid=merge_grids(grid, metadata.grid, source),
+        sizes=metadata.ambiguous_sizes,
+    )
+    check_shape(layout.shape, latent_channels, source)
+    if stored.dtype not in _READABLE_DTYPES:
+        raise LatentsError(f"{source}: {name} is stored as {stored.dtype}; save it as float32, float16 or bfloat16.")
+    return LatentsFile(_info(metadata, layout, name, source), layout.shape, metadata.normalized, stored, layout)
+
+
 def load_latents(
     path: str | os.PathLike,
     *,
@@ -63,116 +159,24 @@ def load_latents(
     unnormalized: bool | None = None,
     statistics: tuple[mx.array, mx.array] | None = None,
 ) -> tuple[mx.array, LatentsInfo]:
-    """Read latents from a safetensors (also ComfyUI's .latent), .npy or .npz file.
+    """Normalized latents `(B, C, F', H', W')` and what the file states about them.
 
     Args:
-        path: the file.
-        latent_channels: channels of the VAE. With it, channels-last files are understood and others refused.
-        tensor: which tensor, where a file has several that could be meant.
-        grid: (F', H', W') of packed latents whose file does not say it. Others must have it.
-        unnormalized: whether the file holds `latents * std + mean`, as diffusers' LTX-2 pipelines return them. None
-            for what its metadata says, which is that they are normalised where it says nothing.
-        statistics: `(vae.mean, vae.std)`, each (C,), to normalise such latents with.
-
-    Returns:
-        Normalised latents `(B, C, F', H', W')` in the file's precision (float64 becomes float32, and so does whatever
-        was not normalised), and what the file says of them.
+        path, latent_channels, tensor, grid: see `open_latents`.
+        unnormalized, statistics: see `LatentsFile.read`.
 
     Raises:
-        LatentsError: for a file that cannot be read, is a pickle or could mean several things, for arguments that
-            contradict it, for un-normalised latents without statistics, and for whatever `check_latents` refuses.
+        LatentsError: as `open_latents` and `LatentsFile.read`.
     """
-    source = os.fspath(path)
-    file = open_tensor_file(Path(path))
-    said = parse_metadata(file.metadata, source)
-    needs_normalizing = _is_unnormalized(said.normalized, unnormalized, source)
-    name = _choose_tensor(file, tensor, source)
-    stored = file.tensors[name]()
-    arranged = to_channels_first(
-        stored,
-        source,
-        latent_channels=None if said.is_channels_first else latent_channels,
-        grid=one_grid(grid, said.grid, source),
-        sizes=said.foreign_sizes,
-    )
-    latents = _to_mlx(arranged, source)
-    check_latents(latents, latent_channels, source)
-    if needs_normalizing:
-        latents = _normalize(latents, statistics, source)
-    info = LatentsInfo(source, name, stored.shape, said.fps)
-    if said.foreign_sizes == latents.shape[2:]:  # the latents' own
-        return latents, info
-    return latents, replace(info, num_frames=said.num_frames, height=said.height, width=said.width)
+    file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid)
+    return file.read(statistics=statistics, unnormalized=unnormalized), file.info
 
 
-def save_latents(
-    path: str | os.PathLike,
-    latents: mx.array,
-    *,
-    fps: str | float | Fraction | None = None,
-    num_frames: int | None = None,
-    height: int | None = None,
-    width: int | None = None,
-) -> None:
-    """Write normalised latents `(B, C, F', H', W')` as safetensors, with what is known of their video.
-
-    Raises:
-        LatentsError: for whatever `check_latents` refuses.
-        WriterError: for a frame rate that is none, and for a file that cannot be written.
-    """
-    check_latents(latents, None, os.fspath(path))
-    target = Path(path)
-    if target.suffix != ".safetensors":  # MLX would append it
-        raise WriterError(f"{target}: latents are written as safetensors; let the name end in .safetensors.")
-    metadata = make_metadata(target, fps=fps, num_frames=num_frames, height=height, width=width)
-    part = PartFile(target)
-    try:
-        mx.save_safetensors(str(part.path), {"latents": latents}, metadata)
-        part.complete()
-    except RuntimeError as error:  # how MLX reports a full disk
-        raise WriterError(f"{target}: cannot be written ({error}).") from error
-    finally:
-        part.discard()
-
-
-def check_latents(latents: mx.array, latent_channels: int | None, source: str) -> None:
-    """Refuse what a decoder cannot take.
-
-    Args:
-        latents: should be `(B, C, F', H', W')`, floating, finite.
-        latent_channels: what C should be; None where any will do.
-        source: what to call them in errors.
-
-    Raises:
-        LatentsError: naming what is wrong with them.
-    """
-    if latents.ndim == 3:
-        raise LatentsError(
-            f"{source}: latents {latents.shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W')."
-        )
-    if latents.ndim != 5:
-        raise LatentsError(f"{source}: latents {latents.shape} should have five axes, (B, C, F', H', W').")
-    if latents.size == 0:
-        raise LatentsError(f"{source}: latents {latents.shape} are empty; no axis may have the length 0.")
-    if not mx.issubdtype(latents.dtype, mx.floating):
-        raise LatentsError(f"{source}: latents are {latents.dtype}; they should be float32, float16 or bfloat16.")
-    if latent_channels is not None and latents.shape[1] != latent_channels:
-        raise LatentsError(
-            f"{source}: latents {latents.shape} have {latents.shape[1]} channels where the VAE has {latent_channels}."
-        )
-    _refuse_not_finite(latents, source)
-
-
-def _refuse_not_finite(latents: mx.array, source: str) -> None:
-    bad = mx.logical_not(mx.isfinite(latents))
-    count, first = mx.sum(bad), mx.argmax(bad)
-    mx.eval(count, first)
-    if count.item():
-        index = tuple(int(i) for i in np.unravel_index(first.item(), latents.shape))
-        raise LatentsError(
-            f"{source}: {count.item()} of {latents.size} values are not finite (NaN or infinite), the first at "
-            f"(b, c, f, h, w) = {index}; whatever made these latents failed."
-        )
+def _info(metadata: LatentsMetadata, layout: Layout, tensor: str, source: str) -> LatentsInfo:
+    sizes: tuple[int | None, int | None, int | None] = metadata.num_frames, metadata.height, metadata.width
+    if metadata.ambiguous_sizes == layout.shape.grid:  # the latents' own sizes, not the video's
+        sizes = None, None, None
+    return LatentsInfo(source, tensor, layout.stored_shape, metadata.fps, *sizes)
 
 
 def _choose_tensor(file: TensorFile, wanted: str | None, source: str) -> str:
@@ -195,47 +199,41 @@ def _choose_tensor(file: TensorFile, wanted: str | None, source: str) -> str:
     )
 
 
-def _is_unnormalized(normalized: bool | None, given: bool | None, source: str) -> bool:
-    """From what the file's metadata says, `normalized`, and what the caller says, `given`."""
-    if given is None:
+def _is_unnormalized(normalized: bool | None, unnormalized: bool | None, source: str) -> bool:
+    """From the metadata's `normalized` and the caller's `unnormalized`."""
+    if unnormalized is None:
         return normalized is False
-    if normalized is given:
-        states = ("un-normalised", "normalised")
+    if normalized is unnormalized:
+        states = ("unnormalized", "normalized")
         raise LatentsError(
             f"{source}: its metadata says that these latents are {states[normalized]}, and the caller that they are "
             f"{states[not normalized]}; leave out unnormalized= (--unnormalized)."
         )
-    return given
+    return unnormalized
 
 
-def _normalize(latents: mx.array, statistics: tuple[mx.array, mx.array] | None, source: str) -> mx.array:
-    """`(latents - mean) / std`, float32 as the statistics are."""
+def _check_statistics(
+    statistics: tuple[mx.array, mx.array] | None, shape: LatentShape, source: str
+) -> tuple[mx.array, mx.array]:
     if statistics is None:
         raise LatentsError(
-            f"{source}: these latents are un-normalised; give the VAE's statistics=(vae.mean, vae.std) with them."
+            f"{source}: these latents are unnormalized; give the VAE's statistics=(vae.mean, vae.std) with them."
         )
-    channels = latents.shape[1]
-    if any(array.shape != (channels,) for array in statistics):
+    expected = (shape.channels,)
+    if any(array.shape != expected for array in statistics):
         shapes = " and ".join(str(array.shape) for array in statistics)
-        raise LatentsError(f"{source}: latents {latents.shape} need statistics ({channels},), and these are {shapes}.")
-    mean, std = (array.astype(mx.float32).reshape(-1, 1, 1, 1) for array in statistics)
-    return (latents - mean) / std
-
-
-def to_numpy(latents: mx.array) -> np.ndarray:
-    """Latents as `LatentsWriter` takes them: bfloat16, which numpy has not, as two-byte voids."""
-    return np.asarray(latents.view(mx.uint16)).view("V2") if latents.dtype == mx.bfloat16 else np.asarray(latents)
+        raise LatentsError(f"{source}: latents {tuple(shape)} need statistics {expected}, and these are {shapes}.")
+    return statistics
 
 
 def _to_mlx(array: np.ndarray, source: str) -> mx.array:
-    """An MLX array of the same values; two-byte voids are bfloat16, and so are uint16 that only make sense so."""
+    """An MLX array of the same values, float64 as float32; `V2`, and uint16 that are plausible so, are bfloat16."""
     if array.dtype == np.dtype("V2"):
         return mx.array(array.view(np.uint16)).view(mx.bfloat16)
-    if array.dtype == np.uint16 and array.size:
-        as_bfloat16 = mx.array(array).view(mx.bfloat16)
-        if _MIN_PLAUSIBLE < mx.max(mx.abs(as_bfloat16.astype(mx.float32))).item() < _MAX_PLAUSIBLE:
-            return as_bfloat16
-    if array.dtype.kind != "f":
-        raise LatentsError(f"{source}: latents are {array.dtype}; they should be float32, float16 or bfloat16.")
+    if array.dtype == np.uint16:
+        latents = mx.array(array).view(mx.bfloat16)
+        if _MIN_PLAUSIBLE < to_float(mx.max(mx.abs(latents.astype(mx.float32)))) < _MAX_PLAUSIBLE:
+            return latents
+        raise LatentsError(f"{source}: latents are stored as uint16 and are not bfloat16; save them as float32.")
     dtype = np.float16 if array.dtype.itemsize == 2 else np.float32
     return mx.array(array.astype(dtype, order="C", copy=False))

@@ -1,8 +1,8 @@
-"""What is in a safetensors, .npy or .npz file: names, metadata, and each tensor as a numpy array when asked for.
+"""The contents of safetensors, .npy and .npz files: metadata, shapes, and each tensor as a numpy array on request.
 
-Some programs write what they know of a video as arrays of one element beside the tensors. These are metadata here.
+Some programs store metadata as one-element arrays beside the tensors. They are returned as metadata.
 
-numpy has no bfloat16; such tensors come as two-byte voids (dtype `V2`), as numpy itself keeps them.
+numpy has no bfloat16; such tensors are returned as two-byte voids (dtype `V2`), which is how numpy loads them itself.
 """
 
 import json
@@ -15,43 +15,55 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as npy_format
 
 from ..errors import LatentsError
+from .metadata import METADATA_KEYS
 
 _PICKLES = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin")
-_SCALAR_METADATA = (
-    "fps", "num_frames", "height", "width", "latent_num_frames", "latent_height", "latent_width", "grid", "normalized",
-    "layout",
-)  # fmt: skip
 _SAFETENSORS_DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "V2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_HEADER_ALIGNMENT = 8
 _UNREADABLE = (
-    OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, RecursionError,
-    NotImplementedError, zipfile.BadZipFile, zlib.error,
+    OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, RuntimeError,
+    zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class TensorFile:
-    """Tensors by name, each read by calling its entry, and the file's metadata."""
+class StoredTensor:
+    """A tensor of a file, known by its header.
 
-    tensors: Mapping[str, Callable[[], np.ndarray]]
+    Attributes:
+        shape: the shape in the file.
+        dtype: "float32", "bfloat16" and so on; for what numpy cannot read, the file's own name, such as "F8_E4M3".
+        read: returns the values. Raises `LatentsError` for a damaged file.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """The tensors of a file by name, and its metadata."""
+
+    tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, str]
 
 
 def open_tensor_file(path: Path) -> TensorFile:
-    """Look into a file. What it is follows from its first bytes, not from its name.
+    """Read the header of a file. Its first bytes decide its format, not its name.
 
     Raises:
-        LatentsError: for a missing, foreign or truncated file, and for a pickle, which could run any code. Reading
-            a tensor may raise it too.
+        LatentsError: for a file that is missing, truncated or of another format, and for a pickle, which could run
+            any code.
     """
     if path.suffix.lower() in _PICKLES:
         raise _pickle_error(path)
@@ -61,24 +73,12 @@ def open_tensor_file(path: Path) -> TensorFile:
         with path.open("rb") as file:
             start = file.read(9)
         if start.startswith(b"\x93NUMPY"):
-            return TensorFile({path.stem: partial(_read_npy, path)}, {})
+            return _open_npy(path)
         if start.startswith(b"PK"):
             return _open_npz(path)
         if start.startswith(b"\x80") and not start.endswith(b"{"):  # a safetensors header of 128 bytes begins so too
             raise _pickle_error(path)
         return _open_safetensors(path)
-
-
-def safetensors_header(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    """What stands in front of the tensors in a safetensors file: the header's length, and the header as JSON.
-
-    Args:
-        entries: per tensor its dtype, shape and data_offsets, as the format has them.
-        metadata: whatever else is to be noted.
-    """
-    text = json.dumps({"__metadata__": dict(metadata), **entries}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
 
 
 @contextmanager
@@ -94,6 +94,11 @@ def _pickle_error(path: Path) -> LatentsError:
     return LatentsError(f"{path}: is a pickle, which could run any code when read; save the latents as safetensors.")
 
 
+def _open_npy(path: Path) -> TensorFile:
+    with path.open("rb") as file:
+        return TensorFile({path.stem: _stored_array(file, partial(_read_npy, path))}, {})
+
+
 def _read_npy(path: Path) -> np.ndarray:
     with _reading(path):
         return np.load(path, allow_pickle=False)
@@ -102,13 +107,16 @@ def _read_npy(path: Path) -> np.ndarray:
 def _open_npz(path: Path) -> TensorFile:
     with zipfile.ZipFile(path) as archive:
         entries = archive.namelist()
-    if any(entry.endswith("data.pkl") for entry in entries):  # torch.save, under another name
-        raise _pickle_error(path)
-    with np.load(path, allow_pickle=False) as arrays:
-        scalars = {name: arrays[name] for name in _SCALAR_METADATA if name in arrays.files}
-        metadata = {name: _scalar_text(array) for name, array in scalars.items() if array.size == 1}
-        names = [name for name in arrays.files if name not in metadata]
-    return TensorFile({name: partial(_read_npz, path, name) for name in names}, metadata)
+        if any(entry.endswith("data.pkl") for entry in entries):  # torch.save, under another name
+            raise _pickle_error(path)
+        tensors = {}
+        for entry in entries:
+            name, suffix = os.path.splitext(entry)
+            if suffix == ".npy":
+                with archive.open(entry) as file:
+                    tensors[name] = _stored_array(file, partial(_read_npz, path, name))
+    metadata = _take_metadata(tensors)
+    return TensorFile(tensors, metadata)
 
 
 def _read_npz(path: Path, name: str) -> np.ndarray:
@@ -116,9 +124,12 @@ def _read_npz(path: Path, name: str) -> np.ndarray:
         return arrays[name]
 
 
-def _scalar_text(array: np.ndarray) -> str:
-    """The one element as the shortest text that means it: 23.976 in float32 is "23.976"."""
-    return str(array.reshape(-1)[0])
+def _stored_array(file: IO[bytes], read: Callable[[], np.ndarray]) -> StoredTensor:
+    """From a file at the start of a .npy header."""
+    version = npy_format.read_magic(file)
+    read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    return StoredTensor(shape, _dtype_name(dtype), read)
 
 
 def _open_safetensors(path: Path) -> TensorFile:
@@ -126,7 +137,7 @@ def _open_safetensors(path: Path) -> TensorFile:
     with path.open("rb") as file:
         header_size = int.from_bytes(file.read(8), "little")
         if size < 8 or header_size > _MAX_HEADER_BYTES:
-            raise ValueError("it begins like none of them")
+            raise ValueError("its first bytes fit none of them")
         header = json.loads(file.read(header_size))
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
@@ -135,19 +146,37 @@ def _open_safetensors(path: Path) -> TensorFile:
     expected = data_start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if size < expected:
         raise ValueError(f"it has {size} bytes of {expected}, so it was cut short")
-    tensors = {name: partial(_read_safetensor, path, name, entry, data_start) for name, entry in header.items()}
-    scalars = [name for name in _SCALAR_METADATA if name in header and math.prod(header[name]["shape"]) == 1]
-    beside = {name: _scalar_text(tensors.pop(name)()) for name in scalars}
-    return TensorFile(tensors, beside | {str(key): str(value) for key, value in metadata.items()})
+    tensors = {name: _stored_safetensor(path, name, entry, data_start) for name, entry in header.items()}
+    from_tensors = _take_metadata(tensors)
+    return TensorFile(tensors, from_tensors | {str(key): str(value) for key, value in metadata.items()})
 
 
-def _read_safetensor(path: Path, name: str, entry: Mapping[str, Any], data_start: int) -> np.ndarray:
-    """One tensor. `entry` is its part of the header: dtype, shape, and first and last byte after `data_start`."""
+def _stored_safetensor(path: Path, name: str, entry: Mapping[str, Any], data_start: int) -> StoredTensor:
+    """From an entry of the header: dtype, shape, and the first and last byte after `data_start`."""
+    shape = tuple(entry["shape"])
+    begin, end = entry["data_offsets"]
+    code = _SAFETENSORS_DTYPES.get(entry["dtype"])
+    dtype = np.dtype(code or np.uint8)
+    num_bytes = math.prod(shape) * dtype.itemsize if code else end - begin
+    if not 0 <= begin <= end or min(shape, default=0) < 0 or end - begin != num_bytes:
+        raise ValueError(f"{name} has {end - begin} bytes, which do not fit its shape {shape}")
+    read = partial(_read_safetensor, path, dtype, shape, data_start + begin)
+    return StoredTensor(shape, _dtype_name(dtype) if code else str(entry["dtype"]), read)
+
+
+def _read_safetensor(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:
     with _reading(path):
-        if entry["dtype"] not in _SAFETENSORS_DTYPES:
-            raise LatentsError(f"{path}: {name} is stored as {entry['dtype']}; save it as F32, F16 or BF16.")
-        dtype, shape = np.dtype(_SAFETENSORS_DTYPES[entry["dtype"]]), tuple(entry["shape"])
-        begin, end = entry["data_offsets"]
-        if not 0 <= begin <= end or end - begin != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{name} has {end - begin} bytes, which do not fit its shape {shape}")
-        return np.fromfile(path, dtype, count=math.prod(shape), offset=data_start + begin).reshape(shape)
+        return np.fromfile(path, dtype, count=math.prod(shape), offset=offset).reshape(shape)
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    return "bfloat16" if dtype == np.dtype("V2") else dtype.name
+
+
+def _take_metadata(tensors: dict[str, StoredTensor]) -> dict[str, str]:
+    """Remove the one-element tensors with a metadata key, and return their values as text.
+
+    The text is the shortest that stands for the value: 23.976 in float32 is "23.976".
+    """
+    names = [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]
+    return {name: str(tensors.pop(name).read().reshape(-1)[0]) for name in names}

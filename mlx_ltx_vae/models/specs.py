@@ -1,12 +1,296 @@
-"""How a convolution sees beyond the picture's edge: a word that configurations and layers share."""
+"""What a network consists of, layer by layer, from its configuration alone. No MLX.
+
+A network describes itself once, as a sequence of `LayerSpec`. Memory, receptive field, lookahead, step sizes, weight
+counts and noise shapes are folds over that sequence (`planning/`), and the modules are built from the same specs.
+"""
 
 import enum
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..shapes import Grid, ScaleFactors
+from ..streaming.axis import Axis, WindowSpec
+
+#: Factors along time, height and width.
+Stride = tuple[int, int, int]
+
+FLOAT32_BYTES = 4
+_TAPS = 3  # positions that a 3x3x3 kernel sees along each axis
+
+# Winograd F(6x6, 3x3): tiles of 6x6 results are computed by 8x8 products.
+_WINOGRAD_TILE = 6
+_WINOGRAD_PRODUCTS = 64
+_WINOGRAD_MIN_POSITIONS = 4096
+_WINOGRAD_MIN_CHANNELS = 256
 
 
 class PaddingMode(enum.Enum):
-    """What stands beyond the edge."""
+    """What a convolution sees beyond the edges of the picture."""
 
     ZEROS = "zeros"
     REFLECT = "reflect"
     REPLICATE = "replicate"
-    CIRCULAR = "circular"
+
+
+class Backend(enum.Enum):
+    """Whose kernels run. They differ in the scratch that they allocate."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+class Step(NamedTuple):
+    """One step of a layer, as far as its memory depends on it.
+
+    Attributes:
+        axis: the axis of the stream.
+        grid: (T, H, W) of what enters at once.
+        is_whole: whether that is the whole clip, so that nothing is cached or joined.
+        itemsize: bytes of a number.
+        backend: whose kernels run.
+    """
+
+    axis: Axis
+    grid: Grid
+    is_whole: bool
+    itemsize: int
+    backend: Backend
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One stage of a network: what enters and leaves it, what it sees, keeps and allocates.
+
+    Attributes:
+        name: the path of its module, such as "up_blocks.0.res_blocks.1.conv2".
+        in_channels: channels of what enters.
+        out_channels: channels of what leaves.
+        up: results per position along each axis.
+        down: positions per result along each axis.
+        trim: leading frames of its result that are dropped.
+        windows: what one result sees along time, height and width, before `up`.
+        unbounded: axes along which a result sees everything there is, so that no stream runs along them.
+        padding: what it sees beyond the edges of the picture.
+        weights: the shape of each weight, by its name within the network.
+        has_noise: whether noise is added to its result.
+    """
+
+    name: str
+    in_channels: int
+    out_channels: int
+    up: Stride = (1, 1, 1)
+    down: Stride = (1, 1, 1)
+    trim: int = 0
+    windows: tuple[WindowSpec, WindowSpec, WindowSpec] = (WindowSpec(), WindowSpec(), WindowSpec())
+    unbounded: frozenset[Axis] = frozenset()
+    padding: PaddingMode = PaddingMode.ZEROS
+    weights: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    has_noise: bool = False
+
+    def window(self, axis: Axis) -> WindowSpec:
+        """What one result sees along an axis."""
+        return self.windows[axis.grid]
+
+    def out_grid(self, grid: Grid) -> Grid:
+        """(T, H, W) of what leaves, for a clip of this grid."""
+        results = (window.results(extent) for window, extent in zip(self.windows, grid, strict=True))
+        time, height, width = (up * count for up, count in zip(self.up, results, strict=True))
+        return time - self.trim, height, width
+
+    def noise_shape(self, grid: Grid) -> tuple[int, ...] | None:
+        """The shape of the noise that it adds to a clip of this grid: one (H, W) map, or None."""
+        return self.out_grid(grid)[1:] if self.has_noise else None
+
+    def work_bytes(self, step: Step) -> int:
+        """What one step allocates, for one item of a batch: input joined to the cache, and result."""
+        seen = self.seen_elements(step) * self.in_channels
+        return (seen + self.result_elements(step)) * step.itemsize
+
+    def seen_elements(self, step: Step) -> int:
+        """Positions that a step sees: what is cached and what enters."""
+        extent = step.grid[step.axis.grid]
+        cached = 0 if step.is_whole else self.window(step.axis).cached
+        return math.prod(step.grid) // extent * (extent + cached)
+
+    def result_elements(self, step: Step) -> int:
+        """Elements of what leaves in one step."""
+        change = math.prod(self.up) / math.prod(self.down)
+        return math.ceil(math.prod(step.grid) * change) * self.out_channels
+
+
+class Activation(enum.Enum):
+    """What stands between the input of a convolution layer and its convolution."""
+
+    NONE = "none"
+    INPUT = "input"  # norm and SiLU of everything in view; the cache holds the input as it came
+    CACHED = "cached"  # norm and SiLU of what enters; the cache holds post-activation values
+
+
+@dataclass(frozen=True)
+class ConvSpec(LayerSpec):
+    """A layer around one 3x3x3 convolution.
+
+    Attributes:
+        conv_channels: output channels of the convolution itself, before a rearrangement.
+        conv_stride: its own stride.
+        activation: what stands in front of it.
+        is_modulated: whether a timestep shifts and scales what is activated.
+        skip_channels: channels of a block's input that is added to the result; 0 for none.
+        has_residual: whether the layer adds its own input, rearranged like its result.
+        causal: whether it sees no later frame.
+    """
+
+    conv_channels: int = 0
+    conv_stride: Stride = (1, 1, 1)
+    activation: Activation = Activation.NONE
+    is_modulated: bool = False
+    skip_channels: int = 0
+    has_residual: bool = False
+    causal: bool = False
+
+    def work_bytes(self, step: Step) -> int:
+        """What one step allocates, for one item of a batch.
+
+        MLX allocates ahead of what it computes, so everything in the graph of a step counts, not only what is needed
+        at once.
+        """
+        extent = step.grid[step.axis.grid]
+        position = math.prod(step.grid) // extent
+        cached = 0 if step.is_whole else self.window(step.axis).cached
+        seen = position * (extent + cached)
+        activated = {Activation.NONE: 0, Activation.INPUT: seen, Activation.CACHED: position * extent}[self.activation]
+        # The cache joined to what enters, and the next cache; norm, and SiLU with its intermediate results.
+        elements = (seen + position * cached + 3 * activated) * self.in_channels
+        elements += seen * self.skip_channels
+        padded = math.prod(extent + _TAPS - 1 for extent in step.grid) * self.in_channels
+        if step.axis is not Axis.TIME or step.is_whole:
+            elements += padded  # time is padded by a copy, since the convolution must not do it
+        if self.padding is not PaddingMode.ZEROS:
+            elements += 2 * padded  # height and width are padded by a copy each
+        results = self._conv_results(step) * self.conv_channels
+        is_rearranged = self.conv_channels != self.out_channels
+        elements += results if is_rearranged else 0
+        if self.has_residual:
+            elements += (results if math.prod(self.up) > 1 else 0) + math.prod(step.grid) * self.in_channels
+        return elements * step.itemsize + self._residual_mean_bytes(step) + self._conv_bytes(step, padded, results)
+
+    def _conv_results(self, step: Step) -> int:
+        """Positions that the convolution computes in one step."""
+        return math.prod(-(-extent // stride) for extent, stride in zip(step.grid, self.conv_stride, strict=True))
+
+    def _residual_mean_bytes(self, step: Step) -> int:
+        """A downsampling layer averages its rearranged input in float32."""
+        if not self.has_residual or math.prod(self.down) == 1:
+            return 0
+        return math.prod(step.grid) * self.in_channels * (FLOAT32_BYTES + step.itemsize)
+
+    def _conv_bytes(self, step: Step, padded: int, results: int) -> int:
+        """The convolution's own scratch and its result."""
+        if step.backend is Backend.CPU:
+            # The CPU unfolds the input for one matrix product, in float32 whatever it is given.
+            unfolded = self._conv_results(step) * _TAPS**3 * self.in_channels
+            scratch = (padded + unfolded + results) * FLOAT32_BYTES
+            if step.itemsize != FLOAT32_BYTES:
+                # The result in its own precision, the weight in float32, and a norm's squares and results in float32.
+                is_normed = self.activation is not Activation.NONE
+                weight = _TAPS**3 * self.in_channels * self.conv_channels
+                scratch += results * step.itemsize + (weight + 2 * is_normed * padded) * FLOAT32_BYTES
+            return scratch
+        # Metal adds up a 2D convolution per tap of time; their buffers come back when all three are done.
+        winograd = winograd_elements(self.in_channels, self.conv_channels, step.grid)
+        return (padded + _TAPS * (results + winograd)) * step.itemsize
+
+
+@dataclass(frozen=True)
+class FrameAttentionSpec(LayerSpec):
+    """A layer in which every position of a frame attends to every other."""
+
+    def work_bytes(self, step: Step) -> int:
+        """Norm in float32, queries, keys and values, the scores of each frame and their softmax, and the result."""
+        frames, height, width = step.grid
+        elements = frames * height * width * self.in_channels
+        scores = frames * (height * width) ** 2
+        return elements * (2 * FLOAT32_BYTES + 6 * step.itemsize) + 2 * scores * FLOAT32_BYTES
+
+
+def winograd_elements(in_channels: int, out_channels: int, grid: Grid) -> int:
+    """Scratch of Metal's Winograd route for one 3x3 convolution over (frames, rows, columns), in elements.
+
+    0 where Metal does not take that route. Read in MLX 0.32's dispatch, not measured on a Mac.
+    """
+    frames, height, width = grid
+    aligned = in_channels % 32 == 0 and out_channels % 32 == 0
+    large = math.prod(grid) >= _WINOGRAD_MIN_POSITIONS and in_channels + out_channels >= _WINOGRAD_MIN_CHANNELS
+    if not (aligned and large):
+        return 0
+    tiles_high, tiles_wide = -(-height // _WINOGRAD_TILE), -(-width // _WINOGRAD_TILE)
+    padded = (_WINOGRAD_TILE * tiles_high + 2) * (_WINOGRAD_TILE * tiles_wide + 2) * in_channels
+    transformed = _WINOGRAD_PRODUCTS * tiles_high * tiles_wide * (in_channels + out_channels)
+    return frames * (padded + transformed) + _WINOGRAD_PRODUCTS * in_channels * out_channels
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """A whole network.
+
+    Attributes:
+        layers: one spec per stage, in the order in which data pass them.
+        stream_axes: the axes along which its stages can stream.
+        has_timestep: whether it takes a timestep.
+        has_latent_noise: whether noise is mixed into its latents first.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    stream_axes: tuple[Axis, ...] = tuple(Axis)
+    has_timestep: bool = False
+    has_latent_noise: bool = False
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of what enters."""
+        return self.layers[0].in_channels
+
+    @property
+    def out_channels(self) -> int:
+        """Channels of what leaves."""
+        return self.layers[-1].out_channels
+
+    @property
+    def scale(self) -> ScaleFactors:
+        """Pixels per latent cell, whether the network decodes or encodes."""
+        ups = (math.prod(layer.up[axis] for layer in self.layers) for axis in range(3))
+        downs = (math.prod(layer.down[axis] for layer in self.layers) for axis in range(3))
+        return ScaleFactors(*(max(up, down) for up, down in zip(ups, downs, strict=True)))
+
+    @property
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every weight, by name."""
+        return {name: shape for layer in self.layers for name, shape in layer.weights}
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in all weights."""
+        return sum(math.prod(shape) for shape in self.weights.values())
+
+    def walk(self, grid: Grid) -> Iterator[tuple[LayerSpec, Grid]]:
+        """Each layer with the (T, H, W) of what enters it, for a clip of this grid."""
+        for layer in self.layers:
+            yield layer, grid
+            grid = layer.out_grid(grid)
+
+    def out_grid(self, grid: Grid) -> Grid:
+        """(T, H, W) of what leaves, for a clip of this grid."""
+        for layer in self.layers:
+            grid = layer.out_grid(grid)
+        return grid
+
+    def noise_shapes(self, grid: Grid) -> dict[str, tuple[int, ...]]:
+        """The shape of each noise map, by the name of its layer, in the order in which they are drawn."""
+        shapes = ((layer.name, layer.noise_shape(extents)) for layer, extents in self.walk(grid))
+        return {name: shape for name, shape in shapes if shape is not None}
+
+    def unbounded_layer(self, axis: Axis) -> LayerSpec | None:
+        """The first layer that sees everything along an axis, so that no stream runs along it, or None."""
+        return next((layer for layer in self.layers if axis in layer.unbounded), None)

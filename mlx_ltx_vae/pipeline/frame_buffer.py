@@ -1,58 +1,68 @@
 """Frames that wait on disk until the last of their rows or columns is done."""
 
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 
+import mlx.core as mx
 import numpy as np
 
 from ..errors import PlanError
+from ..streaming.axis import Axis
+from ..units import format_bytes
 
 _FRAMES_AT_ONCE = 8
-_GB = 1e9
+
+# numpy has no bfloat16, only its bits.
+_BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 
-class FrameSpool:
-    """A whole video in a file mapped into memory, in a temporary folder that goes with this object.
-
-    A context manager: the folder is gone when the block is left, however it is left.
+class FrameBuffer:
+    """A whole video in a memory-mapped file, in a temporary folder that is removed with this object. A context manager.
 
     Args:
         shape: (B, F, H, W, 3).
-        dtype: what is kept of each sample.
+        dtype: of the frames.
 
     Raises:
         PlanError: where the temporary folder has no room for it.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+        self._dtype = dtype
         self._folder = tempfile.TemporaryDirectory(prefix="mlx_ltx_vae-")
-        needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        needed = math.prod(shape) * dtype.size
         free = shutil.disk_usage(self._folder.name).free
         if needed > free:
             place = Path(self._folder.name).parent
             self._folder.cleanup()
             raise PlanError(
-                f"decoding by rows or columns keeps {needed / _GB:.1f} GB of frames in {place}, which has "
-                f"{free / _GB:.1f} GB left; set TMPDIR to a larger disk, or decode with order time."
+                f"decoding by rows or columns keeps {format_bytes(needed)} of frames in {place}, which has "
+                f"{format_bytes(free)} left; set TMPDIR to a larger disk, or decode with order time."
             )
-        self._frames: np.memmap | None = np.memmap(Path(self._folder.name) / "frames", dtype, "w+", shape=shape)
+        item = np.dtype(f"u{dtype.size}")
+        self._frames = np.memmap(Path(self._folder.name) / "frames", item, "w+", shape=shape)
 
-    def put(self, part: np.ndarray, axis: int, start: int) -> None:
+    def write(self, part: mx.array, axis: Axis, start: int) -> None:
         """Store a part of every frame: (B, F, h, w, 3), from `start` on along `axis`."""
         index = [slice(None)] * part.ndim
         index[axis] = slice(start, start + part.shape[axis])
-        self._frames[tuple(index)] = part
+        self._frames[tuple(index)] = np.asarray(part.view(_BITS[self._dtype.size]))
 
-    def frames(self) -> Iterator[np.ndarray]:
-        """The stored frames in order, copied out a few at a time: (B, n, H, W, 3)."""
+    def read(self) -> Iterator[mx.array]:
+        """The stored frames in order, a few at a time: (B, n, H, W, 3)."""
         for start in range(0, self._frames.shape[1], _FRAMES_AT_ONCE):
-            yield np.array(self._frames[:, start : start + _FRAMES_AT_ONCE])
+            bits = mx.array(np.array(self._frames[:, start : start + _FRAMES_AT_ONCE]))
+            yield bits.view(self._dtype)
 
-    def __enter__(self) -> "FrameSpool":
+    def __enter__(self) -> "FrameBuffer":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._frames = None
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self._frames
         self._folder.cleanup()

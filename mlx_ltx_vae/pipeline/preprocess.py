@@ -1,27 +1,28 @@
-"""Frames on their way into the encoder: the mirror of `frames`.
-
-They come as a camera or a file has them, or as the decoder makes them; the encoder gets pixels in pieces of one length.
-"""
+"""Frames on their way into an encoder: checked, converted to pixels in [-1, 1], and cut into pieces of one length."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, tee
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import LatentsError
-from ..shapes import ScaleFactors
+from ..mlx_utils import to_float
+from ..shapes import Grid, ScaleFactors, format_size
+from ..streaming.axis import Axis
+from .sources import Box
 
 Frames = mx.array | np.ndarray
 
-_PIECE_FRAMES = 8
 _PEAKS = {"uint8": 255, "uint16": 65535}
-# Decoded pixels leave [-1, 1] a little. What leaves it as far as this is in 0 to 255.
+# Decoded pixels leave [-1, 1] a little. Values as large as this are in 0 to 255.
 _FAR_OUT = 16
 
 
-def channels_last(frames: Frames) -> Frames:
-    """What a caller hands over as (B, n, H, W, 3).
+def to_channels_last(frames: Frames) -> Frames:
+    """A caller's frames as (B, n, H, W, 3).
 
     Args:
         frames: levels, uint8 or uint16 (n, H, W, 3), over their full range; or floats (B, 3, n, H, W) in [-1, 1].
@@ -36,130 +37,205 @@ def channels_last(frames: Frames) -> Frames:
     elif frames.ndim == 5 and shape[1] == 3 and _is_floating(frames):
         return frames.transpose(0, 2, 3, 4, 1)
     raise LatentsError(
-        f"frames have the shape {shape} and the type {str(frames.dtype).rpartition('.')[2]}; expected are floats "
-        "(B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3)."
+        f"frames have the shape {shape} and the type {_dtype_name(frames)}; expected are floats (B, 3, F, H, W) in "
+        "[-1, 1], or uint8 or uint16 (F, H, W, 3)."
     )
 
 
-def usable_frames(num_frames: int, time_scale: int, *, pad: bool) -> int:
-    """How many frames of a clip are encoded: the next 1 + `time_scale`*k, below, or above where it is padded.
+@dataclass(frozen=True)
+class Preprocess:
+    """How frames become what an encoder takes.
 
-    Where frames are left out, a warning says how many.
-    """
-    over = (num_frames - 1) % time_scale
-    if over == 0:
-        return num_frames
-    if pad:
-        return num_frames + time_scale - over
-    warnings.warn(
-        f"{num_frames} frames are not 1 + {time_scale}*k; the last {over} are left out (or ask for padding).",
-        stacklevel=2,
-    )
-    return num_frames - over
-
-
-def check_frame_size(frames: Frames, scale: ScaleFactors) -> None:
-    """Refuse frames (B, n, H, W, 3) that are empty, or not whole latent cells.
-
-    Raises:
-        LatentsError: naming the nearest size that can be encoded.
-    """
-    _, _, height, width, _ = frames.shape
-    if 0 in frames.shape:
-        raise LatentsError(f"frames (B, F, H, W, 3) have the shape {tuple(frames.shape)}, which is empty.")
-    if height % scale.height or width % scale.width:
-        near_width = max(1, round(width / scale.width)) * scale.width
-        near_height = max(1, round(height / scale.height)) * scale.height
-        raise LatentsError(
-            f"frames are {width}x{height}; both sides must be multiples of {scale.height}, and the nearest such "
-            f"size is {near_width}x{near_height}."
-        )
-
-
-class Intake:
-    """One clip on its way into the encoder: checked, in pieces of 1 + 8 and then of 8 frames (or whole multiples).
-
-    What does not fill a latent frame at the end is left out, with a warning, or filled up.
-
-    Args:
-        frames: (B, n, H, W, 3) each, in order, as `channels_last` gives them; every n may be another.
+    Attributes:
         scale: of the VAE.
         dtype: of the encoder.
-        pad: whether the last frame is repeated until the clip can be encoded in full.
+        pad: whether the last frame is repeated until the clip fills its last latent frame. Otherwise the frames that
+            are over at the end are dropped, with a warning.
     """
 
-    def __init__(self, frames: Iterable[Frames], scale: ScaleFactors, dtype: mx.Dtype, *, pad: bool) -> None:
-        self._frames = frames
-        self._scale = scale
-        self._dtype = dtype
-        self._pad = pad
-        self._piece = scale.time * max(1, _PIECE_FRAMES // scale.time)
+    scale: ScaleFactors
+    dtype: mx.Dtype
+    pad: bool
 
-    def __iter__(self) -> Iterator[mx.array]:
-        """Pieces (B, n, H, W, 3) in the encoder's dtype.
+    def usable_frames(self, num_frames: int) -> int:
+        """How many frames of a clip are encoded. Warns where frames are dropped."""
+        usable = self.scale.usable_frames(num_frames, pad=self.pad)
+        if usable < num_frames:
+            warnings.warn(
+                f"{num_frames} frames are not 1 + {self.scale.time}*k; the last {num_frames - usable} are left out "
+                "(pad=True or --pad repeats the last frame instead).",
+                stacklevel=2,
+            )
+        return usable
+
+    def check_size(self, frames: Frames) -> None:
+        """Refuse frames (B, n, H, W, 3) that are empty, or not whole latent cells.
+
+        Raises:
+            LatentsError: naming the nearest size that can be encoded.
+        """
+        _, _, height, width, _ = frames.shape
+        if 0 in frames.shape:
+            raise LatentsError(f"frames (B, F, H, W, 3) have the shape {tuple(frames.shape)}, which is empty.")
+        scale = self.scale
+        if height % scale.height or width % scale.width:
+            near = (
+                max(1, round(width / scale.width)) * scale.width,
+                max(1, round(height / scale.height)) * scale.height,
+            )
+            raise LatentsError(
+                f"frames are {format_size(width, height)}; both sides must be multiples of {scale.height}, and the "
+                f"nearest such size is {format_size(*near)}."
+            )
+
+    def pieces(self, frames: Iterable[Frames], chunk: int) -> Iterator[mx.array]:
+        """Pieces (B, n, H, W, 3) of one clip in the encoder's dtype: 1 + `chunk` frames, then `chunk` each.
+
+        Args:
+            frames: (B, n, H, W, 3) each, in order, n of any length.
+            chunk: a multiple of the VAE's time scale.
 
         Raises:
             LatentsError: for frames that the encoder cannot take.
         """
         waiting: list[mx.array] = []
-        count, wanted = 0, 1 + self._piece
-        for part in self._parts():
+        count, wanted = 0, 1 + chunk
+        for part in self._parts(frames, chunk):
             waiting.append(part)
             count += part.shape[1]
             if sum(each.shape[1] for each in waiting) >= wanted:  # once: a part is no longer than a piece
                 joined = mx.concatenate(waiting, axis=1)
                 waiting = [joined[:, wanted:]]
-                box = [self._pixels(joined[:, :wanted])]
+                box = [self._to_pixels(joined[:, :wanted])]
                 del joined, part
                 yield box.pop()
-                wanted = self._piece
+                wanted = chunk
         if count == 0:
             raise LatentsError("there are no frames to encode.")
-        missing = usable_frames(count, self._scale.time, pad=self._pad) - count
+        missing = self.usable_frames(count) - count
         rest = mx.concatenate(waiting, axis=1)
         if missing > 0:
             rest = mx.concatenate([rest] + [rest[:, -1:]] * missing, axis=1)
         elif missing < 0:
             rest = rest[:, :missing]
         if rest.shape[1]:
-            yield self._pixels(rest)
+            yield self._to_pixels(rest)
 
-    def _parts(self) -> Iterator[mx.array]:
-        """The frames as MLX arrays of at most a piece each, so that a long array is not held twice."""
+    def _parts(self, clip: Iterable[Frames], chunk: int) -> Iterator[mx.array]:
+        """The frames as MLX arrays of at most `chunk` frames, so that a long array is not held twice."""
         first = None
-        for frames in self._frames:
-            kind = (frames.shape[0], *frames.shape[2:], str(frames.dtype).rpartition(".")[2])
+        for frames in clip:
+            kind = (frames.shape[0], *frames.shape[2:], _dtype_name(frames))
             if first is None:
-                check_frame_size(frames, self._scale)
+                self.check_size(frames)
                 first = kind
             if kind != first:
                 raise LatentsError(
                     f"frames (batch, height, width, 3, type) {kind} follow such as {first}; all must be alike."
                 )
-            for start in range(0, frames.shape[1], self._piece):
-                part = frames[:, start : start + self._piece]
+            for start in range(0, frames.shape[1], chunk):
+                part = frames[:, start : start + chunk]
                 yield part if isinstance(part, mx.array) else mx.array(np.ascontiguousarray(part))
 
-    def _pixels(self, frames: mx.array) -> mx.array:
+    def _to_pixels(self, frames: mx.array) -> mx.array:
         peak = _levels_peak(frames)
         if peak:
-            return (frames.astype(mx.float32) * (2 / peak) - 1).astype(self._dtype)
-        largest = mx.abs(frames).max().item()  # NaN where one is among them
+            return (frames.astype(mx.float32) * (2 / peak) - 1).astype(self.dtype)
+        largest = to_float(mx.abs(frames).max())  # NaN where there is one
         if not largest < float("inf"):
             raise LatentsError("frames hold NaN or infinite values.")
         if largest > _FAR_OUT:
             raise LatentsError(
                 f"frames reach {largest:g}, and expected is [-1, 1]; divide by 127.5 and subtract 1, or give uint8."
             )
-        return frames.astype(self._dtype)
+        return frames.astype(self.dtype)
+
+
+class ClipSource:
+    """A whole clip that enters an encoder.
+
+    Args:
+        clip: (B, F, H, W, 3), from `to_channels_last`.
+        preprocess: how it becomes pixels.
+    """
+
+    def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
+        self._clip = clip
+        self._preprocess = preprocess
+        self.batch: int = clip.shape[0]
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        """See `Source`."""
+        return self._preprocess.pieces([self._clip], chunk)
+
+    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
+        """See `Source`. The last tile may reach beyond the clip, where it is padded."""
+        return [self._preprocess.pieces(self._crops(boxes), chunk) for boxes in batches]
+
+    def _crops(self, boxes: Sequence[Box]) -> Iterator[mx.array]:
+        """The frames of some boxes one by one, which have the same interval of time."""
+        time = boxes[0][0]
+        for frame in range(time.start, min(time.end, self._clip.shape[1])):
+            yield _crop_space(self._clip[:, frame : frame + 1], boxes)
+
+
+class FrameStreamSource:
+    """Frames that come one after the other, of which a few are in memory at a time.
+
+    Args:
+        frames: arrays (B, n, H, W, 3) in order.
+        preprocess: how they become pixels.
+
+    Attributes:
+        grid: (F, H, W) of the first array, which says the size of the frames.
+        batch: items of the batch.
+
+    Raises:
+        LatentsError: for frames that the encoder cannot take, and where there are none.
+    """
+
+    def __init__(self, frames: Iterable[Frames], preprocess: Preprocess) -> None:
+        iterator = iter(frames)
+        first = next(iterator, None)
+        if first is None:
+            raise LatentsError("there are no frames to encode.")
+        preprocess.check_size(first)
+        self.batch: int = first.shape[0]
+        self.grid: Grid = (first.shape[1], first.shape[2], first.shape[3])
+        self._frames = chain([first], iterator)
+        self._preprocess = preprocess
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        """See `Source`."""
+        frames, self._frames = self._frames, chain()
+        return self._preprocess.pieces(frames, chunk)
+
+    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
+        """See `Source`. All boxes span the whole of time."""
+        copies = tee(self.pieces(Axis.TIME, chunk), len(batches))
+        return [_crop_each(pieces, boxes) for pieces, boxes in zip(copies, batches, strict=True)]
+
+
+def _crop_each(pieces: Iterable[mx.array], boxes: Sequence[Box]) -> Iterator[mx.array]:
+    for piece in pieces:
+        yield _crop_space(piece, boxes)
+
+
+def _crop_space(frames: Frames, boxes: Sequence[Box]) -> mx.array:
+    """The rows and columns of some boxes of (B, n, H, W, 3), as a batch with all items of the first box in front."""
+    return mx.concatenate([mx.array(frames[:, :, rows.as_slice, columns.as_slice]) for _, rows, columns in boxes])
 
 
 def _levels_peak(frames: Frames) -> int | None:
     """The highest level of whole numbers; None for floats."""
-    return _PEAKS.get(str(frames.dtype).rpartition(".")[2])
+    return _PEAKS.get(_dtype_name(frames))
+
+
+def _dtype_name(frames: Frames) -> str:
+    return str(frames.dtype).rpartition(".")[2]
 
 
 def _is_floating(frames: Frames) -> bool:
     if isinstance(frames, mx.array):
         return mx.issubdtype(frames.dtype, mx.floating)
-    return np.issubdtype(frames.dtype, np.floating)
+    return bool(np.issubdtype(frames.dtype, np.floating))

@@ -1,58 +1,58 @@
-"""How far a decoder sees, and how long it has to wait for what it sees. Pure arithmetic, no MLX."""
+"""How far a network sees, and how much it needs before its first result. Pure arithmetic, no MLX."""
 
+import math
+from fractions import Fraction
 from typing import NamedTuple
 
-from ..models.video_vae.config import BlockKind, NetworkConfig, NormKind
+from ..models.specs import NetworkSpec
+from ..streaming.axis import Axis
 
 
 class ReceptiveField(NamedTuple):
-    """How far a decoded pixel sees beyond its own latent cell; None where it sees everything there is.
+    """How far a result sees beyond its own position of the input.
 
     Attributes:
         frames_before: latent frames before its own.
-        frames_after: latent frames behind its own.
-        cells: latent cells to each side of its own.
+        frames_after: latent frames after its own.
+        cells: latent cells to each side; None where it sees whole frames.
     """
 
-    frames_before: float | None
-    frames_after: float | None
+    frames_before: float
+    frames_after: float
     cells: float | None
 
 
-def lookahead(decoder: NetworkConfig) -> int:
-    """Latent frames that must be seen before the first frame is final: 1 for a causal decoder.
+def receptive_field(spec: NetworkSpec) -> ReceptiveField:
+    """How far a decoded pixel sees.
 
-    Walks from the first frame back through the layers: a convolution that is not causal needs one frame more, and
-    a doubling of time (whose first frame is dropped) half as many.
-    """
-    if decoder.causal:
-        return 1
-    frames = 2
-    for block in reversed(decoder.blocks):
-        if block.stride[0] == 2:
-            frames = frames // 2 + 1
-        frames += block.num_convolutions
-    return frames + 1
-
-
-def receptive_field(decoder: NetworkConfig) -> ReceptiveField:
-    """How far a decoded pixel sees: every convolution adds one position, at the grid on which it stands.
-
-    Exact: a latent frame changes the frames of its own and those up to `frames_after` latent frames earlier, up to
+    Exact: a latent frame changes the frames of its own and those up to `frames_after` latent frames earlier and up to
     `frames_before` later, and not one more; likewise a latent cell and pixels.
     """
-    if decoder.norm is NormKind.GROUP:
-        return ReceptiveField(None, None, None)
-    frames = cells = 1.0  # conv_in
-    time_scale = space_scale = 1
-    for block in decoder.blocks:
-        frames += block.num_convolutions / time_scale
-        cells += block.num_convolutions / space_scale
-        time_scale, space_scale = time_scale * block.stride[0], space_scale * block.stride[1]
-    frames, cells = frames + 1 / time_scale, cells + 1 / space_scale  # conv_out
-    sees_whole_frames = any(block.kind is BlockKind.ATTENTION for block in decoder.blocks)
-    return ReceptiveField(
-        frames_before=2 * frames if decoder.causal else frames,
-        frames_after=0.0 if decoder.causal else frames,
-        cells=None if sees_whole_frames else cells,
-    )
+    before, after = _extent(spec, Axis.TIME)
+    whole_frames = any(spec.unbounded_layer(axis) for axis in (Axis.HEIGHT, Axis.WIDTH))
+    cells = None if whole_frames else max(max(_extent(spec, axis)) for axis in (Axis.HEIGHT, Axis.WIDTH))
+    return ReceptiveField(before, after, cells)
+
+
+def _extent(spec: NetworkSpec, axis: Axis) -> tuple[float, float]:
+    """Positions of the input that a result sees before and after its own."""
+    before = after = Fraction(0)
+    rate = Fraction(1)  # positions of this layer's input per position of the network's input
+    for layer in spec.layers:
+        window = layer.window(axis)
+        before, after = before + window.behind / rate, after + window.ahead / rate
+        rate = rate * layer.up[axis.grid] / layer.down[axis.grid]
+    return float(before), float(after)
+
+
+def needed(spec: NetworkSpec, axis: Axis, results: int = 1) -> int:
+    """How many positions of the input must have come before the first `results` results are final."""
+    for layer in reversed(spec.layers):
+        dropped = layer.trim if axis is Axis.TIME else 0
+        results = layer.window(axis).needed(math.ceil((results + dropped) / layer.up[axis.grid]))
+    return results
+
+
+def lookahead(spec: NetworkSpec) -> int:
+    """Latent frames that a decoder needs before its first frame is final: 1 for a causal decoder."""
+    return needed(spec, Axis.TIME)

@@ -1,11 +1,11 @@
-"""Running a clip through a network's stages, piece by piece.
+"""Runs a clip through a network's stages, piece by piece.
 
-Each stage pulls from the one before it, takes at most a few positions at a time, and is evaluated before the next
-one runs, or the next but one. So what is alive is the caches and one stage's work, or two's, however long the clip is
-and however many positions the flush at its end sets free at once.
+Each stage pulls from the one before it, takes a few positions at a time, and is evaluated before the next one runs (or
+the one after that, with prefetch). So what is alive is the caches and the work of one stage, or two, however long the
+clip is and however many positions the flush at its end releases at once.
 
-An array that a suspended generator still names is an array that cannot be freed. So pieces are handed on in a list
-of one, and whoever uses a piece takes it out.
+An array that a suspended generator names cannot be freed. So arrays travel in one-element lists, and whoever uses an
+array pops it.
 """
 
 from collections import deque
@@ -13,13 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import mlx.core as mx
 
+from .axis import Axis
 from .stage import Stage
-from .window import Axis, take
+from .window import take
 
 Flow = Iterator[list[mx.array]]
-
-# Metal convolutions have returned silent zeros for inputs of more than about 1.6e9 elements; this stays far below.
-MAX_STEP_ELEMENTS = 2**28
 
 
 def run(
@@ -27,41 +25,41 @@ def run(
     pieces: Iterable[mx.array],
     *,
     axis: Axis = Axis.TIME,
-    step_elements: int = MAX_STEP_ELEMENTS,
-    steps_ahead: int = 0,
+    steps: Sequence[int] | None = None,
+    prefetch: int = 0,
 ) -> Iterator[mx.array]:
     """Stream `pieces` through `stages`.
 
     Args:
         stages: from a network's `stages`, fresh.
-        pieces: the clip in order, (B, T, H, W, C) each, cut along `axis` at will.
+        pieces: the clip in order, (B, T, H, W, C) each, cut along `axis` anywhere.
         axis: the axis along which it is cut.
-        step_elements: a stage takes as many positions along `axis` at once as have this many elements, and at least
-            one. So small early layers take more of a piece at a time than late, wide ones.
-        steps_ahead: how many steps the device is given beyond the one that is waited for. A device that has to be fed
-            from afar, as a GPU, would stand idle between two steps without.
+        steps: per stage, how many positions along `axis` it takes at once, at most; None for whole pieces.
+        prefetch: how many steps the device is given ahead of the one that is waited for. A GPU would stand idle between
+            two steps without.
 
     Yields:
-        The result in order along `axis`, evaluated or under way, in pieces of no particular length. Together they are
+        The result in order along `axis`, evaluated or on its way, in pieces of no particular length. Together they are
         the result of the whole clip at once.
     """
     flow = _box(pieces)
-    schedule = _Schedule(steps_ahead)
-    for stage in stages:
-        flow = _advance(stage, flow, axis, min(step_elements, MAX_STEP_ELEMENTS), schedule)
+    schedule = _Schedule(prefetch)
+    for index, stage in enumerate(stages):
+        flow = _advance(stage, flow, axis, None if steps is None else steps[index], schedule)
     for box in flow:
         yield box.pop()
 
 
 def run_whole(stages: Sequence[Stage], clip: mx.array) -> mx.array:
-    """The result for a whole clip at once: the same stages, every one of them taking all there is.
-
-    Nothing is cut, so this is also right for networks whose norms look at the whole clip.
-    """
+    """The result for a whole clip at once: the same stages, each of them given everything in one step."""
     box = [clip]
     del clip
     for stage in stages:
-        box = [stage.step(box.pop(), True)]
+        result = stage.step(box.pop(), True)
+        if result is None:
+            raise ValueError("the clip is too short for the network: a layer has no result.")
+        box.append(result)
+        del result
         mx.eval(box)
     return box.pop()
 
@@ -74,50 +72,46 @@ def _box(pieces: Iterable[mx.array]) -> Flow:
 
 
 class _Schedule:
-    """When the steps of one stream are computed, and when they are waited for.
+    """When the steps of one stream are computed, and when they are waited for."""
 
-    Args:
-        steps_ahead: see `run`.
-    """
-
-    def __init__(self, steps_ahead: int) -> None:
-        self._steps_ahead = steps_ahead
+    def __init__(self, prefetch: int) -> None:
+        self._prefetch = prefetch
         self._under_way: deque[list[mx.array]] = deque()
 
     def compute(self, result: mx.array | None, stage: Stage) -> list[mx.array]:
-        """Compute a step's result and what the stage remembers of it: an empty list where it has no result yet."""
+        """Compute a step's result and what the stage keeps: an empty list where there is no result yet."""
         box = [] if result is None else [result]
-        remembered = stage.cache.arrays
-        if not self._steps_ahead:
-            mx.eval(box, remembered)
+        kept = stage.arrays
+        if not self._prefetch:
+            mx.eval(box, kept)
             return box
-        mx.async_eval(box, remembered)
-        # What is remembered is kept anyway, so to wait for that keeps no result alive that the next stage has used.
-        if remembered:
-            self._under_way.append(remembered)
-        if len(self._under_way) > self._steps_ahead:
+        mx.async_eval(box, kept)
+        # What the stage keeps stays alive anyway, so waiting for it holds on to no result that the next stage has used.
+        if kept:
+            self._under_way.append(kept)
+        if len(self._under_way) > self._prefetch:
             mx.eval(self._under_way.popleft())
         return box
 
 
-def _advance(stage: Stage, flow: Flow, axis: Axis, step_elements: int, schedule: _Schedule) -> Flow:
-    """Run everything that `flow` brings through one stage, then what the stage still holds back."""
-    for box in _split(flow, axis, step_elements):
+def _advance(stage: Stage, flow: Flow, axis: Axis, step: int | None, schedule: _Schedule) -> Flow:
+    """Run everything that `flow` brings through one stage, then flush what the stage holds back."""
+    for box in _split(flow, axis, step):
         result = schedule.compute(stage.step(box.pop(), False), stage)
         if result:
             yield result
-    while not stage.cache.closed:
+    while not stage.closed:
         result = schedule.compute(stage.step(None, True), stage)
         if result:
             yield result
 
 
-def _split(flow: Flow, axis: Axis, step_elements: int) -> Flow:
-    """Cut what `flow` brings into pieces of at most `step_elements`, but at least one position along `axis`."""
+def _split(flow: Flow, axis: Axis, step: int | None) -> Flow:
+    """Cut what `flow` brings into pieces of at most `step` positions along `axis`."""
     for box in flow:
         length = box[0].shape[axis]
-        step = max(1, step_elements * length // box[0].size)
-        rest = (length - 1) // step * step
-        for start in range(0, rest, step):
-            yield [take(box[0], axis, start, start + step)]
+        size = length if step is None else step
+        rest = (length - 1) // size * size
+        for start in range(0, rest, size):
+            yield [take(box[0], axis, start, start + size)]
         yield [take(box.pop(), axis, rest, length)] if rest else box

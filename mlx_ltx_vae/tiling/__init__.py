@@ -1,12 +1,12 @@
-"""Tiles: a clip cut into overlapping boxes, each decoded by itself, blended where they overlap.
+"""Overlapping tiles of a clip, decoded or encoded one by one and blended where they overlap.
 
-Geometry is pure arithmetic, testable number by number; only `blend` computes.
+Sizes, positions and masks are pure Python; only `blend` uses MLX.
 """
 
 from ..errors import TilingError
 from .batches import check_batch_size, in_tile_order, tile_batches
 from .blend import SpatialBlender, blend_tiles, decode_with_tiling
-from .config import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
+from .config import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, parse_tile, preset
 from .intervals import Interval, make_causal, split, split_by_count, split_with_minimum
 from .layout import BlendAxis, Tile, TileAxis, TileLayout, space_axis, time_axis
 
@@ -27,6 +27,7 @@ __all__ = [
     "decode_with_tiling",
     "in_tile_order",
     "make_causal",
+    "parse_tile",
     "preset",
     "space_axis",
     "split",

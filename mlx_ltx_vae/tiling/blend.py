@@ -1,72 +1,91 @@
-"""Running a network tile by tile and blending the results: the one file of this room that computes with MLX.
+"""Runs a network tile by tile and blends the results.
 
-What is blended are pixels where tiles are decoded, and latents where they are encoded. Masks are complementary on each
-axis (see `masks.complementary`), so tiles are weighted and added, and nothing is divided. Arrays are channels-last
-(B, T, H, W, C), except in `decode_with_tiling`, whose callers have channels first.
+A decode blends pixels and an encode blends latents. The masks of each axis add up to 1 (see `masks.complementary`), so
+tiles are weighted and added without a division. Arrays are channels-last (B, T, H, W, C), except in
+`decode_with_tiling`, whose callers use channels-first.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from functools import partial
+from itertools import count
 
 import mlx.core as mx
 
+from ..device import is_memory_short
 from ..errors import DecodeError, LatentsError
+from ..shapes import LatentShape, ScaleFactors
 from .batches import tile_batches
 from .config import TilingConfig
 from .layout import BlendAxis, Tile, TileLayout
 from .masks import Mask
 
+#: Gives the results (B, n, h, w, C) of tiles of equal shape, one per tile, in a list that the caller empties.
+RunTiles = Callable[[list[Tile]], list[mx.array]]
+
 _TILES_PER_CACHE_CLEAR = 4
 
 
 class SpatialBlender:
-    """Puts spatial tiles together to whole frames. Holds nothing but masks, so one serves any number of calls.
+    """Blends spatial tiles into whole frames.
 
-    Tiles are counted with rows outermost, then columns.
+    Tiles are numbered row by row. The blender has no state but its masks, so one instance serves any number of calls.
 
     Args:
-        rows: height, as the tiles cut it.
-        columns: likewise width.
+        rows: the tiles along height.
+        columns: the tiles along width.
     """
 
     def __init__(self, rows: BlendAxis, columns: BlendAxis) -> None:
-        self.size = (rows.length, columns.length)
-        self._places = [(row, column) for row in rows.intervals for column in columns.intervals]
-        down = [_axis_weights(mask, (-1, 1, 1)) for mask in rows.masks]
-        across = [_axis_weights(mask, (1, -1, 1)) for mask in columns.masks]
-        self._weights = [_plane_weights(row, column) for row in down for column in across]
+        self._size = (rows.length, columns.length)
+        self._positions = [(row, column) for row in rows.intervals for column in columns.intervals]
+        row_weights = [_axis_weights(mask, (-1, 1, 1)) for mask in rows.masks]
+        column_weights = [_axis_weights(mask, (1, -1, 1)) for mask in columns.masks]
+        self._weights = [_multiply(row, column) for row in row_weights for column in column_weights]
 
     def blend(self, parts: Sequence[mx.array]) -> mx.array:
-        """Put together the tiles of the same frames.
+        """Blend all tiles of the same frames.
 
         Args:
-            parts: every tile in order, (B, n, h, w, C).
+            parts: all tiles in order, each (B, n, h, w, C).
 
         Returns:
             (B, n, H, W, C) float32.
 
         Raises:
-            DecodeError: for another number of tiles, or tiles of other shapes.
+            DecodeError: for a wrong number of tiles, or a tile of the wrong shape.
         """
-        if len(parts) != len(self._places):
-            raise DecodeError(f"{len(parts)} tiles were given, and {len(self._places)} make up a frame.")
-        frames = self.blank(parts[0])
-        for index, part in enumerate(parts):
+        if len(parts) != len(self._positions):
+            raise DecodeError(
+                f"got {len(parts)} tiles for a frame of {len(self._positions)}; blend all of them at once."
+            )
+        frames = self.start(parts[0])
+        for index, part in enumerate(parts[1:], 1):
             self.add(frames, index, part)
         return frames
 
-    def blank(self, part: mx.array) -> mx.array:
-        """Frames (B, n, H, W, C) float32 to add tiles to, for tiles (B, n, h, w, C) such as `part`."""
-        return mx.zeros((*part.shape[:2], *self.size, part.shape[-1]))
-
-    def add(self, frames: mx.array, index: int, part: mx.array) -> None:
-        """Add one tile (B, n, h, w, C) to `frames` (B, n, H, W, C), which are changed in place and evaluated.
+    def start(self, part: mx.array) -> mx.array:
+        """Frames (B, n, H, W, C) float32, evaluated, with only the first tile (B, n, h, w, C) added.
 
         Raises:
-            DecodeError: for a tile of another shape.
+            DecodeError: for a tile of the wrong shape.
         """
-        row, column = self._places[index]
+        if len(self._positions) == 1:
+            _check_shape(part, (*part.shape[:2], *self._size, part.shape[-1]), "tile 0")
+            frames = part.astype(mx.float32)
+            mx.eval(frames)
+            return frames
+        frames = mx.zeros((*part.shape[:2], *self._size, part.shape[-1]))
+        self.add(frames, 0, part)
+        return frames
+
+    def add(self, frames: mx.array, index: int, part: mx.array) -> None:
+        """Add a tile (B, n, h, w, C) to `frames` (B, n, H, W, C), which is changed in place and evaluated.
+
+        Raises:
+            DecodeError: for a tile of the wrong shape.
+        """
+        row, column = self._positions[index]
         expected = (*frames.shape[:2], row.length, column.length, frames.shape[-1])
         _check_shape(part, expected, f"tile {index}")
         where = (slice(None), slice(None), row.as_slice, column.as_slice)
@@ -79,53 +98,51 @@ class SpatialBlender:
 
 
 def blend_tiles(
-    run_tiles: Callable[[list[Tile]], list[mx.array]],
+    run_tiles: RunTiles,
     layout: TileLayout,
     axes: tuple[BlendAxis, BlendAxis, BlendAxis],
     *,
     tile_batch_size: int = 1,
-) -> Iterator[tuple[int, mx.array]]:
-    """Run a network tile by tile, handing its results over as soon as no later tile reaches them.
+) -> Generator[tuple[int, mx.array], None, None]:
+    """Run a network tile by tile and yield blended results as soon as no later tile contributes to them.
 
-    Alive are the results of one interval of time, what the one before it shares with it, and one batch of tiles. An
-    iterator that is closed, or dropped after an exception, leaves nothing behind.
+    Memory holds the results of one interval of time, its overlap with the interval before, and one batch of tiles.
 
     Args:
-        run_tiles: gives the results (B, n, h, w, C) of some tiles of equal shape.
+        run_tiles: runs the network on one batch.
         layout: the tiles.
         axes: time, height and width of the results: `layout.decoded()` or `layout.encoded()`.
-        tile_batch_size: at most so many tiles go to `run_tiles` at a time.
+        tile_batch_size: the largest number of tiles per call of `run_tiles`.
 
     Yields:
-        The index of the first position in time, and results (B, n, H, W, C) float32, evaluated: each once, in order,
-        n >= 1. They may be a view of a larger array: copy what is kept for long.
+        The index of the first position in time, and results (B, n, H, W, C) float32, n >= 1, evaluated. Each position
+        is yielded once, in order. An array may be a view of a larger one: copy it to keep it for long.
 
     Raises:
-        DecodeError: for a tile of another shape.
+        DecodeError: for a tile of the wrong shape.
     """
     time, rows, columns = axes
     blender = SpatialBlender(rows, columns)
     masks = [_axis_weights(mask, (-1, 1, 1, 1)) for mask in time.masks]
-    shared: list[mx.array] = []  # what earlier intervals share with the next one, weighted: one array or none
-    done = 0
-    for tiles, interval, mask, count in zip(layout.groups(), time.intervals, masks, time.final(), strict=True):
-        frames = _run_group(run_tiles, tiles, interval.length, blender, tile_batch_size, done)
-        done += len(tiles)
+    tile_counter = count(1)
+    shared: list[mx.array] = []  # the weighted overlap with the next interval: one array or none
+    for tiles, interval, mask, num_final in zip(layout.groups(), time.intervals, masks, time.final(), strict=True):
+        frames = _run_group(run_tiles, tiles, interval.length, blender, tile_batch_size, tile_counter)
         if mask is not None:
             frames = frames * mask
         if shared:
             earlier = shared.pop()
             _add_into(frames, (slice(None), slice(earlier.shape[1])), earlier)
             del earlier
-        # A copy of the rest, and no name for what is handed over: so it can be freed while the next tiles are run.
-        if count < frames.shape[1]:
-            shared.append(mx.contiguous(frames[:, count:]))
-        box = [frames[:, :count]]
+        # Copy the rest and keep no name for the yielded array, so that its buffer can be freed during the next tiles.
+        if num_final < frames.shape[1]:
+            shared.append(mx.contiguous(frames[:, num_final:]))
+        final = [frames[:, :num_final]]
         del frames
-        mx.eval(box, shared)
-        if count:
-            yield interval.start, box.pop()
-        box.clear()
+        mx.eval(final, shared)
+        if num_final:
+            yield interval.start, final.pop()
+        final.clear()
 
 
 def decode_with_tiling(
@@ -135,126 +152,123 @@ def decode_with_tiling(
     spatial_scale: int = 32,
     temporal_scale: int = 8,
     causal: bool = False,
-    timestep: Any = None,
+    timestep: object = None,
     chunked_conv: bool = False,
     on_frames_ready: Callable[[mx.array, int], None] | None = None,
 ) -> mx.array | None:
-    """Decode latents in tiles with a decoder of one's own.
+    """Decode latents in tiles with any decoder.
 
     Args:
         decoder_fn: called as `decoder_fn(tile_latents, causal=causal, timestep=timestep, debug=False,
-            chunked_conv=chunked_conv)` with latents (B, C, f, h, w); returns pixels (B, 3, F, H, W) with
+            chunked_conv=chunked_conv)` with latents (B, C, f, h, w). It returns pixels (B, 3, F, H, W) with
             F = 1 + temporal_scale * (f - 1).
         latents: (B, C, F', H', W').
-        tiling_config: how to cut them; None for one tile.
-        spatial_scale: pixels per latent cell.
+        tiling_config: tile sizes; None decodes everything as one tile.
+        spatial_scale: pixels per latent cell, along height and width.
         temporal_scale: frames per latent frame.
-        causal: handed to `decoder_fn`, as are timestep and chunked_conv.
-        timestep: see causal.
-        chunked_conv: see causal.
-        on_frames_ready: called with (frames (B, 3, n, H, W), start index) as frames become final, each once and in
-            order. An exception in it stops the decode and reaches the caller.
+        on_frames_ready: called with frames (B, 3, n, H, W) and their start index as soon as they are final, once per
+            frame and in order. An exception in it stops the decode and reaches the caller.
 
     Returns:
-        Pixels (B, 3, F, H, W) in the latents' dtype (blended in float32); None with `on_frames_ready`, which has had
-        them.
+        Pixels (B, 3, F, H, W) in the latents' dtype, blended in float32; None with `on_frames_ready`.
 
     Raises:
-        LatentsError: for latents of another number of axes, or empty ones.
-        TilingError: for tiles that are not whole latent cells.
-        DecodeError: for a tile that comes back with another shape.
+        LatentsError: for latents that do not have five axes, or are empty.
+        TilingError: for tile sizes or overlaps that are not whole latent cells.
+        DecodeError: if `decoder_fn` returns the wrong shape.
     """
     if latents.ndim != 5 or 0 in latents.shape:
-        raise LatentsError(f"latents have the shape {latents.shape}; expected are five axes (B, C, F', H', W').")
-    config = TilingConfig() if tiling_config is None else tiling_config
-    layout = TileLayout.make(config, latents.shape[2:], spatial_scale=spatial_scale, temporal_scale=temporal_scale)
+        raise LatentsError(
+            f"latents of shape {latents.shape} cannot be decoded; expected a non-empty (B, C, F', H', W')."
+        )
+    shape, scale = LatentShape(*latents.shape), ScaleFactors(temporal_scale, spatial_scale, spatial_scale)
+    layout = TileLayout.make(tiling_config or TilingConfig(), shape.grid, scale)
+    decode = partial(decoder_fn, causal=causal, timestep=timestep, debug=False, chunked_conv=chunked_conv)
+    if on_frames_ready is not None:
+        _decode_tiles(decode, latents, layout, on_frames_ready)
+        return None
+    video = mx.zeros((shape.batch, 3, *scale.video_grid(shape.grid)), latents.dtype)
 
-    def decode_tiles(tiles: list[Tile]) -> list[mx.array]:
-        (tile,) = tiles
-        tile_latents = latents[(slice(None), slice(None), *tile.latent_slices)]
-        pixels = decoder_fn(tile_latents, causal=causal, timestep=timestep, debug=False, chunked_conv=chunked_conv)
-        expected = (latents.shape[0], 3, *tile.output_size)
-        _check_shape(pixels, expected, f"a tile of latents of the shape {tile_latents.shape}")
-        return [pixels.transpose(0, 2, 3, 4, 1)]
+    def store(frames: mx.array, start: int) -> None:
+        video[:, :, start : start + frames.shape[2]] = frames
+        mx.eval(video)
 
-    video = None
-    if on_frames_ready is None:
-        size = (layout.time.length, layout.height.length, layout.width.length)
-        video = mx.zeros((latents.shape[0], 3, *size), latents.dtype)
-    # Closed, not just dropped: a caller that keeps the exception would keep the generator and its arrays with it.
-    with closing(blend_tiles(decode_tiles, layout, layout.decoded())) as stream:
-        for start, frames in stream:
-            chunk = frames.transpose(0, 4, 1, 2, 3).astype(latents.dtype)
-            del frames
-            if on_frames_ready is not None:
-                on_frames_ready(chunk, start)
-            else:
-                video[:, :, start : start + chunk.shape[2]] = chunk
-                mx.eval(video)
-            del chunk
+    _decode_tiles(decode, latents, layout, store)
     return video
 
 
+def _decode_tiles(
+    decode: Callable[[mx.array], mx.array],
+    latents: mx.array,
+    layout: TileLayout,
+    handle_frames: Callable[[mx.array, int], None],
+) -> None:
+    """Decode latents (B, C, F', H', W') tile by tile, see `decode_with_tiling`."""
+
+    def run_tiles(tiles: list[Tile]) -> list[mx.array]:
+        (tile,) = tiles
+        time, height, width = tile.latent_slices
+        pixels = decode(latents[:, :, time, height, width])
+        _check_shape(pixels, (latents.shape[0], 3, *tile.output_size), "a tile of pixels")
+        return [pixels.transpose(0, 2, 3, 4, 1)]
+
+    # Closed explicitly: a caller that keeps the exception keeps the generator, and would keep its arrays too.
+    with closing(blend_tiles(run_tiles, layout, layout.decoded())) as results:
+        for start, pixels in results:
+            frames = pixels.transpose(0, 4, 1, 2, 3).astype(latents.dtype)
+            del pixels
+            handle_frames(frames, start)
+            del frames
+
+
 def _run_group(
-    run_tiles: Callable[[list[Tile]], list[mx.array]],
+    run_tiles: RunTiles,
     tiles: Sequence[Tile],
     length: int,
     blender: SpatialBlender,
     tile_batch_size: int,
-    done: int,
+    tile_counter: Iterator[int],
 ) -> mx.array:
-    """The results (B, n, H, W, C) float32 of one interval of time, evaluated, before they fade.
-
-    Args:
-        run_tiles: see `blend_tiles`.
-        tiles: all of the interval, in order.
-        length: n.
-        blender: for height and width.
-        tile_batch_size: see `blend_tiles`.
-        done: how many tiles of the clip have been run before.
-    """
-    frames: mx.array | None = None
-    for batch in tile_batches(tiles, tile_batch_size):
-        parts = run_tiles([tiles[index] for index in batch])
-        for index in batch:
-            part = parts.pop(0)
-            _check_shape(part, (part.shape[0], length, *part.shape[2:]), f"tile {index} of its frames")
-            if len(tiles) == 1:
-                _check_shape(part, (*part.shape[:2], *blender.size, part.shape[-1]), f"tile {index} of its frames")
-                frames = part.astype(mx.float32)
-                mx.eval(frames)
-            else:
-                frames = blender.blank(part) if frames is None else frames
-                blender.add(frames, index, part)
-            del part
-            done += 1
-            if done % _TILES_PER_CACHE_CLEAR == 0 or _is_memory_short():
-                mx.clear_cache()
+    """The spatially blended results (B, length, H, W, C) float32 of one interval of time, evaluated."""
+    results = _run_batches(run_tiles, tiles, tile_batch_size, tile_counter)
+    _, part = next(results)
+    _check_shape(part, (part.shape[0], length, *part.shape[2:]), "tile 0")
+    frames = blender.start(part)
+    del part
+    for index, part in results:
+        blender.add(frames, index, part)
+        del part
     return frames
 
 
-def _is_memory_short() -> bool:
-    """Whether what is in use and what MLX keeps for later are together more than Metal recommends."""
-    recommended = mx.device_info().get("max_recommended_working_set_size")
-    return bool(recommended) and mx.get_active_memory() + mx.get_cache_memory() > recommended
+def _run_batches(
+    run_tiles: RunTiles, tiles: Sequence[Tile], tile_batch_size: int, tile_counter: Iterator[int]
+) -> Iterator[tuple[int, mx.array]]:
+    """Yield the index of each tile and its result, in batches; tile 0 comes first. Clears MLX's cache regularly."""
+    for batch in tile_batches(tiles, tile_batch_size):
+        parts = run_tiles([tiles[index] for index in batch])
+        for index in batch:
+            yield index, parts.pop(0)
+            if next(tile_counter) % _TILES_PER_CACHE_CLEAR == 0 or is_memory_short():
+                mx.clear_cache()
 
 
 def _axis_weights(mask: Mask, shape: tuple[int, ...]) -> mx.array | None:
-    """A mask as a float32 array of `shape`; None where it is 1 everywhere and there is nothing to weight."""
+    """A mask as a float32 array of `shape`; None if all weights are 1."""
     return None if all(weight == 1 for weight in mask) else mx.array(mask, dtype=mx.float32).reshape(shape)
 
 
-def _plane_weights(down: mx.array | None, across: mx.array | None) -> mx.array | None:
-    """The weights (h, w, 1) of a tile from those along height and width; None where all are 1."""
-    if down is None or across is None:
-        return down if across is None else across
-    return down * across
+def _multiply(rows: mx.array | None, columns: mx.array | None) -> mx.array | None:
+    """The weights (h, w, 1) of a tile from those along height and width; None if all weights are 1."""
+    if rows is None or columns is None:
+        return columns if rows is None else rows
+    return rows * columns
 
 
 def _add_into(frames: mx.array, where: tuple[slice, ...], addend: mx.array) -> None:
     """`frames[where] += addend`, without a copy of `frames`.
 
-    Evaluated in two steps: while the read of a part is under way, the whole cannot be written in place.
+    Evaluated in two steps: `frames` cannot be written in place while a pending operation still reads it.
     """
     total = frames[where] + addend
     mx.eval(total)
@@ -264,4 +278,4 @@ def _add_into(frames: mx.array, where: tuple[slice, ...], addend: mx.array) -> N
 
 def _check_shape(array: mx.array, expected: tuple[int, ...], what: str) -> None:
     if array.shape != expected:
-        raise DecodeError(f"{what} was decoded to the shape {array.shape}, and {expected} was expected.")
+        raise DecodeError(f"{what} has the shape {array.shape}, but {expected} was expected for this layout.")

@@ -1,14 +1,12 @@
-"""What a user says about tiles: sizes and overlaps in pixels and frames, and presets by name."""
+"""Tile sizes and overlaps in pixels and frames, and the presets. Pure Python, no MLX."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import TilingError
 
-_MIN_PIXELS, _PIXEL_STEP = 64, 32
-_MIN_FRAMES, _FRAME_STEP = 16, 8
-
-# Above these `auto` takes the small tiles, whatever the sides are.
+# `TilingConfig.auto` chooses the `aggressive` preset for larger videos than these.
 _LARGE_OUTPUT_BYTES = 2 * 2**30
 _LARGE_FRAME, _LONG_CLIP = 768 * 1024, 100
 _VERY_LONG_CLIP = 200
@@ -18,9 +16,12 @@ _VERY_LONG_CLIP = 200
 class SpatialTilingConfig:
     """Tiles along height or width.
 
+    Both sizes must also be multiples of the VAE's spatial scale factor, and a tile must be at least two latent cells
+    long. `TileLayout.make` checks that, because it knows the VAE.
+
     Attributes:
-        tile_size_in_pixels: at least 64, a multiple of 32.
-        tile_overlap_in_pixels: pixels that neighbours share; a multiple of 32, smaller than the tile.
+        tile_size_in_pixels: at least 1; at least 64 and a multiple of 32 for a VAE of 32 pixels per latent cell.
+        tile_overlap_in_pixels: pixels shared by adjacent tiles; at least 0 and less than the tile size.
 
     Raises:
         TilingError: for other sizes.
@@ -30,16 +31,19 @@ class SpatialTilingConfig:
     tile_overlap_in_pixels: int = 0
 
     def __post_init__(self) -> None:
-        _check(self.tile_size_in_pixels, self.tile_overlap_in_pixels, _MIN_PIXELS, _PIXEL_STEP, "pixels")
+        _check_sizes(self.tile_size_in_pixels, self.tile_overlap_in_pixels, "pixels")
 
 
 @dataclass(frozen=True)
 class TemporalTilingConfig:
     """Tiles along time.
 
+    Both sizes must also be multiples of the VAE's temporal scale factor, and a tile must be at least two latent frames
+    long. `TileLayout.make` checks that, because it knows the VAE.
+
     Attributes:
-        tile_size_in_frames: at least 16, a multiple of 8.
-        tile_overlap_in_frames: frames that neighbours share; a multiple of 8, smaller than the tile.
+        tile_size_in_frames: at least 1; at least 16 and a multiple of 8 for a VAE of 8 frames per latent frame.
+        tile_overlap_in_frames: frames shared by adjacent tiles; at least 0 and less than the tile size.
 
     Raises:
         TilingError: for other sizes.
@@ -49,18 +53,18 @@ class TemporalTilingConfig:
     tile_overlap_in_frames: int = 0
 
     def __post_init__(self) -> None:
-        _check(self.tile_size_in_frames, self.tile_overlap_in_frames, _MIN_FRAMES, _FRAME_STEP, "frames")
+        _check_sizes(self.tile_size_in_frames, self.tile_overlap_in_frames, "frames")
 
 
 @dataclass(frozen=True)
 class TilingConfig:
-    """How a video is cut into tiles. An axis without a configuration is not cut.
+    """How a video is split into tiles. An axis without a configuration is not split.
 
     Attributes:
         spatial_config: for height and width.
         temporal_config: for time.
-        height_config: for height, instead of `spatial_config`.
-        width_config: for width, instead of `spatial_config`.
+        height_config: overrides `spatial_config` for height.
+        width_config: overrides `spatial_config` for width.
     """
 
     spatial_config: SpatialTilingConfig | None = None
@@ -70,47 +74,55 @@ class TilingConfig:
 
     @classmethod
     def default(cls) -> "TilingConfig":
-        """512 pixels overlapping by 64, 64 frames overlapping by 24."""
+        """512 px tiles overlapping by 64, 64-frame tiles overlapping by 24."""
         return cls(SpatialTilingConfig(512, 64), TemporalTilingConfig(64, 24))
 
     @classmethod
     def spatial_only(cls, tile_size: int = 512, overlap: int = 64) -> "TilingConfig":
-        """Height and width cut, time whole."""
+        """Tiles along height and width only."""
         return cls(spatial_config=SpatialTilingConfig(tile_size, overlap))
 
     @classmethod
     def temporal_only(cls, tile_size: int = 64, overlap: int = 24) -> "TilingConfig":
-        """Time cut, frames whole."""
+        """Tiles along time only."""
         return cls(temporal_config=TemporalTilingConfig(tile_size, overlap))
 
     @classmethod
     def aggressive(cls) -> "TilingConfig":
-        """256 pixels overlapping by 64, 32 frames overlapping by 8: the least memory."""
+        """256 px tiles overlapping by 64, 32-frame tiles overlapping by 8: the least memory."""
         return cls(SpatialTilingConfig(256, 64), TemporalTilingConfig(32, 8))
 
     @classmethod
     def conservative(cls) -> "TilingConfig":
-        """768 pixels overlapping by 64, 96 frames overlapping by 24: the fewest seams."""
+        """768 px tiles overlapping by 64, 96-frame tiles overlapping by 24: the fewest seams."""
         return cls(SpatialTilingConfig(768, 64), TemporalTilingConfig(96, 24))
 
     @classmethod
     def auto(
         cls, height: int, width: int, num_frames: int, spatial_threshold: int = 512, temporal_threshold: int = 65
     ) -> "TilingConfig | None":
-        """Tiles for a video of this size, along the axes that are over their threshold.
+        """Tiles for a video of this size, along the axes that exceed their threshold.
+
+        Args:
+            height: in pixels.
+            width: in pixels.
+            num_frames: of the video.
+            spatial_threshold: in pixels, for the longer side.
+            temporal_threshold: in frames.
 
         Returns:
-            None where none is: the video needs no tiles.
+            None if no axis exceeds its threshold.
         """
-        cut_space = max(height, width) > spatial_threshold
-        cut_time = num_frames > temporal_threshold
-        if not cut_space and not cut_time:
+        split_space = max(height, width) > spatial_threshold
+        split_time = num_frames > temporal_threshold
+        if not split_space and not split_time:
             return None
         float32_bytes = 3 * num_frames * height * width * 4
         if float32_bytes > _LARGE_OUTPUT_BYTES or (height * width > _LARGE_FRAME and num_frames > _LONG_CLIP):
             return cls.aggressive()
         return cls(
-            _auto_spatial(max(height, width)) if cut_space else None, _auto_temporal(num_frames) if cut_time else None
+            _auto_spatial(max(height, width)) if split_space else None,
+            _auto_temporal(num_frames) if split_time else None,
         )
 
 
@@ -122,43 +134,55 @@ _PRESETS: dict[str, Callable[[], TilingConfig]] = {
     "temporal_only": TilingConfig.temporal_only,
 }
 
-
-#: The names that `preset` knows.
+#: The names that `preset` accepts.
 PRESETS = ("auto", *_PRESETS)
 
 
 def preset(name: str, height: int, width: int, num_frames: int) -> TilingConfig | None:
-    """The preset of this name for a video of this size, which only "auto" looks at. None where auto wants no tiles.
+    """The preset of this name. Only "auto" depends on the video's size.
+
+    Returns:
+        None if "auto" finds that the video needs no tiles.
 
     Raises:
-        TilingError: for a name that is not known.
+        TilingError: for an unknown name.
     """
     if name == "auto":
         return TilingConfig.auto(height, width, num_frames)
     if name not in _PRESETS:
-        raise TilingError(f"tiling preset {name!r} is not known; there are {', '.join(PRESETS)}.")
+        raise TilingError(f"unknown tiling preset {name!r}; choose one of {', '.join(PRESETS)}.")
     return _PRESETS[name]()
 
 
-def _auto_spatial(side: int) -> SpatialTilingConfig:
-    """Tiles for frames whose longer side this is; the very large get smaller ones."""
-    return SpatialTilingConfig(512 if 768 < side <= 1024 else 384, 64)
+def parse_tile(text: str) -> tuple[int, int]:
+    """The tile size and overlap in text such as "512:64". The overlap is 0 if it is left out, as in "512".
+
+    Raises:
+        TilingError: if the text has another form. It is a ValueError too.
+    """
+    match = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", text)
+    if not match:
+        raise TilingError(f"{text!r} is not a tile size with an optional overlap; write it as 512 or 512:64.")
+    return int(match[1]), int(match[2] or 0)
+
+
+def _auto_spatial(longer_side: int) -> SpatialTilingConfig:
+    """512 px tiles for a longer side above 768 and up to 1024 pixels, else 384 px tiles."""
+    return SpatialTilingConfig(512 if 768 < longer_side <= 1024 else 384, 64)
 
 
 def _auto_temporal(num_frames: int) -> TemporalTilingConfig:
-    """Tiles for a clip of this length: the longer, the smaller."""
+    """Shorter tiles for longer clips."""
     if num_frames > _VERY_LONG_CLIP:
         return TemporalTilingConfig(32, 8)
     return TemporalTilingConfig(48, 16) if num_frames > _LONG_CLIP else TemporalTilingConfig(64, 24)
 
 
-def _check(size: int, overlap: int, minimum: int, step: int, unit: str) -> None:
+def _check_sizes(size: int, overlap: int, unit: str) -> None:
     for value in (size, overlap):
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TilingError(f"tile sizes and overlaps are whole numbers of {unit}, and {value!r} is not.")
-    if size < minimum or size % step:
-        raise TilingError(f"a tile has at least {minimum} {unit} and a multiple of {step}, and {size} is not such.")
-    if overlap < 0 or overlap % step or overlap >= size:
-        raise TilingError(
-            f"an overlap of tiles of {size} {unit} is a multiple of {step} from 0 to {size - step}, and not {overlap}."
-        )
+            raise TilingError(f"tile sizes and overlaps must be whole numbers of {unit}, not {value!r}.")
+    if size < 1:
+        raise TilingError(f"a tile size must be positive, not {size} {unit}.")
+    if not 0 <= overlap < size:
+        raise TilingError(f"the overlap of tiles of {size} {unit} must be from 0 to {size - 1} {unit}, not {overlap}.")

@@ -1,21 +1,24 @@
-"""Where the tiles of one clip lie: on the latent grid and in its video. Pure arithmetic, no MLX."""
+"""Positions and blend masks of a clip's tiles, on the latent grid and in the video. Pure Python, no MLX."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import TilingError
+from ..shapes import Grid, ScaleFactors
 from .config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from .intervals import Interval, make_causal, split
 from .masks import Mask, complementary, trapezoids
 
+_MIN_CELLS_PER_TILE = 2
+
 
 class Tile(NamedTuple):
-    """A box of the clip: an interval each of time, height and width.
+    """A crop of the clip: one interval each of time, height and width.
 
     Attributes:
-        latent: the box on the latent grid.
-        pixels: what it decodes to, in frames and pixels.
+        latent: the crop on the latent grid.
+        pixels: the same crop in frames and pixels.
     """
 
     latent: tuple[Interval, Interval, Interval]
@@ -28,18 +31,24 @@ class Tile(NamedTuple):
         return time.as_slice, height.as_slice, width.as_slice
 
     @property
-    def output_size(self) -> tuple[int, int, int]:
-        """Frames, rows and columns that it decodes to."""
+    def latent_size(self) -> Grid:
+        """(F', H', W') of its latents."""
+        time, height, width = self.latent
+        return time.length, height.length, width.length
+
+    @property
+    def output_size(self) -> Grid:
+        """(F, H, W) of the pixels it decodes to."""
         time, height, width = self.pixels
         return time.length, height.length, width.length
 
 
 class BlendAxis(NamedTuple):
-    """One axis of what tiles are blended to: pixels where they were decoded, latents where they were encoded.
+    """One axis of the blended result: pixels for a decode, latents for an encode.
 
     Attributes:
-        intervals: per tile, where it lies.
-        masks: per tile, the weight of each of its positions. They add up to 1 everywhere.
+        intervals: the position of each tile.
+        masks: the weights of each tile. They add up to 1 at every position of the axis.
     """
 
     intervals: tuple[Interval, ...]
@@ -47,25 +56,25 @@ class BlendAxis(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Positions of the whole axis."""
+        """The length of the whole axis."""
         return self.intervals[-1].end
 
     def final(self) -> list[int]:
-        """For each interval, how many positions are final once it is there: all before the next one's."""
+        """How many positions become final with each interval: those before the start of the next one."""
         starts = [interval.start for interval in self.intervals] + [self.length]
         return [after - before for before, after in zip(starts, starts[1:], strict=False)]
 
 
 @dataclass(frozen=True)
 class TileAxis:
-    """One axis, cut: the same tiles on the latent grid and in pixels (or frames).
+    """One axis split into tiles, on the latent grid and in pixels (or frames).
 
-    A decode blends pixels and an encode latents; both masks are trapezoids of their own grid.
+    A decode blends pixels and an encode blends latents, so each grid has trapezoidal masks of its own.
 
     Attributes:
-        latent: on the latent grid.
-        pixels: in pixels or frames.
-        from_zero: whether left ramps begin with a weight of 0, as in time.
+        latent: intervals on the latent grid.
+        pixels: the same intervals in pixels or frames.
+        from_zero: whether left ramps start with a weight of 0, as they do in time.
     """
 
     latent: tuple[Interval, ...]
@@ -74,27 +83,27 @@ class TileAxis:
 
     @property
     def length(self) -> int:
-        """The axis's own length in pixels or frames."""
+        """The length of the axis in pixels or frames."""
         return self.pixels[-1].end
 
     def decoded(self) -> BlendAxis:
-        """What a decode blends."""
+        """The axis as a decode blends it."""
         return BlendAxis(self.pixels, complementary(self.pixels, trapezoids(self.pixels, from_zero=self.from_zero)))
 
     def encoded(self) -> BlendAxis:
-        """What an encode blends."""
+        """The axis as an encode blends it."""
         return BlendAxis(self.latent, complementary(self.latent, trapezoids(self.latent, from_zero=self.from_zero)))
 
 
 def space_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
-    """Height or width, cut so on the latent grid, for a VAE of `scale` pixels per latent cell."""
+    """Height or width from its intervals on the latent grid, at `scale` pixels per latent cell."""
     return TileAxis(tuple(intervals), tuple(Interval(*(scale * value for value in each)) for each in intervals), False)
 
 
 def time_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
-    """Time, cut so on the latent grid, for a VAE of `scale` frames per latent frame.
+    """Time from its intervals on the latent grid, at `scale` frames per latent frame.
 
-    The first latent frame of any clip decodes to one frame, and so does a tile's.
+    The first latent frame decodes to one frame, both in the whole clip and in each tile.
     """
     frames = tuple(
         Interval(scale * start, 1 + scale * (end - 1), 1 + scale * (left - 1) if left else 0, scale * right)
@@ -105,12 +114,12 @@ def time_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
 
 @dataclass(frozen=True)
 class TileLayout:
-    """All tiles of one clip: every interval of time with every one of height and width.
+    """All tiles of one clip: each interval of time combined with each interval of height and width.
 
     Attributes:
-        time: cut causally, see `make_causal`.
-        height: likewise without that.
-        width: as height.
+        time: its intervals have causal context, see `make_causal`.
+        height: intervals of rows.
+        width: intervals of columns.
     """
 
     time: TileAxis
@@ -118,32 +127,27 @@ class TileLayout:
     width: TileAxis
 
     @classmethod
-    def make(
-        cls, config: TilingConfig, latent_size: Sequence[int], *, spatial_scale: int = 32, temporal_scale: int = 8
-    ) -> "TileLayout":
-        """Cut a clip as `config` says.
+    def make(cls, config: TilingConfig, latent_grid: Sequence[int], scale: ScaleFactors) -> "TileLayout":
+        """The tiles of a clip.
 
         Args:
-            config: sizes in pixels and frames.
-            latent_size: (F', H', W').
-            spatial_scale: pixels per latent cell.
-            temporal_scale: frames per latent frame.
+            config: tile sizes and overlaps in pixels and frames.
+            latent_grid: (F', H', W').
+            scale: of the VAE.
 
         Raises:
-            TilingError: for sizes that are not whole latent cells.
+            TilingError: for a tile size that is not a multiple of the scale factor of its axis, or less than two
+                latent cells, and for an overlap that is not a multiple of the scale factor.
         """
-        frames, rows, columns = latent_size
-        time = _split_time(frames, config.temporal_config, temporal_scale)
-        height = _split_space(rows, config.height_config or config.spatial_config, spatial_scale)
-        width = _split_space(columns, config.width_config or config.spatial_config, spatial_scale)
+        frames, rows, columns = latent_grid
         return cls(
-            time_axis(time, temporal_scale),
-            space_axis(height, spatial_scale),
-            space_axis(width, spatial_scale),
+            time_axis(_split_time(frames, config.temporal_config, scale.time), scale.time),
+            space_axis(_split_space(rows, config.height_config or config.spatial_config, scale.height), scale.height),
+            space_axis(_split_space(columns, config.width_config or config.spatial_config, scale.width), scale.width),
         )
 
     def groups(self) -> Iterator[list[Tile]]:
-        """The tiles of each interval of time in order; within it rows outermost, then columns."""
+        """The tiles of each interval of time, in order; within an interval, row by row."""
         for time in _pairs(self.time):
             yield [
                 Tile(*zip(time, height, width, strict=True))
@@ -152,11 +156,11 @@ class TileLayout:
             ]
 
     def decoded(self) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
-        """Time, height and width of what a decode blends."""
+        """Time, height and width as a decode blends them."""
         return self.time.decoded(), self.height.decoded(), self.width.decoded()
 
     def encoded(self) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
-        """Time, height and width of what an encode blends."""
+        """Time, height and width as an encode blends them."""
         return self.time.encoded(), self.height.encoded(), self.width.encoded()
 
 
@@ -164,21 +168,38 @@ def _split_time(length: int, config: TemporalTilingConfig | None, scale: int) ->
     if config is None:
         return (Interval(0, length),)
     size, overlap = config.tile_size_in_frames, config.tile_overlap_in_frames
-    return make_causal(split(length, _cells(size, scale, "frames"), _cells(overlap, scale, "frames")))
+    return make_causal(split(length, *_in_latent_cells(size, overlap, scale, "frames")))
 
 
 def _split_space(length: int, config: SpatialTilingConfig | None, scale: int) -> tuple[Interval, ...]:
     if config is None:
         return (Interval(0, length),)
     size, overlap = config.tile_size_in_pixels, config.tile_overlap_in_pixels
-    return split(length, _cells(size, scale, "pixels"), _cells(overlap, scale, "pixels"))
+    return split(length, *_in_latent_cells(size, overlap, scale, "pixels"))
 
 
-def _cells(size: int, scale: int, unit: str) -> int:
-    """Latent cells that so many pixels or frames are."""
-    if size % scale:
-        raise TilingError(f"{size} {unit} are not whole latent cells of {scale}; take a multiple of {scale}.")
-    return size // scale
+def _in_latent_cells(size: int, overlap: int, scale: int, unit: str) -> tuple[int, int]:
+    """A tile size and its overlap, converted from pixels or frames to latent cells of `scale` each."""
+    minimum = _MIN_CELLS_PER_TILE * scale
+    if size % scale or size < minimum:
+        nearest = sorted({max(multiple, minimum) for multiple in _multiples_around(size, scale)})
+        raise TilingError(
+            f"a tile of {size} {unit} does not fit this VAE, whose tiles must be a multiple of {scale} {unit} and at "
+            f"least {minimum}; use {' or '.join(map(str, nearest))}."
+        )
+    if overlap % scale:
+        nearest = [multiple for multiple in _multiples_around(overlap, scale) if multiple < size]
+        raise TilingError(
+            f"a tile overlap of {overlap} {unit} does not fit this VAE, whose overlaps must be a multiple of {scale} "
+            f"{unit}; use {' or '.join(map(str, nearest))}."
+        )
+    return size // scale, overlap // scale
+
+
+def _multiples_around(value: int, step: int) -> tuple[int, int]:
+    """The multiple of `step` at or below `value`, and the next one."""
+    below = value // step * step
+    return below, below + step
 
 
 def _pairs(axis: TileAxis) -> list[tuple[Interval, Interval]]:

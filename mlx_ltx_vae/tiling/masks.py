@@ -1,21 +1,22 @@
-"""Blend masks: how much each tile counts at each of its positions. Pure arithmetic, no MLX."""
+"""Blend masks: the weight of each position of a tile. Pure Python, no MLX."""
 
 from collections.abc import Sequence
 from math import isclose
 
 from .intervals import Interval
 
+#: A weight in [0, 1] for each position of an interval.
 Mask = tuple[float, ...]
 
 
 def trapezoid(length: int, left_ramp: int, right_ramp: int, *, from_zero: bool = False) -> Mask:
-    """A mask that rises over `left_ramp` positions, stays 1, and falls over `right_ramp`.
+    """A mask that rises over `left_ramp` positions, stays at 1, and falls over `right_ramp` positions.
 
     Args:
-        length: of the mask. A longer ramp is shortened to it; where both ramps meet they are multiplied.
-        left_ramp: positions below 1 at the beginning.
+        length: of the mask. Longer ramps are shortened to it. Ramps that overlap are multiplied.
+        left_ramp: positions below 1 at the start.
         right_ramp: positions below 1 at the end.
-        from_zero: whether the first position of the left ramp counts nothing.
+        from_zero: whether the left ramp starts with a weight of 0.
     """
     left_ramp, right_ramp = min(left_ramp, length), min(right_ramp, length)
     rising = [0.0, *_ramp(left_ramp - 1)] if from_zero and left_ramp else _ramp(left_ramp)
@@ -26,7 +27,7 @@ def trapezoid(length: int, left_ramp: int, right_ramp: int, *, from_zero: bool =
 
 
 def trapezoids(intervals: Sequence[Interval], *, from_zero: bool = False) -> tuple[Mask, ...]:
-    """The mask of each interval, as its ramps say."""
+    """The mask of each interval, from its ramps."""
     return tuple(
         trapezoid(interval.length, interval.left_ramp, interval.right_ramp, from_zero=from_zero)
         for interval in intervals
@@ -34,7 +35,7 @@ def trapezoids(intervals: Sequence[Interval], *, from_zero: bool = False) -> tup
 
 
 def sums(intervals: Sequence[Interval], masks: Sequence[Mask]) -> list[float]:
-    """What the masks of all intervals add up to, at each position of the axis."""
+    """The sum of the masks of all intervals, at each position of the axis."""
     total = [0.0] * max(interval.end for interval in intervals)
     for interval, mask in zip(intervals, masks, strict=True):
         for position, weight in enumerate(mask, interval.start):
@@ -43,16 +44,16 @@ def sums(intervals: Sequence[Interval], masks: Sequence[Mask]) -> list[float]:
 
 
 def sum_to_one(intervals: Sequence[Interval], masks: Sequence[Mask]) -> bool:
-    """Whether the masks add up to 1 everywhere, so that nothing has to be divided by their sum."""
+    """Whether the masks add up to 1 at every position, so that no division by their sum is needed."""
     return all(isclose(total, 1.0, abs_tol=1e-9) for total in sums(intervals, masks))
 
 
 def complementary(intervals: Sequence[Interval], masks: Sequence[Mask]) -> tuple[Mask, ...]:
-    """The masks, divided by their sum where they do not add up to 1.
+    """Masks that add up to 1 at every position: unchanged if they do already, else divided by their sum.
 
-    The weight of a position in a video is the product of its weights on the three axes, and the sum over all tiles is
-    the product of the three sums. So a division per axis, done here once, is the division by a buffer of summed
-    weights, and no blending ever needs one.
+    The weight of a position in a video is the product of its weights on the three axes, and the sum of these products
+    over all tiles is the product of the three sums. Dividing each axis once here therefore replaces the division of
+    the video by a buffer of summed weights.
     """
     if sum_to_one(intervals, masks):
         return tuple(masks)
@@ -64,5 +65,5 @@ def complementary(intervals: Sequence[Interval], masks: Sequence[Mask]) -> tuple
 
 
 def _ramp(length: int) -> list[float]:
-    """Weights that rise evenly between 0 and 1, without either."""
+    """Evenly rising weights between 0 and 1, both excluded."""
     return [step / (length + 1) for step in range(1, length + 1)]

@@ -1,4 +1,4 @@
-"""Videos in and out. Everything here works on NumPy arrays; `ffmpeg.py` is the only module that starts a program."""
+"""Reading and writing videos, as numpy arrays. `ffmpeg.py` is the only module that starts a program."""
 
 from .fit import Fit
 from .outputs import open_sink

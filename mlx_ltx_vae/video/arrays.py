@@ -1,4 +1,4 @@
-"""Frames as they are: into a .npy file, or to standard output."""
+"""Writing uncompressed frames: to a .npy file or to standard output."""
 
 import os
 import sys
@@ -14,10 +14,10 @@ from .sink import Sink
 
 
 class NpyWriter(Sink):
-    """A `.npy` file `(frames, height, width, 3)`, uint8 or uint16, written as the frames come.
+    """A `.npy` file `(frames, height, width, 3)`, uint8 or uint16, written frame by frame.
 
-    The number of frames is put into the header at the end. numpy leaves room in it for a first axis of any length
-    (since 1.23), so that the header keeps its size.
+    The header is rewritten at the end with the number of frames. numpy (since 1.23) pads it for a first axis of any
+    length, so that its size does not change.
     """
 
     def __init__(self, path: str | os.PathLike, *, size: tuple[int, int], bit_depth: int = 8) -> None:
@@ -34,7 +34,7 @@ class NpyWriter(Sink):
         npy_format.write_array_header_1_0(self._file, {"descr": description, "fortran_order": False, "shape": shape})
 
     def _consume(self, frames: np.ndarray) -> None:
-        self._file.write(memoryview(frames).cast("B"))
+        self._file.write(frames.data.cast("B"))
 
     def _finish(self) -> None:
         self._file.seek(0)
@@ -43,25 +43,25 @@ class NpyWriter(Sink):
         self._part.complete()
 
     def _discard(self) -> None:
-        with suppress(OSError):  # closing writes what is buffered, which a full disk refuses once more
+        with suppress(OSError):  # closing flushes the buffer, which fails again on a full disk
             self._file.close()
         self._part.discard()
 
 
 class RawWriter(Sink):
-    """Raw frames to standard output, one after the other: RGB, 8 or 16 bits (little-endian) each."""
+    """Raw frames to standard output: RGB, 8 or 16 bits (little-endian) per component."""
 
     def __init__(self, *, size: tuple[int, int], bit_depth: int = 8) -> None:
         super().__init__("standard output", size, bit_depth)
         if sys.stdout.isatty():
-            raise WriterError("standard output: is a terminal; send raw frames into a file or another program.")
+            raise WriterError("standard output: is a terminal; redirect raw frames to a file or another program.")
         sys.stdout.flush()
-        # Past Python's buffer: what is left in it when the reader goes away would fail again at exit.
+        # Without Python's buffer: data left in it after a broken pipe would raise again at exit.
         buffer = sys.stdout.buffer
         self._stream = getattr(buffer, "raw", buffer)
 
     def _consume(self, frames: np.ndarray) -> None:
-        data = memoryview(frames).cast("B")
+        data = frames.data.cast("B")
         while data:
             data = data[self._stream.write(data) :]
 

@@ -1,12 +1,12 @@
-"""Which codecs there are, which containers hold them, and how ffmpeg is asked for them.
+"""The supported codecs and containers, and their ffmpeg arguments.
 
-Colour: frames are full-range RGB. Everything but FFV1 stores limited-range BT.709, converted with that matrix and
-tagged with it; a stream without tags would be shown with the BT.601 matrix by many players for small pictures.
+Color: frames are full-range RGB. All codecs but FFV1 store limited-range BT.709, converted with that matrix and
+tagged with it. Without tags many players assume the BT.601 matrix for small frames.
 
-Odd sizes: H.264 and HEVC halve the chroma planes (4:2:0) and can neither code nor crop to an odd number of pixels
-then, so odd sizes are stored as 4:4:4. The size is exact, but many players (QuickTime, browsers, hardware) show
-4:2:0 only; the VAE's own sizes are always even. ProRes 4:2:2 would take an odd width, but ffmpeg's encoder spoils
-the last columns then, so that goes to ProRes 4444. VP9 and AV1 round chroma up and take odd sizes as they are.
+Odd sizes: H.264 and HEVC with 4:2:0 chroma can neither code nor crop to an odd number of pixels, so odd sizes are
+stored as 4:4:4. The size is exact, but many players (QuickTime, browsers, hardware decoders) support 4:2:0 only; the
+VAE's own sizes are always even. ffmpeg's ProRes 4:2:2 encoder corrupts the last columns of an odd width, so odd sizes
+use ProRes 4444. VP9 and AV1 round the chroma planes up and support odd sizes with 4:2:0.
 """
 
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ from .ffmpeg import has_encoder
 
 @dataclass(frozen=True)
 class Codec:
-    """A codec as ffmpeg knows it.
+    """A codec and its ffmpeg settings.
 
     Attributes:
-        encoder: ffmpeg's name of it.
-        endings: of the containers that hold it.
+        encoder: the name of ffmpeg's encoder.
+        endings: of the containers that support it.
         pixel_formats: by bit depth.
-        odd_pixel_formats: the same for an odd width or height, where they differ.
-        default_crf, max_crf: constant quality, 0 the best; None where the codec has no such thing.
-        options: anything else for ffmpeg.
+        odd_pixel_formats: for an odd width or height, if they differ.
+        default_crf, max_crf: constant quality, 0 is the best; `default_crf` is None for a codec without it.
+        options: further arguments for ffmpeg.
     """
 
     encoder: str
@@ -38,7 +38,7 @@ class Codec:
     options: tuple[str, ...] = ()
 
     def pixel_format(self, size: tuple[int, int], bit_depth: int) -> str:
-        """ffmpeg's name of how pixels are stored for this `(width, height)` and bit depth."""
+        """ffmpeg's name of the pixel format for this `(width, height)` and bit depth."""
         is_odd = any(side % 2 for side in size)
         formats = self.odd_pixel_formats if is_odd and self.odd_pixel_formats else self.pixel_formats
         return formats[bit_depth]
@@ -47,7 +47,7 @@ class Codec:
 _CHROMA_HALVED = {8: "yuv420p", 10: "yuv420p10le"}
 _CHROMA_FULL = {8: "yuv444p", 10: "yuv444p10le"}
 
-#: Qualities are those at which no difference is seen, not the smallest files.
+#: The default qualities are visually lossless.
 CODECS: dict[str, Codec] = {
     "h264": Codec("libx264", (".mp4", ".mov", ".mkv"), _CHROMA_HALVED, _CHROMA_FULL, default_crf=18, max_crf=51),
     "hevc": Codec(
@@ -62,11 +62,11 @@ CODECS: dict[str, Codec] = {
     "prores": Codec(
         "prores_ks",
         (".mov", ".mkv"),
-        {8: "yuv422p10le", 10: "yuv422p10le"},  # ffmpeg makes that ProRes 422 HQ, and 4:4:4 ProRes 4444
+        {8: "yuv422p10le", 10: "yuv422p10le"},  # stored as ProRes 422 HQ, and 4:4:4 as ProRes 4444
         {8: "yuv444p10le", 10: "yuv444p10le"},
-        options=("-vendor", "apl0"),  # editors on macOS look for Apple's name
+        options=("-vendor", "apl0"),  # editors on macOS expect Apple's vendor id
     ),
-    # Lossless RGB. 10-bit frames come as 16-bit RGB, and all 16 bits are kept.
+    # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
     "ffv1": Codec("ffv1", (".mkv",), {8: "bgr0", 10: "gbrp16le"}, options=("-level", "3", "-g", "1", "-slicecrc", "1")),
     "vp9": Codec(
         "libvpx-vp9",
@@ -91,33 +91,33 @@ CONTAINER_ENDINGS = tuple(_FORMATS)
 
 SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 _TO_BT709 = f"scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags={SCALER}"
-# Tags belong on the frames: as output options (-color_primaries and so on) the frames' "unknown" overrides them.
+# The tags must be set on the frames: "unknown" of the frames overrides output options such as -color_primaries.
 _TAG_BT709 = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
 _TAG_RGB = "setparams=range=pc:color_primaries=bt709:color_trc=bt709"
 
 
 def find_codec(name: str, ending: str, codec: str | None) -> Codec:
-    """The codec called `codec`, or the usual one for a file that ends in `ending`.
+    """The codec called `codec`, or the default for a file that ends in `ending`.
 
     Raises:
-        WriterError: naming the file, if the codec is unknown, does not fit the container, or is not in this ffmpeg.
+        WriterError: if the codec is unknown, not supported by the container, or missing from this build of ffmpeg.
     """
     key = codec or _DEFAULT_CODECS[ending]
     if key not in CODECS:
-        raise WriterError(f"{name}: the codec {key!r} is not known; known are {', '.join(CODECS)}.")
+        raise WriterError(f"{name}: the codec {key!r} is not supported; use one of {', '.join(CODECS)}.")
     found = CODECS[key]
     if ending not in found.endings:
-        raise WriterError(f"{name}: {key} does not go into {ending}; use {' or '.join(found.endings)}.")
+        raise WriterError(f"{name}: {key} is not supported in {ending}; use {' or '.join(found.endings)}.")
     if not has_encoder(found.encoder):
         raise WriterError(f"{name}: this ffmpeg was built without {found.encoder}, which {key} needs.")
     return found
 
 
 def quality_arguments(name: str, codec: Codec, crf: int | None) -> list[str]:
-    """`-crf`, given or by default.
+    """`-crf`, with the default if it is None.
 
     Raises:
-        WriterError: for a crf out of range (ffmpeg would take it and do something else) or where there is none.
+        WriterError: for a crf out of range (ffmpeg would silently change it), or for a codec without one.
     """
     if codec.default_crf is None:
         if crf is not None:
@@ -128,7 +128,7 @@ def quality_arguments(name: str, codec: Codec, crf: int | None) -> list[str]:
     return ["-crf", str(codec.default_crf if crf is None else crf)]
 
 
-def colour_filter(pixel_format: str) -> str:
+def color_filter(pixel_format: str) -> str:
     """The ffmpeg filter that converts full-range RGB to `pixel_format` and tags it."""
     if pixel_format.startswith("yuv"):
         return f"{_TO_BT709},format={pixel_format},{_TAG_BT709}"
@@ -136,17 +136,17 @@ def colour_filter(pixel_format: str) -> str:
 
 
 def container_arguments(ending: str, codec: Codec) -> list[str]:
-    """Format, and what the players of that format want."""
+    """The container format and its options."""
     arguments = ["-f", _FORMATS[ending]]
     if ending in (".mp4", ".mov"):
-        arguments += ["-movflags", "+faststart"]  # the index in front, so that playing starts before the download ends
+        arguments += ["-movflags", "+faststart"]  # the index first, so that playback starts before the download ends
         if codec.encoder == "libx265":
-            arguments += ["-tag:v", "hvc1"]  # QuickTime does not open ffmpeg's default, hev1
+            arguments += ["-tag:v", "hvc1"]  # QuickTime does not play ffmpeg's default, hev1
     return arguments
 
 
 def audio_arguments(ending: str) -> list[str]:
-    """How audio is coded in a container."""
+    """The audio codec of a container."""
     if ending == ".webm":
         return ["-c:a", "libopus", "-b:a", "160k"]
     return ["-c:a", "aac", "-b:a", "192k"]

@@ -1,7 +1,7 @@
-"""The ffmpeg program as a pipe for frames, in and out: the only file of media that starts another program.
+"""The ffmpeg program as a source and a sink of raw frames. No other module starts a program for video.
 
-The binary is the one that imageio-ffmpeg brings along. Its own `write_frames` is not used: it raises nothing for
-an unknown codec, gives no return code and no reason when ffmpeg dies.
+The binary is the one that imageio-ffmpeg installs. Its `write_frames` is not used: it raises nothing for an unknown
+codec, and returns neither the exit code nor the reason when ffmpeg fails.
 """
 
 import os
@@ -10,7 +10,6 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
@@ -22,7 +21,7 @@ from ..errors import LTXVAEError, ReaderError, WriterError
 _GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-nostats")
 _KEPT_LINES = 50
 _ADDRESS = re.compile(r"^(\[[^\]]*\] )+")  # "[vost#0:0/libx264 @ 0x55cb] [enc:libx264 @ 0x55cc] "
-# After the cause ffmpeg tells what followed from it, a line for each of its threads.
+# After the cause, ffmpeg logs its consequences, one line for each of its threads.
 _CONSEQUENCE = re.compile(
     r"Task finished|Terminating thread|Error sending frames|Nothing was written|Could not open encoder"
     r"|Error while opening encoder|Error selecting an encoder|Error opening (in|out)put files?\b|Conversion failed"
@@ -31,13 +30,13 @@ _CONSEQUENCE = re.compile(
 
 
 class _Ffmpeg:
-    """A running ffmpeg, whose log is kept for the reason of a failure.
+    """A running ffmpeg. Its log is kept, as the reason of a failure.
 
     Args:
-        name: what to call the file in errors.
-        error: what its failures are raised as.
+        name: the file's name in errors.
+        error: the class of its errors.
         arguments: inputs, outputs and their options.
-        stdin: what its standard input is to be, as `subprocess` has it.
+        stdin: `subprocess.PIPE` or `subprocess.DEVNULL`.
 
     Raises:
         `error`: if ffmpeg cannot be found or started.
@@ -52,13 +51,14 @@ class _Ffmpeg:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env=os.environ | {"SVT_LOG": "1"},  # SVT-AV1 prints past ffmpeg's log level: errors only
-                start_new_session=True,  # Ctrl-C on a terminal reaches us, and we end ffmpeg
+                env=os.environ | {"SVT_LOG": "1"},  # SVT-AV1 ignores ffmpeg's log level; 1 is errors only
+                start_new_session=True,  # Ctrl-C on a terminal reaches this process only, which then ends ffmpeg
             )
         except OSError as problem:
             raise _start_error(problem, error) from problem
-        # Always read: an ffmpeg that waits for somebody to read its log would never end.
-        self._log = _TailReader(self._process.stderr)
+        self._stdout = _opened(self._process.stdout)
+        # Read all the time: an ffmpeg whose log pipe is full stops.
+        self._log = _TailReader(_opened(self._process.stderr))
 
     @property
     def process_id(self) -> int:
@@ -66,7 +66,7 @@ class _Ffmpeg:
         return self._process.pid
 
     def kill(self) -> None:
-        """End ffmpeg at once; a transfer under way fails. Call `release` when none can be under way."""
+        """End ffmpeg at once; a transfer on another thread fails. Call `release` when no transfer is running."""
         self._process.kill()
         self._process.wait()
 
@@ -78,15 +78,14 @@ class _Ffmpeg:
                 pipe.close()
 
     def _reason(self) -> str:
-        """Why it ended as it did."""
         return _reason(self._log.lines(), self._process.returncode)
 
 
-class FfmpegPipe(_Ffmpeg):
-    """A running ffmpeg that reads raw video from its standard input.
+class FfmpegEncoder(_Ffmpeg):
+    """A running ffmpeg that reads raw frames from its standard input.
 
     Args:
-        name: what to call the output in errors.
+        name: the output's name in errors.
         arguments: inputs (`-i pipe:0` among them), output and their options.
 
     Raises:
@@ -94,9 +93,10 @@ class FfmpegPipe(_Ffmpeg):
     """
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
-        # The progress, which counts frames, comes to standard output every half second, and once more at the end.
+        # ffmpeg writes its progress, which counts frames, to standard output twice a second and at the end.
         super().__init__(name, WriterError, ["-progress", "pipe:1", *arguments], subprocess.PIPE)
-        self._progress = _TailReader(self._process.stdout)
+        self._stdin = _opened(self._process.stdin)
+        self._progress = _TailReader(self._stdout)
 
     def write(self, data: memoryview) -> None:
         """Send bytes, waiting while ffmpeg is busy.
@@ -104,7 +104,7 @@ class FfmpegPipe(_Ffmpeg):
         Raises:
             WriterError: if ffmpeg has ended, with its reason.
         """
-        descriptor = self._process.stdin.fileno()
+        descriptor = self._stdin.fileno()
         try:
             while data:
                 data = data[os.write(descriptor, data) :]
@@ -113,12 +113,12 @@ class FfmpegPipe(_Ffmpeg):
             raise self._failure() from None
 
     def finish(self) -> int:
-        """End the input, wait for ffmpeg, and return how many frames it says it has written.
+        """End the input, wait for ffmpeg, and return the number of frames it reports as written.
 
         Raises:
-            WriterError: if ffmpeg reports a failure.
+            WriterError: if ffmpeg fails.
         """
-        self._process.stdin.close()
+        self._stdin.close()
         if self._process.wait() != 0:
             raise self._failure()
         counts = [line.removeprefix("frame=") for line in self._progress.lines() if line.startswith("frame=")]
@@ -134,11 +134,11 @@ class FfmpegPipe(_Ffmpeg):
         return WriterError(f"{self.name}: ffmpeg failed: {self._reason()}.")
 
 
-class FfmpegFrames(_Ffmpeg):
-    """A running ffmpeg that writes raw video to its standard output.
+class FfmpegDecoder(_Ffmpeg):
+    """A running ffmpeg that writes raw frames to its standard output.
 
     Args:
-        name: what to call the input in errors.
+        name: the input's name in errors.
         arguments: inputs, output (`pipe:1`) and their options.
 
     Raises:
@@ -146,13 +146,13 @@ class FfmpegFrames(_Ffmpeg):
     """
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
-        # -xerror ends at the first error instead of carrying on. (-err_detect explode would find no more, and hangs.)
+        # -xerror stops at the first error. (-err_detect explode finds no more errors, and hangs.)
         super().__init__(name, ReaderError, ["-xerror", *arguments], subprocess.DEVNULL)
 
     def read_into(self, buffer: memoryview) -> int:
-        """Fill a buffer of bytes and return how many there were: fewer than it takes only where the video ends."""
-        filled = 0
-        while filled < len(buffer) and (count := self._process.stdout.readinto(buffer[filled:])):
+        """Fill a buffer of bytes and return their number, which is less than its length only at the end."""
+        descriptor, filled = self._stdout.fileno(), 0
+        while filled < len(buffer) and (count := os.readv(descriptor, [buffer[filled:]])):
             filled += count
         return filled
 
@@ -160,14 +160,14 @@ class FfmpegFrames(_Ffmpeg):
         """Wait for ffmpeg, whose output has ended.
 
         Raises:
-            ReaderError: if anything went wrong. Of a file that was cut short ffmpeg only complains, and returns 0.
+            ReaderError: if ffmpeg fails or logs an error. For a truncated file it only logs, and returns 0.
         """
         if self._process.wait() != 0 or any(self._log.lines()):
-            raise ReaderError(f"{self.name}: is damaged or was cut short; ffmpeg says: {self._reason()}.")
+            raise ReaderError(f"{self.name}: is damaged or truncated; ffmpeg says: {self._reason()}.")
 
 
 class _TailReader:
-    """Reads a pipe to its end on a thread and remembers the last lines."""
+    """Reads a pipe to its end on a thread and keeps the last lines."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -175,7 +175,7 @@ class _TailReader:
         self._thread.start()
 
     def lines(self) -> list[str]:
-        """The last lines, once the pipe has ended."""
+        """Wait for the end of the pipe and return the last lines."""
         self._thread.join()
         return list(self._lines)
 
@@ -184,72 +184,49 @@ class _TailReader:
             self._lines.append(line.decode(errors="replace").strip())
 
 
-@dataclass(frozen=True)
-class PixelFormat:
-    """What ffmpeg says of one of its pixel formats.
-
-    Attributes:
-        has_alpha: whether it may say how opaque a pixel is.
-        bits: of a component, at most.
-    """
-
-    has_alpha: bool
-    bits: int
-
-
 def has_encoder(name: str) -> bool:
-    """Whether this ffmpeg can encode with `name`; builds differ."""
+    """Whether this build of ffmpeg has the encoder `name`."""
     return name in _encoders()
 
 
 @lru_cache(maxsize=1)
 def _encoders() -> frozenset[str]:
-    return frozenset(row[1] for row in _list("-encoders", WriterError) if len(row) > 1)
+    return frozenset(row[1] for row in listing("-encoders", WriterError) if len(row) > 1)
 
 
-@lru_cache(maxsize=1)
-def pixel_formats() -> dict[str, PixelFormat]:
-    """Those that this ffmpeg knows, by name."""
-    formats = {}
-    for row in _list("-pix_fmts", ReaderError):
-        if len(row) == 5 and row[2].isdecimal():  # flags, name, components, bits per pixel, bits of each component
-            flags, name, components, _, depths = row
-            # Gray or colour, each with alpha; or a palette, whose entries have it.
-            has_alpha = components in ("2", "4") or "P" in flags
-            formats[name] = PixelFormat(has_alpha, max(map(int, depths.split("-"))))
-    return formats
+def listing(option: str, error: type[LTXVAEError]) -> Iterator[list[str]]:
+    """The words of each line that ffmpeg prints for an option such as `-encoders`.
+
+    Raises:
+        `error`: if ffmpeg cannot be found or started.
+    """
+    output = _run(["-hide_banner", option], error).stdout
+    return (line.split() for line in output.decode(errors="replace").splitlines())
 
 
 def describe(name: str, input_arguments: Sequence[str]) -> str:
-    """What ffmpeg logs of an input and of its first frame (by its filter `showinfo`).
+    """ffmpeg's log of an input and of its first frame (from the filter `showinfo`).
 
     Raises:
-        ReaderError: if it cannot read that far.
+        ReaderError: if ffmpeg cannot read the first frame.
     """
     first_frame = ["-map", "0:V:0", "-vf", "showinfo=checksum=0", "-frames:v", "1", "-f", "null", "-"]
     done = _run([*_GLOBAL_OPTIONS, "-loglevel", "level+info", *input_arguments, *first_frame], ReaderError)
     log = done.stderr.decode(errors="replace")
     if done.returncode != 0:
         if "matches no streams" in log:
-            raise ReaderError(f"{name}: holds no video.")
+            raise ReaderError(f"{name}: contains no video stream.")
         errors = [line for line in log.splitlines() if "[error]" in line or "[fatal]" in line]
-        raise ReaderError(f"{name}: is no video that ffmpeg can read: {_reason(errors, done.returncode)}.")
+        raise ReaderError(f"{name}: is not a video that ffmpeg can read: {_reason(errors, done.returncode)}.")
     return log
 
 
 def file_url(path: Path) -> str:
-    """A path that ffmpeg takes as a file, whatever colons, dashes and percent signs are in it."""
+    """A path that ffmpeg reads as a file even with colons, dashes and percent signs."""
     return f"file:{path}"
 
 
-def _list(what: str, error: type[LTXVAEError]) -> Iterator[list[str]]:
-    """A listing of ffmpeg's, such as of its encoders, as the words of each line."""
-    listing = _run(["-hide_banner", what], error).stdout
-    return (line.split() for line in listing.decode(errors="replace").splitlines())
-
-
-def _run(arguments: Sequence[str], error: type[LTXVAEError]) -> subprocess.CompletedProcess:
-    """ffmpeg to its end."""
+def _run(arguments: Sequence[str], error: type[LTXVAEError]) -> subprocess.CompletedProcess[bytes]:
     command = [_find_ffmpeg(error), *arguments]
     try:
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -268,6 +245,12 @@ def _start_error(problem: OSError, error: type[LTXVAEError]) -> LTXVAEError:
     return error(f"ffmpeg cannot be started ({problem.filename}: {problem.strerror}); reinstall imageio-ffmpeg.")
 
 
+def _opened(pipe: IO[bytes] | None) -> IO[bytes]:
+    """A pipe that Popen was told to open."""
+    assert pipe is not None
+    return pipe
+
+
 def _reason(lines: Sequence[str], return_code: int) -> str:
     """The last line that names a cause, without the addresses in front of it."""
     texts = [_ADDRESS.sub("", line).rstrip(".") for line in lines if line]
@@ -278,4 +261,4 @@ def _reason(lines: Sequence[str], return_code: int) -> str:
         return texts[0]
     if return_code < 0:
         return f"it was ended by signal {-return_code}"
-    return f"it returned {return_code} and said nothing"
+    return f"it returned {return_code} and logged nothing"

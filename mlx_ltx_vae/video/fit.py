@@ -1,38 +1,39 @@
-"""How frames of one size become frames of another: geometry alone."""
+"""The geometry of resizing and cropping frames."""
 
 from collections.abc import Callable
 from enum import Enum, auto
 from fractions import Fraction
 
 from ..errors import ReaderError
+from ..shapes import format_size
 
 #: (width, height) in pixels.
 Size = tuple[int, int]
 
 
 class Fit(Enum):
-    """What is done to frames whose size is not the one that they should have."""
+    """How frames of another size are handled."""
 
-    EXACT = auto()  # they are refused
+    EXACT = auto()  # refused
     RESIZE = auto()  # each side is scaled
-    CROP = auto()  # scaled until they cover a size, where one is given; the rest is cut off evenly on both sides
+    CROP = auto()  # scaled until they cover the requested size, if any; the excess is cut off evenly on both sides
 
 
 def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: int) -> tuple[Size, Size]:
-    """The size to scale to, and the size to then cut to.
+    """The size to scale to, and the size to crop to afterwards.
 
     Args:
-        name: what to call the frames in errors.
-        source: their size.
-        wanted: the size that they should have; None for the nearest to their own (with CROP, within it).
-        fit: what is done to get there.
-        multiple: what both sides must be a multiple of.
+        name: the video's name in errors.
+        source: the size of its frames.
+        wanted: the requested size; None for the nearest valid size (for CROP, the largest within `source`).
+        fit: how to reach it.
+        multiple: both sides of the result are multiples of this.
 
     Raises:
-        ReaderError: for what cannot be, with what can.
+        ReaderError: for an impossible fit, with the possible ones.
     """
     if wanted is not None and any(side < 1 or side % multiple for side in wanted):
-        raise ReaderError(f"{name}: cannot become {show_size(wanted)}; both sides must be multiples of {multiple}.")
+        raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; both sides must be multiples of {multiple}.")
     within = _map(lambda side: side // multiple * multiple, source)
     nearest = _map(lambda side: max(1, round(side / multiple)) * multiple, source)
     if fit is Fit.RESIZE:
@@ -40,28 +41,23 @@ def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: i
         return target, target
     if fit is Fit.CROP and wanted is not None:
         factor = max(Fraction(wanted[axis], source[axis]) for axis in range(2))
-        # One side becomes just what is wanted and the other at least that, rounded or not.
+        # One side becomes exactly the requested one, the other at least that, also after rounding.
         return _map(lambda side: round(side * factor), source), wanted
     if fit is Fit.CROP:
         if 0 in within:
             raise ReaderError(
-                f"{name}: {show_size(source)} cannot be cut to multiples of {multiple}; resize it to "
-                f"{show_size(nearest)} (--resize) or to another size (--size WxH)."
+                f"{name}: {format_size(*source)} cannot be cropped to multiples of {multiple}; resize it to "
+                f"{format_size(*nearest)} (--resize) or to another size (--size WxH)."
             )
         return source, within
     if source != (wanted or within):
-        expected = f"both sides must be multiples of {multiple}" if wanted is None else f"not {show_size(wanted)}"
-        cut = "" if 0 in within else f", cut it to {show_size(within)} (--crop)"
+        expected = f"both sides must be multiples of {multiple}" if wanted is None else f"not {format_size(*wanted)}"
+        crop = "" if 0 in within else f", crop it to {format_size(*within)} (--crop)"
         raise ReaderError(
-            f"{name}: is {show_size(source)}, and {expected}; resize it to {show_size(nearest)} (--resize){cut}, or "
-            "choose a size (--size WxH)."
+            f"{name}: is {format_size(*source)}, and {expected}; resize it to {format_size(*nearest)} (--resize)"
+            f"{crop}, or choose a size (--size WxH)."
         )
     return source, source
-
-
-def show_size(size: Size) -> str:
-    """As people write it: 768x512."""
-    return f"{size[0]}x{size[1]}"
 
 
 def _map(change: Callable[[int], int], size: Size) -> Size:

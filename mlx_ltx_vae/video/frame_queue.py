@@ -1,4 +1,4 @@
-"""A thread behind a short queue, so that writing overlaps with computing the next frames."""
+"""A thread that consumes frames from a bounded queue, so that writing overlaps with computing the next frames."""
 
 import queue
 import threading
@@ -7,47 +7,46 @@ from collections.abc import Callable
 import numpy as np
 
 _END = None
-_DEPTH = 8  # what one latent frame becomes: these come soon one after the other, and then none for a while
+_MAX_FRAMES = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
 
 
-class _Waiting(queue.Queue):
-    """A queue as long as there are frames in it."""
+class _FrameCountingQueue(queue.Queue[np.ndarray | None]):
+    """Bounded by frames, not by arrays."""
 
     def _qsize(self) -> int:
         return sum(1 if frames is _END else max(1, len(frames)) for frames in self.queue)
 
 
 class FrameQueue:
-    """Calls `consume(frames)` on its own thread, in order, with less than `depth` frames waiting, and one array more.
+    """Calls `consume(frames)` on a thread of its own, in order.
 
-    A full queue makes `put` wait: that is what keeps frames from piling up. The thread takes everything out of
-    the queue even after `consume` has failed, so that `put` never waits for ever; the failure is raised by the
-    next `put` or by `finish`.
+    `put` waits while `max_frames` frames or more are queued, so that frames do not pile up. After `consume` has failed,
+    the thread still empties the queue, so that `put` never waits forever; the next `put` or `finish` raises the error.
     """
 
-    def __init__(self, consume: Callable[[np.ndarray], None], *, depth: int = _DEPTH) -> None:
+    def __init__(self, consume: Callable[[np.ndarray], None], *, max_frames: int = _MAX_FRAMES) -> None:
         self._consume = consume
-        self._queue: queue.Queue[np.ndarray | None] = _Waiting(maxsize=depth)
+        self._queue = _FrameCountingQueue(maxsize=max_frames)
         self._error: Exception | None = None
         self._cancelled = False
         self._thread: threading.Thread | None = None
 
     def put(self, frames: np.ndarray) -> None:
-        """Hand over an array, which must not be changed from now on. Raises what an earlier one met."""
+        """Queue an array, which must not be changed afterwards. Raises an earlier error of `consume`."""
         self._raise_error()
         if self._thread is None:
-            # A daemon, so that a sink that nobody closes cannot keep the interpreter from ending.
+            # A daemon thread, so that a sink that is never closed does not keep the interpreter from exiting.
             self._thread = threading.Thread(target=self._run, name="frame-writer", daemon=True)
             self._thread.start()
         self._queue.put(frames)
 
     def finish(self) -> None:
-        """Wait until everything is consumed. Raises what `consume` met."""
+        """Wait until everything is consumed. Raises an error of `consume`."""
         self._join()
         self._raise_error()
 
     def cancel(self) -> None:
-        """Drop what waits and end the thread. A `consume` that hangs has to be unblocked by the caller first."""
+        """Drop the queued frames and end the thread. The caller must first unblock a `consume` that hangs."""
         self._cancelled = True
         self._join()
 
@@ -65,6 +64,6 @@ class FrameQueue:
             if self._error is None and not self._cancelled:
                 try:
                     self._consume(frames)
-                except Exception as error:  # whatever it is, it belongs to the thread that calls put()
+                except Exception as error:  # raised on the thread that calls put()
                     self._error = error
-            del frames  # or the last array would stay alive while the thread waits for the next
+            del frames  # otherwise the last array stays alive while the thread waits for the next

@@ -1,4 +1,4 @@
-"""From the name of an output to the sink that makes it."""
+"""The choice of a sink by the name of the output."""
 
 import os
 from fractions import Fraction
@@ -11,7 +11,7 @@ from .sink import Sink
 from .stills import StillsWriter
 from .writer import GifWriter, VideoWriter
 
-_KNOWN = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
+_SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
 
 
 def open_sink(
@@ -30,22 +30,22 @@ def open_sink(
     stills; `-`: raw frames to standard output.
 
     Args:
-        path: where to.
+        path: the output.
         size: `(width, height)` in pixels.
-        fps: frames per second; of no meaning to stills and arrays.
+        fps: frames per second; ignored for stills and arrays.
         audio, codec, crf: for videos only.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
 
     Raises:
-        WriterError: for an unknown ending, and for wishes that this output cannot fulfil.
+        WriterError: for an unknown ending, and for options that this output does not support.
     """
     name = os.fspath(path)
     ending = Path(name).suffix.lower()
     if ending in CONTAINER_ENDINGS and not _is_folder(name):
         return VideoWriter(path, size=size, fps=fps, audio=audio, codec=codec, crf=crf, bit_depth=bit_depth)
-    for wish, value in (("audio", audio), ("codec", codec), ("crf", crf)):
+    for option, value in (("audio", audio), ("codec", codec), ("crf", crf)):
         if value is not None:
-            raise WriterError(f"{name}: takes no {wish}; only {', '.join(CONTAINER_ENDINGS)} do.")
+            raise WriterError(f"{name}: takes no {option}; only {', '.join(CONTAINER_ENDINGS)} do.")
     if name == "-":
         return RawWriter(size=size, bit_depth=bit_depth)
     if _is_folder(name) or ending == ".png":
@@ -54,7 +54,7 @@ def open_sink(
         return GifWriter(path, size=size, fps=fps, bit_depth=bit_depth)
     if ending == ".npy":
         return NpyWriter(path, size=size, bit_depth=bit_depth)
-    raise WriterError(f"{name}: what to write is not clear from its ending; known are {_KNOWN}.")
+    raise WriterError(f"{name}: its ending is not supported; use {_SUPPORTED}.")
 
 
 def _is_folder(name: str) -> bool:

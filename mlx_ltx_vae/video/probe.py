@@ -1,11 +1,13 @@
-"""What ffmpeg's log says of a video: imageio-ffmpeg brings no ffprobe along."""
+"""Properties of videos and pixel formats, parsed from ffmpeg's output, since imageio-ffmpeg installs no ffprobe."""
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from ..errors import ReaderError
 from ..frame_rate import parse_fps
+from .ffmpeg import listing
 
 _INPUT = re.compile(r"Input #0, (\S+), from ")
 _DURATION = re.compile(r"Duration: (\d+):(\d\d):(\d\d\.\d+)")
@@ -15,21 +17,21 @@ _NOMINAL = re.compile(r"config in time_base: \S+ frame_rate: (\d+)/(\d+)")
 _FRAME = re.compile(r"n: +0 .* fmt:(\S+) .*\bs:(\d+)x(\d+)")
 _MATRIX = re.compile(r"color_space:(\S+)")
 
-# A nominal rate this much above the average is none: the frames of such a video come at irregular times, and what
-# ffmpeg took for the rate is the clock that they are counted in, up to 1000 to a second, or that of their fields.
+# A nominal rate above this multiple of the average is not a frame rate. Of a video with a variable rate ffmpeg reports
+# the clock rate (up to 1000 per second), of an interlaced video the field rate.
 _MAX_NOMINAL = Fraction(3, 2)
 
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """What is known of a video before it is read.
+    """Properties of a video.
 
     Attributes:
-        size: `(width, height)` of a frame in pixels, after the rotation that the file asks for.
+        size: `(width, height)` of a frame in pixels, after the rotation in the file's metadata.
         fps: frames per second; None for stills.
-        seconds: how long it is said to be, all streams of the file together; None where that is not said.
-        pixel_format: ffmpeg's name for how pixels are stored.
-        has_matrix: whether it is said which matrix made luma and chroma of the colours, or there is none.
+        seconds: the duration of the file (its longest stream); None if unknown.
+        pixel_format: ffmpeg's name of the pixel format.
+        has_matrix: whether the color matrix is tagged, or is not needed (RGB).
     """
 
     size: tuple[int, int]
@@ -39,18 +41,31 @@ class VideoInfo:
     has_matrix: bool
 
 
+@dataclass(frozen=True)
+class PixelFormat:
+    """An entry of ffmpeg's list of pixel formats.
+
+    Attributes:
+        has_alpha: whether pixels can be transparent.
+        bits: the largest number of bits per component.
+    """
+
+    has_alpha: bool
+    bits: int
+
+
 def parse_log(log: str, name: str) -> VideoInfo:
-    """From what `describe` returns.
+    """The properties in a log that `describe` returned.
 
     Raises:
-        ReaderError: naming the file, for what has no frames or is no video, and for a frame rate that cannot be.
+        ReaderError: for a file without frames, for text, and for an invalid frame rate.
     """
     demuxer = _INPUT.search(log)
     frame = _FRAME.search(log)
     if demuxer is None or frame is None:
-        raise ReaderError(f"{name}: holds no frames.")
+        raise ReaderError(f"{name}: contains no frames.")
     if demuxer[1] == "tty":
-        raise ReaderError(f"{name}: is text and no video.")
+        raise ReaderError(f"{name}: is text, not a video.")
     is_still = demuxer[1] == "image2" or demuxer[1].endswith("_pipe")
     try:
         fps = None if is_still else _frame_rate(log)
@@ -67,19 +82,32 @@ def parse_log(log: str, name: str) -> VideoInfo:
     )
 
 
+@lru_cache(maxsize=1)
+def pixel_formats() -> dict[str, PixelFormat]:
+    """The pixel formats of this build of ffmpeg, by name."""
+    formats = {}
+    for row in listing("-pix_fmts", ReaderError):
+        if len(row) == 5 and row[2].isdecimal():  # flags, name, components, bits per pixel, bits of each component
+            flags, name, components, _, depths = row
+            # 2 and 4 components are gray and color with alpha; the entries of a palette have alpha.
+            has_alpha = components in ("2", "4") or "P" in flags
+            formats[name] = PixelFormat(has_alpha, max(map(int, depths.split("-"))))
+    return formats
+
+
 def _frame_rate(log: str) -> Fraction | None:
-    """The nominal rate, exactly, unless only the average makes sense."""
+    """The nominal rate, exactly, unless only the average is plausible."""
     average = _average_rate(log)
     nominal = _NOMINAL.search(log)
     if nominal is None or "0" in nominal.groups():
         return average
-    # As a decimal, as the containers that count in milliseconds say 19001/317 where 60000/1001 is meant.
+    # As a decimal, which `parse_fps` rounds: containers with millisecond clocks have 19001/317 for 60000/1001.
     rate = int(nominal[1]) / int(nominal[2])
     return average if average is not None and rate > _MAX_NOMINAL * average else parse_fps(rate)
 
 
 def _average_rate(log: str) -> Fraction | None:
-    """Frames by seconds, which ffmpeg tells with two decimals, of the stream that it chose."""
+    """The average rate of the chosen stream, which ffmpeg logs with two decimals."""
     chosen = _CHOSEN.search(log)
     if chosen is None:
         return None

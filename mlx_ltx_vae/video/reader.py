@@ -1,4 +1,4 @@
-"""A video file or images into frames, a few at a time."""
+"""Reading the frames of a video file or of images, a few at a time."""
 
 import os
 from pathlib import Path
@@ -7,17 +7,18 @@ from types import TracebackType
 import numpy as np
 
 from ..errors import ReaderError
+from ..shapes import format_size
 from .codecs import SCALER
-from .ffmpeg import FfmpegFrames, describe, pixel_formats
-from .fit import Fit, Size, fit_size, show_size
-from .probe import VideoInfo, parse_log
+from .ffmpeg import FfmpegDecoder, describe
+from .fit import Fit, Size, fit_size
+from .probe import VideoInfo, parse_log, pixel_formats
 from .source import find_source
 
 _FRAMES_AT_ONCE = 8
-# Where a stream does not say its matrix, players take BT.709 from one of these on and BT.601 below. ffmpeg takes
-# BT.601 always.
+# For a stream without a tagged matrix, players assume BT.709 from either of these sizes on, and BT.601 below. ffmpeg
+# always assumes BT.601.
 _HD_WIDTH, _HD_HEIGHT = 1280, 577
-# What ffmpeg says where frames change their size, see `_same_size`.
+# In ffmpeg's error for a frame of another size, see `_same_size`.
 _OTHER_SIZE = "non positive size for width"
 
 
@@ -28,30 +29,30 @@ class VideoReader:
             for frames in video:  # uint8 (n, 512, 768, 3)
                 ...
 
-    Frames are full-range RGB. The stream's range and matrix (BT.601, BT.709, BT.2020) are undone; its primaries and
-    its transfer function stay as they are, so that HDR stays HDR. It is rotated where the file asks for that.
-    Transparent pixels are put over black. Pixels that are not square are taken for square. Where frames come at
-    irregular times, some are repeated or left out, so that they come at `fps`.
+    Frames are full-range RGB, converted with the stream's range and matrix (BT.601, BT.709, BT.2020). Primaries and
+    transfer function are unchanged, so HDR stays HDR. The rotation in the file's metadata is applied. Transparent
+    pixels are composited over black. Pixels are treated as square. Videos with a variable frame rate are converted to
+    the constant rate `fps`, by repeating and dropping frames.
 
     Closing the reader ends ffmpeg at once; so do an exception in the with-block and Ctrl-C.
 
     Args:
         path: a video or GIF, a folder of images (in natural order: 2 before 10), or a pattern such as `a_%05d.png`.
-        size: `(width, height)` that frames should have; None for their own or the nearest to it.
-        fit: what is done to frames of another size.
-        multiple: what both sides must be a multiple of.
-        max_frames: how many are read at most; None for all.
+        size: `(width, height)` of the returned frames; None for the video's own size, or the nearest valid one.
+        fit: how frames of another size are handled.
+        multiple: both sides of the returned frames are multiples of this.
+        max_frames: the largest number of frames to read; None for all.
 
     Attributes:
-        size: `(width, height)` of the frames that come.
-        source_size: of those that there are, rotated.
+        size: `(width, height)` of the returned frames.
+        source_size: `(width, height)` in the file, after rotation.
         fps: frames per second, exactly; None for images.
-        num_frames: about how many frames will come; None where that is not known.
-        dtype: uint8; uint16 over the full range where the source has more than 8 bits.
+        num_frames: the approximate number of frames; None if it is unknown.
+        dtype: uint8; uint16 over the full range if the source has more than 8 bits.
 
     Raises:
-        ReaderError: for what cannot be read, or not be fitted; and later, instead of frames, for a file that is
-            damaged or was cut short and for images of different sizes.
+        ReaderError: for a file that cannot be read and a size that cannot be fitted; while iterating, for a file that
+            is damaged or truncated and for images of different sizes.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class VideoReader:
     ) -> None:
         self.name = os.fspath(path)
         if max_frames is not None and max_frames < 1:
-            raise ReaderError(f"{self.name}: at most {max_frames} frames are none; read 1 or more.")
+            raise ReaderError(f"{self.name}: cannot read {max_frames} frames; the maximum must be at least 1.")
         self._source = find_source(Path(path))
         try:
             info = parse_log(describe(self.name, self._source.arguments), self.name)
@@ -73,7 +74,7 @@ class VideoReader:
             scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
             self.source_size = info.size
             self.fps = info.fps
-            self.num_frames = _count(info, self._source.num_images, max_frames)
+            self.num_frames = _estimate_num_frames(info, self._source.num_images, max_frames)
             self.dtype = np.dtype(np.uint16 if pixels.bits > 8 else np.uint8)
             filters = [_same_size(info.size)]
             if info.fps is not None:
@@ -82,7 +83,8 @@ class VideoReader:
             filters.append(_crop(scaled, self.size))
             limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
             output = ["-map", "0:V:0", "-vf", ",".join(filters), "-fps_mode", "passthrough", *limit, "-f", "rawvideo"]
-            self._ffmpeg: FfmpegFrames | None = FfmpegFrames(self.name, [*self._source.arguments, *output, "pipe:1"])
+            self._ffmpeg = FfmpegDecoder(self.name, [*self._source.arguments, *output, "pipe:1"])
+            self._closed = False
         except BaseException:
             self._source.close()
             raise
@@ -91,21 +93,21 @@ class VideoReader:
         return self
 
     def __next__(self) -> np.ndarray:
-        """The next frames `(n, height, width, 3)`, n at most 8. A closed reader has none.
+        """The next frames `(n, height, width, 3)`, n at most 8. A closed reader has no more.
 
         Raises:
-            ReaderError: if there should be more than could be read.
+            ReaderError: if the file is damaged or truncated.
         """
-        if self._ffmpeg is None:
+        if self._closed:
             raise StopIteration
         width, height = self.size
         frames = np.empty((_FRAMES_AT_ONCE, height, width, 3), self.dtype)
         try:
-            num_frames, rest = divmod(self._ffmpeg.read_into(memoryview(frames).cast("B")), frames[0].nbytes)
+            num_frames, rest = divmod(self._ffmpeg.read_into(frames.data.cast("B")), frames[0].nbytes)
             if num_frames < _FRAMES_AT_ONCE:
-                self._see_that_all_is_read(rest)
+                self._check_end(rest)
                 self.close()
-        except BaseException:  # Ctrl-C too
+        except BaseException:  # also Ctrl-C
             self.close()
             raise
         if num_frames == 0:
@@ -114,10 +116,10 @@ class VideoReader:
 
     def close(self) -> None:
         """Stop reading. A second call does nothing."""
-        if self._ffmpeg is not None:
+        if not self._closed:
             self._ffmpeg.kill()
             self._ffmpeg.release()
-            self._ffmpeg = None
+            self._closed = True
             self._source.close()
 
     def __enter__(self) -> "VideoReader":
@@ -128,35 +130,34 @@ class VideoReader:
     ) -> None:
         self.close()
 
-    def _see_that_all_is_read(self, rest: int) -> None:
-        """`rest`: how many bytes there were after the last whole frame."""
+    def _check_end(self, rest: int) -> None:
+        """Raise an error of ffmpeg. `rest` is the number of bytes after the last whole frame."""
         try:
             self._ffmpeg.finish()
         except ReaderError as error:
             if _OTHER_SIZE not in str(error):
                 raise
             raise ReaderError(
-                f"{self.name}: its frames have different sizes, of which the first is {show_size(self.source_size)}."
+                f"{self.name}: its frames have different sizes; the first is {format_size(*self.source_size)}."
             ) from error
         if rest:
             raise ReaderError(f"{self.name}: ffmpeg ended in the middle of a frame.")
 
 
-def _count(info: VideoInfo, num_images: int | None, max_frames: int | None) -> int | None:
-    """About how many frames will come."""
+def _estimate_num_frames(info: VideoInfo, num_images: int | None, max_frames: int | None) -> int | None:
     num_frames = num_images
-    if num_images is None and None not in (info.fps, info.seconds):
+    if num_images is None and info.fps is not None and info.seconds is not None:
         num_frames = max(1, round(info.seconds * info.fps))
-    return num_frames if None in (num_frames, max_frames) else min(num_frames, max_frames)
+    return num_frames if num_frames is None or max_frames is None else min(num_frames, max_frames)
 
 
 def _same_size(size: Size) -> str:
-    """A filter that fails for frames of another size, which ffmpeg would stretch, and leaves the others as they are."""
+    """A filter that fails for frames of another size, which ffmpeg would otherwise rescale without a warning."""
     return "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*size)
 
 
 def _to_rgb(info: VideoInfo, size: Size, *, bits: int, has_alpha: bool) -> list[str]:
-    """Filters from the stream's pixels to full-range RGB of a size and of 8 or 16 bits."""
+    """Filters that convert the stream's pixels to full-range RGB of 8 or 16 bits and scale them to `size`."""
     is_hd = info.size[0] >= _HD_WIDTH or info.size[1] >= _HD_HEIGHT
     matrix = "auto" if info.has_matrix else "bt709" if is_hd else "bt601"
 
@@ -166,12 +167,12 @@ def _to_rgb(info: VideoInfo, size: Size, *, bits: int, has_alpha: bool) -> list[
     rgb = "format=rgb24" if bits == 8 else "format=rgb48le"
     if not has_alpha:
         return [scale(*size), rgb]
-    # Put over black before it is scaled: afterwards the colours of transparent pixels would have run into others.
+    # Composited over black before scaling, which would mix the colors of transparent pixels into their neighbors.
     planes = "format=gbrap" if bits == 8 else "format=gbrap16le"
     return [scale(*info.size), planes, "premultiply=inplace=1", scale(*size), rgb]
 
 
 def _crop(size: Size, target: Size) -> str:
-    """A filter that cuts off the same on both sides."""
+    """A filter that crops evenly on both sides."""
     left, top = ((size[axis] - target[axis]) // 2 for axis in range(2))
     return f"crop={target[0]}:{target[1]}:{left}:{top}"

@@ -1,4 +1,4 @@
-"""What every target of frames has in common: checks, a thread, and a life that ends whole or not at all."""
+"""The base class of outputs: checks, a writer thread, and output that is either complete or absent."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -8,17 +8,18 @@ import numpy as np
 
 from ..errors import WriterError
 from ..part_file import writing_to
+from ..shapes import format_size
 from .frame_queue import FrameQueue
 
 SinkT = TypeVar("SinkT", bound="Sink")
-_FRAME_DTYPES = {8: np.dtype(np.uint8), 10: np.dtype(np.uint16)}
+_FRAME_DTYPES: dict[int, np.dtype] = {8: np.dtype(np.uint8), 10: np.dtype(np.uint16)}
 
 
 class Sink(ABC):
-    """Takes frames in order and makes one output of them. A context manager.
+    """Writes frames in order to one output. A context manager.
 
     Frames are `(n, height, width, 3)`, RGB, full range: uint8 for a bit depth of 8, uint16 (using all 16 bits)
-    for 10. They are consumed on a thread; `write` returns while they are, and waits if that thread is behind.
+    for 10. A thread writes them; `write` returns at once, or waits if that thread is behind.
 
     Leaving the with-block closes the sink: the output appears under its name. An exception in the block, Ctrl-C
     included, aborts it: nothing is left behind.
@@ -26,34 +27,34 @@ class Sink(ABC):
     A subclass implements `_consume`, `_finish` and `_discard`, and `_interrupt` if `_consume` can hang.
 
     Args:
-        name: what to call the target in errors.
+        name: the target's name in errors.
         size: `(width, height)` in pixels.
         bit_depth: 8 or 10.
 
     Raises:
-        WriterError: for a size or bit depth that cannot be.
+        WriterError: for an invalid size or bit depth.
     """
 
     def __init__(self, name: str, size: tuple[int, int], bit_depth: int) -> None:
         width, height = size
         if width < 1 or height < 1:
-            raise WriterError(f"{name}: frames of {width}x{height} pixels cannot be written.")
+            raise WriterError(f"{name}: frames of {format_size(width, height)} pixels cannot be written.")
         if bit_depth not in _FRAME_DTYPES:
-            raise WriterError(f"{name}: a bit depth of {bit_depth} is not known; use 8 or 10.")
+            raise WriterError(f"{name}: a bit depth of {bit_depth} is not supported; use 8 or 10.")
         self.name = name
         self.size = (width, height)
         self.bit_depth = bit_depth
         #: Frames accepted so far. Once `close` has returned, all of them are in the output.
         self.frames_written = 0
         self._dtype = _FRAME_DTYPES[bit_depth]
-        self._queue = FrameQueue(self._consume_or_explain)
+        self._queue = FrameQueue(self._consume_or_raise)
         self._closed = False
 
     def write(self, frames: np.ndarray) -> None:
-        """Append frames `(n, height, width, 3)`. The array is not copied: do not change it afterwards.
+        """Append frames `(n, height, width, 3)`. The array is not copied; do not change it afterwards.
 
         Raises:
-            WriterError: for another shape or dtype, for a closed sink, and for whatever stopped earlier frames.
+            WriterError: for another shape or dtype, for a closed sink, and for an error in writing earlier frames.
         """
         if self._closed:
             raise WriterError(f"{self.name}: is closed and takes no more frames.")
@@ -63,10 +64,10 @@ class Sink(ABC):
             self.frames_written += len(frames)
 
     def close(self) -> None:
-        """Wait until all frames are written and give the output its name. A second call does nothing.
+        """Wait until all frames are written and rename the output to its target. A second call does nothing.
 
         Raises:
-            WriterError: if anything went wrong, or if there were no frames; then nothing is left behind.
+            WriterError: if writing failed or there were no frames; nothing is left behind then.
         """
         if self._closed:
             return
@@ -76,13 +77,13 @@ class Sink(ABC):
                 raise WriterError(f"{self.name}: no frames were written.")
             with writing_to(self.name):
                 self._finish()
-        except BaseException:  # Ctrl-C while the last frames are encoded, too
+        except BaseException:  # also Ctrl-C while the last frames are encoded
             self.abort()
             raise
         self._closed = True
 
     def abort(self) -> None:
-        """Stop at once and leave nothing behind. Does nothing to a closed sink."""
+        """Stop at once and leave nothing behind. Does nothing if the sink is closed."""
         if self._closed:
             return
         self._closed = True
@@ -103,21 +104,21 @@ class Sink(ABC):
 
     @abstractmethod
     def _consume(self, frames: np.ndarray) -> None:
-        """Write frames. Runs on the thread; the array is C-contiguous and has passed the checks."""
+        """Write frames. Runs on the thread; the array is C-contiguous and has been checked."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Make the output whole and give it its name. The thread has ended."""
+        """Complete the output and rename it to its target. The thread has ended."""
 
     @abstractmethod
     def _discard(self) -> None:
-        """Remove what there is. The thread has ended; part of `_finish` may have happened."""
+        """Remove the partial output. The thread has ended; `_finish` may have run in part."""
 
     def _interrupt(self) -> None:
-        """Make a `_consume` that hangs fail. The thread is running."""
+        """Make a hanging `_consume` fail. The thread is running."""
         return
 
-    def _consume_or_explain(self, frames: np.ndarray) -> None:
+    def _consume_or_raise(self, frames: np.ndarray) -> None:
         try:
             with writing_to(self.name):
                 self._consume(frames)
@@ -130,6 +131,6 @@ class Sink(ABC):
         width, height = self.size
         expected = f"takes {self._dtype} frames (n, {height}, {width}, 3)"
         if not isinstance(frames, np.ndarray):
-            raise WriterError(f"{self.name}: {expected} as numpy arrays, and was given a {type(frames).__name__}.")
+            raise WriterError(f"{self.name}: {expected} as numpy arrays, not a {type(frames).__name__}.")
         if frames.dtype != self._dtype or frames.ndim != 4 or frames.shape[1:] != (height, width, 3):
-            raise WriterError(f"{self.name}: {expected}, and was given {frames.dtype} {frames.shape}.")
+            raise WriterError(f"{self.name}: {expected}, not {frames.dtype} {frames.shape}.")

@@ -1,4 +1,4 @@
-"""From the name of a video to what ffmpeg is told to read."""
+"""The ffmpeg input for a video file, a folder of images or a pattern."""
 
 import os
 import re
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ..errors import ReaderError
 from .ffmpeg import file_url
-from .stills import NUMBER_FIELD
+from .stills import match_numbered
 
-#: How images end, and the kind of each.
+#: Endings of images, and the kind of each.
 _IMAGES = {
     ".png": "png", ".jpg": "jpg", ".jpeg": "jpg", ".webp": "webp", ".bmp": "bmp", ".tif": "tif", ".tiff": "tif",
 }  # fmt: skip
@@ -20,12 +20,12 @@ _LINK_NAME = "%06d"
 
 @dataclass(frozen=True)
 class VideoSource:
-    """An input of ffmpeg's.
+    """An input of ffmpeg.
 
     Attributes:
         arguments: for ffmpeg.
-        num_images: how many images it is made of; None for a file.
-        links: a folder of links to them, which `close` removes.
+        num_images: the number of images; None for a file.
+        links: a temporary folder of links to the images, which `close` removes.
     """
 
     arguments: tuple[str, ...]
@@ -42,8 +42,8 @@ def find_source(path: Path) -> VideoSource:
     """A file, the images of a folder in natural order (2 before 10), or those of a pattern such as `a_%05d.png`.
 
     Raises:
-        ReaderError: for what is not there, folders without images or with images of several kinds, patterns without
-            exactly one number, and numbers that are missing.
+        ReaderError: for a missing file, folders without images or with images of several kinds, patterns without
+            exactly one number field, and gaps in the numbers.
     """
     if path.is_dir():
         return _link(_images_of_folder(path))
@@ -58,21 +58,20 @@ def _images_of_folder(folder: Path) -> list[Path]:
     visible = [entry for entry in _entries(folder) if not entry.name.startswith(".")]
     images = [entry for entry in visible if entry.suffix.lower() in _IMAGES]
     if not images:
-        raise ReaderError(f"{folder}: holds no images; known are {', '.join(_IMAGES)}.")
+        raise ReaderError(f"{folder}: contains no images ({', '.join(_IMAGES)}).")
     kinds = sorted({_IMAGES[image.suffix.lower()] for image in images})
     if len(kinds) > 1:
-        raise ReaderError(f"{folder}: holds images of several kinds ({', '.join(kinds)}); keep those of one.")
+        raise ReaderError(f"{folder}: contains images of several kinds ({', '.join(kinds)}); keep one kind.")
     return sorted(images, key=_natural_order)
 
 
 def _images_of_pattern(pattern: Path) -> list[Path]:
-    if len(NUMBER_FIELD.findall(pattern.name)) != 1 or pattern.name.count("%") != 1:
-        raise ReaderError(f"{pattern}: a pattern of images has one number, as in %05d.png.")
-    before, after = NUMBER_FIELD.split(pattern.name)
-    ours = re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
-    numbers = sorted(int(match[1]) for entry in _entries(pattern.parent) if (match := ours.fullmatch(entry.name)))
+    numbered = match_numbered(pattern.name)
+    if numbered is None:
+        raise ReaderError(f"{pattern}: a pattern of images needs exactly one number field, such as %05d.png.")
+    numbers = sorted(int(match[1]) for entry in _entries(pattern.parent) if (match := numbered.fullmatch(entry.name)))
     if not numbers:
-        raise ReaderError(f"{pattern}: there are no such images.")
+        raise ReaderError(f"{pattern}: no image matches this pattern.")
     images = [pattern.with_name(pattern.name % number) for number in range(numbers[0], numbers[-1] + 1)]
     missing = next((image for image in images if not image.is_file()), None)
     if missing is not None:
@@ -88,15 +87,15 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _natural_order(path: Path) -> list[str | int]:
-    """Text and numbers in turn, so that each is only compared with its like."""
+    """A sort key of alternating text and numbers, which are compared only with their own type."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", path.name.lower())]
 
 
 def _link(images: Sequence[Path]) -> VideoSource:
-    """Links with consecutive numbers, as ffmpeg reads a series: whatever the images are called."""
+    """An image sequence for ffmpeg: links with consecutive numbers to images of any name."""
     links = tempfile.TemporaryDirectory(prefix="mlx_ltx_vae-")
     name = _LINK_NAME + images[0].suffix
     for number, image in enumerate(images):
         os.symlink(image.absolute(), Path(links.name) / (name % number))
-    series = file_url(Path(links.name.replace("%", "%%")) / name)
-    return VideoSource(("-f", "image2", "-i", series), len(images), links)
+    sequence = file_url(Path(links.name.replace("%", "%%")) / name)
+    return VideoSource(("-f", "image2", "-i", sequence), len(images), links)

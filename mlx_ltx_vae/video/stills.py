@@ -1,4 +1,4 @@
-"""Frames into numbered PNG files."""
+"""Numbered PNG files."""
 
 import os
 import re
@@ -13,52 +13,59 @@ from ..part_file import part_path, writing_to
 from .sink import Sink
 
 _DEFAULT_PATTERN = "%05d.png"
-#: In a pattern such as %05d.png.
-NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
+_NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
+
+
+def match_numbered(pattern: str) -> re.Pattern[str] | None:
+    """A regular expression for the file names of a pattern such as `a_%05d.png`, whose group 1 is the number.
+
+    None if the pattern does not have exactly one number field.
+    """
+    parts = _NUMBER_FIELD.split(pattern)
+    if len(parts) != 2 or pattern.count("%") != 1:
+        return None
+    return re.compile(re.escape(parts[0]) + r"(\d+)" + re.escape(parts[1]))
 
 
 class StillsWriter(Sink):
     """A folder of PNG files, numbered from 0.
 
-    The files are written into a hidden folder and moved to their place at the end: all at once if the folder is
-    new. A folder that already holds such files is refused, as left-overs of a longer clip would mix with this one.
+    The files are written to a hidden folder and moved at the end, in one rename if the folder is new. A folder with
+    files of this pattern is refused, since the remaining frames of a longer clip would mix with this one.
 
     Args:
-        path: a folder (its files are then called 00000.png, 00001.png, ...) or a pattern such as `frames/a_%05d.png`.
+        path: a folder (for 00000.png, 00001.png, ...) or a pattern such as `frames/a_%05d.png`.
         size: `(width, height)` in pixels.
-        bit_depth: 8; imageio writes no colour PNG with more.
+        bit_depth: 8; imageio writes no color PNG with more.
 
     Raises:
-        WriterError: for a pattern without exactly one number, and a folder that cannot be used.
+        WriterError: for a pattern without exactly one number field, and a folder that cannot be used.
     """
 
     def __init__(self, path: str | os.PathLike, *, size: tuple[int, int], bit_depth: int = 8) -> None:
         super().__init__(os.fspath(path), size, bit_depth)
         if bit_depth != 8:
-            raise WriterError(f"{self.name}: PNG stills have 8 bits here; write an .mkv with ffv1 to keep more.")
+            raise WriterError(f"{self.name}: PNG stills have 8 bits; write an .mkv with ffv1 to keep more.")
         given = Path(path)
         is_pattern = given.suffix.lower() == ".png" and not given.is_dir()
         self.folder = given.parent if is_pattern else given
         self._pattern = given.name if is_pattern else _DEFAULT_PATTERN
-        self._refuse_unusable()
+        self._check_folder()
         self._index = 0
-        # Inside an existing folder, which may be on another disk than its parent; beside one that is still to be.
+        # Inside an existing folder, which may be on another file system than its parent; beside a new one.
         self._part = part_path(self.folder / "stills" if self.folder.is_dir() else self.folder)
         with writing_to(self.name):
             self._part.mkdir()
 
-    def _refuse_unusable(self) -> None:
-        if len(NUMBER_FIELD.findall(self._pattern)) != 1 or self._pattern.count("%") != 1:
-            raise WriterError(f"{self.name}: stills need one number in their name, as in %05d.png, or a folder.")
-        before, after = NUMBER_FIELD.split(self._pattern)
-        ours = re.compile(re.escape(before) + r"\d+" + re.escape(after))
+    def _check_folder(self) -> None:
+        numbered = match_numbered(self._pattern)
+        if numbered is None:
+            raise WriterError(f"{self.name}: use a folder, or a name with exactly one number field, such as %05d.png.")
         if self.folder.is_dir():
             with writing_to(self.name):
-                present = next((name for name in sorted(os.listdir(self.folder)) if ours.fullmatch(name)), None)
+                present = next((name for name in sorted(os.listdir(self.folder)) if numbered.fullmatch(name)), None)
             if present:
-                raise WriterError(
-                    f"{self.name}: {present} is already there; remove the old stills or name a new folder."
-                )
+                raise WriterError(f"{self.name}: {present} already exists; remove the old stills or use a new folder.")
 
     def _consume(self, frames: np.ndarray) -> None:
         for frame in frames:
@@ -75,4 +82,4 @@ class StillsWriter(Sink):
         self._part.rmdir()
 
     def _discard(self) -> None:
-        shutil.rmtree(self._part, ignore_errors=True)  # it is gone if _finish got that far
+        shutil.rmtree(self._part, ignore_errors=True)  # already gone if _finish renamed it

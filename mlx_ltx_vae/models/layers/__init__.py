@@ -1,1 +1,1 @@
-"""The pieces the networks are made of, each with its streaming rule beside it. Arrays are (B, T, H, W, C)."""
+"""The layers that networks are made of, each with its streaming rule. Arrays are (B, T, H, W, C)."""

@@ -1,8 +1,8 @@
-"""What a convolution's input goes through: norm, modulation by a timestep, SiLU.
+"""Norm, modulation by a timestep and SiLU: what stands between the input of a layer and its convolution.
 
-On a GPU SiLU is one kernel. MLX's CPU backend for x86 computes exponentials one by one (16 ns each here, so that SiLU
-took a third of a decode's time), so there the exponential is a series of multiplications, which a compiler turns into
-vector instructions.
+On a GPU SiLU is one kernel. MLX's CPU backend for x86 computes exponentials one at a time (16 ns each on the machine
+where that was measured, a third of a decode's time), so there the exponential is a series of multiplications, which a
+compiler turns into vector instructions.
 """
 
 import math
@@ -12,10 +12,10 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from .backend import on_cpu
+from ...device import is_cpu
 
 _TERMS = 6  # of the series
-_HALVINGS = 4  # of x, so that few terms do
+_HALVINGS = 4  # of x, so that few terms suffice
 
 
 class Modulation(NamedTuple):
@@ -25,8 +25,20 @@ class Modulation(NamedTuple):
     scale: mx.array
 
 
+def read_modulations(table: mx.array, embedding: mx.array) -> list[Modulation]:
+    """The modulations of a layer: its learned table (2n, C), rows shift, scale, shift, scale, ..., plus the embedding.
+
+    Args:
+        table: (2n, C).
+        embedding: (B, 2n * C), of a timestep.
+    """
+    rows = table.astype(mx.float32)[None] + embedding.reshape(embedding.shape[0], *table.shape)
+    values = [rows[:, row, None, None, None, :] for row in range(table.shape[0])]
+    return [Modulation(shift, scale) for shift, scale in zip(values[::2], values[1::2], strict=True)]
+
+
 def activate(x: mx.array, norm: nn.Module, modulation: Modulation | None = None) -> mx.array:
-    """Norm, modulation (shift + x * (1 + scale)) and SiLU: what stands before every convolution but the first."""
+    """Norm, modulation (shift + x * (1 + scale)) and SiLU."""
     x = norm(x)
     if modulation is not None:
         x = (x * (1 + modulation.scale) + modulation.shift).astype(x.dtype)
@@ -35,25 +47,25 @@ def activate(x: mx.array, norm: nn.Module, modulation: Modulation | None = None)
 
 def silu(x: mx.array) -> mx.array:
     """x * sigmoid(x), in the dtype of `x`."""
-    return _on_cpu(x) if on_cpu() else _on_gpu(x)
+    return _silu_on_cpu(x) if is_cpu() else _silu_on_gpu(x)
 
 
 @partial(mx.compile, shapeless=True)
-def _on_gpu(x: mx.array) -> mx.array:
+def _silu_on_gpu(x: mx.array) -> mx.array:
     return x * mx.sigmoid(x)
 
 
-def _on_cpu(x: mx.array) -> mx.array:
+def _silu_on_cpu(x: mx.array) -> mx.array:
     """max(x, 0) - |x| / (1 + exp(|x|)), where exp(|x|) - 1 is Taylor's series at |x| / 16, squared four times.
 
-    Of |x| an exponential that is too large for float32 leaves the right result, so nothing has to be clipped, and
-    without the 1 little is lost by rounding: the largest error is 1e-6, where that of MLX's own is 1.4e-6. Two kernels,
-    since MLX fuses no more than 11 operations in depth, and what it cuts off is no longer read as it lies.
+    With |x|, an exponential that overflows float32 still gives the right result, so nothing has to be clipped; without
+    the 1, little is lost to rounding: the largest error is 1e-6, that of MLX's own is 1.4e-6. Two kernels, since MLX
+    fuses at most 11 operations in depth, and what it splits off no longer reads contiguous memory.
     """
     return _subtract(x, _series(x))
 
 
-# Compiled for each shape: a kernel for all shapes does not take memory as it lies, and four times as long.
+# Not `shapeless`: a shapeless kernel assumes non-contiguous input and is 4x slower.
 @mx.compile
 def _series(x: mx.array) -> mx.array:
     """exp(|x| / 8) - 1 in float32."""
@@ -66,7 +78,7 @@ def _series(x: mx.array) -> mx.array:
 
 @mx.compile
 def _subtract(x: mx.array, power: mx.array) -> mx.array:
-    """`_on_cpu`, given what `_series` gave: squared twice more here, and once without taking the 1 away."""
+    """`_silu_on_cpu`, given the result of `_series`: squared twice more here, and once without subtracting the 1."""
     for _ in range(_HALVINGS - 2):
         power = power * (2 + power)
     root = 1 + power

@@ -3,6 +3,10 @@
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...streaming.context import StreamContext
+from ...streaming.stage import Stage, pointwise
+from ..specs import LayerSpec
+
 _NORM_EPS = 1e-12
 
 
@@ -21,15 +25,16 @@ class ChannelNorm(nn.Module):
 
 
 class FrameAttention(nn.Module):
-    """Every position of a frame attends to every other: one head, whatever the configuration's head size says.
+    """Every position of a frame attends to every other: one head, whatever head size the configuration names.
 
-    It sees whole frames, so it takes no memory in a stream along time, and cannot be streamed along another axis.
+    It sees whole frames, so a stream along time caches nothing, and no stream runs along another axis.
 
-    Checkpoint keys: `norm.gamma`, `to_qkv`, `proj` (1x1 convolutions, here matrices).
+    Checkpoint keys: `norm.gamma`, `to_qkv`, `proj` (1x1 convolutions, matrices here).
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
+        channels = spec.in_channels
         self.norm = ChannelNorm(channels)
         self.to_qkv = nn.Linear(channels, 3 * channels)
         self.proj = nn.Linear(channels, channels)
@@ -41,3 +46,7 @@ class FrameAttention(nn.Module):
         queries, keys, values = mx.split(self.to_qkv(tokens), 3, axis=-1)
         seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=channels**-0.5)
         return x + self.proj(seen).reshape(x.shape)
+
+    def stages(self, context: StreamContext) -> list[Stage]:
+        """One stage, frame by frame."""
+        return [pointwise(self)]

@@ -3,66 +3,92 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...streaming.window import Axis, View, Window, take
-from ..specs import PaddingMode
+from ...streaming.axis import Axis
+from ...streaming.context import StreamContext
+from ...streaming.stage import Stage
+from ...streaming.window import View, Window, take
+from ..specs import Activation, ConvSpec, PaddingMode
+from .activation import Modulation, activate
+from .norm import PixelNorm
 
 
 class CausalConv3d(nn.Module):
     """A 3x3x3 convolution over (B, T, H, W, C).
 
-    In time the edge frames are repeated: two copies of the first in front (`causal`), or one of the first in front
-    and one of the last behind. In space one position of `padding` stands on each side.
+    In time the edge frames are repeated: two copies of the first in front (causal), or one of the first in front and
+    one of the last behind. In space one position of padding stands on each side.
 
     Checkpoint keys: `<name>.conv.weight` (here (O, 3, 3, 3, I)), `<name>.conv.bias`.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, *, causal: bool, padding: PaddingMode) -> None:
+    def __init__(self, spec: ConvSpec) -> None:
         super().__init__()
-        self.conv = nn.Conv3d(in_channels, out_channels, 3)
-        self._causal = causal
-        self._padding = padding
+        shapes = dict(spec.weights)
+        self.conv = nn.Conv3d(spec.in_channels, shapes[f"{spec.name}.conv.bias"][0], 3)
+        self.spec = spec
 
-    def window(self, axis: Axis) -> Window:
-        """A fresh memory for a stream along `axis`."""
-        if axis is Axis.TIME and self._causal:
-            return Window(axis, before=2, after=0)
-        return Window(axis)
+    def window(self, context: StreamContext) -> Window:
+        """The memory of a new stream."""
+        return Window(context.axis, self.spec.window(context.axis))
 
-    def __call__(self, view: View, frames: mx.array, axis: Axis, outputs: int | None = None) -> mx.array:
+    def __call__(self, view: View, frames: mx.array, context: StreamContext) -> mx.array:
         """Convolve one step of a stream.
 
         Args:
-            view: what the window showed; its padding along `axis` is added here.
+            view: what the window shows; its padding along the axis of the stream is added here.
             frames: what stands for `view.frames`, normed and activated: (B, T, H, W, I).
-            axis: the axis of the stream. The other axes are whole and padded at both ends.
-            outputs: so many of the output channels are computed, the first; None for all.
+            context: of the stream. The other axes are whole, or bands with neighbors, and are padded at both ends.
 
         Returns:
-            `view.count` results along `axis`: (B, T', H', W', O).
+            The results along the axis of the stream: (B, T', H', W', O).
         """
-        ends = {Axis.TIME: (2, 0) if self._causal else (1, 1), Axis.HEIGHT: (1, 1), Axis.WIDTH: (1, 1)}
-        ends[axis] = (view.before, view.after)
-        frames, conv_padding = pad(frames, ends, self._padding)
-        return mx.conv3d(frames, self.conv.weight[:outputs], padding=conv_padding) + self.conv.bias[:outputs]
+        frames, conv_padding = pad(frames, view, self.spec, context)
+        weight, bias = self.conv.weight, self.conv.bias
+        if len(bias) != self.spec.conv_channels:  # of an encoder's moments only the means are computed
+            weight, bias = weight[: self.spec.conv_channels], bias[: self.spec.conv_channels]
+        return mx.conv3d(frames, weight, stride=self.spec.conv_stride, padding=conv_padding) + bias
+
+    def stages(self, context: StreamContext, *, modulation: Modulation | None = None) -> list[Stage]:
+        """The convolution by itself, with norm and SiLU in front where its spec says so."""
+        axis, spec = context.axis, self.spec
+        window = self.window(context)
+        norm = PixelNorm()
+
+        def step(x: mx.array | None, last: bool) -> mx.array | None:
+            if x is not None and spec.activation is not Activation.NONE:
+                x = activate(x, norm, modulation)
+            view = window.push(x, last)
+            if view is None:
+                return None
+            # With a stride, positions that complete no result stay in the window; the convolution must not see them.
+            length = window.spec.stride * (view.results - 1) + window.spec.kernel - view.before - view.after
+            return self(view, take(view.frames, axis, 0, length), context)
+
+        return [Stage(step, window)]
 
 
-def pad(
-    frames: mx.array, ends: dict[Axis, tuple[int, int]], spatial: PaddingMode
-) -> tuple[mx.array, tuple[int, int, int]]:
-    """Pad (B, T, H, W, C) by `ends` positions per axis: edge frames in time, `spatial` in height and width.
+def pad(frames: mx.array, view: View, spec: ConvSpec, context: StreamContext) -> tuple[mx.array, tuple[int, int, int]]:
+    """Pad (B, T, H, W, C) on all axes, or leave the padding to the convolution where it can do it.
 
     Returns:
-        The padded array, and what is left for the convolution's own zero padding, per axis: time is always padded
-        here (Metal has its fast route only without it), zeros in space are left where both sides want them.
+        The padded array, and the convolution's own zero padding per axis: none in time (Metal's fast route wants none),
+        and in space only where zeros stand on both sides.
     """
-    frames = _extend(frames, Axis.TIME, *ends[Axis.TIME], PaddingMode.REPLICATE)
     left = [0, 0, 0]
-    for axis in (Axis.HEIGHT, Axis.WIDTH):
-        before, after = ends[axis]
-        if spatial is PaddingMode.ZEROS and before == after:
-            left[axis - 1] = before
+    for axis in Axis:
+        window = spec.window(axis)
+        before, after = (view.before, view.after) if axis is context.axis else (window.before, window.after)
+        neighbors = context.neighbors
+        if neighbors is not None and neighbors.axis is axis:
+            front, back = neighbors.exchange(frames, before, after)
+            frames = mx.concatenate([part for part in (front, frames, back) if part is not None], axis=axis)
+            before, after = (before if front is None else 0), (after if back is None else 0)
+        if axis is Axis.TIME:
+            frames = _extend(frames, axis, before, after, PaddingMode.REPLICATE)
+        elif spec.padding is PaddingMode.ZEROS and before == after:
+            left[axis.grid] = before
         else:
-            frames = _extend(frames, axis, before, after, spatial)
+            frames = _extend(frames, axis, before, after, spec.padding)
     return frames, (left[0], left[1], left[2])
 
 
@@ -79,8 +105,6 @@ def _extend(frames: mx.array, axis: Axis, before: int, after: int, mode: Padding
         front = back = mx.zeros_like(at(0))
     elif mode is PaddingMode.REPLICATE:
         front, back = at(0), at(length - 1)
-    elif mode is PaddingMode.REFLECT:
-        front, back = at(1), at(length - 2)
     else:
-        front, back = at(length - 1), at(0)
+        front, back = at(1), at(length - 2)
     return mx.concatenate([front] * before + [frames] + [back] * after, axis=axis)

@@ -1,19 +1,18 @@
-"""Trading depth (channels) for space and time, and back.
+"""Trading channels for space and time, and back.
 
-Two channel orders live here. Between blocks a position's channels are (c, time, height, width). At the picture they
-are (c, width, height): a picture whose 4x4 blocks are mirrored at their diagonal has been unpatchified in the other.
+Two channel orders exist. Between blocks the channels of a position are (c, time, height, width). At the picture they
+are (c, width, height): a picture whose 4x4 blocks are mirrored at their diagonal was unpatchified in the other order.
 """
-
-import math
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...streaming.window import Axis, Window, WindowCache, take
-from ..specs import PaddingMode
-from .conv import CausalConv3d, pad
-
-Stride = tuple[int, int, int]
+from ...streaming.axis import Axis
+from ...streaming.context import StreamContext
+from ...streaming.stage import Stage
+from ...streaming.window import take
+from ..specs import ConvSpec, Stride
+from .conv import CausalConv3d
 
 
 def depth_to_space(x: mx.array, stride: Stride) -> mx.array:
@@ -51,113 +50,71 @@ def patchify(x: mx.array, size: int) -> mx.array:
 
 
 class DepthToSpaceUpsample(nn.Module):
-    """A convolution to `prod(stride)` times the channels, rearranged into time and space.
+    """A convolution to `prod(up)` times the channels, rearranged into time and space.
 
-    Where time doubles, the first resulting frame is dropped, causal or not, so that 1 + n frames become 1 + 2n.
-    With `residual` the input, rearranged likewise and its channels repeated to the new width, is added.
+    Where time doubles, the first frame of the result is dropped, causal or not, so that 1 + n frames become 1 + 2n.
+    With a residual, the input is added, rearranged likewise and its channels repeated to the new width.
 
     Checkpoint keys: `conv.conv`.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        stride: Stride,
-        *,
-        residual: bool,
-        causal: bool,
-        padding: PaddingMode,
-    ) -> None:
+    def __init__(self, spec: ConvSpec) -> None:
         super().__init__()
-        volume = math.prod(stride)
-        self.conv = CausalConv3d(in_channels, out_channels * volume, causal=causal, padding=padding)
-        self._stride = stride
-        self._repeats = out_channels * volume // in_channels if residual else 0
+        self.conv = CausalConv3d(spec)
+        self.spec = spec
 
-    def make_cache(self, axis: Axis) -> WindowCache:
-        """A fresh cache for a stream along `axis`."""
-        return WindowCache(self.conv.window(axis))
+    def stages(self, context: StreamContext) -> list[Stage]:
+        """One stage: (B, T, H, W, C) -> up to `up` times as many positions."""
+        axis, up = context.axis, self.spec.up
+        window = self.conv.window(context)
 
-    def __call__(self, x: mx.array | None, last: bool, *, cache: WindowCache) -> mx.array | None:
-        """One step: (B, T, H, W, C) -> up to `stride` times as many positions, or None where none is finished."""
-        axis = cache.window.axis
-        view = cache.window.push(x, last)
-        if view is None:
-            return None
-        result = depth_to_space(self.conv(view, view.frames, axis), self._stride)
-        if self._repeats:
-            first = view.output - view.start
-            skip = depth_to_space(take(view.frames, axis, first, first + view.count), self._stride)
-            result = result + mx.tile(skip, (1, 1, 1, 1, self._repeats))
-        if self._stride[0] == 2 and (axis is not Axis.TIME or view.output == 0):
-            result = result[:, 1:]
-        return result
+        def step(x: mx.array | None, last: bool) -> mx.array | None:
+            view = window.push(x, last)
+            if view is None:
+                return None
+            result = depth_to_space(self.conv(view, view.frames, context), up)
+            if self.spec.has_residual:
+                first = view.output - view.start
+                skip = depth_to_space(take(view.frames, axis, first, first + view.results), up)
+                result = result + mx.tile(skip, (1, 1, 1, 1, self.spec.conv_channels // self.spec.in_channels))
+            if self.spec.trim and (axis is not Axis.TIME or view.output == 0):
+                result = result[:, self.spec.trim :]
+            return result
+
+        return [Stage(step, window)]
 
 
 class SpaceToDepthDownsample(nn.Module):
-    """A convolution whose result moves from space into depth, plus the input moved likewise and averaged.
+    """A convolution whose result moves from space into depth, plus the input, moved likewise and averaged.
 
     Where time halves, the first frame is put in front once more, so that 1 + 2n frames become 1 + n.
 
     Checkpoint keys: `conv.conv`.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, stride: Stride, *, padding: PaddingMode) -> None:
+    def __init__(self, spec: ConvSpec) -> None:
         super().__init__()
-        volume = math.prod(stride)
-        self.conv = CausalConv3d(in_channels, out_channels // volume, causal=True, padding=padding)
-        self._stride = stride
-        self._group = in_channels * volume // out_channels
+        self.conv = CausalConv3d(spec)
+        self.spec = spec
 
-    def make_cache(self, axis: Axis) -> WindowCache:
-        """A fresh cache for a stream along time, the only axis along which encoders stream."""
-        # Pairs of frames out of a kernel of three see four; the doubled first frame is one more in front.
-        stride = self._stride[0]
-        return WindowCache(Window(axis, kernel=2 + stride, stride=stride, before=1 + stride, after=0))
+    def stages(self, context: StreamContext) -> list[Stage]:
+        """One stage along time: (B, T, H, W, C) -> (B, T/p1, H/p2, W/p3, out_channels)."""
+        down = self.spec.down
+        # A pair of convolved frames sees four; the repeated first frame is one more in front.
+        window = self.conv.window(context)
 
-    def __call__(self, x: mx.array | None, last: bool, *, cache: WindowCache) -> mx.array | None:
-        """One step: (B, T, H, W, C) -> (B, T/p1, H/p2, W/p3, out_channels), or None where no group is complete."""
-        axis = cache.window.axis
-        view = cache.window.push(x, last)
-        if view is None:
-            return None
-        stride = self._stride[0]
-        # An incomplete group at the end stays in the window; the convolution must not see it.
-        length = stride * view.count + 2 - view.before
-        frames = take(view.frames, axis, 0, length)
-        result = space_to_depth(self.conv(view, frames, axis), self._stride)
-        skip = frames
-        if view.before:
-            skip = mx.concatenate([frames[:, :1]] * view.before + [frames], axis=axis)
-        skip = space_to_depth(skip[:, 2:], self._stride)
-        skip = skip.reshape(*skip.shape[:-1], -1, self._group).astype(mx.float32).mean(axis=-1)
-        return result + skip.astype(result.dtype)
+        def step(x: mx.array | None, last: bool) -> mx.array | None:
+            view = window.push(x, last)
+            if view is None:
+                return None
+            # An incomplete pair at the end stays in the window; the convolution must not see it.
+            frames = take(view.frames, Axis.TIME, 0, down[0] * view.results + 2 - view.before)
+            result = space_to_depth(self.conv(view, frames, context), down)
+            skip = frames
+            if view.before:
+                skip = mx.concatenate([frames[:, :1]] * view.before + [frames], axis=1)
+            skip = space_to_depth(skip[:, 2:], down)
+            skip = skip.reshape(*skip.shape[:-1], self.spec.out_channels, -1).astype(mx.float32).mean(axis=-1)
+            return result + skip.astype(result.dtype)
 
-
-class StridedDownsample(nn.Module):
-    """The causal 3x3x3 convolution with stride 2 along the axes named (encoders of 0.9.0 and 0.9.1).
-
-    Checkpoint keys: `conv.weight`, `conv.bias` (one level less than the others).
-    """
-
-    def __init__(self, in_channels: int, out_channels: int, stride: Stride, *, padding: PaddingMode) -> None:
-        super().__init__()
-        self.conv = nn.Conv3d(in_channels, out_channels, 3)
-        self._stride = stride
-        self._padding = padding
-
-    def make_cache(self, axis: Axis) -> WindowCache:
-        """A fresh cache for a stream along time, the only axis along which encoders stream."""
-        return WindowCache(Window(axis, stride=self._stride[0], before=2, after=0))
-
-    def __call__(self, x: mx.array | None, last: bool, *, cache: WindowCache) -> mx.array | None:
-        """One step: (B, T, H, W, C) -> (B, T/s1, H/s2, W/s3, out_channels), or None where none is finished."""
-        axis = cache.window.axis
-        view = cache.window.push(x, last)
-        if view is None:
-            return None
-        frames = take(view.frames, axis, 0, self._stride[0] * (view.count - 1) + 3 - view.before)
-        ends = {Axis.TIME: (view.before, 0), Axis.HEIGHT: (1, 1), Axis.WIDTH: (1, 1)}
-        frames, conv_padding = pad(frames, ends, self._padding)
-        return mx.conv3d(frames, self.conv.weight, stride=self._stride, padding=conv_padding) + self.conv.bias
+        return [Stage(step, window)]

@@ -1,0 +1,104 @@
+"""`python -m benchmarks`: measurements that developers run, one subcommand each."""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+from mlx_ltx_vae.bench.command import MODES, add_decode_options, add_run_options, make_case, report
+from mlx_ltx_vae.bench.processes import Job
+from mlx_ltx_vae.cli import add_common_options, positive, run_command
+
+from .against import OTHERS, OURS, against_jobs, against_table
+from .overlap import overlap, overlap_table
+from .plan_table import plan_table
+from .precision import precision_jobs, precision_table
+from .quality import quality_jobs, quality_table
+from .roofline import roofline, roofline_table
+from .validation import validation_jobs, validation_table
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure this package in detail.")
+    commands = parser.add_subparsers(required=True, metavar="MEASUREMENT")
+
+    def add(name: str, run: Callable[[argparse.Namespace], None], description: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=description, description=description)
+        command.set_defaults(run=run)
+        return command
+
+    against = add("against", _against, "our modes and other programs on the same weights and latents")
+    _add_decode_options(against, frames=57)
+    against.add_argument(
+        "--only", nargs="+", choices=[*OURS, *OTHERS], default=[*OURS, *OTHERS], help="the single pass always runs"
+    )
+    against.add_argument("--plot", metavar="FILE", help="draw memory and times to FILE")
+    overlapping = add("overlap", _overlap, "whether frames are written while the next ones are decoded")
+    _add_decode_options(overlapping, frames=241, modes=["exact"])
+    overlapping.add_argument("--ffmpeg", action="store_true", help="write an mp4 too")
+    _add_decode_options(add("precision", _precision, "time, memory and accuracy of each dtype"), frames=57)
+    limits = add("roofline", _roofline, "decodes against their convolutions alone, and synchronizations")
+    _add_decode_options(limits, frames=57, modes=["exact", "single"])
+    add_run_options(add("quality", _quality, "what tiles and half precision cost in quality, on the demo clip"))
+    add_run_options(add("validate-plan", _validate_plan, "planned peaks against measured ones"))
+    add_common_options(add("plan-table", lambda _: print(plan_table()), "LTX-2.3's planned peaks on a Mac"))
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    options = build_parser().parse_args(argv)
+    return run_command(options.run, options)
+
+
+def _add_decode_options(parser: argparse.ArgumentParser, *, frames: int, modes: list[str] | None = None) -> None:
+    """Options of decodes. Measurements with `modes` take several modes and lengths, the others one length."""
+    several: dict[str, Any] = {"nargs": "+", "default": [frames]} if modes else {"default": frames}
+    parser.add_argument("--frames", type=positive, metavar="N", help=f"1 + 8*k (default: {frames})", **several)
+    if modes:
+        parser.add_argument("--modes", nargs="+", choices=MODES, default=modes, help=f"default: {' '.join(modes)}")
+    add_decode_options(parser)
+
+
+def _against(options: argparse.Namespace) -> None:
+    case = make_case(options, frames=options.frames)
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = against_jobs(case, options.only, f"{folder}/single.npy", sampled=options.plot is not None)
+        report(options, jobs, against_table, options.plot)
+
+
+def _precision(options: argparse.Namespace) -> None:
+    case = make_case(options, frames=options.frames)
+    with tempfile.TemporaryDirectory() as folder:
+        report(options, precision_jobs(case, f"{folder}/float32.npy"), precision_table)
+
+
+def _overlap(options: argparse.Namespace) -> None:
+    report(options, _repeating_jobs(options, overlap, ffmpeg=options.ffmpeg), overlap_table)
+
+
+def _roofline(options: argparse.Namespace) -> None:
+    report(options, _repeating_jobs(options, roofline), roofline_table)
+
+
+def _repeating_jobs(options: argparse.Namespace, measure: Callable[..., dict[str, Any]], **extra: Any) -> list[Job]:
+    """Every mode with every length, for a measurement that repeats by itself."""
+    return [
+        Job(measure, make_case(options, mode, frames=frames), {"rounds": options.repeat, **extra}, once=True)
+        for frames, mode in product(options.frames, options.modes)
+    ]
+
+
+def _quality(options: argparse.Namespace) -> None:
+    report(options, quality_jobs(), quality_table)
+
+
+def _validate_plan(options: argparse.Namespace) -> None:
+    report(options, validation_jobs(), validation_table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Our modes compared with other programs that decode the same weights and latents."""
+
+import importlib.util
+import resource
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.decoding import decode, measure_frames
+from mlx_ltx_vae.bench.processes import Job, Run
+from mlx_ltx_vae.bench.subject import Decode, count_weight_bytes, load_case_latents, load_config, load_vae
+from mlx_ltx_vae.bench.tables import timing_table
+from mlx_ltx_vae.models.video_vae.block_types import RES_STACK, UPSAMPLE
+from mlx_ltx_vae.models.video_vae.config import VAEConfig
+from mlx_ltx_vae.tiling import decode_with_tiling
+from mlx_ltx_vae.vae import VideoVAE
+
+from .adapters import FrameDecoder, to_frames
+from .with_diffusers import load_diffusers
+from .with_mlx_video import load_mlx_video
+
+#: Our own modes.
+OURS = ("single", "exact", "tiled")
+
+#: Other programs, and the modules that they need.
+OTHERS: dict[str, tuple[str, ...]] = {
+    "ports": (),
+    "diffusers": ("torch", "diffusers"),
+    # Another package has the same name, but not this submodule.
+    "mlx_video": ("mlx_video.models.ltx_2.video_vae.decoder",),
+}
+
+_NOTES = {
+    "ports": "ports: each tile in a single pass, one after the other, as MLX ports do.",
+    "diffusers": "diffusers: its peak is the growth of the process's resident size, since torch counts no memory on "
+    "the CPU.",
+    "mlx_video": "mlx_video: in its default tiles.",
+}
+
+
+def against_jobs(case: Case, names: Sequence[str], reference: str, *, sampled: bool) -> list[Job]:
+    """Decodes by the single pass and by others, whose frames are compared with those of the single pass.
+
+    A program that cannot decode the case is left out with a warning.
+
+    Args:
+        case: what to decode.
+        names: of `OURS` and `OTHERS`.
+        reference: a file for the frames of the single pass.
+        sampled: whether to sample the memory.
+    """
+    config = load_config(case)
+    jobs = [Job(decode, replace(case, mode="single"), {"sampled": sampled, "save": reference})]
+    for name in (*OURS[1:], *OTHERS):
+        if name not in names:
+            continue
+        reason = explain_unsupported(name, config)
+        if reason:
+            warnings.warn(f"{name} is skipped: {reason}.", stacklevel=2)
+            continue
+        measure = decode_with_other if name in OTHERS else decode
+        jobs.append(Job(measure, replace(case, mode=name), {"sampled": sampled, "reference": reference}))
+    return jobs
+
+
+def explain_unsupported(name: str, config: VAEConfig) -> str | None:
+    """Why one of `OURS` or `OTHERS` cannot decode with a configuration, or None if it can."""
+    if not is_installed(name):
+        return "it is not installed"
+    types = {block.type for block in config.decoder.blocks}
+    is_ltx_2 = not config.timestep_conditioning and types == {RES_STACK, UPSAMPLE}
+    if name in ("diffusers", "mlx_video") and not is_ltx_2:
+        return "its class is for LTX-2 and later"
+    return None
+
+
+def is_installed(name: str) -> bool:
+    """Whether the modules that one of `OTHERS` needs are installed."""
+    try:
+        return all(importlib.util.find_spec(module) is not None for module in OTHERS.get(name, ()))
+    except ImportError:
+        return False
+
+
+def decode_with_other(case: Case, *, sampled: bool, reference: str) -> dict[str, Any]:
+    """Decode with the program that `case.mode` names.
+
+    Returns:
+        weights_bytes and what `measure_frames` returns, without first_frame_seconds and between_bytes: these programs
+        return all frames at the end. For diffusers the memory is the process's resident size, without samples.
+    """
+    vae = load_vae(case)
+    latents = load_case_latents(case, vae)
+    weights_bytes = count_weight_bytes(vae)
+    load = {"ports": load_ports, "diffusers": load_diffusers, "mlx_video": load_mlx_video}[case.mode]
+    decoder = load(vae, case)
+    del vae
+    before = _max_resident_bytes()
+    uses_mlx = case.mode != "diffusers"
+    measured = measure_frames(decoder(latents), sampled=sampled and uses_mlx, reference=reference)
+    del measured["first_frame_seconds"], measured["between_bytes"]
+    if not uses_mlx:
+        total = _max_resident_bytes()
+        measured |= {"peak_bytes": total - before, "total_peak_bytes": total}
+        measured["bytes_per_pixel"] = measured["peak_bytes"] / (case.width * case.height)
+    return {"weights_bytes": weights_bytes, **measured}
+
+
+def load_ports(vae: VideoVAE, case: Case) -> FrameDecoder:
+    """Tiles as MLX ports run them: one after the other, each in a single pass, blended on all three axes."""
+    scale = vae.config.scale
+
+    def decode_tile(latents: mx.array, **_: Any) -> mx.array:
+        return Decode(vae, latents, vae.plan(latents.shape, mode="single")).decode_pixels()
+
+    def decode(latents: mx.array) -> Iterator[np.ndarray]:
+        frames: list[np.ndarray] = []
+
+        def keep(pixels: mx.array, _: int) -> None:
+            frames.append(to_frames(pixels).copy())  # outside MLX's memory
+
+        decode_with_tiling(decode_tile, latents, case.make_tiling(), scale.height, scale.time, on_frames_ready=keep)
+        yield from frames
+
+    return decode
+
+
+def against_table(results: list[list[Run]]) -> str:
+    """Medians; times as ratios to the single pass, frames compared with those of the single pass."""
+    notes = ["largest, PSNR: of the 8-bit levels, compared with the single pass."]
+    if not results[0][0]["model"]:
+        notes.append("Random weights make no picture, so these say nothing about a video's quality.")
+    notes += [_NOTES[runs[0]["mode"]] for runs in results if runs[0]["mode"] in _NOTES]
+    return timing_table(results, reference="single", notes=notes)
+
+
+def _max_resident_bytes() -> int:
+    """The largest resident size of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,113 @@
+"""How often a decode synchronizes with the host: reads from the device, arrays made from host data, evaluations."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+# Methods of an array that return values to Python, NumPy functions that read an array, and MLX's evaluations.
+_READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__")
+_CONVERSIONS = ("asarray", "array")
+_EVALUATIONS = ("eval", "async_eval")
+_ARRAY = mx.array  # `counted` replaces the name
+
+
+@dataclass
+class Counts:
+    """Numbers of calls.
+
+    Attributes:
+        readbacks: reads of an array's values on the host.
+        arrays: arrays made from lists, scalars or NumPy arrays.
+        evaluations: calls of `mx.eval` and `mx.async_eval`.
+    """
+
+    readbacks: int = 0
+    arrays: int = 0
+    evaluations: int = 0
+
+    def __sub__(self, earlier: "Counts") -> "Counts":
+        return Counts(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
+
+
+def count_chunks(chunks: Iterable[object]) -> list[Counts]:
+    """Consume an iterator and count up to its first item, between each two, and after its last."""
+    with counted() as counts:
+        seen = [Counts()]
+        for _ in chunks:
+            seen.append(replace(counts))
+        seen.append(replace(counts))
+    return [after - before for before, after in zip(seen, seen[1:], strict=False)]
+
+
+@contextmanager
+def counted() -> Iterator[Counts]:
+    """Count in this process while the block runs.
+
+    Not counted are arrays that MLX makes from a number in an operation, and reads through the buffer protocol other
+    than `np.asarray` and `np.array`.
+    """
+    counts = Counts()
+
+    def read(*_: object) -> None:
+        counts.readbacks += 1
+
+    def convert(*arguments: object) -> None:
+        counts.readbacks += _is_mlx(*arguments)
+
+    def make(*arguments: object) -> None:
+        counts.arrays += not _is_mlx(*arguments)
+
+    def evaluate(*_: object) -> None:
+        counts.evaluations += 1
+
+    with ExitStack() as stack:
+        for owner, names, count in (
+            (mx.array, _READS, read),
+            (np, _CONVERSIONS, convert),
+            (mx, _EVALUATIONS, evaluate),
+        ):
+            for name in names:
+                stack.enter_context(replaced(owner, name, _counting(getattr(owner, name), count)))
+        stack.enter_context(replaced(mx, "array", _counting_class(mx.array, make)))
+        yield counts
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute while the block runs."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _counting(function: Callable[..., Any], count: Callable[..., None]) -> Callable[..., Any]:
+    def counting(*arguments: Any, **options: Any) -> Any:
+        count(*arguments)
+        return function(*arguments, **options)
+
+    return counting
+
+
+def _counting_class(array: type, count: Callable[..., None]) -> type:
+    """A class in place of `mx.array`: it makes the same arrays, and `isinstance` accepts them."""
+
+    class Counting(type):
+        def __call__(cls, *arguments: Any, **options: Any) -> Any:
+            count(*arguments)
+            return array(*arguments, **options)
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, array)
+
+    return Counting("array", (), {})
+
+
+def _is_mlx(values: object = None, *_: object) -> bool:
+    return isinstance(values, _ARRAY)

@@ -1,0 +1,129 @@
+"""Whether frames are written while the next ones are decoded."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.processes import Run
+from mlx_ltx_vae.bench.subject import Decode
+from mlx_ltx_vae.bench.tables import table
+from mlx_ltx_vae.frame_rate import DEFAULT_FPS
+from mlx_ltx_vae.video import Sink, VideoWriter
+
+#: Times that waiting sinks take, as shares of the decode's time.
+SHARES = (0.5, 1.0, 2.0)
+
+
+class WaitingSink(Sink):
+    """Sleeps as long as writing would take, and computes nothing.
+
+    Args:
+        size: `(width, height)` in pixels.
+        seconds_per_frame: the time to sleep.
+    """
+
+    def __init__(self, size: tuple[int, int], seconds_per_frame: float) -> None:
+        super().__init__("a waiting sink", size, 8)
+        self._seconds_per_frame = seconds_per_frame
+
+    def _consume(self, frames: np.ndarray) -> None:
+        time.sleep(self._seconds_per_frame * len(frames))
+
+    def _finish(self) -> None:
+        return
+
+    def _discard(self) -> None:
+        return
+
+
+def overlap(case: Case, *, rounds: int, ffmpeg: bool) -> dict[str, Any]:
+    """Measure the decode alone, each sink alone with the same frames, and both together.
+
+    Args:
+        case: the decode.
+        rounds: how often.
+        ffmpeg: whether to write an mp4 too.
+
+    Returns:
+        lookahead and latent_frames; sinks, for each round and sink its name, and the seconds of decode, alone, together
+        and least (see `least_seconds`).
+    """
+    subject = Decode.from_case(case)
+    size = subject.plan.frame_size
+    clip = [frames.copy() for frames in subject.run()]
+    num_frames = sum(map(len, clip))
+    seconds_per_frame = _arrivals(subject)[-1][0] / num_frames
+    makers: dict[str, Callable[[], Sink]] = {
+        f"waits {share}": partial(WaitingSink, size, share * seconds_per_frame) for share in SHARES
+    }
+    measured: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        if ffmpeg:
+            makers["mp4"] = partial(VideoWriter, Path(folder) / "clip.mp4", size=size, fps=DEFAULT_FPS)
+        for _ in range(rounds):
+            arrivals = _arrivals(subject)
+            for name, make in makers.items():
+                alone = _write(clip, make())
+                seconds = {"decode": arrivals[-1][0], "alone": alone, "together": _write(subject.run(), make())}
+                measured.append({"sink": name, **seconds, "least": least_seconds(arrivals, alone / num_frames)})
+    plan = subject.plan
+    return {"lookahead": plan.lookahead, "latent_frames": plan.latent_shape.frames, "sinks": measured}
+
+
+def least_seconds(arrivals: list[tuple[float, int]], seconds_per_frame: float) -> float:
+    """When a sink would be done at the earliest, if it only ever waited for frames that are not decoded yet.
+
+    Args:
+        arrivals: for each chunk the seconds since the start and the number of its frames.
+        seconds_per_frame: what the sink takes.
+    """
+    done = 0.0
+    for seconds, frames in arrivals:
+        done = max(done, seconds) + seconds_per_frame * frames
+    return done
+
+
+def _arrivals(subject: Decode) -> list[tuple[float, int]]:
+    """Decode without a sink: for each chunk the seconds since the start and the number of its frames."""
+    start = time.perf_counter()
+    return [(time.perf_counter() - start, len(frames)) for frames in subject.run()]
+
+
+def _write(chunks: Iterable[np.ndarray], sink: Sink) -> float:
+    """Seconds until all chunks are written and the sink is closed."""
+    start = time.perf_counter()
+    with sink:
+        for frames in chunks:
+            sink.write(frames)
+    return time.perf_counter() - start
+
+
+def overlap_table(results: list[list[Run]]) -> str:
+    """Medians; decode and sink together as a ratio to the slower of the two."""
+    head = ["mode", "sink", "frames", "share", "decode", "sink alone", "together", "ratio", "at best"]
+    rows = []
+    for (run,) in results:
+        for sink in dict.fromkeys(each["sink"] for each in run["sinks"]):
+            rounds = [each for each in run["sinks"] if each["sink"] == sink]
+            decode, alone, together, least = (
+                statistics.median(each[name] for each in rounds) for name in ("decode", "alone", "together", "least")
+            )
+            slower = max(decode, alone)
+            ratios = (alone / decode, decode, alone, together, together / slower, least / slower)
+            rows.append([run["mode"], sink, str(run["frames"]), *(f"{ratio:.2f}" for ratio in ratios)])
+    run = results[0][0]
+    lookahead, length = min(run["lookahead"], run["latent_frames"]), run["latent_frames"]
+    notes = [
+        "share: the sink's time / the decode's. ratio: together / the slower of the two alone.",
+        "at best: the ratio of a sink that only waits for frames that are not decoded yet. The first frame needs "
+        f"{lookahead} of {length} latent frames.",
+        f"{run['width']}x{run['height']}; medians of {len(rounds)} rounds in one process.",
+    ]
+    return "\n".join([table(head, rows), "", *notes])

@@ -1,0 +1,56 @@
+"""How the real LTX-2.3 decoder would be run on a Mac."""
+
+from mlx_ltx_vae.bench.tables import table
+from mlx_ltx_vae.errors import PlanError
+from mlx_ltx_vae.models.specs import Backend
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.specs import decoder_spec
+from mlx_ltx_vae.planning.memory import Machine
+from mlx_ltx_vae.planning.options import PlanOptions
+from mlx_ltx_vae.planning.plan import DecodePlan, Mode
+from mlx_ltx_vae.planning.planner import plan_decode
+from mlx_ltx_vae.units import GB
+
+_BUDGETS = (4, 8, 16, 32)
+_SIZES = ((768, 512), (1280, 704), (1920, 1088), (3840, 2176))
+_LENGTHS = (121, 257)
+
+
+def plan_table() -> str:
+    """Planned decodes within several memory budgets, and the single pass, as a Markdown table.
+
+    Planned, not measured: bfloat16, with the weights, the GPU's scratch memory and MLX's buffer cache.
+    """
+    rows = []
+    for width, height in _SIZES:
+        for frames in _LENGTHS:
+            cells = [_describe(_plan(width, height, frames, budget=budget), budget) for budget in _BUDGETS]
+            rows.append([f"{width}x{height}, {frames} frames", *cells, _describe_single(width, height, frames)])
+    return table(["video", *(f"{budget} GB" for budget in _BUDGETS), "single pass"], rows)
+
+
+def _plan(width: int, height: int, frames: int, *, mode: Mode | None = None, budget: int | None = None) -> DecodePlan:
+    config = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3")
+    return plan_decode(
+        decoder_spec(config),
+        (1, config.latent_channels, *config.scale.latent_grid((frames, height, width))),
+        PlanOptions(mode),
+        memory_budget=None if budget is None else budget * int(GB),
+        must_fit=False,
+        machine=Machine(Backend.GPU, itemsize=2),
+    )
+
+
+def _describe(plan: DecodePlan, budget: int) -> str:
+    if plan.peak_bytes > budget * GB:
+        return f"no: needs {plan.peak_bytes / GB:.1f} GB"
+    way = f"by {plan.order.value}" if plan.mode is Mode.EXACT else "tiles"
+    return f"{way}, {plan.peak_bytes / GB:.1f} GB"
+
+
+def _describe_single(width: int, height: int, frames: int) -> str:
+    try:
+        return f"{_plan(width, height, frames, mode=Mode.SINGLE).peak_bytes / GB:.0f} GB"
+    except PlanError:
+        return "not possible"

@@ -1,0 +1,111 @@
+"""A decode compared with its convolutions alone, which are the least it can take."""
+
+import operator
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.processes import Run
+from mlx_ltx_vae.bench.subject import Decode
+from mlx_ltx_vae.bench.tables import table
+
+from .convolutions import Convolution, make_operands, recorded, run_alone
+from .counts import Counts, count_chunks
+
+_GIGA = 1e9
+
+
+def roofline(case: Case, *, rounds: int) -> dict[str, Any]:
+    """Time a decode and its convolutions alone, in turns chunk by chunk.
+
+    Whatever else happens on the machine slows both, so their ratio is meaningful even on a busy machine.
+
+    Args:
+        case: the decode.
+        rounds: how often.
+
+    Returns:
+        order; lists seconds (of each decode) and floor_seconds (of its convolutions alone); convolutions, gflop,
+        chunks; counts, means per chunk in the middle third of the clip.
+    """
+    subject = Decode.from_case(case)
+    groups, counts = _record(subject)
+    convolutions = [each for group in groups for each in group]
+    operands = make_operands(convolutions)
+    seconds, floors = [], []
+    for _ in range(rounds):
+        decode = floor = 0.0
+        for chunk_seconds, group in zip(_time_chunks(subject), groups, strict=True):
+            decode += chunk_seconds
+            floor += run_alone(group, operands, subject.plan.prefetch)
+        seconds.append(decode)
+        floors.append(floor)
+    middle = [asdict(each) for each in counts[len(counts) // 3 : 2 * len(counts) // 3 + 1]]
+    return {
+        "order": subject.plan.order.value,
+        "seconds": seconds,
+        "floor_seconds": floors,
+        "convolutions": len(convolutions),
+        "gflop": sum(each.operations for each in convolutions) / _GIGA,
+        "chunks": len(counts),
+        "counts": {name: statistics.mean(each[name] for each in middle) for name in middle[0]},
+    }
+
+
+def _record(subject: Decode) -> tuple[list[list[Convolution]], list[Counts]]:
+    """Decode once: the convolutions of each chunk, and of the time after the last; the counts of each chunk."""
+    groups: list[list[Convolution]] = [[]]
+
+    def chunks() -> Iterator[np.ndarray]:
+        for frames in subject.run():
+            groups.append([])
+            yield frames
+
+    with recorded(lambda convolution: groups[-1].append(convolution)):
+        counts = count_chunks(chunks())
+    return groups, counts[:-1]
+
+
+def _time_chunks(subject: Decode) -> Iterator[float]:
+    """Decode: the seconds until each chunk, and from the last one to the end, without what is still pending then."""
+    chunks = subject.run()
+    is_done = False
+    while not is_done:
+        start = time.perf_counter()
+        is_done = next(chunks, None) is None
+        mx.synchronize()
+        yield time.perf_counter() - start
+
+
+def roofline_table(results: list[list[Run]]) -> str:
+    """Medians: each decode as a ratio to its floor, and its synchronizations."""
+    head = ["mode", "order", "frames", "seconds", "floor", "ratio", "convs", "GFLOP", "GFLOP/s"]
+    head += ["reads", "arrays", "evals"]
+    rows = []
+    for (run,) in results:
+        total, floor = statistics.median(run["seconds"]), statistics.median(run["floor_seconds"])
+        ratio = statistics.median(map(operator.truediv, run["seconds"], run["floor_seconds"]))
+        rows.append(
+            [
+                *(run["mode"], run["order"], str(run["frames"])),
+                *(f"{total:.2f}", f"{floor:.2f}", f"{ratio:.3f}"),
+                str(run["convolutions"]),
+                f"{run['gflop']:.1f}",
+                f"{run['gflop'] / floor:.0f}",
+                *(f"{run['counts'][name]:.1f}" for name in ("readbacks", "arrays", "evaluations")),
+            ]
+        )
+    run = results[0][0]
+    notes = [
+        "floor: the decode's convolutions alone, same shapes in the same order.",
+        "ratio: seconds / floor of the same round, in turns chunk by chunk. GFLOP/s: of the floor.",
+        "reads, arrays, evals: per chunk in the middle of the clip. Two reads are the frames and their flag.",
+        f"{run['width']}x{run['height']}; medians of {len(run['seconds'])} rounds in one process.",
+    ]
+    return "\n".join([table(head, rows), "", *notes])

@@ -1,0 +1,80 @@
+"""What the benchmark commands share: options, progress and reports."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tqdm import tqdm
+
+from ..cli import add_common_options, frame_size, positive
+from ..dtypes import DTYPES
+from .case import GENERATION_NAMES, Case
+from .plot import check_plot, draw
+from .processes import Job, Run, describe_machine, run_interleaved
+
+_ORDERS = ("time", "rows", "columns")
+
+#: The choices of `--modes`. The exact mode in a given order goes by the order's name.
+MODES = ("exact", *_ORDERS, "single", "tiled")
+
+
+def add_decode_options(parser: argparse.ArgumentParser) -> None:
+    """Options that say what is decoded or encoded, but for `--frames` and `--modes`, and `add_run_options`."""
+    parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint (default: random weights, see below)")
+    parser.add_argument("--size", type=frame_size, default=(256, 256), metavar="WxH", help="default: 256x256")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="default: the checkpoint's, float32 for random weights")
+    parser.add_argument("--memory-budget", metavar="SIZE", help="plan with this budget, such as 8GB")
+    parser.add_argument("--chunk", type=positive, metavar="N", help="latent frames at a time in exact mode")
+    parser.add_argument("--tile", metavar="TILES", help="a preset, or SIZE:OVERLAP in pixels (mode tiled: default)")
+    random = parser.add_argument_group("random weights, without -m")
+    random.add_argument("--generation", choices=sorted(GENERATION_NAMES), default="ltx-2.3")
+    random.add_argument("--base-width", type=positive, default=32, metavar="N", help="base channels (128 is real)")
+    add_run_options(parser)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Options that every measurement has."""
+    parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="runs, or rounds, of each (default: 3)")
+    parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE; - for standard output")
+    add_common_options(parser)
+
+
+def make_case(options: argparse.Namespace, mode: str = "exact", **changes: Any) -> Case:
+    """The case of `add_decode_options` for one of `MODES` or another mode; `changes` override it."""
+    names = ("model", "dtype", "generation", "base_width", "memory_budget")
+    fields: dict[str, Any] = {name: getattr(options, name) for name in names}
+    fields["width"], fields["height"] = options.size
+    fields["mode"], fields["order"] = ("exact", mode) if mode in _ORDERS else (mode, "auto")
+    fields["chunk"] = options.chunk if fields["mode"] == "exact" else None
+    fields["tiles"] = options.tile or Case.tiles
+    return Case(**fields | changes)
+
+
+def report(
+    options: argparse.Namespace, jobs: list[Job], table: Callable[[list[list[Run]]], str], plot: str | None = None
+) -> None:
+    """Run the jobs, and print or write what they measured.
+
+    Args:
+        options: with `add_run_options`.
+        jobs: what to run.
+        table: formats the runs of each job.
+        plot: a file to draw decodes to.
+    """
+    if plot:
+        check_plot()
+    progress = partial(tqdm, unit="run", disable=not sys.stderr.isatty())
+    results = run_interleaved(jobs, options.repeat, progress)
+    document = {"machine": describe_machine(), "runs": [run for runs in results for run in runs]}
+    if plot:
+        draw(results, plot)
+    if options.json == "-":
+        print(json.dumps(document))
+        return
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+    print(table(results))

@@ -1,0 +1,144 @@
+"""`open_checkpoint`: from what a user names to a configuration and the location of every tensor."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import CheckpointError
+from ..models.video_vae.config import VAEConfig, parse_vae_config
+from .configuration import find_config
+from .diffusers import DiffusersVAE, has_diffusers_names, is_diffusers_config, read_diffusers_config
+from .files import Archive, TensorInfo, check_dtypes, read_tensors
+from .infer_config import infer_config
+from .locate import Location, locate
+from .original import NETWORKS, find_network, find_statistics
+from .stored_network import StoredNetwork
+from .weight_layout import infer_layout, stated_layout
+
+_NAMED_TENSORS = 3
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A video VAE known by the headers of its files. No tensor has been read.
+
+    Attributes:
+        name: what error messages call it.
+        class_name: the class that its configuration names; None if it has no configuration or names none.
+        is_inferred: whether it has no configuration, so that `config` was inferred from its tensors.
+        config: the configuration.
+        raw_config: the configuration in the original's vocabulary, as its metadata would state it.
+        archives: the files, with all their tensors.
+        networks: the networks that were asked for and exist, under "encoder" and "decoder".
+        statistics: where the mean and the standard deviation of the latents are stored, in this order.
+    """
+
+    name: str
+    class_name: str | None
+    is_inferred: bool
+    config: VAEConfig
+    raw_config: dict[str, Any]
+    archives: Sequence[Archive]
+    networks: Mapping[str, StoredNetwork]
+    statistics: tuple[TensorInfo, TensorInfo]
+
+    def read_statistics(self) -> tuple[mx.array, mx.array]:
+        """The mean and the standard deviation of the latents, each (C,) float32."""
+        arrays = dict(read_tensors(dict(zip(("mean", "std"), self.statistics, strict=True))))
+        return arrays["mean"].reshape(-1).astype(mx.float32), arrays["std"].reshape(-1).astype(mx.float32)
+
+
+def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = True, decoder: bool = True) -> Checkpoint:
+    """Read the headers of a video VAE in a file, a folder or a hub repository.
+
+    Supported are the original files (the VAE alone or the whole model), diffusers folders, and packs of MLX ports.
+
+    Args:
+        source: a path, or "owner/name" or "owner/name:file" on the hub; or what `locate` returned for one.
+        encoder: whether to look for the encoder.
+        decoder: whether to look for the decoder.
+
+    Raises:
+        CheckpointError: the source does not exist, is damaged or incomplete, has none of the networks asked for, or is
+            not a supported VAE.
+    """
+    wanted = [network for network, asked in zip(NETWORKS, (encoder, decoder), strict=True) if asked]
+    if not wanted:
+        raise ValueError("open_checkpoint: ask for the encoder, the decoder or both.")
+    location = source if isinstance(source, Location) else locate(source)
+    name = location.name
+    networks = _find_networks(location.archives, name)
+    if not any(network in networks for network in wanted):
+        raise CheckpointError(f"{name}: it has no {' and no '.join(wanted)}; use a file that has both networks.")
+    raw_config = find_config(location.archives, location.folders)
+    class_name = None if raw_config is None else raw_config.get("_class_name")
+    is_inferred = raw_config is None
+    translation = None
+    if raw_config is not None and is_diffusers_config(raw_config):
+        translation = read_diffusers_config(raw_config, name)
+        raw_config = translation.raw_config
+    networks = {network: _with_original_names(network, networks[network], translation, name) for network in networks}
+    if raw_config is None:
+        raw_config = infer_config(networks, name)
+    config = parse_vae_config(raw_config, name)
+    statistics = _find_statistics(location.archives, config.latent_channels, name)
+    networks = {network: networks[network] for network in wanted if network in networks}
+    for stored in networks.values():
+        check_dtypes(stored.tensors.values())
+    check_dtypes(statistics)
+    return Checkpoint(name, class_name, is_inferred, config, raw_config, location.archives, networks, statistics)
+
+
+def _find_networks(archives: Sequence[Archive], name: str) -> dict[str, StoredNetwork]:
+    networks: dict[str, StoredNetwork] = {}
+    for archive in archives:
+        for network in NETWORKS:
+            tensors = find_network(archive, network)
+            if tensors:
+                shapes = [info.shape for info in tensors.values()]
+                layout = stated_layout(archive.metadata, name) or infer_layout(shapes, name)
+                networks[network] = StoredNetwork(tensors, layout)
+    if not networks:
+        found = [tensor for archive in archives for tensor in archive.tensors]
+        shown = ", ".join(found[:_NAMED_TENSORS]) + (" ..." if len(found) > _NAMED_TENSORS else "")
+        raise CheckpointError(
+            f"{name}: expected a video VAE (vae.encoder.*, vae.decoder.* or the like) and found "
+            f"{shown or 'no tensor'}; give the file of the VAE."
+        )
+    return networks
+
+
+def _with_original_names(
+    network: str, stored: StoredNetwork, translation: DiffusersVAE | None, name: str
+) -> StoredNetwork:
+    if not has_diffusers_names(stored.tensors):
+        return stored
+    if translation is None:
+        raise CheckpointError(
+            f"{name}: its tensors have the names of the diffusers library, so the config.json of that library must be "
+            "beside it; download that file too."
+        )
+    renamed = translation.original_names(network, stored.tensors)
+    return StoredNetwork({renamed[old]: info for old, info in stored.tensors.items()}, stored.layout)
+
+
+def _find_statistics(archives: Sequence[Archive], latent_channels: int, name: str) -> tuple[TensorInfo, TensorInfo]:
+    """The mean and the standard deviation of the latents, which must have a value per channel."""
+    found = next((found for archive in archives if (found := find_statistics(archive))), None)
+    if found is None:
+        raise CheckpointError(
+            f"{name}: the statistics of the latents (per_channel_statistics.mean-of-means and std-of-means) are "
+            "missing; use a file that has them."
+        )
+    mean, std = found
+    sizes = [math.prod(info.shape) for info in found]
+    if sizes != [latent_channels, latent_channels]:
+        raise CheckpointError(
+            f"{name}: {mean.name} and {std.name} have {sizes[0]} and {sizes[1]} values, but its latents have "
+            f"{latent_channels} channels; use statistics and weights of one release."
+        )
+    return mean, std

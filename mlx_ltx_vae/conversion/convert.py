@@ -1,0 +1,104 @@
+"""`convert_checkpoint`: write a checkpoint to a folder that appears only when it is complete and verified."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import mlx.core as mx
+
+from ..checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint.weight_layout import LAYOUT_KEY, WeightLayout
+from ..errors import WriterError
+from ..part_file import writing_to
+from .model_card import make_card
+from .result import Conversion, Written
+from .tensors import STATISTICS, Progress, no_progress, one_by_one, read_all
+from .verify import verify_conversion
+
+
+def convert_checkpoint(
+    checkpoint: Checkpoint,
+    folder: str | os.PathLike,
+    *,
+    dtype: mx.Dtype | None = None,
+    progress: Progress = no_progress,
+) -> Conversion:
+    """Write `config.json`, `model.safetensors` and a model card `README.md`, and verify them.
+
+    One VAE is in memory at a time: the written one, then, for the verification, the source and the result in turn.
+
+    Args:
+        checkpoint: the source; the networks with which it was opened are converted.
+        folder: must not exist, or be empty. It appears when it is complete and verified; a failure leaves nothing.
+        dtype: float32, bfloat16 or float16 for everything but the statistics of the latents; None to keep each tensor's
+            dtype.
+        progress: called with the names of the tensors.
+
+    Raises:
+        CheckpointError: the source cannot be loaded.
+        WriterError: the folder cannot be written.
+        CheckpointsDiffer: the result differs from the source.
+        DecodeError: the decoder overflows in `dtype`.
+        LatentsError: the encoder overflows in `dtype`.
+    """
+    folder = Path(folder).expanduser().resolve()
+    with _part_folder(folder) as part:
+        with writing_to(folder):
+            (part / "config.json").write_text(json.dumps(checkpoint.raw_config, indent=2) + "\n", encoding="utf-8")
+            written = write_weights(checkpoint, part / "model.safetensors", dtype, progress)
+        verification = verify_conversion(checkpoint, open_checkpoint(part), progress=progress)
+        conversion = Conversion(
+            source=checkpoint.name,
+            output=str(folder),
+            generation=checkpoint.config.generation,
+            networks=tuple(checkpoint.networks),
+            written=written,
+            verification=verification,
+        )
+        with writing_to(folder):
+            (part / "README.md").write_text(make_card(conversion, checkpoint.config), encoding="utf-8")
+    return conversion
+
+
+def write_weights(
+    checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None = None, progress: Progress = no_progress
+) -> Written:
+    """Write all tensors of a checkpoint to a safetensors file. All of them are in memory when it is written.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    tensors = read_all(checkpoint)
+    for name in one_by_one(sorted(tensors), "convert", progress):
+        if dtype is not None and name not in STATISTICS:
+            tensors[name] = tensors[name].astype(dtype)
+        # Evaluated one by one, so that no more than one tensor exists in two layouts or two dtypes.
+        mx.eval(tensors[name])
+    metadata = {
+        "format": "mlx",
+        LAYOUT_KEY: WeightLayout.CHANNELS_LAST.value,
+        "config": json.dumps({"vae": checkpoint.raw_config}),
+    }
+    try:
+        mx.save_safetensors(str(path), tensors, metadata)
+    except RuntimeError as error:
+        raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
+    return Written.of(tensors)
+
+
+@contextmanager
+def _part_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder on the same disk, which is renamed to `folder` on success and deleted on failure."""
+    with writing_to(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise WriterError(f"{folder}: it exists and is not an empty folder; remove it or choose another name.")
+        temporary = TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part")
+    with temporary as parent:
+        part = Path(parent) / folder.name
+        part.mkdir()
+        yield part
+        with writing_to(folder):
+            part.rename(folder)

@@ -1,0 +1,193 @@
+"""`verify_conversion`: compare two checkpoints tensor by tensor, and by what their networks return."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import mlx.core as mx
+
+from ..checkpoint import Checkpoint
+from ..dtypes import dtype_name
+from ..errors import CheckpointsDiffer
+from ..metrics import max_difference, psnr
+from ..mlx_utils import to_bool, to_float
+from ..models.video_vae.config import VAEConfig
+from ..vae import VideoVAE
+from .tensors import Progress, no_progress, one_by_one, read_all
+
+#: The lowest PSNR in dB that is accepted for a network in a dtype, against the same network in a wider one.
+LEAST_PSNR = {mx.bfloat16: 25.0, mx.float16: 40.0}
+
+_LATENT_GRID = (2, 2, 2)  # F', H', W': the smallest in which padding, causality and every upsampling have an effect
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far the result of one network is from that of the other.
+
+    Attributes:
+        max_difference: the largest absolute difference.
+        psnr: in dB, against the range of the source's result; None if the results are identical.
+    """
+
+    max_difference: float
+    psnr: float | None
+
+    @classmethod
+    def of(cls, reference: mx.array, found: mx.array) -> "Comparison":
+        """Compare two arrays of one shape."""
+        difference = max_difference(reference, found)
+        span = to_float(reference.max() - reference.min())
+        return cls(difference, psnr(reference, found, span=span) if difference else None)
+
+    def __str__(self) -> str:
+        if self.psnr is None:
+            return "identical"
+        return f"PSNR {self.psnr:.1f} dB, largest difference {self.max_difference:.2g}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of comparing two checkpoints that have the same weights.
+
+    Attributes:
+        tensors: how many tensors were compared.
+        cast: how many of them were cast; the others are equal bit for bit.
+        decode: the comparison of the decoders; None without decoders.
+        encode: the comparison of the encoders; None without encoders.
+        load_seconds: the loading times of the source and the conversion.
+    """
+
+    tensors: int
+    cast: int
+    decode: Comparison | None
+    encode: Comparison | None
+    load_seconds: tuple[float, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The verification as JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """The comparison in one line, without the loading times."""
+        parts = [f"{self.tensors - self.cast} of {self.tensors} tensors equal bit for bit"]
+        if self.cast:
+            parts.append(f"{self.cast} equal to the source's when cast")
+        parts += [f"{name} {result}" for name, result in (("decode", self.decode), ("encode", self.encode)) if result]
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the networks of a VAE returned, under "decode" and "encode", and how long the VAE took to load."""
+
+    results: Mapping[str, mx.array]
+    load_seconds: float
+
+
+def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Progress = no_progress) -> Verification:
+    """Check that each tensor of `converted` equals the source's, or the source's cast to its dtype.
+
+    Then both VAEs decode and encode the same random input, one after the other. If no tensor was cast, the results must
+    be identical; otherwise `LEAST_PSNR` applies.
+
+    Args:
+        source: the original.
+        converted: opened with the same networks.
+        progress: called with the names of the tensors.
+
+    Raises:
+        CheckpointsDiffer: names the first tensor that differs, or says how far the results differ.
+        CheckpointError: a checkpoint cannot be loaded.
+        DecodeError: a decoder overflows in its dtype.
+        LatentsError: an encoder overflows in its dtype.
+    """
+    _check_configs(source, converted)
+    names, casts = compare_tensors(source, converted, progress)
+    first, second = _run(source), _run(converted)
+    comparisons = {name: Comparison.of(result, second.results[name]) for name, result in first.results.items()}
+    least = min((LEAST_PSNR[dtype] for cast in casts for dtype in cast if dtype in LEAST_PSNR), default=math.inf)
+    for name, comparison in comparisons.items():
+        if comparison.psnr is not None and comparison.psnr < least:
+            expected = f"at least {least:.0f} dB" if casts else "identical results"
+            raise CheckpointsDiffer(
+                f"{converted.name}: it has the weights of the source {source.name}, but the results of {name} differ "
+                f"({comparison}; expected {expected}); report this as a bug."
+            )
+    return Verification(
+        tensors=len(names),
+        cast=len(casts),
+        decode=comparisons.get("decode"),
+        encode=comparisons.get("encode"),
+        load_seconds=(first.load_seconds, second.load_seconds),
+    )
+
+
+def compare_tensors(
+    source: Checkpoint, converted: Checkpoint, progress: Progress = no_progress
+) -> tuple[list[str], list[tuple[mx.Dtype, mx.Dtype]]]:
+    """Compare names, shapes and bits, with one tensor of each checkpoint in memory.
+
+    Returns:
+        The names of all tensors, and (source dtype, converted dtype) of each tensor that was cast.
+
+    Raises:
+        CheckpointsDiffer: names the first tensor that differs.
+    """
+    expected, found = read_all(source), read_all(converted)
+    if missing := expected.keys() - found.keys():
+        raise CheckpointsDiffer(
+            f"{converted.name}: it lacks the tensor {min(missing)} of the source {source.name}; to compare one "
+            "network, give --only."
+        )
+    if unexpected := found.keys() - expected.keys():
+        raise CheckpointsDiffer(
+            f"{converted.name}: it has the tensor {min(unexpected)}, which the source {source.name} lacks; to compare "
+            "one network, give --only."
+        )
+    names = sorted(expected)
+    casts = []
+    for name in one_by_one(names, "compare", progress):
+        reference, array = expected.pop(name), found.pop(name)
+        is_cast = reference.dtype != array.dtype
+        if not _same_bits(reference.astype(array.dtype), array):
+            relation = f"is not the source's cast to {dtype_name(array.dtype)}" if is_cast else "is not the source's"
+            raise CheckpointsDiffer(
+                f"{converted.name}: tensor {name} {relation} ({source.name}, {dtype_name(reference.dtype)})."
+            )
+        if is_cast:
+            casts.append((reference.dtype, array.dtype))
+    return names, casts
+
+
+def _check_configs(source: Checkpoint, converted: Checkpoint) -> None:
+    for name in (field.name for field in fields(VAEConfig)):
+        if getattr(source.config, name) != getattr(converted.config, name):
+            raise CheckpointsDiffer(
+                f"{converted.name}: its configuration differs from that of the source {source.name} in {name}."
+            )
+
+
+def _same_bits(first: mx.array, second: mx.array) -> bool:
+    """Whether two arrays of one dtype have the same shape and bits, including NaN and the sign of zero."""
+    bits = {2: mx.uint16, 4: mx.uint32}[first.dtype.size]
+    return to_bool(mx.array_equal(first.view(bits), second.view(bits)))
+
+
+def _run(checkpoint: Checkpoint) -> _Run:
+    """Load a VAE, run its networks on the same random input as every other, and release it."""
+    start = time.perf_counter()
+    vae = VideoVAE.from_pretrained(checkpoint)
+    seconds = time.perf_counter() - start
+    keys = mx.random.split(mx.random.key(0))
+    results = {}
+    if vae.decoder is not None:
+        latents = mx.random.normal((1, vae.config.latent_channels, *_LATENT_GRID), key=keys[0])
+        results["decode"] = mx.concatenate([chunk.pixels for chunk in vae.stream(latents)], axis=2)
+    if vae.encoder is not None:
+        grid = vae.config.scale.video_grid(_LATENT_GRID)
+        results["encode"] = vae.encode(mx.random.uniform(-1, 1, (1, 3, *grid), key=keys[1]))
+    mx.eval(results)
+    return _Run(results, seconds)

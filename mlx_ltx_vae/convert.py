@@ -1,0 +1,100 @@
+"""`python -m mlx_ltx_vae.convert`: a checkpoint to a folder that MLX loads faster, or the verification of one."""
+
+import argparse
+import json
+import sys
+import time
+from functools import partial
+
+import mlx.core as mx
+from tqdm import tqdm
+
+from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint.original import NETWORKS
+from .cli import add_common_options, add_report_options, run_command
+from .conversion import Progress, Verification, convert_checkpoint, verify_conversion
+from .dtypes import DTYPES
+from .units import GB
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mlx_ltx_vae.convert",
+        usage="%(prog)s SOURCE -o FOLDER [options]\n       %(prog)s --verify A B [options]",
+        description="Convert the VAE of an LTX checkpoint to a folder that MLX loads faster, and verify it.",
+    )
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help="checkpoint file, folder, or hub repository id")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="must not exist, or be empty")
+    parser.add_argument(
+        "--verify", nargs=2, metavar=("A", "B"), help="only check that B has the weights of A, as they are or cast"
+    )
+    parser.add_argument("--dtype", choices=list(DTYPES), help="default: the dtype of each tensor")
+    parser.add_argument("--only", choices=list(NETWORKS), help="leave out the other network")
+    add_report_options(parser)
+    add_common_options(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.verify:
+        if arguments.source or arguments.output or arguments.dtype:
+            parser.error("--verify A B writes nothing; leave out SOURCE, -o and --dtype")
+        return run_command(_verify, arguments)
+    if not arguments.source:
+        parser.error("SOURCE is missing (or --verify A B)")
+    if not arguments.output:
+        parser.error("-o FOLDER is missing: where to write the converted checkpoint")
+    return run_command(_convert, arguments)
+
+
+def _convert(arguments: argparse.Namespace) -> None:
+    start = time.perf_counter()
+    dtype = DTYPES[arguments.dtype] if arguments.dtype else None
+    checkpoint = _open(arguments.source, arguments.only)
+    conversion = convert_checkpoint(checkpoint, arguments.output, dtype=dtype, progress=_progress(arguments))
+    seconds = time.perf_counter() - start
+    if arguments.json:
+        print(json.dumps({**conversion.as_dict(), "seconds": seconds, "peak_memory_bytes": mx.get_peak_memory()}))
+    elif not arguments.quiet:
+        written = conversion.written
+        print(
+            f"{conversion.output}: {' and '.join(conversion.networks)} ({conversion.generation}), {written.tensors} "
+            f"tensors in {' and '.join(written.dtypes)}, {written.bytes / GB:.3f} GB, in {seconds:.1f} s\n"
+            f"{_describe(conversion.verification)}"
+        )
+
+
+def _verify(arguments: argparse.Namespace) -> None:
+    source, converted = (_open(path, arguments.only) for path in arguments.verify)
+    verification = verify_conversion(source, converted, progress=_progress(arguments))
+    if arguments.json:
+        print(json.dumps({**verification.as_dict(), "peak_memory_bytes": mx.get_peak_memory()}))
+    elif not arguments.quiet:
+        print(_describe(verification))
+
+
+def _open(source: str, only: str | None) -> Checkpoint:
+    return open_checkpoint(source, encoder=only != "decoder", decoder=only != "encoder")
+
+
+def _describe(verification: Verification) -> str:
+    before, after = verification.load_seconds
+    return (
+        f"Verified: {verification}\n"
+        f"Loading: {after:.2f} s, the source {before:.2f} s\n"
+        f"Peak memory: {mx.get_peak_memory() / GB:.3f} GB"
+    )
+
+
+def _progress(arguments: argparse.Namespace) -> Progress:
+    """A progress bar on standard error, if that is a terminal."""
+    hidden = arguments.quiet or arguments.json or not sys.stderr.isatty()
+    return partial(tqdm, unit="tensor", disable=hidden)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

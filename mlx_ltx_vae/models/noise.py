@@ -1,0 +1,97 @@
+"""The noise that a decoder takes: a function of position, or what a caller hands in.
+
+Every draw has a key of its own, made from the seed and from what is drawn: the latent frame of a batch item, or the
+number of a noise map. So the result depends neither on how a clip is cut nor on how long it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import LatentsError
+from ..shapes import LatentShape
+from .specs import NetworkSpec
+
+#: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
+Noise = Sequence[mx.array | np.ndarray] | Literal["zeros"] | None
+
+_MASK = 2**32 - 1
+_GOLDEN_RATIO = 0x9E3779B9
+_MAPS = 2**31  # indices below belong to latent frames, indices from here on to noise maps
+_ITEM = 2**20  # latent frames that a batch item may have
+
+
+class Draws(NamedTuple):
+    """All the noise of one decode.
+
+    Attributes:
+        latents: (B, C, F', H', W') float32 to mix into the normalized latents; None for zeros.
+        scale: how much of the latents is replaced by it.
+        maps: the noise maps by the name of the layer that adds them.
+    """
+
+    latents: mx.array | None
+    scale: float
+    maps: Mapping[str, mx.array]
+
+
+def draw(
+    noise: Noise, seed: int, shape: LatentShape, spec: NetworkSpec, dtype: mx.Dtype, *, scale: float = 0.0
+) -> Draws:
+    """The noise of one decode.
+
+    Args:
+        noise: None to draw from `seed`, "zeros", or the arrays themselves: the latent noise (B, C, F', H', W') where
+            the network has one, then the maps in order.
+        seed: any integer.
+        shape: of the latents.
+        spec: of the network.
+        dtype: what the maps are added to.
+        scale: how much of the latents is replaced by noise.
+
+    Raises:
+        LatentsError: for another number of arrays or other shapes than the network draws.
+    """
+    shapes = spec.noise_shapes(shape.grid)
+    if noise is None:
+        maps = {
+            name: mx.random.normal(size, dtype=mx.float32, key=_key(seed, _MAPS + index)).astype(dtype)
+            for index, (name, size) in enumerate(shapes.items())
+        }
+        return Draws(_latent_noise(seed, shape) if spec.has_latent_noise else None, scale, maps)
+    if isinstance(noise, str):
+        if noise != "zeros":
+            raise LatentsError(f'noise is "zeros", a sequence of arrays or None, not {noise!r}.')
+        return Draws(None, scale, {name: mx.zeros(size, dtype) for name, size in shapes.items()})
+    arrays = [mx.array(array) for array in noise]
+    latent_shapes = [tuple(shape)] if spec.has_latent_noise else []
+    _check([array.shape for array in arrays], [*latent_shapes, *shapes.values()])
+    latents = arrays.pop(0).astype(mx.float32) if spec.has_latent_noise else None
+    return Draws(latents, scale, {name: array.astype(dtype) for name, array in zip(shapes, arrays, strict=True)})
+
+
+def _check(given: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]) -> None:
+    if given and not expected:
+        raise LatentsError(f"{len(given)} noise arrays were given, and this network draws none.")
+    for index, (got, wanted) in enumerate(zip(given, expected, strict=False)):
+        if got != wanted:
+            raise LatentsError(f"noise array {index} has the shape {got}; the network draws {wanted} there.")
+    if len(given) != len(expected):
+        raise LatentsError(f"{len(given)} noise arrays were given, and the network draws {len(expected)}.")
+
+
+def _latent_noise(seed: int, shape: LatentShape) -> mx.array:
+    frame = (shape.channels, shape.height, shape.width)
+    items = []
+    for item in range(shape.batch):
+        keys = (_key(seed, item * _ITEM + index) for index in range(shape.frames))
+        items.append(mx.stack([mx.random.normal(frame, key=key) for key in keys], axis=1))
+    return mx.stack(items)
+
+
+def _key(seed: int, index: int) -> mx.array:
+    """A random key of its own for each pair of seed and index."""
+    high, low = (seed >> 32) & _MASK, seed & _MASK
+    return mx.array([low ^ ((high * _GOLDEN_RATIO) & _MASK), index & _MASK], dtype=mx.uint32)

@@ -1,0 +1,265 @@
+"""The kinds of blocks that encoders and decoders are built of: how checkpoints write them, and their layers. No MLX.
+
+A block type says everything about itself here; `blocks.py` beside this file says which module computes it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ...streaming.axis import Axis, WindowSpec
+from ..specs import Activation, ConvSpec, FrameAttentionSpec, LayerSpec, PaddingMode, Stride
+
+_KERNEL = (3, 3, 3)
+_EMBEDDING = 256  # channels of the sinusoidal timestep embedding
+
+Weights = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class NetworkOptions(NamedTuple):
+    """What all blocks of a network share.
+
+    Attributes:
+        causal: whether convolutions see no later frame.
+        padding: of the picture, in height and width.
+        has_timestep: whether a timestep modulates the norms.
+    """
+
+    causal: bool
+    padding: PaddingMode
+    has_timestep: bool = False
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """One block, in the order in which data pass it, with its widths resolved.
+
+    Attributes:
+        type: what it computes.
+        in_channels: channels of what enters.
+        out_channels: channels of what leaves.
+        num_layers: residual blocks in it.
+        stride: factors by which it changes the grid, (time, height, width).
+        residual: whether its rearranged input is added to its result.
+        inject_noise: whether noise maps are added in it.
+    """
+
+    type: "BlockType"
+    in_channels: int
+    out_channels: int
+    num_layers: int = 1
+    stride: Stride = (1, 1, 1)
+    residual: bool = False
+    inject_noise: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class BlockType:
+    """A kind of block.
+
+    Attributes:
+        name: what reports call it.
+        specs: its layers, given its configuration, the network's options and the path of its module.
+        options: the keys that a checkpoint may state for it.
+    """
+
+    name: str
+    specs: Callable[[BlockConfig, NetworkOptions, str], list[LayerSpec]]
+    options: frozenset[str] = frozenset({"num_layers", "multiplier", "residual", "inject_noise", "attention_head_dim"})
+
+
+class BlockName(NamedTuple):
+    """What a name in the block list of a checkpoint stands for.
+
+    Attributes:
+        type: the kind of block.
+        multiplier: by which the width changes where the options do not say, and 0 where it never changes.
+        stride: factors by which the grid changes.
+        residual: whether its rearranged input is added, where the options do not say.
+        takes_noise: whether the options may ask for noise injection.
+    """
+
+    type: BlockType
+    multiplier: int = 0
+    stride: Stride = (1, 1, 1)
+    residual: bool = False
+    takes_noise: bool = False
+
+
+def conv_layer(
+    name: str,
+    in_channels: int,
+    conv_channels: int,
+    options: NetworkOptions,
+    *,
+    weights: Weights = (),
+    time_kernel: int = 3,
+    **attributes: Any,
+) -> ConvSpec:
+    """The spec of a layer around a 3x3x3 convolution, padded by repeated edge frames in time.
+
+    Args:
+        name: the path of the layer's module; its convolution is at `name.conv`.
+        in_channels: channels of its input.
+        conv_channels: output channels of the convolution.
+        options: of the network.
+        weights: those of the layer besides the convolution's.
+        time_kernel: frames that one result sees: more than 3 where a result is made of several convolved frames.
+        attributes: anything else that `ConvSpec` has.
+    """
+    down = attributes.get("down", (1, 1, 1))
+    before, after = (time_kernel - 1, 0) if options.causal else (1, 1)
+    own = ((f"{name}.conv.weight", (conv_channels, *_KERNEL, in_channels)), (f"{name}.conv.bias", (conv_channels,)))
+    return ConvSpec(
+        name=name,
+        in_channels=in_channels,
+        conv_channels=conv_channels,
+        windows=(WindowSpec(time_kernel, down[0], before, after), _space(down[1]), _space(down[2])),
+        padding=options.padding,
+        causal=options.causal,
+        weights=own + weights,
+        **{"out_channels": conv_channels} | attributes,
+    )
+
+
+def _space(stride: int) -> WindowSpec:
+    return WindowSpec(3, stride, 1, 1)
+
+
+def embedder_weights(name: str, channels: int) -> Weights:
+    """The weights of a time embedder at `name` with `channels` outputs."""
+    path = f"{name}.timestep_embedder"
+    return (
+        (f"{path}.linear_1.weight", (channels, _EMBEDDING)),
+        (f"{path}.linear_1.bias", (channels,)),
+        (f"{path}.linear_2.weight", (channels, channels)),
+        (f"{path}.linear_2.bias", (channels,)),
+    )
+
+
+def _residual_layers(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
+    """The two convolutions of one residual block at `name`."""
+    in_channels, out_channels = block.in_channels, block.out_channels
+    first: Weights = ((f"{name}.scale_shift_table", (4, in_channels)),) if options.has_timestep else ()
+    second: Weights = ()
+    if block.inject_noise:
+        first += ((f"{name}.per_channel_scale1", (out_channels,)),)
+        second += ((f"{name}.per_channel_scale2", (out_channels,)),)
+    if in_channels != out_channels:
+        norm, shortcut = f"{name}.norm3.norm", f"{name}.conv_shortcut"
+        second += ((f"{norm}.weight", (in_channels,)), (f"{norm}.bias", (in_channels,)))
+        second += ((f"{shortcut}.weight", (out_channels, in_channels)), (f"{shortcut}.bias", (out_channels,)))
+    shared = {"is_modulated": options.has_timestep, "has_noise": block.inject_noise}
+    return [
+        conv_layer(
+            f"{name}.conv1", in_channels, out_channels, options, weights=first, activation=Activation.INPUT, **shared
+        ),
+        conv_layer(
+            f"{name}.conv2",
+            out_channels,
+            out_channels,
+            options,
+            weights=second,
+            activation=Activation.CACHED,
+            skip_channels=in_channels,
+            **shared,
+        ),
+    ]
+
+
+def _res_stack(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
+    layers = [
+        layer
+        for index in range(block.num_layers)
+        for layer in _residual_layers(block, options, f"{name}.res_blocks.{index}")
+    ]
+    if options.has_timestep:
+        embedder = embedder_weights(f"{name}.time_embedder", 4 * block.in_channels)
+        layers[0] = replace(layers[0], weights=layers[0].weights + embedder)
+    return layers
+
+
+def _res_change(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
+    return _residual_layers(block, options._replace(has_timestep=False), name)
+
+
+def _upsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
+    """A convolution and depth-to-space. Where time doubles, the first frame of the result is dropped."""
+    return [
+        conv_layer(
+            f"{name}.conv",
+            block.in_channels,
+            block.out_channels * math.prod(block.stride),
+            options,
+            out_channels=block.out_channels,
+            up=block.stride,
+            trim=block.stride[0] - 1,
+            has_residual=block.residual,
+        )
+    ]
+
+
+def _downsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
+    """A convolution and space-to-depth. Where time halves, a result is made of two convolved frames."""
+    return [
+        conv_layer(
+            f"{name}.conv",
+            block.in_channels,
+            block.out_channels // math.prod(block.stride),
+            options,
+            out_channels=block.out_channels,
+            down=block.stride,
+            time_kernel=2 + block.stride[0],
+            has_residual=True,
+        )
+    ]
+
+
+def _strided(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
+    """A convolution with a stride."""
+    return [
+        conv_layer(name, block.in_channels, block.out_channels, options, down=block.stride, conv_stride=block.stride)
+    ]
+
+
+def _attention(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
+    channels = block.in_channels
+    weights: Weights = (
+        (f"{name}.norm.gamma", (channels,)),
+        (f"{name}.to_qkv.weight", (3 * channels, channels)),
+        (f"{name}.to_qkv.bias", (3 * channels,)),
+        (f"{name}.proj.weight", (channels, channels)),
+        (f"{name}.proj.bias", (channels,)),
+    )
+    return [
+        FrameAttentionSpec(name, channels, channels, unbounded=frozenset({Axis.HEIGHT, Axis.WIDTH}), weights=weights)
+    ]
+
+
+RES_STACK = BlockType("residual", _res_stack)
+RES_CHANGE = BlockType("residual, other width", _res_change)
+UPSAMPLE = BlockType("depth to space", _upsample)
+DOWNSAMPLE = BlockType("space to depth", _downsample)
+STRIDED = BlockType("strided convolution", _strided)
+ATTENTION = BlockType("attention", _attention)
+
+_STRIDES = {"compress_space": (1, 2, 2), "compress_time": (2, 1, 1), "compress_all": (2, 2, 2)}
+_BOTH = {
+    "res_x": BlockName(RES_STACK, takes_noise=True),
+    "res_x_y": BlockName(RES_CHANGE, 2),
+    "attn": BlockName(ATTENTION),
+}
+
+#: What the names in `encoder_blocks` stand for.
+ENCODER_BLOCKS: dict[str, BlockName] = {
+    **_BOTH,
+    **{name: BlockName(STRIDED, 0, stride) for name, stride in _STRIDES.items()},
+    **{f"{name}_x_y": BlockName(STRIDED, 2, stride) for name, stride in _STRIDES.items()},
+    **{f"{name}_res": BlockName(DOWNSAMPLE, 2, stride, residual=True) for name, stride in _STRIDES.items()},
+}
+#: What the names in `decoder_blocks` stand for.
+DECODER_BLOCKS: dict[str, BlockName] = {
+    **_BOTH,
+    **{name: BlockName(UPSAMPLE, 1, stride) for name, stride in _STRIDES.items()},
+}

@@ -1,0 +1,99 @@
+"""The encoder and the decoder of the conv VAE as sequences of layers, from the configuration alone. No MLX."""
+
+from dataclasses import dataclass, replace
+
+from ...streaming.axis import Axis
+from ..specs import Activation, ConvSpec, LayerSpec, NetworkSpec
+from .block_types import BlockConfig, conv_layer, embedder_weights
+from .config import NetworkConfig, VAEConfig
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """One block and its layers."""
+
+    config: BlockConfig
+    layers: tuple[LayerSpec, ...]
+
+
+@dataclass(frozen=True)
+class ConvNetworkParts:
+    """The layers of a conv encoder or decoder by the module that they belong to.
+
+    Attributes:
+        conv_in: the first convolution.
+        blocks: what stands between the two.
+        conv_out: the last convolution, with the norm and the activation in front of it.
+        patch_size: pixels per cell of the finest grid, along each side.
+    """
+
+    conv_in: ConvSpec
+    blocks: tuple[BlockSpec, ...]
+    conv_out: ConvSpec
+    patch_size: int
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """The layers in order, without the rearrangement of pixels into patches or back."""
+        return (self.conv_in, *(layer for block in self.blocks for layer in block.layers), self.conv_out)
+
+
+def decoder_parts(config: VAEConfig) -> ConvNetworkParts:
+    """The decoder's layers by module."""
+    network = config.decoder
+    parts = _parts(network, "up_blocks", config.patch_size)
+    if not network.options.has_timestep:
+        return parts
+    weights = (
+        *parts.conv_out.weights,
+        ("timestep_scale_multiplier", ()),
+        *embedder_weights("last_time_embedder", 2 * network.last_width),
+        ("last_scale_shift_table", (2, network.last_width)),
+    )
+    return replace(parts, conv_out=replace(parts.conv_out, weights=weights, is_modulated=True))
+
+
+def encoder_parts(config: VAEConfig) -> ConvNetworkParts:
+    """The encoder's layers by module. Of the moments only the means leave it."""
+    parts = _parts(config.encoder, "down_blocks", config.patch_size)
+    means = replace(parts.conv_out, conv_channels=config.latent_channels, out_channels=config.latent_channels)
+    return replace(parts, conv_out=means)
+
+
+def decoder_spec(config: VAEConfig) -> NetworkSpec:
+    """The whole decoder: latents (B, T, H, W, C), denormalized, to pixels (B, T', H', W', 3)."""
+    parts = decoder_parts(config)
+    patch = parts.patch_size
+    channels = parts.conv_out.out_channels
+    unpatchify = LayerSpec("unpatchify", channels, channels // patch**2, up=(1, patch, patch))
+    has_timestep = config.decoder.options.has_timestep
+    return NetworkSpec((*parts.layers, unpatchify), has_timestep=has_timestep, has_latent_noise=has_timestep)
+
+
+def encoder_spec(config: VAEConfig) -> NetworkSpec:
+    """The whole encoder: pixels (B, T, H, W, 3) to the means of latents (B, T', H', W', C)."""
+    parts = encoder_parts(config)
+    patch = parts.patch_size
+    channels = parts.conv_in.in_channels
+    patchify = _Patchify("patchify", channels // patch**2, channels, down=(1, patch, patch))
+    return NetworkSpec((patchify, *parts.layers), stream_axes=(Axis.TIME,))
+
+
+class _Patchify(LayerSpec):
+    """Patches do not overlap, so the grid is divided without a window."""
+
+    def out_grid(self, grid: tuple[int, int, int]) -> tuple[int, int, int]:
+        """See `LayerSpec`."""
+        time, height, width = (extent // down for extent, down in zip(grid, self.down, strict=True))
+        return time, height, width
+
+
+def _parts(network: NetworkConfig, stem: str, patch_size: int) -> ConvNetworkParts:
+    options = network.options
+    blocks = tuple(
+        BlockSpec(block, tuple(block.type.specs(block, options, f"{stem}.{index}")))
+        for index, block in enumerate(network.blocks)
+    )
+    conv_in = conv_layer("conv_in", network.in_channels, network.first_width, options)
+    conv_out = conv_layer("conv_out", network.last_width, network.out_channels, options, activation=Activation.CACHED)
+    return ConvNetworkParts(conv_in, blocks, conv_out, patch_size)

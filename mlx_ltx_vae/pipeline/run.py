@@ -1,0 +1,141 @@
+"""Carries a plan out, for decoding and for encoding alike: one pass, a stream, or tiles."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+import mlx.core as mx
+
+from ..device import limited_cache
+from ..mlx_utils import split
+from ..models.base import Network
+from ..planning.plan import Mode, Plan
+from ..streaming.axis import Axis
+from ..streaming.context import StreamContext
+from ..streaming.driver import run, run_whole
+from ..tiling.batches import in_tile_order, tile_batches
+from ..tiling.blend import SpatialBlender, blend_tiles
+from ..tiling.layout import Tile, TileLayout
+from .sources import Box, Source
+
+
+@dataclass(frozen=True)
+class Run:
+    """A plan being carried out.
+
+    Attributes:
+        network: the encoder or decoder.
+        plan: how.
+        source: what enters.
+        context: timesteps and noise maps of the whole picture.
+        update: called with each piece of a result as it comes.
+    """
+
+    network: Network
+    plan: Plan
+    source: Source
+    context: StreamContext = field(default_factory=StreamContext)
+    update: Callable[[mx.array], None] = lambda piece: None
+
+    def results(self) -> Generator[mx.array, None, None]:
+        """What the network makes: (B, T, H, W, C) each, in order along the axis of the plan's order.
+
+        Float32 where tiles are blended, otherwise in the network's dtype.
+        """
+        with limited_cache(self.plan.memory.buffer_cache):
+            if self.plan.mode is Mode.SINGLE:
+                results = self._single()
+            elif self.plan.layout is None:
+                results = self._stream(self.source.pieces(self._axis, self.plan.chunk), self.context)
+            elif len(self.plan.layout.time.latent) == 1:
+                results = self._tiles_in_space(self.plan.layout)
+            else:
+                results = self._tiles(self.plan.layout)
+            yield from results
+
+    @property
+    def _axis(self) -> Axis:
+        return self.plan.order.axis
+
+    def _single(self) -> Iterator[mx.array]:
+        pieces = list(self.source.pieces(Axis.TIME, self.plan.chunk))
+        box = [mx.concatenate(pieces, axis=Axis.TIME)]
+        del pieces
+        box = [run_whole(self.network.stages(self.context), box.pop())]
+        self.update(box[0])
+        yield box.pop()
+
+    def _stream(self, pieces: Iterator[mx.array], context: StreamContext) -> Iterator[mx.array]:
+        """One stream, piece by piece."""
+        stages = self.network.stages(replace(context, axis=self._axis))
+        plan = self.plan
+        for piece in run(stages, pieces, axis=self._axis, steps=plan.steps, prefetch=plan.prefetch):
+            self.update(piece)
+            # A suspended generator must not hold what it has handed over.
+            box = [piece]
+            del piece
+            yield box.pop()
+
+    def _tile_streams(self, batches: Sequence[Sequence[Tile]]) -> list[Iterator[list[mx.array]]]:
+        """Per batch of tiles of one shape, a stream in time that yields a piece for each of them.
+
+        All streams take their steps at the same frames.
+        """
+        boxes: list[list[Box]] = [[self.plan.input_box(tile) for tile in tiles] for tiles in batches]
+        sources = self.source.tile_pieces(boxes, self.plan.chunk)
+        return [
+            self._split(self._stream(pieces, self._crop_context(tiles)), len(tiles))
+            for pieces, tiles in zip(sources, batches, strict=True)
+        ]
+
+    @staticmethod
+    def _split(results: Iterator[mx.array], parts: int) -> Iterator[list[mx.array]]:
+        for piece in results:
+            box = [split(piece, parts)]
+            del piece
+            yield box.pop()
+
+    def _tiles_in_space(self, layout: TileLayout) -> Iterator[mx.array]:
+        """Tiles cut in space alone: all streams side by side, blended as their frames come."""
+        _, rows, columns = self.plan.blend_axes(layout)
+        blender = SpatialBlender(rows, columns)
+        (tiles,) = layout.groups()
+        batches = tile_batches(tiles, self.plan.tile_batch_size)
+        streams = self._tile_streams([[tiles[index] for index in batch] for batch in batches])
+        for results in zip(*streams, strict=True):
+            box = [blender.blend(in_tile_order(batches, results))]
+            del results
+            yield box.pop()
+
+    def _tiles(self, layout: TileLayout) -> Iterator[mx.array]:
+        """Tiles cut in time too, blended on all three axes."""
+
+        def run_tiles(tiles: list[Tile]) -> list[mx.array]:
+            (stream,) = self._tile_streams([tiles])
+            return [mx.concatenate(list(pieces), axis=1) for pieces in zip(*stream, strict=True)]
+
+        axes = self.plan.blend_axes(layout)
+        with closing(blend_tiles(run_tiles, layout, axes, tile_batch_size=self.plan.tile_batch_size)) as results:
+            for _, frames in results:
+                box = [frames]
+                del frames
+                yield box.pop()
+
+    def _crop_context(self, tiles: Sequence[Tile]) -> StreamContext:
+        """The context of some tiles as a batch: each keeps its part of the picture's noise."""
+        shape = self.plan.latent_shape
+        batch = self.source.batch
+
+        def crop(noise: mx.array, tile: Tile) -> mx.array:
+            _, rows, columns = tile.latent
+            down, across = noise.shape[0] // shape.height, noise.shape[1] // shape.width
+            return noise[rows.start * down : rows.end * down, columns.start * across : columns.end * across]
+
+        maps: Mapping[str, mx.array] = {
+            name: mx.repeat(mx.stack([crop(noise, tile) for tile in tiles]), batch, axis=0)
+            for name, noise in self.context.noise_maps.items()
+        }
+        timesteps = self.context.timesteps
+        return replace(
+            self.context, noise_maps=maps, timesteps=None if timesteps is None else mx.tile(timesteps, len(tiles))
+        )

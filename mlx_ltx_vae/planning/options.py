@@ -1,0 +1,125 @@
+"""What a caller may ask of a plan, checked. No MLX."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ..errors import LatentsError, PlanError
+from ..models.specs import NetworkSpec, PaddingMode
+from ..shapes import LatentShape
+from ..streaming.axis import Axis
+from ..tiling.batches import check_batch_size
+from ..tiling.config import TilingConfig
+from .plan import Mode, Order
+
+EnumT = TypeVar("EnumT", bound=enum.Enum)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What was asked for. None leaves the choice to the planner.
+
+    Attributes:
+        mode: exact, single or tiled.
+        order: the axis of an exact stream.
+        tiling: the tiles of mode tiled.
+        tile_batch_size: tiles of equal shape that run together, at most.
+        chunk: positions that enter at once.
+    """
+
+    mode: Mode | None = None
+    order: Order | None = None
+    tiling: TilingConfig | None = None
+    tile_batch_size: int = 1
+    chunk: int | None = None
+
+
+def parse_options(
+    spec: NetworkSpec,
+    *,
+    mode: str = "auto",
+    order: str = "auto",
+    tiling: TilingConfig | None = None,
+    tile_batch_size: int = 1,
+    chunk: int | None = None,
+) -> PlanOptions:
+    """The options as `VideoVAE.plan` takes them, checked against each other and the network.
+
+    Raises:
+        PlanError: for an unknown word, and for options that contradict each other or the network.
+        TilingError: for an impossible batch of tiles.
+    """
+    check_batch_size(tile_batch_size)
+    options = PlanOptions(_parse(mode, Mode, "mode"), _parse(order, Order, "order"), tiling, tile_batch_size, chunk)
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise PlanError(f"a chunk is a whole number of positions, at least 1, not {chunk!r}.")
+    if tiling is not None and options.mode is not Mode.TILED:
+        raise PlanError('tiling goes with mode "tiled"; the other modes blend nothing.')
+    if options.mode is Mode.SINGLE and (chunk is not None or options.order not in (None, Order.TIME)):
+        raise PlanError("a chunk and an order go with mode exact; a single pass has one chunk.")
+    if options.mode is Mode.TILED and options.order not in (None, Order.TIME):
+        raise PlanError("tiles are streamed in time; an order goes with mode exact.")
+    reason = options.order and why_not(spec, options.order)
+    if reason:
+        raise PlanError(reason)
+    return options
+
+
+def why_not(spec: NetworkSpec, order: Order) -> str | None:
+    """Why a network cannot be streamed in an order; None where it can."""
+    if order.axis not in spec.stream_axes:
+        return f"this network streams by time only, not by {order.value}."
+    layer = spec.unbounded_layer(order.axis)
+    if layer is None:
+        return None
+    sees = "the whole clip" if order is Order.TIME else "whole frames"
+    other = "mode single" if order is Order.TIME else "order time"
+    return f"layer {layer.name} sees {sees}, so the network cannot be streamed by {order.value}; use {other}."
+
+
+def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
+    """The shape, if the decoder can decode it.
+
+    Raises:
+        LatentsError: saying what is wrong with it.
+    """
+    shown = "(" + ", ".join(str(size) for size in shape) + ")"
+    if len(shape) != 5:
+        raise LatentsError(f"latents have the shape {shown}; expected are five axes (B, C, F', H', W').")
+    latent_shape = LatentShape(*(int(size) for size in shape))
+    if 0 in latent_shape:
+        raise LatentsError(f"latents have the shape {shown}, which is empty.")
+    if latent_shape.channels != spec.in_channels:
+        raise LatentsError(
+            f"latents have the shape {shown} with {latent_shape.channels} channels; this VAE decodes "
+            f"{spec.in_channels} (axes are (B, C, F', H', W'))."
+        )
+    check_grid(spec, latent_shape)
+    return latent_shape
+
+
+def check_grid(spec: NetworkSpec, shape: LatentShape) -> None:
+    """Refuse latents that are smaller than a layer needs.
+
+    Raises:
+        LatentsError: saying how many cells it takes.
+    """
+    for layer, extents in spec.walk(shape.grid):
+        needs_two = layer.padding is PaddingMode.REFLECT and any(layer.window(axis).kernel > 1 for axis in Axis)
+        if needs_two and min(extents[1:]) < 2:
+            raise LatentsError(
+                f"latents have the shape {tuple(shape)}; this VAE pads by reflection, which takes at least 2 cells a "
+                "side."
+            )
+
+
+def _parse(name: str, kind: type[EnumT], what: str) -> EnumT | None:
+    """The member that a word stands for, or None for "auto"."""
+    if name == "auto":
+        return None
+    try:
+        return kind(name)
+    except ValueError:
+        known = ", ".join(str(member.value) for member in kind)
+        raise PlanError(f"{what} {name!r} is not known; there are auto, {known}.") from None

@@ -1,0 +1,48 @@
+"""What every layer of a running stream is told: one object for all of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import mlx.core as mx
+
+from .axis import Axis
+
+
+class Neighbors(Protocol):
+    """The bands before and after this one along an axis, which run the same stream in step with it."""
+
+    @property
+    def axis(self) -> Axis:
+        """The axis that is cut into bands. It is not the axis of the stream."""
+
+    def exchange(self, frames: mx.array, before: int, after: int) -> tuple[mx.array | None, mx.array | None]:
+        """Send this band's edges to its neighbors, and receive theirs.
+
+        Args:
+            frames: this band, (B, T, H, W, C).
+            before: positions to receive from the band before.
+            after: positions to receive from the band after.
+
+        Returns:
+            The positions in front of `frames` and those behind; None at a true edge of the picture, where the layer
+            pads as it would without bands.
+        """
+
+
+@dataclass(frozen=True)
+class StreamContext:
+    """One stream through a network.
+
+    Attributes:
+        axis: the axis along which pieces arrive.
+        timesteps: (B,) float32 in [0, 1], for networks that take one.
+        noise_maps: the injected noise by the name of the layer that adds it: (H, W) for the whole picture and every
+            item of a batch, or (B, H, W).
+        neighbors: the other bands of the picture; None where this stream has all of it.
+    """
+
+    axis: Axis = Axis.TIME
+    timesteps: mx.array | None = None
+    noise_maps: Mapping[str, mx.array] = field(default_factory=dict)
+    neighbors: Neighbors | None = None

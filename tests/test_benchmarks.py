@@ -1,0 +1,206 @@
+"""The developers' measurements end to end, small; and their arithmetic. Nothing depends on how long a run takes."""
+
+import json
+import sys
+from importlib.util import find_spec
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import against, validation
+from benchmarks.convolutions import Convolution, recorded
+from benchmarks.overlap import WaitingSink, least_seconds
+from benchmarks.with_diffusers import diffusers_config
+from mlx_ltx_vae import demo
+from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.checkpoint.diffusers import read_diffusers_config
+from mlx_ltx_vae.latents import save_latents
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from test_checkpoint_diffusers import CONFIGS
+
+TINY = ["--base-width", "8", "--size", "64x64"]
+
+
+@pytest.fixture
+def measure(tmp_path, capsys):
+    """`measure(name, *options)`: the runs of a measurement that succeeds, and what it printed."""
+
+    def run(*arguments):
+        path = tmp_path / "report.json"
+        assert command.main([*arguments, "--repeat", "1", "--json", str(path)]) == 0, capsys.readouterr().err
+        captured = capsys.readouterr()
+        return json.loads(path.read_text())["runs"], captured.out + captured.err
+
+    return run
+
+
+@pytest.fixture
+def small_demo(golden, tmp_path, monkeypatch):
+    """A tiny VAE and latents in place of the demo's."""
+    latents = tmp_path / "latents.safetensors"
+    save_latents(latents, mx.random.normal((1, 8, 2, 2, 2), key=mx.random.key(1)))
+    monkeypatch.setattr(demo, "VAE", golden("ltx2_3").checkpoint)
+    monkeypatch.setattr(demo, "LATENTS", latents)
+
+
+@pytest.mark.slow
+def test_roofline_times_decodes_and_their_convolutions_and_counts_synchronizations(measure):
+    runs, printed = measure("roofline", *TINY, "--modes", "exact", "rows", "--frames", "25")
+    assert [run["order"] for run in runs] == ["time", "rows"]
+    for run in runs:
+        assert len(run["seconds"]) == len(run["floor_seconds"]) == 1
+        assert run["convolutions"] > 0 and run["gflop"] > 0
+        assert run["counts"]["readbacks"] == 2
+    assert runs[0]["counts"]["arrays"] == 0
+    assert "GFLOP/s" in printed
+
+
+@pytest.mark.slow
+def test_overlap_is_measured_with_waiting_sinks_and_with_ffmpeg(measure):
+    (run,), printed = measure("overlap", *TINY, "--ffmpeg", "--frames", "17")
+    assert [sink["sink"] for sink in run["sinks"]] == ["waits 0.5", "waits 1.0", "waits 2.0", "mp4"]
+    assert all(sink[name] > 0 for sink in run["sinks"] for name in ("decode", "alone", "together", "least"))
+    assert run["latent_frames"] == 3
+    assert "3 of 3" in printed
+
+
+@pytest.mark.slow
+def test_dtypes_are_timed_and_compared_with_float32_of_the_same_weights(measure):
+    runs, printed = measure("precision", *TINY, "--frames", "9")
+    assert [run["dtype"] for run in runs] == ["float32", "bfloat16", "float16"]
+    _, bfloat16, float16 = runs
+    assert 30 < bfloat16["psnr"] < float16["psnr"] < 90
+    assert "| float32 " in printed
+
+
+@pytest.mark.slow
+def test_quality_of_every_mode_and_dtype_is_printed(measure, small_demo):
+    (run,), printed = measure("quality")
+    psnr = {way["way"]: way["psnr"] for way in run["ways"]}
+    assert [psnr[f"exact, by {order}"] for order in ("time", "rows", "columns")] == [None] * 3
+    assert 30 < psnr["bfloat16"] < psnr["float16"] < 90
+    assert "| exact, by rows | identical |" in " ".join(printed.split())
+
+
+@pytest.mark.slow
+def test_plans_are_validated(measure, monkeypatch):
+    case = Case(base_width=8, dtype="float32", width=64, height=64, frames=9)
+    monkeypatch.setattr(validation, "validation_cases", lambda: [case])
+    (run,), printed = measure("validate-plan")
+    assert run["planned_bytes"] > 0
+    assert "1 cases; planned / measured between" in printed
+
+
+@pytest.mark.slow
+def test_against_compares_other_decoders_with_the_single_pass_and_skips_missing_ones(measure, monkeypatch):
+    monkeypatch.setitem(against.OTHERS, "diffusers", ("no_such_module",))
+    monkeypatch.setitem(against.OTHERS, "mlx_video", ("no_such_module.either",))
+    runs, printed = measure("against", *TINY, "--frames", "9", "--tile", "64:32", "--size", "96x64")
+    single, exact, tiled, ports = runs
+    assert [run["mode"] for run in runs] == ["single", "exact", "tiled", "ports"]
+    assert "psnr" not in single
+    assert exact["largest"] <= 1
+    assert ports["frames"] == 9 and ports["peak_bytes"] > 0
+    assert not any("samples" in run for run in runs), "only a plot needs samples"
+    # Both blend the same pixels of tiles in space; these differ from the single pass.
+    assert ports["largest"] == pytest.approx(tiled["largest"], abs=1)
+    assert ports["largest"] > 1
+    assert printed.count("is skipped: it is not installed") == 2
+
+
+@pytest.mark.slow
+def test_against_always_runs_the_single_pass_and_skips_programs_that_do_not_know_the_vae(measure, monkeypatch):
+    monkeypatch.setitem(against.OTHERS, "diffusers", ())
+    runs, printed = measure("against", *TINY, "--frames", "9", "--only", "diffusers", "--generation", "0.9.5")
+    assert [run["mode"] for run in runs] == ["single"]
+    assert "diffusers is skipped: its class is for LTX-2 and later" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not against.is_installed("diffusers"), reason="torch and diffusers are not installed")
+@pytest.mark.parametrize("generation", ["ltx-2", "ltx-2.3"])
+def test_diffusers_decodes_our_weights_to_our_frames(measure, generation):
+    runs, _ = measure("against", *TINY, "--frames", "9", "--only", "diffusers", "--generation", generation)
+    assert runs[1]["largest"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not against.is_installed("mlx_video"), reason="mlx_video is not installed")
+def test_mlx_video_decodes_our_weights_to_our_frames(measure):
+    runs, _ = measure("against", *TINY, "--frames", "9", "--only", "mlx_video")
+    assert runs[1]["largest"] <= 1
+
+
+@pytest.mark.parametrize("generation", ["LTX-2", "LTX-2.3"])
+def test_diffusers_gets_the_configuration_of_the_same_decoder(generation):
+    config = parse_vae_config({**GENERATIONS[generation], "decoder_base_channels": 16}, generation)
+    given = diffusers_config(config)
+    published = CONFIGS[{"LTX-2": "ltx2", "LTX-2.3": "ltx2_3"}[generation]]
+    encoder = {name: value for name, value in published.items() if not name.startswith(("decoder_", "upsample_"))}
+    encoder["block_out_channels"] = [128 * multiple for multiple in encoder["block_out_channels"]]
+    both = given | encoder
+    read = read_diffusers_config(both, "diffusers").raw_config
+    assert parse_vae_config(read, "diffusers").decoder == config.decoder
+    assert {name: both[name] for name in ("latent_channels", "patch_size")} == {"latent_channels": 128, "patch_size": 4}
+
+
+def test_another_package_of_the_same_name_is_not_taken_for_mlx_video(tmp_path, monkeypatch):
+    if find_spec("mlx_video"):
+        pytest.skip("mlx_video is installed")
+    (tmp_path / "mlx_video").mkdir()
+    (tmp_path / "mlx_video" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not against.is_installed("mlx_video")
+    sys.modules.pop("mlx_video", None)
+
+
+def test_the_plan_table_needs_no_measurement(capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.plan_table._SIZES", ((768, 512),))
+    assert command.main(["plan-table"]) == 0
+    assert capsys.readouterr().out.startswith("| video ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "MEASUREMENT"),
+        (["roofline", "--plot", "x.png"], "unrecognized arguments"),
+        (["plan-table", "--json", "-"], "unrecognized arguments"),
+        (["against", "--frames", "9", "17"], "unrecognized arguments"),
+        (["against", "--only", "torch"], "invalid choice"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_runs(arguments, complaint, capsys):
+    with pytest.raises(SystemExit) as caught:
+        command.main(arguments)
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_sink_cannot_be_done_before_its_frames_have_come():
+    arrivals = [(1.0, 2), (1.5, 2), (4.0, 1)]
+    assert least_seconds(arrivals, 0.0) == 4.0
+    assert least_seconds(arrivals, 0.5) == 4.5  # idle before the last chunk
+    assert least_seconds(arrivals, 2.0) == 1.0 + 5 * 2.0  # never idle after the first chunk
+
+
+def test_a_waiting_sink_takes_every_frame(monkeypatch):
+    waited = []
+    monkeypatch.setattr("benchmarks.overlap.time.sleep", waited.append)
+    with WaitingSink((4, 2), 0.5) as sink:
+        for count in (1, 3):
+            sink.write(np.zeros((count, 2, 4, 3), np.uint8))
+    assert waited == [0.5, 1.5]
+    assert sink.frames_written == 4
+
+
+def test_convolutions_are_recorded_with_what_they_compute():
+    x, weight = mx.zeros((1, 4, 6, 5, 8)), mx.zeros((16, 3, 3, 3, 8))
+    seen: list[Convolution] = []
+    with recorded(seen.append):
+        mx.conv3d(x, weight, padding=(0, 1, 1))
+    assert [each.output_shape for each in seen] == [(1, 2, 6, 5, 16)]
+    assert seen[0].operations == 2 * (2 * 6 * 5 * 16) * (27 * 8)

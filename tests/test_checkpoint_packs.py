@@ -1,0 +1,233 @@
+"""Packs of MLX ports, configurations beside files, and folders: all load like the original file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from checkpoint_files import (
+    GENERATIONS,
+    as_an_mlx_port_stores,
+    assert_same_checkpoint,
+    assert_same_weights,
+    metadata,
+    network_of,
+    read_weights,
+    statistics_of,
+    write_pack,
+    write_shards,
+)
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.checkpoint.files import open_archive
+from mlx_ltx_vae.errors import CheckpointError
+
+# --- packs of MLX ports ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "prefix", "names"),
+    [
+        ("vae_{}.safetensors", "vae_{}.", ("mean", "std")),
+        ("vae_{}.safetensors", "vae.{}.", ("mean-of-means", "std-of-means")),
+        ("vae_{}.safetensors", "{}.", ("_mean_of_means", "_std_of_means")),
+        ("vae_{}.safetensors", "", ("_mean_of_means", "_std_of_means")),
+        ("vae_{}_conv.safetensors", "vae_{}_conv.", ("mean", "std")),
+        ("vae/{}/model.safetensors", "", ("mean", "std")),
+    ],
+)
+@pytest.mark.parametrize("case", ["ltxv_0_9_1", "ltx2_3", "conv_16x16x4"])
+def test_packs_with_a_file_per_network_load_like_the_original(
+    golden: Callable, weights: Callable, tmp_path: Path, case: str, pattern: str, prefix: str, names: tuple[str, str]
+) -> None:
+    write_pack(tmp_path, weights(case), pattern, prefix, names)
+    (tmp_path / "embedded_config.json").write_text(metadata(golden, case)["config"])
+    (tmp_path / "transformer.safetensors").write_bytes(b"never opened")
+    assert_same_checkpoint(open_checkpoint(tmp_path), open_checkpoint(golden(case).checkpoint))
+
+
+def test_one_file_of_a_pack_can_be_given(golden: Callable, weights: Callable, tmp_path: Path) -> None:
+    write_pack(tmp_path, weights("ltx2_3"), "vae_{}.safetensors", "vae_{}.", ("mean", "std"))
+    loaded = open_checkpoint(tmp_path / "vae_decoder.safetensors")
+    assert list(loaded.networks) == ["decoder"]
+    expected = open_checkpoint(golden("ltx2_3").checkpoint)
+    assert_same_weights(read_weights(loaded, "decoder"), read_weights(expected, "decoder"))
+
+
+@pytest.mark.parametrize("prefix", ["vae_{}.", "vae.{}.", "{}."])
+def test_packs_in_one_file_load_like_the_original(
+    golden: Callable, weights: Callable, tmp_path: Path, prefix: str
+) -> None:
+    tensors = weights("ltxv_0_9_1")
+    stored = {
+        prefix.format(network) + name: as_an_mlx_port_stores(name, array)
+        for network in ("encoder", "decoder")
+        for name, array in network_of(tensors, network).items()
+    }
+    stored["mean"], stored["std"] = statistics_of(tensors)
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(golden("ltxv_0_9_1").manifest["vae_config"]))
+    expected = open_checkpoint(golden("ltxv_0_9_1").checkpoint)
+    assert_same_checkpoint(open_checkpoint(tmp_path), expected)
+    assert_same_checkpoint(open_checkpoint(tmp_path / "model.safetensors"), expected)
+
+
+def test_wrapped_causal_convolutions_get_their_original_names(
+    golden: Callable, weights: Callable, tmp_path: Path
+) -> None:
+    tensors = {}
+    for name, array in weights("ltx2_3").items():
+        if name.startswith("vae.decoder.") and ".conv.conv." not in name:
+            name = name.replace(".conv.", ".conv.conv.")
+        tensors[name] = array
+    assert "vae.decoder.up_blocks.0.res_blocks.0.conv1.conv.conv.weight" in tensors
+    save_file(tensors, tmp_path / "wrapped.safetensors", metadata(golden, "ltx2_3"))
+    expected = open_checkpoint(golden("ltx2_3").checkpoint)
+    assert_same_checkpoint(open_checkpoint(tmp_path / "wrapped.safetensors"), expected)
+
+
+def test_weights_in_two_layouts_are_an_error(golden: Callable, weights: Callable, tmp_path: Path) -> None:
+    tensors = weights("ltx2_3")
+    name = "vae.decoder.conv_in.conv.weight"
+    tensors[name] = as_an_mlx_port_stores(name, tensors[name])
+    save_file(tensors, tmp_path / "mixed.safetensors", metadata(golden, "ltx2_3"))
+    with pytest.raises(
+        CheckpointError, match=r"mixed\.safetensors: some of its convolution weights .* convert it again"
+    ):
+        open_checkpoint(tmp_path / "mixed.safetensors")
+
+
+# --- where the configuration is -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.json": "entry"},
+        {"config.json": "whole"},
+        {"config.json": "transformer", "embedded_config.json": "whole"},
+        {"config.json": "one network", "embedded_config.json": "whole"},
+        {"config.json": "diffusion", "embedded_config.json": "whole"},
+    ],
+)
+def test_the_configuration_of_the_vae_is_found_beside_the_file(
+    golden: Callable, weights: Callable, tmp_path: Path, files: dict[str, str]
+) -> None:
+    config = golden("conv_16x16x4").manifest["vae_config"]
+    contents: dict[str, Any] = {
+        "whole": {"vae": config, "transformer": {"num_layers": 48}},
+        "entry": config,
+        "transformer": {"_class_name": "LTXVideoTransformer3DModel", "num_layers": 48},
+        "one network": {"encoder_blocks": config["encoder_blocks"], "patch_size": 4},
+        "diffusion": {"vae": {"_class_name": "CausalDiffusionVAE", "decoder": {"stage_channels": [8]}}},
+    }
+    save_file(weights("conv_16x16x4"), tmp_path / "vae.safetensors")
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(contents[content]))
+    expected = open_checkpoint(golden("conv_16x16x4").checkpoint)
+    assert_same_checkpoint(open_checkpoint(tmp_path / "vae.safetensors"), expected)
+
+
+@pytest.mark.parametrize(("name", "generation"), GENERATIONS.items())
+@pytest.mark.parametrize("store", [lambda name, array: array, as_an_mlx_port_stores])
+def test_a_published_generation_is_inferred_from_its_tensors(
+    golden: Callable, weights: Callable, tmp_path: Path, name: str, generation: str, store: Callable
+) -> None:
+    tensors = {tensor: store(tensor, array) for tensor, array in weights(name).items()}
+    save_file(tensors, tmp_path / "vae.safetensors")
+    loaded = open_checkpoint(tmp_path / "vae.safetensors")
+    assert loaded.is_inferred
+    assert loaded.config.generation == generation
+    assert_same_checkpoint(loaded, open_checkpoint(golden(name).checkpoint))
+    assert json.loads(json.dumps(loaded.raw_config)) == loaded.raw_config
+
+
+@pytest.mark.parametrize(("name", "generation"), GENERATIONS.items())
+def test_a_decoder_alone_is_inferred(weights: Callable, tmp_path: Path, name: str, generation: str) -> None:
+    tensors = {tensor: array for tensor, array in weights(name).items() if not tensor.startswith("vae.encoder.")}
+    save_file(tensors, tmp_path / "vae.safetensors")
+    assert open_checkpoint(tmp_path / "vae.safetensors").config.generation == generation
+
+
+def test_an_encoder_alone_is_inferred_if_no_other_generation_has_it(
+    golden: Callable, weights: Callable, tmp_path: Path
+) -> None:
+    tensors = {tensor: array for tensor, array in weights("ltx2_3").items() if not tensor.startswith("vae.decoder.")}
+    save_file(tensors, tmp_path / "vae.safetensors")
+    assert open_checkpoint(tmp_path / "vae.safetensors").config == open_checkpoint(golden("ltx2_3").checkpoint).config
+
+
+def test_an_encoder_that_two_generations_share_is_an_error(weights: Callable, tmp_path: Path) -> None:
+    tensors = {tensor: array for tensor, array in weights("ltx2").items() if not tensor.startswith("vae.decoder.")}
+    save_file(tensors, tmp_path / "vae.safetensors")
+    with pytest.raises(CheckpointError, match=r"match LTX-Video 0\.9\.5 and LTX-2; add one as the metadata"):
+        open_checkpoint(tmp_path / "vae.safetensors")
+
+
+def test_a_structure_that_was_never_published_needs_a_configuration(weights: Callable, tmp_path: Path) -> None:
+    save_file(weights("conv_16x16x4"), tmp_path / "vae.safetensors")
+    with pytest.raises(
+        CheckpointError, match="no configuration, .* match no published generation; add one .* config.json"
+    ):
+        open_checkpoint(tmp_path / "vae.safetensors")
+
+
+# --- statistics -----------------------------------------------------------------------------------------------------
+
+
+def test_missing_statistics_are_an_error(golden: Callable, weights: Callable, tmp_path: Path) -> None:
+    tensors = weights("ltx2_3")
+    del tensors["vae.per_channel_statistics.std-of-means"]
+    save_file(tensors, tmp_path / "vae.safetensors", metadata(golden, "ltx2_3"))
+    with pytest.raises(CheckpointError, match="statistics of the latents .* are missing"):
+        open_checkpoint(tmp_path / "vae.safetensors")
+
+
+def test_statistics_of_another_width_are_an_error(golden: Callable, weights: Callable, tmp_path: Path) -> None:
+    tensors = weights("ltx2_3") | {"vae.per_channel_statistics.std-of-means": np.ones(4, np.float32)}
+    save_file(tensors, tmp_path / "vae.safetensors", metadata(golden, "ltx2_3"))
+    with pytest.raises(CheckpointError, match="8 and 4 values, but its latents have 8 channels"):
+        open_checkpoint(tmp_path / "vae.safetensors")
+
+
+def test_quantized_statistics_are_an_error(golden: Callable, weights: Callable, tmp_path: Path) -> None:
+    name = "vae.per_channel_statistics.mean-of-means"
+    tensors = weights("ltx2_3") | {name: np.zeros(8, np.uint8)}
+    save_file(tensors, tmp_path / "vae.safetensors", metadata(golden, "ltx2_3"))
+    with pytest.raises(CheckpointError, match=rf"{name} is stored as U8"):
+        open_checkpoint(tmp_path / "vae.safetensors")
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+
+
+def test_the_one_file_with_a_vae_is_found_by_its_header(golden: Callable, tmp_path: Path) -> None:
+    (tmp_path / "ltx-2.3.safetensors").write_bytes(golden("ltx2_3").checkpoint.read_bytes())
+    save_file({"lora.weight": np.zeros(2, np.float32)}, tmp_path / "lora.safetensors")
+    assert open_checkpoint(tmp_path).config.generation == "LTX-2.3"
+
+
+def test_two_files_with_a_vae_are_an_error_that_names_them(golden: Callable, tmp_path: Path) -> None:
+    for name in ("a.safetensors", "b.safetensors"):
+        (tmp_path / name).write_bytes(golden("ltx2_3").checkpoint.read_bytes())
+    with pytest.raises(
+        CheckpointError, match=r"several files contain a VAE; give one of a\.safetensors, b\.safetensors"
+    ):
+        open_checkpoint(tmp_path)
+
+
+def test_an_index_is_read_over_all_its_shards(golden: Callable, weights: Callable, tmp_path: Path) -> None:
+    write_shards(tmp_path, weights("ltx2_3"), metadata(golden, "ltx2_3"))
+    archive = open_archive(tmp_path / "model.safetensors.index.json")
+    assert len({info.path for info in archive.tensors.values()}) == 2
+    assert_same_checkpoint(open_checkpoint(tmp_path), open_checkpoint(golden("ltx2_3").checkpoint))
+
+
+def test_a_missing_shard_is_named(golden: Callable, weights: Callable, tmp_path: Path) -> None:
+    write_shards(tmp_path, weights("ltx2_3"), metadata(golden, "ltx2_3"))
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"its shard model-00002-of-00002\.safetensors is missing"):
+        open_checkpoint(tmp_path)

@@ -1,0 +1,311 @@
+"""Reading latent files: which are read, which are refused, and the error messages."""
+
+import json
+import math
+import os
+import pickle
+import tempfile
+import zipfile
+from fractions import Fraction
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_ltx_vae.errors import LatentsError
+from mlx_ltx_vae.latents import check_latents, load_latents, open_latents, save_latents
+
+SHAPE = (1, 8, 3, 4, 5)
+
+
+@pytest.fixture
+def latents() -> mx.array:
+    return mx.random.normal(SHAPE, key=mx.random.key(0))
+
+
+def assert_same(result: mx.array, expected: mx.array) -> None:
+    assert result.shape == expected.shape
+    assert result.dtype == expected.dtype
+    assert mx.array_equal(result, expected).item()
+
+
+def same_bits(array: mx.array) -> np.ndarray:
+    """The bits of bfloat16 values, which numpy cannot represent."""
+    return np.array(array.view(mx.uint16))
+
+
+@pytest.mark.parametrize(
+    "name", ["latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent", "anything"]
+)
+def test_known_names_and_a_single_tensor_of_any_name_are_read(tmp_path: Path, latents: mx.array, name: str) -> None:
+    path = tmp_path / "clip.latent"
+    others = {} if name == "anything" else {"other": mx.zeros((2,))}
+    mx.save_safetensors(str(path.with_suffix(".safetensors")), {name: latents} | others)
+    path.with_suffix(".safetensors").rename(path)  # ComfyUI's ending; the content decides
+    result, info = load_latents(path)
+    assert_same(result, latents)
+    assert info.tensor == name
+
+
+@pytest.mark.parametrize("names", [("latents", "samples"), ("a", "b")])
+def test_several_candidate_tensors_are_named_and_one_can_be_chosen(
+    tmp_path: Path, latents: mx.array, names: tuple
+) -> None:
+    path = tmp_path / "clip.safetensors"
+    mx.save_safetensors(str(path), {names[0]: latents, names[1]: latents + 1})
+    with pytest.raises(LatentsError, match=f"{names[0]}, {names[1]}"):
+        load_latents(path)
+    result, info = load_latents(path, tensor=names[1])
+    assert info.tensor == names[1]
+    assert_same(result, latents + 1)
+    with pytest.raises(LatentsError, match="no tensor 'c'"):
+        load_latents(path, tensor="c")
+
+
+def test_open_reads_the_header_and_none_of_the_values(tmp_path: Path) -> None:
+    path, shape = tmp_path / "clip.safetensors", (1, 8, 2**20, 32, 32)
+    num_bytes = 2 * math.prod(shape)  # 17 GB, of which the disk stores none
+    header = json.dumps(
+        {
+            "latents": {"dtype": "BF16", "shape": shape, "data_offsets": [0, num_bytes]},
+            "__metadata__": {"fps": "24", "num_frames": "17", "normalized": "true"},
+        }
+    ).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + num_bytes)
+    file = open_latents(path, latent_channels=8)
+    assert file.shape == shape
+    assert (file.stored_dtype, file.layout, file.normalized) == ("bfloat16", "(B, C, F', H', W')", True)
+    assert (file.info.tensor, file.info.fps, file.info.num_frames) == ("latents", 24, 17)
+
+
+@pytest.mark.parametrize("ending", ["npy", "npz", "safetensors"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_an_opened_file_describes_the_latents_that_it_reads(
+    tmp_path: Path, latents: mx.array, dtype: str, ending: str
+) -> None:
+    path, packed = tmp_path / f"clip.{ending}", latents.reshape(8, 60).T.astype(getattr(mx, dtype))
+    if ending == "npy":
+        mx.save(str(path), packed)
+    elif ending == "npz":
+        mx.savez(str(path), latents=packed)
+    else:
+        mx.save_safetensors(str(path), {"latents": packed})
+    file = open_latents(path, grid=SHAPE[2:])
+    assert (file.shape, file.stored_dtype, file.layout) == (SHAPE, dtype, "(tokens, C)")
+    assert (file.normalized, file.info.stored_shape) == (None, (60, 8))
+    assert_same(file.read(), latents.astype(getattr(mx, dtype)))
+
+
+def test_opening_checks_shapes_and_reading_checks_values(tmp_path: Path, latents: mx.array) -> None:
+    latents[0, 2, 1, 3, 4] = float("nan")
+    mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": latents})
+    with pytest.raises(LatentsError, match="have 8 channels where the VAE has 128"):
+        open_latents(tmp_path / "clip.safetensors", latent_channels=128)
+    file = open_latents(tmp_path / "clip.safetensors", latent_channels=8)
+    with pytest.raises(LatentsError, match="1 of 480 values are not finite"):
+        file.read()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.dtype(">f4")])
+@pytest.mark.parametrize("ending", ["npy", "npz"])
+def test_numpy_files_are_read(tmp_path: Path, latents: mx.array, dtype: np.dtype, ending: str) -> None:
+    path, array = tmp_path / f"clip.{ending}", np.asfortranarray(np.array(latents).astype(dtype))
+    np.save(path, array) if ending == "npy" else np.savez(path, latents=array, fps=23.976, num_frames=17)
+    result, info = load_latents(path, latent_channels=8)
+    assert_same(result, latents.astype(mx.float16 if dtype == np.float16 else mx.float32))
+    assert (info.fps, info.num_frames) == ((Fraction(24000, 1001), 17) if ending == "npz" else (None, None))
+
+
+@pytest.mark.parametrize("stored_as", ["V2", np.uint16])
+def test_bfloat16_in_numpy_files_is_recognized(tmp_path: Path, latents: mx.array, stored_as: object) -> None:
+    expected = latents.astype(mx.bfloat16)
+    np.savez(tmp_path / "clip.npz", latents=same_bits(expected).view(stored_as))
+    assert_same(load_latents(tmp_path / "clip.npz")[0], expected)
+
+
+def test_uint16_values_that_are_not_bfloat16_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "clip.npy", np.arange(480, dtype=np.uint16).reshape(SHAPE))
+    with pytest.raises(LatentsError, match="uint16"):
+        load_latents(tmp_path / "clip.npy")
+
+
+def test_missing_batch_axis_is_added(tmp_path: Path, latents: mx.array) -> None:
+    mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": latents[0]})
+    result, info = load_latents(tmp_path / "clip.safetensors", latent_channels=8)
+    assert_same(result, latents)
+    assert info.stored_shape == SHAPE[1:]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_channels_last_is_read_where_only_that_fits(tmp_path: Path, latents: mx.array, batched: bool) -> None:
+    channels_last = mx.moveaxis(latents, 1, 4)
+    mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": channels_last if batched else channels_last[0]})
+    assert_same(load_latents(tmp_path / "clip.safetensors", latent_channels=8)[0], latents)
+
+
+def test_two_possible_layouts_are_an_error_unless_the_file_says_which(tmp_path: Path) -> None:
+    path, latents = tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 4, 8))
+    mx.save_safetensors(str(path), {"latents": latents})
+    with pytest.raises(LatentsError, match=r"could be \(B, C, F', H', W'\) or \(B, F', H', W', C\)"):
+        load_latents(path, latent_channels=8)
+    save_latents(path, latents)
+    assert_same(load_latents(path, latent_channels=8)[0], latents)
+
+
+def test_other_channel_count_is_refused_with_both_numbers(tmp_path: Path, latents: mx.array) -> None:
+    save_latents(tmp_path / "clip.safetensors", latents)
+    with pytest.raises(LatentsError, match="have 8 channels where the VAE has 128"):
+        load_latents(tmp_path / "clip.safetensors", latent_channels=128)
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (mx.zeros((1, 1536, 128)), "packed"),
+        (mx.zeros((4, 4)), "five axes"),
+        (mx.zeros((1, 8, 0, 4, 4)), "empty"),
+        (mx.zeros(SHAPE, mx.int32), "int32"),
+        (mx.zeros(SHAPE, mx.complex64), "complex64"),
+    ],
+)
+def test_shapes_and_dtypes_that_no_decoder_takes_are_refused(array: mx.array, words: str) -> None:
+    with pytest.raises(LatentsError, match=f"here: .*{words}"):
+        check_latents(array, None, "here")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_values_that_are_not_finite_are_counted_and_located(latents: mx.array, value: float, dtype: mx.Dtype) -> None:
+    latents = latents.astype(dtype)
+    latents[0, 2, 1, 3, 4] = value
+    latents[0, 7, 2, 0, 0] = value
+    with pytest.raises(LatentsError, match=r"2 of 480 values .* = \(0, 2, 1, 3, 4\)"):
+        check_latents(latents, 8, "clip")
+
+
+def test_integers_in_a_file_are_refused(tmp_path: Path) -> None:
+    mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": mx.zeros(SHAPE, mx.int32)})
+    with pytest.raises(LatentsError, match="int32"):
+        load_latents(tmp_path / "clip.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"normalized": "false"}, "unnormalized"),
+        ({"normalized": "perhaps"}, "perhaps"),
+        ({"fps": "fast"}, "fps = 'fast'"),
+        ({"height": "tall"}, "height = 'tall'"),
+    ],
+)
+def test_unusable_metadata_is_refused(tmp_path: Path, latents: mx.array, metadata: dict, words: str) -> None:
+    mx.save_safetensors(str(tmp_path / "clip.safetensors"), {"latents": latents}, metadata)
+    with pytest.raises(LatentsError, match=words):
+        load_latents(tmp_path / "clip.safetensors")
+
+
+class Bomb:
+    """Makes a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("name", ["clip.pt", "clip.ckpt", "clip.pkl", "clip.safetensors", "clip.npy"])
+def test_pickles_are_refused_and_never_run(tmp_path: Path, name: str) -> None:
+    path, evidence = tmp_path / name, tmp_path / "evidence"
+    if name.endswith("npy"):
+        np.save(path, np.array([Bomb(evidence)], dtype=object))
+    else:
+        path.write_bytes(pickle.dumps(Bomb(evidence)))
+    with pytest.raises(LatentsError) as refusal:
+        load_latents(path)
+    assert not evidence.exists()
+    assert name.endswith("npy") or "save the latents as safetensors" in str(refusal.value)
+
+
+def test_safetensors_are_not_taken_for_pickles_at_any_header_length(tmp_path: Path) -> None:
+    path, entry = tmp_path / "clip.safetensors", {"dtype": "F32", "shape": [1] * 5, "data_offsets": [0, 4]}
+    header = json.dumps({"latents": entry}).encode()
+    for length in range(len(header), len(header) + 1500):  # a length of 128 begins with the first byte of a pickle
+        path.write_bytes(length.to_bytes(8, "little") + header.ljust(length) + bytes(4))
+        assert load_latents(path)[0].shape == (1, 1, 1, 1, 1)
+
+
+def test_torch_file_under_another_name_is_refused_as_a_pickle(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "clip.npz", "w") as archive:
+        archive.writestr("clip/data.pkl", b"")
+    with pytest.raises(LatentsError, match="pickle"):
+        load_latents(tmp_path / "clip.npz")
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "npy", "npz"])
+def test_every_truncation_is_a_one_line_error(tmp_path: Path, ending: str) -> None:
+    whole, cut = tmp_path / f"whole.{ending}", tmp_path / f"cut.{ending}"
+    array = np.ones((1, 2, 1, 2, 2), np.float32)
+    if ending == "safetensors":
+        save_latents(whole, mx.array(array))
+    else:
+        np.save(whole, array) if ending == "npy" else np.savez(whole, latents=array)
+    content = whole.read_bytes()
+    for length in range(len(content)):
+        cut.write_bytes(content[:length])
+        with pytest.raises(LatentsError) as refusal:
+            load_latents(cut)
+        assert str(refusal.value).startswith(str(cut))
+        assert "\n" not in str(refusal.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.binary(max_size=64), json_like=st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda
+       inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["latents", "__metadata__", "dtype",
+       "shape", "data_offsets"]), inner, max_size=4)))  # fmt: skip
+def test_arbitrary_content_is_a_latents_error(content: bytes, json_like: object) -> None:
+    header = json.dumps(json_like).encode()
+    for data in (content, len(header).to_bytes(8, "little") + header + content):
+        with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+            file.write(data)
+            file.flush()
+            with pytest.raises(LatentsError):
+                load_latents(file.name)
+
+
+def test_unknown_dtype_is_named(tmp_path: Path) -> None:
+    header = b'{"latents":{"dtype":"F8_E4M3","shape":[1,1,1,1,1],"data_offsets":[0,1]}}'
+    (tmp_path / "clip.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    with pytest.raises(LatentsError, match="stored as F8_E4M3; save it as"):
+        load_latents(tmp_path / "clip.safetensors")
+
+
+@pytest.mark.parametrize("offsets", [[8, 4], [-4, 0], [0, 4], [4, 4], [0, 8, 8], [], None])
+def test_inconsistent_header_is_refused(tmp_path: Path, offsets: object) -> None:
+    entry = {"dtype": "F32", "shape": [-1 if offsets == [8, 4] else 2, 1, 1, 1, 1], "data_offsets": offsets}
+    header = json.dumps({"latents": entry}).encode()
+    (tmp_path / "clip.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(LatentsError, match="cannot be read"):
+        load_latents(tmp_path / "clip.safetensors")
+
+
+def test_error_for_a_truncated_file_says_so(tmp_path: Path, latents: mx.array) -> None:
+    path = tmp_path / "clip.safetensors"
+    save_latents(path, latents)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(LatentsError, match="so it was cut short"):
+        load_latents(path)
+
+
+def test_pickle_endings_are_refused_unread(tmp_path: Path) -> None:
+    with pytest.raises(LatentsError, match="save the latents as safetensors"):
+        load_latents(tmp_path / "clip.ckpt")
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LatentsError, match="there is no such file"):
+        load_latents(tmp_path / "clip.safetensors")

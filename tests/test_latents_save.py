@@ -1,0 +1,140 @@
+"""Writing latent files: what is written, early refusal, and nothing left behind by a failure."""
+
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import file_size_limit
+from mlx_ltx_vae.errors import LatentsError, WriterError
+from mlx_ltx_vae.latents import check_latents_target, load_latents, save_latents
+
+
+@pytest.fixture
+def latents() -> mx.array:
+    return mx.random.normal((1, 8, 3, 4, 5), key=mx.random.key(0))
+
+
+def assert_same(result: mx.array, expected: mx.array) -> None:
+    assert result.shape == expected.shape
+    assert result.dtype == expected.dtype
+    assert mx.array_equal(result, expected).item()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.tuples(*[st.integers(1, 4)] * 5),
+    dtype=st.sampled_from([mx.float32, mx.float16, mx.bfloat16]),
+    fps=st.none() | st.fractions(min_value=1, max_value=240, max_denominator=1001),
+    sizes=st.none() | st.tuples(*[st.integers(1, 4096)] * 3),
+)
+def test_saved_latents_are_loaded_unchanged(shape: tuple, dtype: mx.Dtype, fps: Fraction, sizes: tuple) -> None:
+    latents = mx.random.normal(shape, key=mx.random.key(sum(shape))).astype(dtype)
+    num_frames, height, width = sizes or (None, None, None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.safetensors"
+        save_latents(path, latents, fps=fps, num_frames=num_frames, height=height, width=width)
+        assert names(Path(folder)) == ["clip.safetensors"]
+        result, info = load_latents(path, latent_channels=shape[1])
+    assert_same(result, latents)
+    assert (info.fps, info.num_frames, info.height, info.width) == (fps, num_frames, height, width)
+    assert (info.source, info.tensor, info.stored_shape) == (str(path), "latents", shape)
+
+
+def test_saved_file_has_the_documented_tensor_and_metadata(tmp_path: Path, latents: mx.array) -> None:
+    path = tmp_path / "clip.safetensors"
+    save_latents(path, latents, fps="23.976", num_frames=17, height=128, width=160)
+    tensors, metadata = mx.load(str(path), return_metadata=True)
+    assert list(tensors) == ["latents"]
+    expected = {"fps": "24000/1001", "num_frames": "17", "height": "128", "width": "160", "normalized": "true"}
+    assert expected.items() <= metadata.items()
+
+
+def test_lazy_latents_joined_along_time_are_written_in_order(tmp_path: Path, latents: mx.array) -> None:
+    path = tmp_path / "clip.safetensors"
+    save_latents(path, mx.concatenate([latents[:, :, :1], latents[:, :, 1:]], axis=2))
+    assert_same(load_latents(path)[0], latents)
+
+
+REFUSED_TARGETS = [
+    ("clip.npy", {}, "use a name that ends in .safetensors"),
+    ("missing/clip.safetensors", {}, "No such file or directory"),
+    ("folder.safetensors", {}, "it is a folder"),
+    ("clip.safetensors", {"fps": "fast"}, "'fast' is not a frame rate"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "words"), REFUSED_TARGETS)
+def test_invalid_targets_are_refused_before_and_by_saving(
+    tmp_path: Path, latents: mx.array, name: str, options: dict, words: str
+) -> None:
+    (tmp_path / "folder.safetensors").mkdir()
+    for write in (check_latents_target, lambda path, **options: save_latents(path, latents, **options)):
+        with pytest.raises(WriterError) as refusal:
+            write(tmp_path / name, **options)
+        assert words in str(refusal.value)
+        assert str(refusal.value).startswith(f"{tmp_path / name}: ")
+    assert names(tmp_path) == ["folder.safetensors"]
+
+
+def test_checking_a_target_changes_nothing(tmp_path: Path) -> None:
+    check_latents_target(tmp_path / "clip.safetensors", fps=24)
+    assert names(tmp_path) == []
+    (tmp_path / "clip.safetensors").write_text("earlier")
+    check_latents_target(tmp_path / "clip.safetensors")
+    assert names(tmp_path) == ["clip.safetensors"]
+    assert (tmp_path / "clip.safetensors").read_text() == "earlier"
+
+
+@pytest.mark.parametrize(
+    ("invalid", "words"),
+    [
+        (mx.ones((8, 1, 2, 2)), "five axes"),
+        (mx.ones((1, 8, 0, 2, 2)), "are empty"),
+        (mx.ones((1, 8, 1, 2, 2), mx.uint16), "uint16"),
+        (mx.full((1, 8, 1, 2, 2), float("inf")), "not finite"),
+        (mx.full((1, 8, 1, 2, 2), float("nan"), mx.bfloat16), "not finite"),
+    ],
+)
+def test_invalid_latents_are_refused_and_leave_the_earlier_file(tmp_path: Path, invalid: mx.array, words: str) -> None:
+    path = tmp_path / "clip.safetensors"
+    path.write_text("earlier")
+    with pytest.raises(LatentsError, match=words) as refusal:
+        save_latents(path, invalid)
+    assert str(refusal.value).startswith(f"{path}: ")
+    assert names(tmp_path) == ["clip.safetensors"]
+    assert path.read_text() == "earlier"
+
+
+@pytest.mark.parametrize("problem", [ValueError, KeyboardInterrupt])
+def test_an_interrupted_save_leaves_the_earlier_file(
+    tmp_path: Path, latents: mx.array, monkeypatch: pytest.MonkeyPatch, problem: type[BaseException]
+) -> None:
+    def write_a_part(path: str, *_: object) -> None:
+        Path(path).write_text("a part")
+        raise problem
+
+    path = tmp_path / "clip.safetensors"
+    path.write_text("earlier")
+    monkeypatch.setattr(mx, "save_safetensors", write_a_part)
+    with pytest.raises(problem):
+        save_latents(path, latents)
+    assert names(tmp_path) == ["clip.safetensors"]
+    assert path.read_text() == "earlier"
+
+
+def test_full_disk_leaves_the_earlier_file_and_nothing_else(tmp_path: Path, latents: mx.array) -> None:
+    path = tmp_path / "clip.safetensors"
+    save_latents(path, latents)
+    with file_size_limit(1024), pytest.raises(WriterError, match="cannot be written"):
+        save_latents(path, latents + 1)
+    assert names(tmp_path) == ["clip.safetensors"]
+    assert_same(load_latents(path)[0], latents)

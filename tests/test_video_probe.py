@@ -1,0 +1,86 @@
+"""Pure functions of reading: sizes that fit, and properties parsed from ffmpeg's log."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_ltx_vae.errors import ReaderError
+from mlx_ltx_vae.video import Fit
+from mlx_ltx_vae.video.fit import fit_size
+from mlx_ltx_vae.video.probe import parse_log
+
+sides = st.integers(1, 5000)
+sizes = st.tuples(sides, sides)
+
+
+@given(source=sizes, multiple=st.sampled_from([1, 16, 32]), wanted=st.none() | sizes, fit=st.sampled_from(Fit))
+def test_fitted_sizes_are_multiples_within_the_scaled_size(
+    source: tuple, multiple: int, wanted: tuple | None, fit: Fit
+) -> None:
+    wanted = None if wanted is None else tuple(-(-side // multiple) * multiple for side in wanted)
+    try:
+        scaled, target = fit_size("clip", source, wanted, fit, multiple)
+    except ReaderError:
+        assert fit is not Fit.RESIZE
+        assert fit is Fit.EXACT or (wanted is None and min(source) < multiple)
+        assert source != wanted
+        return
+    assert all(side >= multiple and side % multiple == 0 for side in target)
+    assert target == (wanted or target)
+    assert all(whole >= part for whole, part in zip(scaled, target, strict=True))
+    if fit is Fit.CROP:
+        assert wanted is None or any(whole == part for whole, part in zip(scaled, target, strict=True))
+        assert abs(scaled[0] * source[1] - scaled[1] * source[0]) <= max(source), "proportions are kept up to rounding"
+    else:
+        assert scaled == target
+        assert fit is Fit.RESIZE or target == source
+
+
+LOG = """\
+[info] Input #0, matroska,webm, from 'file:clip.mkv':
+[info]   Duration: 01:02:03.50, start: 0.000000, bitrate: 79 kb/s
+[info]   Stream #0:0: Video: mjpeg, yuvj420p(pc), 600x600, 90k tbr, 90k tbn (attached pic)
+[info]   Stream #0:1(eng): Video: h264 (High), yuv420p10le(tv, bt709), 96x64, {average}{nominal} tbr, 1k tbn (default)
+[info]   Stream #0:11: Video: vp9, 32x32, 5 fps, 5 tbr, 1k tbn
+[info] Stream mapping:
+[info]   Stream #0:1 -> #0:0 (h264 (native) -> wrapped_avframe (native))
+[Parsed_showinfo_0 @ 0x7f] [info] config in time_base: 1/1000, frame_rate: {nominal}
+[Parsed_showinfo_0 @ 0x7f] [info] config out time_base: 0/0, frame_rate: 0/0
+[Parsed_showinfo_0 @ 0x7f] [info] n:   0 pts:      0 fmt:yuv420p10le cl:left sar:1/1 s:64x96 i:P iskey:1 type:I
+[Parsed_showinfo_0 @ 0x7f] [info]   side data - something of 8x8
+[Parsed_showinfo_0 @ 0x7f] [info] color_range:tv color_space:{matrix} color_primaries:unknown
+"""
+
+
+@pytest.mark.parametrize(
+    ("nominal", "average", "fps"),
+    [
+        ("24000/1001", "23.98 fps, ", Fraction(24000, 1001)),
+        ("19001/317", "59.94 fps, ", Fraction(60000, 1001)),  # as Matroska stores it, in milliseconds
+        ("30/1", "29.87 fps, ", Fraction(30)),  # from a phone
+        ("30/1", "", Fraction(30)),
+        ("1000/1", "24.50 fps, ", Fraction(49, 2)),  # the clock of a screen recording
+        ("60000/1001", "29.97 fps, ", Fraction(30000, 1001)),  # the field rate
+        ("0/0", "12 fps, ", Fraction(12)),
+        ("1/0", "", None),
+    ],
+)
+def test_rate_is_the_nominal_rate_unless_only_the_average_is_plausible(
+    nominal: str, average: str, fps: Fraction | None
+) -> None:
+    info = parse_log(LOG.format(nominal=nominal, average=average, matrix="bt709"), "clip.mkv")
+    assert (info.fps, info.size, info.pixel_format) == (fps, (64, 96), "yuv420p10le")
+    assert info.seconds == Fraction(7447, 2)
+    assert info.has_matrix
+
+
+def test_logs_with_missing_properties_are_parsed_or_refused() -> None:
+    log = LOG.format(nominal="24/1", average="24 fps, ", matrix="unknown")
+    assert not parse_log(log, "clip").has_matrix
+    assert parse_log(log.replace("Duration: 01:02:03.50", "Duration: N/A"), "clip").seconds is None
+    with pytest.raises(ReaderError, match="clip: contains no frames"):
+        parse_log(log.replace("n:   0", "n:   1"), "clip")
+    with pytest.raises(ReaderError, match="clip: a frame rate must be"):
+        parse_log(LOG.format(nominal="90000/1", average="", matrix="bt709"), "clip")

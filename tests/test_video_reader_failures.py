@@ -1,0 +1,137 @@
+"""Failures while reading: a one-line error, no process and no temporary files left behind."""
+
+import shutil
+from pathlib import Path
+
+import imageio.v3 as iio
+import pytest
+
+from mlx_ltx_vae.errors import ReaderError
+from mlx_ltx_vae.video import Fit, VideoReader
+from mlx_ltx_vae.video import source as video_source
+from video_files import is_running, noise, numbered, refusal, run_ffmpeg, save_images, write
+
+
+def test_error_for_a_size_that_does_not_fit_lists_the_options(tmp_path: Path) -> None:
+    path = write(tmp_path / "clip.mkv", numbered(1, (100, 49)), codec="ffv1")
+    text = refusal(path)
+    assert text.startswith(f"{path}: is 100x49, and both sides must be multiples of 32; ")
+    for option in ("96x64 (--resize)", "96x32 (--crop)", "--size WxH"):
+        assert option in text
+    assert "not 128x64" in refusal(path, size=(128, 64))
+    assert "100x50; both sides must be multiples of 32" in refusal(path, size=(100, 50), fit=Fit.RESIZE)
+    small = write(tmp_path / "small.mkv", numbered(1, (100, 20)), codec="ffv1")
+    assert "100x20 cannot be cropped to multiples of 32; resize it to 96x32" in refusal(small, fit=Fit.CROP)
+    assert "--crop" not in refusal(small)
+
+
+@pytest.mark.parametrize(("ending", "codec"), [(".mp4", "h264"), (".mkv", "h264"), (".mkv", "ffv1"), (".gif", None)])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_damaged_video_is_an_error(tmp_path: Path, ending: str, codec: str, is_cut: bool) -> None:
+    path = tmp_path / f"clip{ending}"
+    write(path, noise(60), **({} if codec is None else {"codec": codec}))
+    whole = bytearray(path.read_bytes())
+    middle = len(whole) * 6 // 10
+    if is_cut:
+        del whole[middle:]
+    else:
+        whole[middle : middle + 3000] = b"\xde\xad\xbe\xef\x01\x02" * 500
+    path.write_bytes(whole)
+    with VideoReader(path) as video:
+        count = 0
+        with pytest.raises(ReaderError, match="clip.*damaged or truncated; ffmpeg says: "):
+            for frames in video:
+                count += len(frames)
+        assert list(video) == [], "it is closed"
+    if ending == ".mp4":  # in other formats ffmpeg only logs the error
+        assert count < 50, "frames after the damage are not read"
+
+
+def test_inputs_that_are_not_videos_are_refused(tmp_path: Path) -> None:
+    text = tmp_path / "note.txt"
+    text.write_text("some words\n" * 200)
+    fake = tmp_path / "fake.mp4"
+    shutil.copy(text, fake)
+    sound, song = tmp_path / "sound.wav", tmp_path / "song.m4a"
+    run_ffmpeg("-f", "lavfi", "-i", "sine=d=1", sound)
+    cover = tmp_path / "cover.png"
+    iio.imwrite(cover, noise(1)[0])
+    run_ffmpeg("-i", sound, "-i", cover, "-map", 0, "-map", 1, "-c:v", "copy", "-disposition:v", "attached_pic", song)
+    empty, pictures = tmp_path / "empty", tmp_path / "kinds"
+    empty.mkdir()
+    save_images(pictures, ["1.png", "2.jpg"])
+    save_images(tmp_path, ["n1.png", "n3.png"])
+    for path, words in [
+        (tmp_path / "missing.mp4", "there is no such file or folder"),
+        (text, "is text, not a video"),
+        (fake, "is not a video that ffmpeg can read"),
+        (sound, "contains no video stream"),
+        (song, "contains no video stream"),
+        (empty, "contains no images (.png, .jpg"),
+        (pictures, "images of several kinds (jpg, png)"),
+        (tmp_path / "m%d.png", "no image matches this pattern"),
+        (tmp_path / "n%d_%d.png", "one number"),
+        (tmp_path / "n%s.png", "one number"),
+    ]:
+        assert refusal(path).startswith(f"{path}: ")
+        assert words in refusal(path)
+    assert refusal(tmp_path / "n%d.png") == f"{tmp_path}/n2.png: is missing between n1.png and n3.png."
+
+
+@pytest.mark.parametrize("fit", Fit)
+def test_images_of_different_sizes_are_refused(tmp_path: Path, fit: Fit) -> None:
+    for index, size in enumerate([(96, 64), (96, 64), (192, 128), (96, 64)]):
+        iio.imwrite(tmp_path / f"{index}.png", noise(1, size)[0])
+    assert refusal(tmp_path, fit=fit) == (f"{tmp_path}: its frames have different sizes; the first is 96x64.")
+
+
+def test_missing_ffmpeg_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "clip.mp4", numbered(1))
+    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
+    assert "/nowhere/ffmpeg" in refusal(path)
+
+
+@pytest.mark.parametrize("leave", ["close", "error", "interrupt"])
+def test_leaving_early_ends_ffmpeg_and_removes_the_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: str
+) -> None:
+    monkeypatch.setattr(video_source.tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    save_images(tmp_path / "stills", [f"{number}.png" for number in range(60)], (512, 512))
+    problem = {"close": None, "error": ValueError, "interrupt": KeyboardInterrupt}[leave]
+    try:
+        with VideoReader(tmp_path / "stills") as video:
+            process_id = video._ffmpeg.process_id
+            assert len(next(video)) == 8
+            assert is_running(process_id), "it waits until the next frames are read"
+            assert len(list((tmp_path / "temporary").iterdir())) == 1
+            if problem:
+                raise problem
+            video.close()
+            assert list(video) == []
+    except (ValueError, KeyboardInterrupt) as error:
+        assert type(error) is problem
+    assert not is_running(process_id), "not even as a zombie"
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_refused_images_leave_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video_source.tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    save_images(tmp_path / "stills", ["1.png"], (100, 70))
+    with pytest.raises(ReaderError) as refusal:
+        VideoReader(tmp_path / "stills")
+    assert list((tmp_path / "temporary").iterdir()) == [], "while the traceback still holds the reader"
+    assert "100x70" in str(refusal.value)
+
+
+def test_interrupt_while_reading_ends_ffmpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    video = VideoReader(write(tmp_path / "clip.mp4", numbered(3)))
+    process_id = video._ffmpeg.process_id
+    monkeypatch.setattr(video._ffmpeg, "read_into", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(video)
+    assert not is_running(process_id)

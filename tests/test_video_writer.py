@@ -1,0 +1,204 @@
+"""Video files: the frames read back are the frames written."""
+
+import re
+import subprocess
+import wave
+from fractions import Fraction
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+from imageio_ffmpeg import get_ffmpeg_exe
+
+from mlx_ltx_vae.video import VideoWriter, open_sink
+
+SATURATED = np.array(
+    [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0], [0, 255, 255], [255, 0, 255], [255, 255, 255], [0, 0, 0]],
+    np.uint8,
+)
+PATCH = 32
+
+
+def run_ffmpeg(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([get_ffmpeg_exe(), "-hide_banner", *arguments], capture_output=True, check=False)
+
+
+def probe(path: Path) -> str:
+    """The line about the video stream in ffmpeg's log."""
+    lines = run_ffmpeg("-i", str(path)).stderr.decode().splitlines()
+    return next(line for line in lines if "Video:" in line)
+
+
+def read_back(path: Path, size: tuple[int, int], pixel_format: str = "rgb24") -> np.ndarray:
+    """All frames, converted to RGB by the file's own tags."""
+    convert = f"scale=out_range=pc:flags=accurate_rnd+full_chroma_int+full_chroma_inp,format={pixel_format}"
+    result = run_ffmpeg("-loglevel", "error", "-i", str(path), "-map", "0:v", "-vf", convert, "-f", "rawvideo", "-")
+    assert result.returncode == 0, result.stderr.decode()
+    dtype = np.uint8 if pixel_format == "rgb24" else np.uint16
+    return np.frombuffer(result.stdout, dtype).reshape(-1, size[1], size[0], 3)
+
+
+def noise(size: tuple[int, int], num_frames: int, dtype: type = np.uint8) -> np.ndarray:
+    shape = (num_frames, size[1], size[0], 3)
+    return np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+
+
+def patches(num_frames: int, dtype: type = np.uint8) -> np.ndarray:
+    """Flat squares of saturated colors in a row."""
+    row = np.repeat(SATURATED, PATCH, axis=0)
+    frame = np.broadcast_to(row, (PATCH, *row.shape)).astype(dtype)
+    return np.stack([frame * (257 if dtype == np.uint16 else 1)] * num_frames)
+
+
+@pytest.mark.parametrize(("bit_depth", "pixel_format"), [(8, "rgb24"), (10, "rgb48le")])
+@pytest.mark.parametrize("size", [(48, 32), (33, 17)])
+def test_ffv1_is_lossless(tmp_path: Path, size: tuple, bit_depth: int, pixel_format: str) -> None:
+    frames = noise(size, 7, np.uint8 if bit_depth == 8 else np.uint16)
+    path = tmp_path / "out.mkv"
+    with VideoWriter(path, size=size, fps=24, codec="ffv1", bit_depth=bit_depth) as out:
+        for start, stop in ((0, 1), (1, 4), (4, 7)):
+            out.write(frames[start:stop])
+    np.testing.assert_array_equal(read_back(path, size, pixel_format), frames)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "bit_depth", "stored_as"),
+    [
+        ("out.mp4", "h264", 8, "h264 (High) (avc1 / 0x31637661), yuv420p(tv, bt709, progressive)"),
+        ("out.MOV", "h264", 10, "h264 (High 10) (avc1 / 0x31637661), yuv420p10le(tv, bt709, progressive)"),
+        ("out.mp4", "hevc", 8, "hevc (Main) (hvc1 / 0x31637668), yuv420p(tv, bt709, progressive)"),
+        ("out.mkv", "hevc", 10, "hevc (Main 10), yuv420p10le(tv, bt709, progressive)"),
+        ("out.mov", "prores", 8, "prores (HQ) (apch / 0x68637061), yuv422p10le(tv, bt709, progressive)"),
+        ("out.webm", "vp9", 8, "vp9 (Profile 0), yuv420p(tv, bt709, progressive)"),
+        ("out.webm", "av1", 10, "av1 (libdav1d) (Main), yuv420p10le(tv, bt709, progressive)"),
+    ],
+)
+def test_saturated_colors_are_kept_and_tagged(
+    tmp_path: Path, name: str, codec: str, bit_depth: int, stored_as: str
+) -> None:
+    frames = patches(4, np.uint8 if bit_depth == 8 else np.uint16)
+    size = (frames.shape[2], frames.shape[1])
+    with VideoWriter(tmp_path / name, size=size, fps=24, codec=codec, bit_depth=bit_depth) as out:
+        out.write(frames)
+    assert f"{stored_as}, {size[0]}x{size[1]}" in probe(tmp_path / name)
+    result = read_back(tmp_path / name, size).astype(int)
+    assert result.shape == frames.shape
+    centers = result[:, PATCH // 2, PATCH // 2 :: PATCH]
+    assert np.abs(centers - SATURATED).max() <= 3
+
+
+def test_default_codecs_are_h264_and_vp9(tmp_path: Path) -> None:
+    for ending, codec in ((".mp4", "h264"), (".mov", "h264"), (".mkv", "h264"), (".webm", "vp9")):
+        with open_sink(tmp_path / f"out{ending}", size=(32, 32), fps=24) as out:
+            out.write(noise((32, 32), 2))
+        assert f"Video: {codec}" in probe(tmp_path / f"out{ending}")
+
+
+@pytest.mark.parametrize("size", [(33, 17), (34, 17), (33, 18), (16, 16), (1920, 1080)])
+@pytest.mark.parametrize(
+    ("ending", "codec"), [(".mp4", "h264"), (".mp4", "hevc"), (".mov", "prores"), (".webm", "vp9"), (".webm", "av1")]
+)
+def test_decoded_size_is_the_requested_size(tmp_path: Path, size: tuple, ending: str, codec: str) -> None:
+    path = tmp_path / f"out{ending}"
+    with VideoWriter(path, size=size, fps=24, codec=codec) as out:
+        out.write(np.full((1, size[1], size[0], 3), 90, np.uint8))
+    assert f"{size[0]}x{size[1]}" in probe(path)
+    assert np.abs(read_back(path, size).astype(int) - 90).max() <= 3
+
+
+@pytest.mark.parametrize(
+    ("fps", "exact"),
+    [
+        (24, Fraction(24)),
+        (23.976, Fraction(24000, 1001)),
+        ("30000/1001", Fraction(30000, 1001)),
+        ("12.5", Fraction(25, 2)),
+    ],
+)
+def test_frame_rate_is_exact(tmp_path: Path, fps: object, exact: Fraction) -> None:
+    path = tmp_path / "out.mp4"
+    with VideoWriter(path, size=(32, 32), fps=fps) as out:
+        out.write(noise((32, 32), 30))
+    listing = run_ffmpeg("-i", str(path), "-c", "copy", "-f", "framecrc", "-").stdout.decode()
+    timebase = Fraction(re.search(r"#tb 0: (\S+)", listing)[1])
+    times = sorted(int(line.split(",")[2]) * timebase for line in listing.splitlines() if line.startswith("0,"))
+    assert times == [index / exact for index in range(30)]
+
+
+def test_fast_start_puts_the_index_before_the_frames(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "out.mp4", size=(32, 32), fps=24) as out:
+        out.write(noise((32, 32), 3))
+    content = (tmp_path / "out.mp4").read_bytes()
+    assert 0 < content.index(b"moov") < content.index(b"mdat")
+
+
+def test_lower_crf_makes_a_larger_file(tmp_path: Path) -> None:
+    sizes = []
+    for crf in (0, None, 40):
+        with VideoWriter(tmp_path / "out.mp4", size=(64, 64), fps=24, crf=crf) as out:
+            out.write(noise((64, 64), 4))
+        sizes.append((tmp_path / "out.mp4").stat().st_size)
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+@pytest.mark.parametrize("name", ["out.mp4", "out.mov", "out.mkv", "out.webm"])
+@pytest.mark.parametrize("audio_seconds", [0.25, 2.0])
+def test_audio_is_kept_whole_when_shorter_and_when_longer_than_the_video(
+    tmp_path: Path, name: str, audio_seconds: float
+) -> None:
+    rate, num_frames = 48_000, 24
+    tone = 8000 * np.sin(np.arange(int(rate * audio_seconds)) / 20)
+    with wave.open(str(tmp_path / "tone.wav"), "wb") as file:
+        file.setparams((1, 2, rate, 0, "NONE", ""))
+        file.writeframes(tone.astype("<i2").tobytes())
+    with VideoWriter(tmp_path / name, size=(32, 32), fps=24, audio=tmp_path / "tone.wav") as out:
+        out.write(noise((32, 32), num_frames))
+    assert len(read_back(tmp_path / name, (32, 32))) == num_frames
+    decoded = run_ffmpeg("-i", str(tmp_path / name), "-map", "0:a", "-ar", str(rate), "-f", "s16le", "-").stdout
+    decoded_tone = np.frombuffer(decoded, "<i2").astype(float)
+    assert len(tone) - 1024 <= len(decoded_tone) <= len(tone) + 2048  # codecs work in blocks
+    end = slice(len(tone) - 4000, len(tone) - 2000)
+    assert np.std(decoded_tone[end]) > 0.8 * np.std(tone[end])
+
+
+def test_gif_has_every_frame_in_accurate_colors(tmp_path: Path) -> None:
+    frames = patches(6)
+    frames[3] = 255 - frames[3]  # another palette in the middle
+    with open_sink(tmp_path / "out.gif", size=(frames.shape[2], frames.shape[1]), fps=25) as out:
+        out.write(frames[:2])
+        out.write(frames[2:])
+    result = iio.imread(tmp_path / "out.gif", mode="RGB")
+    assert result.shape == frames.shape
+    assert np.abs(result.astype(int) - frames).max() <= 8
+    assert iio.immeta(tmp_path / "out.gif")["duration"] == 40
+    assert iio.immeta(tmp_path / "out.gif")["loop"] == 0
+
+
+def test_gif_frames_have_their_own_palettes(tmp_path: Path) -> None:
+    levels = np.broadcast_to(np.arange(240, dtype=np.uint8), (16, 240))
+    frames = np.zeros((6, 16, 240, 3), np.uint8)
+    for index in range(6):  # 6 x 240 colors
+        frames[index, :, :, index % 3] = levels
+        frames[index, :, :, (index + 1) % 3] = 255 * (index // 3)
+    with open_sink(tmp_path / "out.gif", size=(240, 16), fps=25) as out:
+        out.write(frames)
+    result = iio.imread(tmp_path / "out.gif", mode="RGB")
+    assert np.abs(result.astype(int) - frames).mean((1, 2, 3)).max() < 1  # 1.5 with a shared palette
+
+
+def test_names_that_look_like_protocols_or_patterns_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with wave.open("pipe:%d.wav", "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(8000))
+    with VideoWriter("http:%d.mp4", size=(32, 32), fps=24, audio="pipe:%d.wav") as out:
+        out.write(noise((32, 32), 2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["http:%d.mp4", "pipe:%d.wav"]
+
+
+def test_frames_that_are_not_contiguous_are_written_correctly(tmp_path: Path) -> None:
+    frames = noise((64, 32), 4)[:, :, ::2]
+    with VideoWriter(tmp_path / "out.mkv", size=(32, 32), fps=24, codec="ffv1") as out:
+        out.write(frames)
+    np.testing.assert_array_equal(read_back(tmp_path / "out.mkv", (32, 32)), frames)

@@ -1,0 +1,335 @@
+"""Failures while writing: a one-line error, no deadlock, nothing left behind."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import file_size_limit
+from mlx_ltx_vae.errors import WriterError
+from mlx_ltx_vae.part_file import PartFile
+from mlx_ltx_vae.video import Sink, VideoWriter, codecs, ffmpeg, open_sink
+from mlx_ltx_vae.video import writer as video_writer
+
+SIZE = (256, 192)  # 147 kB a frame, more than a pipe holds
+
+
+def make_frames(num_frames: int = 2) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (num_frames, SIZE[1], SIZE[0], 3), np.uint8)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def process_id(writer: VideoWriter) -> int:
+    return writer._ffmpeg.process_id
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "out.mp4"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("out.mp4", {"codec": "divx"}, "'divx' is not supported; use one of h264, hevc, prores, ffv1, vp9, av1"),
+        ("out.mp4", {"codec": "ffv1"}, "ffv1 is not supported in .mp4; use .mkv"),
+        ("out.webm", {"codec": "h264"}, "h264 is not supported in .webm; use .mp4 or .mov or .mkv"),
+        ("out.mov", {"codec": "prores", "crf": 3}, "no crf"),
+        ("out.mp4", {"crf": 52}, "not between 0 and 51"),
+        ("out.mp4", {"crf": -1}, "not between 0 and 51"),
+        ("out.mp4", {"bit_depth": 12}, "bit depth of 12"),
+        ("out.mp4", {"fps": 0}, "frame rate"),
+        ("out.mp4", {"size": (0, 64)}, "0x64"),
+        ("out.mp4", {"audio": "missing.wav"}, "missing.wav: there is no such audio file"),
+        ("out.txt", {}, "a video file must end in"),
+        ("missing/out.mp4", {}, "No such file or directory"),
+        ("file/out.mp4", {}, "Not a directory"),
+        ("folder.mp4", {}, "is a folder"),
+    ],
+)
+def test_invalid_options_are_refused_before_ffmpeg_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict, words: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.mp4").mkdir()
+    monkeypatch.setattr(video_writer, "FfmpegEncoder", None)
+    with pytest.raises(WriterError) as refusal:
+        VideoWriter(tmp_path / name, **({"size": SIZE, "fps": 24} | options))
+    assert words in str(refusal.value)
+    assert names(tmp_path) == ["file", "folder.mp4"]
+
+
+def test_codec_that_this_ffmpeg_lacks_is_named(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecs, "has_encoder", lambda _: False)
+    with pytest.raises(WriterError, match="built without libx265, which hevc needs"):
+        VideoWriter(target, size=SIZE, fps=24, codec="hevc")
+
+
+@pytest.mark.parametrize("name", ["out.mp4", "out.gif"])
+def test_missing_ffmpeg_is_a_writer_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    ffmpeg._encoders.cache_clear()  # cached, and used for an mp4 only
+    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
+    with pytest.raises(WriterError, match="ffmpeg cannot be started"):
+        open_sink(tmp_path / name, size=SIZE, fps=24)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.zeros((1, 192, 256, 3), np.float32),
+        np.zeros((1, 192, 256, 3), np.uint16),
+        np.zeros((1, 256, 192, 3), np.uint8),
+        np.zeros((192, 256, 3), np.uint8),
+        np.zeros((1, 192, 256, 4), np.uint8),
+        [0],
+    ],
+)
+def test_frames_of_another_shape_or_dtype_are_refused_at_write(target: Path, wrong: object) -> None:
+    with VideoWriter(target, size=SIZE, fps=24) as out:
+        with pytest.raises(WriterError, match=r"takes uint8 frames \(n, 192, 256, 3\)"):
+            out.write(wrong)
+        out.write(make_frames())
+        assert out.frames_written == 2
+    assert names(target.parent) == ["out.mp4"]
+
+
+def test_the_file_is_replaced_only_at_the_end(target: Path) -> None:
+    target.write_bytes(b"earlier")
+    with VideoWriter(target, size=SIZE, fps=24) as out:
+        out.write(make_frames())
+        assert target.read_bytes() == b"earlier"
+    assert target.read_bytes()[4:8] == b"ftyp"
+    assert names(target.parent) == ["out.mp4"]
+
+
+def test_output_has_the_permissions_of_any_new_file(target: Path) -> None:
+    (target.parent / "other").touch()
+    with VideoWriter(target, size=SIZE, fps=24) as out:
+        out.write(make_frames())
+    assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE((target.parent / "other").stat().st_mode)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_exception_in_the_block_leaves_no_file_and_no_process(target: Path, error: type[BaseException]) -> None:
+    target.write_bytes(b"earlier")
+    with pytest.raises(error), VideoWriter(target, size=SIZE, fps=24) as out:
+        out.write(make_frames())
+        assert is_running(process_id(out))
+        raise error
+    assert not is_running(process_id(out))
+    assert names(target.parent) == ["out.mp4"]
+    assert target.read_bytes() == b"earlier"
+
+
+def test_ffmpeg_killed_between_writes_is_a_writer_error(target: Path) -> None:
+    with pytest.raises(WriterError, match="signal 9"), VideoWriter(target, size=SIZE, fps=24) as out:
+        out.write(make_frames())
+        os.kill(process_id(out), signal.SIGKILL)
+        for _ in range(10):
+            out.write(make_frames())
+    assert names(target.parent) == []
+
+
+def test_ffmpeg_killed_before_close_is_a_writer_error(target: Path) -> None:
+    out = VideoWriter(target, size=SIZE, fps=24)
+    out.write(make_frames())
+    os.kill(process_id(out), signal.SIGKILL)
+    with pytest.raises(WriterError, match="signal 9"):
+        out.close()
+    assert names(target.parent) == []
+
+
+def test_ffmpeg_that_hangs_can_be_aborted(target: Path) -> None:
+    out = VideoWriter(target, size=SIZE, fps=24)
+    os.kill(process_id(out), signal.SIGSTOP)
+    out.write(make_frames(8))  # fills the pipe; the thread waits in it
+    out.write(make_frames(8))
+    out.abort()
+    assert not is_running(process_id(out))
+    assert names(target.parent) == []
+
+
+def test_ctrl_c_during_close_ends_ffmpeg(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: VideoWriter) -> None:
+        raise KeyboardInterrupt
+
+    out = VideoWriter(target, size=SIZE, fps=24)
+    out.write(make_frames())
+    monkeypatch.setattr(VideoWriter, "_finish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        out.close()
+    assert not is_running(process_id(out))
+    assert names(target.parent) == []
+
+
+def test_ctrl_c_on_a_terminal_does_not_reach_ffmpeg(target: Path) -> None:
+    out = VideoWriter(target, size=SIZE, fps=24)
+    assert os.getpgid(process_id(out)) != os.getpgid(0)
+    out.abort()
+
+
+_WRITE_FOREVER = """
+import sys, numpy as np
+from mlx_ltx_vae.video import VideoWriter
+with VideoWriter(sys.argv[1], size=(256, 192), fps=24) as out:
+    while True:
+        out.write(np.zeros((4, 192, 256, 3), np.uint8))
+        if out.frames_written == 40:
+            print(out._ffmpeg.process_id, flush=True)
+"""
+
+
+def test_ctrl_c_on_a_terminal_ends_everything_and_leaves_nothing(target: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WRITE_FOREVER, target],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    child = int(process.stdout.readline())
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the whole group
+    _, error = process.communicate()
+    assert error.decode().strip().endswith("KeyboardInterrupt")
+    assert not is_running(child)
+    assert names(target.parent) == []
+
+
+def test_many_failures_leave_no_open_files(target: Path) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
+
+    VideoWriter(target, size=SIZE, fps=24).abort()
+    before, writers = open_files(), []  # kept alive, so that only closing closes
+    for _ in range(5):
+        writers.append(VideoWriter(target, size=SIZE, fps=24))
+        writers[-1].abort()
+        with VideoWriter(target, size=SIZE, fps=24) as out:
+            out.write(make_frames())
+        writers.append(out)
+    assert open_files() == before
+
+
+def test_audio_file_without_audio_gives_ffmpegs_reason(target: Path) -> None:
+    text = target.parent / "voice.wav"
+    text.write_text("not a sound")
+    with (
+        pytest.raises(WriterError, match="ffmpeg failed: Error opening input: Invalid data found"),
+        VideoWriter(target, size=SIZE, fps=24, audio=text) as out,
+    ):
+        out.write(make_frames())
+    assert names(target.parent) == ["voice.wav"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full exists on Linux only")
+@pytest.mark.parametrize(("size", "name"), [(SIZE, "out.mp4"), ((16, 16), "out.mp4"), ((16, 16), "out.mkv")])
+def test_full_disk_gives_ffmpegs_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple, name: str
+) -> None:
+    class FullDisk(PartFile):
+        def __init__(self, target: Path) -> None:
+            self.target, self.path = target, Path("/dev/full")
+
+        def discard(self) -> None:
+            """Keep the device."""
+
+    monkeypatch.setattr(video_writer, "PartFile", FullDisk)
+    with (
+        pytest.raises(WriterError, match=rf"{name}: ffmpeg failed: .*No space left on device"),
+        VideoWriter(tmp_path / name, size=size, fps=24) as out,
+    ):
+        for _ in range(5):  # a few small frames fit into the pipe before ffmpeg notices
+            out.write(np.zeros((2, size[1], size[0], 3), np.uint8))
+
+
+@pytest.mark.parametrize(("name", "size"), [("out.npy", SIZE), ("out.npy", (10, 10)), ("new/", SIZE)])
+def test_full_disk_is_a_writer_error_for_other_sinks(tmp_path: Path, name: str, size: tuple) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (1, size[1], size[0], 3), np.uint8)
+    with (
+        file_size_limit(50_000),
+        pytest.raises(WriterError, match=r"cannot be written \(File too large\)"),
+        open_sink(f"{tmp_path}/{name}", size=size, fps=24) as out,
+    ):
+        for _ in range(300):
+            out.write(noise)
+    assert names(tmp_path) == []
+
+
+def test_lost_frame_is_an_error(target: Path) -> None:
+    with (
+        pytest.raises(WriterError, match="received 3 frames and wrote 2"),
+        VideoWriter(target, size=SIZE, fps=24) as out,
+    ):
+        out.write(make_frames(2))
+        out.frames_written += 1
+    assert names(target.parent) == []
+
+
+@pytest.mark.parametrize("name", ["out.mp4", "out.gif", "out.npy", "new/"])
+def test_no_frames_is_an_error_and_no_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(WriterError, match="no frames"), open_sink(f"{tmp_path}/{name}", size=SIZE, fps=24) as out:
+        out.write(make_frames(0))
+    assert names(tmp_path) == []
+
+
+def test_closed_sink_refuses_frames_and_can_be_closed_and_aborted_again(target: Path) -> None:
+    with VideoWriter(target, size=SIZE, fps=24) as out:
+        out.write(make_frames())
+    out.close()
+    out.abort()
+    with pytest.raises(WriterError, match="closed"):
+        out.write(make_frames())
+    assert names(target.parent) == ["out.mp4"]
+
+
+class Failing(Sink):
+    """A minimal sink whose `_finish` fails."""
+
+    def __init__(self, consume: Callable[[], None]) -> None:
+        super().__init__("somewhere", SIZE, 8)
+        self.consume, self.discarded = consume, 0
+
+    def _consume(self, frames: np.ndarray) -> None:
+        self.consume()
+
+    def _finish(self) -> None:
+        raise OSError(28, "No space left on device")
+
+    def _discard(self) -> None:
+        self.discarded += 1
+
+
+@pytest.mark.parametrize("error", [OSError(5, "five"), ValueError("five"), WriterError("five")])
+def test_any_error_in_the_thread_is_a_writer_error(error: Exception) -> None:
+    def consume() -> None:
+        raise error
+
+    out = Failing(consume)
+    with pytest.raises(WriterError, match="five"), out:
+        for _ in range(3):
+            out.write(make_frames())
+    assert out.discarded == 1
+
+
+def test_error_at_the_end_is_a_writer_error_and_discards() -> None:
+    out = Failing(lambda: None)
+    with pytest.raises(WriterError, match=r"somewhere: cannot be written \(No space left on device\)"), out:
+        out.write(make_frames())
+    assert out.discarded == 1

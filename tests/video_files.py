@@ -1,0 +1,85 @@
+"""Video and image files for the tests of the reader."""
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+from imageio_ffmpeg import get_ffmpeg_exe
+
+from mlx_ltx_vae.errors import ReaderError
+from mlx_ltx_vae.video import VideoReader, VideoWriter, open_sink
+
+SIZE = (96, 64)
+
+
+def run_ffmpeg(*arguments: object, data: bytes | None = None) -> None:
+    command = [get_ffmpeg_exe(), "-v", "error", "-y", *map(str, arguments)]
+    done = subprocess.run(command, input=data, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def noise(num_frames: int, size: tuple[int, int] = SIZE, dtype: type = np.uint8) -> np.ndarray:
+    shape = (num_frames, size[1], size[0], 3)
+    return np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+
+
+def numbered(num_frames: int, size: tuple[int, int] = SIZE) -> np.ndarray:
+    """Flat frames whose brightness encodes their index."""
+    levels = np.arange(num_frames, dtype=np.uint8) * 5 + 10
+    return np.broadcast_to(levels[:, None, None, None], (num_frames, size[1], size[0], 3)).copy()
+
+
+def numbers(frames: np.ndarray) -> list[int]:
+    """The indices of `numbered` frames."""
+    return [round((float(frame.mean()) - 10) / 5) for frame in frames]
+
+
+def write(path: Path, frames: np.ndarray, fps: object = 24, **options: object) -> Path:
+    size = (frames.shape[2], frames.shape[1])
+    if path.suffix in (".mkv", ".mp4", ".webm"):
+        sink = VideoWriter(path, size=size, fps=fps, bit_depth=8 if frames.dtype == np.uint8 else 10, **options)
+    else:
+        sink = open_sink(path, size=size, fps=fps)
+    with sink as out:
+        out.write(frames)
+    return path
+
+
+def read(path: Path, **options: object) -> np.ndarray:
+    with VideoReader(path, **options) as video:
+        parts = list(video)
+        frames = np.concatenate(parts)
+        assert all(part.dtype == video.dtype and 1 <= len(part) <= 8 for part in parts)
+        assert frames.shape[1:] == (video.size[1], video.size[0], 3)
+    return frames
+
+
+def refusal(path: Path, **options: object) -> str:
+    """The one-line error of a read that must fail."""
+    with pytest.raises(ReaderError) as error:
+        read(path, **options)
+    text = str(error.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    return text
+
+
+def is_running(process_id: int) -> bool:
+    """Whether the process exists, also as a zombie."""
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def save_images(folder: Path, names: Sequence[str], size: tuple[int, int] = SIZE) -> np.ndarray:
+    folder.mkdir(exist_ok=True)
+    frames = numbered(len(names), size)
+    for name, frame in zip(names, frames, strict=True):
+        iio.imwrite(folder / name, frame, plugin="pillow")
+    return frames
