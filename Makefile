@@ -1,6 +1,6 @@
-# make demo, make test: each makes .venv first, where it is missing or pyproject.toml is newer than it.
-# Needs Python 3.10 or newer; to name the one: make clean, then make test PYTHON=python3.12
-# MLX's backend on Linux, one of cpu, cuda12, cuda13: make demo BACKEND=cuda13
+# make demo, make test and make lint first create .venv where it is missing or older than pyproject.toml.
+# They need Python 3.10 or newer. To choose one: make clean, then make test PYTHON=python3.12
+# MLX's backend on Linux is one of cpu, cuda12, cuda13: make demo BACKEND=cuda13
 
 ifeq ($(shell uname -s),Linux)
 BACKEND ?= cpu
@@ -22,11 +22,14 @@ test: $(READY)
 lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	.venv/bin/lint-imports
+	$(PY) -m mypy
 
 $(READY): pyproject.toml scripts/make_venv.sh
 	PYTHON="$(PYTHON)" sh scripts/make_venv.sh $(BACKEND)
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo.mp4 demo_frames
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -rf demo.mp4 demo_frames
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -73,7 +73,7 @@ def _record(subject: Decode) -> tuple[list[list[Convolution]], list[Counts]]:
 
 
 def _time_chunks(subject: Decode) -> Iterator[float]:
-    """Decode: the seconds until each chunk, and from the last one to the end, without what is still pending then."""
+    """Decode, and yield the seconds that each chunk takes, and those from the last chunk to the end of the stream."""
     chunks = subject.run()
     is_done = False
     while not is_done:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make .venv, or bring it up to date, with this package installed editable, its tools, and one of MLX's backends.
+# Create or update .venv: this package (editable), the development tools, and one of MLX's backends.
 #
 #     [PYTHON=python3.12] sh scripts/make_venv.sh [cpu|cuda12|cuda13]
 set -eu
@@ -7,7 +7,7 @@ set -eu
 backend=${1:-}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# Says why a Python cannot be used; nothing if it can.
+# Print why a Python cannot be used; print nothing if it can.
 why_not() {
     "$1" - 2>/dev/null <<'PY' || echo "does not run"
 import platform, sys
@@ -31,14 +31,14 @@ find_python() {
             echo "$candidate"
             return
         fi
-        # Of the names tried, those that do not exist (or are a version manager's empty shims) are not worth a word.
+        # Default names that do not exist, or are empty shims of a version manager, are not reported.
         [ "$reason" = "does not run" ] && [ -z "${PYTHON:-}" ] || reasons="${reasons:+$reasons; }$candidate $reason"
     done
-    echo "error: no Python to make .venv with, 3.10 or newer and with venv (${reasons:-none found}); name one: make PYTHON=/path/to/python3.12" >&2
+    echo "error: found no Python 3.10 or newer with venv (${reasons:-none found}); choose one: make PYTHON=/path/to/python3.12" >&2
     return 1
 }
 
-# A usable environment is kept, unless it holds another backend: each brings its own libmlx.so to the same place.
+# Whether .venv can be kept. One with another backend cannot: all backends install libmlx.so to the same place.
 reusable() {
     .venv/bin/python -c "import pip, sys; sys.exit(sys.version_info < (3, 10))" 2>/dev/null || return 1
     for stamp in .venv/.ready*; do
@@ -48,11 +48,11 @@ reusable() {
 
 if ! reusable; then
     python=$(find_python)
-    echo "Making .venv with $("$python" --version)" >&2
+    echo "Creating .venv with $("$python" --version)" >&2
     "$python" -m venv --clear .venv
 fi
 
 extras=dev${backend:+,$backend}
 echo "Installing mlx_ltx_vae[$extras] into .venv" >&2
-.venv/bin/python -m pip install --quiet "pip>=21.3" # the first that installs a pyproject.toml editable
+.venv/bin/python -m pip install --quiet "pip>=21.3" # the first version with editable installs from pyproject.toml
 .venv/bin/python -m pip install --quiet --editable ".[$extras]"

@@ -3,9 +3,8 @@
 #
 #     sh scripts/with_openblas.sh [--install] COMMAND...
 #
-# --install: where OpenBLAS is missing and this is root on a machine with apt-get, install it first. Where it cannot be
-# had, one line says so and the command runs without. On macOS, and where LD_PRELOAD already names a BLAS, the command
-# simply runs.
+# --install: if OpenBLAS is missing, install it with apt-get where this runs as root. Without OpenBLAS it prints a hint
+# and runs the command all the same. On macOS, and if LD_PRELOAD already names a BLAS, it only runs the command.
 set -u
 
 install=false
@@ -14,8 +13,8 @@ if [ "${1:-}" = --install ]; then
     shift
 fi
 
-# The libraries to try, best first. Debian and Ubuntu keep theirs in folders of their own; the names after that are
-# Fedora's (libopenblasp), openSUSE's (libopenblas_pthreads) and the rest's. The plain name may be one without threads.
+# The libraries to try, best first: Debian's and Ubuntu's in their own folders, then Fedora's (libopenblasp), openSUSE's
+# (libopenblas_pthreads) and the generic name, which may be a build without threads.
 candidates() {
     triplet=$(uname -m)-linux-gnu
     for build in pthread openmp; do
@@ -27,7 +26,7 @@ candidates() {
     done
 }
 
-# The first that the dynamic linker takes: of one for another architecture it says that it cannot be preloaded.
+# The first library that can be preloaded. The dynamic linker prints an error for one of another architecture.
 find_openblas() {
     candidates | while read -r file; do
         if [ -z "$(LD_PRELOAD=$file env 2>&1 >/dev/null)" ]; then

@@ -3,8 +3,8 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from benchmarks.counts import Counts, count_chunks, counted
 
+from benchmarks.counts import Counts, count_chunks, counted
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.bench.subject import Decode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig, preset

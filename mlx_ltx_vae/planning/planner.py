@@ -130,12 +130,22 @@ class _Clip:
         """Pixels per latent cell."""
         return self.spec.scale
 
-    def input_bytes(self, itemsize: int, chunk: int) -> int:
-        """What enters: all latents; or the frames of two pieces, as they come and converted."""
+    def describe(self) -> str:
+        """The video in words."""
+        frames, height, width = self.video
+        return f"{frames} frames of {format_size(width, height)}"
+
+    def input_bytes(self, itemsize: int, chunk: int, frame_size: int | None = None) -> int:
+        """What enters: all latents; or the frames of two pieces, as they come and converted.
+
+        Args:
+            itemsize: bytes of a number in the network's dtype.
+            chunk: frames of a piece.
+            frame_size: pixels of a frame, or of its crops; None for whole frames.
+        """
         if self.is_decode:
             return math.prod(self.latent_shape) * (itemsize + FLOAT32_BYTES)
-        _, height, width = self.grid
-        frame = self.batch * self.spec.in_channels * height * width
+        frame = self.batch * self.spec.in_channels * (frame_size or math.prod(self.grid[1:]))
         return min(2 * chunk + 1, self.grid[0] + 1) * frame * (itemsize + FLOAT32_BYTES)
 
     def default_chunk(self) -> int:
@@ -168,25 +178,17 @@ class _Planner:
         """The first way that fits the budget; within a way, one whose buffer cache is not tight comes first."""
         seen: list[Plan] = []
         for way in self._ways():
-            fitting = []
-            for plan in way:
-                seen.append(plan)
-                if self._budget is None or plan.memory.total <= self._budget:
-                    fitting.append(plan)
-                    if not plan.is_cache_tight:
-                        break
-            comfortable = [plan for plan in fitting if not plan.is_cache_tight]
+            plans = list(way)
+            seen += plans
+            fitting = [plan for plan in plans if self._budget is None or plan.memory.total <= self._budget]
             if fitting:
-                return (comfortable or fitting)[0]
-        if not seen:
-            raise PlanError(self._too_large("this clip", "no mode works"))
+                return next((plan for plan in fitting if not plan.is_cache_tight), fitting[0])
         least = min(seen, key=lambda plan: plan.memory.active)
         if must_fit and self._budget is not None:
-            frames, height, width = self._clip.video
+            needed = math.ceil(least.memory.active / 1e7) / 100
             raise PlanError(
-                f"a memory budget of {self._budget / GB:.2f} GB is too small for {frames} frames of "
-                f"{format_size(width, height)}; the least that works is "
-                f"{math.ceil(least.memory.active / 1e7) / 100:.2f} GB ({least.mode.value} by {least.order.value})."
+                f"a memory budget of {self._budget / GB:.2f} GB is too small for {self._clip.describe()}; the least that "
+                f"works is {needed:.2f} GB ({least.mode.value} by {least.order.value})."
             )
         return replace(least, memory=with_buffer_cache(least.memory, self._machine.backend, None))
 
@@ -212,14 +214,15 @@ class _Planner:
         clip = self._clip
         largest = largest_layer(self._spec, clip.grid, clip.batch)
         if largest > MAX_LAYER_ELEMENTS:
-            raise PlanError(self._too_large(f"a layer would take {largest:.2g} elements at once", "use mode exact"))
+            raise PlanError(
+                f"a single pass of {clip.describe()} would give one layer {largest / 1e6:.0f} million elements, and "
+                f"{MAX_LAYER_ELEMENTS / 1e6:.0f} million is the most that is safe; use mode exact, which has the same "
+                "result."
+            )
         frames = clip.grid[0]
         run = StreamRun(Axis.TIME, (frames,), None, 0, self._machine)
         memory = self._with_inputs(stream_memory(self._spec, clip.grid, clip.batch, run), frames)
         return self._plan(Mode.SINGLE, Order.TIME, frames, 0, (), 0, memory, lookahead=frames)
-
-    def _too_large(self, what: str, instead: str) -> str:
-        return f"{what}, and {MAX_LAYER_ELEMENTS:.2g} is the most that is safe; {instead}, which has the same result."
 
     def _exact(self, order: Order) -> Iterator[Plan]:
         clip, axis = self._clip, order.axis
@@ -345,13 +348,15 @@ class _TiledMemory:
         clip, itemsize = self.clip, self.machine.itemsize
         by_size = {(count, clip.boxes(tile)[0]): None for count, tile in self.calls}
         memories = {size: self._stream(*size) for size in by_size}
-        inputs = clip.input_bytes(itemsize, self.chunk)
         if len(self.layout.time.latent) == 1:
             return space_tiled_memory(
-                [memories[count, clip.boxes(tile)[0]] for count, tile in self.calls], inputs, self._blended_at_once()
+                [memories[count, clip.boxes(tile)[0]] for count, tile in self.calls],
+                clip.input_bytes(itemsize, self.chunk),
+                self._blended_at_once(),
             )
+        crops = max(count * math.prod(clip.boxes(tile)[0][1:]) for count, tile in self.calls)
         largest = max(memories.values(), key=lambda memory: memory.active)
-        return time_tiled_memory(largest, inputs, self._result(), itemsize)
+        return time_tiled_memory(largest, clip.input_bytes(itemsize, self.chunk, crops), self._result(), itemsize)
 
     def _stream(self, count: int, grid: Grid) -> Memory:
         pieces = self.clip.pieces(grid[0], self.chunk)

@@ -64,8 +64,10 @@ class Window:
             last: whether the stream ends here.
         """
         pieces = self.arrays if frames is None else [*self.arrays, frames]
-        joined = mx.concatenate(pieces, axis=self.axis)
         self.closed = last
+        if not pieces:
+            return None
+        joined = mx.concatenate(pieces, axis=self.axis)
         view = self._shift(joined, last) if self.spec.border is Border.SHIFT else self._pad(joined, last)
         if view is None:
             self.arrays = [] if last else _keep(pieces, self.axis, 0)
