@@ -2,12 +2,10 @@
 
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.errors import PlanError
-from mlx_ltx_vae.models.specs import Backend
+from mlx_ltx_vae.models.specs import Backend, Machine
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.models.video_vae.specs import decoder_spec
-from mlx_ltx_vae.planning.memory import Machine
-from mlx_ltx_vae.planning.options import PlanOptions
 from mlx_ltx_vae.planning.plan import DecodePlan, Mode
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.units import GB
@@ -30,27 +28,27 @@ def plan_table() -> str:
     return table(["video", *(f"{budget} GB" for budget in _BUDGETS), "single pass"], rows)
 
 
-def _plan(width: int, height: int, frames: int, *, mode: Mode | None = None, budget: int | None = None) -> DecodePlan:
+def _plan(width: int, height: int, frames: int, *, mode: str = "auto", budget: int | None = None) -> DecodePlan:
     config = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3")
     return plan_decode(
         decoder_spec(config),
         (1, config.latent_channels, *config.scale.latent_grid((frames, height, width))),
-        PlanOptions(mode),
-        memory_budget=None if budget is None else budget * int(GB),
-        must_fit=False,
-        machine=Machine(Backend.GPU, itemsize=2),
+        # Without a budget of its own a plan aims at half of what is available, and takes the least that works.
+        Machine(Backend.GPU, itemsize=2, available=None if budget is None else 2 * budget * int(GB)),
+        mode=mode,
     )
 
 
 def _describe(plan: DecodePlan, budget: int) -> str:
     if plan.peak_bytes > budget * GB:
-        return f"no: needs {plan.peak_bytes / GB:.1f} GB"
+        return f"no: needs {plan.memory.active / GB:.1f} GB"
     way = f"by {plan.order.value}" if plan.mode is Mode.EXACT else "tiles"
     return f"{way}, {plan.peak_bytes / GB:.1f} GB"
 
 
 def _describe_single(width: int, height: int, frames: int) -> str:
     try:
-        return f"{_plan(width, height, frames, mode=Mode.SINGLE).peak_bytes / GB:.0f} GB"
+        plan = _plan(width, height, frames, mode="single")
+        return f"{plan.peak_bytes / GB:.0f} GB"
     except PlanError:
         return "not possible"

@@ -14,6 +14,7 @@ import mlx.core as mx
 from . import demo
 from .checkpoint import open_checkpoint
 from .cli import add_common_options, add_report_options, frame_rate, grid, positive, run_command, tile, with_progress
+from .device import this_machine
 from .dtypes import DTYPES
 from .errors import LatentsError
 from .frame_rate import DEFAULT_FPS
@@ -21,10 +22,11 @@ from .latents import open_latents
 from .models.video_vae.specs import decoder_spec
 from .pipeline.postprocess import FrameChunk
 from .planning.plan import DecodePlan
+from .planning.planner import plan_decode
 from .shapes import Grid
 from .tiling import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from .units import GB
-from .vae import VideoVAE, plan_decode_here
+from .vae import VideoVAE
 from .video import open_sink
 
 _DEMO_OUTPUT = "demo.mp4"
@@ -152,10 +154,10 @@ def _decode(arguments: argparse.Namespace) -> None:
     )
     shape = file.shape._replace(batch=1)
     tiling = _tiling(arguments, config.scale.video_grid(shape.grid))
-    plan = plan_decode_here(
+    plan = plan_decode(
         decoder_spec(config),
         shape,
-        DTYPES[arguments.dtype or checkpoint.networks["decoder"].dtype],
+        this_machine(DTYPES[arguments.dtype or checkpoint.networks["decoder"].dtype]),
         memory_budget=arguments.memory_budget,
         mode="tiled" if tiling is not None and arguments.mode == "auto" else arguments.mode,
         order=arguments.order,

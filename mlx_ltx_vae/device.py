@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .models.specs import Backend
+from .models.specs import Backend, Machine
 
 _MEMINFO = Path("/proc/meminfo")
 
@@ -18,32 +18,40 @@ def is_cpu() -> bool:
     return mx.default_device() == mx.Device(mx.cpu)
 
 
-def backend() -> Backend:
-    """Whose kernels the default device runs."""
-    return Backend.CPU if is_cpu() else Backend.GPU
+def this_machine(dtype: mx.Dtype, own: int = 0) -> Machine:
+    """The default device, for a network that computes in `dtype`.
+
+    Args:
+        dtype: of the network.
+        own: bytes that are in use and that a plan counts itself, such as loaded weights.
+    """
+    return Machine(Backend.CPU if is_cpu() else Backend.GPU, dtype.size, available_memory(own))
 
 
 def available_memory(own: int = 0) -> int:
     """Bytes to plan with: what the device has, less what other arrays of this process hold.
 
     Args:
-        own: bytes that are in use and that the plan counts itself, such as loaded weights.
+        own: see `this_machine`.
     """
-    others = max(0, mx.get_active_memory() - own)
-    if is_cpu():
-        return _free_host_memory() + own
-    info = mx.device_info()
-    # CUDA reports what is free now, which excludes this process's arrays and its buffer cache.
-    if "free_memory" in info:
-        return int(info["free_memory"]) + mx.get_cache_memory() + own
-    recommended = info.get("max_recommended_working_set_size") or info.get("total_memory")
-    return max(0, int(recommended) - others) if recommended else _free_host_memory() + own
+    free = None if is_cpu() else _device_info("free_memory")
+    if free is not None:  # CUDA: without this process's arrays and its buffer cache
+        return free + mx.get_cache_memory() + own
+    total = None if is_cpu() else _device_info("max_recommended_working_set_size") or _device_info("total_memory")
+    if total is not None:
+        return max(0, total - max(0, mx.get_active_memory() - own))
+    return _free_host_memory() + own
 
 
 def is_memory_short() -> bool:
     """Whether arrays in use and MLX's buffer cache are together more than Metal recommends."""
-    recommended = mx.device_info().get("max_recommended_working_set_size")
-    return bool(recommended) and mx.get_active_memory() + mx.get_cache_memory() > int(recommended)
+    recommended = _device_info("max_recommended_working_set_size")
+    return recommended is not None and mx.get_active_memory() + mx.get_cache_memory() > recommended
+
+
+def _device_info(key: str) -> int | None:
+    value = mx.device_info().get(key)
+    return None if value is None else int(value)
 
 
 def _free_host_memory() -> int:

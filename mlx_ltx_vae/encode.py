@@ -22,14 +22,16 @@ from .cli import (
     tile,
     with_progress,
 )
+from .device import this_machine
 from .dtypes import DTYPES
 from .errors import LatentsError
 from .latents import check_latents_target, save_latents
 from .models.video_vae.specs import encoder_spec
 from .planning.plan import EncodePlan
+from .planning.planner import plan_encode
 from .tiling import SpatialTilingConfig, TilingConfig
 from .units import GB
-from .vae import VideoVAE, plan_encode_here
+from .vae import VideoVAE
 from .video import Fit, VideoReader
 
 _UNKNOWN_LENGTH = 1001  # frames; a longer clip takes no more memory
@@ -151,10 +153,10 @@ def _plan(checkpoint: Checkpoint, video: VideoReader, arguments: argparse.Namesp
     """How the video is encoded. Its number of frames is only known once all of them are read."""
     width, height = video.size
     dtype = arguments.dtype or checkpoint.networks["encoder"].dtype
-    return plan_encode_here(
+    return plan_encode(
         encoder_spec(checkpoint.config),
         (video.num_frames or _UNKNOWN_LENGTH, height, width, 3),
-        DTYPES["float32" if dtype == "float16" else dtype],  # encoders are promoted
+        this_machine(DTYPES["float32" if dtype == "float16" else dtype]),  # encoders are promoted
         pad=arguments.pad,
         memory_budget=arguments.memory_budget,
         mode="tiled" if arguments.tile else "auto",

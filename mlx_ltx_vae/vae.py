@@ -3,17 +3,16 @@
 import os
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from .checkpoint import Checkpoint, load_network, open_checkpoint
-from .device import available_memory, backend
+from .device import this_machine
 from .dtypes import DTYPES
 from .errors import CheckpointError, LatentsError, PlanError, TilingError
 from .mlx_utils import count_nonfinite, to_bool
-from .models.base import Decoder, Encoder
+from .models.base import Decoder, Encoder, Network
 from .models.noise import Noise, draw
 from .models.specs import NetworkSpec
 from .models.video_vae.config import VAEConfig
@@ -23,14 +22,11 @@ from .pipeline.decode import DecodeRun
 from .pipeline.encode import EncodeRun
 from .pipeline.postprocess import FrameChunk
 from .pipeline.preprocess import ClipSource, Frames, FrameStreamSource, Preprocess, to_channels_last
-from .planning.memory import Machine
-from .planning.options import check_latent_shape, parse_options
+from .planning.options import check_latent_shape
 from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_decode, plan_encode
-from .shapes import Grid
 from .tiling.batches import check_batch_size
 from .tiling.config import TilingConfig
-from .units import parse_bytes
 
 #: How much of the normalized latents is replaced by noise before a decode with a timestep.
 NOISE_SCALE = 0.025
@@ -149,12 +145,11 @@ class VideoVAE:
             LatentsError: for a shape that the VAE cannot decode.
             PlanError: for options that cannot be met; a budget that nothing meets is named with the least that works.
         """
-        return plan_decode_here(
+        return plan_decode(
             self._decoder.spec,
             latent_shape,
-            self._decoder.dtype,
+            this_machine(self._decoder.dtype, own=_loaded_bytes(self._decoder)),
             memory_budget=memory_budget,
-            is_loaded=True,
             mode=mode,
             order=order,
             tiling=tiling,
@@ -186,14 +181,12 @@ class VideoVAE:
             LatentsError: for a shape that the VAE cannot encode.
             PlanError: as `plan`.
         """
-        encoder = self._encoder
-        return plan_encode_here(
-            encoder.spec,
+        return plan_encode(
+            self._encoder.spec,
             frame_shape,
-            encoder.dtype,
-            pad=pad,
+            this_machine(self._encoder.dtype, own=_loaded_bytes(self._encoder)),
             memory_budget=memory_budget,
-            is_loaded=True,
+            pad=pad,
             mode=mode,
             tiling=tiling,
             tile_batch_size=tile_batch_size,
@@ -405,85 +398,9 @@ class VideoVAE:
         return encoder
 
 
-def plan_decode_here(
-    spec: NetworkSpec,
-    latent_shape: Sequence[int],
-    dtype: mx.Dtype,
-    *,
-    memory_budget: str | int | None = None,
-    is_loaded: bool = False,
-    **options: Any,
-) -> DecodePlan:
-    """`plan_decode` on this machine: its backend, and its memory as what a budget is a part of.
-
-    Args:
-        spec: of the decoder.
-        latent_shape: (B, C, F', H', W').
-        dtype: what the decoder computes in.
-        memory_budget: as `VideoVAE.plan` takes it.
-        is_loaded: whether its weights are in memory already.
-        options: as `parse_options` takes them.
-    """
-    budget = _budget(spec, dtype, memory_budget, is_loaded)
-    machine = Machine(backend(), dtype.size)
-    parsed = parse_options(spec, **options)
-    fits = memory_budget is not None
-    return plan_decode(spec, latent_shape, parsed, memory_budget=budget, must_fit=fits, machine=machine)
-
-
-def plan_encode_here(
-    spec: NetworkSpec,
-    frame_shape: Sequence[int],
-    dtype: mx.Dtype,
-    *,
-    pad: bool = False,
-    memory_budget: str | int | None = None,
-    is_loaded: bool = False,
-    **options: Any,
-) -> EncodePlan:
-    """`plan_encode` on this machine. Arguments as `plan_decode_here`, but for:
-
-    Args:
-        spec: of the encoder.
-        frame_shape: (B, 3, F, H, W) or (F, H, W, 3).
-        dtype: what the encoder computes in.
-        pad: whether the clip is padded to 1 + t*k frames.
-        memory_budget: see `plan_decode_here`.
-        is_loaded: see `plan_decode_here`.
-        options: see `plan_decode_here`.
-    """
-    batch, (frames, height, width) = _parse_frame_shape(frame_shape)
-    usable = spec.scale.usable_frames(frames, pad=pad)
-    spec.scale.latent_grid((usable, height, width))  # refuses what is no whole number of cells
-    budget = _budget(spec, dtype, memory_budget, is_loaded)
-    return plan_encode(
-        spec,
-        (usable, height, width),
-        parse_options(spec, **options),
-        batch=batch,
-        memory_budget=budget,
-        must_fit=memory_budget is not None,
-        machine=Machine(backend(), dtype.size),
-    )
-
-
-def _budget(spec: NetworkSpec, dtype: mx.Dtype, memory_budget: str | int | None, is_loaded: bool) -> int:
-    """Bytes of a budget; half of what is available where there is none."""
-    available = available_memory(own=spec.num_weights * dtype.size if is_loaded else 0)
-    return available // 2 if memory_budget is None else parse_bytes(memory_budget, available)
-
-
-def _parse_frame_shape(shape: Sequence[int]) -> tuple[int, Grid]:
-    """The batch and (F, H, W) of frames as `VideoVAE.encode` takes them."""
-    if len(shape) == 5 and shape[1] == 3:
-        batch, _, frames, height, width = shape
-    elif len(shape) == 4 and shape[3] == 3:
-        batch, (frames, height, width, _) = 1, shape
-    else:
-        raise LatentsError(f"frames have the shape {tuple(shape)}; expected is (B, 3, F, H, W) or (F, H, W, 3).")
-    if min(batch, frames, height, width) < 1:
-        raise LatentsError(f"frames have the shape {tuple(shape)}, which is empty.")
-    return batch, (frames, height, width)
+def _loaded_bytes(network: Network) -> int:
+    """Bytes that the weights of a loaded network hold."""
+    return network.spec.num_weights * network.dtype.size
 
 
 def _timesteps(spec: NetworkSpec, timestep: float | None, batch: int) -> mx.array | None:

@@ -24,7 +24,7 @@ class BlurSpec(LayerSpec):
     def work_bytes(self, step: Step) -> int:
         padded = math.prod(extent + 2 for extent in step.grid)
         sums = 3 * 3 * math.prod(step.grid)  # per axis three shifted copies and their sum
-        return super().work_bytes(step) + (2 * padded + sums) * self.in_channels * step.itemsize
+        return super().work_bytes(step) + (2 * padded + sums) * self.in_channels * step.machine.itemsize
 
 
 class ToyDecoder:

@@ -1,4 +1,4 @@
-"""The README's example runs as it stands there."""
+"""The Python examples of the README and of docs/ run as they are printed."""
 
 import re
 import shutil
@@ -7,13 +7,33 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_ltx_vae import demo, load_latents, save_latents
+from mlx_ltx_vae import VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae.mlx_utils import named_parameters
+from mlx_ltx_vae.models.layers import resnet
+from mlx_ltx_vae.models.video_vae import block_types, blocks
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
 
 
-def test_the_python_example_runs(tmp_path, monkeypatch):
-    example = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
+def run_examples(page, names, containing=""):
+    """Run the page's Python examples that contain a text (in lower case) with the globals `names`."""
+    for example in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+        if containing in example.lower():
+            exec(compile(example, page, "exec"), names)  # the examples are ours
+
+
+def assert_all_orders_agree(vae, latents):
+    expected = vae.decode(latents, vae.plan(latents.shape, mode="single"))
+    for order in ("time", "rows", "columns"):
+        pixels = vae.decode(latents, vae.plan(latents.shape, mode="exact", order=order))
+        assert pixels.shape == expected.shape
+        assert mx.allclose(pixels, expected, atol=2e-5)
+    return expected
+
+
+def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
     shutil.copy(demo.VAE, tmp_path / "ltx-2.5-video-vae-conv-bf16.safetensors")
     latents, info = load_latents(demo.LATENTS)
     save_latents(tmp_path / "clip.safetensors", latents[:, :, :2, :3, :4], fps=info.fps)
@@ -22,8 +42,31 @@ def test_the_python_example_runs(tmp_path, monkeypatch):
         sound.writeframes(bytes(8000))
     monkeypatch.chdir(tmp_path)
     names = {}
-    exec(compile(example, str(README), "exec"), names)  # noqa: S102  (the example is ours)
+    run_examples("README.md", names)
     assert (tmp_path / "out.mp4").stat().st_size > 1000
     assert names["pixels"].shape == (1, 3, 9, 96, 128)
     assert names["latents"].shape == latents[:, :, :2, :3, :4].shape
     assert mx.isfinite(names["latents"]).all()
+
+
+def test_the_example_decoder_of_the_architecture_page_streams_along_all_axes():
+    names = {}
+    run_examples("docs/architecture.md", names, "class nearestdecoder")
+    vae = VideoVAE(None, None, names["NearestDecoder"](), mx.zeros(3), mx.ones(3))
+    pixels = assert_all_orders_agree(vae, mx.random.normal((1, 3, 4, 5, 3)))
+    assert pixels.shape == (1, 3, 4, 160, 96)
+
+
+def test_the_example_block_of_the_architecture_page_streams_along_all_axes(monkeypatch):
+    monkeypatch.setitem(block_types.DECODER_BLOCKS, "gate", None)  # so that the entry is removed after the test
+    monkeypatch.setattr(blocks, "BLOCK_MODULES", dict(blocks.BLOCK_MODULES))
+    names = {**vars(resnet), **vars(block_types), **vars(blocks)}
+    run_examples("docs/architecture.md", names, "gate")
+    raw = {"encoder_blocks": [["compress_all", 1]], "decoder_blocks": [["gate", 1], ["compress_all", 1]]}
+    raw |= {"latent_channels": 8, "encoder_base_channels": 8, "decoder_base_channels": 8}
+    config = parse_vae_config(raw, "the example")
+    decoder = ConvDecoder(config)
+    assert {name: weight.shape for name, weight in named_parameters(decoder).items()} == decoder.spec.weights
+    vae = VideoVAE(config, None, decoder, mx.zeros(8), mx.ones(8))
+    pixels = assert_all_orders_agree(vae, mx.random.normal((1, 8, 4, 5, 3)))
+    assert pixels.shape == (1, 3, 7, 40, 24)

@@ -1,20 +1,20 @@
 """A description of a checkpoint, from the headers of its files and its configuration. No tensor is read."""
 
-import os
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 from ..checkpoint import Checkpoint
+from ..device import this_machine
 from ..dtypes import DTYPES
 from ..errors import PlanError
-from ..models.specs import NetworkSpec
 from ..models.video_vae.specs import decoder_spec
 from ..planning.plan import DecodePlan, Mode
+from ..planning.planner import plan_decode
 from ..planning.receptive_field import ReceptiveField, lookahead, receptive_field
 from ..shapes import Grid, format_size
 from ..units import format_bytes
-from ..vae import plan_decode_here
 from .network import NetworkReport
 
 #: (F, H, W) of videos that people make.
@@ -27,48 +27,33 @@ class CheckpointReport:
     """What a checkpoint is. `print(report)` shows it.
 
     Attributes:
-        checkpoint: its headers.
         networks: "encoder" and "decoder", those that it has.
+        file_bytes: the size of the files, with everything in them.
+        receptive_field: how far a decoded pixel sees.
+        lookahead: latent frames that the decoder needs before its first frame is final.
         plans: how usual videos would be decoded on this machine, each with the plan of a single pass, which is None
             where that is not possible. Empty without a decoder.
     """
 
     checkpoint: Checkpoint
     networks: dict[str, NetworkReport]
-    plans: tuple[tuple[DecodePlan, DecodePlan | None], ...]
-
-    @property
-    def file_bytes(self) -> int:
-        """The size of the files, with everything in them."""
-        paths = {info.path for archive in self.checkpoint.archives for info in archive.tensors.values()}
-        return sum(os.path.getsize(path) for path in paths)
+    file_bytes: int
+    receptive_field: ReceptiveField
+    lookahead: int
+    plans: list[tuple[DecodePlan, DecodePlan | None]]
 
     @property
     def vae_bytes(self) -> int:
         """The size of the encoder and the decoder in the files."""
         return sum(network.stored.num_bytes for network in self.networks.values())
 
-    @property
-    def receptive_field(self) -> ReceptiveField:
-        """How far a decoded pixel sees."""
-        return receptive_field(self._decoder_spec)
-
-    @property
-    def lookahead(self) -> int:
-        """Latent frames that the decoder needs before its first frame is final."""
-        return lookahead(self._decoder_spec)
-
-    @property
-    def _decoder_spec(self) -> NetworkSpec:
-        return decoder_spec(self.checkpoint.config)
-
     def as_dict(self) -> dict[str, Any]:
         """The report as a JSON object.
 
         `configuration` is "stated" by the file or "inferred" from its tensors; `scale` is pixels per latent cell; a
         network that does not exist is null; `receptive_field` is in latent frames and cells beyond a pixel's own, null
-        where it is unlimited; `lookahead` is latent frames before the first frame is final. Each of `plans` is a plan
-        as `decode --dry-run --json` prints it, with `single_pass_peak_bytes`, null where a single pass is not possible.
+        where it is unlimited. Each of `plans` is a plan as `decode --dry-run --json` prints it, with
+        `single_pass_peak_bytes`, null where a single pass is not possible.
         """
         checkpoint, config = self.checkpoint, self.checkpoint.config
         networks = {name: report.as_dict() for name, report in self.networks.items()}
@@ -106,7 +91,6 @@ class CheckpointReport:
         timestep = "takes a timestep and noise" if config.timestep_conditioning else "takes no timestep"
         encoder, decoder = config.encoder.options.padding.value, config.decoder.options.padding.value
         padding = f"pads with {decoder}" + ("" if encoder == decoder else f" (the encoder with {encoder})")
-        frames = self.lookahead
         return [
             f"file     {self.checkpoint.name}, {total}" + (f", of which the VAE takes {used}" if total != used else ""),
             f"VAE      {config.generation}, {self._describe_source()}",
@@ -114,7 +98,7 @@ class CheckpointReport:
             f"pixels, patches are {config.patch_size}x{config.patch_size}",
             f"decoder  {causal}, {timestep}, {padding}",
             f"sees     {self._describe_field()}",
-            f"first    frame after {frames} latent frame{'' if frames == 1 else 's'}",
+            f"first    frame after {self.lookahead} latent frame{'' if self.lookahead == 1 else 's'}",
         ]
 
     def _describe_source(self) -> str:
@@ -130,14 +114,12 @@ class CheckpointReport:
         return f"{frames} in time, {cells} in space"
 
     def _describe_networks(self) -> list[str]:
-        """The networks side by side."""
         missing = "".join(f" (no {name} here)" for name in ("encoder", "decoder") if name not in self.networks)
         blocks = [[f"{name}{missing}", *report.describe_blocks()] for name, report in self.networks.items()]
         storage = [report.describe_storage() for report in self.networks.values()]
         return [*_side_by_side("blocks", blocks), "", *_side_by_side("stored", storage)]
 
     def _describe_plans(self) -> list[str]:
-        """A table of the planned decodes; empty without a decoder."""
         if not self.plans:
             return []
         head = f"{'video':12}{'frames':>6}   {'mode':20}{'peak':>9}{'as a single pass':>20}"
@@ -152,32 +134,33 @@ class CheckpointReport:
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
     """Describe a checkpoint, and what decoding with it takes on this machine."""
-    configs = {"encoder": checkpoint.config.encoder, "decoder": checkpoint.config.decoder}
-    networks = {name: NetworkReport(configs[name], stored) for name, stored in checkpoint.networks.items()}
-    videos = _USUAL_VIDEOS if "decoder" in networks else ()
-    plans = tuple((_plan(checkpoint, video, "auto"), _plan_single(checkpoint, video)) for video in videos)
-    return CheckpointReport(checkpoint, networks, plans)
+    config = checkpoint.config
+    configs = {"encoder": config.encoder, "decoder": config.decoder}
+    paths = {info.path for archive in checkpoint.archives for info in archive.tensors.values()}
+    spec = decoder_spec(config)
+    return CheckpointReport(
+        checkpoint,
+        networks={name: NetworkReport(configs[name], stored) for name, stored in checkpoint.networks.items()},
+        file_bytes=sum(path.stat().st_size for path in paths),
+        receptive_field=receptive_field(spec),
+        lookahead=lookahead(spec),
+        plans=[_plan(checkpoint, video) for video in _USUAL_VIDEOS] if "decoder" in checkpoint.networks else [],
+    )
 
 
-def _plan(checkpoint: Checkpoint, video: Grid, mode: str) -> DecodePlan:
-    """How the smallest video of at least this (F, H, W) would be decoded on this machine."""
+def _plan(checkpoint: Checkpoint, video: Grid) -> tuple[DecodePlan, DecodePlan | None]:
+    """How the smallest video of at least this (F, H, W) is decoded on this machine, and its single pass if possible."""
     config = checkpoint.config
     shape = (1, config.latent_channels, *config.scale.covering_latent_grid(video))
-    dtype = DTYPES[checkpoint.networks["decoder"].dtype]
-    return plan_decode_here(decoder_spec(config), shape, dtype, mode=mode)
-
-
-def _plan_single(checkpoint: Checkpoint, video: Grid) -> DecodePlan | None:
+    machine = this_machine(DTYPES[checkpoint.networks["decoder"].dtype])
+    plan = partial(plan_decode, decoder_spec(config), shape, machine)
     try:
-        return _plan(checkpoint, video, "single")
+        return plan(), plan(mode="single")
     except PlanError:
-        return None
+        return plan(), None
 
 
 def _side_by_side(label: str, columns: list[list[str]]) -> list[str]:
     """Columns of lines, with a label in front of the first line."""
-    lines = []
-    for index, row in enumerate(zip_longest(*columns, fillvalue="")):
-        cells = "".join(f"{cell:{_COLUMN_WIDTH}}" for cell in row)
-        lines.append(f"{'' if index else label:{_LABEL_WIDTH}}{cells}".rstrip())
-    return lines
+    rows = ["".join(f"{cell:{_COLUMN_WIDTH}}" for cell in row) for row in zip_longest(*columns, fillvalue="")]
+    return [f"{'' if index else label:{_LABEL_WIDTH}}{row}".rstrip() for index, row in enumerate(rows)]

@@ -11,20 +11,10 @@ from ..units import format_bytes
 
 @dataclass(frozen=True)
 class NetworkReport:
-    """An encoder or a decoder.
-
-    Attributes:
-        config: its configuration.
-        stored: its tensors in the file.
-    """
+    """An encoder or a decoder, by its configuration and its tensors in the file."""
 
     config: NetworkConfig
     stored: StoredNetwork
-
-    @property
-    def num_parameters(self) -> int:
-        """How many parameters the file stores."""
-        return sum(self.stored.parameters_by_dtype.values())
 
     def as_dict(self) -> dict[str, Any]:
         """The network as a JSON object.
@@ -39,7 +29,7 @@ class NetworkReport:
             "causal": config.options.causal,
             "padding": config.options.padding.value,
             "blocks": [_block_as_dict(block) for block in config.blocks],
-            "parameters": self.num_parameters,
+            "parameters": stored.parameters_by_dtype.total(),
             "dtypes": dict(stored.parameters_by_dtype),
             "bytes": stored.num_bytes,
             "weight_layout": stored.layout.value,
@@ -58,10 +48,10 @@ class NetworkReport:
 
     def describe_storage(self) -> list[str]:
         """Lines on what the file stores."""
-        dtypes = [dtype for dtype, _ in self.stored.parameters_by_dtype.most_common()]
+        parameters = self.stored.parameters_by_dtype
         return [
-            f"{self.num_parameters:,} parameters",
-            f"{format_bytes(self.stored.num_bytes)} of {' and '.join(dtypes)}",
+            f"{parameters.total():,} parameters",
+            f"{format_bytes(self.stored.num_bytes)} of {' and '.join(dtype for dtype, _ in parameters.most_common())}",
             f"weights ({self.stored.layout.value})",
         ]
 

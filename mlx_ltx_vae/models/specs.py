@@ -41,6 +41,21 @@ class Backend(enum.Enum):
     GPU = "gpu"
 
 
+@dataclass(frozen=True)
+class Machine:
+    """Where a network runs.
+
+    Attributes:
+        backend: whose kernels.
+        itemsize: bytes of a number in the network's dtype.
+        available: bytes of memory to plan with; None for no bound.
+    """
+
+    backend: Backend = Backend.CPU
+    itemsize: int = FLOAT32_BYTES
+    available: int | None = None
+
+
 class Step(NamedTuple):
     """One step of a layer, as far as its memory depends on it.
 
@@ -48,15 +63,13 @@ class Step(NamedTuple):
         axis: the axis of the stream.
         grid: (T, H, W) of what enters at once.
         is_whole: whether that is the whole clip, so that nothing is cached or joined.
-        itemsize: bytes of a number.
-        backend: whose kernels run.
+        machine: where it runs.
     """
 
     axis: Axis
     grid: Grid
     is_whole: bool
-    itemsize: int
-    backend: Backend
+    machine: Machine
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,7 @@ class LayerSpec:
     def work_bytes(self, step: Step) -> int:
         """What one step allocates, for one item of a batch: input joined to the cache, and result."""
         seen = self.seen_elements(step) * self.in_channels
-        return (seen + self.result_elements(step)) * step.itemsize
+        return (seen + self.result_elements(step)) * step.machine.itemsize
 
     def seen_elements(self, step: Step) -> int:
         """Positions that a step sees: what is cached and what enters."""
@@ -174,7 +187,9 @@ class ConvSpec(LayerSpec):
         elements += results if is_rearranged else 0
         if self.has_residual:
             elements += (results if math.prod(self.up) > 1 else 0) + math.prod(step.grid) * self.in_channels
-        return elements * step.itemsize + self._residual_mean_bytes(step) + self._conv_bytes(step, padded, results)
+        return (
+            elements * step.machine.itemsize + self._residual_mean_bytes(step) + self._conv_bytes(step, padded, results)
+        )
 
     def _conv_results(self, step: Step) -> int:
         """Positions that the convolution computes in one step."""
@@ -184,23 +199,23 @@ class ConvSpec(LayerSpec):
         """A downsampling layer averages its rearranged input in float32."""
         if not self.has_residual or math.prod(self.down) == 1:
             return 0
-        return math.prod(step.grid) * self.in_channels * (FLOAT32_BYTES + step.itemsize)
+        return math.prod(step.grid) * self.in_channels * (FLOAT32_BYTES + step.machine.itemsize)
 
     def _conv_bytes(self, step: Step, padded: int, results: int) -> int:
         """The convolution's own scratch and its result."""
-        if step.backend is Backend.CPU:
+        if step.machine.backend is Backend.CPU:
             # The CPU unfolds the input for one matrix product, in float32 whatever it is given.
             unfolded = self._conv_results(step) * _TAPS**3 * self.in_channels
             scratch = (padded + unfolded + results) * FLOAT32_BYTES
-            if step.itemsize != FLOAT32_BYTES:
+            if step.machine.itemsize != FLOAT32_BYTES:
                 # The result in its own precision, the weight in float32, and a norm's squares and results in float32.
                 is_normed = self.activation is not Activation.NONE
                 weight = _TAPS**3 * self.in_channels * self.conv_channels
-                scratch += results * step.itemsize + (weight + 2 * is_normed * padded) * FLOAT32_BYTES
+                scratch += results * step.machine.itemsize + (weight + 2 * is_normed * padded) * FLOAT32_BYTES
             return scratch
         # Metal adds up a 2D convolution per tap of time; their buffers come back when all three are done.
         winograd = winograd_elements(self.in_channels, self.conv_channels, step.grid)
-        return (padded + _TAPS * (results + winograd)) * step.itemsize
+        return (padded + _TAPS * (results + winograd)) * step.machine.itemsize
 
 
 @dataclass(frozen=True)
@@ -212,7 +227,7 @@ class FrameAttentionSpec(LayerSpec):
         frames, height, width = step.grid
         elements = frames * height * width * self.in_channels
         scores = frames * (height * width) ** 2
-        return elements * (2 * FLOAT32_BYTES + 6 * step.itemsize) + 2 * scores * FLOAT32_BYTES
+        return elements * (2 * FLOAT32_BYTES + 6 * step.machine.itemsize) + 2 * scores * FLOAT32_BYTES
 
 
 def winograd_elements(in_channels: int, out_channels: int, grid: Grid) -> int:

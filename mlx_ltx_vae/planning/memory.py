@@ -5,35 +5,21 @@ not taken yet; and the work of the one layer that runs. The peak is the largest 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from ..models.specs import FLOAT32_BYTES, Backend, LayerSpec, NetworkSpec, Step
+from ..models.specs import FLOAT32_BYTES, Backend, LayerSpec, Machine, NetworkSpec, Step
 from ..shapes import Grid
 from ..streaming.axis import Axis
 
 _MARGIN = 1.06  # for what is not counted: small arrays, rounding of allocations to pages
-_TILES_MARGIN = 1.03
 
 # MLX keeps freed buffers and reuses only sizes that nearly match: on Metal what is in use and the cache are together
 # 1.3 to 1.45 times the peak of what is in use (simulated allocator, not measured on a Mac). CPU builds keep nothing.
 _CACHE_SHARE = {Backend.CPU: 0.0, Backend.GPU: 0.45}
 #: A cache limit below this costs time on a GPU, where the run would fill it.
 COMFORTABLE_CACHE_BYTES = 2_000_000_000
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a plan has to know of where it runs.
-
-    Attributes:
-        backend: whose kernels.
-        itemsize: bytes of a number in the network's dtype.
-    """
-
-    backend: Backend = Backend.CPU
-    itemsize: int = FLOAT32_BYTES
 
 
 @dataclass(frozen=True)
@@ -156,7 +142,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         delays.append(delay)
         caches.append(min(window.cached, extent) * position * itemsize)
         step_grid = _replace(extents, axis, taken)
-        work = layer.work_bytes(Step(axis, step_grid, run.steps is None, itemsize, run.machine.backend))
+        work = layer.work_bytes(Step(axis, step_grid, run.steps is None, run.machine))
         works.append(waiting + batch * work)
         pieces = _advance(pieces, step, layer, axis)
         delay += window.ahead / rate
@@ -179,63 +165,6 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
 def _replace(grid: Grid, axis: Axis, extent: int) -> Grid:
     time, height, width = (extent if index == axis.grid else other for index, other in enumerate(grid))
     return time, height, width
-
-
-@dataclass(frozen=True)
-class TiledResult:
-    """Elements of the results that a run with tiles cut in time holds, of all items of a batch.
-
-    Attributes:
-        tile: in the largest tile.
-        together: tiles that run at once, at most.
-        group: in the longest interval of time.
-        shared: in what two intervals share.
-        final: in the most that leaves at once.
-        single: whether one tile is a whole interval of time.
-    """
-
-    tile: int
-    together: int
-    group: int
-    shared: int
-    final: int
-    single: bool
-
-
-def time_tiled_memory(largest: Memory, inputs: int, result: TiledResult, itemsize: int) -> Memory:
-    """What a run in tiles holds at its peak, where time is cut too.
-
-    Args:
-        largest: of the largest tile by itself.
-        inputs: bytes of what enters.
-        result: what is held besides.
-        itemsize: bytes of a number in the network's dtype.
-    """
-    tiles = result.together * result.tile * itemsize
-    group, shared = result.group * FLOAT32_BYTES, result.shared * FLOAT32_BYTES
-    gathered = 0 if result.single else group
-    running = largest.caches + largest.work + tiles + gathered
-    # The pieces of the tiles and the tiles; where there are several, also one weighted, and added to what is there.
-    joining = 2 * tiles + (0 if result.single else gathered + 2 * result.tile * FLOAT32_BYTES)
-    fading = group + shared
-    # What leaves is a part of its interval, and is turned into levels.
-    leaving = group + result.final * (
-        FLOAT32_BYTES + 1 + (itemsize + FLOAT32_BYTES if itemsize != FLOAT32_BYTES else 0)
-    )
-    work = shared + max(running, joining, fading, leaving)
-    return Memory(largest.weights, inputs, 0, math.ceil(_TILES_MARGIN * work))
-
-
-def space_tiled_memory(tiles: Sequence[Memory], inputs: int, blended: int) -> Memory:
-    """What a run in spatial tiles holds at its peak, where each is a stream of its own and all run side by side.
-
-    Args:
-        tiles: of each tile, or batch of tiles, by itself.
-        inputs: bytes of what enters.
-        blended: elements of the frames that are blended at once.
-    """
-    work = max(tile.work for tile in tiles) + 4 * blended * FLOAT32_BYTES
-    return Memory(tiles[0].weights, inputs, sum(tile.caches for tile in tiles), work)
 
 
 def cut(length: int, size: int) -> Iterator[int]:

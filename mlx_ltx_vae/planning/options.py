@@ -2,12 +2,11 @@
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..errors import LatentsError, PlanError
 from ..models.specs import NetworkSpec, PaddingMode
-from ..shapes import LatentShape
+from ..shapes import Grid, LatentShape
 from ..streaming.axis import Axis
 from ..tiling.batches import check_batch_size
 from ..tiling.config import TilingConfig
@@ -16,17 +15,8 @@ from .plan import Mode, Order
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
 
-@dataclass(frozen=True)
-class PlanOptions:
-    """What was asked for. None leaves the choice to the planner.
-
-    Attributes:
-        mode: exact, single or tiled.
-        order: the axis of an exact stream.
-        tiling: the tiles of mode tiled.
-        tile_batch_size: tiles of equal shape that run together, at most.
-        chunk: positions that enter at once.
-    """
+class PlanOptions(NamedTuple):
+    """What was asked for; see `VideoVAE.plan`. None leaves the choice to the planner."""
 
     mode: Mode | None = None
     order: Order | None = None
@@ -73,8 +63,7 @@ def why_not(spec: NetworkSpec, order: Order) -> str | None:
     layer = spec.unbounded_layer(order.axis)
     if layer is None:
         return None
-    sees = "the whole clip" if order is Order.TIME else "whole frames"
-    other = "mode single" if order is Order.TIME else "order time"
+    sees, other = ("the whole clip", "mode single") if order is Order.TIME else ("whole frames", "order time")
     return f"layer {layer.name} sees {sees}, so the network cannot be streamed by {order.value}; use {other}."
 
 
@@ -95,23 +84,37 @@ def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
             f"latents have the shape {shown} with {latent_shape.channels} channels; this VAE decodes "
             f"{spec.in_channels} (axes are (B, C, F', H', W'))."
         )
-    check_grid(spec, latent_shape)
+    _check_reflection(spec, latent_shape.grid, f"latents have the shape {shown}")
     return latent_shape
 
 
-def check_grid(spec: NetworkSpec, shape: LatentShape) -> None:
-    """Refuse latents that are smaller than a layer needs.
+def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> tuple[int, Grid]:
+    """The batch and (F, H, W) of frames that the encoder encodes, given as (B, 3, F, H, W) or (F, H, W, 3).
+
+    F becomes the nearest 1 + t*k: above it with `pad`, otherwise below.
 
     Raises:
-        LatentsError: saying how many cells it takes.
+        LatentsError: saying what is wrong with the shape.
     """
-    for layer, extents in spec.walk(shape.grid):
-        needs_two = layer.padding is PaddingMode.REFLECT and any(layer.window(axis).kernel > 1 for axis in Axis)
-        if needs_two and min(extents[1:]) < 2:
-            raise LatentsError(
-                f"latents have the shape {tuple(shape)}; this VAE pads by reflection, which takes at least 2 cells a "
-                "side."
-            )
+    if len(shape) == 5 and shape[1] == 3:
+        batch, _, frames, height, width = shape
+    elif len(shape) == 4 and shape[3] == 3:
+        batch, (frames, height, width, _) = 1, shape
+    else:
+        raise LatentsError(f"frames have the shape {tuple(shape)}; expected is (B, 3, F, H, W) or (F, H, W, 3).")
+    if min(batch, frames, height, width) < 1:
+        raise LatentsError(f"frames have the shape {tuple(shape)}, which is empty.")
+    grid = (spec.scale.usable_frames(frames, pad=pad), height, width)
+    spec.scale.latent_grid(grid)  # refuses what is no whole number of cells
+    _check_reflection(spec, grid, f"frames have the shape {tuple(shape)}")
+    return batch, grid
+
+
+def _check_reflection(spec: NetworkSpec, grid: Grid, what: str) -> None:
+    for layer, (_, height, width) in spec.walk(grid):
+        reflects = layer.padding is PaddingMode.REFLECT and layer.window(Axis.HEIGHT).kernel > 1
+        if reflects and min(height, width) < 2:
+            raise LatentsError(f"{what}; this VAE pads by reflection, which takes at least 2 cells a side.")
 
 
 def _parse(name: str, kind: type[EnumT], what: str) -> EnumT | None:

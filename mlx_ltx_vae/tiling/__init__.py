@@ -7,7 +7,7 @@ from ..errors import TilingError
 from .batches import check_batch_size, in_tile_order, tile_batches
 from .blend import SpatialBlender, blend_tiles, decode_with_tiling
 from .config import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, parse_tile, preset
-from .intervals import Interval, make_causal, split, split_by_count, split_with_minimum
+from .intervals import Interval, make_causal, split
 from .layout import BlendAxis, Tile, TileAxis, TileLayout, space_axis, time_axis
 
 __all__ = [
@@ -31,8 +31,6 @@ __all__ = [
     "preset",
     "space_axis",
     "split",
-    "split_by_count",
-    "split_with_minimum",
     "tile_batches",
     "time_axis",
 ]

@@ -12,25 +12,16 @@ Result = TypeVar("Result")
 
 
 def check_batch_size(tile_batch_size: int) -> None:
-    """Check that a batch size is a whole number of at least 1.
-
-    Raises:
-        TilingError: for anything else.
-    """
+    """Raise a `TilingError` unless a batch size is a whole number of at least 1."""
     if isinstance(tile_batch_size, bool) or not isinstance(tile_batch_size, int) or tile_batch_size < 1:
         raise TilingError(f"a tile batch size must be a whole number of at least 1, not {tile_batch_size!r}.")
 
 
 def tile_batches(tiles: Sequence[Tile], tile_batch_size: int) -> list[list[int]]:
-    """Batches of at most `tile_batch_size` tiles of equal shape, each for one call of a network.
+    """Batches of at most `tile_batch_size` tiles of equal shape, each for one call of a network, as indices into `tiles`.
 
-    Args:
-        tiles: in any order. Tiles of one interval of time have at most four shapes: the full size, and those at the
-            right edge, at the lower edge and in the corner.
-        tile_batch_size: at least 1.
-
-    Returns:
-        Indices into `tiles`, one list per call; each tile is in exactly one of them.
+    Tiles of one interval of time have at most four shapes: the full size, and those at the right edge, at the lower
+    edge and in the corner.
 
     Raises:
         TilingError: for a batch size below 1.

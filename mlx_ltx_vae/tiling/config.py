@@ -1,10 +1,12 @@
 """Tile sizes and overlaps in pixels and frames, and the presets. Pure Python, no MLX."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import TilingError
+
+#: The names that `preset` accepts.
+PRESETS = ("auto", "default", "aggressive", "conservative", "spatial_only", "temporal_only")
 
 # `TilingConfig.auto` chooses the `aggressive` preset for larger videos than these.
 _LARGE_OUTPUT_BYTES = 2 * 2**30
@@ -16,11 +18,11 @@ _VERY_LONG_CLIP = 200
 class SpatialTilingConfig:
     """Tiles along height or width.
 
-    Both sizes must also be multiples of the VAE's spatial scale factor, and a tile must be at least two latent cells
-    long. `TileLayout.make` checks that, because it knows the VAE.
+    `TileLayout.make`, which knows the VAE, also checks that both are multiples of its spatial scale factor and that
+    tiles are at least two latent cells long: 64 pixels for a VAE of 32 pixels per cell.
 
     Attributes:
-        tile_size_in_pixels: at least 1; at least 64 and a multiple of 32 for a VAE of 32 pixels per latent cell.
+        tile_size_in_pixels: at least 1.
         tile_overlap_in_pixels: pixels shared by adjacent tiles; at least 0 and less than the tile size.
 
     Raises:
@@ -36,10 +38,7 @@ class SpatialTilingConfig:
 
 @dataclass(frozen=True)
 class TemporalTilingConfig:
-    """Tiles along time.
-
-    Both sizes must also be multiples of the VAE's temporal scale factor, and a tile must be at least two latent frames
-    long. `TileLayout.make` checks that, because it knows the VAE.
+    """Tiles along time, with the same rules for frames as `SpatialTilingConfig` has for pixels.
 
     Attributes:
         tile_size_in_frames: at least 1; at least 16 and a multiple of 8 for a VAE of 8 frames per latent frame.
@@ -101,81 +100,48 @@ class TilingConfig:
     def auto(
         cls, height: int, width: int, num_frames: int, spatial_threshold: int = 512, temporal_threshold: int = 65
     ) -> "TilingConfig | None":
-        """Tiles for a video of this size, along the axes that exceed their threshold.
+        """Tiles along the axes that exceed their threshold, for a video of this size in pixels; None if no axis does.
 
         Args:
-            height: in pixels.
-            width: in pixels.
-            num_frames: of the video.
             spatial_threshold: in pixels, for the longer side.
             temporal_threshold: in frames.
-
-        Returns:
-            None if no axis exceeds its threshold.
         """
-        split_space = max(height, width) > spatial_threshold
-        split_time = num_frames > temporal_threshold
-        if not split_space and not split_time:
+        longer_side = max(height, width)
+        space, time = None, None
+        if longer_side > spatial_threshold:
+            space = SpatialTilingConfig(512 if 768 < longer_side <= 1024 else 384, 64)
+        if num_frames > temporal_threshold:
+            sizes = (32, 8) if num_frames > _VERY_LONG_CLIP else (48, 16) if num_frames > _LONG_CLIP else (64, 24)
+            time = TemporalTilingConfig(*sizes)
+        if space is None and time is None:
             return None
         float32_bytes = 3 * num_frames * height * width * 4
         if float32_bytes > _LARGE_OUTPUT_BYTES or (height * width > _LARGE_FRAME and num_frames > _LONG_CLIP):
             return cls.aggressive()
-        return cls(
-            _auto_spatial(max(height, width)) if split_space else None,
-            _auto_temporal(num_frames) if split_time else None,
-        )
-
-
-_PRESETS: dict[str, Callable[[], TilingConfig]] = {
-    "default": TilingConfig.default,
-    "aggressive": TilingConfig.aggressive,
-    "conservative": TilingConfig.conservative,
-    "spatial_only": TilingConfig.spatial_only,
-    "temporal_only": TilingConfig.temporal_only,
-}
-
-#: The names that `preset` accepts.
-PRESETS = ("auto", *_PRESETS)
+        return cls(space, time)
 
 
 def preset(name: str, height: int, width: int, num_frames: int) -> TilingConfig | None:
-    """The preset of this name. Only "auto" depends on the video's size.
-
-    Returns:
-        None if "auto" finds that the video needs no tiles.
+    """The preset of this name. Only "auto" depends on the video's size, and is None if the video needs no tiles.
 
     Raises:
         TilingError: for an unknown name.
     """
-    if name == "auto":
-        return TilingConfig.auto(height, width, num_frames)
-    if name not in _PRESETS:
+    if name not in PRESETS:
         raise TilingError(f"unknown tiling preset {name!r}; choose one of {', '.join(PRESETS)}.")
-    return _PRESETS[name]()
+    return TilingConfig.auto(height, width, num_frames) if name == "auto" else getattr(TilingConfig, name)()
 
 
 def parse_tile(text: str) -> tuple[int, int]:
     """The tile size and overlap in text such as "512:64". The overlap is 0 if it is left out, as in "512".
 
     Raises:
-        TilingError: if the text has another form. It is a ValueError too.
+        TilingError: if the text has another form.
     """
     match = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", text)
     if not match:
         raise TilingError(f"{text!r} is not a tile size with an optional overlap; write it as 512 or 512:64.")
     return int(match[1]), int(match[2] or 0)
-
-
-def _auto_spatial(longer_side: int) -> SpatialTilingConfig:
-    """512 px tiles for a longer side above 768 and up to 1024 pixels, else 384 px tiles."""
-    return SpatialTilingConfig(512 if 768 < longer_side <= 1024 else 384, 64)
-
-
-def _auto_temporal(num_frames: int) -> TemporalTilingConfig:
-    """Shorter tiles for longer clips."""
-    if num_frames > _VERY_LONG_CLIP:
-        return TemporalTilingConfig(32, 8)
-    return TemporalTilingConfig(48, 16) if num_frames > _LONG_CLIP else TemporalTilingConfig(64, 24)
 
 
 def _check_sizes(size: int, overlap: int, unit: str) -> None:

@@ -1,7 +1,8 @@
 """Positions and blend masks of a clip's tiles, on the latent grid and in the video. Pure Python, no MLX."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import product
 from typing import NamedTuple
 
 from ..errors import TilingError
@@ -17,7 +18,6 @@ class Tile(NamedTuple):
     """A crop of the clip: one interval each of time, height and width.
 
     Attributes:
-        latent: the crop on the latent grid.
         pixels: the same crop in frames and pixels.
     """
 
@@ -47,8 +47,7 @@ class BlendAxis(NamedTuple):
     """One axis of the blended result: pixels for a decode, latents for an encode.
 
     Attributes:
-        intervals: the position of each tile.
-        masks: the weights of each tile. They add up to 1 at every position of the axis.
+        masks: the weights of each tile, which add up to 1 at every position of the axis.
     """
 
     intervals: tuple[Interval, ...]
@@ -72,7 +71,6 @@ class TileAxis:
     A decode blends pixels and an encode blends latents, so each grid has trapezoidal masks of its own.
 
     Attributes:
-        latent: intervals on the latent grid.
         pixels: the same intervals in pixels or frames.
         from_zero: whether left ramps start with a weight of 0, as they do in time.
     """
@@ -88,11 +86,14 @@ class TileAxis:
 
     def decoded(self) -> BlendAxis:
         """The axis as a decode blends it."""
-        return BlendAxis(self.pixels, complementary(self.pixels, trapezoids(self.pixels, from_zero=self.from_zero)))
+        return self._blended(self.pixels)
 
     def encoded(self) -> BlendAxis:
         """The axis as an encode blends it."""
-        return BlendAxis(self.latent, complementary(self.latent, trapezoids(self.latent, from_zero=self.from_zero)))
+        return self._blended(self.latent)
+
+    def _blended(self, intervals: tuple[Interval, ...]) -> BlendAxis:
+        return BlendAxis(intervals, complementary(intervals, trapezoids(intervals, from_zero=self.from_zero)))
 
 
 def space_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
@@ -118,8 +119,6 @@ class TileLayout:
 
     Attributes:
         time: its intervals have causal context, see `make_causal`.
-        height: intervals of rows.
-        width: intervals of columns.
     """
 
     time: TileAxis
@@ -128,32 +127,27 @@ class TileLayout:
 
     @classmethod
     def make(cls, config: TilingConfig, latent_grid: Sequence[int], scale: ScaleFactors) -> "TileLayout":
-        """The tiles of a clip.
-
-        Args:
-            config: tile sizes and overlaps in pixels and frames.
-            latent_grid: (F', H', W').
-            scale: of the VAE.
+        """The tiles of a clip whose latents have the grid (F', H', W').
 
         Raises:
             TilingError: for a tile size that is not a multiple of the scale factor of its axis, or less than two
                 latent cells, and for an overlap that is not a multiple of the scale factor.
         """
         frames, rows, columns = latent_grid
+        height, width = config.height_config or config.spatial_config, config.width_config or config.spatial_config
         return cls(
-            time_axis(_split_time(frames, config.temporal_config, scale.time), scale.time),
-            space_axis(_split_space(rows, config.height_config or config.spatial_config, scale.height), scale.height),
-            space_axis(_split_space(columns, config.width_config or config.spatial_config, scale.width), scale.width),
+            time_axis(make_causal(_split(frames, config.temporal_config, scale.time)), scale.time),
+            space_axis(_split(rows, height, scale.height), scale.height),
+            space_axis(_split(columns, width, scale.width), scale.width),
         )
 
     def groups(self) -> Iterator[list[Tile]]:
         """The tiles of each interval of time, in order; within an interval, row by row."""
-        for time in _pairs(self.time):
-            yield [
-                Tile(*zip(time, height, width, strict=True))
-                for height in _pairs(self.height)
-                for width in _pairs(self.width)
-            ]
+        time, height, width = (
+            list(zip(axis.latent, axis.pixels, strict=True)) for axis in (self.time, self.height, self.width)
+        )
+        for frames in time:
+            yield [Tile(*zip(frames, rows, columns, strict=True)) for rows, columns in product(height, width)]
 
     def decoded(self) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
         """Time, height and width as a decode blends them."""
@@ -164,22 +158,16 @@ class TileLayout:
         return self.time.encoded(), self.height.encoded(), self.width.encoded()
 
 
-def _split_time(length: int, config: TemporalTilingConfig | None, scale: int) -> tuple[Interval, ...]:
+def _split(length: int, config: SpatialTilingConfig | TemporalTilingConfig | None, scale: int) -> tuple[Interval, ...]:
+    """The intervals of an axis of `length` latent cells, of `scale` pixels or frames each."""
     if config is None:
         return (Interval(0, length),)
-    size, overlap = config.tile_size_in_frames, config.tile_overlap_in_frames
-    return make_causal(split(length, *_in_latent_cells(size, overlap, scale, "frames")))
+    size, overlap = astuple(config)
+    _check_multiples(size, overlap, scale, "frames" if isinstance(config, TemporalTilingConfig) else "pixels")
+    return split(length, size // scale, overlap // scale)
 
 
-def _split_space(length: int, config: SpatialTilingConfig | None, scale: int) -> tuple[Interval, ...]:
-    if config is None:
-        return (Interval(0, length),)
-    size, overlap = config.tile_size_in_pixels, config.tile_overlap_in_pixels
-    return split(length, *_in_latent_cells(size, overlap, scale, "pixels"))
-
-
-def _in_latent_cells(size: int, overlap: int, scale: int, unit: str) -> tuple[int, int]:
-    """A tile size and its overlap, converted from pixels or frames to latent cells of `scale` each."""
+def _check_multiples(size: int, overlap: int, scale: int, unit: str) -> None:
     minimum = _MIN_CELLS_PER_TILE * scale
     if size % scale or size < minimum:
         nearest = sorted({max(multiple, minimum) for multiple in _multiples_around(size, scale)})
@@ -193,14 +181,9 @@ def _in_latent_cells(size: int, overlap: int, scale: int, unit: str) -> tuple[in
             f"a tile overlap of {overlap} {unit} does not fit this VAE, whose overlaps must be a multiple of {scale} "
             f"{unit}; use {' or '.join(map(str, nearest))}."
         )
-    return size // scale, overlap // scale
 
 
 def _multiples_around(value: int, step: int) -> tuple[int, int]:
     """The multiple of `step` at or below `value`, and the next one."""
     below = value // step * step
     return below, below + step
-
-
-def _pairs(axis: TileAxis) -> list[tuple[Interval, Interval]]:
-    return list(zip(axis.latent, axis.pixels, strict=True))

@@ -12,10 +12,9 @@ Mask = tuple[float, ...]
 def trapezoid(length: int, left_ramp: int, right_ramp: int, *, from_zero: bool = False) -> Mask:
     """A mask that rises over `left_ramp` positions, stays at 1, and falls over `right_ramp` positions.
 
+    Ramps longer than the mask are shortened to it. Ramps that overlap are multiplied.
+
     Args:
-        length: of the mask. Longer ramps are shortened to it. Ramps that overlap are multiplied.
-        left_ramp: positions below 1 at the start.
-        right_ramp: positions below 1 at the end.
         from_zero: whether the left ramp starts with a weight of 0.
     """
     left_ramp, right_ramp = min(left_ramp, length), min(right_ramp, length)
@@ -28,10 +27,7 @@ def trapezoid(length: int, left_ramp: int, right_ramp: int, *, from_zero: bool =
 
 def trapezoids(intervals: Sequence[Interval], *, from_zero: bool = False) -> tuple[Mask, ...]:
     """The mask of each interval, from its ramps."""
-    return tuple(
-        trapezoid(interval.length, interval.left_ramp, interval.right_ramp, from_zero=from_zero)
-        for interval in intervals
-    )
+    return tuple(trapezoid(each.length, each.left_ramp, each.right_ramp, from_zero=from_zero) for each in intervals)
 
 
 def sums(intervals: Sequence[Interval], masks: Sequence[Mask]) -> list[float]:

@@ -15,18 +15,22 @@ from dataclasses import dataclass, field
 from ..errors import WriterError
 from .ffmpeg import has_encoder
 
+SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
+_TO_BT709 = f"scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags={SCALER}"
+# The tags must be set on the frames: "unknown" of the frames overrides output options such as -color_primaries.
+_TAG_BT709 = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
+_TAG_RGB = "setparams=range=pc:color_primaries=bt709:color_trc=bt709"
+
 
 @dataclass(frozen=True)
 class Codec:
     """A codec and its ffmpeg settings.
 
     Attributes:
-        encoder: the name of ffmpeg's encoder.
         endings: of the containers that support it.
         pixel_formats: by bit depth.
         odd_pixel_formats: for an odd width or height, if they differ.
         default_crf, max_crf: constant quality, 0 is the best; `default_crf` is None for a codec without it.
-        options: further arguments for ffmpeg.
     """
 
     encoder: str
@@ -37,28 +41,29 @@ class Codec:
     max_crf: int = 0
     options: tuple[str, ...] = ()
 
-    def pixel_format(self, size: tuple[int, int], bit_depth: int) -> str:
-        """ffmpeg's name of the pixel format for this `(width, height)` and bit depth."""
+    def color_filter(self, size: tuple[int, int], bit_depth: int) -> str:
+        """The ffmpeg filter that converts full-range RGB to the codec's pixel format and tags it."""
         is_odd = any(side % 2 for side in size)
         formats = self.odd_pixel_formats if is_odd and self.odd_pixel_formats else self.pixel_formats
-        return formats[bit_depth]
+        pixel_format = formats[bit_depth]
+        if pixel_format.startswith("yuv"):
+            return f"{_TO_BT709},format={pixel_format},{_TAG_BT709}"
+        return f"format={pixel_format},{_TAG_RGB}"
 
 
+_FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
+CONTAINER_ENDINGS = tuple(_FORMATS)
+_MPEG_ENDINGS = (".mp4", ".mov", ".mkv")
+_WEB_ENDINGS = (".webm", ".mkv", ".mp4")
 _CHROMA_HALVED = {8: "yuv420p", 10: "yuv420p10le"}
 _CHROMA_FULL = {8: "yuv444p", 10: "yuv444p10le"}
+_QUIET_X265 = ("-x265-params", "log-level=error")
+_VP9_SPEED = ("-b:v", "0", "-deadline", "good", "-cpu-used", "4", "-row-mt", "1")
 
 #: The default qualities are visually lossless.
 CODECS: dict[str, Codec] = {
-    "h264": Codec("libx264", (".mp4", ".mov", ".mkv"), _CHROMA_HALVED, _CHROMA_FULL, default_crf=18, max_crf=51),
-    "hevc": Codec(
-        "libx265",
-        (".mp4", ".mov", ".mkv"),
-        _CHROMA_HALVED,
-        _CHROMA_FULL,
-        default_crf=20,
-        max_crf=51,
-        options=("-x265-params", "log-level=error"),
-    ),
+    "h264": Codec("libx264", _MPEG_ENDINGS, _CHROMA_HALVED, _CHROMA_FULL, default_crf=18, max_crf=51),
+    "hevc": Codec("libx265", _MPEG_ENDINGS, _CHROMA_HALVED, _CHROMA_FULL, 20, max_crf=51, options=_QUIET_X265),
     "prores": Codec(
         "prores_ks",
         (".mov", ".mkv"),
@@ -68,32 +73,9 @@ CODECS: dict[str, Codec] = {
     ),
     # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
     "ffv1": Codec("ffv1", (".mkv",), {8: "bgr0", 10: "gbrp16le"}, options=("-level", "3", "-g", "1", "-slicecrc", "1")),
-    "vp9": Codec(
-        "libvpx-vp9",
-        (".webm", ".mkv", ".mp4"),
-        _CHROMA_HALVED,
-        default_crf=24,
-        max_crf=63,
-        options=("-b:v", "0", "-deadline", "good", "-cpu-used", "4", "-row-mt", "1"),
-    ),
-    "av1": Codec(
-        "libsvtav1",
-        (".webm", ".mkv", ".mp4"),
-        _CHROMA_HALVED,
-        default_crf=24,
-        max_crf=63,
-        options=("-preset", "8"),
-    ),
+    "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _CHROMA_HALVED, default_crf=24, max_crf=63, options=_VP9_SPEED),
+    "av1": Codec("libsvtav1", _WEB_ENDINGS, _CHROMA_HALVED, default_crf=24, max_crf=63, options=("-preset", "8")),
 }
-_DEFAULT_CODECS = {".mp4": "h264", ".mov": "h264", ".mkv": "h264", ".webm": "vp9"}
-_FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
-CONTAINER_ENDINGS = tuple(_FORMATS)
-
-SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
-_TO_BT709 = f"scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags={SCALER}"
-# The tags must be set on the frames: "unknown" of the frames overrides output options such as -color_primaries.
-_TAG_BT709 = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
-_TAG_RGB = "setparams=range=pc:color_primaries=bt709:color_trc=bt709"
 
 
 def find_codec(name: str, ending: str, codec: str | None) -> Codec:
@@ -102,7 +84,7 @@ def find_codec(name: str, ending: str, codec: str | None) -> Codec:
     Raises:
         WriterError: if the codec is unknown, not supported by the container, or missing from this build of ffmpeg.
     """
-    key = codec or _DEFAULT_CODECS[ending]
+    key = codec or ("vp9" if ending == ".webm" else "h264")
     if key not in CODECS:
         raise WriterError(f"{name}: the codec {key!r} is not supported; use one of {', '.join(CODECS)}.")
     found = CODECS[key]
@@ -128,13 +110,6 @@ def quality_arguments(name: str, codec: Codec, crf: int | None) -> list[str]:
     return ["-crf", str(codec.default_crf if crf is None else crf)]
 
 
-def color_filter(pixel_format: str) -> str:
-    """The ffmpeg filter that converts full-range RGB to `pixel_format` and tags it."""
-    if pixel_format.startswith("yuv"):
-        return f"{_TO_BT709},format={pixel_format},{_TAG_BT709}"
-    return f"format={pixel_format},{_TAG_RGB}"
-
-
 def container_arguments(ending: str, codec: Codec) -> list[str]:
     """The container format and its options."""
     arguments = ["-f", _FORMATS[ending]]
@@ -143,10 +118,3 @@ def container_arguments(ending: str, codec: Codec) -> list[str]:
         if codec.encoder == "libx265":
             arguments += ["-tag:v", "hvc1"]  # QuickTime does not play ffmpeg's default, hev1
     return arguments
-
-
-def audio_arguments(ending: str) -> list[str]:
-    """The audio codec of a container."""
-    if ending == ".webm":
-        return ["-c:a", "libopus", "-b:a", "160k"]
-    return ["-c:a", "aac", "-b:a", "192k"]

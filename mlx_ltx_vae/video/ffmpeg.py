@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
@@ -30,23 +31,13 @@ _CONSEQUENCE = re.compile(
 
 
 class _Ffmpeg:
-    """A running ffmpeg. Its log is kept, as the reason of a failure.
-
-    Args:
-        name: the file's name in errors.
-        error: the class of its errors.
-        arguments: inputs, outputs and their options.
-        stdin: `subprocess.PIPE` or `subprocess.DEVNULL`.
-
-    Raises:
-        `error`: if ffmpeg cannot be found or started.
-    """
+    """A running ffmpeg. The end of its log is kept, as the reason of a failure."""
 
     def __init__(self, name: str, error: type[LTXVAEError], arguments: Sequence[str], stdin: int) -> None:
         self.name = name
-        try:
-            self._process = subprocess.Popen(
-                [_find_ffmpeg(error), *_GLOBAL_OPTIONS, "-loglevel", "error", *arguments],
+        with _ffmpeg_program(error) as program:
+            self.process = subprocess.Popen(
+                [program, *_GLOBAL_OPTIONS, "-loglevel", "error", *arguments],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -54,39 +45,28 @@ class _Ffmpeg:
                 env=os.environ | {"SVT_LOG": "1"},  # SVT-AV1 ignores ffmpeg's log level; 1 is errors only
                 start_new_session=True,  # Ctrl-C on a terminal reaches this process only, which then ends ffmpeg
             )
-        except OSError as problem:
-            raise _start_error(problem, error) from problem
-        self._stdout = _opened(self._process.stdout)
+        self._stdout = _opened(self.process.stdout)
         # Read all the time: an ffmpeg whose log pipe is full stops.
-        self._log = _TailReader(_opened(self._process.stderr))
-
-    @property
-    def process_id(self) -> int:
-        """The process id of ffmpeg."""
-        return self._process.pid
+        self._log = _TailReader(_opened(self.process.stderr))
 
     def kill(self) -> None:
         """End ffmpeg at once; a transfer on another thread fails. Call `release` when no transfer is running."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
     def release(self) -> None:
         """Close the pipes of an ffmpeg that has ended."""
         self._log.lines()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
 
     def _reason(self) -> str:
-        return _reason(self._log.lines(), self._process.returncode)
+        return _reason(self._log.lines(), self.process.returncode)
 
 
 class FfmpegEncoder(_Ffmpeg):
-    """A running ffmpeg that reads raw frames from its standard input.
-
-    Args:
-        name: the output's name in errors.
-        arguments: inputs (`-i pipe:0` among them), output and their options.
+    """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
 
     Raises:
         WriterError: if ffmpeg cannot be found or started.
@@ -95,7 +75,7 @@ class FfmpegEncoder(_Ffmpeg):
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
         # ffmpeg writes its progress, which counts frames, to standard output twice a second and at the end.
         super().__init__(name, WriterError, ["-progress", "pipe:1", *arguments], subprocess.PIPE)
-        self._stdin = _opened(self._process.stdin)
+        self._stdin = _opened(self.process.stdin)
         self._progress = _TailReader(self._stdout)
 
     def write(self, data: memoryview) -> None:
@@ -109,7 +89,7 @@ class FfmpegEncoder(_Ffmpeg):
             while data:
                 data = data[os.write(descriptor, data) :]
         except OSError:
-            self._process.wait()
+            self.process.wait()
             raise self._failure() from None
 
     def finish(self) -> int:
@@ -119,14 +99,13 @@ class FfmpegEncoder(_Ffmpeg):
             WriterError: if ffmpeg fails.
         """
         self._stdin.close()
-        if self._process.wait() != 0:
+        if self.process.wait() != 0:
             raise self._failure()
         counts = [line.removeprefix("frame=") for line in self._progress.lines() if line.startswith("frame=")]
         self.release()
         return int(counts[-1]) if counts else 0
 
-    def release(self) -> None:
-        """Close the pipes of an ffmpeg that has ended."""
+    def release(self) -> None:  # noqa: D102
         self._progress.lines()
         super().release()
 
@@ -135,11 +114,7 @@ class FfmpegEncoder(_Ffmpeg):
 
 
 class FfmpegDecoder(_Ffmpeg):
-    """A running ffmpeg that writes raw frames to its standard output.
-
-    Args:
-        name: the input's name in errors.
-        arguments: inputs, output (`pipe:1`) and their options.
+    """A running ffmpeg that writes raw frames to its standard output (`pipe:1`, the last of its arguments).
 
     Raises:
         ReaderError: if ffmpeg cannot be found or started.
@@ -162,7 +137,7 @@ class FfmpegDecoder(_Ffmpeg):
         Raises:
             ReaderError: if ffmpeg fails or logs an error. For a truncated file it only logs, and returns 0.
         """
-        if self._process.wait() != 0 or any(self._log.lines()):
+        if self.process.wait() != 0 or any(self._log.lines()):
             raise ReaderError(f"{self.name}: is damaged or truncated; ffmpeg says: {self._reason()}.")
 
 
@@ -186,22 +161,18 @@ class _TailReader:
 
 def has_encoder(name: str) -> bool:
     """Whether this build of ffmpeg has the encoder `name`."""
-    return name in _encoders()
+    return any(row[1:2] == [name] for row in listing("-encoders", WriterError))
 
 
-@lru_cache(maxsize=1)
-def _encoders() -> frozenset[str]:
-    return frozenset(row[1] for row in listing("-encoders", WriterError) if len(row) > 1)
-
-
-def listing(option: str, error: type[LTXVAEError]) -> Iterator[list[str]]:
+@lru_cache
+def listing(option: str, error: type[LTXVAEError]) -> list[list[str]]:
     """The words of each line that ffmpeg prints for an option such as `-encoders`.
 
     Raises:
         `error`: if ffmpeg cannot be found or started.
     """
     output = _run(["-hide_banner", option], error).stdout
-    return (line.split() for line in output.decode(errors="replace").splitlines())
+    return [line.split() for line in output.decode(errors="replace").splitlines()]
 
 
 def describe(name: str, input_arguments: Sequence[str]) -> str:
@@ -227,22 +198,22 @@ def file_url(path: Path) -> str:
 
 
 def _run(arguments: Sequence[str], error: type[LTXVAEError]) -> subprocess.CompletedProcess[bytes]:
-    command = [_find_ffmpeg(error), *arguments]
-    try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    except OSError as problem:
-        raise _start_error(problem, error) from problem
+    with _ffmpeg_program(error) as program:
+        return subprocess.run([program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
 
-def _find_ffmpeg(error: type[LTXVAEError]) -> str:
+@contextmanager
+def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
+    """The path of ffmpeg. Raises `error` if it is not found, or cannot be started in the with-block."""
     try:
-        return get_ffmpeg_exe()
+        program = get_ffmpeg_exe()
     except RuntimeError as problem:
         raise error(f"ffmpeg was not found ({problem}); reinstall imageio-ffmpeg.") from problem
-
-
-def _start_error(problem: OSError, error: type[LTXVAEError]) -> LTXVAEError:
-    return error(f"ffmpeg cannot be started ({problem.filename}: {problem.strerror}); reinstall imageio-ffmpeg.")
+    try:
+        yield program
+    except OSError as problem:
+        reason = f"{problem.filename}: {problem.strerror}"
+        raise error(f"ffmpeg cannot be started ({reason}); reinstall imageio-ffmpeg.") from problem
 
 
 def _opened(pipe: IO[bytes] | None) -> IO[bytes]:
@@ -255,10 +226,8 @@ def _reason(lines: Sequence[str], return_code: int) -> str:
     """The last line that names a cause, without the addresses in front of it."""
     texts = [_ADDRESS.sub("", line).rstrip(".") for line in lines if line]
     causes = [text for text in texts if not _CONSEQUENCE.match(text)]
-    if causes:
-        return causes[-1]
     if texts:
-        return texts[0]
+        return causes[-1] if causes else texts[0]
     if return_code < 0:
         return f"it was ended by signal {-return_code}"
     return f"it returned {return_code} and logged nothing"
