@@ -2,7 +2,7 @@
 
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.errors import PlanError
-from mlx_ltx_vae.models.specs import Backend, Machine
+from mlx_ltx_vae.machine import Backend, Machine
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.models.video_vae.specs import decoder_spec

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict
 from functools import partial
 
 import mlx.core as mx
@@ -58,7 +59,7 @@ def _convert(arguments: argparse.Namespace) -> None:
     conversion = convert_checkpoint(checkpoint, arguments.output, dtype=dtype, progress=_progress(arguments))
     seconds = time.perf_counter() - start
     if arguments.json:
-        print(json.dumps({**conversion.as_dict(), "seconds": seconds, "peak_memory_bytes": mx.get_peak_memory()}))
+        print(json.dumps({**asdict(conversion), "seconds": seconds, "peak_memory_bytes": mx.get_peak_memory()}))
     elif not arguments.quiet:
         written = conversion.written
         print(
@@ -72,7 +73,7 @@ def _verify(arguments: argparse.Namespace) -> None:
     source, converted = (_open(path, arguments.only) for path in arguments.verify)
     verification = verify_conversion(source, converted, progress=_progress(arguments))
     if arguments.json:
-        print(json.dumps({**verification.as_dict(), "peak_memory_bytes": mx.get_peak_memory()}))
+        print(json.dumps({**asdict(verification), "peak_memory_bytes": mx.get_peak_memory()}))
     elif not arguments.quiet:
         print(_describe(verification))
 

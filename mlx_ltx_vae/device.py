@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .models.specs import Backend, Machine
+from .machine import Backend, Machine
 
 _MEMINFO = Path("/proc/meminfo")
 

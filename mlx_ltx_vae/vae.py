@@ -13,8 +13,7 @@ from .dtypes import DTYPES
 from .errors import CheckpointError, LatentsError, PlanError, TilingError
 from .mlx_utils import count_nonfinite, to_bool
 from .models.base import Decoder, Encoder, Network
-from .models.noise import Noise, draw
-from .models.specs import NetworkSpec
+from .models.noise import Noise, draw, make_timesteps
 from .models.video_vae.config import VAEConfig
 from .models.video_vae.decoder import ConvDecoder
 from .models.video_vae.encoder import ConvEncoder
@@ -28,23 +27,11 @@ from .planning.planner import plan_decode, plan_encode
 from .tiling.batches import check_batch_size
 from .tiling.config import TilingConfig
 
-#: How much of the normalized latents is replaced by noise before a decode with a timestep.
-NOISE_SCALE = 0.025
-#: The timestep of a decode with timestep conditioning, unless another is given.
-DEFAULT_TIMESTEP = 0.05
-
-_LONG_CLIP = 8  # latent frames
-
 
 class VideoVAE:
     """An LTX video VAE: latents to pixels, exactly and in flat memory, and pixels to latents.
 
-    Attributes:
-        config: what the checkpoint says it is.
-        encoder: the network, or None where it was not loaded.
-        decoder: the network, or None where it was not loaded.
-        mean: (C,) float32, the mean of the latents per channel.
-        std: (C,) float32, their standard deviation.
+    `encoder` or `decoder` is None where it was not loaded. `mean` and `std` (C,) float32 are those of the latents.
 
     ```python
     vae = VideoVAE.from_pretrained("ltx-2.5-video-vae-conv-bf16.safetensors")
@@ -136,14 +123,14 @@ class VideoVAE:
                 MLX's buffer cache included. None aims at half of what is available, and takes the least that works
                 where that is not enough.
             mode: "auto" (exact wherever that fits), "exact", "single" or "tiled".
-            order: "auto", "time", "rows" or "columns", for the exact mode.
-            tiling: the tiles, for mode "tiled" (default: `TilingConfig.default()`).
+            order: "auto", "time", "rows" or "columns", for mode "exact".
+            tiling: for mode "tiled"; default: `TilingConfig.default()`.
             tile_batch_size: how many tiles of equal shape are decoded together, at most.
             chunk: latent frames (rows, columns) at a time; None to choose.
 
         Raises:
             LatentsError: for a shape that the VAE cannot decode.
-            PlanError: for options that cannot be met; a budget that nothing meets is named with the least that works.
+            PlanError: for options that cannot be met; for a budget that nothing meets, with the least that works.
         """
         return plan_decode(
             self._decoder.spec,
@@ -167,19 +154,12 @@ class VideoVAE:
         tile_batch_size: int = 1,
         pad: bool = False,
     ) -> EncodePlan:
-        """How frames of a shape would be encoded. Pure arithmetic; nothing is encoded.
+        """How frames of a shape would be encoded. Arguments and errors as `plan`, but for:
 
         Args:
             frame_shape: (B, 3, F, H, W), or (F, H, W, 3) as uint8 frames have it.
-            memory_budget: see `plan`.
-            mode: "auto" (exact wherever that fits), "exact", "single" or "tiled".
-            tiling: the tiles, for mode "tiled".
-            tile_batch_size: how many tiles of equal shape are encoded together, at most.
+            mode: see `plan`. Encodes stream along time.
             pad: whether a clip is padded to 1 + t*k frames; otherwise what is over is dropped.
-
-        Raises:
-            LatentsError: for a shape that the VAE cannot encode.
-            PlanError: as `plan`.
         """
         return plan_encode(
             self._encoder.spec,
@@ -241,8 +221,8 @@ class VideoVAE:
             latents,
             self.mean,
             self.std,
-            draw(noise, seed, shape, decoder.spec, decoder.dtype, scale=_noise_scale(noise_scale)),
-            timesteps=_timesteps(decoder.spec, timestep, shape.batch),
+            draw(noise, seed, shape, decoder.spec, decoder.dtype, scale=noise_scale),
+            timesteps=make_timesteps(decoder.spec, timestep, shape.batch),
             may_be_flat=to_bool((latents == latents[:, :, :1, :1, :1]).all()),
             bit_depth=bit_depth,
         ).chunks()
@@ -257,18 +237,14 @@ class VideoVAE:
         noise: Noise = None,
         on_frames_ready: Callable[[mx.array, int], None] | None = None,
     ) -> mx.array | None:
-        """Decode a whole clip.
+        """Decode a whole clip. Arguments and errors as `stream`, but for:
 
         Args:
-            latents: as `stream` takes them, and likewise plan, timestep, seed and noise.
             on_frames_ready: called with (frames (B, 3, n, H, W), start index) as frames become final, each once and in
                 order. An exception in it stops the decode and reaches the caller.
 
         Returns:
-            Pixels (B, 3, F, H, W) in about [-1, 1]; None with `on_frames_ready`, which has had them.
-
-        Raises:
-            As `stream`.
+            Pixels (B, 3, F, H, W) in about [-1, 1]; None with `on_frames_ready`.
         """
         chunks = self.stream(latents, plan, timestep=timestep, seed=seed, noise=noise)
         if on_frames_ready is None:
@@ -311,20 +287,9 @@ class VideoVAE:
         if not isinstance(pixels, (mx.array, np.ndarray)):
             parts = self.encode_stream(pixels, plan, tiling=tiling, tile_batch_size=tile_batch_size, pad=pad)
             return mx.concatenate(list(parts), axis=2)
-        encoder = self._checked_encoder(plan, tiling, tile_batch_size)
-        clip = to_channels_last(pixels)
-        preprocess = Preprocess(encoder.spec.scale, encoder.dtype, pad)
-        preprocess.check_size(clip)
-        batch, *grid = clip.shape[:4]
-        if plan is None:
-            mode = "tiled" if tiling else "auto"
-            shape = (batch, 3, *grid)
-            plan = self.plan_encode(shape, mode=mode, tiling=tiling, tile_batch_size=tile_batch_size, pad=pad)
-        expected = (encoder.spec.scale.usable_frames(grid[0], pad=pad), *grid[1:])
-        if (plan.latent_shape.batch, plan.video_grid) != (batch, expected):
-            raise PlanError(f"the plan was made for frames (F, H, W) of {plan.video_grid}; these are {expected}.")
-        run = EncodeRun(encoder, plan, ClipSource(clip, preprocess), self.mean, self.std)
-        return mx.concatenate(list(run.latents()), axis=2)
+        preprocess = self._preprocess(plan, tiling, tile_batch_size, pad)
+        source = ClipSource(to_channels_last(pixels), preprocess)
+        return mx.concatenate(list(self._encode(source, plan, tiling, tile_batch_size)), axis=2)
 
     def encode_stream(
         self,
@@ -341,8 +306,6 @@ class VideoVAE:
             frames: arrays of a clip's frames in order, each as `encode` takes it.
             plan: see `encode`. Its number of frames may be another, since memory does not depend on it.
             tiling: see `encode`; in space alone.
-            tile_batch_size: see `encode`.
-            pad: see `encode`.
 
         Returns:
             An iterator of normalized latents (B, C, n, H/s, W/s) in order along time.
@@ -351,26 +314,52 @@ class VideoVAE:
             LatentsError: for frames that the network cannot take, when it comes to them.
             TilingError: at once, for tiles or a batch of them that are not possible.
         """
-        encoder = self._checked_encoder(plan, tiling, tile_batch_size)
+        preprocess = self._preprocess(plan, tiling, tile_batch_size, pad)
         tiles = tiling or (plan.tiling if plan is not None else None)
         if tiles is not None and tiles.temporal_config is not None:
             raise TilingError(
                 "tiles in time take the whole clip as one array; leave out temporal_config, since a stream is exact in "
                 "time and shorter tiles save no memory."
             )
-        preprocess = Preprocess(encoder.spec.scale, encoder.dtype, pad)
 
         def run() -> Iterator[mx.array]:
             source = FrameStreamSource(map(to_channels_last, frames), preprocess)
-            chosen = plan
-            if chosen is None:
-                # As long as it takes until every layer is at work; a longer clip takes no more memory.
-                shape = (source.batch, 3, 1 + _LONG_CLIP * encoder.spec.scale.time, *source.grid[1:])
-                mode = "tiled" if tiling else "auto"
-                chosen = self.plan_encode(shape, mode=mode, tiling=tiling, tile_batch_size=tile_batch_size)
-            yield from EncodeRun(encoder, chosen, source, self.mean, self.std).latents()
+            yield from self._encode(source, plan, tiling, tile_batch_size)
 
         return run()
+
+    def _preprocess(
+        self, plan: EncodePlan | None, tiling: TilingConfig | None, tile_batch_size: int, pad: bool
+    ) -> Preprocess:
+        """How frames become what the encoder takes, after a look at the options."""
+        check_batch_size(tile_batch_size)
+        if plan is not None and (tiling is not None or tile_batch_size != 1):
+            raise PlanError("the plan says how to tile; leave out tiling and tile_batch_size.")
+        preprocess = Preprocess(self._encoder.spec.scale, self._encoder.dtype, pad)
+        if self._encoder_is_promoted:
+            warnings.warn(
+                "float16 may overflow in the encoders of LTX, so this one computes in float32; bfloat16 takes half of "
+                "the memory.",
+                stacklevel=3,
+            )
+        return preprocess
+
+    def _encode(
+        self,
+        source: ClipSource | FrameStreamSource,
+        plan: EncodePlan | None,
+        tiling: TilingConfig | None,
+        tile_batch_size: int,
+    ) -> Iterator[mx.array]:
+        shape = (source.batch, 3, *source.grid)
+        if plan is None:
+            mode = "tiled" if tiling else "auto"
+            plan = self.plan_encode(shape, mode=mode, tiling=tiling, tile_batch_size=tile_batch_size)
+        first = 2 if isinstance(source, ClipSource) else 3  # a stream may have any number of frames
+        planned = (plan.latent_shape.batch, 3, *plan.video_grid)
+        if (planned[0], planned[first:]) != (shape[0], shape[first:]):
+            raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {planned}; these are {shape}.")
+        return EncodeRun(self._encoder, plan, source, self.mean, self.std).latents()
 
     @property
     def _decoder(self) -> Decoder:
@@ -384,41 +373,10 @@ class VideoVAE:
             raise CheckpointError("this VideoVAE was loaded without an encoder; load it with encoder=True.")
         return self.encoder
 
-    def _checked_encoder(self, plan: EncodePlan | None, tiling: TilingConfig | None, tile_batch_size: int) -> Encoder:
-        check_batch_size(tile_batch_size)
-        encoder = self._encoder
-        if plan is not None and (tiling is not None or tile_batch_size != 1):
-            raise PlanError("the plan says how to tile; leave out tiling and tile_batch_size.")
-        if self._encoder_is_promoted:
-            warnings.warn(
-                "float16 may overflow in the encoders of LTX, so this one computes in float32; bfloat16 takes half of "
-                "the memory.",
-                stacklevel=3,
-            )
-        return encoder
-
 
 def _loaded_bytes(network: Network) -> int:
     """Bytes that the weights of a loaded network hold."""
     return network.spec.num_weights * network.dtype.size
-
-
-def _timesteps(spec: NetworkSpec, timestep: float | None, batch: int) -> mx.array | None:
-    if not spec.has_timestep:
-        if timestep is not None:
-            raise LatentsError("this VAE takes no timestep; those of 0.9.1 to 0.9.8 do.")
-        return None
-    value = DEFAULT_TIMESTEP if timestep is None else float(timestep)
-    if not 0 <= value <= 1:
-        raise LatentsError(f"a decode timestep lies between 0 and 1, and {timestep} does not.")
-    return mx.full((batch,), value, dtype=mx.float32)
-
-
-def _noise_scale(scale: float | None) -> float:
-    value = NOISE_SCALE if scale is None else float(scale)
-    if not 0 <= value <= 1:
-        raise LatentsError(f"a noise scale lies between 0 and 1, and {scale} does not.")
-    return value
 
 
 def _is_float16(checkpoint: Checkpoint, network: str, dtype: str | None) -> bool:

@@ -10,7 +10,8 @@ from benchmarks.validation import validation_cases
 from mlx_ltx_vae import PlanError
 from mlx_ltx_vae.bench.decoding import decode
 from mlx_ltx_vae.bench.processes import Job, run_fresh
-from mlx_ltx_vae.models.specs import Backend, Machine, winograd_elements
+from mlx_ltx_vae.machine import Backend, Machine
+from mlx_ltx_vae.models.specs import winograd_elements
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.models.video_vae.specs import decoder_spec

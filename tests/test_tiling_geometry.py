@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from conftest import FIXTURES
 from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors
 from mlx_ltx_vae.tiling import (
-    Interval,
     SpatialTilingConfig,
     TemporalTilingConfig,
     TileLayout,
@@ -19,11 +18,9 @@ from mlx_ltx_vae.tiling import (
     make_causal,
     space_axis,
     split,
-    split_by_count,
-    split_with_minimum,
     time_axis,
 )
-from mlx_ltx_vae.tiling.masks import complementary, sum_to_one, sums, trapezoid, trapezoids
+from mlx_ltx_vae.tiling.masks import complementary, sums, trapezoid, trapezoids
 
 TABLES = json.loads((FIXTURES / "tiling_tables.json").read_text())
 
@@ -34,6 +31,10 @@ def rows(table):
 
 def as_lists(intervals):
     return [list(interval) for interval in intervals]
+
+
+def sum_to_one(intervals, masks):
+    return sums(intervals, masks) == pytest.approx([1.0] * intervals[-1].end, abs=1e-9)
 
 
 def config_of(tiling):
@@ -57,26 +58,6 @@ def test_split_equals_the_table(row):
 @rows("split_temporal_causal")
 def test_causal_split_equals_the_table(row):
     assert as_lists(make_causal(split(row["length"], row["size"], row["overlap"]))) == row["intervals"]
-
-
-@rows("split_spatial_with_minimum")
-def test_split_with_a_minimum_equals_the_table(row):
-    intervals = split_with_minimum(row["length"], row["size"], row["overlap"], row["minimum"])
-    assert as_lists(intervals) == row["intervals"]
-
-
-@pytest.mark.parametrize("table", ["split_by_count", "split_by_count_temporal_causal"])
-def test_split_by_count_equals_the_table_and_rejects_what_it_rejects(table):
-    for row in TABLES[table]:
-        arguments = row["length"], row["tiles"], row["overlap"]
-        if row["intervals"] is None:
-            with pytest.raises(TilingError, match="too few"):
-                split_by_count(*arguments)
-            continue
-        intervals = split_by_count(*arguments)
-        if table.endswith("causal"):
-            intervals = make_causal(intervals)
-        assert as_lists(intervals) == row["intervals"], arguments
 
 
 @rows("trapezoidal_mask")
@@ -130,14 +111,8 @@ def axes(draw):
     length = draw(st.integers(1, 70))
     size = draw(st.integers(1, 24))
     overlap = draw(st.integers(0, size - 1))
-    minimum = draw(st.integers(1, size))
     scale = draw(st.sampled_from([1, 2, 4, 8]))
-    count = draw(st.integers(1, 6))
-    intervals = draw(
-        st.sampled_from([split(length, size, overlap), split_with_minimum(length, size, overlap, minimum)])
-    )
-    if draw(st.booleans()) and (length + (count - 1) * overlap) // count > overlap:
-        intervals = split_by_count(length, count, overlap)
+    intervals = split(length, size, overlap)
     return length, draw(st.sampled_from([space_axis(intervals, scale), time_axis(make_causal(intervals), scale)]))
 
 
@@ -161,7 +136,7 @@ def test_masks_add_up_to_one_everywhere_and_none_is_negative(split_axis):
     for intervals, masks in [axis.decoded(), axis.encoded()]:
         assert [len(mask) for mask in masks] == [interval.length for interval in intervals]
         assert all(weight >= 0 for mask in masks for weight in mask)
-        assert sums(intervals, masks) == pytest.approx([1.0] * intervals[-1].end, abs=1e-9)
+        assert sum_to_one(intervals, masks)
 
 
 @settings(max_examples=100, deadline=None)
@@ -208,36 +183,20 @@ def test_height_and_width_configurations_override_the_spatial_one():
         assert layout.width.latent == split(5, *width)
 
 
-def test_tiles_have_latent_slices_and_an_output_size():
+def test_tiles_have_latent_intervals_and_an_output_size():
     layout = TileLayout.make(TilingConfig.spatial_only(64, 32), (2, 3, 2), DEFAULT_SCALE)
     (group,) = layout.groups()
-    assert [tile.latent_slices for tile in group] == [
+    assert [tuple(interval.as_slice for interval in tile.latent) for tile in group] == [
         (slice(0, 2), slice(0, 2), slice(0, 2)),
         (slice(0, 2), slice(1, 3), slice(0, 2)),
     ]
     assert [tile.output_size for tile in group] == [(9, 64, 64), (9, 64, 64)]
 
 
-@pytest.mark.parametrize(
-    "impossible",
-    [
-        lambda: split(0, 2, 1),
-        lambda: split(5, 2, 2),
-        lambda: split(5, 2, -1),
-        lambda: split_with_minimum(5, 3, 1, 4),
-        lambda: split_with_minimum(5, 3, 1, 0),
-        lambda: split_by_count(5, 0, 0),
-        lambda: split_by_count(5, 2, -1),
-        lambda: split_by_count(0, 1, 0),
-    ],
-)
+@pytest.mark.parametrize("impossible", [(0, 2, 1), (5, 2, 2), (5, 2, -1)])
 def test_impossible_splits_are_refused(impossible):
     with pytest.raises(TilingError):
-        impossible()
-
-
-def test_a_single_tile_by_count_is_the_whole_axis():
-    assert split_by_count(5, 1, 7) == (Interval(0, 5, 0, 0),)
+        split(*impossible)
 
 
 SMALL_CELLS = ScaleFactors(4, 16, 16)

@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 
-from mlx_ltx_vae.video.frame_queue import FrameQueue
+from mlx_ltx_vae.video.sink import FrameQueue
 
 
 def numbered(index: int) -> np.ndarray:

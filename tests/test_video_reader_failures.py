@@ -101,7 +101,7 @@ def test_leaving_early_ends_ffmpeg_and_removes_the_links(
     problem = {"close": None, "error": ValueError, "interrupt": KeyboardInterrupt}[leave]
     try:
         with VideoReader(tmp_path / "stills") as video:
-            process_id = video._ffmpeg.process_id
+            process_id = video._ffmpeg.process.pid
             assert len(next(video)) == 8
             assert is_running(process_id), "it waits until the next frames are read"
             assert len(list((tmp_path / "temporary").iterdir())) == 1
@@ -130,7 +130,7 @@ def test_interrupt_while_reading_ends_ffmpeg(tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     video = VideoReader(write(tmp_path / "clip.mp4", numbered(3)))
-    process_id = video._ffmpeg.process_id
+    process_id = video._ffmpeg.process.pid
     monkeypatch.setattr(video._ffmpeg, "read_into", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(video)

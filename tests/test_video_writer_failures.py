@@ -29,7 +29,7 @@ def names(folder: Path) -> list[str]:
 
 
 def process_id(writer: VideoWriter) -> int:
-    return writer._ffmpeg.process_id
+    return writer._ffmpeg.process.pid
 
 
 def is_running(pid: int) -> bool:
@@ -84,7 +84,7 @@ def test_codec_that_this_ffmpeg_lacks_is_named(target: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", ["out.mp4", "out.gif"])
 def test_missing_ffmpeg_is_a_writer_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    ffmpeg._encoders.cache_clear()  # cached, and used for an mp4 only
+    ffmpeg.listing.cache_clear()  # cached, and used for an mp4 only
     monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
     with pytest.raises(WriterError, match="ffmpeg cannot be started"):
         open_sink(tmp_path / name, size=SIZE, fps=24)
@@ -193,7 +193,7 @@ with VideoWriter(sys.argv[1], size=(256, 192), fps=24) as out:
     while True:
         out.write(np.zeros((4, 192, 256, 3), np.uint8))
         if out.frames_written == 40:
-            print(out._ffmpeg.process_id, flush=True)
+            print(out._ffmpeg.process.pid, flush=True)
 """
 
 

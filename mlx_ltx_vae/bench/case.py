@@ -12,7 +12,7 @@ GENERATION_NAMES = {name.split()[-1].lower(): name for name in GENERATIONS}
 
 @dataclass(frozen=True)
 class Case:
-    """Plain values, so that a case can be passed to another process as JSON.
+    """Plain values, which JSON can represent.
 
     Attributes:
         model: a checkpoint, or None for random weights.
@@ -40,12 +40,14 @@ class Case:
     tile_batch_size: int = 1
     memory_budget: str | int | None = None
 
-    def make_tiling(self) -> TilingConfig:
-        """The tiles that `tiles` names. A preset may depend on the size of the video.
+    def make_tiling(self) -> TilingConfig | None:
+        """The tiles that `tiles` names; None in other modes than "tiled". A preset may depend on the video's size.
 
         Raises:
             TilingError: for a name that is neither a preset nor SIZE:OVERLAP.
         """
+        if self.mode != "tiled":
+            return None
         if self.tiles[:1].isdigit():
             return TilingConfig(SpatialTilingConfig(*parse_tile(self.tiles)))
         return preset(self.tiles, self.height, self.width, self.frames) or TilingConfig()

@@ -5,11 +5,4 @@ from .result import Conversion
 from .tensors import Progress
 from .verify import Comparison, Verification, verify_conversion
 
-__all__ = [
-    "Comparison",
-    "Conversion",
-    "Progress",
-    "Verification",
-    "convert_checkpoint",
-    "verify_conversion",
-]
+__all__ = ["Comparison", "Conversion", "Progress", "Verification", "convert_checkpoint", "verify_conversion"]

@@ -11,11 +11,11 @@ import mlx.core as mx
 
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.weight_layout import LAYOUT_KEY, WeightLayout
+from ..dtypes import dtype_name
 from ..errors import WriterError
 from ..part_file import writing_to
-from .model_card import make_card
-from .result import Conversion, Written
-from .tensors import STATISTICS, Progress, no_progress, one_by_one, read_all
+from .result import Conversion, Written, make_card
+from .tensors import STATISTICS, Progress, one_by_one, read_all
 from .verify import verify_conversion
 
 
@@ -24,7 +24,7 @@ def convert_checkpoint(
     folder: str | os.PathLike,
     *,
     dtype: mx.Dtype | None = None,
-    progress: Progress = no_progress,
+    progress: Progress | None = None,
 ) -> Conversion:
     """Write `config.json`, `model.safetensors` and a model card `README.md`, and verify them.
 
@@ -33,16 +33,11 @@ def convert_checkpoint(
     Args:
         checkpoint: the source; the networks with which it was opened are converted.
         folder: must not exist, or be empty. It appears when it is complete and verified; a failure leaves nothing.
-        dtype: float32, bfloat16 or float16 for everything but the statistics of the latents; None to keep each tensor's
-            dtype.
-        progress: called with the names of the tensors.
+        dtype: for everything but the statistics of the latents; None to keep each tensor's dtype.
 
     Raises:
-        CheckpointError: the source cannot be loaded.
         WriterError: the folder cannot be written.
-        CheckpointsDiffer: the result differs from the source.
-        DecodeError: the decoder overflows in `dtype`.
-        LatentsError: the encoder overflows in `dtype`.
+        LTXVAEError: the source cannot be loaded, or the verification failed; see `verify_conversion`.
     """
     folder = Path(folder).expanduser().resolve()
     with _part_folder(folder) as part:
@@ -50,27 +45,17 @@ def convert_checkpoint(
             (part / "config.json").write_text(json.dumps(checkpoint.raw_config, indent=2) + "\n", encoding="utf-8")
             written = write_weights(checkpoint, part / "model.safetensors", dtype, progress)
         verification = verify_conversion(checkpoint, open_checkpoint(part), progress=progress)
-        conversion = Conversion(
-            source=checkpoint.name,
-            output=str(folder),
-            generation=checkpoint.config.generation,
-            networks=tuple(checkpoint.networks),
-            written=written,
-            verification=verification,
-        )
+        generation, networks = checkpoint.config.generation, tuple(checkpoint.networks)
+        conversion = Conversion(checkpoint.name, str(folder), generation, networks, written, verification)
         with writing_to(folder):
             (part / "README.md").write_text(make_card(conversion, checkpoint.config), encoding="utf-8")
     return conversion
 
 
 def write_weights(
-    checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None = None, progress: Progress = no_progress
+    checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None = None, progress: Progress | None = None
 ) -> Written:
-    """Write all tensors of a checkpoint to a safetensors file. All of them are in memory when it is written.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write all tensors of a checkpoint to a safetensors file. All of them are in memory when it is written."""
     tensors = read_all(checkpoint)
     for name in one_by_one(sorted(tensors), "convert", progress):
         if dtype is not None and name not in STATISTICS:
@@ -86,7 +71,10 @@ def write_weights(
         mx.save_safetensors(str(path), tensors, metadata)
     except RuntimeError as error:
         raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
-    return Written.of(tensors)
+    arrays = tensors.values()
+    dtypes = {dtype_name(array.dtype) for array in arrays}
+    size, num_bytes = sum(array.size for array in arrays), sum(array.nbytes for array in arrays)
+    return Written(len(tensors), size, num_bytes, tuple(sorted(dtypes)))
 
 
 @contextmanager

@@ -1,13 +1,52 @@
-"""What a conversion returns."""
+"""What a conversion returns, and the model card that describes it."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-import mlx.core as mx
-
-from ..dtypes import dtype_name
+from .. import __version__
+from ..checkpoint.weight_layout import WeightLayout
+from ..models.video_vae.config import VAEConfig
+from ..shapes import format_size
+from ..units import GB
 from .verify import Verification
+
+_CARD = """\
+---
+library_name: mlx
+tags:
+- mlx
+- video
+- vae
+- ltx-video
+---
+
+# LTX video VAE for MLX: {generation}
+
+| | |
+|---|---|
+{facts}
+
+Converted by `mlx_ltx_vae` and compared with the source:
+{verification}.
+
+## Use
+
+```python
+from mlx_ltx_vae import VideoVAE
+
+vae = VideoVAE.from_pretrained("FOLDER")  # this folder, or its repository on the hub
+{calls}
+```
+
+## License
+
+The weights keep the license of their source. Lightricks publishes LTX weights under its own licenses; each release's is
+in its repository at <https://huggingface.co/Lightricks>. If you publish this folder, name that license here and add its
+text.
+"""
+_CALLS = {
+    "decoder": "pixels = vae.decode(latents)  # (B, C, F', H', W') -> (B, 3, F, H, W) in [-1, 1]",
+    "encoder": "latents = vae.encode(pixels)  # (B, 3, F, H, W) in [-1, 1] -> (B, C, F', H', W')",
+}
 
 
 @dataclass(frozen=True)
@@ -19,28 +58,15 @@ class Written:
     bytes: int
     dtypes: tuple[str, ...]
 
-    @classmethod
-    def of(cls, tensors: Mapping[str, mx.array]) -> "Written":
-        """Count tensors. Nothing is evaluated."""
-        arrays = tensors.values()
-        return cls(
-            tensors=len(tensors),
-            parameters=sum(array.size for array in arrays),
-            bytes=sum(array.nbytes for array in arrays),
-            dtypes=tuple(sorted({dtype_name(array.dtype) for array in arrays})),
-        )
-
 
 @dataclass(frozen=True)
 class Conversion:
     """A finished conversion.
 
     Attributes:
-        source: the name of the converted checkpoint.
         output: the folder.
         generation: "LTX-2.3", for example.
         networks: "encoder", "decoder" or both.
-        written: the content of `model.safetensors`.
         verification: the result of the comparison with the source.
     """
 
@@ -51,6 +77,29 @@ class Conversion:
     written: Written
     verification: Verification
 
-    def as_dict(self) -> dict[str, Any]:
-        """The conversion as JSON values."""
-        return asdict(self)
+
+def make_card(conversion: Conversion, config: VAEConfig) -> str:
+    """The text of `README.md` for a verified conversion of a VAE with this configuration."""
+    written = conversion.written
+    time, height, width = config.scale
+    widths = {}
+    for name in conversion.networks:
+        network = config.encoder if name == "encoder" else config.decoder
+        changes = [block.out_channels for block in network.blocks if block.out_channels != block.in_channels]
+        widths[f"{name} widths"] = f"{' -> '.join(map(str, [network.first_width, *changes]))} channels"
+    facts = {
+        "networks": " and ".join(conversion.networks),
+        "latents": f"{config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)}",
+        **widths,
+        "size": f"{written.bytes / GB:.3f} GB: {written.parameters:,} parameters in {written.tensors} tensors",
+        "dtype": " and ".join(written.dtypes) + " (the statistics of the latents are always float32)",
+        "weight layout": f"({WeightLayout.CHANNELS_LAST.value})",
+        "source": f"`{conversion.source}`",
+        "converter": f"mlx_ltx_vae {__version__}",
+    }
+    return _CARD.format(
+        generation=conversion.generation,
+        facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
+        verification=conversion.verification,
+        calls="\n".join(_CALLS[network] for network in conversion.networks),
+    )

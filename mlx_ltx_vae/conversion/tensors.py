@@ -13,11 +13,6 @@ Progress = Callable[[Sequence[str], str], Iterable[str]]
 STATISTICS = ("per_channel_statistics.mean-of-means", "per_channel_statistics.std-of-means")
 
 
-def no_progress(names: Sequence[str], _description: str) -> Iterable[str]:
-    """The `Progress` that shows nothing."""
-    return names
-
-
 def read_all(checkpoint: Checkpoint) -> dict[str, mx.array]:
     """Every tensor by its full name ("decoder.conv_in.conv.weight") in the layout of MLX, lazy."""
     tensors = dict(zip(STATISTICS, checkpoint.read_statistics(), strict=True))
@@ -26,8 +21,8 @@ def read_all(checkpoint: Checkpoint) -> dict[str, mx.array]:
     return tensors
 
 
-def one_by_one(names: Sequence[str], description: str, progress: Progress) -> Iterator[str]:
+def one_by_one(names: Sequence[str], description: str, progress: Progress | None) -> Iterator[str]:
     """The names in turn. MLX's buffer cache is cleared after each, so that it does not grow to the size of the VAE."""
-    for name in progress(names, description):
+    for name in progress(names, description) if progress else names:
         yield name
         mx.clear_cache()

@@ -2,9 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields
 
 import mlx.core as mx
 
@@ -15,7 +13,7 @@ from ..metrics import max_difference, psnr
 from ..mlx_utils import to_bool, to_float
 from ..models.video_vae.config import VAEConfig
 from ..vae import VideoVAE
-from .tensors import Progress, no_progress, one_by_one, read_all
+from .tensors import Progress, one_by_one, read_all
 
 #: The lowest PSNR in dB that is accepted for a network in a dtype, against the same network in a wider one.
 LEAST_PSNR = {mx.bfloat16: 25.0, mx.float16: 40.0}
@@ -66,10 +64,6 @@ class Verification:
     encode: Comparison | None
     load_seconds: tuple[float, float]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The verification as JSON values."""
-        return asdict(self)
-
     def __str__(self) -> str:
         """The comparison in one line, without the loading times."""
         parts = [f"{self.tensors - self.cast} of {self.tensors} tensors equal bit for bit"]
@@ -79,24 +73,11 @@ class Verification:
         return "; ".join(parts)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What the networks of a VAE returned, under "decode" and "encode", and how long the VAE took to load."""
-
-    results: Mapping[str, mx.array]
-    load_seconds: float
-
-
-def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Progress = no_progress) -> Verification:
+def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Progress | None = None) -> Verification:
     """Check that each tensor of `converted` equals the source's, or the source's cast to its dtype.
 
     Then both VAEs decode and encode the same random input, one after the other. If no tensor was cast, the results must
-    be identical; otherwise `LEAST_PSNR` applies.
-
-    Args:
-        source: the original.
-        converted: opened with the same networks.
-        progress: called with the names of the tensors.
+    be identical; otherwise `LEAST_PSNR` applies. Both checkpoints must be opened with the same networks.
 
     Raises:
         CheckpointsDiffer: names the first tensor that differs, or says how far the results differ.
@@ -104,34 +85,34 @@ def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Pr
         DecodeError: a decoder overflows in its dtype.
         LatentsError: an encoder overflows in its dtype.
     """
-    _check_configs(source, converted)
-    names, casts = compare_tensors(source, converted, progress)
-    first, second = _run(source), _run(converted)
-    comparisons = {name: Comparison.of(result, second.results[name]) for name, result in first.results.items()}
+    for name in (field.name for field in fields(VAEConfig)):
+        if getattr(source.config, name) != getattr(converted.config, name):
+            raise CheckpointsDiffer(
+                f"{converted.name}: its configuration differs from that of the source {source.name} in {name}."
+            )
+    num_tensors, casts = compare_tensors(source, converted, progress)
+    (expected, source_seconds), (found, seconds) = _run(source), _run(converted)
+    comparisons = {name: Comparison.of(result, found[name]) for name, result in expected.items()}
     least = min((LEAST_PSNR[dtype] for cast in casts for dtype in cast if dtype in LEAST_PSNR), default=math.inf)
     for name, comparison in comparisons.items():
         if comparison.psnr is not None and comparison.psnr < least:
-            expected = f"at least {least:.0f} dB" if casts else "identical results"
+            accepted = f"at least {least:.0f} dB" if casts else "identical results"
             raise CheckpointsDiffer(
                 f"{converted.name}: it has the weights of the source {source.name}, but the results of {name} differ "
-                f"({comparison}; expected {expected}); report this as a bug."
+                f"({comparison}; expected {accepted}); report this as a bug."
             )
     return Verification(
-        tensors=len(names),
-        cast=len(casts),
-        decode=comparisons.get("decode"),
-        encode=comparisons.get("encode"),
-        load_seconds=(first.load_seconds, second.load_seconds),
+        num_tensors, len(casts), comparisons.get("decode"), comparisons.get("encode"), (source_seconds, seconds)
     )
 
 
 def compare_tensors(
-    source: Checkpoint, converted: Checkpoint, progress: Progress = no_progress
-) -> tuple[list[str], list[tuple[mx.Dtype, mx.Dtype]]]:
+    source: Checkpoint, converted: Checkpoint, progress: Progress | None = None
+) -> tuple[int, list[tuple[mx.Dtype, mx.Dtype]]]:
     """Compare names, shapes and bits, with one tensor of each checkpoint in memory.
 
     Returns:
-        The names of all tensors, and (source dtype, converted dtype) of each tensor that was cast.
+        The number of tensors, and (source dtype, converted dtype) of each tensor that was cast.
 
     Raises:
         CheckpointsDiffer: names the first tensor that differs.
@@ -159,15 +140,7 @@ def compare_tensors(
             )
         if is_cast:
             casts.append((reference.dtype, array.dtype))
-    return names, casts
-
-
-def _check_configs(source: Checkpoint, converted: Checkpoint) -> None:
-    for name in (field.name for field in fields(VAEConfig)):
-        if getattr(source.config, name) != getattr(converted.config, name):
-            raise CheckpointsDiffer(
-                f"{converted.name}: its configuration differs from that of the source {source.name} in {name}."
-            )
+    return len(names), casts
 
 
 def _same_bits(first: mx.array, second: mx.array) -> bool:
@@ -176,8 +149,8 @@ def _same_bits(first: mx.array, second: mx.array) -> bool:
     return to_bool(mx.array_equal(first.view(bits), second.view(bits)))
 
 
-def _run(checkpoint: Checkpoint) -> _Run:
-    """Load a VAE, run its networks on the same random input as every other, and release it."""
+def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
+    """What the networks of a VAE return for the same random input as any other, and the seconds to load them."""
     start = time.perf_counter()
     vae = VideoVAE.from_pretrained(checkpoint)
     seconds = time.perf_counter() - start
@@ -190,4 +163,4 @@ def _run(checkpoint: Checkpoint) -> _Run:
         grid = vae.config.scale.video_grid(_LATENT_GRID)
         results["encode"] = vae.encode(mx.random.uniform(-1, 1, (1, 3, *grid), key=keys[1]))
     mx.eval(results)
-    return _Run(results, seconds)
+    return results, seconds

@@ -23,7 +23,7 @@ def inspect(
 
     Args:
         source: what `open_checkpoint` or `open_latents` accepts.
-        vae: for latents, their checkpoint, which states the scale and the number of channels.
+        vae: for latents, their checkpoint, which states the scale and normalizes unnormalized latents.
         tensor: for latents, the tensor's name in a file with several.
         grid: for packed latents, (F', H', W').
 
@@ -52,11 +52,7 @@ def _is_numpy_file(path: Path) -> bool:
 
 
 def _has_latents(archive: Archive, tensor: str | None) -> bool:
-    """Whether to read a safetensors file as latents.
-
-    Raises:
-        CheckpointError: the file has neither a network nor a tensor that could be latents.
-    """
+    """Whether to read a safetensors file as latents. Raises `CheckpointError` if it has neither these nor a network."""
     if any(find_network(archive, network) for network in NETWORKS):
         return False
     is_known = len(archive.tensors) == 1 or not archive.tensors.keys().isdisjoint(KNOWN_NAMES)

@@ -1,7 +1,7 @@
 """A description of a latent file: what it states, statistics of its values, and the video that it decodes to."""
 
-import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -18,57 +18,16 @@ _MIN_USUAL_STD, _MAX_USUAL_STD = 1 / 3, 3.0
 
 
 @dataclass(frozen=True)
-class LatentStatistics:
-    """Statistics of all values, and the extremes of the statistics of single channels.
-
-    Attributes:
-        mean, std, min, max: of all values.
-        lowest_channel_mean, highest_channel_mean: of one channel each.
-        lowest_channel_std, highest_channel_std: likewise.
-        channels_far_from_1: the number of channels with a standard deviation below 1/3 or above 3.
-    """
-
-    mean: float
-    std: float
-    min: float
-    max: float
-    lowest_channel_mean: float
-    highest_channel_mean: float
-    lowest_channel_std: float
-    highest_channel_std: float
-    channels_far_from_1: int
-
-    @classmethod
-    def from_latents(cls, latents: mx.array) -> "LatentStatistics":
-        """The statistics of latents (B, C, F', H', W')."""
-        values = latents.astype(mx.float32)
-        axes = (0, 2, 3, 4)
-        means, stds = values.mean(axis=axes), values.std(axis=axes)
-        return cls(
-            mean=to_float(values.mean()),
-            std=to_float(values.std()),
-            min=to_float(values.min()),
-            max=to_float(values.max()),
-            lowest_channel_mean=to_float(means.min()),
-            highest_channel_mean=to_float(means.max()),
-            lowest_channel_std=to_float(stds.min()),
-            highest_channel_std=to_float(stds.max()),
-            channels_far_from_1=to_int(mx.logical_or(stds < _MIN_USUAL_STD, stds > _MAX_USUAL_STD).sum()),
-        )
-
-
-@dataclass(frozen=True)
 class LatentsReport:
     """What a latent file is. `print(report)` shows it.
 
     Attributes:
-        file: its header.
-        statistics: of the normalized latents.
+        statistics: of the normalized latents; see `as_dict`.
         vae: the checkpoint that the latents are for; None if none was given.
     """
 
     file: LatentsFile
-    statistics: LatentStatistics
+    statistics: dict[str, float]
     vae: Checkpoint | None
 
     @property
@@ -89,9 +48,9 @@ class LatentsReport:
     def as_dict(self) -> dict[str, Any]:
         """The report as a JSON object.
 
-        `fps`, `normalized` and `stated` are what the file states, null where it states nothing. `statistics` are of the
-        normalized latents. `video` is one item of the batch: its `vae` is null if none was given and the usual `scale`
-        was assumed; without `fps` its `seconds` are at 24 frames per second.
+        `fps`, `normalized` and `stated` are what the file states, null where it states nothing. `statistics` are of all
+        values; the lowest and highest ones are of single channels. `video` is one item of the batch: its `vae` is null
+        if none was given and the usual `scale` was assumed; without `fps` its `seconds` are at 24 frames per second.
         """
         file, info, (frames, height, width) = self.file, self.file.info, self.video_grid
         return {
@@ -105,7 +64,7 @@ class LatentsReport:
             "fps": None if info.fps is None else float(info.fps),
             "normalized": file.normalized,
             "stated": {"frames": info.num_frames, "width": info.width, "height": info.height},
-            "statistics": asdict(self.statistics),
+            "statistics": self.statistics,
             "video": {
                 "frames": frames,
                 "width": width,
@@ -118,19 +77,21 @@ class LatentsReport:
 
     def __str__(self) -> str:
         info, values = self.file.info, self.statistics
+        unusual = values["channels_far_from_1"]
         batch, channels, frames, rows, columns = self.file.shape
         videos = f"{batch} x " if batch > 1 else ""
+        hint = ": perhaps not normalized, or a plain, still clip" if 2 * unusual > channels else ""
         return "\n".join(
             [
                 f"file     {info.source}",
                 f"tensor   {info.tensor}, {info.stored_shape} {self.file.stored_dtype}, read as {self.file.layout}",
                 f"latents  {videos}{channels} channels, {frames} x {rows} x {columns} (frames x rows x columns)",
                 f"values   {self._describe_normalized()}",
-                f"         mean {values.mean:.3f}, std {values.std:.3f}, all finite, "
-                f"from {values.min:.2f} to {values.max:.2f}",
-                f"channel  means from {values.lowest_channel_mean:.2f} to {values.highest_channel_mean:.2f}, "
-                f"std from {values.lowest_channel_std:.2f} to {values.highest_channel_std:.2f}",
-                f"         {self._describe_channels()}",
+                f"         mean {values['mean']:.3f}, std {values['std']:.3f}, all finite, "
+                f"from {values['min']:.2f} to {values['max']:.2f}",
+                f"channel  means from {values['lowest_channel_mean']:.2f} to {values['highest_channel_mean']:.2f}, "
+                f"std from {values['lowest_channel_std']:.2f} to {values['highest_channel_std']:.2f}",
+                f"         {unusual} of {channels} channels have a std far from 1{hint}",
                 f"video    {videos}{self._describe_video()}",
             ]
         )
@@ -140,13 +101,6 @@ class LatentsReport:
             return f"unnormalized in the file; normalized with {self.vae.name}:"
         return "normalized, as the file states" if self.file.normalized else "assumed normalized: the file does not say"
 
-    def _describe_channels(self) -> str:
-        unusual, channels = self.statistics.channels_far_from_1, self.file.shape.channels
-        found = f"{unusual} of {channels} channels have a std far from 1"
-        if 2 * unusual <= channels:
-            return found
-        return f"{found}: perhaps not normalized, or a plain, still clip"
-
     def _describe_video(self) -> str:
         info, (frames, height, width) = self.file.info, self.video_grid
         rate = f"{float(info.fps):.5g} fps" if info.fps else f"{float(DEFAULT_FPS):g} fps, as the file has no rate"
@@ -155,36 +109,33 @@ class LatentsReport:
             f"{frames} frames of {format_size(width, height)}, {self.seconds:.2f} s at {rate}",
             f"with {self.vae.name}: {cell}" if self.vae else f"at the usual scale, {cell}; -m VAE to be sure",
         ]
-        if info.num_frames is not None and info.width is not None and info.height is not None:
-            stated = info.num_frames, info.height, info.width
-            if stated != (frames, height, width):
-                size = format_size(info.width, info.height)
-                lines.append(f"the file states {info.num_frames} frames of {size}")
+        stated = info.num_frames, info.height, info.width
+        if None not in stated and stated != self.video_grid:
+            lines.append(f"the file states {info.num_frames} frames of {info.width}x{info.height}")
         return "\n         ".join(lines)
 
 
-def inspect_latents(
-    path: str | os.PathLike,
-    vae: Checkpoint | None = None,
-    *,
-    tensor: str | None = None,
-    grid: Grid | None = None,
-) -> LatentsReport:
-    """Describe a latent file.
-
-    Args:
-        path: the file.
-        vae: the checkpoint that the latents are for, which states the scale and normalizes unnormalized latents.
-        tensor: the tensor's name in a file with several.
-        grid: (F', H', W') of packed latents.
-
-    Raises:
-        LatentsError: as `open_latents` and `LatentsFile.read`.
-    """
-    file = open_latents(
-        path, latent_channels=None if vae is None else vae.config.latent_channels, tensor=tensor, grid=grid
-    )
+def inspect_latents(path: Path, vae: Checkpoint | None, *, tensor: str | None, grid: Grid | None) -> LatentsReport:
+    """Describe a latent file. Arguments as `open_latents`; errors as it and `LatentsFile.read`."""
+    channels, statistics = (None, None) if vae is None else (vae.config.latent_channels, vae.read_statistics())
+    file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid)
     if file.normalized is False and vae is None:
         raise LatentsError(f"{path}: these latents are unnormalized; give -m VAE, whose statistics normalize them.")
-    latents = file.read(statistics=None if vae is None else vae.read_statistics())
-    return LatentsReport(file, LatentStatistics.from_latents(latents), vae)
+    return LatentsReport(file, _statistics(file.read(statistics=statistics)), vae)
+
+
+def _statistics(latents: mx.array) -> dict[str, float]:
+    """Statistics of all values of latents (B, C, F', H', W'), and the extremes of those of single channels."""
+    values = latents.astype(mx.float32)
+    means, stds = values.mean(axis=(0, 2, 3, 4)), values.std(axis=(0, 2, 3, 4))
+    return {
+        "mean": to_float(values.mean()),
+        "std": to_float(values.std()),
+        "min": to_float(values.min()),
+        "max": to_float(values.max()),
+        "lowest_channel_mean": to_float(means.min()),
+        "highest_channel_mean": to_float(means.max()),
+        "lowest_channel_std": to_float(stds.min()),
+        "highest_channel_std": to_float(stds.max()),
+        "channels_far_from_1": to_int(mx.logical_or(stds < _MIN_USUAL_STD, stds > _MAX_USUAL_STD).sum()),
+    }

@@ -17,6 +17,10 @@ from .specs import NetworkSpec
 #: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
 Noise = Sequence[mx.array | np.ndarray] | Literal["zeros"] | None
 
+# What the pipelines of 0.9.1 to 0.9.8 take.
+_DEFAULT_TIMESTEP = 0.05
+_DEFAULT_SCALE = 0.025
+
 _MASK = 2**32 - 1
 _GOLDEN_RATIO = 0x9E3779B9
 _MAPS = 2**31  # indices below belong to latent frames, indices from here on to noise maps
@@ -38,7 +42,7 @@ class Draws(NamedTuple):
 
 
 def draw(
-    noise: Noise, seed: int, shape: LatentShape, spec: NetworkSpec, dtype: mx.Dtype, *, scale: float = 0.0
+    noise: Noise, seed: int, shape: LatentShape, spec: NetworkSpec, dtype: mx.Dtype, *, scale: float | None = None
 ) -> Draws:
     """The noise of one decode.
 
@@ -49,11 +53,12 @@ def draw(
         shape: of the latents.
         spec: of the network.
         dtype: what the maps are added to.
-        scale: how much of the latents is replaced by noise.
+        scale: how much of the latents is replaced by noise, 0 to 1; None for 0.025.
 
     Raises:
-        LatentsError: for another number of arrays or other shapes than the network draws.
+        LatentsError: for another number of arrays or other shapes than the network draws, and for a scale out of range.
     """
+    scale = _DEFAULT_SCALE if scale is None else _check_share(scale, "noise scale")
     shapes = spec.noise_shapes(shape.grid)
     if noise is None:
         maps = {
@@ -70,6 +75,26 @@ def draw(
     _check([array.shape for array in arrays], [*latent_shapes, *shapes.values()])
     latents = arrays.pop(0).astype(mx.float32) if spec.has_latent_noise else None
     return Draws(latents, scale, {name: array.astype(dtype) for name, array in zip(shapes, arrays, strict=True)})
+
+
+def make_timesteps(spec: NetworkSpec, timestep: float | None, batch: int) -> mx.array | None:
+    """The timesteps (B,) float32 of a decode; None for a network that takes none.
+
+    Raises:
+        LatentsError: for a timestep out of range, and for one that the network does not take.
+    """
+    if spec.has_timestep:
+        value = _DEFAULT_TIMESTEP if timestep is None else _check_share(timestep, "decode timestep")
+        return mx.full((batch,), value, dtype=mx.float32)
+    if timestep is not None:
+        raise LatentsError("this VAE takes no timestep; those of 0.9.1 to 0.9.8 do.")
+    return None
+
+
+def _check_share(value: float, what: str) -> float:
+    if not 0 <= float(value) <= 1:
+        raise LatentsError(f"a {what} lies between 0 and 1, and {value} does not.")
+    return float(value)
 
 
 def _check(given: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]) -> None:

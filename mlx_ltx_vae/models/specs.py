@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..machine import FLOAT32_BYTES, Backend, Machine
 from ..shapes import Grid, ScaleFactors
 from ..streaming.axis import Axis, WindowSpec
 
 #: Factors along time, height and width.
 Stride = tuple[int, int, int]
 
-FLOAT32_BYTES = 4
 _TAPS = 3  # positions that a 3x3x3 kernel sees along each axis
 
 # Winograd F(6x6, 3x3): tiles of 6x6 results are computed by 8x8 products.
@@ -32,28 +32,6 @@ class PaddingMode(enum.Enum):
     ZEROS = "zeros"
     REFLECT = "reflect"
     REPLICATE = "replicate"
-
-
-class Backend(enum.Enum):
-    """Whose kernels run. They differ in the scratch that they allocate."""
-
-    CPU = "cpu"
-    GPU = "gpu"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where a network runs.
-
-    Attributes:
-        backend: whose kernels.
-        itemsize: bytes of a number in the network's dtype.
-        available: bytes of memory to plan with; None for no bound.
-    """
-
-    backend: Backend = Backend.CPU
-    itemsize: int = FLOAT32_BYTES
-    available: int | None = None
 
 
 class Step(NamedTuple):

@@ -19,6 +19,7 @@ Frames = mx.array | np.ndarray
 _PEAKS = {"uint8": 255, "uint16": 65535}
 # Decoded pixels leave [-1, 1] a little. Values as large as this are in 0 to 255.
 _FAR_OUT = 16
+_LONG_CLIP = 8  # latent frames
 
 
 def to_channels_last(frames: Frames) -> Frames:
@@ -152,17 +153,19 @@ class Preprocess:
 
 
 class ClipSource:
-    """A whole clip that enters an encoder.
+    """A whole clip (B, F, H, W, 3) that enters an encoder. `grid` is (F, H, W) of what is encoded.
 
-    Args:
-        clip: (B, F, H, W, 3), from `to_channels_last`.
-        preprocess: how it becomes pixels.
+    Raises:
+        LatentsError: for frames whose size cannot be encoded.
     """
 
     def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
+        preprocess.check_size(clip)
         self._clip = clip
         self._preprocess = preprocess
         self.batch: int = clip.shape[0]
+        frames = preprocess.scale.usable_frames(clip.shape[1], pad=preprocess.pad)
+        self.grid: Grid = (frames, clip.shape[2], clip.shape[3])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         """See `Source`."""
@@ -182,13 +185,7 @@ class ClipSource:
 class FrameStreamSource:
     """Frames that come one after the other, of which a few are in memory at a time.
 
-    Args:
-        frames: arrays (B, n, H, W, 3) in order.
-        preprocess: how they become pixels.
-
-    Attributes:
-        grid: (F, H, W) of the first array, which says the size of the frames.
-        batch: items of the batch.
+    `grid` has their size, and a number of frames at which every layer is at work: a longer clip takes no more memory.
 
     Raises:
         LatentsError: for frames that the encoder cannot take, and where there are none.
@@ -201,7 +198,7 @@ class FrameStreamSource:
             raise LatentsError("there are no frames to encode.")
         preprocess.check_size(first)
         self.batch: int = first.shape[0]
-        self.grid: Grid = (first.shape[1], first.shape[2], first.shape[3])
+        self.grid: Grid = (1 + _LONG_CLIP * preprocess.scale.time, first.shape[2], first.shape[3])
         self._frames = chain([first], iterator)
         self._preprocess = preprocess
 

@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from ..models.specs import FLOAT32_BYTES, NetworkSpec
+from ..machine import FLOAT32_BYTES
+from ..models.specs import NetworkSpec
 from ..shapes import Grid, LatentShape, ScaleFactors, format_size
 from ..tiling.layout import Tile
 from .memory import cut

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from ..models.specs import FLOAT32_BYTES, Backend, LayerSpec, Machine, NetworkSpec, Step
+from ..machine import FLOAT32_BYTES, Backend, Machine
+from ..models.specs import LayerSpec, NetworkSpec, Step
 from ..shapes import Grid
 from ..streaming.axis import Axis
 

@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import PlanError
-from ..models.specs import Backend, Machine, NetworkSpec
+from ..machine import Backend, Machine
+from ..models.specs import NetworkSpec
 from ..shapes import LatentShape
 from ..streaming.axis import Axis
 from ..tiling.batches import tile_batches
@@ -51,7 +52,6 @@ def plan_decode(
         machine: where it runs; float32 on the CPU with no bound on memory by default.
         memory_budget: what the peak must stay below, MLX's buffer cache included (see `parse_bytes`). None aims at half
             of what the machine has, and takes the least that works where that is not enough.
-        options: see `parse_options`.
 
     Raises:
         LatentsError: for a shape that the decoder cannot decode.
@@ -78,10 +78,7 @@ def plan_encode(
     Args:
         spec: the encoder.
         frame_shape: (B, 3, F, H, W) or (F, H, W, 3).
-        machine: see `plan_decode`.
-        memory_budget: see `plan_decode`.
         pad: whether the clip is padded to 1 + t*k frames; otherwise what is over is dropped.
-        options: see `parse_options`.
     """
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..models.specs import FLOAT32_BYTES
+from ..machine import FLOAT32_BYTES
 from ..tiling.layout import Tile, TileLayout
 from .clip import Clip
 from .memory import Memory, StreamRun, stream_memory

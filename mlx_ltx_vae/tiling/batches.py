@@ -18,7 +18,7 @@ def check_batch_size(tile_batch_size: int) -> None:
 
 
 def tile_batches(tiles: Sequence[Tile], tile_batch_size: int) -> list[list[int]]:
-    """Batches of at most `tile_batch_size` tiles of equal shape, each for one call of a network, as indices into `tiles`.
+    """Indices into `tiles`, in batches of at most `tile_batch_size` tiles of equal shape for one call of a network.
 
     Tiles of one interval of time have at most four shapes: the full size, and those at the right edge, at the lower
     edge and in the corner.

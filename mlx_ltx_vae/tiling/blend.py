@@ -30,10 +30,6 @@ class SpatialBlender:
     """Blends spatial tiles into whole frames.
 
     Tiles are numbered row by row. The blender has no state but its masks, so one instance serves any number of calls.
-
-    Args:
-        rows: the tiles along height.
-        columns: the tiles along width.
     """
 
     def __init__(self, rows: BlendAxis, columns: BlendAxis) -> None:
@@ -44,13 +40,7 @@ class SpatialBlender:
         self._weights = [_multiply(row, column) for row in row_weights for column in column_weights]
 
     def blend(self, parts: Sequence[mx.array]) -> mx.array:
-        """Blend all tiles of the same frames.
-
-        Args:
-            parts: all tiles in order, each (B, n, h, w, C).
-
-        Returns:
-            (B, n, H, W, C) float32.
+        """Blend all tiles of the same frames, each (B, n, h, w, C), to frames (B, n, H, W, C) float32, evaluated.
 
         Raises:
             DecodeError: for a wrong number of tiles, or a tile of the wrong shape.
@@ -59,32 +49,21 @@ class SpatialBlender:
             raise DecodeError(
                 f"got {len(parts)} tiles for a frame of {len(self._positions)}; blend all of them at once."
             )
-        frames = self.start(parts[0])
-        for index, part in enumerate(parts[1:], 1):
-            self.add(frames, index, part)
-        return frames
+        return self.blend_numbered(enumerate(parts))
 
-    def start(self, part: mx.array) -> mx.array:
-        """Frames (B, n, H, W, C) float32, evaluated, with only the first tile (B, n, h, w, C) added.
-
-        Raises:
-            DecodeError: for a tile of the wrong shape.
-        """
-        if len(self._positions) == 1:
-            _check_shape(part, (*part.shape[:2], *self._size, part.shape[-1]), "tile 0")
-            frames = part.astype(mx.float32)
-            mx.eval(frames)
-            return frames
+    def blend_numbered(self, parts: Iterator[tuple[int, mx.array]]) -> mx.array:
+        """As `blend`, for tiles in any order, each with its number. No tile is kept while the next one is computed."""
+        index, part = next(parts)
         frames = mx.zeros((*part.shape[:2], *self._size, part.shape[-1]))
-        self.add(frames, 0, part)
+        self._add(frames, index, part)
+        del part
+        for index, part in parts:
+            self._add(frames, index, part)
+            del part
         return frames
 
-    def add(self, frames: mx.array, index: int, part: mx.array) -> None:
-        """Add a tile (B, n, h, w, C) to `frames` (B, n, H, W, C), which is changed in place and evaluated.
-
-        Raises:
-            DecodeError: for a tile of the wrong shape.
-        """
+    def _add(self, frames: mx.array, index: int, part: mx.array) -> None:
+        """Add a tile (B, n, h, w, C) to `frames` (B, n, H, W, C), which is changed in place and evaluated."""
         row, column = self._positions[index]
         expected = (*frames.shape[:2], row.length, column.length, frames.shape[-1])
         _check_shape(part, expected, f"tile {index}")
@@ -109,8 +88,6 @@ def blend_tiles(
     Memory holds the results of one interval of time, its overlap with the interval before, and one batch of tiles.
 
     Args:
-        run_tiles: runs the network on one batch.
-        layout: the tiles.
         axes: time, height and width of the results: `layout.decoded()` or `layout.encoded()`.
         tile_batch_size: the largest number of tiles per call of `run_tiles`.
 
@@ -127,7 +104,8 @@ def blend_tiles(
     tile_counter = count(1)
     shared: list[mx.array] = []  # the weighted overlap with the next interval: one array or none
     for tiles, interval, mask, num_final in zip(layout.groups(), time.intervals, masks, time.final(), strict=True):
-        frames = _run_group(run_tiles, tiles, interval.length, blender, tile_batch_size, tile_counter)
+        frames = blender.blend_numbered(_run_batches(run_tiles, tiles, tile_batch_size, tile_counter))
+        _check_shape(frames, (frames.shape[0], interval.length, *frames.shape[2:]), "a blended result")
         if mask is not None:
             frames = frames * mask
         if shared:
@@ -163,7 +141,7 @@ def decode_with_tiling(
             chunked_conv=chunked_conv)` with latents (B, C, f, h, w). It returns pixels (B, 3, F, H, W) with
             F = 1 + temporal_scale * (f - 1).
         latents: (B, C, F', H', W').
-        tiling_config: tile sizes; None decodes everything as one tile.
+        tiling_config: None decodes everything as one tile.
         spatial_scale: pixels per latent cell, along height and width.
         temporal_scale: frames per latent frame.
         on_frames_ready: called with frames (B, 3, n, H, W) and their start index as soon as they are final, once per
@@ -207,7 +185,7 @@ def _decode_tiles(
 
     def run_tiles(tiles: list[Tile]) -> list[mx.array]:
         (tile,) = tiles
-        time, height, width = tile.latent_slices
+        time, height, width = (interval.as_slice for interval in tile.latent)
         pixels = decode(latents[:, :, time, height, width])
         _check_shape(pixels, (latents.shape[0], 3, *tile.output_size), "a tile of pixels")
         return [pixels.transpose(0, 2, 3, 4, 1)]
@@ -219,26 +197,6 @@ def _decode_tiles(
             del pixels
             handle_frames(frames, start)
             del frames
-
-
-def _run_group(
-    run_tiles: RunTiles,
-    tiles: Sequence[Tile],
-    length: int,
-    blender: SpatialBlender,
-    tile_batch_size: int,
-    tile_counter: Iterator[int],
-) -> mx.array:
-    """The spatially blended results (B, length, H, W, C) float32 of one interval of time, evaluated."""
-    results = _run_batches(run_tiles, tiles, tile_batch_size, tile_counter)
-    _, part = next(results)
-    _check_shape(part, (part.shape[0], length, *part.shape[2:]), "tile 0")
-    frames = blender.start(part)
-    del part
-    for index, part in results:
-        blender.add(frames, index, part)
-        del part
-    return frames
 
 
 def _run_batches(

@@ -38,14 +38,9 @@ class SpatialTilingConfig:
 
 @dataclass(frozen=True)
 class TemporalTilingConfig:
-    """Tiles along time, with the same rules for frames as `SpatialTilingConfig` has for pixels.
+    """Tiles along time, with the rules and errors of `SpatialTilingConfig`, for frames instead of pixels.
 
-    Attributes:
-        tile_size_in_frames: at least 1; at least 16 and a multiple of 8 for a VAE of 8 frames per latent frame.
-        tile_overlap_in_frames: frames shared by adjacent tiles; at least 0 and less than the tile size.
-
-    Raises:
-        TilingError: for other sizes.
+    A VAE of 8 frames per latent frame needs multiples of 8 frames, and tiles of at least 16.
     """
 
     tile_size_in_frames: int
@@ -60,8 +55,6 @@ class TilingConfig:
     """How a video is split into tiles. An axis without a configuration is not split.
 
     Attributes:
-        spatial_config: for height and width.
-        temporal_config: for time.
         height_config: overrides `spatial_config` for height.
         width_config: overrides `spatial_config` for width.
     """

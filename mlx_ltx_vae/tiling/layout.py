@@ -15,20 +15,10 @@ _MIN_CELLS_PER_TILE = 2
 
 
 class Tile(NamedTuple):
-    """A crop of the clip: one interval each of time, height and width.
-
-    Attributes:
-        pixels: the same crop in frames and pixels.
-    """
+    """A crop of the clip on the latent grid, and the same in frames and pixels: intervals of time, height and width."""
 
     latent: tuple[Interval, Interval, Interval]
     pixels: tuple[Interval, Interval, Interval]
-
-    @property
-    def latent_slices(self) -> tuple[slice, slice, slice]:
-        """Time, height and width of the latents as an index."""
-        time, height, width = self.latent
-        return time.as_slice, height.as_slice, width.as_slice
 
     @property
     def latent_size(self) -> Grid:
@@ -170,20 +160,14 @@ def _split(length: int, config: SpatialTilingConfig | TemporalTilingConfig | Non
 def _check_multiples(size: int, overlap: int, scale: int, unit: str) -> None:
     minimum = _MIN_CELLS_PER_TILE * scale
     if size % scale or size < minimum:
-        nearest = sorted({max(multiple, minimum) for multiple in _multiples_around(size, scale)})
+        nearest = sorted({max(multiple, minimum) for multiple in range(size // scale * scale, size + scale, scale)})
         raise TilingError(
             f"a tile of {size} {unit} does not fit this VAE, whose tiles must be a multiple of {scale} {unit} and at "
             f"least {minimum}; use {' or '.join(map(str, nearest))}."
         )
     if overlap % scale:
-        nearest = [multiple for multiple in _multiples_around(overlap, scale) if multiple < size]
+        nearest = [multiple for multiple in range(overlap // scale * scale, overlap + scale, scale) if multiple < size]
         raise TilingError(
             f"a tile overlap of {overlap} {unit} does not fit this VAE, whose overlaps must be a multiple of {scale} "
             f"{unit}; use {' or '.join(map(str, nearest))}."
         )
-
-
-def _multiples_around(value: int, step: int) -> tuple[int, int]:
-    """The multiple of `step` at or below `value`, and the next one."""
-    below = value // step * step
-    return below, below + step

@@ -39,11 +39,6 @@ def sums(intervals: Sequence[Interval], masks: Sequence[Mask]) -> list[float]:
     return total
 
 
-def sum_to_one(intervals: Sequence[Interval], masks: Sequence[Mask]) -> bool:
-    """Whether the masks add up to 1 at every position, so that no division by their sum is needed."""
-    return all(isclose(total, 1.0, abs_tol=1e-9) for total in sums(intervals, masks))
-
-
 def complementary(intervals: Sequence[Interval], masks: Sequence[Mask]) -> tuple[Mask, ...]:
     """Masks that add up to 1 at every position: unchanged if they do already, else divided by their sum.
 
@@ -51,9 +46,9 @@ def complementary(intervals: Sequence[Interval], masks: Sequence[Mask]) -> tuple
     over all tiles is the product of the three sums. Dividing each axis once here therefore replaces the division of
     the video by a buffer of summed weights.
     """
-    if sum_to_one(intervals, masks):
-        return tuple(masks)
     total = sums(intervals, masks)
+    if all(isclose(weight, 1.0, abs_tol=1e-9) for weight in total):
+        return tuple(masks)
     return tuple(
         tuple(weight / total[position] for position, weight in enumerate(mask, interval.start))
         for interval, mask in zip(intervals, masks, strict=True)

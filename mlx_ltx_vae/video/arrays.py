@@ -14,11 +14,7 @@ from .sink import Sink
 
 
 class NpyWriter(Sink):
-    """A `.npy` file `(frames, height, width, 3)`, uint8 or uint16, written frame by frame.
-
-    The header is rewritten at the end with the number of frames. numpy (since 1.23) pads it for a first axis of any
-    length, so that its size does not change.
-    """
+    """A `.npy` file `(frames, height, width, 3)`, uint8 or uint16, written frame by frame."""
 
     def __init__(self, path: str | os.PathLike, *, size: tuple[int, int], bit_depth: int = 8) -> None:
         super().__init__(os.fspath(path), size, bit_depth)
@@ -28,10 +24,10 @@ class NpyWriter(Sink):
         self._write_header(0)
 
     def _write_header(self, num_frames: int) -> None:
+        """numpy (since 1.23) pads the header for a first axis of any length, so that its size does not change."""
         width, height = self.size
-        shape = (num_frames, height, width, 3)
-        description = npy_format.dtype_to_descr(self._dtype)
-        npy_format.write_array_header_1_0(self._file, {"descr": description, "fortran_order": False, "shape": shape})
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (num_frames, height, width, 3)}
+        npy_format.write_array_header_1_0(self._file, header)
 
     def _consume(self, frames: np.ndarray) -> None:
         self._file.write(frames.data.cast("B"))

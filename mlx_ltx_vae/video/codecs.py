@@ -55,15 +55,15 @@ _FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
 CONTAINER_ENDINGS = tuple(_FORMATS)
 _MPEG_ENDINGS = (".mp4", ".mov", ".mkv")
 _WEB_ENDINGS = (".webm", ".mkv", ".mp4")
-_CHROMA_HALVED = {8: "yuv420p", 10: "yuv420p10le"}
-_CHROMA_FULL = {8: "yuv444p", 10: "yuv444p10le"}
+_YUV420 = {8: "yuv420p", 10: "yuv420p10le"}
+_YUV444 = {8: "yuv444p", 10: "yuv444p10le"}
 _QUIET_X265 = ("-x265-params", "log-level=error")
 _VP9_SPEED = ("-b:v", "0", "-deadline", "good", "-cpu-used", "4", "-row-mt", "1")
 
 #: The default qualities are visually lossless.
 CODECS: dict[str, Codec] = {
-    "h264": Codec("libx264", _MPEG_ENDINGS, _CHROMA_HALVED, _CHROMA_FULL, default_crf=18, max_crf=51),
-    "hevc": Codec("libx265", _MPEG_ENDINGS, _CHROMA_HALVED, _CHROMA_FULL, 20, max_crf=51, options=_QUIET_X265),
+    "h264": Codec("libx264", _MPEG_ENDINGS, _YUV420, _YUV444, default_crf=18, max_crf=51),
+    "hevc": Codec("libx265", _MPEG_ENDINGS, _YUV420, _YUV444, default_crf=20, max_crf=51, options=_QUIET_X265),
     "prores": Codec(
         "prores_ks",
         (".mov", ".mkv"),
@@ -73,8 +73,8 @@ CODECS: dict[str, Codec] = {
     ),
     # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
     "ffv1": Codec("ffv1", (".mkv",), {8: "bgr0", 10: "gbrp16le"}, options=("-level", "3", "-g", "1", "-slicecrc", "1")),
-    "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _CHROMA_HALVED, default_crf=24, max_crf=63, options=_VP9_SPEED),
-    "av1": Codec("libsvtav1", _WEB_ENDINGS, _CHROMA_HALVED, default_crf=24, max_crf=63, options=("-preset", "8")),
+    "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _YUV420, default_crf=24, max_crf=63, options=_VP9_SPEED),
+    "av1": Codec("libsvtav1", _WEB_ENDINGS, _YUV420, default_crf=24, max_crf=63, options=("-preset", "8")),
 }
 
 

@@ -20,7 +20,6 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from ..errors import LTXVAEError, ReaderError, WriterError
 
 _GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-nostats")
-_KEPT_LINES = 50
 _ADDRESS = re.compile(r"^(\[[^\]]*\] )+")  # "[vost#0:0/libx264 @ 0x55cb] [enc:libx264 @ 0x55cc] "
 # After the cause, ffmpeg logs its consequences, one line for each of its threads.
 _CONSEQUENCE = re.compile(
@@ -31,7 +30,11 @@ _CONSEQUENCE = re.compile(
 
 
 class _Ffmpeg:
-    """A running ffmpeg. The end of its log is kept, as the reason of a failure."""
+    """A running ffmpeg. The end of its log is kept, as the reason of a failure.
+
+    Raises:
+        `error`: if ffmpeg cannot be found or started.
+    """
 
     def __init__(self, name: str, error: type[LTXVAEError], arguments: Sequence[str], stdin: int) -> None:
         self.name = name
@@ -66,11 +69,7 @@ class _Ffmpeg:
 
 
 class FfmpegEncoder(_Ffmpeg):
-    """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
-
-    Raises:
-        WriterError: if ffmpeg cannot be found or started.
-    """
+    """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments)."""
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
         # ffmpeg writes its progress, which counts frames, to standard output twice a second and at the end.
@@ -79,11 +78,7 @@ class FfmpegEncoder(_Ffmpeg):
         self._progress = _TailReader(self._stdout)
 
     def write(self, data: memoryview) -> None:
-        """Send bytes, waiting while ffmpeg is busy.
-
-        Raises:
-            WriterError: if ffmpeg has ended, with its reason.
-        """
+        """Send bytes, waiting while ffmpeg is busy. Raises `WriterError` with ffmpeg's reason if it has ended."""
         descriptor = self._stdin.fileno()
         try:
             while data:
@@ -93,11 +88,7 @@ class FfmpegEncoder(_Ffmpeg):
             raise self._failure() from None
 
     def finish(self) -> int:
-        """End the input, wait for ffmpeg, and return the number of frames it reports as written.
-
-        Raises:
-            WriterError: if ffmpeg fails.
-        """
+        """End the input, wait for ffmpeg, and return the number of frames it reports as written."""
         self._stdin.close()
         if self.process.wait() != 0:
             raise self._failure()
@@ -105,7 +96,8 @@ class FfmpegEncoder(_Ffmpeg):
         self.release()
         return int(counts[-1]) if counts else 0
 
-    def release(self) -> None:  # noqa: D102
+    def release(self) -> None:
+        """Close the pipes of an ffmpeg that has ended."""
         self._progress.lines()
         super().release()
 
@@ -114,11 +106,7 @@ class FfmpegEncoder(_Ffmpeg):
 
 
 class FfmpegDecoder(_Ffmpeg):
-    """A running ffmpeg that writes raw frames to its standard output (`pipe:1`, the last of its arguments).
-
-    Raises:
-        ReaderError: if ffmpeg cannot be found or started.
-    """
+    """A running ffmpeg that writes raw frames to its standard output (`pipe:1`, the last of its arguments)."""
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
         # -xerror stops at the first error. (-err_detect explode finds no more errors, and hangs.)
@@ -145,7 +133,7 @@ class _TailReader:
     """Reads a pipe to its end on a thread and keeps the last lines."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lines: deque[str] = deque(maxlen=50)
         self._thread = threading.Thread(target=self._run, args=(pipe,), name="ffmpeg-reader", daemon=True)
         self._thread.start()
 
@@ -166,11 +154,7 @@ def has_encoder(name: str) -> bool:
 
 @lru_cache
 def listing(option: str, error: type[LTXVAEError]) -> list[list[str]]:
-    """The words of each line that ffmpeg prints for an option such as `-encoders`.
-
-    Raises:
-        `error`: if ffmpeg cannot be found or started.
-    """
+    """The words of each line that ffmpeg prints for an option such as `-encoders`."""
     output = _run(["-hide_banner", option], error).stdout
     return [line.split() for line in output.decode(errors="replace").splitlines()]
 
@@ -206,14 +190,9 @@ def _run(arguments: Sequence[str], error: type[LTXVAEError]) -> subprocess.Compl
 def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
     """The path of ffmpeg. Raises `error` if it is not found, or cannot be started in the with-block."""
     try:
-        program = get_ffmpeg_exe()
-    except RuntimeError as problem:
-        raise error(f"ffmpeg was not found ({problem}); reinstall imageio-ffmpeg.") from problem
-    try:
-        yield program
-    except OSError as problem:
-        reason = f"{problem.filename}: {problem.strerror}"
-        raise error(f"ffmpeg cannot be started ({reason}); reinstall imageio-ffmpeg.") from problem
+        yield get_ffmpeg_exe()
+    except (RuntimeError, OSError) as problem:
+        raise error(f"ffmpeg cannot be started ({problem}); reinstall imageio-ffmpeg.") from problem
 
 
 def _opened(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -20,13 +20,10 @@ class Fit(Enum):
 
 
 def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: int) -> tuple[Size, Size]:
-    """The size to scale to, and the size to crop to afterwards.
+    """The size to scale frames of the size `source` to, and the size to crop to afterwards.
 
     Args:
-        name: the video's name in errors.
-        source: the size of its frames.
-        wanted: the requested size; None for the nearest valid size (for CROP, the largest within `source`).
-        fit: how to reach it.
+        wanted: None for the nearest valid size (for CROP, the largest within `source`).
         multiple: both sides of the result are multiples of this.
 
     Raises:

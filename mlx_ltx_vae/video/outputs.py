@@ -30,10 +30,9 @@ def open_sink(
     stills; `-`: raw frames to standard output.
 
     Args:
-        path: the output.
         size: `(width, height)` in pixels.
         fps: frames per second; ignored for stills and arrays.
-        audio, codec, crf: for videos only.
+        audio, codec, crf: for videos only, see `VideoWriter`.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
 
     Raises:

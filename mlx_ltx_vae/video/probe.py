@@ -3,7 +3,6 @@
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 
 from ..errors import ReaderError
 from ..frame_rate import parse_fps
@@ -28,9 +27,9 @@ class VideoInfo:
 
     Attributes:
         size: `(width, height)` of a frame in pixels, after the rotation in the file's metadata.
-        fps: frames per second; None for stills.
+        fps: None for stills.
         seconds: the duration of the file (its longest stream); None if unknown.
-        pixel_format: ffmpeg's name of the pixel format.
+        pixel_format: ffmpeg's name of it.
         has_matrix: whether the color matrix is tagged, or is not needed (RGB).
     """
 
@@ -39,19 +38,6 @@ class VideoInfo:
     seconds: Fraction | None
     pixel_format: str
     has_matrix: bool
-
-
-@dataclass(frozen=True)
-class PixelFormat:
-    """An entry of ffmpeg's list of pixel formats.
-
-    Attributes:
-        has_alpha: whether pixels can be transparent.
-        bits: the largest number of bits per component.
-    """
-
-    has_alpha: bool
-    bits: int
 
 
 def parse_log(log: str, name: str) -> VideoInfo:
@@ -71,28 +57,27 @@ def parse_log(log: str, name: str) -> VideoInfo:
         fps = None if is_still else _frame_rate(log)
     except ValueError as error:
         raise ReaderError(f"{name}: {error}") from error
-    duration = _DURATION.search(log)
     matrix = _MATRIX.search(log, frame.end())
     return VideoInfo(
         size=(int(frame[2]), int(frame[3])),
         fps=fps,
-        seconds=None if duration is None else _seconds(*duration.groups()),
+        seconds=_seconds(log),
         pixel_format=frame[1],
         has_matrix=matrix is not None and matrix[1] not in ("unknown", "reserved"),
     )
 
 
-@lru_cache(maxsize=1)
-def pixel_formats() -> dict[str, PixelFormat]:
-    """The pixel formats of this build of ffmpeg, by name."""
-    formats = {}
-    for row in listing("-pix_fmts", ReaderError):
-        if len(row) == 5 and row[2].isdecimal():  # flags, name, components, bits per pixel, bits of each component
-            flags, name, components, _, depths = row
-            # 2 and 4 components are gray and color with alpha; the entries of a palette have alpha.
-            has_alpha = components in ("2", "4") or "P" in flags
-            formats[name] = PixelFormat(has_alpha, max(map(int, depths.split("-"))))
-    return formats
+def describe_pixel_format(name: str) -> tuple[int, bool]:
+    """The largest number of bits per component of a pixel format, and whether its pixels can be transparent."""
+    rows = listing("-pix_fmts", ReaderError)  # flags, name, components, bits per pixel, bits of each component
+    flags, _, components, _, depths = next(row for row in rows if row[1:2] == [name])
+    # 2 and 4 components are gray and color with alpha; the entries of a palette have alpha.
+    return max(map(int, depths.split("-"))), components in ("2", "4") or "P" in flags
+
+
+def _seconds(log: str) -> Fraction | None:
+    duration = _DURATION.search(log)
+    return duration and 3600 * int(duration[1]) + 60 * int(duration[2]) + Fraction(duration[3])
 
 
 def _frame_rate(log: str) -> Fraction | None:
@@ -109,12 +94,6 @@ def _frame_rate(log: str) -> Fraction | None:
 def _average_rate(log: str) -> Fraction | None:
     """The average rate of the chosen stream, which ffmpeg logs with two decimals."""
     chosen = _CHOSEN.search(log)
-    if chosen is None:
-        return None
-    stream = re.search(rf"Stream #{chosen[1]}\b.*: Video: (.*)", log)
-    average = None if stream is None else _AVERAGE.search(stream[1])
-    return None if average is None else parse_fps(float(average[1]) * (1000 if average[2] else 1))
-
-
-def _seconds(hours: str, minutes: str, seconds: str) -> Fraction:
-    return 3600 * int(hours) + 60 * int(minutes) + Fraction(seconds)
+    stream = chosen and re.search(rf"Stream #{chosen[1]}\b.*: Video: (.*)", log)
+    average = stream and _AVERAGE.search(stream[1])
+    return average and parse_fps(float(average[1]) * (1000 if average[2] else 1))

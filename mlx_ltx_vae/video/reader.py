@@ -1,8 +1,9 @@
 """Reading the frames of a video file or of images, a few at a time."""
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -11,18 +12,17 @@ from ..shapes import format_size
 from .codecs import SCALER
 from .ffmpeg import FfmpegDecoder, describe
 from .fit import Fit, Size, fit_size
-from .probe import VideoInfo, parse_log, pixel_formats
+from .probe import VideoInfo, describe_pixel_format, parse_log
 from .source import find_source
 
 _FRAMES_AT_ONCE = 8
 # For a stream without a tagged matrix, players assume BT.709 from either of these sizes on, and BT.601 below. ffmpeg
 # always assumes BT.601.
 _HD_WIDTH, _HD_HEIGHT = 1280, 577
-# In ffmpeg's error for a frame of another size, see `_same_size`.
-_OTHER_SIZE = "non positive size for width"
+_OTHER_SIZE = "non positive size for width"  # in ffmpeg's error for a frame of another size, see `_filters`
 
 
-class VideoReader:
+class VideoReader(Iterator[np.ndarray]):
     """Reads a video: an iterator over its frames in order, and a context manager.
 
         with VideoReader("clip.mp4", size=(768, 512), fit=Fit.CROP) as video:
@@ -47,7 +47,7 @@ class VideoReader:
         size: `(width, height)` of the returned frames.
         source_size: `(width, height)` in the file, after rotation.
         fps: frames per second, exactly; None for images.
-        num_frames: the approximate number of frames; None if it is unknown.
+        num_frames: approximate; None if it is unknown.
         dtype: uint8; uint16 over the full range if the source has more than 8 bits.
 
     Raises:
@@ -67,30 +67,23 @@ class VideoReader:
         self.name = os.fspath(path)
         if max_frames is not None and max_frames < 1:
             raise ReaderError(f"{self.name}: cannot read {max_frames} frames; the maximum must be at least 1.")
-        self._source = find_source(Path(path))
-        try:
-            info = parse_log(describe(self.name, self._source.arguments), self.name)
-            pixels = pixel_formats()[info.pixel_format]
+        with ExitStack() as stack:
+            source_arguments, num_images = find_source(Path(path), stack)
+            info = parse_log(describe(self.name, source_arguments), self.name)
+            bits, has_alpha = describe_pixel_format(info.pixel_format)
             scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
             self.source_size = info.size
             self.fps = info.fps
-            self.num_frames = _estimate_num_frames(info, self._source.num_images, max_frames)
-            self.dtype = np.dtype(np.uint16 if pixels.bits > 8 else np.uint8)
-            filters = [_same_size(info.size)]
-            if info.fps is not None:
-                filters.append(f"fps={info.fps}")
-            filters += _to_rgb(info, scaled, bits=8 * self.dtype.itemsize, has_alpha=pixels.has_alpha)
-            filters.append(_crop(scaled, self.size))
+            self.num_frames = _estimate_num_frames(info, num_images, max_frames)
+            self.dtype = np.dtype(np.uint16 if bits > 8 else np.uint8)
+            filters = _filters(info, scaled, self.size, bits=8 * self.dtype.itemsize, has_alpha=has_alpha)
             limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
             output = ["-map", "0:V:0", "-vf", ",".join(filters), "-fps_mode", "passthrough", *limit, "-f", "rawvideo"]
-            self._ffmpeg = FfmpegDecoder(self.name, [*self._source.arguments, *output, "pipe:1"])
-            self._closed = False
-        except BaseException:
-            self._source.close()
-            raise
-
-    def __iter__(self) -> "VideoReader":
-        return self
+            self._ffmpeg = FfmpegDecoder(self.name, [*source_arguments, *output, "pipe:1"])
+            stack.callback(self._ffmpeg.release)
+            stack.callback(self._ffmpeg.kill)
+            self._resources = stack.pop_all()
+        self._closed = False
 
     def __next__(self) -> np.ndarray:
         """The next frames `(n, height, width, 3)`, n at most 8. A closed reader has no more.
@@ -116,18 +109,13 @@ class VideoReader:
 
     def close(self) -> None:
         """Stop reading. A second call does nothing."""
-        if not self._closed:
-            self._ffmpeg.kill()
-            self._ffmpeg.release()
-            self._closed = True
-            self._source.close()
+        self._closed = True
+        self._resources.close()
 
     def __enter__(self) -> "VideoReader":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_end(self, rest: int) -> None:
@@ -151,28 +139,21 @@ def _estimate_num_frames(info: VideoInfo, num_images: int | None, max_frames: in
     return num_frames if num_frames is None or max_frames is None else min(num_frames, max_frames)
 
 
-def _same_size(size: Size) -> str:
-    """A filter that fails for frames of another size, which ffmpeg would otherwise rescale without a warning."""
-    return "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*size)
-
-
-def _to_rgb(info: VideoInfo, size: Size, *, bits: int, has_alpha: bool) -> list[str]:
-    """Filters that convert the stream's pixels to full-range RGB of 8 or 16 bits and scale them to `size`."""
+def _filters(info: VideoInfo, scaled: Size, target: Size, *, bits: int, has_alpha: bool) -> list[str]:
+    """ffmpeg's filters from the file's frames to RGB of 8 or 16 bits, scaled, then cropped evenly to `target`."""
+    # Fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
+    same_size = "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*info.size)
+    rate = [] if info.fps is None else [f"fps={info.fps}"]
     is_hd = info.size[0] >= _HD_WIDTH or info.size[1] >= _HD_HEIGHT
     matrix = "auto" if info.has_matrix else "bt709" if is_hd else "bt601"
 
     def scale(width: int, height: int) -> str:
         return f"scale={width}:{height}:in_color_matrix={matrix}:flags={SCALER}"
 
-    rgb = "format=rgb24" if bits == 8 else "format=rgb48le"
-    if not has_alpha:
-        return [scale(*size), rgb]
     # Composited over black before scaling, which would mix the colors of transparent pixels into their neighbors.
     planes = "format=gbrap" if bits == 8 else "format=gbrap16le"
-    return [scale(*info.size), planes, "premultiply=inplace=1", scale(*size), rgb]
-
-
-def _crop(size: Size, target: Size) -> str:
-    """A filter that crops evenly on both sides."""
-    left, top = ((size[axis] - target[axis]) // 2 for axis in range(2))
-    return f"crop={target[0]}:{target[1]}:{left}:{top}"
+    over_black = [scale(*info.size), planes, "premultiply=inplace=1"] if has_alpha else []
+    rgb = "format=rgb24" if bits == 8 else "format=rgb48le"
+    left, top = ((scaled[axis] - target[axis]) // 2 for axis in range(2))
+    crop = f"crop={target[0]}:{target[1]}:{left}:{top}"
+    return [same_size, *rate, *over_black, scale(*scaled), rgb, crop]

@@ -1,7 +1,9 @@
 """The base class of outputs: checks, a writer thread, and output that is either complete or absent."""
 
+import queue
+import threading
 from abc import ABC, abstractmethod
-from types import TracebackType
+from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
@@ -9,10 +11,70 @@ import numpy as np
 from ..errors import WriterError
 from ..part_file import writing_to
 from ..shapes import format_size
-from .frame_queue import FrameQueue
 
 SinkT = TypeVar("SinkT", bound="Sink")
 _FRAME_DTYPES: dict[int, np.dtype] = {8: np.dtype(np.uint8), 10: np.dtype(np.uint16)}
+_END = None
+_MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
+
+
+class _FrameCountingQueue(queue.Queue[np.ndarray | None]):
+    """Bounded by frames, not by arrays."""
+
+    def _qsize(self) -> int:
+        return sum(1 if frames is _END else max(1, len(frames)) for frames in self.queue)
+
+
+class FrameQueue:
+    """Calls `consume(frames)` on a thread of its own, in order.
+
+    `put` waits while `max_frames` frames or more are queued, so that frames do not pile up. After `consume` has failed,
+    the thread still empties the queue, so that `put` never waits forever; the next `put` or `finish` raises the error.
+    """
+
+    def __init__(self, consume: Callable[[np.ndarray], None], *, max_frames: int = _MAX_QUEUED) -> None:
+        self._consume = consume
+        self._queue = _FrameCountingQueue(maxsize=max_frames)
+        self._error: Exception | None = None
+        self._cancelled = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, frames: np.ndarray) -> None:
+        """Queue an array, which must not be changed afterwards. Raises an earlier error of `consume`."""
+        self._raise_error()
+        if self._thread is None:
+            # A daemon thread, so that a sink that is never closed does not keep the interpreter from exiting.
+            self._thread = threading.Thread(target=self._run, name="frame-writer", daemon=True)
+            self._thread.start()
+        self._queue.put(frames)
+
+    def finish(self) -> None:
+        """Wait until everything is consumed. Raises an error of `consume`."""
+        self._join()
+        self._raise_error()
+
+    def cancel(self) -> None:
+        """Drop the queued frames and end the thread. The caller must first unblock a `consume` that hangs."""
+        self._cancelled = True
+        self._join()
+
+    def _join(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            self._queue.put(_END)
+            self._thread.join()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while (frames := self._queue.get()) is not _END:
+            if self._error is None and not self._cancelled:
+                try:
+                    self._consume(frames)
+                except Exception as error:  # raised on the thread that calls put()
+                    self._error = error
+            del frames  # otherwise the last array stays alive while the thread waits for the next
 
 
 class Sink(ABC):
@@ -27,7 +89,6 @@ class Sink(ABC):
     A subclass implements `_consume`, `_finish` and `_discard`, and `_interrupt` if `_consume` can hang.
 
     Args:
-        name: the target's name in errors.
         size: `(width, height)` in pixels.
         bit_depth: 8 or 10.
 
@@ -94,9 +155,7 @@ class Sink(ABC):
     def __enter__(self: SinkT) -> SinkT:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:

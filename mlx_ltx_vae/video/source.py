@@ -3,8 +3,7 @@
 import os
 import re
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 
 from ..errors import ReaderError
@@ -15,43 +14,33 @@ from .stills import match_numbered
 _IMAGES = {
     ".png": "png", ".jpg": "jpg", ".jpeg": "jpg", ".webp": "webp", ".bmp": "bmp", ".tif": "tif", ".tiff": "tif",
 }  # fmt: skip
-_LINK_NAME = "%06d"
 
 
-@dataclass(frozen=True)
-class VideoSource:
-    """An input of ffmpeg.
+def find_source(path: Path, stack: ExitStack) -> tuple[list[str], int | None]:
+    """The arguments for ffmpeg to read `path`, and the number of images (None for a file).
 
-    Attributes:
-        arguments: for ffmpeg.
-        num_images: the number of images; None for a file.
-        links: a temporary folder of links to the images, which `close` removes.
-    """
-
-    arguments: tuple[str, ...]
-    num_images: int | None = None
-    links: tempfile.TemporaryDirectory | None = None
-
-    def close(self) -> None:
-        """Remove the links."""
-        if self.links is not None:
-            self.links.cleanup()
-
-
-def find_source(path: Path) -> VideoSource:
-    """A file, the images of a folder in natural order (2 before 10), or those of a pattern such as `a_%05d.png`.
+    The images of a folder are in natural order (2 before 10), those of a pattern such as `a_%05d.png` by number. Their
+    temporary files are removed by `stack`.
 
     Raises:
         ReaderError: for a missing file, folders without images or with images of several kinds, patterns without
             exactly one number field, and gaps in the numbers.
     """
-    if path.is_dir():
-        return _link(_images_of_folder(path))
     if path.is_file():
-        return VideoSource(("-i", file_url(path)))
-    if "%" in path.name:
-        return _link(_images_of_pattern(path))
-    raise ReaderError(f"{path}: there is no such file or folder.")
+        return ["-i", file_url(path)], None
+    if path.is_dir():
+        images = _images_of_folder(path)
+    elif "%" in path.name:
+        images = _images_of_pattern(path)
+    else:
+        raise ReaderError(f"{path}: there is no such file or folder.")
+    # ffmpeg reads image sequences with consecutive numbers, so it is given links of such names.
+    links = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx_ltx_vae-"))
+    name = "%06d" + images[0].suffix
+    for number, image in enumerate(images):
+        os.symlink(image.absolute(), Path(links) / (name % number))
+    sequence = file_url(Path(links.replace("%", "%%")) / name)
+    return ["-f", "image2", "-i", sequence], len(images)
 
 
 def _images_of_folder(folder: Path) -> list[Path]:
@@ -89,13 +78,3 @@ def _entries(folder: Path) -> list[Path]:
 def _natural_order(path: Path) -> list[str | int]:
     """A sort key of alternating text and numbers, which are compared only with their own type."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", path.name.lower())]
-
-
-def _link(images: Sequence[Path]) -> VideoSource:
-    """An image sequence for ffmpeg: links with consecutive numbers to images of any name."""
-    links = tempfile.TemporaryDirectory(prefix="mlx_ltx_vae-")
-    name = _LINK_NAME + images[0].suffix
-    for number, image in enumerate(images):
-        os.symlink(image.absolute(), Path(links.name) / (name % number))
-    sequence = file_url(Path(links.name.replace("%", "%%")) / name)
-    return VideoSource(("-f", "image2", "-i", sequence), len(images), links)

@@ -12,14 +12,13 @@ from ..errors import WriterError
 from ..part_file import part_path, writing_to
 from .sink import Sink
 
-_DEFAULT_PATTERN = "%05d.png"
 _NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
 
 
 def match_numbered(pattern: str) -> re.Pattern[str] | None:
-    """A regular expression for the file names of a pattern such as `a_%05d.png`, whose group 1 is the number.
+    """A regular expression for names such as `a_%05d.png`, with the number as group 1.
 
-    None if the pattern does not have exactly one number field.
+    None without exactly one number field.
     """
     parts = _NUMBER_FIELD.split(pattern)
     if len(parts) != 2 or pattern.count("%") != 1:
@@ -35,7 +34,6 @@ class StillsWriter(Sink):
 
     Args:
         path: a folder (for 00000.png, 00001.png, ...) or a pattern such as `frames/a_%05d.png`.
-        size: `(width, height)` in pixels.
         bit_depth: 8; imageio writes no color PNG with more.
 
     Raises:
@@ -49,15 +47,7 @@ class StillsWriter(Sink):
         given = Path(path)
         is_pattern = given.suffix.lower() == ".png" and not given.is_dir()
         self.folder = given.parent if is_pattern else given
-        self._pattern = given.name if is_pattern else _DEFAULT_PATTERN
-        self._check_folder()
-        self._index = 0
-        # Inside an existing folder, which may be on another file system than its parent; beside a new one.
-        self._part = part_path(self.folder / "stills" if self.folder.is_dir() else self.folder)
-        with writing_to(self.name):
-            self._part.mkdir()
-
-    def _check_folder(self) -> None:
+        self._pattern = given.name if is_pattern else "%05d.png"
         numbered = match_numbered(self._pattern)
         if numbered is None:
             raise WriterError(f"{self.name}: use a folder, or a name with exactly one number field, such as %05d.png.")
@@ -66,6 +56,11 @@ class StillsWriter(Sink):
                 present = next((name for name in sorted(os.listdir(self.folder)) if numbered.fullmatch(name)), None)
             if present:
                 raise WriterError(f"{self.name}: {present} already exists; remove the old stills or use a new folder.")
+        self._index = 0
+        # Inside an existing folder, which may be on another file system than its parent; beside a new one.
+        self._part = part_path(self.folder / "stills" if self.folder.is_dir() else self.folder)
+        with writing_to(self.name):
+            self._part.mkdir()
 
     def _consume(self, frames: np.ndarray) -> None:
         for frame in frames:

@@ -1,7 +1,7 @@
 """Video files written by ffmpeg while later frames are still being computed."""
 
 import os
-from abc import abstractmethod
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,14 +11,7 @@ from ..errors import WriterError
 from ..frame_rate import parse_fps
 from ..part_file import PartFile
 from ..shapes import format_size
-from .codecs import (
-    CONTAINER_ENDINGS,
-    audio_arguments,
-    color_filter,
-    container_arguments,
-    find_codec,
-    quality_arguments,
-)
+from .codecs import CONTAINER_ENDINGS, container_arguments, find_codec, quality_arguments
 from .ffmpeg import FfmpegEncoder, file_url
 from .sink import Sink
 
@@ -27,17 +20,10 @@ _MAX_GIF_FPS = 50
 
 
 class FfmpegSink(Sink):
-    """A file written by ffmpeg. A subclass returns the arguments between the input and the file.
-
-    Args:
-        path: the file.
-        size: `(width, height)` in pixels; the file has exactly this size.
-        fps: frames per second (see `parse_fps`).
-        bit_depth: of the frames, 8 or 10.
-    """
+    """A file written by ffmpeg, of exactly the size of the frames."""
 
     def __init__(
-        self, path: str | os.PathLike, *, size: tuple[int, int], fps: str | float | Fraction, bit_depth: int = 8
+        self, path: str | os.PathLike, *, size: tuple[int, int], fps: str | float | Fraction, bit_depth: int
     ) -> None:
         super().__init__(os.fspath(path), size, bit_depth)
         self.path = Path(path)
@@ -45,23 +31,17 @@ class FfmpegSink(Sink):
             self.fps = parse_fps(fps)
         except ValueError as error:
             raise WriterError(f"{self.name}: {error}") from error
-        output_arguments = self._output_arguments()
+
+    def _start(self, output_arguments: Sequence[str]) -> None:
+        """Start ffmpeg, with these arguments between the video input and the file."""
+        layout = ["-pixel_format", _RAW_FORMATS[self.bit_depth], "-video_size", format_size(*self.size)]
+        raw_video = ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
         self._part = PartFile(self.path)
         try:
-            self._ffmpeg = FfmpegEncoder(
-                self.name, [*self._input_arguments(), *output_arguments, file_url(self._part.path)]
-            )
+            self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *output_arguments, file_url(self._part.path)])
         except BaseException:
             self._part.discard()
             raise
-
-    @abstractmethod
-    def _output_arguments(self) -> list[str]:
-        """ffmpeg's arguments after the video input and before the file. Raises `WriterError` for invalid options."""
-
-    def _input_arguments(self) -> list[str]:
-        layout = ["-pixel_format", _RAW_FORMATS[self.bit_depth], "-video_size", format_size(*self.size)]
-        return ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
 
     def _consume(self, frames: np.ndarray) -> None:
         self._ffmpeg.write(frames.data.cast("B"))
@@ -111,25 +91,20 @@ class VideoWriter(FfmpegSink):
         crf: int | None = None,
         bit_depth: int = 8,
     ) -> None:
-        self._audio = None if audio is None else Path(audio)
-        self._codec = codec
-        self._crf = crf
         super().__init__(path, size=size, fps=fps, bit_depth=bit_depth)
-
-    def _output_arguments(self) -> list[str]:
         ending = self.path.suffix.lower()
         if ending not in CONTAINER_ENDINGS:
             raise WriterError(f"{self.name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
-        codec = find_codec(self.name, ending, self._codec)
-        arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
-        arguments += quality_arguments(self.name, codec, self._crf)
-        arguments += ["-vf", color_filter(codec.pixel_format(self.size, self.bit_depth))]
-        if self._audio is not None:
-            if not self._audio.is_file():
-                raise WriterError(f"{self._audio}: there is no such audio file.")
+        found = find_codec(self.name, ending, codec)
+        arguments = ["-map", "0:v:0", "-c:v", found.encoder, *found.options, *quality_arguments(self.name, found, crf)]
+        arguments += ["-vf", found.color_filter(size, bit_depth)]
+        if audio is not None:
+            if not Path(audio).is_file():
+                raise WriterError(f"{audio}: there is no such audio file.")
+            encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
             # Without -shortest, which would cut the longer of the two.
-            arguments = ["-i", file_url(self._audio), *arguments, "-map", "1:a:0", *audio_arguments(ending)]
-        return arguments + container_arguments(ending, codec)
+            arguments = ["-i", file_url(Path(audio)), *arguments, "-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
+        self._start(arguments + container_arguments(ending, found))
 
 
 class GifWriter(FfmpegSink):
@@ -142,10 +117,14 @@ class GifWriter(FfmpegSink):
         fps: at most 50: GIF delays are in hundredths of a second, and players slow down delays below two.
     """
 
-    def _output_arguments(self) -> list[str]:
-        if self.bit_depth != 8:
+    def __init__(
+        self, path: str | os.PathLike, *, size: tuple[int, int], fps: str | float | Fraction, bit_depth: int = 8
+    ) -> None:
+        super().__init__(path, size=size, fps=fps, bit_depth=bit_depth)
+        if bit_depth != 8:
             raise WriterError(f"{self.name}: a GIF has 8 bits per color; leave out the bit depth.")
         if self.fps > _MAX_GIF_FPS:
             raise WriterError(f"{self.name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {self.fps}.")
         palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
-        return ["-vf", f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4", "-f", "gif"]
+        filters = f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4"
+        self._start(["-vf", filters, "-f", "gif"])

@@ -1,0 +1,150 @@
+"""Plans of encodes: what they say is what runs."""
+
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_ltx_vae import LatentsError, PlanError, VideoVAE, VideoWriter
+from mlx_ltx_vae.encode import main
+from mlx_ltx_vae.machine import Backend, Machine
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.specs import encoder_spec
+from mlx_ltx_vae.planning.plan import Mode
+from mlx_ltx_vae.planning.planner import plan_encode
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
+
+GB = 10**9
+REAL = encoder_spec(parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3"))
+GPU = Machine(Backend.GPU, 2)
+
+
+@pytest.fixture(scope="module")
+def vae(golden):
+    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, decoder=False)
+
+
+def pixels_of(frames=9, height=64, width=96):
+    return mx.random.uniform(-1, 1, (1, 3, frames, height, width), key=mx.random.key(3))
+
+
+def test_it_says_what_it_will_do_and_fits_json(vae):
+    plan = vae.plan_encode((1, 3, 41, 64, 96))
+    assert (plan.num_frames, plan.frame_size, plan.latent_shape) == (41, (96, 64), (1, 8, 6, 2, 3))
+    assert plan.as_dict() == vae.plan_encode((41, 64, 96, 3)).as_dict()
+    for words in ("41 frames of 96x64", "streamed by time, 8 frames at a time", "first    latent frame after 1 frame"):
+        assert words in str(plan), words
+    assert json.loads(json.dumps(plan.as_dict()))["mode"] == "exact"
+
+
+@pytest.mark.parametrize(("pad", "expected"), [(False, 41), (True, 49)])
+def test_frames_that_fill_no_latent_frame_count_as_they_are_encoded(vae, pad, expected):
+    assert vae.plan_encode((1, 3, 44, 64, 96), pad=pad).num_frames == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((41, 64, 96), "expected is"),
+        ((1, 4, 41, 64, 96), "expected is"),
+        ((1, 3, 0, 64, 96), "empty"),
+        ((1, 3, 9, 60, 96), "height a multiple of 32"),
+    ],
+)
+def test_other_shapes_are_refused(vae, shape, words):
+    with pytest.raises(LatentsError, match=words):
+        vae.plan_encode(shape)
+
+
+def test_orders_other_than_time_are_refused():
+    with pytest.raises(PlanError, match="streams by time only"):
+        plan_encode(REAL, (1, 3, 9, 64, 64), order="rows")
+
+
+def test_a_plan_for_other_frames_is_refused(vae):
+    plan = vae.plan_encode((1, 3, 9, 64, 64))
+    for encode in (lambda: vae.encode(pixels_of(), plan), lambda: list(vae.encode_stream([pixels_of()], plan))):
+        with pytest.raises(PlanError, match="the plan was made for frames"):
+            encode()
+    with pytest.raises(PlanError, match="leave out tiling"):
+        vae.encode(pixels_of(), plan, tile_batch_size=2)
+
+
+def test_memory_does_not_grow_with_the_clip():
+    short, long = (plan_encode(REAL, (1, 3, frames, 512, 768), GPU).peak_bytes for frames in (241, 2401))
+    assert long == pytest.approx(short, rel=0.01)
+
+
+def test_a_small_budget_takes_smaller_steps_and_then_tiles():
+    shape = (1, 3, 121, 1088, 1920)
+    free = plan_encode(REAL, shape, GPU)
+    less = plan_encode(REAL, shape, GPU, memory_budget=free.memory.active - 1)
+    tiles = plan_encode(REAL, shape, GPU, memory_budget="5GB")
+    assert (free.mode, less.mode, tiles.mode) == (Mode.EXACT, Mode.EXACT, Mode.TILED)
+    assert (free.step, free.prefetch) != (less.step, less.prefetch)
+    assert tiles.peak_bytes <= 5 * GB
+    assert "blended in space" in str(tiles)
+    with pytest.raises(PlanError, match="least that works"):
+        plan_encode(REAL, shape, GPU, memory_budget="500MB")
+
+
+def test_every_mode_encodes_what_it_plans(vae):
+    pixels = pixels_of(17)
+    expected = vae.encode(pixels)
+    single = vae.encode(pixels, vae.plan_encode(pixels.shape, mode="single"))
+    assert mx.abs(single - expected).max().item() < 1e-5
+    tiling = TilingConfig(SpatialTilingConfig(64, 32))
+    tiled = vae.encode(pixels, vae.plan_encode(pixels.shape, mode="tiled", tiling=tiling))
+    assert mx.abs(tiled - vae.encode(pixels, tiling=tiling)).max().item() == 0
+    assert tiled.shape == expected.shape
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mode": "single"},
+        {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(128, 32))},
+        {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(128, 32)), "tile_batch_size": 2},
+        {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(128, 32), TemporalTilingConfig(16, 8))},
+    ],
+)
+@pytest.mark.parametrize("name", ["ltx2_3", "ltxv_0_9_0", "ltxv_0_9_5", "conv_16x16x4"])
+def test_the_planned_peak_holds(golden, name, options):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
+    frames = np.random.default_rng(0).integers(0, 256, (25, 128, 224, 3)).astype(np.uint8)
+    plan = vae.plan_encode(frames.shape, **options)
+    weights = vae.encoder.spec.num_weights * 4
+    vae.encode(frames[:1])  # what is compiled and kept once is there now
+    mx.synchronize()
+    held = mx.get_active_memory() - weights
+    mx.reset_peak_memory()
+    mx.eval(vae.encode(frames, plan))
+    assert (mx.get_peak_memory() - held) / plan.memory.active <= 1.01
+
+
+def test_the_command_prints_its_plan_and_keeps_to_a_budget(golden, tmp_path, capsys):
+    clip, out = tmp_path / "clip.mkv", tmp_path / "latents.safetensors"
+    with VideoWriter(clip, size=(96, 64), fps=24, codec="ffv1") as video:
+        video.write(np.zeros((17, 64, 96, 3), np.uint8))
+    command = [str(clip), "-m", str(golden("ltx2_3").checkpoint), "-o", str(out)]
+    assert main([*command, "--dry-run"]) == 0
+    assert "17 frames of 96x64" in capsys.readouterr().out
+    assert main([*command, "--dry-run", "--json", "--memory-budget", "1GB"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["peak_bytes"] < GB
+    assert not out.exists()
+    assert main([*command, "--memory-budget", "1MB"]) == 1
+    assert "the least that works" in capsys.readouterr().err
+    assert not out.exists()
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["plan"]["frames"] == report["frames"] == 17
+
+
+def test_tiles_in_time_of_a_stream_are_refused_in_a_plan_too(vae):
+    tiling = TilingConfig(temporal_config=TemporalTilingConfig(16, 8))
+    plan = vae.plan_encode((1, 3, 41, 64, 96), mode="tiled", tiling=tiling)
+    with pytest.raises(TilingError, match="exact in time"):
+        vae.encode_stream([pixels_of(41)], plan)

@@ -1,0 +1,175 @@
+"""A budget bounds what the process takes: arrays in use and MLX's buffer cache, on the device that computes."""
+
+import re
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_ltx_vae import PlanError, VideoVAE, device
+from mlx_ltx_vae.machine import Backend, Machine
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.specs import decoder_spec, encoder_spec
+from mlx_ltx_vae.planning.planner import plan_decode, plan_encode
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
+
+GB = 10**9
+CONFIG = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3")
+GPU = Machine(Backend.GPU, 2)
+LATENTS = (1, 128, 16, 16, 24)
+
+
+@pytest.fixture
+def vae(golden):
+    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+
+
+def latents_of(frames=4, height=2, width=3):
+    return mx.random.normal((1, 8, frames, height, width), key=mx.random.key(4))
+
+
+def cache_limit():
+    """What MLX's cache limit is now."""
+    limit = mx.set_cache_limit(0)
+    mx.set_cache_limit(limit)
+    return limit
+
+
+def limited_to(vae, limit, frames=24):
+    plan = vae.plan(latents_of(frames).shape)
+    return replace(plan, memory=replace(plan.memory, buffer_cache=limit))
+
+
+def test_the_buffer_cache_is_limited_while_a_decode_runs_and_given_back(vae):
+    before = cache_limit()
+    stream = vae.stream(latents_of(24), limited_to(vae, 123_000))
+    assert cache_limit() == before
+    next(stream)
+    assert cache_limit() == 123_000
+    stream.close()
+    assert cache_limit() == before
+
+    def fail(frames, start):
+        raise ValueError("the sink is full")
+
+    with pytest.raises(ValueError, match="the sink is full"):
+        vae.decode(latents_of(24), limited_to(vae, 123_000), on_frames_ready=fail)
+    assert cache_limit() == before
+
+
+def test_of_two_decodes_at_once_the_smaller_limit_counts_and_the_last_one_gives_it_back(vae):
+    before = cache_limit()
+    streams = [vae.stream(latents_of(24), limited_to(vae, limit)) for limit in (2_000_000, 1_000_000)]
+    for stream in streams:
+        next(stream)
+    assert cache_limit() == 1_000_000
+    streams[1].close()
+    assert cache_limit() == 2_000_000
+    streams[0].close()
+    assert cache_limit() == before
+
+
+def test_the_buffer_cache_is_emptied_before_and_after(vae, monkeypatch):
+    calls = []
+    monkeypatch.setattr(mx, "clear_cache", lambda: calls.append("clear"))
+    stream = vae.stream(latents_of())
+    next(stream)
+    assert calls == ["clear"]
+    list(stream)
+    assert calls == ["clear", "clear"]
+    calls.clear()
+    vae.encode(mx.zeros((1, 3, 9, 64, 64)))
+    assert calls == ["clear", "clear"]
+
+
+def test_a_budget_bounds_arrays_in_use_and_the_cache_together():
+    spec = decoder_spec(CONFIG)
+    free = plan_decode(spec, LATENTS, GPU)
+    assert free.memory.buffer_cache == pytest.approx(0.45 * free.memory.active, rel=1e-6)
+    assert free.peak_bytes == free.memory.active + free.memory.buffer_cache
+    least = plan_decode(spec, LATENTS, replace(GPU, available=1)).memory.active
+    for budget in (free.peak_bytes, free.memory.active + 10**8, least + 10**7):
+        plan = plan_decode(spec, LATENTS, GPU, memory_budget=budget)
+        assert plan.peak_bytes <= budget
+    assert not free.is_cache_tight
+    assert plan.is_cache_tight
+    assert "slower" in str(plan) and "slower" not in str(free)
+    with pytest.raises(PlanError, match="least that works"):
+        plan_decode(spec, LATENTS, GPU, memory_budget=least // 2)
+
+
+def test_a_faster_step_that_leaves_no_room_for_the_cache_gives_way_to_a_smaller_one():
+    spec = decoder_spec(CONFIG)
+    fast = plan_decode(spec, LATENTS, GPU)
+    plan = plan_decode(spec, LATENTS, GPU, memory_budget=fast.memory.active + 10**8)
+    assert (plan.step, plan.prefetch) != (fast.step, fast.prefetch)
+    assert not plan.is_cache_tight
+
+
+@pytest.mark.parametrize("machine", [GPU, Machine()])
+@pytest.mark.parametrize("latents", [LATENTS, (1, 128, 16, 68, 120), (2, 128, 4, 2, 2)])
+def test_the_parts_that_are_shown_add_up_to_the_total(machine, latents):
+    for plan in (
+        plan_decode(decoder_spec(CONFIG), latents, machine),
+        plan_encode(encoder_spec(CONFIG), (2, 3, 25, 32 * latents[3], 32 * latents[4]), machine),
+    ):
+        total, parts = re.search(r"peak +([0-9.]+) [GM]B \((.*)\)", str(plan)).groups()
+        digits = len(total.partition(".")[2])
+        assert round(sum(float(part.split()[-1]) for part in parts.split(", ")), digits) == float(total)
+        assert ("buffer cache" in parts) == (machine is GPU)
+
+
+def test_cuda_memory_is_the_devices_and_not_the_hosts(monkeypatch):
+    monkeypatch.setattr(device, "is_cpu", lambda: False)
+    monkeypatch.setattr(mx, "device_info", lambda: {"free_memory": 10 * GB, "total_memory": 80 * GB})
+    monkeypatch.setattr(mx, "get_cache_memory", lambda: GB)
+    assert device.available_memory() == 11 * GB
+    assert device.available_memory(own=2 * GB) == 13 * GB
+    monkeypatch.setattr(mx, "device_info", lambda: {"total_memory": 80 * GB})
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 5 * GB)
+    assert device.available_memory() == 75 * GB
+
+
+def test_what_other_arrays_hold_is_not_available(monkeypatch):
+    monkeypatch.setattr(device, "is_cpu", lambda: False)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 30 * GB})
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 22 * GB)
+    assert device.available_memory() == 8 * GB
+    assert device.available_memory(own=2 * GB) == 10 * GB, "the plan counts its own weights"
+    machine = device.this_machine(mx.bfloat16)
+    assert (machine.backend, machine.itemsize, machine.available) == (Backend.GPU, 2, 8 * GB)
+    shape = (1, 128, 16, 22, 40)
+    assert plan_decode(decoder_spec(CONFIG), shape, machine).peak_bytes <= 4 * GB
+    assert plan_decode(decoder_spec(CONFIG), shape, machine, memory_budget="95%").peak_bytes > 4 * GB
+
+
+PLANS = {
+    "time": {},
+    "rows": {"order": "rows"},
+    "columns": {"order": "columns"},
+    "single": {"mode": "single"},
+    "tiled": {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(64, 32))},
+    "tiled in time": {"mode": "tiled", "tiling": TilingConfig.aggressive()},
+}
+
+
+@pytest.mark.parametrize("bit_depth", [None, 8, 10])
+@pytest.mark.parametrize("name", PLANS)
+def test_a_chunk_means_the_same_whatever_the_plan(vae, name, bit_depth):
+    latents = latents_of(3, 2, 3)
+    plan = vae.plan(latents.shape, **PLANS[name])
+    floats = mx.concatenate([chunk.pixels for chunk in vae.stream(latents, plan)], axis=2)
+    chunks = list(vae.stream(latents, plan, bit_depth=bit_depth))
+    expected = {None: mx.float32, 8: mx.uint8, 10: mx.uint16}[bit_depth]
+    assert {chunk.frames.dtype for chunk in chunks} == {expected}
+    pixels = mx.concatenate([chunk.pixels for chunk in chunks], axis=2)
+    assert pixels.shape == floats.shape == (1, 3, 17, 64, 96)
+    assert pixels.dtype == mx.float32
+    rounding = {None: 1e-6, 8: 0.51 / 127.5, 10: 0.51 / 32767.5}[bit_depth]
+    assert mx.abs(pixels - mx.clip(floats, -1, 1) if bit_depth else pixels - floats).max().item() <= rounding
+    coarse = np.concatenate([chunk.to_uint8() for chunk in chunks])
+    fine = np.concatenate([chunk.to_uint16() for chunk in chunks])
+    assert (coarse.dtype, fine.dtype, coarse.shape) == (np.uint8, np.uint16, (17, 64, 96, 3))
+    assert np.abs(fine.astype(float) / 257 - coarse).max() <= 0.51
