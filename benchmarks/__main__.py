@@ -14,8 +14,7 @@ from mlx_ltx_vae.cli import add_common_options, positive, run_command
 from .against import OTHERS, OURS, against_jobs, against_table
 from .overlap import overlap, overlap_table
 from .plan_table import plan_table
-from .precision import precision_jobs, precision_table
-from .quality import quality_jobs, quality_table
+from .quality import precision_jobs, precision_table, quality_jobs, quality_table
 from .roofline import roofline, roofline_table
 from .validation import validation_jobs, validation_table
 
@@ -42,8 +41,18 @@ def build_parser() -> argparse.ArgumentParser:
     _add_decode_options(add("precision", _precision, "time, memory and accuracy of each dtype"), frames=57)
     limits = add("roofline", _roofline, "decodes against their convolutions alone, and synchronizations")
     _add_decode_options(limits, frames=57, modes=["exact", "single"])
-    add_run_options(add("quality", _quality, "what tiles and half precision cost in quality, on the demo clip"))
-    add_run_options(add("validate-plan", _validate_plan, "planned peaks against measured ones"))
+    quality = add(
+        "quality",
+        lambda options: report(options, quality_jobs(), quality_table),
+        "what tiles and half precision cost in quality, on the demo clip",
+    )
+    add_run_options(quality)
+    validate = add(
+        "validate-plan",
+        lambda options: report(options, validation_jobs(), validation_table),
+        "planned peaks against measured ones",
+    )
+    add_run_options(validate)
     add_common_options(add("plan-table", lambda _: print(plan_table()), "LTX-2.3's planned peaks on a Mac"))
     return parser
 
@@ -90,14 +99,6 @@ def _repeating_jobs(options: argparse.Namespace, measure: Callable[..., dict[str
         Job(measure, make_case(options, mode, frames=frames), {"rounds": options.repeat, **extra}, once=True)
         for frames, mode in product(options.frames, options.modes)
     ]
-
-
-def _quality(options: argparse.Namespace) -> None:
-    report(options, quality_jobs(), quality_table)
-
-
-def _validate_plan(options: argparse.Namespace) -> None:
-    report(options, validation_jobs(), validation_table)
 
 
 if __name__ == "__main__":

@@ -4,26 +4,18 @@ import importlib.util
 import resource
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
-
-from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.case import Case, count_weight_bytes, load_case_latents, load_config, load_vae
 from mlx_ltx_vae.bench.decoding import decode, measure_frames
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.bench.subject import Decode, count_weight_bytes, load_case_latents, load_config, load_vae
 from mlx_ltx_vae.bench.tables import timing_table
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK, UPSAMPLE
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
-from mlx_ltx_vae.tiling import decode_with_tiling
-from mlx_ltx_vae.vae import VideoVAE
 
-from .adapters import FrameDecoder, to_frames
-from .with_diffusers import load_diffusers
-from .with_mlx_video import load_mlx_video
+from .others import load_diffusers, load_mlx_video, load_ports
 
 #: Our own modes.
 OURS = ("single", "exact", "tiled")
@@ -36,6 +28,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "mlx_video": ("mlx_video.models.ltx_2.video_vae.decoder",),
 }
 
+_LOADERS = {"ports": load_ports, "diffusers": load_diffusers, "mlx_video": load_mlx_video}
 _NOTES = {
     "ports": "ports: each tile in a single pass, one after the other, as MLX ports do.",
     "diffusers": "diffusers: its peak is the growth of the process's resident size, since torch counts no memory on "
@@ -98,8 +91,7 @@ def decode_with_other(case: Case, *, sampled: bool, reference: str) -> dict[str,
     vae = load_vae(case)
     latents = load_case_latents(case, vae)
     weights_bytes = count_weight_bytes(vae)
-    load = {"ports": load_ports, "diffusers": load_diffusers, "mlx_video": load_mlx_video}[case.mode]
-    decoder = load(vae, case)
+    decoder = _LOADERS[case.mode](vae, case)
     del vae
     before = _max_resident_bytes()
     uses_mlx = case.mode != "diffusers"
@@ -112,23 +104,10 @@ def decode_with_other(case: Case, *, sampled: bool, reference: str) -> dict[str,
     return {"weights_bytes": weights_bytes, **measured}
 
 
-def load_ports(vae: VideoVAE, case: Case) -> FrameDecoder:
-    """Tiles as MLX ports run them: one after the other, each in a single pass, blended on all three axes."""
-    scale = vae.config.scale
-
-    def decode_tile(latents: mx.array, **_: Any) -> mx.array:
-        return Decode(vae, latents, vae.plan(latents.shape, mode="single")).decode_pixels()
-
-    def decode(latents: mx.array) -> Iterator[np.ndarray]:
-        frames: list[np.ndarray] = []
-
-        def keep(pixels: mx.array, _: int) -> None:
-            frames.append(to_frames(pixels).copy())  # outside MLX's memory
-
-        decode_with_tiling(decode_tile, latents, case.make_tiling(), scale.height, scale.time, on_frames_ready=keep)
-        yield from frames
-
-    return decode
+def _max_resident_bytes() -> int:
+    """The largest resident size of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def against_table(results: list[list[Run]]) -> str:
@@ -138,9 +117,3 @@ def against_table(results: list[list[Run]]) -> str:
         notes.append("Random weights make no picture, so these say nothing about a video's quality.")
     notes += [_NOTES[runs[0]["mode"]] for runs in results if runs[0]["mode"] in _NOTES]
     return timing_table(results, reference="single", notes=notes)
-
-
-def _max_resident_bytes() -> int:
-    """The largest resident size of this process so far."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

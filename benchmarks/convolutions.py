@@ -3,29 +3,20 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
-
-from .counts import replaced
 
 Operands = dict[tuple[tuple[int, ...], mx.Dtype], mx.array]
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """One call of `mx.conv3d`.
-
-    Attributes:
-        input_shape: (B, T, H, W, I).
-        weight_shape: (O, t, h, w, I).
-        output_shape: (B, T', H', W', O).
-        dtype: of all three.
-        options: the call's keyword arguments.
-    """
+    """One call of `mx.conv3d`, with channels last in all shapes."""
 
     input_shape: tuple[int, ...]
     weight_shape: tuple[int, ...]
@@ -39,9 +30,8 @@ class Convolution:
         return 2 * math.prod(self.output_shape) * math.prod(self.weight_shape[1:])
 
 
-@contextmanager
-def recorded(record: Callable[[Convolution], object]) -> Iterator[None]:
-    """Call `record` with every convolution while the block runs."""
+def recorded(record: Callable[[Convolution], object]) -> AbstractContextManager:
+    """Calls `record` with every convolution while the block runs."""
     conv3d = mx.conv3d
 
     def recording(x: mx.array, weight: mx.array, **options: Any) -> mx.array:
@@ -49,8 +39,7 @@ def recorded(record: Callable[[Convolution], object]) -> Iterator[None]:
         record(Convolution(x.shape, weight.shape, output.shape, x.dtype, options))
         return output
 
-    with replaced(mx, "conv3d", recording):
-        yield
+    return patch.object(mx, "conv3d", recording)
 
 
 def make_operands(convolutions: list[Convolution]) -> Operands:
@@ -62,13 +51,7 @@ def make_operands(convolutions: list[Convolution]) -> Operands:
 
 
 def run_alone(convolutions: list[Convolution], operands: Operands, prefetch: int) -> float:
-    """Seconds of the convolutions alone, evaluated one by one as in a stream.
-
-    Args:
-        convolutions: in order.
-        operands: from `make_operands`.
-        prefetch: how many are given to the device ahead of the one waited for.
-    """
+    """Seconds of the convolutions alone, evaluated one by one as in a stream, with `prefetch` of them ahead."""
     pending: deque[mx.array] = deque()
     start = time.perf_counter()
     for each in convolutions:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import numpy as np
@@ -64,27 +65,13 @@ def counted() -> Iterator[Counts]:
     def evaluate(*_: object) -> None:
         counts.evaluations += 1
 
+    groups = ((mx.array, _READS, read), (np, _CONVERSIONS, convert), (mx, _EVALUATIONS, evaluate))
     with ExitStack() as stack:
-        for owner, names, count in (
-            (mx.array, _READS, read),
-            (np, _CONVERSIONS, convert),
-            (mx, _EVALUATIONS, evaluate),
-        ):
+        for owner, names, count in groups:
             for name in names:
-                stack.enter_context(replaced(owner, name, _counting(getattr(owner, name), count)))
-        stack.enter_context(replaced(mx, "array", _counting_class(mx.array, make)))
+                stack.enter_context(patch.object(owner, name, _counting(getattr(owner, name), count)))
+        stack.enter_context(patch.object(mx, "array", _counting_class(make)))
         yield counts
-
-
-@contextmanager
-def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute while the block runs."""
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _counting(function: Callable[..., Any], count: Callable[..., None]) -> Callable[..., Any]:
@@ -95,16 +82,16 @@ def _counting(function: Callable[..., Any], count: Callable[..., None]) -> Calla
     return counting
 
 
-def _counting_class(array: type, count: Callable[..., None]) -> type:
+def _counting_class(count: Callable[..., None]) -> type:
     """A class in place of `mx.array`: it makes the same arrays, and `isinstance` accepts them."""
 
     class Counting(type):
         def __call__(cls, *arguments: Any, **options: Any) -> Any:
             count(*arguments)
-            return array(*arguments, **options)
+            return _ARRAY(*arguments, **options)
 
         def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, array)
+            return _is_mlx(instance)
 
     return Counting("array", (), {})
 

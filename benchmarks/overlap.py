@@ -1,6 +1,5 @@
 """Whether frames are written while the next ones are decoded."""
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -10,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.case import Case, Decode
 from mlx_ltx_vae.bench.processes import Run
-from mlx_ltx_vae.bench.subject import Decode
-from mlx_ltx_vae.bench.tables import table
+from mlx_ltx_vae.bench.tables import median, table
 from mlx_ltx_vae.frame_rate import DEFAULT_FPS
 from mlx_ltx_vae.video import Sink, VideoWriter
 
@@ -22,12 +20,7 @@ SHARES = (0.5, 1.0, 2.0)
 
 
 class WaitingSink(Sink):
-    """Sleeps as long as writing would take, and computes nothing.
-
-    Args:
-        size: `(width, height)` in pixels.
-        seconds_per_frame: the time to sleep.
-    """
+    """Sleeps as long as writing would take, and computes nothing."""
 
     def __init__(self, size: tuple[int, int], seconds_per_frame: float) -> None:
         super().__init__("a waiting sink", size, 8)
@@ -44,12 +37,7 @@ class WaitingSink(Sink):
 
 
 def overlap(case: Case, *, rounds: int, ffmpeg: bool) -> dict[str, Any]:
-    """Measure the decode alone, each sink alone with the same frames, and both together.
-
-    Args:
-        case: the decode.
-        rounds: how often.
-        ffmpeg: whether to write an mp4 too.
+    """Measure the decode alone, each sink alone with the same frames, and both together; with `ffmpeg` an mp4 too.
 
     Returns:
         lookahead and latent_frames; sinks, for each round and sink its name, and the seconds of decode, alone, together
@@ -78,11 +66,10 @@ def overlap(case: Case, *, rounds: int, ffmpeg: bool) -> dict[str, Any]:
 
 
 def least_seconds(arrivals: list[tuple[float, int]], seconds_per_frame: float) -> float:
-    """When a sink would be done at the earliest, if it only ever waited for frames that are not decoded yet.
+    """When a sink that takes `seconds_per_frame` would be done if it only waited for frames that are not decoded yet.
 
     Args:
         arrivals: for each chunk the seconds since the start and the number of its frames.
-        seconds_per_frame: what the sink takes.
     """
     done = 0.0
     for seconds, frames in arrivals:
@@ -107,23 +94,27 @@ def _write(chunks: Iterable[np.ndarray], sink: Sink) -> float:
 
 def overlap_table(results: list[list[Run]]) -> str:
     """Medians; decode and sink together as a ratio to the slower of the two."""
-    head = ["mode", "sink", "frames", "share", "decode", "sink alone", "together", "ratio", "at best"]
     rows = []
     for (run,) in results:
         for sink in dict.fromkeys(each["sink"] for each in run["sinks"]):
             rounds = [each for each in run["sinks"] if each["sink"] == sink]
-            decode, alone, together, least = (
-                statistics.median(each[name] for each in rounds) for name in ("decode", "alone", "together", "least")
-            )
+            decode, alone, together, least = (median(rounds, name) for name in ("decode", "alone", "together", "least"))
             slower = max(decode, alone)
-            ratios = (alone / decode, decode, alone, together, together / slower, least / slower)
-            rows.append([run["mode"], sink, str(run["frames"]), *(f"{ratio:.2f}" for ratio in ratios)])
+            numbers = {
+                "share": alone / decode,
+                "decode": decode,
+                "sink alone": alone,
+                "together": together,
+                "ratio": together / slower,
+                "at best": least / slower,
+            }
+            texts = {"mode": run["mode"], "sink": sink, "frames": str(run["frames"])}
+            rows.append(texts | {name: f"{number:.2f}" for name, number in numbers.items()})
     run = results[0][0]
-    lookahead, length = min(run["lookahead"], run["latent_frames"]), run["latent_frames"]
     notes = [
         "share: the sink's time / the decode's. ratio: together / the slower of the two alone.",
         "at best: the ratio of a sink that only waits for frames that are not decoded yet. The first frame needs "
-        f"{lookahead} of {length} latent frames.",
+        f"{min(run['lookahead'], run['latent_frames'])} of {run['latent_frames']} latent frames.",
         f"{run['width']}x{run['height']}; medians of {len(rounds)} rounds in one process.",
     ]
-    return "\n".join([table(head, rows), "", *notes])
+    return table(rows, notes)

@@ -1,5 +1,7 @@
 """How the real LTX-2.3 decoder would be run on a Mac."""
 
+from itertools import product
+
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.errors import PlanError
 from mlx_ltx_vae.machine import Backend, Machine
@@ -21,11 +23,13 @@ def plan_table() -> str:
     Planned, not measured: bfloat16, with the weights, the GPU's scratch memory and MLX's buffer cache.
     """
     rows = []
-    for width, height in _SIZES:
-        for frames in _LENGTHS:
-            cells = [_describe(_plan(width, height, frames, budget=budget), budget) for budget in _BUDGETS]
-            rows.append([f"{width}x{height}, {frames} frames", *cells, _describe_single(width, height, frames)])
-    return table(["video", *(f"{budget} GB" for budget in _BUDGETS), "single pass"], rows)
+    for (width, height), frames in product(_SIZES, _LENGTHS):
+        budgets = {
+            f"{budget} GB": _describe(_plan(width, height, frames, budget=budget), budget) for budget in _BUDGETS
+        }
+        single = _describe_single(width, height, frames)
+        rows.append({"video": f"{width}x{height}, {frames} frames", **budgets, "single pass": single})
+    return table(rows)
 
 
 def _plan(width: int, height: int, frames: int, *, mode: str = "auto", budget: int | None = None) -> DecodePlan:

@@ -4,19 +4,20 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mlx_ltx_vae import demo
-from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.case import Case, Decode
+from mlx_ltx_vae.bench.decoding import decode
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.bench.subject import Decode
-from mlx_ltx_vae.bench.tables import format_psnr, table
+from mlx_ltx_vae.bench.tables import format_psnr, table, timing_table
 from mlx_ltx_vae.dtypes import DTYPES
 from mlx_ltx_vae.metrics import compare
 
 _ROUNDING = 2e-5  # the most that two summation orders differ in float32
+_REFERENCE = "float32"
 
 
 def quality_jobs() -> list[Job]:
     """The demo clip, 73 frames of 384x256, decoded in every mode and dtype."""
-    case = Case(model=str(demo.VAE), latents=str(demo.LATENTS), dtype="float32", mode="single")
+    case = Case(model=str(demo.VAE), latents=str(demo.LATENTS), dtype=_REFERENCE, mode="single")
     return [Job(quality, replace(case, frames=73, width=384, height=256), once=True)]
 
 
@@ -42,5 +43,26 @@ def quality(case: Case) -> dict[str, Any]:
 def quality_table(results: list[list[Run]]) -> str:
     """A Markdown table."""
     ((run,),) = results
-    rows = [[way["way"], format_psnr(way["psnr"]), f"{way['largest']:.1g}"] for way in run["ways"]]
-    return table(["", "PSNR against the single pass", "largest difference"], rows)
+    rows = [
+        {
+            "": way["way"],
+            "PSNR against the single pass": format_psnr(way["psnr"]),
+            "largest difference": f"{way['largest']:.1g}",
+        }
+        for way in run["ways"]
+    ]
+    return table(rows)
+
+
+def precision_jobs(case: Case, reference: str) -> list[Job]:
+    """Decodes in every dtype, compared with float32, whose frames are saved in the file `reference`."""
+    return [
+        Job(decode, replace(case, dtype=dtype), {"save" if dtype == _REFERENCE else "reference": reference})
+        for dtype in sorted(DTYPES, key=lambda dtype: dtype != _REFERENCE)
+    ]
+
+
+def precision_table(results: list[list[Run]]) -> str:
+    """Medians; times as ratios to float32."""
+    notes = ["largest, PSNR: of the 8-bit levels, compared with float32."]
+    return timing_table(results, reference=_REFERENCE, notes=notes)

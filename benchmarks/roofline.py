@@ -10,9 +10,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.case import Case, Decode
 from mlx_ltx_vae.bench.processes import Run
-from mlx_ltx_vae.bench.subject import Decode
 from mlx_ltx_vae.bench.tables import table
 
 from .convolutions import Convolution, make_operands, recorded, run_alone
@@ -25,10 +24,6 @@ def roofline(case: Case, *, rounds: int) -> dict[str, Any]:
     """Time a decode and its convolutions alone, in turns chunk by chunk.
 
     Whatever else happens on the machine slows both, so their ratio is meaningful even on a busy machine.
-
-    Args:
-        case: the decode.
-        rounds: how often.
 
     Returns:
         order; lists seconds (of each decode) and floor_seconds (of its convolutions alone); convolutions, gflop,
@@ -85,21 +80,25 @@ def _time_chunks(subject: Decode) -> Iterator[float]:
 
 def roofline_table(results: list[list[Run]]) -> str:
     """Medians: each decode as a ratio to its floor, and its synchronizations."""
-    head = ["mode", "order", "frames", "seconds", "floor", "ratio", "convs", "GFLOP", "GFLOP/s"]
-    head += ["reads", "arrays", "evals"]
     rows = []
     for (run,) in results:
         total, floor = statistics.median(run["seconds"]), statistics.median(run["floor_seconds"])
         ratio = statistics.median(map(operator.truediv, run["seconds"], run["floor_seconds"]))
         rows.append(
-            [
-                *(run["mode"], run["order"], str(run["frames"])),
-                *(f"{total:.2f}", f"{floor:.2f}", f"{ratio:.3f}"),
-                str(run["convolutions"]),
-                f"{run['gflop']:.1f}",
-                f"{run['gflop'] / floor:.0f}",
-                *(f"{run['counts'][name]:.1f}" for name in ("readbacks", "arrays", "evaluations")),
-            ]
+            {
+                "mode": run["mode"],
+                "order": run["order"],
+                "frames": str(run["frames"]),
+                "seconds": f"{total:.2f}",
+                "floor": f"{floor:.2f}",
+                "ratio": f"{ratio:.3f}",
+                "convs": str(run["convolutions"]),
+                "GFLOP": f"{run['gflop']:.1f}",
+                "GFLOP/s": f"{run['gflop'] / floor:.0f}",
+                "reads": f"{run['counts']['readbacks']:.1f}",
+                "arrays": f"{run['counts']['arrays']:.1f}",
+                "evals": f"{run['counts']['evaluations']:.1f}",
+            }
         )
     run = results[0][0]
     notes = [
@@ -108,4 +107,4 @@ def roofline_table(results: list[list[Run]]) -> str:
         "reads, arrays, evals: per chunk in the middle of the clip. Two reads are the frames and their flag.",
         f"{run['width']}x{run['height']}; medians of {len(run['seconds'])} rounds in one process.",
     ]
-    return "\n".join([table(head, rows), "", *notes])
+    return table(rows, notes)

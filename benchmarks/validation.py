@@ -1,17 +1,18 @@
 """Planned peaks compared with measured ones."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from mlx_ltx_vae.bench.case import GENERATION_NAMES, Case
-from mlx_ltx_vae.bench.decoding import decode
+from mlx_ltx_vae.bench.decoding import decode, encode
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.units import MB
 
 
 def validation_cases() -> list[Case]:
-    """Generations, widths, sizes, lengths, modes, chunks and dtypes, small enough to decode in seconds."""
+    """Decodes: generations, widths, sizes, lengths, modes, chunks and dtypes, each of which takes seconds."""
     base = Case(base_width=16, dtype="float32", width=128, height=96, frames=41, order="time")
     ways: list[dict[str, Any]] = [
         {},
@@ -32,29 +33,40 @@ def validation_cases() -> list[Case]:
     return [replace(base, **change) for change in grid]
 
 
+def encode_cases() -> list[Case]:
+    """Encodes: generations and dtypes as a stream, in tiles cut in space, and in tiles cut in time."""
+    base = Case(base_width=16, width=256, height=160, frames=81)
+    ways: list[dict[str, Any]] = [
+        {"mode": "stream"},
+        {"mode": "tiled", "tiles": "128:64"},
+        {"mode": "tiled", "tiles": "temporal_only"},
+    ]
+    networks = [("0.9.0", "float32"), ("0.9.1", "bfloat16"), ("ltx-2.3", "float32"), ("ltx-2.3", "bfloat16")]
+    return [replace(base, generation=name, dtype=dtype, **way) for (name, dtype), way in product(networks, ways)]
+
+
 def validation_jobs() -> list[Job]:
-    """One decode of each case."""
-    return [Job(decode, case, once=True) for case in validation_cases()]
+    """One decode or encode of each case."""
+    cases = [*product([decode], validation_cases()), *product([encode], encode_cases())]
+    return [Job(measure, case, once=True) for measure, case in cases]
 
 
 def validation_table(results: list[list[Run]]) -> str:
     """Planned and measured peaks, weights included."""
-    head = ["generation", "dtype", "mode", "order", "base", "size", "frames", "chunk", "measured MB", "planned MB"]
-    rows = []
-    ratios = []
-    for (run,) in results:
-        ratios.append(run["planned_bytes"] / run["total_peak_bytes"])
-        rows.append(
-            [
-                *(run[name] for name in ("generation", "dtype", "mode", "order")),
-                str(run["base_width"]),
-                f"{run['width']}x{run['height']}",
-                str(run["frames"]),
-                str(run["chunk"] or ""),
-                f"{run['total_peak_bytes'] / MB:.1f}",
-                f"{run['planned_bytes'] / MB:.1f}",
-                f"{ratios[-1]:.2f}",
-            ]
-        )
+    ratios = [run["planned_bytes"] / run["total_peak_bytes"] for (run,) in results]
+    rows = [
+        {
+            **{name: run[name] for name in ("task", "generation", "dtype", "mode", "order")},
+            "tiles": run["tiles"] if run["mode"] == "tiled" else "",
+            "base": str(run["base_width"]),
+            "size": f"{run['width']}x{run['height']}",
+            "frames": str(run["frames"]),
+            "chunk": str(run["chunk"] or ""),
+            "measured MB": f"{run['total_peak_bytes'] / MB:.1f}",
+            "planned MB": f"{run['planned_bytes'] / MB:.1f}",
+            "ratio": f"{ratio:.2f}",
+        }
+        for (run,), ratio in zip(results, ratios, strict=True)
+    ]
     note = f"{len(results)} cases; planned / measured between {min(ratios):.2f} and {max(ratios):.2f}."
-    return f"{table([*head, 'ratio'], rows)}\n\n{note}"
+    return table(rows, [note])

@@ -18,9 +18,6 @@ from .tiling.config import parse_tile
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
-
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command."""
@@ -45,21 +42,19 @@ def run_command(command: Callable[[argparse.Namespace], None], arguments: argpar
             command(arguments)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return 130
     except Exception as error:  # every failure becomes one line and an exit code
         if arguments.debug:
             traceback.print_exc()
-        print(f"error: {describe(error)}", file=sys.stderr)
-        return EXIT_FAILED
+        print(f"error: {_describe(error)}", file=sys.stderr)
+        return 1
     return 0
 
 
-def describe(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """An error in one line, with the class name of errors that are not this package's own."""
     text = " ".join(str(error).split())
-    if isinstance(error, LTXVAEError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if isinstance(error, LTXVAEError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 def with_progress(
@@ -68,7 +63,6 @@ def with_progress(
     """The items unchanged, with a progress bar on standard error if it is a terminal.
 
     Args:
-        items: chunks of frames.
         count: the number of frames in an item.
         num_frames: the total; None if it is unknown.
         arguments: parsed with `add_report_options`.

@@ -6,12 +6,13 @@ import sys
 import time
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 from tqdm import tqdm
 
 from .checkpoint import Checkpoint, open_checkpoint
-from .checkpoint.original import NETWORKS
+from .checkpoint.names import NETWORKS
 from .cli import add_common_options, add_report_options, run_command
 from .conversion import Progress, Verification, convert_checkpoint, verify_conversion
 from .dtypes import DTYPES
@@ -54,41 +55,37 @@ def main(argv: list[str] | None = None) -> int:
 
 def _convert(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
-    dtype = DTYPES[arguments.dtype] if arguments.dtype else None
-    checkpoint = _open(arguments.source, arguments.only)
+    checkpoint, dtype = _open(arguments.source, arguments.only), DTYPES.get(arguments.dtype)
     conversion = convert_checkpoint(checkpoint, arguments.output, dtype=dtype, progress=_progress(arguments))
-    seconds = time.perf_counter() - start
-    if arguments.json:
-        print(json.dumps({**asdict(conversion), "seconds": seconds, "peak_memory_bytes": mx.get_peak_memory()}))
-    elif not arguments.quiet:
-        written = conversion.written
-        print(
-            f"{conversion.output}: {' and '.join(conversion.networks)} ({conversion.generation}), {written.tensors} "
-            f"tensors in {' and '.join(written.dtypes)}, {written.bytes / GB:.3f} GB, in {seconds:.1f} s\n"
-            f"{_describe(conversion.verification)}"
-        )
+    seconds, written = time.perf_counter() - start, conversion.written
+    summary = (
+        f"{conversion.output}: {' and '.join(conversion.networks)} ({conversion.generation}), {written.tensors} "
+        f"tensors in {' and '.join(written.dtypes)}, {written.bytes / GB:.3f} GB, in {seconds:.1f} s\n"
+    )
+    _report(arguments, {**asdict(conversion), "seconds": seconds}, summary, conversion.verification)
 
 
 def _verify(arguments: argparse.Namespace) -> None:
     source, converted = (_open(path, arguments.only) for path in arguments.verify)
     verification = verify_conversion(source, converted, progress=_progress(arguments))
-    if arguments.json:
-        print(json.dumps({**asdict(verification), "peak_memory_bytes": mx.get_peak_memory()}))
-    elif not arguments.quiet:
-        print(_describe(verification))
+    _report(arguments, asdict(verification), "", verification)
 
 
 def _open(source: str, only: str | None) -> Checkpoint:
     return open_checkpoint(source, encoder=only != "decoder", decoder=only != "encoder")
 
 
-def _describe(verification: Verification) -> str:
-    before, after = verification.load_seconds
-    return (
-        f"Verified: {verification}\n"
-        f"Loading: {after:.2f} s, the source {before:.2f} s\n"
-        f"Peak memory: {mx.get_peak_memory() / GB:.3f} GB"
-    )
+def _report(arguments: argparse.Namespace, values: dict[str, Any], summary: str, verification: Verification) -> None:
+    peak = mx.get_peak_memory()
+    if arguments.json:
+        print(json.dumps({**values, "peak_memory_bytes": peak}))
+    elif not arguments.quiet:
+        before, after = verification.load_seconds
+        print(
+            f"{summary}Verified: {verification}\n"
+            f"Loading: {after:.2f} s, the source {before:.2f} s\n"
+            f"Peak memory: {peak / GB:.3f} GB"
+        )
 
 
 def _progress(arguments: argparse.Namespace) -> Progress:

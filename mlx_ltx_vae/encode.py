@@ -178,7 +178,7 @@ def _encode_video(
     if not parts:
         raise LatentsError(f"{arguments.video}: has no frames.")
     latents = mx.concatenate(parts, axis=2)
-    num_frames = checkpoint.config.num_frames(latents.shape[2])
+    num_frames = checkpoint.config.scale.video_grid(latents.shape[2:])[0]
     save_latents(arguments.output, latents, fps=fps, num_frames=num_frames, height=height, width=width)
     seconds = time.perf_counter() - start
     return Report(num_frames, video.size, fps, seconds, latents.shape, plan, arguments.output)

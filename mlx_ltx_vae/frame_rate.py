@@ -8,7 +8,7 @@ from fractions import Fraction
 DEFAULT_FPS = Fraction(24)
 
 #: Rates that broadcast video slows down by 1000/1001, usually written with two or three decimals.
-_NTSC_BASES = (24, 30, 48, 60, 120)
+_NTSC_RATES = [Fraction(1000 * rate, 1001) for rate in (24, 30, 48, 60, 120)]
 _NTSC_TOLERANCE = Fraction(1, 100)  # covers 23.97 and 23.98 alike; 24 itself is 0.024 away
 _MAX_FPS = 1000
 _NUMBER = re.compile(r"(\d{1,9})(\.\d{0,20})?")
@@ -39,8 +39,5 @@ def parse_fps(rate: str | float | Fraction) -> Fraction:
 
 
 def _snap_to_ntsc(fps: Fraction) -> Fraction:
-    for base in _NTSC_BASES:
-        ntsc = Fraction(base * 1000, 1001)
-        if abs(fps - ntsc) < _NTSC_TOLERANCE:
-            return ntsc
-    return fps.limit_denominator(100_000)  # containers store 32-bit integers
+    ntsc = min(_NTSC_RATES, key=lambda rate: abs(fps - rate))
+    return ntsc if abs(fps - ntsc) < _NTSC_TOLERANCE else fps.limit_denominator(100_000)  # 32 bits in containers

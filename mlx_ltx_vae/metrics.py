@@ -12,8 +12,6 @@ def psnr(one: mx.array, other: mx.array, *, span: float = 2.0) -> float:
     """The peak signal-to-noise ratio of two arrays of one shape, in dB; infinite if they are equal.
 
     Args:
-        one: any shape and type.
-        other: the same shape.
         span: the distance between black and white: 2 for pixels in [-1, 1], 255 for uint8.
     """
     error = to_float(mx.square(one.astype(mx.float32) - other.astype(mx.float32)).mean())

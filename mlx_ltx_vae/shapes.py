@@ -8,6 +8,9 @@ from .errors import LatentsError
 #: Extents along time, height and width, of latents or of a video.
 Grid = tuple[int, int, int]
 
+#: Width and height of a frame, in pixels.
+Size = tuple[int, int]
+
 
 class ScaleFactors(NamedTuple):
     """Pixels per latent cell along each axis. The first latent frame stands for one video frame."""

@@ -10,18 +10,16 @@ import numpy as np
 from .checkpoint import Checkpoint, load_network, open_checkpoint
 from .device import this_machine
 from .dtypes import DTYPES
-from .errors import CheckpointError, LatentsError, PlanError, TilingError
-from .mlx_utils import count_nonfinite, to_bool
+from .errors import CheckpointError, PlanError, TilingError
 from .models.base import Decoder, Encoder, Network
-from .models.noise import Noise, draw, make_timesteps
+from .models.noise import Noise
 from .models.video_vae.config import VAEConfig
 from .models.video_vae.decoder import ConvDecoder
 from .models.video_vae.encoder import ConvEncoder
-from .pipeline.decode import DecodeRun
+from .pipeline.decode import start_decode
 from .pipeline.encode import EncodeRun
 from .pipeline.postprocess import FrameChunk
 from .pipeline.preprocess import ClipSource, Frames, FrameStreamSource, Preprocess, to_channels_last
-from .planning.options import check_latent_shape
 from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_decode, plan_encode
 from .tiling.batches import check_batch_size
@@ -202,30 +200,19 @@ class VideoVAE:
             PlanError: at once, for a plan made for another shape.
             DecodeError: while decoding, for pixels that cannot be a picture.
         """
-        decoder = self._decoder
         latents = latents if isinstance(latents, mx.array) else mx.array(latents)  # a copy of an mx.array is not free
-        shape = check_latent_shape(decoder.spec, latents.shape)
-        plan = self.plan(shape) if plan is None else plan
-        if plan.latent_shape != shape:
-            raise PlanError(
-                f"the plan was made for latents of shape {tuple(plan.latent_shape)}; these are {tuple(shape)}."
-            )
-        if bit_depth not in (None, 8, 10):
-            raise LatentsError(f"a bit depth is 8 or 10, not {bit_depth!r}.")
-        bad = count_nonfinite(latents)
-        if bad:
-            raise LatentsError(f"{bad} of {latents.size} latent values are NaN or infinite.")
-        return DecodeRun(
-            decoder,
-            plan,
+        return start_decode(
+            self._decoder,
+            self.plan(latents.shape) if plan is None else plan,
             latents,
             self.mean,
             self.std,
-            draw(noise, seed, shape, decoder.spec, decoder.dtype, scale=noise_scale),
-            timesteps=make_timesteps(decoder.spec, timestep, shape.batch),
-            may_be_flat=to_bool((latents == latents[:, :, :1, :1, :1]).all()),
+            timestep=timestep,
+            seed=seed,
+            noise=noise,
+            noise_scale=noise_scale,
             bit_depth=bit_depth,
-        ).chunks()
+        )
 
     def decode(
         self,

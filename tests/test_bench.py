@@ -170,8 +170,8 @@ def test_a_curve_is_the_largest_value_of_every_step():
 
 
 def test_tables_are_padded_markdown_without_empty_columns():
-    rows = [["long", "", "1"], ["b", "", "22"]]
-    assert table(["a", "empty", "number"], rows).splitlines() == [
+    rows = [{"a": "long", "empty": "", "number": "1"}, {"a": "b", "empty": "", "number": "22"}]
+    assert table(rows).splitlines() == [
         "| a    | number |",
         "|------|--------|",
         "| long | 1      |",

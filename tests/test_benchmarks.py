@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import mlx.core as mx
@@ -11,8 +12,8 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import against, validation
 from benchmarks.convolutions import Convolution, recorded
+from benchmarks.others import diffusers_config
 from benchmarks.overlap import WaitingSink, least_seconds
-from benchmarks.with_diffusers import diffusers_config
 from mlx_ltx_vae import demo
 from mlx_ltx_vae.bench.case import Case
 from mlx_ltx_vae.checkpoint.diffusers import read_diffusers_config
@@ -89,9 +90,11 @@ def test_quality_of_every_mode_and_dtype_is_printed(measure, small_demo):
 def test_plans_are_validated(measure, monkeypatch):
     case = Case(base_width=8, dtype="float32", width=64, height=64, frames=9)
     monkeypatch.setattr(validation, "validation_cases", lambda: [case])
-    (run,), printed = measure("validate-plan")
-    assert run["planned_bytes"] > 0
-    assert "1 cases; planned / measured between" in printed
+    monkeypatch.setattr(validation, "encode_cases", lambda: [replace(case, mode="stream")])
+    runs, printed = measure("validate-plan")
+    assert [run["task"] for run in runs] == ["decode", "encode"]
+    assert all(run["planned_bytes"] > 0 and run["total_peak_bytes"] > 0 for run in runs)
+    assert "2 cases; planned / measured between" in printed
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.checkpoint.folder import AmbiguousFolder, choose_weights
 from mlx_ltx_vae.checkpoint.hub import HubReference, parse_reference
+from mlx_ltx_vae.checkpoint.names import AmbiguousFolder, choose_weights
 from mlx_ltx_vae.errors import CheckpointError
 
 LTX_VIDEO = [

@@ -19,7 +19,7 @@ from checkpoint_files import assert_same_checkpoint, metadata, read_weights, wri
 from conftest import CONV_CASES
 from mlx_ltx_vae import CheckpointError, DecodeError, VideoVAE, WriterError, __version__
 from mlx_ltx_vae.checkpoint import open as opening
-from mlx_ltx_vae.checkpoint import open_checkpoint, weight_layout
+from mlx_ltx_vae.checkpoint import open_checkpoint, stored_network
 from mlx_ltx_vae.conversion import Comparison, Conversion, Verification, convert_checkpoint, verify_conversion
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from test_checkpoint_diffusers import write_folder
@@ -183,7 +183,7 @@ def test_a_converted_file_is_loaded_without_inferring_or_changing_its_layout(gol
         raise AssertionError
 
     monkeypatch.setattr(opening, "infer_layout", forbidden)
-    monkeypatch.setattr(weight_layout.mx, "contiguous", forbidden)
+    monkeypatch.setattr(stored_network.mx, "contiguous", forbidden)
     for source in (tmp_path / "vae", tmp_path / "vae" / "model.safetensors"):
         assert read_weights(open_checkpoint(source), "encoder")
     with pytest.raises(AssertionError):

@@ -81,10 +81,10 @@ def test_a_small_budget_takes_smaller_steps_and_then_tiles():
     shape = (1, 3, 121, 1088, 1920)
     free = plan_encode(REAL, shape, GPU)
     less = plan_encode(REAL, shape, GPU, memory_budget=free.memory.active - 1)
-    tiles = plan_encode(REAL, shape, GPU, memory_budget="5GB")
+    tiles = plan_encode(REAL, shape, GPU, memory_budget="4500MB")
     assert (free.mode, less.mode, tiles.mode) == (Mode.EXACT, Mode.EXACT, Mode.TILED)
     assert (free.step, free.prefetch) != (less.step, less.prefetch)
-    assert tiles.peak_bytes <= 5 * GB
+    assert tiles.peak_bytes <= 4.5 * GB
     assert "blended in space" in str(tiles)
     with pytest.raises(PlanError, match="least that works"):
         plan_encode(REAL, shape, GPU, memory_budget="500MB")

@@ -1,10 +1,25 @@
-"""The video, the weights and the mode that a run measures."""
+"""What a run measures: a case, and its VAE, latents and plan."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..checkpoint import open_checkpoint
+from ..dtypes import DTYPES
+from ..latents import load_latents
+from ..mlx_utils import named_parameters
+from ..models.video_vae.config import VAEConfig, parse_vae_config
+from ..models.video_vae.decoder import ConvDecoder
+from ..models.video_vae.encoder import ConvEncoder
 from ..models.video_vae.generations import GENERATIONS
+from ..planning.plan import DecodePlan
 from ..tiling import SpatialTilingConfig, TilingConfig, preset
 from ..tiling.config import parse_tile
+from ..vae import VideoVAE
 
 #: What a generation is called on the command line, and its name in `GENERATIONS`.
 GENERATION_NAMES = {name.split()[-1].lower(): name for name in GENERATIONS}
@@ -12,7 +27,7 @@ GENERATION_NAMES = {name.split()[-1].lower(): name for name in GENERATIONS}
 
 @dataclass(frozen=True)
 class Case:
-    """Plain values, which JSON can represent.
+    """The video, the weights and the mode of a run. Plain values, which JSON can represent.
 
     Attributes:
         model: a checkpoint, or None for random weights.
@@ -40,14 +55,91 @@ class Case:
     tile_batch_size: int = 1
     memory_budget: str | int | None = None
 
-    def make_tiling(self) -> TilingConfig | None:
-        """The tiles that `tiles` names; None in other modes than "tiled". A preset may depend on the video's size.
-
-        Raises:
-            TilingError: for a name that is neither a preset nor SIZE:OVERLAP.
-        """
-        if self.mode != "tiled":
-            return None
+    def make_tiling(self) -> TilingConfig:
+        """The tiles that `tiles` names. A preset may depend on the size of the video."""
         if self.tiles[:1].isdigit():
             return TilingConfig(SpatialTilingConfig(*parse_tile(self.tiles)))
         return preset(self.tiles, self.height, self.width, self.frames) or TilingConfig()
+
+
+def load_config(case: Case) -> VAEConfig:
+    """The configuration of a case's checkpoint, whose headers alone are read, or of its random weights."""
+    if case.model:
+        return open_checkpoint(case.model).config
+    widths = {"decoder_base_channels": case.base_width, "encoder_base_channels": case.base_width}
+    name = GENERATION_NAMES[case.generation]
+    return parse_vae_config({**GENERATIONS[name], **widths}, name)
+
+
+def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> VideoVAE:
+    """A VAE with one of its networks: the checkpoint's, or one with the same random weights in every process."""
+    is_encoder = network == "encoder"
+    if case.model:
+        return VideoVAE.from_pretrained(case.model, dtype=case.dtype, encoder=is_encoder, decoder=not is_encoder)
+    config = load_config(case)
+    mx.random.seed(0)
+    encoder, decoder = (ConvEncoder(config), None) if is_encoder else (None, ConvDecoder(config))
+    ones = mx.ones((config.latent_channels,))
+    vae = VideoVAE(config, encoder, decoder, mean=0 * ones, std=ones)
+    module = loaded_network(vae)
+    module.set_dtype(DTYPES[case.dtype or "float32"])
+    mx.eval(module.parameters())
+    return vae
+
+
+def loaded_network(vae: VideoVAE) -> nn.Module:
+    """The network of a VAE that has one."""
+    (network,) = (each for each in (vae.encoder, vae.decoder) if isinstance(each, nn.Module))
+    return network
+
+
+def count_weight_bytes(vae: VideoVAE) -> int:
+    """Bytes of the weights of a VAE with one network."""
+    return sum(array.nbytes for array in named_parameters(loaded_network(vae)).values())
+
+
+def load_case_latents(case: Case, vae: VideoVAE) -> mx.array:
+    """The latents (1, C, F', H', W') of a case: its file's, or noise, the same in every process."""
+    if case.latents:
+        return load_latents(case.latents)[0]
+    grid = vae.config.scale.latent_grid((case.frames, case.height, case.width))
+    latents = mx.random.normal((1, vae.config.latent_channels, *grid), key=mx.random.key(0))
+    mx.eval(latents)
+    return latents
+
+
+@dataclass(frozen=True)
+class Decode:
+    """One decode of latents (1, C, F', H', W'), ready to run any number of times."""
+
+    vae: VideoVAE
+    latents: mx.array
+    plan: DecodePlan
+
+    @classmethod
+    def from_case(cls, case: Case) -> "Decode":
+        """Load the VAE and the latents, and plan the decode."""
+        vae = load_vae(case)
+        latents = load_case_latents(case, vae)
+        plan = vae.plan(
+            latents.shape,
+            memory_budget=case.memory_budget,
+            mode=case.mode,
+            order=case.order,
+            tiling=case.make_tiling() if case.mode == "tiled" else None,
+            tile_batch_size=case.tile_batch_size,
+            chunk=case.chunk,
+        )
+        return cls(vae, latents, plan)
+
+    def run(self) -> Iterator[np.ndarray]:
+        """Decode. Yields frames (n, H, W, 3) uint8 on the host, as they become final."""
+        for chunk in self.vae.stream(self.latents, self.plan, bit_depth=8):
+            frames = [chunk.to_uint8()]
+            # A suspended generator must not hold what it has yielded.
+            del chunk
+            yield frames.pop()
+
+    def decode_pixels(self) -> mx.array:
+        """Decode to pixels (1, 3, F, H, W) in about [-1, 1]."""
+        return mx.concatenate([chunk.pixels for chunk in self.vae.stream(self.latents, self.plan)], axis=2)

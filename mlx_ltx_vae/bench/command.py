@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -12,7 +13,7 @@ from tqdm import tqdm
 from ..cli import add_common_options, frame_size, positive
 from ..dtypes import DTYPES
 from .case import GENERATION_NAMES, Case
-from .plot import check_plot, draw
+from .plot import draw, new_figure
 from .processes import Job, Run, describe_machine, run_interleaved
 
 _ORDERS = ("time", "rows", "columns")
@@ -56,25 +57,16 @@ def make_case(options: argparse.Namespace, mode: str = "exact", **changes: Any) 
 def report(
     options: argparse.Namespace, jobs: list[Job], table: Callable[[list[list[Run]]], str], plot: str | None = None
 ) -> None:
-    """Run the jobs, and print or write what they measured.
-
-    Args:
-        options: with `add_run_options`.
-        jobs: what to run.
-        table: formats the runs of each job.
-        plot: a file to draw decodes to.
-    """
-    if plot:
-        check_plot()
-    progress = partial(tqdm, unit="run", disable=not sys.stderr.isatty())
-    results = run_interleaved(jobs, options.repeat, progress)
+    """Run the jobs as `add_run_options` say, print their runs as `table` formats them, and draw decodes to `plot`."""
+    figure = new_figure() if plot else None
+    results = run_interleaved(jobs, options.repeat, partial(tqdm, unit="run", disable=not sys.stderr.isatty()))
+    if figure and plot:
+        draw(figure, results)
+        figure.savefig(plot, dpi=150)
     document = {"machine": describe_machine(), "runs": [run for runs in results for run in runs]}
-    if plot:
-        draw(results, plot)
     if options.json == "-":
         print(json.dumps(document))
         return
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
+        Path(options.json).write_text(json.dumps(document, indent=1), encoding="utf-8")
     print(table(results))

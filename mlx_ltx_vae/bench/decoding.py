@@ -2,16 +2,17 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..metrics import compare
-from .case import Case
-from .subject import Decode, count_weight_bytes, load_vae
+from ..planning.plan import Plan
+from ..vae import VideoVAE
+from .case import Case, Decode, count_weight_bytes, load_vae
 
 #: Seconds since the start, bytes in use, and the largest number of bytes in use so far.
 Sample = tuple[float, int, int]
@@ -20,25 +21,10 @@ _SAMPLE_SECONDS = 0.02
 _PART_FRAMES = 8
 
 
-def decode(
-    case: Case, *, sampled: bool = False, save: str | None = None, reference: str | None = None
-) -> dict[str, Any]:
-    """Decode to uint8 frames.
-
-    Args:
-        case: what to decode, and how.
-        sampled, save, reference: see `measure_frames`.
-
-    Returns:
-        order, weights_bytes, planned_bytes, and what `measure_frames` returns.
-    """
+def decode(case: Case, **options: Any) -> dict[str, Any]:
+    """Decode to uint8 frames: order, planned_bytes, weights_bytes, and what `measure_frames` returns for `options`."""
     subject = Decode.from_case(case)
-    return {
-        "order": subject.plan.order.value,
-        "planned_bytes": subject.plan.memory.active,  # without the buffer cache, which MLX's peak does not count
-        "weights_bytes": count_weight_bytes(subject.vae),
-        **measure_frames(subject.run(), sampled=sampled, save=save, reference=reference),
-    }
+    return {**_planned(subject.plan, subject.vae), **measure_frames(subject.run(), **options)}
 
 
 def measure_frames(
@@ -54,16 +40,14 @@ def measure_frames(
 
     Returns:
         frames, seconds, first_frame_seconds; between_bytes, held between two chunks: the caches; peak_bytes, without
-        what was in use before; bytes_per_pixel, the peak per pixel of one frame; total_peak_bytes. With `sampled` also
+        what was in use before; bytes_per_pixel, the peak per pixel of one frame; total_peak_bytes; with `sampled` also
         samples, a list of `Sample`; with `reference` what `compare` returns.
     """
     held = mx.get_active_memory()
     mx.reset_peak_memory()
     arrivals, between, clip = [], [], []
-    samples: list[Sample] = []
-    with ExitStack() as stack:
-        if sampled:
-            samples = stack.enter_context(sample_memory())
+    sampling: AbstractContextManager[list[Sample] | None] = sample_memory() if sampled else nullcontext()
+    with sampling as samples:
         start = time.perf_counter()
         for frames in chunks:
             arrivals.append((time.perf_counter() - start, len(frames)))
@@ -81,7 +65,7 @@ def measure_frames(
         "between_bytes": min(between[len(between) // 3 : 2 * len(between) // 3 + 1]),
         **_measure_peak(held, pixels),
     }
-    if sampled:
+    if samples is not None:
         measured["samples"] = samples
     if save:
         np.save(save, np.concatenate(clip))
@@ -116,36 +100,48 @@ def encode(case: Case) -> dict[str, Any]:
     """Encode uint8 noise: as a stream (mode "stream"), or the whole video in tiles (mode "tiled").
 
     Returns:
-        seconds, weights_bytes, peak_bytes, bytes_per_pixel and total_peak_bytes as for a decode, and latent_frames.
+        latent_frames, and as for a decode order, seconds and all bytes but between_bytes.
     """
     vae = load_vae(case, "encoder")
     vae.config.scale.latent_grid((case.frames, case.height, case.width))  # raises for frames that would be left out
-    clip = np.concatenate(list(_noise(case))) if case.mode == "tiled" else None
+    is_tiled = case.mode == "tiled"
+    plan = vae.plan_encode(
+        (case.frames, case.height, case.width, 3),
+        memory_budget=case.memory_budget,
+        mode="tiled" if is_tiled else "exact",
+        tiling=case.make_tiling() if is_tiled else None,
+        tile_batch_size=case.tile_batch_size,
+    )
+    clip = np.concatenate(list(_noise(case))) if is_tiled else None
     held = mx.get_active_memory()
     mx.reset_peak_memory()
     start = time.perf_counter()
-    if clip is not None:
-        latents = vae.encode(clip, tiling=case.make_tiling(), tile_batch_size=case.tile_batch_size)
-        mx.eval(latents)
-        latent_frames = latents.shape[2]
-    else:
-        latent_frames = 0
-        for part in vae.encode_stream(_noise(case)):
-            mx.eval(part)
-            latent_frames += part.shape[2]
+    parts: Iterable[mx.array] = vae.encode_stream(_noise(case), plan) if clip is None else [vae.encode(clip, plan)]
+    latent_frames = 0
+    for part in parts:
+        mx.eval(part)
+        latent_frames += part.shape[2]
     return {
         "seconds": time.perf_counter() - start,
         "latent_frames": latent_frames,
-        "weights_bytes": count_weight_bytes(vae),
+        **_planned(plan, vae),
         **_measure_peak(held, case.width * case.height),
+    }
+
+
+def _planned(plan: Plan, vae: VideoVAE) -> dict[str, Any]:
+    """The order, the planned peak without the buffer cache, which MLX's peak does not count, and the weights."""
+    return {
+        "order": plan.order.value,
+        "planned_bytes": plan.memory.active,
+        "weights_bytes": count_weight_bytes(vae),
     }
 
 
 def _measure_peak(held: int, pixels: int) -> dict[str, Any]:
     """MLX's peak since it was reset, with and without the bytes `held` before, and per pixel of one frame."""
     total = mx.get_peak_memory()
-    peak = total - held
-    return {"peak_bytes": peak, "bytes_per_pixel": peak / pixels, "total_peak_bytes": total}
+    return {"peak_bytes": total - held, "bytes_per_pixel": (total - held) / pixels, "total_peak_bytes": total}
 
 
 def _noise(case: Case) -> Iterator[np.ndarray]:

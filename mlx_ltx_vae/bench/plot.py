@@ -1,6 +1,5 @@
 """Memory over time and time per mode as a picture."""
 
-import os
 from typing import TYPE_CHECKING
 
 from ..errors import LTXVAEError
@@ -19,44 +18,28 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _STEPS = 80  # points of a curve
 
 
-def check_plot() -> None:
-    """Check before anything is measured that a plot can be drawn.
-
-    Raises:
-        LTXVAEError: if matplotlib is missing.
-    """
-    _import_figure()
-
-
-def draw(results: list[list[Run]], path: str | os.PathLike) -> None:
-    """Draw decodes of one video to a file.
-
-    Args:
-        results: the runs of each case; the samples of its first run are drawn, if it has any.
-        path: the picture; its suffix chooses the format.
-
-    Raises:
-        LTXVAEError: if matplotlib is missing.
-    """
-    figure = _import_figure()(figsize=(10, 4.2), layout="constrained")
-    memory, times = figure.subplots(1, 2, width_ratios=(3, 2))
-    colors = dict(zip(map(_name, results), _COLORS * len(results), strict=False))
-    _draw_memory(memory, results, colors)
-    _draw_times(times, results, colors)
-    run = results[0][0]
-    title = f"Decoding {run['frames']} frames of {run['width']}x{run['height']}"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.savefig(path, dpi=150)
-
-
-def _import_figure() -> "type[Figure]":
+def new_figure() -> "Figure":
+    """An empty picture. Raises `LTXVAEError` if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise LTXVAEError(
             'a plot needs matplotlib, which is not installed; install it with: pip install "mlx_ltx_vae[plot]".'
         ) from None
-    return Figure
+    return Figure(figsize=(10, 4.2), layout="constrained")
+
+
+def draw(figure: "Figure", results: list[list[Run]]) -> None:
+    """Draw the decodes of one video, given the runs of each case. The samples of a case's first run become a curve."""
+    memory, times = figure.subplots(1, 2, width_ratios=(3, 2))
+    colors = dict(zip(map(_name, results), _COLORS * len(results), strict=False))
+    _draw_memory(memory, results, colors)
+    _draw_times(times, results, colors)
+    for axes in (memory, times):
+        axes.spines[["top", "right"]].set_visible(False)
+    run = results[0][0]
+    title = f"Decoding {run['frames']} frames of {run['width']}x{run['height']}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
 
 
 def _draw_memory(axes: "Axes", results: list[list[Run]], colors: dict[str, str]) -> None:
@@ -70,7 +53,6 @@ def _draw_memory(axes: "Axes", results: list[list[Run]], colors: dict[str, str])
         axes.plot(seconds, [max(0, value - held) / unit for value in values], color=color, linewidth=1.5, label=label)
     axes.set(xlabel="seconds", ylabel=f"{name} in use, without weights and latents", xlim=(0, None), ylim=(0, None))
     axes.legend(fontsize=9, frameon=False)
-    _tidy(axes)
 
 
 def upper_envelope(samples: list[Sample], steps: int) -> tuple[list[float], list[int]]:
@@ -93,11 +75,6 @@ def _draw_times(axes: "Axes", results: list[list[Run]], colors: dict[str, str]) 
     axes.invert_yaxis()
     axes.set(xlabel=f"time, {_name(reference)} = 1", xlim=(0, 1.15 * max(ratios)))
     axes.tick_params(axis="y", length=0)
-    _tidy(axes)
-
-
-def _tidy(axes: "Axes") -> None:
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _name(runs: list[Run]) -> str:

@@ -21,12 +21,11 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """A function to call in a fresh process.
+    """A function to call in a fresh process as `measure(case, **options)`.
 
     Attributes:
-        measure: a function of a module, called as `measure(case, **options)`; it returns a dictionary for JSON.
-        case: what it measures.
-        options: its keyword arguments, values that JSON can represent.
+        measure: a module's function, which returns a dictionary for JSON.
+        options: values that JSON can represent.
         once: whether one run is enough, because it repeats by itself or gives the same result every time.
     """
 
@@ -39,30 +38,20 @@ class Job:
 def run_interleaved(
     jobs: Sequence[Job],
     repeat: int,
-    progress: Callable[[list[tuple[Job, list[Run]]]], Iterable[tuple[Job, list[Run]]]] = iter,
+    progress: Callable[[Sequence[tuple[int, Job]]], Iterable[tuple[int, Job]]] = iter,
 ) -> list[list[Run]]:
-    """Run every job `repeat` times in turns, or once where that is enough.
+    """Run every job `repeat` times in turns, or once where that is enough. Returns for each job its runs.
 
     Args:
-        jobs: what to run.
-        repeat: the number of turns.
         progress: wraps the list of runs, to show how many of them are done.
 
-    Returns:
-        For each job its runs.
-
     Raises:
-        LTXVAEError: for a run that fails, with the last line of its output.
+        LTXVAEError: for a run that fails.
     """
+    turns = [(index, job) for turn in range(repeat) for index, job in enumerate(jobs) if turn == 0 or not job.once]
     results: list[list[Run]] = [[] for _ in jobs]
-    turns = [
-        (job, runs)
-        for turn in range(repeat)
-        for job, runs in zip(jobs, results, strict=True)
-        if turn == 0 or not job.once
-    ]
-    for job, runs in progress(turns):
-        runs.append(run_fresh(job))
+    for index, job in progress(turns):
+        results[index].append(run_fresh(job))
     return results
 
 

@@ -12,54 +12,43 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CheckpointError
-from .original import BLOCK_STEMS
+from .names import BLOCK_STEMS
 
 _LTX_VIDEO = "AutoencoderKLLTXVideo"
 _LTX_2 = "AutoencoderKLLTX2Video"
 _DIFFUSION_DECODER = "LTX2VideoDiffusionDecoderModel"
 
-# The defaults of each class for keys that its config.json leaves out (early files leave out the decoder's).
+# Defaults for keys that a config.json leaves out (early files leave out the decoder's): of both classes, then of each.
+_SHARED_DEFAULTS: dict[str, Any] = {
+    "in_channels": 3, "out_channels": 3, "latent_channels": 128, "patch_size": 4, "patch_size_t": 1,
+    "decoder_inject_noise": False, "timestep_conditioning": False, "encoder_causal": True,
+    "resnet_norm_eps": 1e-6, "scaling_factor": 1.0,
+    "spatial_compression_ratio": None, "temporal_compression_ratio": None,
+}  # fmt: skip
 _DEFAULTS: dict[str, dict[str, Any]] = {
     _LTX_VIDEO: {
-        "in_channels": 3, "out_channels": 3, "latent_channels": 128,
-        "block_out_channels": (128, 256, 512, 512),
-        "down_block_types": ("LTXVideoDownBlock3D",) * 4,
-        "decoder_block_out_channels": (128, 256, 512, 512),
-        "layers_per_block": (4, 3, 3, 3, 4),
-        "decoder_layers_per_block": (4, 3, 3, 3, 4),
+        "block_out_channels": (128, 256, 512, 512), "decoder_block_out_channels": (128, 256, 512, 512),
+        "layers_per_block": (4, 3, 3, 3, 4), "decoder_layers_per_block": (4, 3, 3, 3, 4),
         "spatio_temporal_scaling": (True, True, True, False),
         "decoder_spatio_temporal_scaling": (True, True, True, False),
-        "decoder_inject_noise": False,
-        "downsample_type": ("conv",) * 4,
-        "upsample_residual": False,
-        "upsample_factor": (1, 1, 1, 1),
-        "timestep_conditioning": False,
-        "patch_size": 4, "patch_size_t": 1, "resnet_norm_eps": 1e-6, "scaling_factor": 1.0,
-        "encoder_causal": True, "decoder_causal": False,
-        "spatial_compression_ratio": None, "temporal_compression_ratio": None,
+        "down_block_types": ("LTXVideoDownBlock3D",) * 4, "downsample_type": ("conv",) * 4,
+        "upsample_residual": False, "upsample_factor": (1, 1, 1, 1), "decoder_causal": False,
     },
     _LTX_2: {
-        "in_channels": 3, "out_channels": 3, "latent_channels": 128,
-        "block_out_channels": (256, 512, 1024, 2048),
+        "block_out_channels": (256, 512, 1024, 2048), "decoder_block_out_channels": (256, 512, 1024),
+        "layers_per_block": (4, 6, 6, 2, 2), "decoder_layers_per_block": (5, 5, 5, 5),
+        "spatio_temporal_scaling": True, "decoder_spatio_temporal_scaling": True,
         "down_block_types": ("LTX2VideoDownBlock3D",) * 4,
-        "decoder_block_out_channels": (256, 512, 1024),
-        "layers_per_block": (4, 6, 6, 2, 2),
-        "decoder_layers_per_block": (5, 5, 5, 5),
-        "spatio_temporal_scaling": True,
-        "decoder_spatio_temporal_scaling": True,
-        "decoder_inject_noise": False,
         "downsample_type": ("spatial", "temporal", "spatiotemporal", "spatiotemporal"),
         "upsample_type": ("spatiotemporal",) * 3,
-        "upsample_residual": True,
-        "upsample_factor": (2, 2, 2),
-        "timestep_conditioning": False,
-        "patch_size": 4, "patch_size_t": 1, "resnet_norm_eps": 1e-6, "scaling_factor": 1.0,
-        "encoder_causal": True, "decoder_causal": True,
+        "upsample_residual": True, "upsample_factor": (2, 2, 2), "decoder_causal": True,
         "encoder_spatial_padding_mode": "zeros", "decoder_spatial_padding_mode": "reflect",
-        "spatial_compression_ratio": None, "temporal_compression_ratio": None,
     },
 }  # fmt: skip
 _FIXED = {"patch_size_t": 1, "resnet_norm_eps": 1e-6, "encoder_causal": True}
+_SAME_KEYS = (  # which mean the same in the original
+    "in_channels", "out_channels", "latent_channels", "patch_size", "scaling_factor", "timestep_conditioning",
+)  # fmt: skip
 _COMPRESS = {"spatial": "compress_space", "temporal": "compress_time", "spatiotemporal": "compress_all"}
 
 # Tensors outside the blocks: diffusers name -> original name.
@@ -85,43 +74,36 @@ class DiffusersVAE:
     """A diffusers configuration in the vocabulary of the original.
 
     Attributes:
-        source: what error messages call the checkpoint.
         raw_config: the configuration as the original's metadata would state it.
-        encoder_parts: in the order of the forward pass.
-        decoder_parts: in the order of the forward pass.
+        parts: of the "encoder" and the "decoder", in the order of the forward pass.
     """
 
     source: str
     raw_config: dict[str, Any]
-    encoder_parts: tuple[_Part, ...]
-    decoder_parts: tuple[_Part, ...]
+    parts: Mapping[str, Sequence[_Part]]
 
     def original_names(self, network: str, names: Iterable[str]) -> dict[str, str]:
-        """Diffusers name -> original name, both within the network ("encoder" or "decoder").
-
-        Raises:
-            CheckpointError: a name belongs to no block of the configuration.
-        """
-        stem = BLOCK_STEMS[network]
-        parts = self.encoder_parts if network == "encoder" else self.decoder_parts
+        """Diffusers name -> original name, both within the network ("encoder" or "decoder")."""
         prefixes = dict(_OUTSIDE)
-        for index, part in enumerate(parts):
+        for index, part in enumerate(self.parts[network]):
+            original = f"{BLOCK_STEMS[network]}.{index}."
             if part.block[0] == "res_x":
-                prefixes[f"{part.prefix}.resnets."] = f"{stem}.{index}.res_blocks."
-                prefixes[f"{part.prefix}.time_embedder."] = f"{stem}.{index}.time_embedder."
+                prefixes[f"{part.prefix}.resnets."] = f"{original}res_blocks."
+                prefixes[f"{part.prefix}.time_embedder."] = f"{original}time_embedder."
             else:
-                prefixes[f"{part.prefix}."] = f"{stem}.{index}."
-        return {name: self._original_name(network, name, prefixes) for name in names}
-
-    def _original_name(self, network: str, name: str, prefixes: Mapping[str, str]) -> str:
-        for prefix, original in prefixes.items():
-            if name.startswith(prefix):
-                renamed = original + name.removeprefix(prefix)
-                return renamed.replace(".conv_shortcut.conv.", ".conv_shortcut.").replace(".norm3.", ".norm3.norm.")
-        raise CheckpointError(
-            f"{self.source}: its tensor {network}.{name} belongs to no block of its config.json; use the "
-            "config.json that came with the weights."
-        )
+                prefixes[f"{part.prefix}."] = original
+        renamed = {}
+        for name in names:
+            prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+            if prefix is None:
+                raise CheckpointError(
+                    f"{self.source}: its tensor {network}.{name} belongs to no block of its config.json; use the "
+                    "config.json that came with the weights."
+                )
+            original = prefixes[prefix] + name.removeprefix(prefix)
+            original = original.replace(".conv_shortcut.conv.", ".conv_shortcut.")
+            renamed[name] = original.replace(".norm3.", ".norm3.norm.")
+        return renamed
 
 
 def has_diffusers_names(names: Iterable[str]) -> bool:
@@ -135,16 +117,8 @@ def is_diffusers_config(raw: Mapping[str, Any]) -> bool:
 
 
 def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
-    """Translate a diffusers `config.json`.
-
-    Args:
-        raw: the JSON object.
-        source: what error messages call the checkpoint.
-
-    Raises:
-        CheckpointError: the class is not supported, or a key or value is unknown and could change the result.
-    """
-    class_name = _class_name(raw, source)
+    """Translate the content of a `config.json`. Unknown keys and values, which could change the result, are errors."""
+    class_name = raw.get("_class_name", "")
     config = _complete(raw, class_name, source)
     try:
         encoder, encoder_base = _walk_encoder(class_name, config)
@@ -157,26 +131,21 @@ def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
     original = {
         "_class_name": "CausalVideoAutoencoder",
         "dims": 3,
-        "in_channels": config["in_channels"],
-        "out_channels": config["out_channels"],
-        "latent_channels": config["latent_channels"],
+        **{key: config[key] for key in _SAME_KEYS},
         "encoder_blocks": [part.block for part in encoder],
         "decoder_blocks": [part.block for part in reversed(decoder)],
-        "scaling_factor": config["scaling_factor"],
         "norm_layer": "pixel_norm",
-        "patch_size": config["patch_size"],
         "latent_log_var": "uniform",
         "causal_decoder": config["decoder_causal"],
-        "timestep_conditioning": config["timestep_conditioning"],
         "encoder_base_channels": encoder_base,
         "decoder_base_channels": decoder_base,
         **_padding(config, source),
     }
-    return DiffusersVAE(source, original, tuple(encoder), tuple(decoder))
+    return DiffusersVAE(source, original, {"encoder": encoder, "decoder": decoder})
 
 
-def _class_name(raw: Mapping[str, Any], source: str) -> str:
-    class_name = raw.get("_class_name", "")
+def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str, Any]:
+    """The configuration with the defaults of its class."""
     if class_name == _DIFFUSION_DECODER:
         raise CheckpointError(
             f"{source}: this is the diffusion decoder of LTX-2.5 ({class_name}), which is not supported yet; use the "
@@ -184,12 +153,7 @@ def _class_name(raw: Mapping[str, Any], source: str) -> str:
         )
     if class_name not in _DEFAULTS:
         raise CheckpointError(f"{source}: its class {class_name} is not supported; use an {_LTX_VIDEO} or {_LTX_2}.")
-    return class_name
-
-
-def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str, Any]:
-    """The configuration with the defaults of its class. Unknown keys are errors."""
-    defaults = _DEFAULTS[class_name]
+    defaults = _SHARED_DEFAULTS | _DEFAULTS[class_name]
     config = defaults | {key: value for key, value in raw.items() if not key.startswith("_")}
     unknown = sorted(config.keys() - defaults.keys())
     if unknown:

@@ -5,7 +5,6 @@ The VAE is 1 to 2 GB of a 40 GB checkpoint, so a file is known by its header, an
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +54,7 @@ class Archive:
 
 
 def open_archive(path: Path) -> Archive:
-    """Read the header of a safetensors file, or of every shard that a `*.safetensors.index.json` names.
-
-    Raises:
-        CheckpointError: the file is missing, of another format, truncated or damaged, or a shard is missing.
-    """
+    """Read the header of a safetensors file, or of every shard that a `*.safetensors.index.json` names."""
     if not path.name.endswith(INDEX_SUFFIX):
         return _read_header(path)
     tensors: dict[str, TensorInfo] = {}
@@ -82,11 +77,7 @@ def shard_names(index: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        CheckpointError: it is not JSON, or not an object.
-    """
+    """The JSON object in a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -97,11 +88,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_dtypes(tensors: Iterable[TensorInfo]) -> None:
-    """Check that tensors are float32, float16 or bfloat16.
-
-    Raises:
-        CheckpointError: a tensor has another type, because it is quantized, for example.
-    """
+    """Refuse tensors that are not float32, float16 or bfloat16: quantized ones, for example."""
     for info in tensors:
         if info.dtype not in SAFETENSORS_NAMES:
             raise CheckpointError(
@@ -116,10 +103,8 @@ def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.ar
     The arrays are lazy, with one exception: MLX rejects a file if any tensor in it, requested or not, has a type that
     MLX does not know. The tensors of such a file are read by offset, when the iterator reaches them.
     """
-    by_path: dict[Path, dict[str, TensorInfo]] = {}
-    for key, info in tensors.items():
-        by_path.setdefault(info.path, {})[key] = info
-    for path, requested in by_path.items():
+    for path in {info.path: None for info in tensors.values()}:
+        requested = {key: info for key, info in tensors.items() if info.path == path}
         try:
             arrays = load_safetensors(path)
         except RuntimeError:
@@ -138,10 +123,13 @@ def _read_header(path: Path) -> Archive:
     """One file: 8 bytes of header length, a JSON header, then the tensors' bytes."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; check the path.")
-    size = os.path.getsize(path)
+    size = path.stat().st_size
     with path.open("rb") as stream:
         start = stream.read(32)
-        _reject_other_formats(path, start)
+        for magic, description in _OTHER_FORMATS:
+            # A header length can have any first byte, but a header follows it.
+            if start.lstrip().startswith(magic) and start[8:9] != b"{":
+                raise CheckpointError(f"{path}: this is {description}.")
         length = int.from_bytes(start[:8], "little")
         if size < 10 or length > _MAX_HEADER_BYTES or start[8:9] != b"{":
             raise CheckpointError(f"{path}: not a safetensors file; give the .safetensors file of the VAE.")
@@ -175,10 +163,3 @@ def _tensor_info(path: Path, name: str, entry: dict[str, Any], data_start: int) 
     if not valid:
         raise CheckpointError(f"{path}: the header's entry for {name} is damaged; download the file again.")
     return info
-
-
-def _reject_other_formats(path: Path, start: bytes) -> None:
-    for magic, description in _OTHER_FORMATS:
-        # A header length can have any first byte, but a header follows it.
-        if start.lstrip().startswith(magic) and start[8:9] != b"{":
-            raise CheckpointError(f"{path}: this is {description}.")

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import NamedTuple
 
 from ..errors import CheckpointError
 from .files import INDEX_SUFFIX, shard_names
-from .folder import CONFIG_NAMES, AmbiguousFolder, choose_weights
+from .names import CONFIG_NAMES, AmbiguousFolder, choose_weights
 
 _REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:[:/](?P<inner>[^:]+))?")
 _LISTING_TIMEOUT = 20.0  # seconds
@@ -22,13 +22,6 @@ class HubReference(NamedTuple):
     inner: str | None
 
 
-class _Repository(NamedTuple):
-    """The file names of a repository; `snapshot` is its folder in the cache if the hub cannot be reached."""
-
-    names: list[str]
-    snapshot: Path | None
-
-
 def parse_reference(source: str) -> HubReference | None:
     """The meaning of "owner/name", "owner/name:file" or "owner/name/sub/file"; None for a path."""
     match = _REFERENCE.fullmatch(source)
@@ -40,12 +33,7 @@ def parse_reference(source: str) -> HubReference | None:
 
 
 def fetch(reference: HubReference) -> list[Path]:
-    """The paths of the weight files of the VAE, downloaded or from the cache, with the configuration beside them.
-
-    Raises:
-        CheckpointError: `huggingface_hub` is not installed, the repository cannot be reached and is not in the cache,
-            or its file names do not decide which file contains the VAE.
-    """
+    """The paths of the weight files of the VAE, downloaded or from the cache, with the configuration beside them."""
     try:
         import huggingface_hub
     except ImportError as error:
@@ -53,11 +41,11 @@ def fetch(reference: HubReference) -> list[Path]:
             f"{reference.repo}: there is no such path, and downloading from the hub requires huggingface_hub; "
             "run `pip install 'mlx_ltx_vae[hub]'` or give a local file."
         ) from error
-    repository = _list(huggingface_hub, reference.repo)
+    names, snapshot = _list(huggingface_hub, reference.repo)
 
     def get(name: str) -> Path:
-        if repository.snapshot is not None:
-            return repository.snapshot / name
+        if snapshot is not None:
+            return snapshot / name
         try:
             return Path(huggingface_hub.hf_hub_download(reference.repo, name))
         except Exception as error:
@@ -66,15 +54,16 @@ def fetch(reference: HubReference) -> list[Path]:
                 "`hf auth login` if the repository is gated."
             ) from error
 
-    chosen = _choose(reference, repository.names)
-    for name in _configurations(chosen, repository.names):
-        get(name)
+    chosen = _choose(reference, names)
+    beside = {str(PurePosixPath(name).parent / config) for name in chosen for config in CONFIG_NAMES}
+    for config in sorted(beside.intersection(names)):
+        get(config)
     paths = []
     for name in chosen:
         paths.append(get(name))
         if name.endswith(INDEX_SUFFIX):
             for shard in shard_names(paths[-1]):
-                get(name.rpartition("/")[0] + "/" + shard if "/" in name else shard)
+                get(str(PurePosixPath(name).parent / shard))
     return paths
 
 
@@ -96,17 +85,11 @@ def _choose(reference: HubReference, names: Sequence[str]) -> tuple[str, ...]:
         ) from error
 
 
-def _configurations(chosen: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The names of the configuration files beside the chosen weights."""
-    folders = {name.rpartition("/")[0] for name in chosen}
-    beside = {f"{folder}/{name}".lstrip("/") for folder in folders for name in CONFIG_NAMES}
-    return sorted(beside & set(names))
-
-
-def _list(huggingface_hub: ModuleType, repo: str) -> _Repository:
+def _list(huggingface_hub: ModuleType, repo: str) -> tuple[list[str], Path | None]:
+    """The file names of a repository, and its folder in the cache if the hub cannot be reached."""
     try:
         siblings = huggingface_hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT).siblings
-        return _Repository([sibling.rfilename for sibling in siblings], None)
+        return [sibling.rfilename for sibling in siblings], None
     except Exception as error:  # no network, repository or access: the classes differ between releases
         try:
             snapshot = Path(huggingface_hub.snapshot_download(repo, local_files_only=True))
@@ -115,8 +98,7 @@ def _list(huggingface_hub: ModuleType, repo: str) -> _Repository:
                 f"{repo}: there is no such path, and the hub repository cannot be read ({_reason(error)}) and is not "
                 "in the cache; check the name, log in with `hf auth login` if it is gated, or give a local file."
             ) from error
-    names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
-    return _Repository(names, snapshot)
+    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()], snapshot
 
 
 def _reason(error: Exception) -> str:

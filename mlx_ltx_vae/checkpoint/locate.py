@@ -6,9 +6,8 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from .files import Archive, open_archive
-from .folder import AmbiguousFolder, choose_weights
 from .hub import fetch, parse_reference
-from .original import NETWORKS, find_network
+from .names import NETWORKS, AmbiguousFolder, choose_weights, find_network
 
 # The depth of the deepest published layout: vae/decoder/model.safetensors.
 _PATTERNS = ("*.safetensors*", "*/*.safetensors*", "*/*/*.safetensors*")
@@ -24,27 +23,19 @@ class Location:
 
 
 def locate(source: str | os.PathLike) -> Location:
-    """Read the headers of the files that contain the VAE.
-
-    Raises:
-        CheckpointError: the file, folder or repository does not exist, or several files may contain the VAE.
-    """
+    """Read the headers of the files that contain the VAE."""
     path = Path(source).expanduser()
     if path.is_dir():
-        archives = _open_folder(path)
-        return Location(path.resolve().name, archives, [*_parents(archives), path])
-    if path.exists():
-        archives = [open_archive(path)]
-        return Location(path.name, archives, _parents(archives))
-    reference = parse_reference(source) if isinstance(source, str) else None
-    if reference is None:
-        raise CheckpointError(f"{path}: no such file or folder; check the path.")
-    archives = [open_archive(found) for found in fetch(reference)]
-    return Location(str(source), archives, _parents(archives))
-
-
-def _parents(archives: list[Archive]) -> list[Path]:
-    return list(dict.fromkeys(archive.path.parent for archive in archives))
+        name, archives = path.resolve().name, _open_folder(path)
+    elif path.exists():
+        name, archives = path.name, [open_archive(path)]
+    else:
+        reference = parse_reference(source) if isinstance(source, str) else None
+        if reference is None:
+            raise CheckpointError(f"{path}: no such file or folder; check the path.")
+        name, archives = str(source), [open_archive(found) for found in fetch(reference)]
+    folders = [archive.path.parent for archive in archives] + ([path] if path.is_dir() else [])
+    return Location(name, archives, list(dict.fromkeys(folders)))
 
 
 def _open_folder(folder: Path) -> list[Archive]:
@@ -66,10 +57,10 @@ def _find_vae(folder: Path, candidates: tuple[str, ...]) -> Archive:
                 found[name] = archive
         except CheckpointError as error:
             failures.append(error)
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if found:
+    if len(found) > 1:
         raise CheckpointError(f"{folder}: several files contain a VAE; give one of {', '.join(found)}.")
+    if found:
+        return found.popitem()[1]
     if failures:
         raise failures[0]
     shown = ", ".join(candidates) or "no safetensors file"

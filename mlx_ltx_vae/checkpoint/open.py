@@ -1,23 +1,25 @@
-"""`open_checkpoint`: from what a user names to a configuration and the location of every tensor."""
+"""Open a checkpoint: its configuration and where its tensors are stored. Load its networks, strictly."""
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from ..errors import CheckpointError
+from ..mlx_utils import named_parameters
 from ..models.video_vae.config import VAEConfig, parse_vae_config
-from .configuration import find_config
-from .diffusers import DiffusersVAE, has_diffusers_names, is_diffusers_config, read_diffusers_config
+from .configuration import find_config, infer_config
+from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
 from .files import Archive, TensorInfo, check_dtypes, read_tensors
-from .infer_config import infer_config
 from .locate import Location, locate
-from .original import NETWORKS, find_network, find_statistics
-from .stored_network import StoredNetwork
-from .weight_layout import infer_layout, stated_layout
+from .names import NETWORKS, find_network, find_statistics
+from .stored_network import StoredNetwork, infer_layout, stated_layout
+
+Network = TypeVar("Network", bound=nn.Module)
 
 _NAMED_TENSORS = 3
 
@@ -30,9 +32,7 @@ class Checkpoint:
         name: what error messages call it.
         class_name: the class that its configuration names; None if it has no configuration or names none.
         is_inferred: whether it has no configuration, so that `config` was inferred from its tensors.
-        config: the configuration.
         raw_config: the configuration in the original's vocabulary, as its metadata would state it.
-        archives: the files, with all their tensors.
         networks: the networks that were asked for and exist, under "encoder" and "decoder".
         statistics: where the mean and the standard deviation of the latents are stored, in this order.
     """
@@ -59,8 +59,6 @@ def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = Tru
 
     Args:
         source: a path, or "owner/name" or "owner/name:file" on the hub; or what `locate` returned for one.
-        encoder: whether to look for the encoder.
-        decoder: whether to look for the decoder.
 
     Raises:
         CheckpointError: the source does not exist, is damaged or incomplete, has none of the networks asked for, or is
@@ -77,11 +75,7 @@ def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = Tru
     raw_config = find_config(location.archives, location.folders)
     class_name = None if raw_config is None else raw_config.get("_class_name")
     is_inferred = raw_config is None
-    translation = None
-    if raw_config is not None and is_diffusers_config(raw_config):
-        translation = read_diffusers_config(raw_config, name)
-        raw_config = translation.raw_config
-    networks = {network: _with_original_names(network, networks[network], translation, name) for network in networks}
+    networks, raw_config = _with_original_names(networks, raw_config, name)
     if raw_config is None:
         raw_config = infer_config(networks, name)
     config = parse_vae_config(raw_config, name)
@@ -91,6 +85,47 @@ def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = Tru
         check_dtypes(stored.tensors.values())
     check_dtypes(statistics)
     return Checkpoint(name, class_name, is_inferred, config, raw_config, location.archives, networks, statistics)
+
+
+def load_network(
+    checkpoint: Checkpoint, name: str, make: Callable[[], Network], dtype: mx.Dtype | None
+) -> Network | None:
+    """Make a network and load its weights, cast to `dtype` unless it is None. None if the checkpoint does not have it.
+
+    Raises:
+        CheckpointError: a tensor is missing, unexpected, of another shape, or unreadable.
+    """
+    stored = checkpoint.networks.get(name)
+    if stored is None:
+        return None
+    network = make()
+    expected = {key: array.shape for key, array in named_parameters(network).items()}
+    missing, unexpected = (
+        sorted(expected.keys() - stored.tensors.keys()),
+        sorted(stored.tensors.keys() - expected.keys()),
+    )
+    if names := missing or unexpected:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise CheckpointError(
+            f"{checkpoint.name}: its {name} {'lacks' if missing else 'has the unexpected'} tensor {names[0]}{more}, so "
+            "the file does not match its configuration; download both again from one release."
+        )
+    loaded = []
+    for key, weight in stored.read():
+        if weight.shape != expected[key]:
+            raise CheckpointError(
+                f"{checkpoint.name}: tensor {name}.{key} has the shape {weight.shape}, but the configuration expects "
+                f"{expected[key]}; use the configuration that belongs to the file."
+            )
+        # Evaluated one by one, so that no more than one tensor exists in two layouts or two dtypes.
+        weight = weight if dtype is None else weight.astype(dtype)
+        try:
+            mx.eval(weight)
+        except RuntimeError as error:
+            raise CheckpointError(f"{checkpoint.name}: tensor {name}.{key} cannot be read ({error}).") from error
+        loaded.append((key, weight))
+    network.load_weights(loaded)
+    return network
 
 
 def _find_networks(archives: Sequence[Archive], name: str) -> dict[str, StoredNetwork]:
@@ -113,21 +148,28 @@ def _find_networks(archives: Sequence[Archive], name: str) -> dict[str, StoredNe
 
 
 def _with_original_names(
-    network: str, stored: StoredNetwork, translation: DiffusersVAE | None, name: str
-) -> StoredNetwork:
-    if not has_diffusers_names(stored.tensors):
-        return stored
-    if translation is None:
-        raise CheckpointError(
-            f"{name}: its tensors have the names of the diffusers library, so the config.json of that library must be "
-            "beside it; download that file too."
-        )
-    renamed = translation.original_names(network, stored.tensors)
-    return StoredNetwork({renamed[old]: info for old, info in stored.tensors.items()}, stored.layout)
+    networks: Mapping[str, StoredNetwork], raw_config: dict[str, Any] | None, name: str
+) -> tuple[dict[str, StoredNetwork], dict[str, Any] | None]:
+    """The networks and the configuration, translated where they are in the vocabulary of diffusers."""
+    translation = None
+    if raw_config is not None and is_diffusers_config(raw_config):
+        translation = read_diffusers_config(raw_config, name)
+    result = dict(networks)
+    for network, stored in networks.items():
+        if has_diffusers_names(stored.tensors):
+            if translation is None:
+                raise CheckpointError(
+                    f"{name}: its tensors have the names of the diffusers library, so the config.json of that library "
+                    "must be beside it; download that file too."
+                )
+            names = translation.original_names(network, stored.tensors)
+            tensors = {names[old]: info for old, info in stored.tensors.items()}
+            result[network] = StoredNetwork(tensors, stored.layout)
+    return result, translation.raw_config if translation else raw_config
 
 
 def _find_statistics(archives: Sequence[Archive], latent_channels: int, name: str) -> tuple[TensorInfo, TensorInfo]:
-    """The mean and the standard deviation of the latents, which must have a value per channel."""
+    """Where the mean and the standard deviation of the latents are stored, with a value per channel."""
     found = next((found for archive in archives if (found := find_statistics(archive))), None)
     if found is None:
         raise CheckpointError(

@@ -1,15 +1,30 @@
-"""One network of a checkpoint as its file stores it, known by header only."""
+"""One network of a checkpoint as its file stores it: where its tensors are, and the axis order of its weights."""
 
+import enum
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ..dtypes import SAFETENSORS_NAMES
+from ..errors import CheckpointError
 from .files import TensorInfo, read_tensors
-from .weight_layout import WeightLayout, conv_channels, sanitize
+
+Shape = tuple[int, ...]
+
+#: The metadata entry in which a file may state its layout, as the value of a `WeightLayout`.
+LAYOUT_KEY = "kernel_layout"
+
+_VECTORS = ("per_channel_scale1", "per_channel_scale2", "gamma")
+
+
+class WeightLayout(enum.Enum):
+    """The axis order of a 3D convolution weight (O and I are output and input channels)."""
+
+    CHANNELS_FIRST = "O, I, D, H, W"
+    CHANNELS_LAST = "O, D, H, W, I"
 
 
 @dataclass(frozen=True)
@@ -18,7 +33,6 @@ class StoredNetwork:
 
     Attributes:
         tensors: where each tensor is stored, by the original's name within the network ("conv_in.conv.weight").
-        layout: the axis order of its convolution weights.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -53,3 +67,54 @@ class StoredNetwork:
         """
         for name, array in read_tensors(self.tensors):
             yield name, sanitize(name, array, self.layout)
+
+
+def stated_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | None:
+    """The layout that a file's metadata states, or None."""
+    stated = metadata.get(LAYOUT_KEY)
+    try:
+        return None if stated is None else WeightLayout(stated)
+    except ValueError:
+        known = " and ".join(f"({layout.value})" for layout in WeightLayout)
+        raise CheckpointError(
+            f"{source}: its metadata states the {LAYOUT_KEY} {stated!r}, and known are {known}; convert it again from "
+            "the original."
+        ) from None
+
+
+def infer_layout(shapes: Iterable[Shape], source: str) -> WeightLayout:
+    """The layout that all 3x3x3 weights among `shapes` allow; a weight with three input channels allows both."""
+    kernels = {(shape[2:] == (3, 3, 3), shape[1:4] == (3, 3, 3)) for shape in shapes if len(shape) == 5}
+    is_first, is_last = (True, False) in kernels, (False, True) in kernels
+    if is_first and is_last:
+        raise CheckpointError(
+            f"{source}: some of its convolution weights are stored as ({WeightLayout.CHANNELS_FIRST.value}) and others "
+            f"as ({WeightLayout.CHANNELS_LAST.value}); convert it again from the original."
+        )
+    return WeightLayout.CHANNELS_LAST if is_last else WeightLayout.CHANNELS_FIRST
+
+
+def conv_channels(shape: Shape, layout: WeightLayout) -> tuple[int, int]:
+    """(output, input) channels of a convolution weight."""
+    return shape[0], shape[1] if layout is WeightLayout.CHANNELS_FIRST else shape[-1]
+
+
+def sanitize(name: str, array: mx.array, layout: WeightLayout) -> mx.array:
+    """One tensor as MLX layers expect it, lazy.
+
+    3D convolution weights become (O, D, H, W, I); those with a kernel of one, 4D or 5D, become (O, I); vectors that are
+    stored as (C, 1, 1) become (C,); `timestep_scale_multiplier` becomes (). Other shapes are returned as they are, for
+    the strict load to reject.
+    """
+    leaf = name.rpartition(".")[2]
+    if leaf == "timestep_scale_multiplier" and array.size == 1:
+        return array.reshape(())
+    if leaf in _VECTORS and array.size == max(array.shape, default=0):
+        return array.reshape(-1)
+    if array.ndim in (4, 5):
+        out_channels, in_channels = conv_channels(array.shape, layout)
+        if array.size == out_channels * in_channels:
+            return array.reshape(out_channels, in_channels)
+        if array.ndim == 5 and layout is WeightLayout.CHANNELS_FIRST:
+            return mx.contiguous(array.transpose(0, 2, 3, 4, 1))
+    return array

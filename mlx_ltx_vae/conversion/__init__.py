@@ -2,7 +2,6 @@
 
 from .convert import convert_checkpoint
 from .result import Conversion
-from .tensors import Progress
-from .verify import Comparison, Verification, verify_conversion
+from .verify import Comparison, Progress, Verification, verify_conversion
 
 __all__ = ["Comparison", "Conversion", "Progress", "Verification", "convert_checkpoint", "verify_conversion"]

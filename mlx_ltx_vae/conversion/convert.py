@@ -10,13 +10,12 @@ from tempfile import TemporaryDirectory
 import mlx.core as mx
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..checkpoint.weight_layout import LAYOUT_KEY, WeightLayout
+from ..checkpoint.stored_network import LAYOUT_KEY, WeightLayout
 from ..dtypes import dtype_name
 from ..errors import WriterError
 from ..part_file import writing_to
 from .result import Conversion, Written, make_card
-from .tensors import STATISTICS, Progress, one_by_one, read_all
-from .verify import verify_conversion
+from .verify import STATISTICS, Progress, one_by_one, read_all, verify_conversion
 
 
 def convert_checkpoint(

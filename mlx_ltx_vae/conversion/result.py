@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from .. import __version__
-from ..checkpoint.weight_layout import WeightLayout
+from ..checkpoint.stored_network import WeightLayout
 from ..models.video_vae.config import VAEConfig
 from ..shapes import format_size
 from ..units import GB
@@ -12,11 +12,7 @@ from .verify import Verification
 _CARD = """\
 ---
 library_name: mlx
-tags:
-- mlx
-- video
-- vae
-- ltx-video
+tags: [mlx, video, vae, ltx-video]
 ---
 
 # LTX video VAE for MLX: {generation}
@@ -61,14 +57,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A finished conversion.
-
-    Attributes:
-        output: the folder.
-        generation: "LTX-2.3", for example.
-        networks: "encoder", "decoder" or both.
-        verification: the result of the comparison with the source.
-    """
+    """A finished conversion of the checkpoint `source` to the folder `output`."""
 
     source: str
     output: str

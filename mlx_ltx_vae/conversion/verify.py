@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import mlx.core as mx
@@ -13,7 +14,12 @@ from ..metrics import max_difference, psnr
 from ..mlx_utils import to_bool, to_float
 from ..models.video_vae.config import VAEConfig
 from ..vae import VideoVAE
-from .tensors import Progress, one_by_one, read_all
+
+#: Called with tensor names and what happens to them ("convert", "compare"); returns an iterable over the names.
+Progress = Callable[[Sequence[str], str], Iterable[str]]
+
+#: The statistics of the latents, which are float32 whatever dtype is asked for.
+STATISTICS = ("per_channel_statistics.mean-of-means", "per_channel_statistics.std-of-means")
 
 #: The lowest PSNR in dB that is accepted for a network in a dtype, against the same network in a wider one.
 LEAST_PSNR = {mx.bfloat16: 25.0, mx.float16: 40.0}
@@ -51,18 +57,15 @@ class Verification:
     """The result of comparing two checkpoints that have the same weights.
 
     Attributes:
-        tensors: how many tensors were compared.
-        cast: how many of them were cast; the others are equal bit for bit.
-        decode: the comparison of the decoders; None without decoders.
-        encode: the comparison of the encoders; None without encoders.
+        cast: how many of the tensors were cast; the others are equal bit for bit.
         load_seconds: the loading times of the source and the conversion.
     """
 
     tensors: int
     cast: int
-    decode: Comparison | None
-    encode: Comparison | None
     load_seconds: tuple[float, float]
+    decode: Comparison | None = None
+    encode: Comparison | None = None
 
     def __str__(self) -> str:
         """The comparison in one line, without the loading times."""
@@ -101,9 +104,7 @@ def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Pr
                 f"{converted.name}: it has the weights of the source {source.name}, but the results of {name} differ "
                 f"({comparison}; expected {accepted}); report this as a bug."
             )
-    return Verification(
-        num_tensors, len(casts), comparisons.get("decode"), comparisons.get("encode"), (source_seconds, seconds)
-    )
+    return Verification(num_tensors, len(casts), (source_seconds, seconds), **comparisons)
 
 
 def compare_tensors(
@@ -118,18 +119,14 @@ def compare_tensors(
         CheckpointsDiffer: names the first tensor that differs.
     """
     expected, found = read_all(source), read_all(converted)
-    if missing := expected.keys() - found.keys():
+    if unmatched := expected.keys() ^ found.keys():
+        name = min(unmatched)
+        lacks, has = f"lacks the tensor {name} of", f"has the tensor {name}, which is not in"
         raise CheckpointsDiffer(
-            f"{converted.name}: it lacks the tensor {min(missing)} of the source {source.name}; to compare one "
+            f"{converted.name}: it {lacks if name in expected else has} the source {source.name}; to compare one "
             "network, give --only."
         )
-    if unexpected := found.keys() - expected.keys():
-        raise CheckpointsDiffer(
-            f"{converted.name}: it has the tensor {min(unexpected)}, which the source {source.name} lacks; to compare "
-            "one network, give --only."
-        )
-    names = sorted(expected)
-    casts = []
+    names, casts = sorted(expected), []
     for name in one_by_one(names, "compare", progress):
         reference, array = expected.pop(name), found.pop(name)
         is_cast = reference.dtype != array.dtype
@@ -141,6 +138,21 @@ def compare_tensors(
         if is_cast:
             casts.append((reference.dtype, array.dtype))
     return len(names), casts
+
+
+def read_all(checkpoint: Checkpoint) -> dict[str, mx.array]:
+    """Every tensor by its full name ("decoder.conv_in.conv.weight") in the layout of MLX, lazy."""
+    tensors = dict(zip(STATISTICS, checkpoint.read_statistics(), strict=True))
+    for network, stored in checkpoint.networks.items():
+        tensors |= {f"{network}.{name}": array for name, array in stored.read()}
+    return tensors
+
+
+def one_by_one(names: Sequence[str], description: str, progress: Progress | None) -> Iterator[str]:
+    """The names in turn. MLX's buffer cache is cleared after each, so that it does not grow to the size of the VAE."""
+    for name in progress(names, description) if progress else names:
+        yield name
+        mx.clear_cache()
 
 
 def _same_bits(first: mx.array, second: mx.array) -> bool:

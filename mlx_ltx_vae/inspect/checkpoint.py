@@ -77,7 +77,6 @@ class CheckpointReport:
     Attributes:
         networks: "encoder" and "decoder", those that it has.
         file_bytes: the size of the files, with everything in them.
-        receptive_field: how far a decoded pixel sees.
         lookahead: latent frames that the decoder needs before its first frame is final.
         plans: how usual videos would be decoded on this machine, each with the plan of a single pass, which is None
             where that is not possible. Empty without a decoder.

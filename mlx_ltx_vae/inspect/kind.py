@@ -5,9 +5,9 @@ from pathlib import Path
 from ..checkpoint import open_checkpoint
 from ..checkpoint.files import INDEX_SUFFIX, Archive
 from ..checkpoint.locate import locate
-from ..checkpoint.original import NETWORKS, find_network
+from ..checkpoint.names import NETWORKS, find_network
 from ..errors import CheckpointError
-from ..latents.load import KNOWN_NAMES
+from ..latents.files import KNOWN_NAMES
 from ..shapes import Grid
 from .checkpoint import CheckpointReport, inspect_checkpoint
 from .latents import LatentsReport, inspect_latents

@@ -32,7 +32,6 @@ class Layout:
 
     Attributes:
         axes: one letter per stored axis: B, C, F, H, W, or N for packed tokens.
-        stored_shape: the shape in the file.
         packed_grid: (F', H', W') of packed tokens; None for other layouts and while it is unknown.
     """
 
@@ -44,26 +43,21 @@ class Layout:
         return f"({', '.join(_AXIS_NAMES.get(axis, axis) for axis in self.axes)})"
 
     @property
-    def is_packed(self) -> bool:
-        """Whether time, height and width share one axis."""
-        return "N" in self.axes
-
-    @property
-    def channels(self) -> int:
-        """The number of latent channels."""
-        return self._sizes["C"]
+    def sizes(self) -> dict[str, int]:
+        """The length of each stored axis, by its letter."""
+        return dict(zip(self.axes, self.stored_shape, strict=True))
 
     @property
     def shape(self) -> LatentShape:
         """`(B, C, F', H', W')`. Packed latents must have their grid."""
-        sizes = self._sizes
+        sizes = self.sizes
         grid = self.packed_grid or (sizes["F"], sizes["H"], sizes["W"])
         return LatentShape(sizes.get("B", 1), sizes["C"], *grid)
 
     def has_grid(self, grid: Grid) -> bool:
         """Whether latents of this grid have the stored shape."""
-        sizes = self._sizes
-        if self.is_packed:
+        sizes = self.sizes
+        if "N" in sizes:
             return sizes["N"] == math.prod(grid)
         return (sizes["F"], sizes["H"], sizes["W"]) == tuple(grid)
 
@@ -74,17 +68,9 @@ class Layout:
             return np.moveaxis(stored.reshape(batch, *grid, channels), -1, 1)
         return stored.reshape(self.shape)
 
-    @property
-    def _sizes(self) -> dict[str, int]:
-        return dict(zip(self.axes, self.stored_shape, strict=True))
-
 
 def parse_grid(text: str) -> Grid:
-    """`(F', H', W')` from "16x22x40".
-
-    Raises:
-        ValueError: for anything but three whole numbers above 0.
-    """
+    """`(F', H', W')` from "16x22x40". Raises `ValueError` for anything but three whole numbers above 0."""
     match = _GRID.fullmatch(text.strip())
     if not match:
         raise ValueError(f"{text!r} is not a latent grid; write F'xH'xW', such as 16x22x40.")
@@ -97,39 +83,26 @@ def format_grid(grid: Grid) -> str:
 
 
 def find_layout(
-    stored_shape: tuple[int, ...],
-    source: str,
-    *,
-    latent_channels: int | None,
-    grid: Grid | None,
-    sizes: Grid | None,
+    stored_shape: tuple[int, ...], source: str, *, latent_channels: int | None, grid: Grid | None, sizes: Grid | None
 ) -> Layout:
     """The only layout that fits a stored shape.
 
     Args:
-        stored_shape: the shape in the file.
-        source: the file's name in errors.
         latent_channels: channels of the VAE. With None, unpacked latents are read as channels-first.
         grid: (F', H', W'), where it is known.
         sizes: number of frames, height and width from the file's metadata. Most programs store the video's sizes, the
             LTX trainers the latent grid. Sizes that fit the latents are the grid, since a video is always larger.
-
-    Raises:
-        LatentsError: for a grid that does not fit, packed latents with an unknown grid or other channels, and shapes
-            that fit no layout or two.
     """
     layouts = [Layout(axes, stored_shape) for axes in _LAYOUTS.get(len(stored_shape), ())]
     if not layouts:
-        raise LatentsError(
-            f"{source}: latents {stored_shape} fit no known layout; save them as five axes, (B, C, F', H', W')."
-        )
+        raise LatentsError(f"{source}: latents {stored_shape} fit no known layout; save them as (B, C, F', H', W').")
     if latent_channels is None:
         layouts = layouts[:1]
     if grid is None and sizes is not None and any(layout.has_grid(sizes) for layout in layouts):
         grid = sizes
     if grid is not None:
         layouts = _layouts_with_grid(layouts, grid, source)
-    fitting = [layout for layout in layouts if layout.channels == latent_channels] or layouts[:1]
+    fitting = [layout for layout in layouts if layout.sizes["C"] == latent_channels] or layouts[:1]
     if len(fitting) > 1:
         by_grid = "give their grid (grid=, or --grid FxHxW), or " if grid is None else ""
         raise LatentsError(
@@ -137,32 +110,28 @@ def find_layout(
             f"{latent_channels}; {by_grid}write them with save_latents, which stores the layout."
         )
     layout = fitting[0]
-    return _with_packed_grid(layout, latent_channels, grid, source) if layout.is_packed else layout
-
-
-def _with_packed_grid(layout: Layout, latent_channels: int | None, grid: Grid | None, source: str) -> Layout:
-    if latent_channels not in (None, layout.channels):
-        raise LatentsError(
-            f"{source}: latents {layout.stored_shape}, read as packed {layout}, have {layout.channels} channels where "
-            f"the VAE has {latent_channels}."
-        )
+    if "N" not in layout.sizes:
+        return layout
+    channels = layout.sizes["C"]
+    if latent_channels not in (None, channels):
+        found = f"read as packed {layout}, have {channels} channels"
+        raise LatentsError(f"{source}: latents {stored_shape}, {found} where the VAE has {latent_channels}.")
     if grid is None:
         raise LatentsError(
-            f"{source}: latents {layout.stored_shape} are packed, {layout}, and the file does not state their grid; "
-            "give it as grid=(F', H', W'), or --grid FxHxW."
+            f"{source}: latents {stored_shape} are packed, {layout}, and the file does not state their grid; give it "
+            "as grid=(F', H', W'), or --grid FxHxW."
         )
     return replace(layout, packed_grid=grid)
 
 
 def _layouts_with_grid(layouts: list[Layout], grid: Grid, source: str) -> list[Layout]:
-    stored_shape = layouts[0].stored_shape
     if len(grid) != 3 or min(grid) < 1:
         raise LatentsError(f"{source}: a latent grid is (F', H', W'), three numbers above 0, not {grid}.")
     fitting = [layout for layout in layouts if layout.has_grid(grid)]
     if not fitting:
-        tokens = f", {math.prod(grid)} tokens" if layouts[0].is_packed else ""
+        tokens = f", {math.prod(grid)} tokens" if "N" in layouts[0].sizes else ""
         raise LatentsError(
-            f"{source}: latents {stored_shape}, read as {' or '.join(map(str, layouts))}, do not have the grid "
-            f"{format_grid(grid)}{tokens}; correct it (grid=, or --grid FxHxW)."
+            f"{source}: latents {layouts[0].stored_shape}, read as {' or '.join(map(str, layouts))}, do not have the "
+            f"grid {format_grid(grid)}{tokens}; correct it (grid=, or --grid FxHxW)."
         )
     return fitting

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,10 +28,6 @@ _SAFETENSORS_DTYPES = {
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_UNREADABLE = (
-    OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError, RuntimeError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,30 +35,25 @@ class StoredTensor:
     """A tensor of a file, known by its header.
 
     Attributes:
-        shape: the shape in the file.
         dtype: "float32", "bfloat16" and so on; for what numpy cannot read, the file's own name, such as "F8_E4M3".
-        read: returns the values. Raises `LatentsError` for a damaged file.
     """
 
+    path: Path
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[], np.ndarray]
+    _load: Callable[[], np.ndarray]
+
+    def read(self) -> np.ndarray:
+        """The values. Raises `LatentsError` for a damaged file."""
+        with _reading(self.path):
+            return self._load()
 
 
-@dataclass(frozen=True)
-class TensorFile:
-    """The tensors of a file by name, and its metadata."""
-
-    tensors: Mapping[str, StoredTensor]
-    metadata: Mapping[str, str]
-
-
-def open_tensor_file(path: Path) -> TensorFile:
-    """Read the header of a file. Its first bytes decide its format, not its name.
+def open_tensor_file(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """The tensors of a file by name, and its metadata. Its first bytes decide its format, not its name.
 
     Raises:
-        LatentsError: for a file that is missing, truncated or of another format, and for a pickle, which could run
-            any code.
+        LatentsError: for a file that is missing, truncated or of another format, and for a pickle.
     """
     if path.suffix.lower() in _PICKLES:
         raise _pickle_error(path)
@@ -72,20 +62,25 @@ def open_tensor_file(path: Path) -> TensorFile:
     with _reading(path):
         with path.open("rb") as file:
             start = file.read(9)
-        if start.startswith(b"\x93NUMPY"):
-            return _open_npy(path)
+            file.seek(0)
+            if start.startswith(b"\x93NUMPY"):
+                return {path.stem: _stored_array(path, file, partial(np.load, path, allow_pickle=False))}, {}
         if start.startswith(b"PK"):
-            return _open_npz(path)
+            tensors = _open_npz(path)
+            return tensors, _take_metadata(tensors)
         if start.startswith(b"\x80") and not start.endswith(b"{"):  # a safetensors header of 128 bytes begins so too
             raise _pickle_error(path)
-        return _open_safetensors(path)
+        tensors, metadata = _open_safetensors(path)
+        return tensors, _take_metadata(tensors) | metadata
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except _UNREADABLE as error:
+    except LatentsError:
+        raise
+    except Exception as error:  # a damaged header can make each of the parsers fail in its own way
         reason = str(error).split("\n")[0].rstrip(".") or type(error).__name__
         raise LatentsError(f"{path}: cannot be read as safetensors, .npy or .npz ({reason}).") from error
 
@@ -94,45 +89,33 @@ def _pickle_error(path: Path) -> LatentsError:
     return LatentsError(f"{path}: is a pickle, which could run any code when read; save the latents as safetensors.")
 
 
-def _open_npy(path: Path) -> TensorFile:
-    with path.open("rb") as file:
-        return TensorFile({path.stem: _stored_array(file, partial(_read_npy, path))}, {})
-
-
-def _read_npy(path: Path) -> np.ndarray:
-    with _reading(path):
-        return np.load(path, allow_pickle=False)
-
-
-def _open_npz(path: Path) -> TensorFile:
+def _open_npz(path: Path) -> dict[str, StoredTensor]:
     with zipfile.ZipFile(path) as archive:
-        entries = archive.namelist()
-        if any(entry.endswith("data.pkl") for entry in entries):  # torch.save, under another name
+        if any(entry.endswith("data.pkl") for entry in archive.namelist()):  # torch.save, under another name
             raise _pickle_error(path)
         tensors = {}
-        for entry in entries:
+        for entry in archive.namelist():
             name, suffix = os.path.splitext(entry)
             if suffix == ".npy":
                 with archive.open(entry) as file:
-                    tensors[name] = _stored_array(file, partial(_read_npz, path, name))
-    metadata = _take_metadata(tensors)
-    return TensorFile(tensors, metadata)
+                    tensors[name] = _stored_array(path, file, partial(_load_npz, path, name))
+    return tensors
 
 
-def _read_npz(path: Path, name: str) -> np.ndarray:
-    with _reading(path), np.load(path, allow_pickle=False) as arrays:
+def _load_npz(path: Path, name: str) -> np.ndarray:
+    with np.load(path, allow_pickle=False) as arrays:
         return arrays[name]
 
 
-def _stored_array(file: IO[bytes], read: Callable[[], np.ndarray]) -> StoredTensor:
+def _stored_array(path: Path, file: IO[bytes], load: Callable[[], np.ndarray]) -> StoredTensor:
     """From a file at the start of a .npy header."""
     version = npy_format.read_magic(file)
     read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
     shape, _, dtype = read_header(file)
-    return StoredTensor(shape, _dtype_name(dtype), read)
+    return StoredTensor(path, shape, _dtype_name(dtype), load)
 
 
-def _open_safetensors(path: Path) -> TensorFile:
+def _open_safetensors(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     size = os.path.getsize(path)
     with path.open("rb") as file:
         header_size = int.from_bytes(file.read(8), "little")
@@ -147,8 +130,7 @@ def _open_safetensors(path: Path) -> TensorFile:
     if size < expected:
         raise ValueError(f"it has {size} bytes of {expected}, so it was cut short")
     tensors = {name: _stored_safetensor(path, name, entry, data_start) for name, entry in header.items()}
-    from_tensors = _take_metadata(tensors)
-    return TensorFile(tensors, from_tensors | {str(key): str(value) for key, value in metadata.items()})
+    return tensors, {key: str(value) for key, value in metadata.items()}
 
 
 def _stored_safetensor(path: Path, name: str, entry: Mapping[str, Any], data_start: int) -> StoredTensor:
@@ -160,13 +142,11 @@ def _stored_safetensor(path: Path, name: str, entry: Mapping[str, Any], data_sta
     num_bytes = math.prod(shape) * dtype.itemsize if code else end - begin
     if not 0 <= begin <= end or min(shape, default=0) < 0 or end - begin != num_bytes:
         raise ValueError(f"{name} has {end - begin} bytes, which do not fit its shape {shape}")
-    read = partial(_read_safetensor, path, dtype, shape, data_start + begin)
-    return StoredTensor(shape, _dtype_name(dtype) if code else str(entry["dtype"]), read)
 
+    def load() -> np.ndarray:
+        return np.fromfile(path, dtype, count=math.prod(shape), offset=data_start + begin).reshape(shape)
 
-def _read_safetensor(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:
-    with _reading(path):
-        return np.fromfile(path, dtype, count=math.prod(shape), offset=offset).reshape(shape)
+    return StoredTensor(path, shape, _dtype_name(dtype) if code else str(entry["dtype"]), load)
 
 
 def _dtype_name(dtype: np.dtype) -> str:

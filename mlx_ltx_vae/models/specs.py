@@ -56,8 +56,6 @@ class LayerSpec:
 
     Attributes:
         name: the path of its module, such as "up_blocks.0.res_blocks.1.conv2".
-        in_channels: channels of what enters.
-        out_channels: channels of what leaves.
         up: results per position along each axis.
         down: positions per result along each axis.
         trim: leading frames of its result that are dropped.
@@ -65,7 +63,6 @@ class LayerSpec:
         unbounded: axes along which a result sees everything there is, so that no stream runs along them.
         padding: what it sees beyond the edges of the picture.
         weights: the shape of each weight, by its name within the network.
-        has_noise: whether noise is added to its result.
     """
 
     name: str
@@ -96,19 +93,11 @@ class LayerSpec:
 
     def work_bytes(self, step: Step) -> int:
         """What one step allocates, for one item of a batch: input joined to the cache, and result."""
-        seen = self.seen_elements(step) * self.in_channels
-        return (seen + self.result_elements(step)) * step.machine.itemsize
-
-    def seen_elements(self, step: Step) -> int:
-        """Positions that a step sees: what is cached and what enters."""
         extent = step.grid[step.axis.grid]
-        cached = 0 if step.is_whole else self.window(step.axis).cached
-        return math.prod(step.grid) // extent * (extent + cached)
-
-    def result_elements(self, step: Step) -> int:
-        """Elements of what leaves in one step."""
-        change = math.prod(self.up) / math.prod(self.down)
-        return math.ceil(math.prod(step.grid) * change) * self.out_channels
+        positions = math.prod(step.grid)
+        seen = positions // extent * (extent + (0 if step.is_whole else self.window(step.axis).cached))
+        results = math.ceil(positions * math.prod(self.up) / math.prod(self.down))
+        return (seen * self.in_channels + results * self.out_channels) * step.machine.itemsize
 
 
 class Activation(enum.Enum):
@@ -130,7 +119,6 @@ class ConvSpec(LayerSpec):
         is_modulated: whether a timestep shifts and scales what is activated.
         skip_channels: channels of a block's input that is added to the result; 0 for none.
         has_residual: whether the layer adds its own input, rearranged like its result.
-        causal: whether it sees no later frame.
     """
 
     conv_channels: int = 0
@@ -139,7 +127,6 @@ class ConvSpec(LayerSpec):
     is_modulated: bool = False
     skip_channels: int = 0
     has_residual: bool = False
-    causal: bool = False
 
     def work_bytes(self, step: Step) -> int:
         """What one step allocates, for one item of a batch.
@@ -226,12 +213,10 @@ def winograd_elements(in_channels: int, out_channels: int, grid: Grid) -> int:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """A whole network.
+    """A whole network: one spec per stage, in the order in which data pass them.
 
     Attributes:
-        layers: one spec per stage, in the order in which data pass them.
         stream_axes: the axes along which its stages can stream.
-        has_timestep: whether it takes a timestep.
         has_latent_noise: whether noise is mixed into its latents first.
     """
 

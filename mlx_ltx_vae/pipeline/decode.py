@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..errors import DecodeError
+from ..errors import DecodeError, LatentsError, PlanError
+from ..mlx_utils import count_nonfinite, to_bool
 from ..models.base import Decoder
-from ..models.noise import Draws
+from ..models.noise import Noise, draw, make_timesteps
 from ..planning.plan import DecodePlan, Order
 from ..streaming.context import StreamContext
 from .frame_buffer import FrameBuffer
@@ -16,30 +17,56 @@ from .run import Run
 from .sources import LatentSource
 
 
+def start_decode(
+    decoder: Decoder,
+    plan: DecodePlan,
+    latents: mx.array,
+    mean: mx.array,
+    std: mx.array,
+    *,
+    timestep: float | None = None,
+    seed: int = 0,
+    noise: Noise = None,
+    noise_scale: float | None = None,
+    bit_depth: int | None = None,
+) -> Generator[FrameChunk, None, None]:
+    """Check what `VideoVAE.stream` was given, and return the chunks of the decode, which starts with the first of them.
+
+    Raises:
+        LatentsError: for latents or noise that the network cannot take.
+        PlanError: for a plan made for another shape.
+    """
+    if plan.latent_shape != latents.shape:
+        raise PlanError(
+            f"the plan was made for latents of shape {tuple(plan.latent_shape)}; these are {latents.shape}."
+        )
+    if bit_depth not in (None, 8, 10):
+        raise LatentsError(f"a bit depth is 8 or 10, not {bit_depth!r}.")
+    bad = count_nonfinite(latents)
+    if bad:
+        raise LatentsError(f"{bad} of {latents.size} latent values are NaN or infinite.")
+    draws = draw(noise, seed, plan.latent_shape, decoder.spec, decoder.dtype, scale=noise_scale)
+    prepared = decoder.prepare(latents, mean, std, draws)
+    timesteps = make_timesteps(decoder.spec, timestep, plan.latent_shape.batch)
+    may_be_flat = to_bool((latents == latents[:, :, :1, :1, :1]).all())
+    check = OutputCheck(decoder.spec.layers[-1].up[1], may_be_flat=may_be_flat)
+    context = StreamContext(timesteps=timesteps, noise_maps=draws.maps)
+    run = Run(decoder, plan, LatentSource(prepared), context, check.update)
+    return DecodeRun(run, check, bit_depth).chunks()
+
+
 @dataclass(frozen=True)
 class DecodeRun:
-    """One decode, ready to run.
+    """One decode being carried out.
 
     Attributes:
-        decoder: the network.
-        plan: how.
-        latents: (B, C, F', H', W'), normalized.
-        mean: (C,) float32, of the latents.
-        std: (C,) float32, of the latents.
-        noise: drawn for the whole picture.
-        timesteps: (B,) float32, or None.
-        may_be_flat: whether the latents are constant, so that flat frames may be right.
+        run: what the network makes of the latents.
+        check: looks at it.
         bit_depth: 8 or 10 where levels are wanted; None for floats.
     """
 
-    decoder: Decoder
-    plan: DecodePlan
-    latents: mx.array
-    mean: mx.array
-    std: mx.array
-    noise: Draws
-    timesteps: mx.array | None = None
-    may_be_flat: bool = False
+    run: Run
+    check: OutputCheck
     bit_depth: int | None = None
 
     def chunks(self) -> Generator[FrameChunk, None, None]:
@@ -49,12 +76,8 @@ class DecodeRun:
             DecodeError: for pixels that cannot be a picture.
             PlanError: where frames wait on disk and there is no room for them.
         """
-        check = OutputCheck(self.decoder.spec.layers[-1].up[1], may_be_flat=self.may_be_flat)
-        prepared = self.decoder.prepare(self.latents, self.mean, self.std, self.noise)
-        context = StreamContext(timesteps=self.timesteps, noise_maps=self.noise.maps)
-        run = Run(self.decoder, self.plan, LatentSource(prepared), context, check.update)
-        del prepared
-        frames = run.results() if self.plan.order is Order.TIME else self._buffered(run)
+        plan, check = self.run.plan, self.check
+        frames = self.run.results() if plan.order is Order.TIME else self._buffered()
         start = 0
         for piece in frames:
             chunk = [FrameChunk(start, self._finish(piece), check.is_finite)]
@@ -62,13 +85,13 @@ class DecodeRun:
             del piece
             yield chunk.pop()
         check.close()
-        if start != self.plan.num_frames:
-            raise DecodeError(f"{start} frames came out of the network, and {self.plan.num_frames} should have.")
+        if start != plan.num_frames:
+            raise DecodeError(f"{start} frames came out of the network, and {plan.num_frames} should have.")
 
     @property
     def _dtype(self) -> mx.Dtype:
         """Of finished frames."""
-        return {None: self.decoder.dtype, 8: mx.uint8, 10: mx.uint16}[self.bit_depth]
+        return {None: self.run.network.dtype, 8: mx.uint8, 10: mx.uint16}[self.bit_depth]
 
     def _finish(self, frames: mx.array) -> mx.array:
         """Frames as the caller wants them."""
@@ -76,13 +99,14 @@ class DecodeRun:
             return frames
         return frames.astype(self._dtype) if self.bit_depth is None else to_levels(frames, self.bit_depth)
 
-    def _buffered(self, run: Run) -> Iterator[mx.array]:
+    def _buffered(self) -> Iterator[mx.array]:
         """Stream along rows or columns. No frame is whole before the last of them, so all wait on disk."""
-        plan, axis = self.plan, self.plan.order.axis
-        shape = (plan.latent_shape.batch, *plan.video_grid, self.decoder.spec.out_channels)
+        plan = self.run.plan
+        axis = plan.order.axis
+        shape = (plan.latent_shape.batch, *plan.video_grid, self.run.network.spec.out_channels)
         with FrameBuffer(shape, self._dtype) as buffer:
             start = 0
-            for part in run.results():
+            for part in self.run.results():
                 buffer.write(self._finish(part), axis, start)
                 start += part.shape[axis]
                 del part

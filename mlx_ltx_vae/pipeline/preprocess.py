@@ -48,8 +48,6 @@ class Preprocess:
     """How frames become what an encoder takes.
 
     Attributes:
-        scale: of the VAE.
-        dtype: of the encoder.
         pad: whether the last frame is repeated until the clip fills its last latent frame. Otherwise the frames that
             are over at the end are dropped, with a warning.
     """

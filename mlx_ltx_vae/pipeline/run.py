@@ -24,9 +24,6 @@ class Run:
     """A plan being carried out.
 
     Attributes:
-        network: the encoder or decoder.
-        plan: how.
-        source: what enters.
         context: timesteps and noise maps of the whole picture.
         update: called with each piece of a result as it comes.
     """

@@ -70,11 +70,9 @@ class StreamRun:
     """A way of running a network as one stream.
 
     Attributes:
-        axis: of the stream.
         pieces: the lengths of the pieces that enter.
         steps: per layer, the positions that it takes at once; None for everything in one step, with nothing cached.
         prefetch: steps that are under way beyond the one that is waited for.
-        machine: where it runs.
     """
 
     axis: Axis
@@ -99,9 +97,7 @@ def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit:
     """Per layer, how many positions along `axis` it takes at once.
 
     Args:
-        spec: the network.
         grid: (T, H, W) of what enters it.
-        axis: of the stream.
         positions: how many a layer takes where activations are widest. Others take as many as have no more elements.
         limit: the most elements that a layer may take at once; one position is always taken.
     """
@@ -119,10 +115,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     """What one stream holds at its peak, without MLX's buffer cache.
 
     Args:
-        spec: the network.
         grid: (T, H, W) of what enters it.
-        batch: items of the batch.
-        run: how it is run.
     """
     axis, itemsize = run.axis, run.machine.itemsize
     length, pieces = grid[axis.grid], list(run.pieces)

@@ -62,7 +62,6 @@ class Plan:
         calls: runs of the network: 1, or the number of batches of tiles.
         redundant_work: input positions that are computed more than once, as a share of all there are.
         memory: what the run holds at its peak, estimated.
-        machine: where it is to run.
     """
 
     mode: Mode

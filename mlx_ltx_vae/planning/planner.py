@@ -47,11 +47,11 @@ def plan_decode(
     """How to decode latents of a shape.
 
     Args:
-        spec: the decoder.
         latent_shape: (B, C, F', H', W').
         machine: where it runs; float32 on the CPU with no bound on memory by default.
         memory_budget: what the peak must stay below, MLX's buffer cache included (see `parse_bytes`). None aims at half
             of what the machine has, and takes the least that works where that is not enough.
+        options: as `parse_options` takes them.
 
     Raises:
         LatentsError: for a shape that the decoder cannot decode.
@@ -76,7 +76,6 @@ def plan_encode(
     """How to encode frames of a shape. Arguments and errors as `plan_decode`, but for:
 
     Args:
-        spec: the encoder.
         frame_shape: (B, 3, F, H, W) or (F, H, W, 3).
         pad: whether the clip is padded to 1 + t*k frames; otherwise what is over is dropped.
     """

@@ -18,8 +18,6 @@ def tiled_memory(
     """The estimate, without MLX's buffer cache.
 
     Args:
-        clip: what is tiled.
-        layout: the tiles.
         calls: per run of the network, how many tiles, and one of them.
         run: how each of them streams, whatever its length.
         chunk: positions of a tile that enter at once.

@@ -10,7 +10,7 @@ use ProRes 4444. VP9 and AV1 round the chroma planes up and support odd sizes wi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..errors import WriterError
 from .ffmpeg import has_encoder
@@ -36,7 +36,7 @@ class Codec:
     encoder: str
     endings: tuple[str, ...]
     pixel_formats: Mapping[int, str]
-    odd_pixel_formats: Mapping[int, str] = field(default_factory=dict)
+    odd_pixel_formats: Mapping[int, str] | None = None
     default_crf: int | None = None
     max_crf: int = 0
     options: tuple[str, ...] = ()

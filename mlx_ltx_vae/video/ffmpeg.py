@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from typing import IO
 
 from imageio_ffmpeg import get_ffmpeg_exe
@@ -48,9 +47,10 @@ class _Ffmpeg:
                 env=os.environ | {"SVT_LOG": "1"},  # SVT-AV1 ignores ffmpeg's log level; 1 is errors only
                 start_new_session=True,  # Ctrl-C on a terminal reaches this process only, which then ends ffmpeg
             )
-        self._stdout = _opened(self.process.stdout)
+        assert self.process.stdout is not None and self.process.stderr is not None
+        self._stdout = self.process.stdout
         # Read all the time: an ffmpeg whose log pipe is full stops.
-        self._log = _TailReader(_opened(self.process.stderr))
+        self._log = _TailReader(self.process.stderr)
 
     def kill(self) -> None:
         """End ffmpeg at once; a transfer on another thread fails. Call `release` when no transfer is running."""
@@ -74,7 +74,8 @@ class FfmpegEncoder(_Ffmpeg):
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
         # ffmpeg writes its progress, which counts frames, to standard output twice a second and at the end.
         super().__init__(name, WriterError, ["-progress", "pipe:1", *arguments], subprocess.PIPE)
-        self._stdin = _opened(self.process.stdin)
+        assert self.process.stdin is not None
+        self._stdin = self.process.stdin
         self._progress = _TailReader(self._stdout)
 
     def write(self, data: memoryview) -> None:
@@ -160,11 +161,7 @@ def listing(option: str, error: type[LTXVAEError]) -> list[list[str]]:
 
 
 def describe(name: str, input_arguments: Sequence[str]) -> str:
-    """ffmpeg's log of an input and of its first frame (from the filter `showinfo`).
-
-    Raises:
-        ReaderError: if ffmpeg cannot read the first frame.
-    """
+    """ffmpeg's log of an input and of its first frame (from the filter `showinfo`), which it must be able to read."""
     first_frame = ["-map", "0:V:0", "-vf", "showinfo=checksum=0", "-frames:v", "1", "-f", "null", "-"]
     done = _run([*_GLOBAL_OPTIONS, "-loglevel", "level+info", *input_arguments, *first_frame], ReaderError)
     log = done.stderr.decode(errors="replace")
@@ -176,7 +173,7 @@ def describe(name: str, input_arguments: Sequence[str]) -> str:
     return log
 
 
-def file_url(path: Path) -> str:
+def file_url(path: str | os.PathLike) -> str:
     """A path that ffmpeg reads as a file even with colons, dashes and percent signs."""
     return f"file:{path}"
 
@@ -193,12 +190,6 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
         yield get_ffmpeg_exe()
     except (RuntimeError, OSError) as problem:
         raise error(f"ffmpeg cannot be started ({problem}); reinstall imageio-ffmpeg.") from problem
-
-
-def _opened(pipe: IO[bytes] | None) -> IO[bytes]:
-    """A pipe that Popen was told to open."""
-    assert pipe is not None
-    return pipe
 
 
 def _reason(lines: Sequence[str], return_code: int) -> str:

@@ -5,10 +5,7 @@ from enum import Enum, auto
 from fractions import Fraction
 
 from ..errors import ReaderError
-from ..shapes import format_size
-
-#: (width, height) in pixels.
-Size = tuple[int, int]
+from ..shapes import Size, format_size
 
 
 class Fit(Enum):

@@ -5,10 +5,10 @@ from fractions import Fraction
 from pathlib import Path
 
 from ..errors import WriterError
-from .arrays import NpyWriter, RawWriter
+from ..shapes import Size
 from .codecs import CONTAINER_ENDINGS
+from .frame_files import NpyWriter, RawWriter, StillsWriter
 from .sink import Sink
-from .stills import StillsWriter
 from .writer import GifWriter, VideoWriter
 
 _SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
@@ -17,7 +17,7 @@ _SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /
 def open_sink(
     path: str | os.PathLike,
     *,
-    size: tuple[int, int],
+    size: Size,
     fps: str | float | Fraction,
     audio: str | os.PathLike | None = None,
     codec: str | None = None,
@@ -40,21 +40,18 @@ def open_sink(
     """
     name = os.fspath(path)
     ending = Path(name).suffix.lower()
-    if ending in CONTAINER_ENDINGS and not _is_folder(name):
+    is_folder = name.endswith(("/", os.sep)) or Path(name).is_dir()
+    if ending in CONTAINER_ENDINGS and not is_folder:
         return VideoWriter(path, size=size, fps=fps, audio=audio, codec=codec, crf=crf, bit_depth=bit_depth)
     for option, value in (("audio", audio), ("codec", codec), ("crf", crf)):
         if value is not None:
             raise WriterError(f"{name}: takes no {option}; only {', '.join(CONTAINER_ENDINGS)} do.")
     if name == "-":
-        return RawWriter(size=size, bit_depth=bit_depth)
-    if _is_folder(name) or ending == ".png":
-        return StillsWriter(path, size=size, bit_depth=bit_depth)
+        return RawWriter(size, bit_depth)
+    if is_folder or ending == ".png":
+        return StillsWriter(path, size, bit_depth)
     if ending == ".gif":
-        return GifWriter(path, size=size, fps=fps, bit_depth=bit_depth)
+        return GifWriter(path, size, fps, bit_depth)
     if ending == ".npy":
-        return NpyWriter(path, size=size, bit_depth=bit_depth)
+        return NpyWriter(path, size, bit_depth)
     raise WriterError(f"{name}: its ending is not supported; use {_SUPPORTED}.")
-
-
-def _is_folder(name: str) -> bool:
-    return name.endswith(("/", os.sep)) or Path(name).is_dir()

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ReaderError
-from ..shapes import format_size
+from ..shapes import Size, format_size
 from .codecs import SCALER
 from .ffmpeg import FfmpegDecoder, describe
-from .fit import Fit, Size, fit_size
+from .fit import Fit, fit_size
 from .probe import VideoInfo, describe_pixel_format, parse_log
 from .source import find_source
 
@@ -44,7 +44,6 @@ class VideoReader(Iterator[np.ndarray]):
         max_frames: the largest number of frames to read; None for all.
 
     Attributes:
-        size: `(width, height)` of the returned frames.
         source_size: `(width, height)` in the file, after rotation.
         fps: frames per second, exactly; None for images.
         num_frames: approximate; None if it is unknown.
@@ -86,11 +85,7 @@ class VideoReader(Iterator[np.ndarray]):
         self._closed = False
 
     def __next__(self) -> np.ndarray:
-        """The next frames `(n, height, width, 3)`, n at most 8. A closed reader has no more.
-
-        Raises:
-            ReaderError: if the file is damaged or truncated.
-        """
+        """The next frames `(n, height, width, 3)`, n at most 8. A closed reader has no more."""
         if self._closed:
             raise StopIteration
         width, height = self.size

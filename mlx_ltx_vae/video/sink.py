@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import WriterError
 from ..part_file import writing_to
-from ..shapes import format_size
+from ..shapes import Size, format_size
 
 SinkT = TypeVar("SinkT", bound="Sink")
 _FRAME_DTYPES: dict[int, np.dtype] = {8: np.dtype(np.uint8), 10: np.dtype(np.uint16)}
@@ -86,17 +86,11 @@ class Sink(ABC):
     Leaving the with-block closes the sink: the output appears under its name. An exception in the block, Ctrl-C
     included, aborts it: nothing is left behind.
 
-    A subclass implements `_consume`, `_finish` and `_discard`, and `_interrupt` if `_consume` can hang.
-
-    Args:
-        size: `(width, height)` in pixels.
-        bit_depth: 8 or 10.
-
     Raises:
         WriterError: for an invalid size or bit depth.
     """
 
-    def __init__(self, name: str, size: tuple[int, int], bit_depth: int) -> None:
+    def __init__(self, name: str, size: Size, bit_depth: int) -> None:
         width, height = size
         if width < 1 or height < 1:
             raise WriterError(f"{name}: frames of {format_size(width, height)} pixels cannot be written.")

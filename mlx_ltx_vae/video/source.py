@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ..errors import ReaderError
 from .ffmpeg import file_url
-from .stills import match_numbered
 
 #: Endings of images, and the kind of each.
 _IMAGES = {
     ".png": "png", ".jpg": "jpg", ".jpeg": "jpg", ".webp": "webp", ".bmp": "bmp", ".tif": "tif", ".tiff": "tif",
 }  # fmt: skip
+_NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
 
 
 def find_source(path: Path, stack: ExitStack) -> tuple[list[str], int | None]:
@@ -41,6 +41,14 @@ def find_source(path: Path, stack: ExitStack) -> tuple[list[str], int | None]:
         os.symlink(image.absolute(), Path(links) / (name % number))
     sequence = file_url(Path(links.replace("%", "%%")) / name)
     return ["-f", "image2", "-i", sequence], len(images)
+
+
+def match_numbered(pattern: str) -> re.Pattern[str] | None:
+    """A pattern for names such as `a_%05d.png`, with the number as group 1; None without exactly one number field."""
+    parts = _NUMBER_FIELD.split(pattern)
+    if len(parts) != 2 or pattern.count("%") != 1:
+        return None
+    return re.compile(re.escape(parts[0]) + r"(\d+)" + re.escape(parts[1]))
 
 
 def _images_of_folder(folder: Path) -> list[Path]:

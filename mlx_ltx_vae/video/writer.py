@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import WriterError
 from ..frame_rate import parse_fps
 from ..part_file import PartFile
-from ..shapes import format_size
+from ..shapes import Size, format_size
 from .codecs import CONTAINER_ENDINGS, container_arguments, find_codec, quality_arguments
 from .ffmpeg import FfmpegEncoder, file_url
 from .sink import Sink
@@ -22,9 +22,7 @@ _MAX_GIF_FPS = 50
 class FfmpegSink(Sink):
     """A file written by ffmpeg, of exactly the size of the frames."""
 
-    def __init__(
-        self, path: str | os.PathLike, *, size: tuple[int, int], fps: str | float | Fraction, bit_depth: int
-    ) -> None:
+    def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, bit_depth: int) -> None:
         super().__init__(os.fspath(path), size, bit_depth)
         self.path = Path(path)
         try:
@@ -84,14 +82,14 @@ class VideoWriter(FfmpegSink):
         self,
         path: str | os.PathLike,
         *,
-        size: tuple[int, int],
+        size: Size,
         fps: str | float | Fraction,
         audio: str | os.PathLike | None = None,
         codec: str | None = None,
         crf: int | None = None,
         bit_depth: int = 8,
     ) -> None:
-        super().__init__(path, size=size, fps=fps, bit_depth=bit_depth)
+        super().__init__(path, size, fps, bit_depth)
         ending = self.path.suffix.lower()
         if ending not in CONTAINER_ENDINGS:
             raise WriterError(f"{self.name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
@@ -103,7 +101,7 @@ class VideoWriter(FfmpegSink):
                 raise WriterError(f"{audio}: there is no such audio file.")
             encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
             # Without -shortest, which would cut the longer of the two.
-            arguments = ["-i", file_url(Path(audio)), *arguments, "-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
+            arguments = ["-i", file_url(audio), *arguments, "-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
         self._start(arguments + container_arguments(ending, found))
 
 
@@ -112,15 +110,11 @@ class GifWriter(FfmpegSink):
 
     Each frame has its own palette. A shared palette needs all frames before the first can be written, and 256 colors
     for a whole clip cause banding. The dithering is ordered, since error diffusion flickers from frame to frame.
-
-    Args:
-        fps: at most 50: GIF delays are in hundredths of a second, and players slow down delays below two.
+    `fps` is at most 50: GIF delays are in hundredths of a second, and players slow down delays below two.
     """
 
-    def __init__(
-        self, path: str | os.PathLike, *, size: tuple[int, int], fps: str | float | Fraction, bit_depth: int = 8
-    ) -> None:
-        super().__init__(path, size=size, fps=fps, bit_depth=bit_depth)
+    def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, bit_depth: int) -> None:
+        super().__init__(path, size, fps, bit_depth)
         if bit_depth != 8:
             raise WriterError(f"{self.name}: a GIF has 8 bits per color; leave out the bit depth.")
         if self.fps > _MAX_GIF_FPS:

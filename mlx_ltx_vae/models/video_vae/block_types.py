@@ -18,13 +18,7 @@ Weights = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class NetworkOptions(NamedTuple):
-    """What all blocks of a network share.
-
-    Attributes:
-        causal: whether convolutions see no later frame.
-        padding: of the picture, in height and width.
-        has_timestep: whether a timestep modulates the norms.
-    """
+    """What all blocks of a network share. `padding` is that of height and width."""
 
     causal: bool
     padding: PaddingMode
@@ -36,13 +30,9 @@ class BlockConfig:
     """One block, in the order in which data pass it, with its widths resolved.
 
     Attributes:
-        type: what it computes.
-        in_channels: channels of what enters.
-        out_channels: channels of what leaves.
         num_layers: residual blocks in it.
         stride: factors by which it changes the grid, (time, height, width).
         residual: whether its rearranged input is added to its result.
-        inject_noise: whether noise maps are added in it.
     """
 
     type: "BlockType"
@@ -73,7 +63,6 @@ class BlockName(NamedTuple):
     """What a name in the block list of a checkpoint stands for.
 
     Attributes:
-        type: the kind of block.
         multiplier: by which the width changes where the options do not say, and 0 where it never changes.
         stride: factors by which the grid changes.
         residual: whether its rearranged input is added, where the options do not say.
@@ -101,9 +90,7 @@ def conv_layer(
 
     Args:
         name: the path of the layer's module; its convolution is at `name.conv`.
-        in_channels: channels of its input.
-        conv_channels: output channels of the convolution.
-        options: of the network.
+        conv_channels: output channels of the convolution, before a rearrangement.
         weights: those of the layer besides the convolution's.
         time_kernel: frames that one result sees: more than 3 where a result is made of several convolved frames.
         attributes: anything else that `ConvSpec` has.
@@ -117,7 +104,6 @@ def conv_layer(
         conv_channels=conv_channels,
         windows=(WindowSpec(time_kernel, down[0], before, after), _space(down[1]), _space(down[2])),
         padding=options.padding,
-        causal=options.causal,
         weights=own + weights,
         **{"out_channels": conv_channels} | attributes,
     )

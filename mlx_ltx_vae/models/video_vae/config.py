@@ -31,14 +31,7 @@ class LogVariance(enum.Enum):
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """An encoder or a decoder.
-
-    Attributes:
-        in_channels: channels that enter `conv_in`.
-        out_channels: channels that leave `conv_out`.
-        blocks: what stands in between, in the order in which data pass it.
-        options: what all layers share.
-    """
+    """An encoder or a decoder: `conv_in`, blocks in the order in which data pass them, `conv_out`."""
 
     in_channels: int
     out_channels: int
@@ -63,13 +56,10 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class VAEConfig:
-    """A whole video VAE. `scale` follows from the blocks and the patch size, and from nothing else.
+    """A whole video VAE.
 
     Attributes:
-        latent_channels: channels of a latent.
         patch_size: pixels per cell of the finest grid, along each side.
-        encoder: pixels to latents.
-        decoder: latents to pixels.
         generation: "LTX-2.3" and the like, or "custom".
     """
 
@@ -104,10 +94,6 @@ class VAEConfig:
     def timestep_conditioning(self) -> bool:
         """Whether the decoder takes a timestep and noise (0.9.1 to 0.9.8)."""
         return self.decoder.options.has_timestep
-
-    def num_frames(self, latent_frames: int) -> int:
-        """Frames of the video that `latent_frames` latent frames stand for."""
-        return 1 + self.scale.time * (latent_frames - 1)
 
 
 # Keys whose only supported value is the one that every published checkpoint has. Group norm is among them: ltx-core has

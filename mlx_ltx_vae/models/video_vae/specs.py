@@ -18,14 +18,7 @@ class BlockSpec:
 
 @dataclass(frozen=True)
 class ConvNetworkParts:
-    """The layers of a conv encoder or decoder by the module that they belong to.
-
-    Attributes:
-        conv_in: the first convolution.
-        blocks: what stands between the two.
-        conv_out: the last convolution, with the norm and the activation in front of it.
-        patch_size: pixels per cell of the finest grid, along each side.
-    """
+    """The layers of a conv encoder or decoder by the module that they belong to."""
 
     conv_in: ConvSpec
     blocks: tuple[BlockSpec, ...]

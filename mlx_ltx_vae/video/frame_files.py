@@ -1,29 +1,20 @@
-"""Numbered PNG files."""
+"""Outputs that need no ffmpeg: numbered PNG files, a .npy file, and raw frames to standard output."""
 
 import os
-import re
 import shutil
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import imageio.v3 as iio
 import numpy as np
+from numpy.lib import format as npy_format
 
 from ..errors import WriterError
-from ..part_file import part_path, writing_to
+from ..part_file import PartFile, part_path, writing_to
+from ..shapes import Size
 from .sink import Sink
-
-_NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
-
-
-def match_numbered(pattern: str) -> re.Pattern[str] | None:
-    """A regular expression for names such as `a_%05d.png`, with the number as group 1.
-
-    None without exactly one number field.
-    """
-    parts = _NUMBER_FIELD.split(pattern)
-    if len(parts) != 2 or pattern.count("%") != 1:
-        return None
-    return re.compile(re.escape(parts[0]) + r"(\d+)" + re.escape(parts[1]))
+from .source import match_numbered
 
 
 class StillsWriter(Sink):
@@ -40,7 +31,7 @@ class StillsWriter(Sink):
         WriterError: for a pattern without exactly one number field, and a folder that cannot be used.
     """
 
-    def __init__(self, path: str | os.PathLike, *, size: tuple[int, int], bit_depth: int = 8) -> None:
+    def __init__(self, path: str | os.PathLike, size: Size, bit_depth: int) -> None:
         super().__init__(os.fspath(path), size, bit_depth)
         if bit_depth != 8:
             raise WriterError(f"{self.name}: PNG stills have 8 bits; write an .mkv with ffv1 to keep more.")
@@ -78,3 +69,58 @@ class StillsWriter(Sink):
 
     def _discard(self) -> None:
         shutil.rmtree(self._part, ignore_errors=True)  # already gone if _finish renamed it
+
+
+class NpyWriter(Sink):
+    """A `.npy` file `(frames, height, width, 3)`, uint8 or uint16, written frame by frame."""
+
+    def __init__(self, path: str | os.PathLike, size: Size, bit_depth: int) -> None:
+        super().__init__(os.fspath(path), size, bit_depth)
+        self._part = PartFile(Path(path))
+        with writing_to(self.name):
+            self._file = self._part.path.open("wb")
+        self._write_header(0)
+
+    def _write_header(self, num_frames: int) -> None:
+        """numpy (since 1.23) pads the header for a first axis of any length, so that its size does not change."""
+        width, height = self.size
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (num_frames, height, width, 3)}
+        npy_format.write_array_header_1_0(self._file, header)
+
+    def _consume(self, frames: np.ndarray) -> None:
+        self._file.write(frames.data.cast("B"))
+
+    def _finish(self) -> None:
+        self._file.seek(0)
+        self._write_header(self.frames_written)
+        self._file.close()
+        self._part.complete()
+
+    def _discard(self) -> None:
+        with suppress(OSError):  # closing flushes the buffer, which fails again on a full disk
+            self._file.close()
+        self._part.discard()
+
+
+class RawWriter(Sink):
+    """Raw frames to standard output: RGB, 8 or 16 bits (little-endian) per component."""
+
+    def __init__(self, size: Size, bit_depth: int) -> None:
+        super().__init__("standard output", size, bit_depth)
+        if sys.stdout.isatty():
+            raise WriterError("standard output: is a terminal; redirect raw frames to a file or another program.")
+        sys.stdout.flush()
+        # Without Python's buffer: data left in it after a broken pipe would raise again at exit.
+        buffer = sys.stdout.buffer
+        self._stream = getattr(buffer, "raw", buffer)
+
+    def _consume(self, frames: np.ndarray) -> None:
+        data = frames.data.cast("B")
+        while data:
+            data = data[self._stream.write(data) :]
+
+    def _finish(self) -> None:
+        self._stream.flush()
+
+    def _discard(self) -> None:
+        return

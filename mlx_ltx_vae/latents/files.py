@@ -1,0 +1,296 @@
+"""Reading latent files (safetensors, also ComfyUI's .latent, .npy and .npz), checking latents, writing safetensors.
+
+Facts about the files of other programs:
+
+- ComfyUI's `.latent` is safetensors with the tensor `latent_tensor`, the values of its LATENT type, which for LTX are
+  normalized. An empty tensor `latent_format_version_0` marks the format. ComfyUI's loader multiplies files without
+  that mark by 1/0.18215, the scale of Stable Diffusion latents in early 2023. LTX is newer than the mark, so an LTX
+  file without it was written by another program, which stored the values as they were: they are never rescaled here.
+- diffusers' LTX-Video pipelines return normalized latents, packed or not. Its LTX-2 pipelines return unnormalized
+  ones, `latents * std + mean` (their `scaling_factor` is 1 for every LTX release).
+- Data sets of the LTX trainers store `num_frames`, `height` and `width` of the latent grid.
+- The sidecar of an MLX port's two-stage pipeline stores its result twice, as `stage_2_video_latent` and
+  `final_video_latent`.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import LatentsError, WriterError
+from ..frame_rate import parse_fps
+from ..mlx_utils import count_nonfinite, to_float, to_int
+from ..part_file import PartFile
+from ..shapes import Grid, LatentShape
+from .layouts import CHANNELS_FIRST, find_layout
+from .metadata import LAYOUT_KEY, merge_grids, parse_metadata
+from .tensor_files import open_tensor_file
+
+#: Names under which programs store latents: this package and MLX apps, ComfyUI, two-stage pipelines.
+KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent")
+_STAGE_2, _FINAL = KNOWN_NAMES[-2:]
+
+# uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
+_READABLE_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint16")
+_MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
+
+
+@dataclass(frozen=True)
+class LatentsInfo:
+    """What a latent file states about itself. A value that it does not state is None.
+
+    Attributes:
+        tensor: the name of the tensor in the file.
+        stored_shape: in the file's layout.
+        num_frames, height, width: of the video, in frames and pixels.
+    """
+
+    source: str
+    tensor: str
+    stored_shape: tuple[int, ...]
+    fps: Fraction | None = None
+    num_frames: int | None = None
+    height: int | None = None
+    width: int | None = None
+
+
+@dataclass(frozen=True)
+class LatentsFile:
+    """A latent file whose header has been read, and whose values are read by `read`.
+
+    Attributes:
+        shape: (B, C, F', H', W').
+        normalized: what the metadata states; None if nothing, which `read` takes for True.
+        stored_dtype: the dtype in the file, such as "bfloat16".
+        layout: the axes in the file, such as "(B, tokens, C)".
+    """
+
+    info: LatentsInfo
+    shape: LatentShape
+    normalized: bool | None
+    stored_dtype: str
+    layout: str
+    _read_stored: Callable[[], np.ndarray] = field(repr=False)
+
+    def read(
+        self, *, statistics: tuple[mx.array, mx.array] | None = None, unnormalized: bool | None = None
+    ) -> mx.array:
+        """Normalized latents `(B, C, F', H', W')` in the file's dtype; float32 for float64, or if normalized here.
+
+        Args:
+            statistics: `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents.
+            unnormalized: whether the file stores `latents * std + mean`, as diffusers' LTX-2 pipelines return it. None
+                follows the metadata.
+
+        Raises:
+            LatentsError: for a file that cannot be read, values that are not finite, `unnormalized` that contradicts
+                the metadata, and unnormalized latents without statistics.
+        """
+        source = self.info.source
+        if not self._is_unnormalized(unnormalized):
+            statistics = None
+        elif statistics is None:
+            raise LatentsError(f"{source}: is unnormalized; give the VAE's statistics=(vae.mean, vae.std) with it.")
+        elif any(array.shape != (self.shape.channels,) for array in statistics):
+            expected, found = (self.shape.channels,), " and ".join(str(array.shape) for array in statistics)
+            raise LatentsError(f"{source}: these latents need statistics {expected}, and these are {found}.")
+        latents = _to_mlx(self._read_stored(), source)
+        _check_finite(latents, source)
+        if statistics is None:
+            return latents
+        mean, std = (array.astype(mx.float32).reshape(-1, 1, 1, 1) for array in statistics)
+        return (latents - mean) / std
+
+    def _is_unnormalized(self, unnormalized: bool | None) -> bool:
+        """What the caller says, or the metadata if the caller does not say. They must not contradict each other."""
+        if unnormalized is None:
+            return self.normalized is False
+        if unnormalized is self.normalized:
+            stated, given = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
+            raise LatentsError(
+                f"{self.info.source}: its metadata says that these latents are {stated}, and the caller that they are "
+                f"{given}; leave out unnormalized= (--unnormalized)."
+            )
+        return unnormalized
+
+
+def open_latents(
+    path: str | os.PathLike, *, latent_channels: int | None = None, tensor: str | None = None, grid: Grid | None = None
+) -> LatentsFile:
+    """Read the header of a safetensors (also ComfyUI's .latent), .npy or .npz file, and none of its values.
+
+    Args:
+        latent_channels: channels of the VAE. With it, channels-last files are understood and other channels refused.
+        tensor: the tensor's name, for a file with several candidates.
+        grid: (F', H', W'), needed for packed latents whose file does not state it, and checked for others.
+
+    Raises:
+        LatentsError: for a file that cannot be read or is ambiguous, and shapes and dtypes that no decoder takes.
+    """
+    source = os.fspath(path)
+    tensors, stated = open_tensor_file(Path(path))
+    metadata = parse_metadata(stated, source)
+    name = _choose_tensor(list(tensors), tensor, source)
+    stored = tensors[name]
+    layout = find_layout(
+        stored.shape,
+        source,
+        latent_channels=None if metadata.is_channels_first else latent_channels,
+        grid=merge_grids(grid, metadata.grid, source),
+        sizes=metadata.ambiguous_sizes,
+    )
+    _check_shape(layout.shape, latent_channels, source)
+    if stored.dtype not in _READABLE_DTYPES:
+        raise LatentsError(f"{source}: {name} is stored as {stored.dtype}; save it as float32, float16 or bfloat16.")
+    info = LatentsInfo(source, name, stored.shape, metadata.fps)
+    if metadata.ambiguous_sizes != layout.shape.grid:  # otherwise they are the latents' own sizes, not the video's
+        info = replace(info, num_frames=metadata.num_frames, height=metadata.height, width=metadata.width)
+
+    def read_stored() -> np.ndarray:
+        return layout.to_channels_first(stored.read())
+
+    return LatentsFile(info, layout.shape, metadata.normalized, stored.dtype, str(layout), read_stored)
+
+
+def load_latents(
+    path: str | os.PathLike,
+    *,
+    latent_channels: int | None = None,
+    tensor: str | None = None,
+    grid: Grid | None = None,
+    unnormalized: bool | None = None,
+    statistics: tuple[mx.array, mx.array] | None = None,
+) -> tuple[mx.array, LatentsInfo]:
+    """Normalized latents `(B, C, F', H', W')` and what the file states about them.
+
+    Arguments and errors are those of `open_latents` and, for `unnormalized` and `statistics`, of `LatentsFile.read`.
+    """
+    file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid)
+    return file.read(statistics=statistics, unnormalized=unnormalized), file.info
+
+
+def save_latents(
+    path: str | os.PathLike,
+    latents: mx.array,
+    *,
+    fps: str | float | Fraction | None = None,
+    num_frames: int | None = None,
+    height: int | None = None,
+    width: int | None = None,
+) -> None:
+    """Write normalized latents `(B, C, F', H', W')` as safetensors. The file appears under its name only when whole.
+
+    Args:
+        path: ends in .safetensors.
+        latents: float32, float16 or bfloat16.
+        fps: frames per second of the video (see `parse_fps`).
+        num_frames, height, width: of the video, in frames and pixels.
+
+    Raises:
+        LatentsError: for latents that `check_latents` refuses.
+        WriterError: for another ending, an invalid frame rate, and a file that cannot be written.
+    """
+    target, exact_fps = _check_target(path, fps)
+    check_latents(latents, None, str(target))
+    stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
+    metadata = {key: str(value) for key, value in stated.items() if value is not None}
+    metadata |= {"normalized": "true", LAYOUT_KEY: CHANNELS_FIRST}
+    part = PartFile(target)
+    try:
+        mx.save_safetensors(str(part.path), {"latents": latents}, metadata)
+        part.complete()
+    except RuntimeError as error:  # MLX's exception for a full disk
+        raise WriterError(f"{target}: cannot be written ({str(error).rstrip('.')}).") from error
+    finally:
+        part.discard()
+
+
+def check_latents_target(path: str | os.PathLike, *, fps: str | float | Fraction | None = None) -> None:
+    """Raise the `WriterError` that `save_latents` would raise for this path and frame rate, before any work is done."""
+    target, _ = _check_target(path, fps)
+    PartFile(target).discard()
+
+
+def check_latents(latents: mx.array, latent_channels: int | None, source: str) -> None:
+    """Check that a decoder can take latents: `(B, C, F', H', W')`, floating point and finite.
+
+    Args:
+        latent_channels: the expected C; None accepts any.
+        source: the latents' name in errors.
+
+    Raises:
+        LatentsError: for another number of axes or channels, an empty axis, integers, and values that are not finite.
+    """
+    _check_shape(latents.shape, latent_channels, source)
+    if not mx.issubdtype(latents.dtype, mx.floating):
+        raise LatentsError(f"{source}: latents are {latents.dtype}; expected float32, float16 or bfloat16.")
+    _check_finite(latents, source)
+
+
+def _check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
+    """The part of `check_latents` that concerns the shape."""
+    shape = tuple(shape)
+    if len(shape) == 3:
+        raise LatentsError(f"{source}: latents {shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W').")
+    if len(shape) != 5:
+        raise LatentsError(f"{source}: latents {shape} should have five axes, (B, C, F', H', W').")
+    if 0 in shape:
+        raise LatentsError(f"{source}: latents {shape} are empty; no axis may have the length 0.")
+    if latent_channels not in (None, shape[1]):
+        raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where the VAE has {latent_channels}.")
+
+
+def _check_finite(latents: mx.array, source: str) -> None:
+    """The part of `check_latents` that concerns the values."""
+    if count := count_nonfinite(latents):
+        first = to_int(mx.argmax(mx.logical_not(mx.isfinite(latents))))
+        index = tuple(int(i) for i in np.unravel_index(first, latents.shape))
+        raise LatentsError(
+            f"{source}: {count} of {latents.size} values are not finite (NaN or infinite), the first at "
+            f"(b, c, f, h, w) = {index}; check the program that made these latents."
+        )
+
+
+def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
+    candidates = [name for name in names if name in KNOWN_NAMES] or names
+    if {_STAGE_2, _FINAL} <= set(candidates):
+        candidates.remove(_STAGE_2)
+    if wanted in names:
+        return wanted
+    if wanted is not None:
+        shown = ", ".join(sorted(names)[:8]) or "nothing"
+        raise LatentsError(f"{source}: has no tensor {wanted!r}; it has {shown}.")
+    if not candidates:
+        raise LatentsError(f"{source}: has no tensors.")
+    if len(candidates) > 1:
+        found = f"{len(candidates)} tensors that could be the latents ({', '.join(sorted(candidates)[:8])})"
+        raise LatentsError(f"{source}: has {found}; choose one with tensor= (--tensor).")
+    return candidates[0]
+
+
+def _to_mlx(array: np.ndarray, source: str) -> mx.array:
+    """An MLX array of the same values, float64 as float32; `V2`, and uint16 that are plausible so, are bfloat16."""
+    if array.dtype == np.dtype("V2"):
+        return mx.array(array.view(np.uint16)).view(mx.bfloat16)
+    if array.dtype == np.uint16:
+        latents = mx.array(array).view(mx.bfloat16)
+        if _MIN_PLAUSIBLE < to_float(mx.max(mx.abs(latents.astype(mx.float32)))) < _MAX_PLAUSIBLE:
+            return latents
+        raise LatentsError(f"{source}: latents are stored as uint16 and are not bfloat16; save them as float32.")
+    dtype = np.float16 if array.dtype.itemsize == 2 else np.float32
+    return mx.array(array.astype(dtype, order="C", copy=False))
+
+
+def _check_target(path: str | os.PathLike, fps: str | float | Fraction | None) -> tuple[Path, Fraction | None]:
+    target = Path(path)
+    if target.suffix != ".safetensors":  # MLX would append it
+        raise WriterError(f"{target}: latents are written as safetensors; use a name that ends in .safetensors.")
+    try:
+        return target, None if fps is None else parse_fps(fps)
+    except ValueError as error:
+        raise WriterError(f"{target}: {error}") from error
