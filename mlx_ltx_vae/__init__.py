@@ -1,4 +1,4 @@
-"""LTX video latents to video on MLX: exactly, streaming, in flat memory."""
+"""Exact, streaming decoding and encoding of LTX video latents on MLX, in constant memory."""
 
 from importlib.metadata import version
 

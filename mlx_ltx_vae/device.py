@@ -1,4 +1,4 @@
-"""What the machine offers: whose kernels run, how much memory there is, and the limit of MLX's buffer cache."""
+"""The default device, its available memory, and the limit of MLX's buffer cache."""
 
 import os
 import threading
@@ -22,20 +22,20 @@ def this_machine(dtype: mx.Dtype, own: int = 0) -> Machine:
     """The default device, for a network that computes in `dtype`.
 
     Args:
-        dtype: of the network.
-        own: bytes that are in use and that a plan counts itself, such as loaded weights.
+        dtype: the network's compute dtype.
+        own: bytes already in use that a plan counts itself, such as loaded weights.
     """
     return Machine(Backend.CPU if is_cpu() else Backend.GPU, dtype.size, available_memory(own))
 
 
 def available_memory(own: int = 0) -> int:
-    """Bytes to plan with: what the device has, less what other arrays of this process hold.
+    """Bytes available to a plan: the device's memory minus that of this process's other arrays.
 
     Args:
         own: see `this_machine`.
     """
     free = None if is_cpu() else _device_info("free_memory")
-    if free is not None:  # CUDA: without this process's arrays and its buffer cache
+    if free is not None:  # CUDA: excludes this process's arrays and buffer cache
         return free + mx.get_cache_memory() + own
     total = None if is_cpu() else _device_info("max_recommended_working_set_size") or _device_info("total_memory")
     if total is not None:
@@ -44,7 +44,7 @@ def available_memory(own: int = 0) -> int:
 
 
 def is_memory_short() -> bool:
-    """Whether arrays in use and MLX's buffer cache are together more than Metal recommends."""
+    """Whether active memory plus MLX's buffer cache exceeds the working set that Metal recommends."""
     recommended = _device_info("max_recommended_working_set_size")
     return recommended is not None and mx.get_active_memory() + mx.get_cache_memory() > recommended
 
@@ -63,7 +63,7 @@ def _free_host_memory() -> int:
 
 
 class _CacheLimits:
-    """The limits of all runs under way in this process: the smallest counts, and the last one restores the original."""
+    """The cache limits of all active runs: the smallest applies, and the last run to end restores the original."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ _cache_limits = _CacheLimits()
 
 @contextmanager
 def limited_cache(limit: int) -> Iterator[None]:
-    """Limit MLX's buffer cache to so many bytes while the block runs. It is emptied before and after."""
+    """Limit MLX's buffer cache to `limit` bytes inside the block. The cache is cleared before and after."""
     mx.clear_cache()
     _cache_limits.add(limit)
     try:

@@ -1,40 +1,40 @@
-"""What can go wrong, as one family of exceptions.
+"""The exceptions of this package.
 
 Every message is one sentence: the file or shape at fault, what was expected, what to do.
 """
 
 
 class LTXVAEError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base class of all errors that this package raises."""
 
 
 class CheckpointError(LTXVAEError):
-    """A checkpoint that cannot be read, is incomplete, or is of a kind that is not supported."""
+    """A checkpoint cannot be read, is incomplete, or is not supported."""
 
 
 class CheckpointsDiffer(LTXVAEError):
-    """Two checkpoints that should have the same weights do not."""
+    """Two checkpoints that should have the same weights differ."""
 
 
 class LatentsError(LTXVAEError):
-    """Latents, noise or pixels whose shape, values or layout the network cannot take."""
+    """Latents, noise or pixels have a shape, values or layout that the network cannot take."""
 
 
 class PlanError(LTXVAEError):
-    """A way to decode that was asked for and cannot be had."""
+    """The requested options or memory budget cannot be met."""
 
 
 class DecodeError(LTXVAEError):
-    """The network ran, and what came out is not a picture (not finite, or one flat colour)."""
+    """The network's output is not finite, is the same patch everywhere, or has the wrong number of frames."""
 
 
 class WriterError(LTXVAEError):
-    """Frames that could not be written."""
+    """Frames could not be written."""
 
 
 class ReaderError(LTXVAEError):
-    """A video that could not be read."""
+    """A video could not be read."""
 
 
 class TilingError(PlanError, ValueError):
-    """Tiles that are not possible. Also a ValueError, which is what apps with their own decoder catch."""
+    """Invalid tiles. Also a ValueError, because apps with their own decoder catch that."""

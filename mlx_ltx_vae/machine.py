@@ -1,4 +1,4 @@
-"""Where a network runs, as far as a plan depends on it. No MLX."""
+"""The properties of a machine that plans depend on. No MLX."""
 
 import enum
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ FLOAT32_BYTES = 4
 
 
 class Backend(enum.Enum):
-    """Whose kernels run. They differ in the scratch that they allocate."""
+    """The backend whose kernels run. Backends allocate different amounts of scratch memory."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -15,12 +15,11 @@ class Backend(enum.Enum):
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a network runs.
+    """The machine and precision that a network runs in.
 
     Attributes:
-        backend: whose kernels.
-        itemsize: bytes of a number in the network's dtype.
-        available: bytes of memory to plan with; None for no bound.
+        itemsize: bytes per element of the network's dtype.
+        available: bytes of memory available to a plan; None for unlimited.
     """
 
     backend: Backend = Backend.CPU

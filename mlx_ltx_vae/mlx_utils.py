@@ -1,4 +1,4 @@
-"""Small MLX helpers, most of them for gaps in MLX's type stubs, which are worked around here and nowhere else."""
+"""Small MLX helpers. Gaps in MLX's type stubs are worked around only here."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -9,44 +9,44 @@ from mlx.utils import tree_flatten
 
 
 def to_float(array: mx.array) -> float:
-    """The value of a one-element array. Waits for it."""
+    """The value of a one-element array, evaluated."""
     return float(cast(Any, array.item()))
 
 
 def to_int(array: mx.array) -> int:
-    """The value of a one-element array of integers. Waits for it."""
+    """The value of a one-element integer array, evaluated."""
     return int(cast(Any, array.item()))
 
 
 def to_bool(array: mx.array) -> bool:
-    """The value of a one-element array of booleans. Waits for it."""
+    """The value of a one-element boolean array, evaluated."""
     return bool(array.item())
 
 
 def to_list(array: mx.array) -> list[Any]:
-    """The values of an array of at least one axis. Waits for them."""
+    """The values of an array with at least one axis, evaluated."""
     return cast(list[Any], array.tolist())
 
 
 def split(array: mx.array, parts: int, axis: int = 0) -> list[mx.array]:
-    """`mx.split`, whose stub promises a single array."""
+    """`mx.split`, whose stub declares a single array as its result."""
     return list(cast(Any, mx.split(array, parts, axis=axis)))
 
 
 def count_nonfinite(array: mx.array) -> int:
-    """How many values are NaN or infinite. Waits for the array."""
+    """The number of NaN or infinite values. Evaluates the array."""
     return array.size - to_int(mx.isfinite(array).sum())
 
 
 def load_safetensors(path: Path) -> dict[str, mx.array]:
-    """The tensors of a safetensors file by name, lazy.
+    """The tensors of a safetensors file by name, loaded lazily.
 
     Raises:
-        RuntimeError: the file cannot be read, or one of its tensors has a type that MLX does not know.
+        RuntimeError: if the file cannot be read, or a tensor has a dtype that MLX does not support.
     """
     return cast(dict[str, mx.array], mx.load(str(path), format="safetensors"))
 
 
 def named_parameters(module: nn.Module) -> dict[str, mx.array]:
-    """The parameters of a module by their dotted names."""
+    """The parameters of a module by dotted name."""
     return dict(cast(Any, tree_flatten(module.parameters())))

@@ -13,14 +13,14 @@ Size = tuple[int, int]
 
 
 class ScaleFactors(NamedTuple):
-    """Pixels per latent cell along each axis. The first latent frame stands for one video frame."""
+    """Pixels per latent cell along each axis. The first latent frame corresponds to a single video frame."""
 
     time: int
     height: int
     width: int
 
     def video_grid(self, latent_grid: Sequence[int]) -> Grid:
-        """(F, H, W) of the video that latents of the grid (F', H', W') stand for."""
+        """(F, H, W) of the video that latents of grid (F', H', W') decode to."""
         frames, height, width = latent_grid
         return 1 + self.time * (frames - 1), self.height * height, self.width * width
 
@@ -28,7 +28,7 @@ class ScaleFactors(NamedTuple):
         """(F', H', W') of the latents of a video (F, H, W).
 
         Raises:
-            LatentsError: unless F is 1 + time * k and H and W are multiples of the spatial factors.
+            LatentsError: if F is not 1 + time * k, or H or W is not a multiple of its spatial factor.
         """
         frames, height, width = video_grid
         if frames < 1 or (frames - 1) % self.time or height % self.height or width % self.width:
@@ -39,19 +39,19 @@ class ScaleFactors(NamedTuple):
         return 1 + (frames - 1) // self.time, height // self.height, width // self.width
 
     def usable_frames(self, num_frames: int, *, pad: bool) -> int:
-        """The next number of frames of the form 1 + time * k: below `num_frames`, or above it where it is padded."""
+        """`num_frames` rounded to the form 1 + time * k: down, or up with `pad`."""
         over = (num_frames - 1) % self.time
         if over == 0:
             return num_frames
         return num_frames + self.time - over if pad else num_frames - over
 
     def covering_latent_grid(self, video_grid: Sequence[int]) -> Grid:
-        """(F', H', W') of the smallest latents whose video is at least (F, H, W)."""
+        """(F', H', W') of the smallest latents whose video covers (F, H, W)."""
         frames, height, width = video_grid
         return 1 + -(-(frames - 1) // self.time), -(-height // self.height), -(-width // self.width)
 
 
-#: What every published checkpoint has but the 16x16x4 variant.
+#: The factors of every published checkpoint except the 16x16x4 variant.
 DEFAULT_SCALE = ScaleFactors(8, 32, 32)
 
 
@@ -71,5 +71,5 @@ class LatentShape(NamedTuple):
 
 
 def format_size(width: int, height: int) -> str:
-    """A frame size as users write it: 768x512."""
+    """The frame size as users write it: 768x512."""
     return f"{width}x{height}"

@@ -1,4 +1,4 @@
-"""Bytes as users read and write them. A GB is 1e9 bytes."""
+"""Formats and parses byte counts. 1 GB is 1e9 bytes."""
 
 import re
 
@@ -13,21 +13,21 @@ _UNITS = {
 
 
 def format_bytes(count: float) -> str:
-    """2.42 GB, 5.6 MB or 812 kB: GB from 100 MB on, kB below 1 MB."""
+    """The count as text, such as 2.42 GB, 5.6 MB or 812 kB: GB from 100 MB up, kB below 1 MB."""
     if count >= 100 * MB:
         return f"{count / GB:.2f} GB"
     return f"{count / MB:.1f} MB" if count >= MB else f"{count / 1e3:.0f} kB"
 
 
 def parse_bytes(text: str | int | float, available: int) -> int:
-    """Bytes of a memory budget.
+    """The bytes of a memory budget.
 
     Args:
-        text: "8GB" (1e9 bytes each), "8G", "7.5 GiB", "50%" of what is available, or a number of bytes as an int.
-        available: bytes that a percentage is a part of.
+        text: "8GB" (1e9 bytes each), "8G", "7.5 GiB", "50%" of `available`, or a number of bytes as an int.
+        available: bytes that a percentage refers to.
 
     Raises:
-        PlanError: for anything else, a string without a unit included.
+        PlanError: for anything else, including a string without a unit.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool) and 0 < text < float("inf"):
         return int(text)

@@ -1,4 +1,4 @@
-"""`VideoVAE`: what a user holds."""
+"""`VideoVAE`, the main class of the public API."""
 
 import os
 import warnings
@@ -27,9 +27,9 @@ from .tiling.config import TilingConfig
 
 
 class VideoVAE:
-    """An LTX video VAE: latents to pixels, exactly and in flat memory, and pixels to latents.
+    """An LTX video VAE: decodes latents to pixels and encodes pixels to latents, exactly and in constant memory.
 
-    `encoder` or `decoder` is None where it was not loaded. `mean` and `std` (C,) float32 are those of the latents.
+    `encoder` or `decoder` is None if it was not loaded. `mean` and `std` (C,) float32 are the latent statistics.
 
     ```python
     vae = VideoVAE.from_pretrained("ltx-2.5-video-vae-conv-bf16.safetensors")
@@ -69,15 +69,15 @@ class VideoVAE:
         """Load a VAE.
 
         Args:
-            source: a file of any known layout (of a 40 GB file only the VAE's tensors are read), a folder, a hub
-                repository id, or an opened checkpoint.
-            dtype: "float32", "bfloat16" or "float16"; None for the checkpoint's own. An encoder that would be float16
-                computes in float32, since float16 may overflow there, and warns when it is used.
+            source: a file in any supported layout (only the VAE's tensors are read, even from a 40 GB file), a folder,
+                a hub repository id, or an open checkpoint.
+            dtype: "float32", "bfloat16" or "float16"; None for the checkpoint's own. A float16 encoder computes in
+                float32, since float16 may overflow there, and warns when it is used.
             encoder: whether to load the encoder.
             decoder: whether to load the decoder.
 
         Raises:
-            CheckpointError: for what cannot be read, is not a VAE, is incomplete, or is not known.
+            CheckpointError: if the source cannot be read, is not a VAE, is incomplete, or is not supported.
         """
         if dtype is not None and dtype not in DTYPES:
             raise CheckpointError(f"dtype {dtype!r} is not known; there are {', '.join(DTYPES)}.")
@@ -99,7 +99,7 @@ class VideoVAE:
 
     @property
     def dtype(self) -> mx.Dtype:
-        """What the decoder computes in; the encoder, where there is no decoder."""
+        """The compute dtype of the decoder, or of the encoder if no decoder is loaded."""
         return self._decoder.dtype if self.decoder is not None else self._encoder.dtype
 
     def plan(
@@ -113,22 +113,22 @@ class VideoVAE:
         tile_batch_size: int = 1,
         chunk: int | None = None,
     ) -> DecodePlan:
-        """How latents of a shape would be decoded. Pure arithmetic; nothing is decoded.
+        """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
         Args:
             latent_shape: (B, C, F', H', W').
-            memory_budget: "8GB", "50%" of what is available, or bytes: what the decode must stay below, weights and
-                MLX's buffer cache included. None aims at half of what is available, and takes the least that works
-                where that is not enough.
-            mode: "auto" (exact wherever that fits), "exact", "single" or "tiled".
+            memory_budget: upper bound for peak memory, including weights and MLX's buffer cache: "8GB", "50%" of the
+                available memory, or a number of bytes. None aims for half of the available memory, and uses the
+                minimum that works if that is not enough.
+            mode: "auto" (exact if it fits), "exact", "single" or "tiled".
             order: "auto", "time", "rows" or "columns", for mode "exact".
             tiling: for mode "tiled"; default: `TilingConfig.default()`.
-            tile_batch_size: how many tiles of equal shape are decoded together, at most.
-            chunk: latent frames (rows, columns) at a time; None to choose.
+            tile_batch_size: maximum number of tiles of equal shape that are decoded together.
+            chunk: latent frames (rows, columns) per piece; None to choose automatically.
 
         Raises:
-            LatentsError: for a shape that the VAE cannot decode.
-            PlanError: for options that cannot be met; for a budget that nothing meets, with the least that works.
+            LatentsError: if the VAE cannot decode this shape.
+            PlanError: if the options are invalid, or if no plan fits the budget (the message states the minimum).
         """
         return plan_decode(
             self._decoder.spec,
@@ -152,12 +152,12 @@ class VideoVAE:
         tile_batch_size: int = 1,
         pad: bool = False,
     ) -> EncodePlan:
-        """How frames of a shape would be encoded. Arguments and errors as `plan`, but for:
+        """Plan the encode of frames of a given shape. Arguments and errors are those of `plan`, except:
 
         Args:
-            frame_shape: (B, 3, F, H, W), or (F, H, W, 3) as uint8 frames have it.
+            frame_shape: (B, 3, F, H, W), or (F, H, W, 3) as for uint8 frames.
             mode: see `plan`. Encodes stream along time.
-            pad: whether a clip is padded to 1 + t*k frames; otherwise what is over is dropped.
+            pad: whether to pad the clip to 1 + t*k frames; otherwise excess frames are dropped.
         """
         return plan_encode(
             self._encoder.spec,
@@ -181,26 +181,26 @@ class VideoVAE:
         noise_scale: float | None = None,
         bit_depth: int | None = None,
     ) -> Generator[FrameChunk, None, None]:
-        """Decode, handing frames over as they are finished: each once, in order.
+        """Yield frames as they are decoded, each once and in order.
 
-        Closing the iterator frees everything; several streams of one VAE may run interleaved.
+        Closing the iterator frees its memory. Several streams of one VAE may run interleaved.
 
         Args:
             latents: (B, C, F', H', W'), normalized.
             plan: from `plan`; None for the default.
-            timestep: the decode timestep of VAEs that take one, 0 to 1 (default 0.05).
-            seed: of the noise that such VAEs add.
-            noise: that noise itself, in the order in which the network draws it, or "zeros".
-            noise_scale: how much of the latents is replaced by noise (default 0.025).
-            bit_depth: 8 or 10 for chunks that hold levels instead of floats. Frames that wait on disk (orders rows and
-                columns) then take less room.
+            timestep: the decode timestep, 0 to 1 (default 0.05), for VAEs that take one.
+            seed: seed of the noise that such VAEs add.
+            noise: the noise itself, in the order in which the network draws it, or "zeros".
+            noise_scale: the fraction of the latents that is replaced by noise (default 0.025).
+            bit_depth: 8 or 10 to get integer levels instead of floats. The frames that orders rows and columns buffer
+                on disk are then smaller.
 
         Raises:
-            LatentsError: at once, for latents or noise that the network cannot take.
-            PlanError: at once, for a plan made for another shape.
-            DecodeError: while decoding, for pixels that cannot be a picture.
+            LatentsError: immediately, if the network cannot take the latents or the noise.
+            PlanError: immediately, if the plan was made for another shape.
+            DecodeError: while decoding, if the pixels are not finite, or are the same patch everywhere.
         """
-        latents = latents if isinstance(latents, mx.array) else mx.array(latents)  # a copy of an mx.array is not free
+        latents = latents if isinstance(latents, mx.array) else mx.array(latents)  # mx.array(mx.array) copies
         return start_decode(
             self._decoder,
             self.plan(latents.shape) if plan is None else plan,
@@ -224,14 +224,14 @@ class VideoVAE:
         noise: Noise = None,
         on_frames_ready: Callable[[mx.array, int], None] | None = None,
     ) -> mx.array | None:
-        """Decode a whole clip. Arguments and errors as `stream`, but for:
+        """Decode a whole clip. Arguments and errors are those of `stream`, except:
 
         Args:
             on_frames_ready: called with (frames (B, 3, n, H, W), start index) as frames become final, each once and in
-                order. An exception in it stops the decode and reaches the caller.
+                order. An exception in it stops the decode and propagates to the caller.
 
         Returns:
-            Pixels (B, 3, F, H, W) in about [-1, 1]; None with `on_frames_ready`.
+            Pixels (B, 3, F, H, W), approximately in [-1, 1]; None if `on_frames_ready` is given.
         """
         chunks = self.stream(latents, plan, timestep=timestep, seed=seed, noise=noise)
         if on_frames_ready is None:
@@ -250,26 +250,26 @@ class VideoVAE:
         tile_batch_size: int = 1,
         pad: bool = False,
     ) -> mx.array:
-        """Encode frames to normalized latents: the means, nothing is sampled.
+        """Encode frames to normalized latents: the mean of the distribution, without sampling.
 
         Args:
-            pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays, the
-                frames of a clip in order, of which only a few are then in memory at a time. F should be 1 + t*k; H and
-                W are multiples of the spatial scale.
+            pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays with the
+                frames of a clip in order, of which only a few are in memory at a time. F should be 1 + t*k; H and W
+                must be multiples of the spatial scale.
             plan: from `plan_encode`; None for the default.
-            tiling: encode in overlapping tiles and blend the latents, which is not exact. None for whole frames. Tiles
-                cut in time take the whole clip as one array.
-            tile_batch_size: how many tiles of equal shape are encoded together, at most.
-            pad: whether the last frame is repeated up to 1 + t*k frames. Otherwise what is over at the end is dropped,
+            tiling: encode in overlapping tiles and blend the latents, which is not exact. None for whole frames.
+                Temporal tiles require the whole clip as one array.
+            tile_batch_size: maximum number of tiles of equal shape that are encoded together.
+            pad: whether to repeat the last frame up to 1 + t*k frames. Otherwise excess frames at the end are dropped,
                 with a warning.
 
         Returns:
             (B, C, 1 + k, H/s, W/s) in the encoder's dtype.
 
         Raises:
-            LatentsError: for frames that the network cannot take.
-            PlanError: for a plan made for other frames.
-            TilingError: for tiles, or a batch of them, that are not possible.
+            LatentsError: if the network cannot take the frames.
+            PlanError: if the plan was made for other frames.
+            TilingError: if the tiles or the tile batch size are invalid.
         """
         if not isinstance(pixels, (mx.array, np.ndarray)):
             parts = self.encode_stream(pixels, plan, tiling=tiling, tile_batch_size=tile_batch_size, pad=pad)
@@ -287,19 +287,19 @@ class VideoVAE:
         tile_batch_size: int = 1,
         pad: bool = False,
     ) -> Iterator[mx.array]:
-        """Encode, handing latents over as they are finished: an hour of video in the memory of seconds.
+        """Yield latents as they are encoded, in memory that does not grow with the clip.
 
         Args:
-            frames: arrays of a clip's frames in order, each as `encode` takes it.
-            plan: see `encode`. Its number of frames may be another, since memory does not depend on it.
-            tiling: see `encode`; in space alone.
+            frames: arrays with the frames of a clip in order, each in a format that `encode` takes.
+            plan: see `encode`. Its number of frames may differ, since memory does not depend on it.
+            tiling: see `encode`; spatial tiles only.
 
         Returns:
             An iterator of normalized latents (B, C, n, H/s, W/s) in order along time.
 
         Raises:
-            LatentsError: for frames that the network cannot take, when it comes to them.
-            TilingError: at once, for tiles or a batch of them that are not possible.
+            LatentsError: while encoding, at the first frames that the network cannot take.
+            TilingError: immediately, if the tiles or the tile batch size are invalid.
         """
         preprocess = self._preprocess(plan, tiling, tile_batch_size, pad)
         tiles = tiling or (plan.tiling if plan is not None else None)
@@ -318,14 +318,14 @@ class VideoVAE:
     def _preprocess(
         self, plan: EncodePlan | None, tiling: TilingConfig | None, tile_batch_size: int, pad: bool
     ) -> Preprocess:
-        """How frames become what the encoder takes, after a look at the options."""
+        """Check the options and return the preprocessing of the encoder's input."""
         check_batch_size(tile_batch_size)
         if plan is not None and (tiling is not None or tile_batch_size != 1):
             raise PlanError("the plan says how to tile; leave out tiling and tile_batch_size.")
         preprocess = Preprocess(self._encoder.spec.scale, self._encoder.dtype, pad)
         if self._encoder_is_promoted:
             warnings.warn(
-                "float16 may overflow in the encoders of LTX, so this one computes in float32; bfloat16 takes half of "
+                "float16 may overflow in the encoders of LTX, so this one computes in float32; bfloat16 takes half "
                 "the memory.",
                 stacklevel=3,
             )
@@ -362,11 +362,11 @@ class VideoVAE:
 
 
 def _loaded_bytes(network: Network) -> int:
-    """Bytes that the weights of a loaded network hold."""
+    """The size of a loaded network's weights, in bytes."""
     return network.spec.num_weights * network.dtype.size
 
 
 def _is_float16(checkpoint: Checkpoint, network: str, dtype: str | None) -> bool:
-    """Whether a network would be float16, as `dtype` says or by itself."""
+    """Whether a network would be float16, either from `dtype` or as stored."""
     stored = checkpoint.networks.get(network)
     return stored is not None and ("float16" in stored.parameters_by_dtype if dtype is None else dtype == "float16")

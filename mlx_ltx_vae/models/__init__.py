@@ -1,1 +1,1 @@
-"""Networks: what each consists of (`specs`), and the modules that compute it."""
+"""Networks: their layer specs (`specs`) and the modules that compute them."""

@@ -1,6 +1,6 @@
-"""What the rest of the package may ask of a network.
+"""The protocols through which the rest of the package uses networks.
 
-Any network that answers to these protocols can be planned, streamed, tiled and written to a file.
+Any network that implements them can be planned, streamed, tiled and written to a file.
 """
 
 from typing import Protocol
@@ -17,7 +17,7 @@ class Layer(Protocol):
     """A module of a network."""
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """Its forward pass in one new stream, one stage per spec, with nothing cached yet."""
+        """The layer's forward pass for a new stream: one stage per spec, with empty caches."""
 
 
 class Network(Protocol):
@@ -25,27 +25,27 @@ class Network(Protocol):
 
     @property
     def spec(self) -> NetworkSpec:
-        """What it consists of: one layer spec per stage."""
+        """The layer specs, one per stage."""
 
     @property
     def dtype(self) -> mx.Dtype:
-        """What it computes in."""
+        """The compute dtype."""
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """The forward pass of one new stream, with nothing cached yet."""
+        """The forward pass of a new stream, with empty caches."""
 
 
 class Decoder(Network, Protocol):
-    """Latents to pixels (B, T, H, W, 3) in about [-1, 1]."""
+    """Decodes latents to pixels (B, T, H, W, 3), approximately in [-1, 1]."""
 
     def prepare(self, latents: mx.array, mean: mx.array, std: mx.array, noise: Draws) -> mx.array:
-        """What the first stage takes.
+        """The input of the first stage.
 
         Args:
             latents: (B, C, T, H, W), normalized.
-            mean: (C,) float32, of the latents.
-            std: (C,) float32, of the latents.
-            noise: drawn as `spec` says.
+            mean: (C,) float32, the latent mean.
+            std: (C,) float32, the latent standard deviation.
+            noise: drawn as `spec` requires.
 
         Returns:
             (B, T, H, W, C) in `dtype`.
@@ -53,4 +53,4 @@ class Decoder(Network, Protocol):
 
 
 class Encoder(Network, Protocol):
-    """Pixels (B, T, H, W, 3) in [-1, 1] to means of latents (B, T', H', W', C), before they are normalized."""
+    """Encodes pixels (B, T, H, W, 3) in [-1, 1] to the means of unnormalized latents (B, T', H', W', C)."""

@@ -1,7 +1,7 @@
-"""The noise that a decoder takes: a function of position, or what a caller hands in.
+"""The noise that a decoder takes, drawn from a seed or passed by the caller.
 
-Every draw has a key of its own, made from the seed and from what is drawn: the latent frame of a batch item, or the
-number of a noise map. So the result depends neither on how a clip is cut nor on how long it is.
+Every draw has its own random key, made from the seed and an index: that of the latent frame of a batch item, or of the
+noise map. The noise therefore depends neither on how a clip is cut nor on its length.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ from .specs import NetworkSpec
 #: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
 Noise = Sequence[mx.array | np.ndarray] | Literal["zeros"] | None
 
-# What the pipelines of 0.9.1 to 0.9.8 take.
+# The defaults of the pipelines of 0.9.1 to 0.9.8.
 _DEFAULT_TIMESTEP = 0.05
 _DEFAULT_SCALE = 0.025
 
 _MASK = 2**32 - 1
 _GOLDEN_RATIO = 0x9E3779B9
 _MAPS = 2**31  # indices below belong to latent frames, indices from here on to noise maps
-_ITEM = 2**20  # latent frames that a batch item may have
+_ITEM = 2**20  # maximum number of latent frames per batch item
 
 
 class Draws(NamedTuple):
@@ -32,7 +32,7 @@ class Draws(NamedTuple):
 
     Attributes:
         latents: (B, C, F', H', W') float32 to mix into the normalized latents; None for zeros.
-        scale: how much of the latents is replaced by it.
+        scale: the fraction of the latents that is replaced by noise.
         maps: the noise maps by the name of the layer that adds them.
     """
 
@@ -44,19 +44,18 @@ class Draws(NamedTuple):
 def draw(
     noise: Noise, seed: int, shape: LatentShape, spec: NetworkSpec, dtype: mx.Dtype, *, scale: float | None = None
 ) -> Draws:
-    """The noise of one decode.
+    """Draw the noise of one decode, or check the noise that the caller passed.
 
     Args:
-        noise: None to draw from `seed`, "zeros", or the arrays themselves: the latent noise (B, C, F', H', W') where
-            the network has one, then the maps in order.
+        noise: None to draw from `seed`, "zeros", or the arrays themselves: the latent noise (B, C, F', H', W') if the
+            network takes it, then the maps in order.
         seed: any integer.
-        shape: of the latents.
-        spec: of the network.
-        dtype: what the maps are added to.
-        scale: how much of the latents is replaced by noise, 0 to 1; None for 0.025.
+        shape: shape of the latents.
+        dtype: dtype of the maps.
+        scale: the fraction of the latents that is replaced by noise, 0 to 1; None for 0.025.
 
     Raises:
-        LatentsError: for another number of arrays or other shapes than the network draws, and for a scale out of range.
+        LatentsError: if the number of arrays or a shape does not match the network, or if the scale is out of range.
     """
     scale = _DEFAULT_SCALE if scale is None else _check_share(scale, "noise scale")
     shapes = spec.noise_shapes(shape.grid)
@@ -78,10 +77,10 @@ def draw(
 
 
 def make_timesteps(spec: NetworkSpec, timestep: float | None, batch: int) -> mx.array | None:
-    """The timesteps (B,) float32 of a decode; None for a network that takes none.
+    """The timesteps (B,) float32 of a decode; None if the network takes none.
 
     Raises:
-        LatentsError: for a timestep out of range, and for one that the network does not take.
+        LatentsError: if the timestep is out of range, or if the network does not take one.
     """
     if spec.has_timestep:
         value = _DEFAULT_TIMESTEP if timestep is None else _check_share(timestep, "decode timestep")
@@ -93,16 +92,16 @@ def make_timesteps(spec: NetworkSpec, timestep: float | None, batch: int) -> mx.
 
 def _check_share(value: float, what: str) -> float:
     if not 0 <= float(value) <= 1:
-        raise LatentsError(f"a {what} lies between 0 and 1, and {value} does not.")
+        raise LatentsError(f"the {what} must be between 0 and 1, not {value}.")
     return float(value)
 
 
 def _check(given: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]) -> None:
     if given and not expected:
-        raise LatentsError(f"{len(given)} noise arrays were given, and this network draws none.")
+        raise LatentsError(f"{len(given)} noise arrays were given, but this network draws none.")
     for index, (got, wanted) in enumerate(zip(given, expected, strict=False)):
         if got != wanted:
-            raise LatentsError(f"noise array {index} has the shape {got}; the network draws {wanted} there.")
+            raise LatentsError(f"noise array {index} has the shape {got}; the network expects {wanted}.")
     if len(given) != len(expected):
         raise LatentsError(f"{len(given)} noise arrays were given, and the network draws {len(expected)}.")
 
@@ -117,6 +116,6 @@ def _latent_noise(seed: int, shape: LatentShape) -> mx.array:
 
 
 def _key(seed: int, index: int) -> mx.array:
-    """A random key of its own for each pair of seed and index."""
+    """A random key, different for each pair of seed and index."""
     high, low = (seed >> 32) & _MASK, seed & _MASK
     return mx.array([low ^ ((high * _GOLDEN_RATIO) & _MASK), index & _MASK], dtype=mx.uint32)

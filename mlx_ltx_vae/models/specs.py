@@ -1,4 +1,4 @@
-"""What a network consists of, layer by layer, from its configuration alone. No MLX.
+"""Descriptions of networks, layer by layer, from their configuration alone. No MLX.
 
 A network describes itself once, as a sequence of `LayerSpec`. Memory, receptive field, lookahead, step sizes, weight
 counts and noise shapes are folds over that sequence (`planning/`), and the modules are built from the same specs.
@@ -17,9 +17,9 @@ from ..streaming.axis import Axis, WindowSpec
 #: Factors along time, height and width.
 Stride = tuple[int, int, int]
 
-_TAPS = 3  # positions that a 3x3x3 kernel sees along each axis
+_TAPS = 3  # taps of a 3x3x3 kernel along each axis
 
-# Winograd F(6x6, 3x3): tiles of 6x6 results are computed by 8x8 products.
+# Winograd F(6x6, 3x3): a tile of 6x6 outputs takes 8x8 products.
 _WINOGRAD_TILE = 6
 _WINOGRAD_PRODUCTS = 64
 _WINOGRAD_MIN_POSITIONS = 4096
@@ -27,7 +27,7 @@ _WINOGRAD_MIN_CHANNELS = 256
 
 
 class PaddingMode(enum.Enum):
-    """What a convolution sees beyond the edges of the picture."""
+    """How a convolution pads the edges of the picture."""
 
     ZEROS = "zeros"
     REFLECT = "reflect"
@@ -35,13 +35,12 @@ class PaddingMode(enum.Enum):
 
 
 class Step(NamedTuple):
-    """One step of a layer, as far as its memory depends on it.
+    """The properties of one step of a layer that its memory depends on.
 
     Attributes:
         axis: the axis of the stream.
-        grid: (T, H, W) of what enters at once.
-        is_whole: whether that is the whole clip, so that nothing is cached or joined.
-        machine: where it runs.
+        grid: (T, H, W) of the step's input.
+        is_whole: whether the input is the whole clip, so that nothing is cached or concatenated.
     """
 
     axis: Axis
@@ -52,16 +51,16 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One stage of a network: what enters and leaves it, what it sees, keeps and allocates.
+    """One stage of a network: its shapes, windows, weights and memory.
 
     Attributes:
         name: the path of its module, such as "up_blocks.0.res_blocks.1.conv2".
-        up: results per position along each axis.
-        down: positions per result along each axis.
-        trim: leading frames of its result that are dropped.
-        windows: what one result sees along time, height and width, before `up`.
-        unbounded: axes along which a result sees everything there is, so that no stream runs along them.
-        padding: what it sees beyond the edges of the picture.
+        up: upsampling factor along each axis.
+        down: downsampling factor along each axis.
+        trim: leading output frames that are dropped.
+        windows: the input window of one output along time, height and width, before `up`.
+        unbounded: axes along which an output depends on the whole input, so that they cannot be streamed.
+        padding: spatial padding.
         weights: the shape of each weight, by its name within the network.
     """
 
@@ -78,21 +77,21 @@ class LayerSpec:
     has_noise: bool = False
 
     def window(self, axis: Axis) -> WindowSpec:
-        """What one result sees along an axis."""
+        """The input window of one output along an axis."""
         return self.windows[axis.grid]
 
     def out_grid(self, grid: Grid) -> Grid:
-        """(T, H, W) of what leaves, for a clip of this grid."""
+        """(T, H, W) of the output for an input of this grid."""
         results = (window.results(extent) for window, extent in zip(self.windows, grid, strict=True))
         time, height, width = (up * count for up, count in zip(self.up, results, strict=True))
         return time - self.trim, height, width
 
     def noise_shape(self, grid: Grid) -> tuple[int, ...] | None:
-        """The shape of the noise that it adds to a clip of this grid: one (H, W) map, or None."""
+        """The shape (H, W) of the noise map that the layer adds for an input of this grid, or None."""
         return self.out_grid(grid)[1:] if self.has_noise else None
 
     def work_bytes(self, step: Step) -> int:
-        """What one step allocates, for one item of a batch: input joined to the cache, and result."""
+        """Bytes that one step allocates per batch item: the input concatenated to the cache, and the output."""
         extent = step.grid[step.axis.grid]
         positions = math.prod(step.grid)
         seen = positions // extent * (extent + (0 if step.is_whole else self.window(step.axis).cached))
@@ -101,11 +100,11 @@ class LayerSpec:
 
 
 class Activation(enum.Enum):
-    """What stands between the input of a convolution layer and its convolution."""
+    """Whether, and where, norm and SiLU are applied before a convolution."""
 
     NONE = "none"
-    INPUT = "input"  # norm and SiLU of everything in view; the cache holds the input as it came
-    CACHED = "cached"  # norm and SiLU of what enters; the cache holds post-activation values
+    INPUT = "input"  # applied to the whole view; the cache holds the layer's input unchanged
+    CACHED = "cached"  # applied to new input; the cache holds post-activation values
 
 
 @dataclass(frozen=True)
@@ -113,12 +112,11 @@ class ConvSpec(LayerSpec):
     """A layer around one 3x3x3 convolution.
 
     Attributes:
-        conv_channels: output channels of the convolution itself, before a rearrangement.
-        conv_stride: its own stride.
-        activation: what stands in front of it.
-        is_modulated: whether a timestep shifts and scales what is activated.
-        skip_channels: channels of a block's input that is added to the result; 0 for none.
-        has_residual: whether the layer adds its own input, rearranged like its result.
+        conv_channels: output channels of the convolution itself, before any rearrangement.
+        conv_stride: stride of the convolution itself.
+        is_modulated: whether a timestep shifts and scales the normalized input.
+        skip_channels: channels of the skip connection that is added to the output; 0 for none.
+        has_residual: whether the layer adds its own input, rearranged like its output.
     """
 
     conv_channels: int = 0
@@ -129,22 +127,22 @@ class ConvSpec(LayerSpec):
     has_residual: bool = False
 
     def work_bytes(self, step: Step) -> int:
-        """What one step allocates, for one item of a batch.
+        """Bytes that one step allocates per batch item.
 
-        MLX allocates ahead of what it computes, so everything in the graph of a step counts, not only what is needed
-        at once.
+        MLX allocates ahead of execution, so every array in a step's graph counts, not only those alive at the same
+        time.
         """
         extent = step.grid[step.axis.grid]
         position = math.prod(step.grid) // extent
         cached = 0 if step.is_whole else self.window(step.axis).cached
         seen = position * (extent + cached)
         activated = {Activation.NONE: 0, Activation.INPUT: seen, Activation.CACHED: position * extent}[self.activation]
-        # The cache joined to what enters, and the next cache; norm, and SiLU with its intermediate results.
+        # The input concatenated to the cache, the next cache, the norm, and SiLU with its intermediate arrays.
         elements = (seen + position * cached + 3 * activated) * self.in_channels
         elements += seen * self.skip_channels
         padded = math.prod(extent + _TAPS - 1 for extent in step.grid) * self.in_channels
         if step.axis is not Axis.TIME or step.is_whole:
-            elements += padded  # time is padded by a copy, since the convolution must not do it
+            elements += padded  # time is padded by a copy and not by the convolution (see `conv.pad`)
         if self.padding is not PaddingMode.ZEROS:
             elements += 2 * padded  # height and width are padded by a copy each
         results = self._conv_results(step) * self.conv_channels
@@ -157,38 +155,38 @@ class ConvSpec(LayerSpec):
         )
 
     def _conv_results(self, step: Step) -> int:
-        """Positions that the convolution computes in one step."""
+        """Output positions of the convolution in one step."""
         return math.prod(-(-extent // stride) for extent, stride in zip(step.grid, self.conv_stride, strict=True))
 
     def _residual_mean_bytes(self, step: Step) -> int:
-        """A downsampling layer averages its rearranged input in float32."""
+        """Bytes for averaging the rearranged input of a downsampling layer, which is done in float32."""
         if not self.has_residual or math.prod(self.down) == 1:
             return 0
         return math.prod(step.grid) * self.in_channels * (FLOAT32_BYTES + step.machine.itemsize)
 
     def _conv_bytes(self, step: Step, padded: int, results: int) -> int:
-        """The convolution's own scratch and its result."""
+        """Bytes of the convolution's scratch memory and output."""
         if step.machine.backend is Backend.CPU:
-            # The CPU unfolds the input for one matrix product, in float32 whatever it is given.
+            # The CPU backend unfolds the input for one matrix product, always in float32.
             unfolded = self._conv_results(step) * _TAPS**3 * self.in_channels
             scratch = (padded + unfolded + results) * FLOAT32_BYTES
             if step.machine.itemsize != FLOAT32_BYTES:
-                # The result in its own precision, the weight in float32, and a norm's squares and results in float32.
+                # The output in its own dtype, the weight in float32, and the norm's squares and outputs in float32.
                 is_normed = self.activation is not Activation.NONE
                 weight = _TAPS**3 * self.in_channels * self.conv_channels
                 scratch += results * step.machine.itemsize + (weight + 2 * is_normed * padded) * FLOAT32_BYTES
             return scratch
-        # Metal adds up a 2D convolution per tap of time; their buffers come back when all three are done.
+        # On Metal, a 2D convolution per temporal tap is summed; their buffers are freed after all three are done.
         winograd = winograd_elements(self.in_channels, self.conv_channels, step.grid)
         return (padded + _TAPS * (results + winograd)) * step.machine.itemsize
 
 
 @dataclass(frozen=True)
 class FrameAttentionSpec(LayerSpec):
-    """A layer in which every position of a frame attends to every other."""
+    """A self-attention layer over the positions of each frame."""
 
     def work_bytes(self, step: Step) -> int:
-        """Norm in float32, queries, keys and values, the scores of each frame and their softmax, and the result."""
+        """Bytes of the norm in float32, queries, keys, values, scores per frame and their softmax, and the output."""
         frames, height, width = step.grid
         elements = frames * height * width * self.in_channels
         scores = frames * (height * width) ** 2
@@ -196,9 +194,9 @@ class FrameAttentionSpec(LayerSpec):
 
 
 def winograd_elements(in_channels: int, out_channels: int, grid: Grid) -> int:
-    """Scratch of Metal's Winograd route for one 3x3 convolution over (frames, rows, columns), in elements.
+    """Scratch elements of Metal's Winograd kernel for one 3x3 convolution over (frames, rows, columns).
 
-    0 where Metal does not take that route. Read in MLX 0.32's dispatch, not measured on a Mac.
+    0 if Metal does not use that kernel. Taken from MLX 0.32's dispatch code, not measured on a Mac.
     """
     frames, height, width = grid
     aligned = in_channels % 32 == 0 and out_channels % 32 == 0
@@ -213,11 +211,11 @@ def winograd_elements(in_channels: int, out_channels: int, grid: Grid) -> int:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """A whole network: one spec per stage, in the order in which data pass them.
+    """A whole network: one spec per stage, in execution order.
 
     Attributes:
         stream_axes: the axes along which its stages can stream.
-        has_latent_noise: whether noise is mixed into its latents first.
+        has_latent_noise: whether noise is mixed into the input latents.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -227,17 +225,17 @@ class NetworkSpec:
 
     @property
     def in_channels(self) -> int:
-        """Channels of what enters."""
+        """Input channels."""
         return self.layers[0].in_channels
 
     @property
     def out_channels(self) -> int:
-        """Channels of what leaves."""
+        """Output channels."""
         return self.layers[-1].out_channels
 
     @property
     def scale(self) -> ScaleFactors:
-        """Pixels per latent cell, whether the network decodes or encodes."""
+        """Pixels per latent cell, for a decoder or an encoder."""
         ups = (math.prod(layer.up[axis] for layer in self.layers) for axis in range(3))
         downs = (math.prod(layer.down[axis] for layer in self.layers) for axis in range(3))
         return ScaleFactors(*(max(up, down) for up, down in zip(ups, downs, strict=True)))
@@ -249,26 +247,26 @@ class NetworkSpec:
 
     @property
     def num_weights(self) -> int:
-        """Numbers in all weights."""
+        """The number of elements of all weights."""
         return sum(math.prod(shape) for shape in self.weights.values())
 
     def walk(self, grid: Grid) -> Iterator[tuple[LayerSpec, Grid]]:
-        """Each layer with the (T, H, W) of what enters it, for a clip of this grid."""
+        """Yield each layer with the (T, H, W) of its input, for a network input of this grid."""
         for layer in self.layers:
             yield layer, grid
             grid = layer.out_grid(grid)
 
     def out_grid(self, grid: Grid) -> Grid:
-        """(T, H, W) of what leaves, for a clip of this grid."""
+        """(T, H, W) of the output for an input of this grid."""
         for layer in self.layers:
             grid = layer.out_grid(grid)
         return grid
 
     def noise_shapes(self, grid: Grid) -> dict[str, tuple[int, ...]]:
-        """The shape of each noise map, by the name of its layer, in the order in which they are drawn."""
+        """The shape of each noise map by the name of its layer, in drawing order."""
         shapes = ((layer.name, layer.noise_shape(extents)) for layer, extents in self.walk(grid))
         return {name: shape for name, shape in shapes if shape is not None}
 
     def unbounded_layer(self, axis: Axis) -> LayerSpec | None:
-        """The first layer that sees everything along an axis, so that no stream runs along it, or None."""
+        """The first layer whose outputs depend on the whole input along an axis, or None."""
         return next((layer for layer in self.layers if axis in layer.unbounded), None)

@@ -1,1 +1,1 @@
-"""How a clip goes through a network, decided before anything is computed. Pure arithmetic, no MLX."""
+"""Plans how to run a clip through a network before anything is computed. Pure arithmetic, no MLX."""

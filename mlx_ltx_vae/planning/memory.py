@@ -1,7 +1,7 @@
-"""What a run holds at its peak, derived from the network and the way it is run. Pure arithmetic, no MLX.
+"""Estimates the peak memory of a run from the network spec and the plan. Pure arithmetic, no MLX.
 
-At any moment there are: the weights; the latents; what every layer caches; what a layer has handed on and the next has
-not taken yet; and the work of the one layer that runs. The peak is the largest such sum over the layers.
+Memory in use at any moment: the weights, the latents, the caches of all layers, outputs that the next layer has not
+consumed yet, and the work of the layer that runs. The peak is the largest such sum over the layers.
 """
 
 import math
@@ -14,12 +14,12 @@ from ..models.specs import LayerSpec, NetworkSpec, Step
 from ..shapes import Grid
 from ..streaming.axis import Axis
 
-_MARGIN = 1.06  # for what is not counted: small arrays, rounding of allocations to pages
+_MARGIN = 1.06  # for uncounted memory: small arrays, rounding of allocations to pages
 
-# MLX keeps freed buffers and reuses only sizes that nearly match: on Metal what is in use and the cache are together
-# 1.3 to 1.45 times the peak of what is in use (simulated allocator, not measured on a Mac). CPU builds keep nothing.
+# MLX keeps freed buffers and reuses only those of nearly the same size. On Metal, active memory plus buffer cache is 1.3
+# to 1.45 times the peak active memory (simulated allocator, not measured on a Mac). CPU builds keep no buffers.
 _CACHE_SHARE = {Backend.CPU: 0.0, Backend.GPU: 0.45}
-#: A cache limit below this costs time on a GPU, where the run would fill it.
+#: On a GPU, a cache limit below this costs time if the run would fill the cache.
 COMFORTABLE_CACHE_BYTES = 2_000_000_000
 
 
@@ -28,11 +28,10 @@ class Memory:
     """Bytes at the peak of a run.
 
     Attributes:
-        weights: of the network.
-        inputs: what enters: latents in the network's dtype, and the caller's own in float32; or frames that wait.
-        caches: what layers keep between two steps.
-        work: the largest layer at work, with what waits in front of it; as often as steps are under way.
-        buffer_cache: freed buffers that MLX keeps, at most.
+        inputs: latents in the network's dtype plus the caller's own in float32; for an encode, the queued frames.
+        caches: the caches of all layers between two steps.
+        work: one step of the largest layer including its queued input, times the number of steps in flight.
+        buffer_cache: maximum size of MLX's cache of freed buffers.
     """
 
     weights: int
@@ -43,36 +42,36 @@ class Memory:
 
     @property
     def active(self) -> int:
-        """What is in use: what `mx.get_peak_memory()` reports."""
+        """Active memory, as `mx.get_peak_memory()` reports it."""
         return self.weights + self.inputs + self.caches + self.work
 
     @property
     def total(self) -> int:
-        """What the process takes: what is in use and MLX's buffer cache."""
+        """Active memory plus MLX's buffer cache."""
         return self.active + self.buffer_cache
 
 
 def with_buffer_cache(memory: Memory, backend: Backend, budget: int | None) -> Memory:
-    """The estimate with MLX's buffer cache: as large as it would grow, or what the budget leaves for it."""
+    """The estimate with MLX's buffer cache: the size it would grow to, or less if the budget requires it."""
     wanted = math.ceil(_CACHE_SHARE[backend] * memory.active)
     left = wanted if budget is None else max(0, budget - memory.active)
     return replace(memory, buffer_cache=min(wanted, left))
 
 
 def is_cache_tight(memory: Memory, backend: Backend) -> bool:
-    """Whether the buffer cache is limited so far below what the run would fill that it costs time."""
+    """Whether the buffer cache is limited so far below the size it would grow to that the run takes longer."""
     wanted = _CACHE_SHARE[backend] * memory.active
     return memory.buffer_cache < min(wanted, COMFORTABLE_CACHE_BYTES) * 0.999
 
 
 @dataclass(frozen=True)
 class StreamRun:
-    """A way of running a network as one stream.
+    """The parameters of running a network as one stream.
 
     Attributes:
-        pieces: the lengths of the pieces that enter.
-        steps: per layer, the positions that it takes at once; None for everything in one step, with nothing cached.
-        prefetch: steps that are under way beyond the one that is waited for.
+        pieces: the lengths of the input pieces.
+        steps: positions per step of each layer; None for everything in one step, with nothing cached.
+        prefetch: steps in flight beyond the one that is waited for.
     """
 
     axis: Axis
@@ -83,27 +82,28 @@ class StreamRun:
 
 
 def position_elements(layer: LayerSpec, grid: Grid, axis: Axis) -> int:
-    """Elements of one position along `axis` of what enters a layer, for one item of a batch."""
+    """Elements of one position along `axis` of a layer's input, per batch item."""
     return layer.in_channels * math.prod(grid) // grid[axis.grid]
 
 
 def largest_layer(spec: NetworkSpec, grid: Grid, batch: int) -> int:
-    """Elements of the largest array that enters or leaves a layer when the whole clip does."""
+    """Elements of the largest input or output of a layer for the whole clip at once."""
     entering = max(layer.in_channels * math.prod(extents) for layer, extents in spec.walk(grid))
     return batch * max(entering, spec.out_channels * math.prod(spec.out_grid(grid)))
 
 
 def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit: int) -> tuple[int, ...]:
-    """Per layer, how many positions along `axis` it takes at once.
+    """For each layer, the number of positions along `axis` per step.
 
     Args:
-        grid: (T, H, W) of what enters it.
-        positions: how many a layer takes where activations are widest. Others take as many as have no more elements.
-        limit: the most elements that a layer may take at once; one position is always taken.
+        grid: (T, H, W) of the network's input.
+        positions: positions per step of the layer with the largest activations. Other layers take as many positions as
+            fit in the same number of elements.
+        limit: maximum number of elements per step; a step has at least one position.
     """
     layers = list(spec.walk(grid))
     sizes = [position_elements(layer, extents, axis) for layer, extents in layers]
-    # Rearranging pixels takes no scratch, so it does not count, however many channels it has.
+    # Layers without a kernel only rearrange pixels and need no scratch memory, so they do not count.
     widest = max(
         (size for size, (layer, _) in zip(sizes, layers, strict=True) if layer.window(axis).kernel > 1), default=1
     )
@@ -112,10 +112,10 @@ def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit:
 
 
 def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> Memory:
-    """What one stream holds at its peak, without MLX's buffer cache.
+    """The peak memory of one stream, without MLX's buffer cache.
 
     Args:
-        grid: (T, H, W) of what enters it.
+        grid: (T, H, W) of the network's input.
     """
     axis, itemsize = run.axis, run.machine.itemsize
     length, pieces = grid[axis.grid], list(run.pieces)
@@ -143,8 +143,8 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         rate = rate * layer.up[axis.grid] / layer.down[axis.grid]
         extents = layer.out_grid(extents)
     out_position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
-    # Results on their way out: as they are, looked at, and turned into levels in float32. About half of that is still
-    # held by whoever took them while the next are computed.
+    # The final output is checked and converted to levels in float32. About half of this memory is still referenced by
+    # the consumer while the next output is computed.
     results = out_position * max(pieces) * (itemsize + max(itemsize, 2 * FLOAT32_BYTES + 1))
     works[-1] = max(works[-1], waiting + results)
     cached, work = _worst(delays, [] if run.steps is None else caches, works, length)
@@ -162,15 +162,15 @@ def _replace(grid: Grid, axis: Axis, extent: int) -> Grid:
 
 
 def cut(length: int, size: int) -> Iterator[int]:
-    """The lengths of the pieces that `length` positions are cut into, at most `size` each."""
+    """Yield the lengths of the pieces that `length` positions are cut into, at most `size` each."""
     for start in range(0, length, size):
         yield min(size, length - start)
 
 
 def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis) -> list[int]:
-    """The lengths of what a layer hands on, when pieces of these lengths reach it and it takes `step` at most.
+    """The lengths of a layer's outputs for input pieces of these lengths and at most `step` positions per step.
 
-    It waits for the positions that its window needs, and flushes the rest at the end.
+    The layer waits for the positions that its window needs, and flushes the remaining outputs at the end.
     """
     window = layer.window(axis)
     up, trim = layer.up[axis.grid], layer.trim if axis is Axis.TIME else 0
@@ -178,7 +178,7 @@ def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis) -> list
     results = []
     for length in [part for piece in pieces for part in cut(piece, step)]:
         seen += length
-        # The largest number of results that need no more than what was seen.
+        # The largest number of outputs that need no more than the input so far.
         ready = max(0, (seen + window.behind - window.kernel) // window.stride + 1)
         if ready > done:
             results.append((ready - done) * up)
@@ -194,8 +194,8 @@ def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis) -> list
 def _worst(delays: list[Fraction], caches: list[int], works: list[int], length: int) -> tuple[int, int]:
     """Caches and work at the moment when their sum is largest.
 
-    A clip shorter than the network's delay is never everywhere at once: while a layer is at work, only those cache
-    anything that are less than the clip's length before or behind it.
+    A clip shorter than the network's delay never occupies all layers at once: while a layer runs, only layers whose
+    delay differs from its own by less than the clip's length have non-empty caches.
     """
     moments = []
     for delay, work in zip(delays, works, strict=True):

@@ -1,4 +1,4 @@
-"""What a caller may ask of a plan, checked. No MLX."""
+"""The options of a plan, and the checks of options and shapes. No MLX."""
 
 import enum
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ EnumT = TypeVar("EnumT", bound=enum.Enum)
 
 
 class PlanOptions(NamedTuple):
-    """What was asked for; see `VideoVAE.plan`. None leaves the choice to the planner."""
+    """The parsed options of `VideoVAE.plan`. None leaves the choice to the planner."""
 
     mode: Mode | None = None
     order: Order | None = None
@@ -34,16 +34,16 @@ def parse_options(
     tile_batch_size: int = 1,
     chunk: int | None = None,
 ) -> PlanOptions:
-    """The options as `VideoVAE.plan` takes them, checked against each other and the network.
+    """Parse the options of `VideoVAE.plan`, and check them against each other and the network.
 
     Raises:
-        PlanError: for an unknown word, and for options that contradict each other or the network.
-        TilingError: for an impossible batch of tiles.
+        PlanError: if a value is unknown, or if options contradict each other or the network.
+        TilingError: if the tile batch size is invalid.
     """
     check_batch_size(tile_batch_size)
     options = PlanOptions(_parse(mode, Mode, "mode"), _parse(order, Order, "order"), tiling, tile_batch_size, chunk)
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise PlanError(f"a chunk is a whole number of positions, at least 1, not {chunk!r}.")
+        raise PlanError(f"a chunk must be a whole number of positions, at least 1, not {chunk!r}.")
     if tiling is not None and options.mode is not Mode.TILED:
         raise PlanError('tiling goes with mode "tiled"; the other modes blend nothing.')
     if options.mode is Mode.SINGLE and (chunk is not None or options.order not in (None, Order.TIME)):
@@ -57,7 +57,7 @@ def parse_options(
 
 
 def why_not(spec: NetworkSpec, order: Order) -> str | None:
-    """Why a network cannot be streamed in an order; None where it can."""
+    """The reason why a network cannot be streamed in this order; None if it can."""
     if order.axis not in spec.stream_axes:
         return f"this network streams by time only, not by {order.value}."
     layer = spec.unbounded_layer(order.axis)
@@ -68,14 +68,14 @@ def why_not(spec: NetworkSpec, order: Order) -> str | None:
 
 
 def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
-    """The shape, if the decoder can decode it.
+    """Parse a latent shape and check that the decoder can decode it.
 
     Raises:
-        LatentsError: saying what is wrong with it.
+        LatentsError: if it cannot.
     """
     shown = "(" + ", ".join(str(size) for size in shape) + ")"
     if len(shape) != 5:
-        raise LatentsError(f"latents have the shape {shown}; expected are five axes (B, C, F', H', W').")
+        raise LatentsError(f"latents have the shape {shown}; expected five axes (B, C, F', H', W').")
     latent_shape = LatentShape(*(int(size) for size in shape))
     if 0 in latent_shape:
         raise LatentsError(f"latents have the shape {shown}, which is empty.")
@@ -89,12 +89,12 @@ def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
 
 
 def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> tuple[int, Grid]:
-    """The batch and (F, H, W) of frames that the encoder encodes, given as (B, 3, F, H, W) or (F, H, W, 3).
+    """The batch size and (F, H, W) to encode, for frames of shape (B, 3, F, H, W) or (F, H, W, 3).
 
-    F becomes the nearest 1 + t*k: above it with `pad`, otherwise below.
+    F is rounded to 1 + t*k: up with `pad`, otherwise down.
 
     Raises:
-        LatentsError: saying what is wrong with the shape.
+        LatentsError: if the encoder cannot encode the shape.
     """
     if len(shape) == 5 and shape[1] == 3:
         batch, _, frames, height, width = shape
@@ -105,7 +105,7 @@ def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> 
     if min(batch, frames, height, width) < 1:
         raise LatentsError(f"frames have the shape {tuple(shape)}, which is empty.")
     grid = (spec.scale.usable_frames(frames, pad=pad), height, width)
-    spec.scale.latent_grid(grid)  # refuses what is no whole number of cells
+    spec.scale.latent_grid(grid)  # raises if it is not a whole number of cells
     _check_reflection(spec, grid, f"frames have the shape {tuple(shape)}")
     return batch, grid
 
@@ -114,15 +114,15 @@ def _check_reflection(spec: NetworkSpec, grid: Grid, what: str) -> None:
     for layer, (_, height, width) in spec.walk(grid):
         reflects = layer.padding is PaddingMode.REFLECT and layer.window(Axis.HEIGHT).kernel > 1
         if reflects and min(height, width) < 2:
-            raise LatentsError(f"{what}; this VAE pads by reflection, which takes at least 2 cells a side.")
+            raise LatentsError(f"{what}; this VAE pads by reflection, which needs at least 2 cells per side.")
 
 
 def _parse(name: str, kind: type[EnumT], what: str) -> EnumT | None:
-    """The member that a word stands for, or None for "auto"."""
+    """The enum member of this name, or None for "auto"."""
     if name == "auto":
         return None
     try:
         return kind(name)
     except ValueError:
         known = ", ".join(str(member.value) for member in kind)
-        raise PlanError(f"{what} {name!r} is not known; there are auto, {known}.") from None
+        raise PlanError(f"{what} {name!r} is not known; expected auto, {known}.") from None

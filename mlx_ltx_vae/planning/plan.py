@@ -1,4 +1,4 @@
-"""Plans: everything that is decided before the first latent or frame is touched. No MLX."""
+"""Plans: everything that is decided before the first latent or frame is processed. No MLX."""
 
 import enum
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ TileBox = tuple[Interval, Interval, Interval]
 
 
 class Mode(enum.Enum):
-    """How a clip goes through the network."""
+    """How a clip is run through the network."""
 
-    EXACT = "exact"  # streamed piece by piece; the single pass's result
+    EXACT = "exact"  # streamed piece by piece; same output as a single pass
     SINGLE = "single"  # one pass per layer over the whole clip
-    TILED = "tiled"  # in overlapping tiles that are blended; another result
+    TILED = "tiled"  # in overlapping tiles that are blended; different output
 
 
 class Order(enum.Enum):
@@ -33,7 +33,7 @@ class Order(enum.Enum):
 
     @property
     def axis(self) -> Axis:
-        """As layers know it."""
+        """The corresponding `Axis`."""
         return {Order.TIME: Axis.TIME, Order.ROWS: Axis.HEIGHT, Order.COLUMNS: Axis.WIDTH}[self]
 
 
@@ -42,26 +42,25 @@ _NOUNS = {Order.TIME: "frame", Order.ROWS: "row", Order.COLUMNS: "column"}
 
 @dataclass(frozen=True)
 class Plan:
-    """How one clip goes through a network. The pipeline carries it out and decides nothing.
+    """How one clip is run through a network. The pipeline executes the plan and makes no decisions of its own.
 
     Attributes:
-        mode: exact, single or tiled.
         order: the axis of the stream.
-        latent_shape: (B, C, F', H', W'), of what enters a decoder or leaves an encoder.
+        latent_shape: (B, C, F', H', W'), the input of a decoder or the output of an encoder.
         num_frames: frames of the video.
-        height: rows of the video, in pixels.
-        width: columns of the video, in pixels.
-        chunk: positions that enter at once: latent frames, rows or columns of a decode, frames of an encode.
-        step: positions that a layer takes at once where activations are widest; 0 for a single pass.
-        steps: the same for every layer.
-        prefetch: steps that are under way beyond the one that is waited for.
-        lookahead: positions of the input along time that must have come before the first result is final.
-        tiling: the tiles, in mode tiled.
-        layout: where they lie.
-        tile_batch_size: tiles of equal shape that run together, at most.
-        calls: runs of the network: 1, or the number of batches of tiles.
-        redundant_work: input positions that are computed more than once, as a share of all there are.
-        memory: what the run holds at its peak, estimated.
+        height: height of the video in pixels.
+        width: width of the video in pixels.
+        chunk: positions per piece: latent frames, rows or columns of a decode, frames of an encode.
+        step: positions per step of the layer with the largest activations; 0 for a single pass.
+        steps: positions per step of each layer.
+        prefetch: steps in flight beyond the one that is waited for.
+        lookahead: input positions along time that are required before the first output is final.
+        tiling: the tile sizes and overlaps, in mode tiled.
+        layout: the positions of the tiles.
+        tile_batch_size: maximum number of tiles of equal shape that run together.
+        calls: runs of the network: 1, or the number of tile batches.
+        redundant_work: input positions that are computed more than once, as a fraction of all input positions.
+        memory: estimated peak memory of the run.
     """
 
     mode: Mode
@@ -85,7 +84,7 @@ class Plan:
 
     @property
     def frame_size(self) -> tuple[int, int]:
-        """(width, height) in pixels, as video writers take it."""
+        """(width, height) in pixels, the argument order of video writers."""
         return self.width, self.height
 
     @property
@@ -95,24 +94,24 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """What the run takes at its peak, weights and MLX's buffer cache included: an estimate from above."""
+        """Estimated upper bound of the run's peak memory, including weights and MLX's buffer cache."""
         return self.memory.total
 
     @property
     def is_cache_tight(self) -> bool:
-        """Whether the budget limits MLX's buffer cache so far that it costs time."""
+        """Whether the budget limits MLX's buffer cache so far that the run takes longer."""
         return is_cache_tight(self.memory, self.machine.backend)
 
     def input_box(self, tile: Tile) -> TileBox:
-        """The part of the input that a tile takes, as intervals of time, height and width."""
+        """The part of the input that a tile covers, as intervals of time, height and width."""
         return tile.latent
 
     def blend_axes(self, layout: TileLayout) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
-        """Time, height and width of what tiles are blended to."""
+        """The time, height and width axes of the blended output."""
         return layout.decoded()
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan in JSON's terms. Bytes are `peak_bytes` = `active_bytes` + `buffer_cache_bytes`."""
+        """The plan as a JSON-serializable dict, with `peak_bytes` = `active_bytes` + `buffer_cache_bytes`."""
         return {
             "mode": self.mode.value,
             "order": self.order.value,
@@ -135,7 +134,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class DecodePlan(Plan):
-    """How latents become a video. `print(plan)` explains it."""
+    """The plan of a decode. `print(plan)` explains it."""
 
     def __str__(self) -> str:
         noun = f"latent {_NOUNS[self.order]}"
@@ -144,14 +143,14 @@ class DecodePlan(Plan):
 
 @dataclass(frozen=True)
 class EncodePlan(Plan):
-    """How a video becomes latents. `print(plan)` explains it."""
+    """The plan of an encode. `print(plan)` explains it."""
 
     def input_box(self, tile: Tile) -> TileBox:
-        """See `Plan`: an encode takes pixels."""
+        """See `Plan`: the input of an encode is pixels."""
         return tile.pixels
 
     def blend_axes(self, layout: TileLayout) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
-        """See `Plan`: an encode blends latents."""
+        """See `Plan`: the output of an encode is latents."""
         return layout.encoded()
 
     def __str__(self) -> str:
@@ -208,7 +207,7 @@ def _tiles(plan: Plan) -> str:
 
 
 def _memory(memory: Memory) -> str:
-    """The total and its parts, in one unit and rounded so that they add up."""
+    """The total and its parts in one unit, rounded so that the parts add up to the total."""
     unit, name, digits = (GB, "GB", 2) if memory.total >= GB else (MB, "MB", 1)
     parts = {
         "weights": memory.weights,

@@ -1,4 +1,4 @@
-"""Chooses a plan: exact rather than blended, then fast rather than slow. Pure arithmetic, no MLX."""
+"""Chooses a plan. Exact plans come before blended ones, then faster before slower. Pure arithmetic, no MLX."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,16 +22,16 @@ from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
 from .receptive_field import lookahead
 from .tiled_memory import tiled_memory
 
-#: Elements that one layer may take at once. Metal's convolutions have returned zeros in silence for inputs of more than
-#: about 1.6e9 elements; this is a third of that.
+#: Maximum number of elements per layer and step. Metal's convolutions have silently returned zeros for inputs of more
+#: than about 1.6e9 elements; this is a third of that.
 MAX_LAYER_ELEMENTS = 2**29
 
-# Positions that a layer takes at once where activations are widest, and the steps that are under way beyond the one
-# that is waited for; the best first. A convolution sees two positions besides those that enter: activating these again
-# for every single position costs time. A GPU stands idle while it is waited for.
+# Pairs of (positions per step of the layer with the largest activations, prefetch), fastest first. A convolution also
+# processes the two cached positions of its window, and with one position per step it activates both of them again in every
+# step, which costs time. Without prefetch, a GPU is idle between steps.
 _PACES = {Backend.CPU: ((2, 0), (1, 0)), Backend.GPU: ((2, 1), (1, 1), (1, 0))}
 
-# Tiles that are tried where nothing exact fits: sides and overlap in latent cells, the largest first.
+# Tiles to try if no exact plan fits: side lengths, largest first, and overlap, in latent cells.
 _LAST_RESORT_TILES = (32, 24, 16, 12, 8, 6)
 _LAST_RESORT_OVERLAP = 2
 
@@ -44,19 +44,19 @@ def plan_decode(
     memory_budget: str | int | None = None,
     **options: Any,
 ) -> DecodePlan:
-    """How to decode latents of a shape.
+    """Plan the decode of latents of a given shape.
 
     Args:
         latent_shape: (B, C, F', H', W').
-        machine: where it runs; float32 on the CPU with no bound on memory by default.
-        memory_budget: what the peak must stay below, MLX's buffer cache included (see `parse_bytes`). None aims at half
-            of what the machine has, and takes the least that works where that is not enough.
-        options: as `parse_options` takes them.
+        machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
+        memory_budget: upper bound for peak memory, including MLX's buffer cache (see `parse_bytes`). None aims for half
+            of the available memory, and uses the minimum that works if that is not enough.
+        options: see `parse_options`.
 
     Raises:
-        LatentsError: for a shape that the decoder cannot decode.
-        PlanError: for options that cannot be met, and for a budget that nothing meets, naming the least that works.
-        TilingError: for tiles that do not fit the latent grid.
+        LatentsError: if the decoder cannot decode this shape.
+        PlanError: if the options are invalid, or if no plan fits the budget (the message states the minimum).
+        TilingError: if the tiles do not fit the latent grid.
     """
     shape = check_latent_shape(spec, latent_shape)
     clip = Clip(spec, shape.batch, shape.grid, shape, spec.out_grid(shape.grid), is_decode=True)
@@ -73,11 +73,11 @@ def plan_encode(
     pad: bool = False,
     **options: Any,
 ) -> EncodePlan:
-    """How to encode frames of a shape. Arguments and errors as `plan_decode`, but for:
+    """Plan the encode of frames of a given shape. Arguments and errors are those of `plan_decode`, except:
 
     Args:
         frame_shape: (B, 3, F, H, W) or (F, H, W, 3).
-        pad: whether the clip is padded to 1 + t*k frames; otherwise what is over is dropped.
+        pad: whether to pad the clip to 1 + t*k frames; otherwise excess frames are dropped.
     """
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
@@ -87,7 +87,7 @@ def plan_encode(
 
 
 class _Planner:
-    """The ways in which one clip can go through its network."""
+    """Generates the possible plans for one clip, and chooses one."""
 
     def __init__(self, clip: Clip, options: PlanOptions, machine: Machine, memory_budget: str | int | None) -> None:
         self._clip = clip
@@ -102,7 +102,7 @@ class _Planner:
         self._chunk = options.chunk or clip.default_chunk()
 
     def choose(self) -> Plan:
-        """The first way that fits the budget; within a way, one whose buffer cache is not tight comes first."""
+        """The first way with a plan that fits the budget; within a way, prefer a plan whose buffer cache is not tight."""
         seen: list[Plan] = []
         for way in self._ways():
             plans = list(way)
@@ -120,7 +120,7 @@ class _Planner:
         return replace(least, memory=with_buffer_cache(least.memory, self._machine.backend, None))
 
     def _ways(self) -> Iterator[Iterator[Plan]]:
-        """What was asked for, the best way first: per way its plans, the fastest first."""
+        """The ways that the options allow, best first; each is an iterator of its plans, fastest first."""
         mode, order = self._options.mode, self._options.order
         if mode is Mode.SINGLE:
             yield iter([self._single()])
@@ -142,9 +142,8 @@ class _Planner:
         largest = largest_layer(self._spec, clip.grid, clip.batch)
         if largest > MAX_LAYER_ELEMENTS:
             raise PlanError(
-                f"a single pass of {clip.describe()} would give one layer {largest / 1e6:.0f} million elements, and "
-                f"{MAX_LAYER_ELEMENTS / 1e6:.0f} million is the most that is safe; use mode exact, which has the same "
-                "result."
+                f"a single pass of {clip.describe()} would give one layer {largest / 1e6:.0f} million elements, but "
+                f"only {MAX_LAYER_ELEMENTS / 1e6:.0f} million are safe; use mode exact, which gives the same result."
             )
         frames = clip.grid[0]
         memory = self._stream_memory(StreamRun(Axis.TIME, (frames,), None, 0, self._machine), frames)
@@ -168,7 +167,7 @@ class _Planner:
         return replace(memory, inputs=self._clip.input_bytes(self._machine.itemsize, chunk))
 
     def _tiled(self, tiling: TilingConfig) -> Iterator[Plan]:
-        """Each tile is streamed in time; a step is as many frames of one tile as of any other."""
+        """Tiles, each streamed in time. All tiles take the same number of frames per step."""
         clip = self._clip
         layout = TileLayout.make(tiling, clip.latent_shape.grid, clip.scale)
         calls = [
@@ -194,7 +193,7 @@ class _Planner:
             )
 
     def _last_resort(self) -> Iterator[Iterator[Plan]]:
-        """Spatial tiles, each its own stream in time."""
+        """Spatial tiles, each streamed in time, from large to small."""
         scale = self._clip.scale
         for cells in _LAST_RESORT_TILES:
             if cells < max(self._clip.latent_shape.grid[1:]):

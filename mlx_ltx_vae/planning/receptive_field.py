@@ -1,4 +1,4 @@
-"""How far a network sees, and how much it needs before its first result. Pure arithmetic, no MLX."""
+"""The receptive field and the lookahead of a network. Pure arithmetic, no MLX."""
 
 import math
 from fractions import Fraction
@@ -9,12 +9,12 @@ from ..streaming.axis import Axis
 
 
 class ReceptiveField(NamedTuple):
-    """How far a result sees beyond its own position of the input.
+    """The input positions that an output depends on, beyond its own position.
 
     Attributes:
         frames_before: latent frames before its own.
         frames_after: latent frames after its own.
-        cells: latent cells to each side; None where it sees whole frames.
+        cells: latent cells to each side; None if it depends on whole frames.
     """
 
     frames_before: float
@@ -23,10 +23,10 @@ class ReceptiveField(NamedTuple):
 
 
 def receptive_field(spec: NetworkSpec) -> ReceptiveField:
-    """How far a decoded pixel sees.
+    """The receptive field of a decoded pixel.
 
-    Exact: a latent frame changes the frames of its own and those up to `frames_after` latent frames earlier and up to
-    `frames_before` later, and not one more; likewise a latent cell and pixels.
+    It is exact: a latent frame affects its own video frames, those up to `frames_after` latent frames earlier and those
+    up to `frames_before` latent frames later, and no others. The same applies to latent cells and pixels.
     """
     before, after = _extent(spec, Axis.TIME)
     whole_frames = any(spec.unbounded_layer(axis) for axis in (Axis.HEIGHT, Axis.WIDTH))
@@ -35,7 +35,7 @@ def receptive_field(spec: NetworkSpec) -> ReceptiveField:
 
 
 def _extent(spec: NetworkSpec, axis: Axis) -> tuple[float, float]:
-    """Positions of the input that a result sees before and after its own."""
+    """The input positions before and after its own that an output depends on."""
     before = after = Fraction(0)
     rate = Fraction(1)  # positions of this layer's input per position of the network's input
     for layer in spec.layers:
@@ -46,7 +46,7 @@ def _extent(spec: NetworkSpec, axis: Axis) -> tuple[float, float]:
 
 
 def needed(spec: NetworkSpec, axis: Axis, results: int = 1) -> int:
-    """How many positions of the input must have come before the first `results` results are final."""
+    """The number of input positions required before the first `results` outputs are final."""
     for layer in reversed(spec.layers):
         dropped = layer.trim if axis is Axis.TIME else 0
         results = layer.window(axis).needed(math.ceil((results + dropped) / layer.up[axis.grid]))
@@ -54,5 +54,5 @@ def needed(spec: NetworkSpec, axis: Axis, results: int = 1) -> int:
 
 
 def lookahead(spec: NetworkSpec) -> int:
-    """Latent frames that a decoder needs before its first frame is final: 1 for a causal decoder."""
+    """The number of latent frames required before the first output frame is final: 1 for a causal decoder."""
     return needed(spec, Axis.TIME)

@@ -1,4 +1,4 @@
-"""What a run in overlapping tiles holds at its peak. Pure arithmetic, no MLX."""
+"""Estimates the peak memory of a run in overlapping tiles. Pure arithmetic, no MLX."""
 
 import math
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from ..tiling.layout import Tile, TileLayout
 from .clip import Clip
 from .memory import Memory, StreamRun, stream_memory
 
-_MARGIN = 1.03  # for what is not counted: small arrays, rounding of allocations to pages
+_MARGIN = 1.03  # for uncounted memory: small arrays, rounding of allocations to pages
 
 
 def tiled_memory(
     clip: Clip, layout: TileLayout, calls: Sequence[tuple[int, Tile]], run: StreamRun, chunk: int
 ) -> Memory:
-    """The estimate, without MLX's buffer cache.
+    """The peak memory of a tiled run, without MLX's buffer cache.
 
     Args:
-        calls: per run of the network, how many tiles, and one of them.
-        run: how each of them streams, whatever its length.
-        chunk: positions of a tile that enter at once.
+        calls: for each run of the network, the number of tiles and one of them.
+        run: the stream parameters, which all tiles share; `pieces` is ignored.
+        chunk: input positions per piece of a tile.
     """
 
     def stream(count: int, tile: Tile) -> Memory:
@@ -37,8 +37,8 @@ def tiled_memory(
 
 
 def _side_by_side(clip: Clip, tiles: Sequence[Memory], run: StreamRun, chunk: int) -> Memory:
-    """Tiles cut in space alone: each is a stream of its own, and all run side by side."""
-    # As many whole frames are blended at once as the last layer hands on.
+    """Tiles in space only: each is a separate stream, and all streams are interleaved."""
+    # The number of frames that are blended at once is that of the last layer's output.
     frames = 1 if run.steps is None else run.steps[-1]
     work = max(tile.work for tile in tiles) + 4 * frames * clip.out_frame * FLOAT32_BYTES
     inputs = clip.input_bytes(run.machine.itemsize, chunk)
@@ -53,12 +53,12 @@ def _one_by_one(
     run: StreamRun,
     chunk: int,
 ) -> Memory:
-    """Tiles cut in time too: one batch of them runs at a time, and one interval of time is blended."""
+    """Tiles in time as well: one batch of tiles runs at a time, and one time interval is blended at a time."""
     itemsize = run.machine.itemsize
     time = (layout.decoded() if clip.is_decode else layout.encoded())[0]
     spans = time.intervals
     groups = list(layout.groups())
-    is_single = len(groups[0]) == 1  # one tile is a whole interval of time
+    is_single = len(groups[0]) == 1  # one tile covers a whole time interval
     position = clip.batch * clip.spec.out_channels
     tile = position * max(math.prod(clip.boxes(tile)[1]) for tile in groups[0] + groups[-1]) * FLOAT32_BYTES
     tiles = max(count for count, _ in calls) * tile // FLOAT32_BYTES * itemsize
@@ -67,9 +67,9 @@ def _one_by_one(
     shared = frame * max(before.end - after.start for before, after in zip(spans, spans[1:], strict=False))
     gathered = 0 if is_single else group
     running = largest.caches + largest.work + tiles + gathered
-    # The pieces of the tiles and the tiles; where there are several, also one weighted, and added to what is there.
+    # The pieces of the tiles and the tiles; with several tiles, also a weighted tile and its sum with the accumulator.
     joining = 2 * tiles + (0 if is_single else gathered + 2 * tile)
-    # What leaves is a part of its interval, and is turned into levels.
+    # The output is a part of its interval, converted to levels.
     converted = FLOAT32_BYTES + 1 + (itemsize + FLOAT32_BYTES if itemsize != FLOAT32_BYTES else 0)
     leaving = group + clip.out_frame * max(time.final()) * converted
     work = shared + max(running, joining, group + shared, leaving)

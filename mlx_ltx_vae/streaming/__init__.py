@@ -1,1 +1,1 @@
-"""Streams: a clip handed through a network in pieces along one axis, with what each layer remembers in between."""
+"""Streams: running a clip through a network in pieces along one axis, with caches in each layer."""

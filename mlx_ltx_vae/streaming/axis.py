@@ -1,4 +1,4 @@
-"""The axes along which a clip can be streamed, and what a kernel sees along one of them. No MLX."""
+"""The axes along which a clip can be streamed, and a kernel's window along an axis. No MLX."""
 
 import enum
 from typing import NamedTuple
@@ -13,26 +13,25 @@ class Axis(enum.IntEnum):
 
     @property
     def grid(self) -> int:
-        """Its index in a grid (T, H, W)."""
+        """The index of the axis in a grid (T, H, W)."""
         return self.value - 1
 
 
 class Border(enum.Enum):
-    """What a window does at the two ends of the clip."""
+    """How a window behaves at the two ends of the clip."""
 
     PAD = "pad"  # positions beyond the ends are padded
-    SHIFT = "shift"  # the window moves inwards, so that every result sees `kernel` positions
+    SHIFT = "shift"  # the window moves inward, so that every output has `kernel` input positions
 
 
 class WindowSpec(NamedTuple):
-    """What one result of a layer sees along one axis.
+    """The input window of one output ("result") of a layer along one axis.
 
     Attributes:
-        kernel: positions that one result sees.
-        stride: positions from one result to the next.
-        before: padding in front of the first position, with `Border.PAD`.
-        after: padding behind the last position, with `Border.PAD`.
-        border: what happens at the ends of the clip.
+        kernel: input positions per output.
+        stride: input positions from one output to the next.
+        before: padding before the first position, with `Border.PAD`.
+        after: padding after the last position, with `Border.PAD`.
     """
 
     kernel: int = 1
@@ -43,27 +42,27 @@ class WindowSpec(NamedTuple):
 
     @property
     def cached(self) -> int:
-        """Positions that a stream keeps between two steps, at most."""
+        """Maximum number of positions that a stream caches between two steps."""
         return self.kernel if self.border is Border.SHIFT else self.kernel - 1
 
     @property
     def behind(self) -> int:
-        """Positions that a result sees before its own."""
+        """Positions before its own that an output depends on."""
         return self.kernel // 2 if self.border is Border.SHIFT else self.before
 
     @property
     def ahead(self) -> int:
-        """Positions that a result sees after its own."""
+        """Positions after its own that an output depends on."""
         return self.kernel - 1 - self.behind if self.border is Border.SHIFT else self.after
 
     def results(self, length: int) -> int:
-        """How many results a clip of `length` positions has."""
+        """The number of outputs for a clip of `length` positions."""
         if self.border is Border.SHIFT:
             return length
         return (self.before + length + self.after - self.kernel) // self.stride + 1
 
     def needed(self, results: int) -> int:
-        """How many positions must have come before the first `results` results can be computed."""
+        """The number of input positions required to compute the first `results` outputs."""
         if self.border is Border.SHIFT:
             return max(self.kernel, results + self.ahead)
         return (results - 1) * self.stride + self.kernel - self.before

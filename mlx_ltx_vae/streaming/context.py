@@ -1,4 +1,4 @@
-"""What every layer of a running stream is told: one object for all of them."""
+"""The context that all layers of a stream share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from .axis import Axis
 
 
 class Neighbors(Protocol):
-    """The bands before and after this one along an axis, which run the same stream in step with it."""
+    """The bands before and after this one along an axis, which run the same stream in lockstep."""
 
     @property
     def axis(self) -> Axis:
-        """The axis that is cut into bands. It is not the axis of the stream."""
+        """The axis that is cut into bands; never the axis of the stream."""
 
     def exchange(self, frames: mx.array, before: int, after: int) -> tuple[mx.array | None, mx.array | None]:
-        """Send this band's edges to its neighbors, and receive theirs.
+        """Send this band's edges to its neighbors and receive theirs.
 
         Args:
             frames: this band, (B, T, H, W, C).
@@ -25,8 +25,8 @@ class Neighbors(Protocol):
             after: positions to receive from the band after.
 
         Returns:
-            The positions in front of `frames` and those behind; None at a true edge of the picture, where the layer
-            pads as it would without bands.
+            The positions before `frames` and those after; None at a true edge of the picture, where the layer pads as
+            it would without bands.
         """
 
 
@@ -37,9 +37,9 @@ class StreamContext:
     Attributes:
         axis: the axis along which pieces arrive.
         timesteps: (B,) float32 in [0, 1], for networks that take one.
-        noise_maps: the injected noise by the name of the layer that adds it: (H, W) for the whole picture and every
-            item of a batch, or (B, H, W).
-        neighbors: the other bands of the picture; None where this stream has all of it.
+        noise_maps: the injected noise by the name of the layer that adds it: (H, W) for the whole picture, shared by
+            all batch items, or (B, H, W).
+        neighbors: the other bands of the picture; None if this stream has the whole picture.
     """
 
     axis: Axis = Axis.TIME

@@ -1,4 +1,4 @@
-"""Values of a stream that wait until another path through the network has results for the same positions."""
+"""Delays a stream until another path through the network has outputs for the same positions."""
 
 import mlx.core as mx
 
@@ -7,17 +7,17 @@ from .window import View, Window, take
 
 
 class Delay:
-    """A queue of positions along the axis of a stream, such as the input of a residual block on its way past it.
+    """A queue of positions along the axis of a stream, such as the skip connection of a residual block.
 
-    Positions that `window` keeps as they came need no second copy: with a window, only the positions that it has
-    dropped are held here, and usually there are none between two steps.
+    Positions that `window` caches unchanged need no second copy: with a window, the queue stores only the positions
+    that the window has dropped. Between two steps there are usually none.
 
     Args:
         axis: the axis along which pieces arrive.
-        window: a window with a stride of 1 that is pushed the same positions.
+        window: a window with a stride of 1 that receives the same positions.
     """
 
-    closed = True  # holds no result of its own back
+    closed = True  # a delay has no outputs of its own to flush
 
     def __init__(self, axis: Axis, window: Window | None = None) -> None:
         self._axis = axis
@@ -27,7 +27,7 @@ class Delay:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What is held besides the window's own arrays."""
+        """The arrays stored in addition to the window's."""
         return self._held
 
     def push(self, frames: mx.array) -> None:
@@ -35,14 +35,14 @@ class Delay:
         self._held = [mx.concatenate([*self._held, frames], axis=self._axis)]
 
     def push_view(self, view: View) -> None:
-        """Hold everything that the window shows until `take` is called."""
+        """Store all positions in view until `take` is called."""
         self._held, self._start = [view.frames], view.start
 
     def take(self, start: int, count: int) -> mx.array:
-        """`count` positions from index `start` on. Positions before `start + count` are dropped.
+        """Return `count` positions from index `start`, and drop all positions before `start + count`.
 
         Args:
-            start: index in the stream; calls are in order and skip no position.
+            start: index in the stream; calls must be in order and skip no position.
             count: at least 1.
         """
         end = start + count

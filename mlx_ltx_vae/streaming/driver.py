@@ -1,11 +1,11 @@
 """Runs a clip through a network's stages, piece by piece.
 
 Each stage pulls from the one before it, takes a few positions at a time, and is evaluated before the next one runs (or
-the one after that, with prefetch). So what is alive is the caches and the work of one stage, or two, however long the
+the one after that, with prefetch). Memory is therefore the caches and the work of one stage, or two, however long the
 clip is and however many positions the flush at its end releases at once.
 
-An array that a suspended generator names cannot be freed. So arrays travel in one-element lists, and whoever uses an
-array pops it.
+Arrays travel in one-element lists, and the consumer pops them, so that a suspended generator holds no reference and
+the array can be freed.
 """
 
 from collections import deque
@@ -31,16 +31,16 @@ def run(
     """Stream `pieces` through `stages`.
 
     Args:
-        stages: from a network's `stages`, fresh.
-        pieces: the clip in order, (B, T, H, W, C) each, cut along `axis` anywhere.
+        stages: new stages, from a network's `stages`.
+        pieces: the clip in order, (B, T, H, W, C) each, cut anywhere along `axis`.
         axis: the axis along which it is cut.
-        steps: per stage, how many positions along `axis` it takes at once, at most; None for whole pieces.
-        prefetch: how many steps the device is given ahead of the one that is waited for. A GPU would stand idle between
-            two steps without.
+        steps: for each stage, the maximum number of positions along `axis` per step; None for whole pieces.
+        prefetch: steps submitted to the device ahead of the one that is waited for. Without prefetch, a GPU is idle
+            between steps.
 
     Yields:
-        The result in order along `axis`, evaluated or on its way, in pieces of no particular length. Together they are
-        the result of the whole clip at once.
+        The output in order along `axis`, evaluated or being evaluated, in pieces of any length. Concatenated, they
+        equal the output of `run_whole`.
     """
     flow = _box(pieces)
     schedule = _Schedule(prefetch)
@@ -51,7 +51,7 @@ def run(
 
 
 def run_whole(stages: Sequence[Stage], clip: mx.array) -> mx.array:
-    """The result for a whole clip at once: the same stages, each of them given everything in one step."""
+    """The output for a whole clip: each stage runs once, in a single step."""
     box = [clip]
     del clip
     for stage in stages:
@@ -72,21 +72,21 @@ def _box(pieces: Iterable[mx.array]) -> Flow:
 
 
 class _Schedule:
-    """When the steps of one stream are computed, and when they are waited for."""
+    """Evaluates the steps of one stream, and waits for them."""
 
     def __init__(self, prefetch: int) -> None:
         self._prefetch = prefetch
         self._under_way: deque[list[mx.array]] = deque()
 
     def compute(self, result: mx.array | None, stage: Stage) -> list[mx.array]:
-        """Compute a step's result and what the stage keeps: an empty list where there is no result yet."""
+        """Evaluate a step's result and the stage's caches; returns an empty list if there is no result yet."""
         box = [] if result is None else [result]
         kept = stage.arrays
         if not self._prefetch:
             mx.eval(box, kept)
             return box
         mx.async_eval(box, kept)
-        # What the stage keeps stays alive anyway, so waiting for it holds on to no result that the next stage has used.
+        # The caches stay alive anyway. Waiting for them keeps no result alive that the next stage has already consumed.
         if kept:
             self._under_way.append(kept)
         if len(self._under_way) > self._prefetch:
@@ -95,7 +95,7 @@ class _Schedule:
 
 
 def _advance(stage: Stage, flow: Flow, axis: Axis, step: int | None, schedule: _Schedule) -> Flow:
-    """Run everything that `flow` brings through one stage, then flush what the stage holds back."""
+    """Run all of `flow` through one stage, then flush the stage."""
     for box in _split(flow, axis, step):
         result = schedule.compute(stage.step(box.pop(), False), stage)
         if result:
@@ -107,7 +107,7 @@ def _advance(stage: Stage, flow: Flow, axis: Axis, step: int | None, schedule: _
 
 
 def _split(flow: Flow, axis: Axis, step: int | None) -> Flow:
-    """Cut what `flow` brings into pieces of at most `step` positions along `axis`."""
+    """Cut the arrays of `flow` into pieces of at most `step` positions along `axis`."""
     for box in flow:
         length = box[0].shape[axis]
         size = length if step is None else step

@@ -1,8 +1,7 @@
-"""The memory of one kernel in one running stream.
+"""The cache of one kernel in one stream.
 
-A kernel of three needs two positions of the past to go on. `Window` keeps exactly these and says when the true ends of
-the clip are reached, so that padding is added only there. A whole clip in one piece is the same code with both ends at
-once.
+A kernel of three needs the last two positions to continue. `Window` caches exactly these, and adds padding only at the
+true ends of the clip. A whole clip in one piece takes the same code path, with both ends in one step.
 """
 
 from collections.abc import Sequence
@@ -14,16 +13,16 @@ from .axis import Axis, Border, WindowSpec
 
 
 class View(NamedTuple):
-    """What a window shows for one step.
+    """The input of one step: cached and new positions, and the padding that they need.
 
     Attributes:
         frames: the positions in view, oldest first, without padding.
-        before: positions of padding that the kernel needs in front of them; above 0 only at the start of the stream.
-        after: positions of padding that it needs behind them; above 0 only at the end.
-        start: the index of `frames[0]` in the stream.
-        output: the index of the first result.
-        results: how many results this step has.
-        window_starts: with `Border.SHIFT`, the index in `frames` of the first position that each result sees.
+        before: padding positions required before them; above 0 only at the start of the stream.
+        after: padding positions required after them; above 0 only at the end.
+        start: the index in the stream of the first position in view.
+        output: the index of the first output.
+        results: the number of outputs of this step.
+        window_starts: with `Border.SHIFT`, the index in `frames` of each output's first input position.
     """
 
     frames: mx.array
@@ -36,15 +35,14 @@ class View(NamedTuple):
 
 
 class Window:
-    """The memory of one kernel in one running stream.
+    """The cache of one kernel in one stream.
 
     Attributes:
         axis: the axis along which pieces arrive.
-        spec: what one result sees along it.
-        start: the index of the first position that is kept.
-        output: the index of the next result.
-        arrays: what is kept, in order.
-        closed: whether the stream has ended and everything is computed.
+        start: the index of the first cached position.
+        output: the index of the next output.
+        arrays: the cached positions, in order.
+        closed: whether the stream has ended and all outputs have been computed.
     """
 
     def __init__(self, axis: Axis, spec: WindowSpec) -> None:
@@ -57,7 +55,7 @@ class Window:
         self._before = spec.before
 
     def push(self, frames: mx.array | None, last: bool) -> View | None:
-        """Take the next piece. Returns what can be computed now, or None where more is needed first.
+        """Add the next piece. Returns the view that can be computed now, or None if more input is needed.
 
         Args:
             frames: the piece, or None at the end of the stream.
@@ -99,9 +97,9 @@ class Window:
         return View(joined, 0, 0, self.start, self.output, results, starts)
 
     def _next_start(self, view: View) -> int:
-        """How many of the positions in view no later result sees."""
+        """The number of leading positions in view that no later output needs."""
         if self.spec.border is Border.SHIFT:
-            # All of the last window: should the stream end here, the results that are left see it too.
+            # Keep the whole last window: if the stream ends here, the remaining outputs need it too.
             return view.frames.shape[self.axis] - self.spec.kernel
         return max(0, self.spec.stride * view.results - view.before)
 
@@ -112,7 +110,7 @@ def _keep(pieces: Sequence[mx.array], axis: Axis, start: int) -> list[mx.array]:
     for piece in pieces:
         length = piece.shape[axis]
         if start < length:
-            # A slice keeps the array that it was cut from alive, so it is copied; a whole array is not.
+            # Copy slices, since a slice keeps the array that it was cut from alive. A whole array is not copied.
             kept.append(mx.contiguous(take(piece, axis, start, length)))
         start = max(0, start - length)
     return kept

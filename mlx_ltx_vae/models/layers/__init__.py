@@ -1,1 +1,1 @@
-"""The layers that networks are made of, each with its streaming rule. Arrays are (B, T, H, W, C)."""
+"""The layers of the networks, each written for a stream. Arrays are (B, T, H, W, C)."""

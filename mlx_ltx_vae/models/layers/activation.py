@@ -1,8 +1,8 @@
-"""Norm, modulation by a timestep and SiLU: what stands between the input of a layer and its convolution.
+"""Norm, timestep modulation and SiLU, which precede a layer's convolution.
 
-On a GPU SiLU is one kernel. MLX's CPU backend for x86 computes exponentials one at a time (16 ns each on the machine
-where that was measured, a third of a decode's time), so there the exponential is a series of multiplications, which a
-compiler turns into vector instructions.
+On a GPU, SiLU is a single kernel. MLX's CPU backend for x86 computes exponentials one at a time (measured at 16 ns
+each, a third of the decode time). On the CPU the exponential is therefore a series of multiplications, which the
+compiler vectorizes.
 """
 
 import math
@@ -14,8 +14,8 @@ import mlx.nn as nn
 
 from ...device import is_cpu
 
-_TERMS = 6  # of the series
-_HALVINGS = 4  # of x, so that few terms suffice
+_TERMS = 6  # terms of the series
+_HALVINGS = 4  # times that x is halved, so that few terms suffice
 
 
 class Modulation(NamedTuple):
@@ -26,11 +26,11 @@ class Modulation(NamedTuple):
 
 
 def read_modulations(table: mx.array, embedding: mx.array) -> list[Modulation]:
-    """The modulations of a layer: its learned table (2n, C), rows shift, scale, shift, scale, ..., plus the embedding.
+    """The n modulations of a layer: its learned table plus the timestep embedding.
 
     Args:
-        table: (2n, C).
-        embedding: (B, 2n * C), of a timestep.
+        table: (2n, C), rows shift, scale, shift, scale, ...
+        embedding: (B, 2n * C).
     """
     rows = table.astype(mx.float32)[None] + embedding.reshape(embedding.shape[0], *table.shape)
     values = [rows[:, row, None, None, None, :] for row in range(table.shape[0])]
@@ -38,7 +38,7 @@ def read_modulations(table: mx.array, embedding: mx.array) -> list[Modulation]:
 
 
 def activate(x: mx.array, norm: nn.Module, modulation: Modulation | None = None) -> mx.array:
-    """Norm, modulation (shift + x * (1 + scale)) and SiLU."""
+    """Apply the norm, the modulation (shift + x * (1 + scale)) and SiLU."""
     x = norm(x)
     if modulation is not None:
         x = (x * (1 + modulation.scale) + modulation.shift).astype(x.dtype)
@@ -56,11 +56,11 @@ def _silu_on_gpu(x: mx.array) -> mx.array:
 
 
 def _silu_on_cpu(x: mx.array) -> mx.array:
-    """max(x, 0) - |x| / (1 + exp(|x|)), where exp(|x|) - 1 is Taylor's series at |x| / 16, squared four times.
+    """max(x, 0) - |x| / (1 + exp(|x|)), where exp(|x|) - 1 is the Taylor series at |x| / 16, squared four times.
 
-    With |x|, an exponential that overflows float32 still gives the right result, so nothing has to be clipped; without
-    the 1, little is lost to rounding: the largest error is 1e-6, that of MLX's own is 1.4e-6. Two kernels, since MLX
-    fuses at most 11 operations in depth, and what it splits off no longer reads contiguous memory.
+    With |x|, the result is correct even if the exponential overflows float32, so no clipping is needed. Subtracting
+    the 1 keeps the rounding error small: at most 1e-6, against 1.4e-6 for MLX's own SiLU. There are two kernels because
+    MLX fuses at most 11 operations in depth, and the kernel that it splits off no longer reads contiguous memory.
     """
     return _subtract(x, _series(x))
 
@@ -78,7 +78,7 @@ def _series(x: mx.array) -> mx.array:
 
 @mx.compile
 def _subtract(x: mx.array, power: mx.array) -> mx.array:
-    """`_silu_on_cpu`, given the result of `_series`: squared twice more here, and once without subtracting the 1."""
+    """`_silu_on_cpu` from the result of `_series`, squared twice more here and once without subtracting the 1."""
     for _ in range(_HALVINGS - 2):
         power = power * (2 + power)
     root = 1 + power

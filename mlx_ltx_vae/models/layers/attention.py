@@ -25,11 +25,11 @@ class ChannelNorm(nn.Module):
 
 
 class FrameAttention(nn.Module):
-    """Every position of a frame attends to every other: one head, whatever head size the configuration names.
+    """Single-head self-attention over the positions of each frame; the configured head size is ignored.
 
-    It sees whole frames, so a stream along time caches nothing, and no stream runs along another axis.
+    Each output depends on a whole frame, so a stream along time caches nothing, and other axes cannot be streamed.
 
-    Checkpoint keys: `norm.gamma`, `to_qkv`, `proj` (1x1 convolutions, matrices here).
+    Checkpoint keys: `norm.gamma`, `to_qkv`, `proj` (1x1 convolutions, stored as matrices here).
     """
 
     def __init__(self, spec: LayerSpec) -> None:
@@ -40,7 +40,7 @@ class FrameAttention(nn.Module):
         self.proj = nn.Linear(channels, channels)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """(B, T, H, W, C) -> the same"""
+        """(B, T, H, W, C) -> (B, T, H, W, C)"""
         batch, time, height, width, channels = x.shape
         tokens = self.norm(x).reshape(batch * time, 1, height * width, channels)
         queries, keys, values = mx.split(self.to_qkv(tokens), 3, axis=-1)
@@ -48,5 +48,5 @@ class FrameAttention(nn.Module):
         return x + self.proj(seen).reshape(x.shape)
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """One stage, frame by frame."""
+        """One stage that processes each frame independently."""
         return [pointwise(self)]

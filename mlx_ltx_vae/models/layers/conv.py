@@ -1,4 +1,4 @@
-"""The 3x3x3 convolution of the LTX VAE: edge frames repeated in time, a chosen padding in space."""
+"""The 3x3x3 convolution of the LTX VAE: replication padding in time, configurable padding in space."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,8 +15,8 @@ from .norm import PixelNorm
 class CausalConv3d(nn.Module):
     """A 3x3x3 convolution over (B, T, H, W, C).
 
-    In time the edge frames are repeated: two copies of the first in front (causal), or one of the first in front and
-    one of the last behind. In space one position of padding stands on each side.
+    In time the edge frames are repeated: the first frame twice before the clip (causal), or the first frame once before
+    it and the last frame once after it. In space there is one position of padding on each side.
 
     Checkpoint keys: `<name>.conv.weight` (here (O, 3, 3, 3, I)), `<name>.conv.bias`.
     """
@@ -28,28 +28,28 @@ class CausalConv3d(nn.Module):
         self.spec = spec
 
     def window(self, context: StreamContext) -> Window:
-        """The memory of a new stream."""
+        """The cache of a new stream."""
         return Window(context.axis, self.spec.window(context.axis))
 
     def __call__(self, view: View, frames: mx.array, context: StreamContext) -> mx.array:
         """Convolve one step of a stream.
 
         Args:
-            view: what the window shows; its padding along the axis of the stream is added here.
-            frames: what stands for `view.frames`, normed and activated: (B, T, H, W, I).
-            context: of the stream. The other axes are whole, or bands with neighbors, and are padded at both ends.
+            view: from the window; its padding along the axis of the stream is added here.
+            frames: `view.frames` after norm and activation: (B, T, H, W, I).
+            context: the stream. The other axes are complete, or bands with neighbors, and are padded at both ends.
 
         Returns:
-            The results along the axis of the stream: (B, T', H', W', O).
+            The outputs of this step: (B, T', H', W', O).
         """
         frames, conv_padding = pad(frames, view, self.spec, context)
         weight, bias = self.conv.weight, self.conv.bias
-        if len(bias) != self.spec.conv_channels:  # of an encoder's moments only the means are computed
+        if len(bias) != self.spec.conv_channels:  # an encoder computes only the means, not the log-variance
             weight, bias = weight[: self.spec.conv_channels], bias[: self.spec.conv_channels]
         return mx.conv3d(frames, weight, stride=self.spec.conv_stride, padding=conv_padding) + bias
 
     def stages(self, context: StreamContext, *, modulation: Modulation | None = None) -> list[Stage]:
-        """The convolution by itself, with norm and SiLU in front where its spec says so."""
+        """One stage: the convolution, after norm and SiLU if the spec requires them."""
         axis, spec = context.axis, self.spec
         window = self.window(context)
         norm = PixelNorm()
@@ -60,7 +60,7 @@ class CausalConv3d(nn.Module):
             view = window.push(x, last)
             if view is None:
                 return None
-            # With a stride, positions that complete no result stay in the window; the convolution must not see them.
+            # With a stride, positions that do not complete an output stay in the window and are not convolved yet.
             length = window.spec.stride * (view.results - 1) + window.spec.kernel - view.before - view.after
             return self(view, take(view.frames, axis, 0, length), context)
 
@@ -68,11 +68,11 @@ class CausalConv3d(nn.Module):
 
 
 def pad(frames: mx.array, view: View, spec: ConvSpec, context: StreamContext) -> tuple[mx.array, tuple[int, int, int]]:
-    """Pad (B, T, H, W, C) on all axes, or leave the padding to the convolution where it can do it.
+    """Pad (B, T, H, W, C) on all axes, or leave the padding to the convolution if possible.
 
     Returns:
-        The padded array, and the convolution's own zero padding per axis: none in time (Metal's fast route wants none),
-        and in space only where zeros stand on both sides.
+        The padded array, and the zero padding per axis that the convolution adds itself: none in time (Metal's fast
+        path requires none), and in space only if both sides are padded with zeros.
     """
     left = [0, 0, 0]
     for axis in Axis:
@@ -93,7 +93,7 @@ def pad(frames: mx.array, view: View, spec: ConvSpec, context: StreamContext) ->
 
 
 def _extend(frames: mx.array, axis: Axis, before: int, after: int, mode: PaddingMode) -> mx.array:
-    """Put `before` positions in front of and `after` behind `frames` along `axis`."""
+    """Pad `frames` along `axis` by `before` positions at the start and `after` at the end."""
     if before == after == 0:
         return frames
     length = frames.shape[axis]

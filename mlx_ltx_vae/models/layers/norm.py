@@ -1,4 +1,4 @@
-"""Normalizations. All of them compute in float32, whatever the dtype of their input."""
+"""Normalization layers. All compute in float32, whatever the dtype of the input."""
 
 import math
 
@@ -13,14 +13,14 @@ _LAYER_NORM_EPS = 1e-6
 
 
 class PixelNorm(nn.Module):
-    """Divide by the root mean square over the channels of each position. No weights."""
+    """RMS norm over the channels of each position, without weights."""
 
     def __call__(self, x: mx.array) -> mx.array:
         """(..., C) -> (..., C)"""
         if not is_cpu():
             return mx.fast.rms_norm(x, None, PIXEL_NORM_EPS)
-        # Summed in two steps, the first in vector instructions: MLX's CPU backend adds the last axis number by number.
-        # A matrix product is faster still, but its rounding depends on the length of the piece.
+        # Summed in two steps, the first of which is vectorized: MLX's CPU backend reduces the last axis one element at
+        # a time. A matrix product would be faster, but its rounding depends on the length of the piece.
         wide = x.astype(mx.float32)
         channels = x.shape[-1]
         squares = mx.square(wide).reshape(*x.shape[:-1], -1, math.gcd(channels, _LANES))
@@ -29,10 +29,10 @@ class PixelNorm(nn.Module):
 
 
 class ShortcutNorm(nn.Module):
-    """Layer norm over the channels of each position, in front of a shortcut that changes the width.
+    """Layer norm over the channels of each position, before a shortcut that changes the number of channels.
 
-    Checkpoint keys: `norm3.norm.weight`, `norm3.norm.bias`. The original code normalizes each position by itself;
-    reading it as one group over the whole volume is a known mistake (0.4 to 0.8 of the result's size).
+    Checkpoint keys: `norm3.norm.weight`, `norm3.norm.bias`. The original code normalizes each position separately;
+    a group norm with one group over the whole volume is a known mistake (error 0.4 to 0.8 of the output's magnitude).
     """
 
     def __init__(self, channels: int) -> None:

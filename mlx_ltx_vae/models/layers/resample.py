@@ -1,7 +1,7 @@
-"""Trading channels for space and time, and back.
+"""Layers that rearrange channels into space and time, and back.
 
-Two channel orders exist. Between blocks the channels of a position are (c, time, height, width). At the picture they
-are (c, width, height): a picture whose 4x4 blocks are mirrored at their diagonal was unpatchified in the other order.
+There are two channel orders: (c, time, height, width) between blocks, and (c, width, height) for pixel patches. The
+symptom of unpatchifying in the wrong order is a picture whose 4x4 blocks are transposed.
 """
 
 import mlx.core as mx
@@ -50,10 +50,10 @@ def patchify(x: mx.array, size: int) -> mx.array:
 
 
 class DepthToSpaceUpsample(nn.Module):
-    """A convolution to `prod(up)` times the channels, rearranged into time and space.
+    """A convolution to `prod(up)` times the output channels, rearranged into time and space.
 
-    Where time doubles, the first frame of the result is dropped, causal or not, so that 1 + n frames become 1 + 2n.
-    With a residual, the input is added, rearranged likewise and its channels repeated to the new width.
+    If time doubles, the first output frame is dropped, causal or not, so that 1 + n frames become 1 + 2n. With a
+    residual, the input is added, rearranged in the same way and with its channels repeated.
 
     Checkpoint keys: `conv.conv`.
     """
@@ -64,7 +64,7 @@ class DepthToSpaceUpsample(nn.Module):
         self.spec = spec
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """One stage: (B, T, H, W, C) -> up to `up` times as many positions."""
+        """One stage: (B, T, H, W, C) -> (B, T*p1, H*p2, W*p3, out_channels), minus the dropped frame."""
         axis, up = context.axis, self.spec.up
         window = self.conv.window(context)
 
@@ -85,9 +85,9 @@ class DepthToSpaceUpsample(nn.Module):
 
 
 class SpaceToDepthDownsample(nn.Module):
-    """A convolution whose result moves from space into depth, plus the input, moved likewise and averaged.
+    """A convolution and space-to-depth, plus the input, rearranged in the same way and averaged.
 
-    Where time halves, the first frame is put in front once more, so that 1 + 2n frames become 1 + n.
+    If time halves, the first frame is repeated once before the clip, so that 1 + 2n frames become 1 + n.
 
     Checkpoint keys: `conv.conv`.
     """
@@ -100,14 +100,14 @@ class SpaceToDepthDownsample(nn.Module):
     def stages(self, context: StreamContext) -> list[Stage]:
         """One stage along time: (B, T, H, W, C) -> (B, T/p1, H/p2, W/p3, out_channels)."""
         down = self.spec.down
-        # A pair of convolved frames sees four; the repeated first frame is one more in front.
+        # A pair of convolved frames depends on four input frames; the repeated first frame adds padding before them.
         window = self.conv.window(context)
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:
             view = window.push(x, last)
             if view is None:
                 return None
-            # An incomplete pair at the end stays in the window; the convolution must not see it.
+            # An incomplete pair at the end stays in the window and is not convolved yet.
             frames = take(view.frames, Axis.TIME, 0, down[0] * view.results + 2 - view.before)
             result = space_to_depth(self.conv(view, frames, context), down)
             skip = frames

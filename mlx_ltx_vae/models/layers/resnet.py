@@ -1,4 +1,4 @@
-"""The residual block, which a timestep and injected noise may modulate."""
+"""Residual blocks, optionally with timestep modulation and injected noise."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,9 @@ from .time_embedding import TimeEmbedder
 
 
 class ResnetBlock(nn.Module):
-    """x + conv(act(norm(conv(act(norm(x)))))). Where the width changes, the skip is a normed 1x1x1 shortcut.
+    """x + conv(act(norm(conv(act(norm(x)))))). If the width changes, the skip is a layer norm and a 1x1x1 convolution.
 
-    Checkpoint keys: `conv1.conv`, `conv2.conv`; where the width changes `norm3.norm`, `conv_shortcut`; with a timestep
+    Checkpoint keys: `conv1.conv`, `conv2.conv`; if the width changes, `norm3.norm`, `conv_shortcut`; with a timestep
     `scale_shift_table` (4, C), rows shift1, scale1, shift2, scale2; with noise injection `per_channel_scale1`,
     `per_channel_scale2` (C,).
     """
@@ -41,17 +41,17 @@ class ResnetBlock(nn.Module):
             self.per_channel_scale2 = mx.zeros((out_channels,))
 
     def stages(self, context: StreamContext, embedding: mx.array | None = None) -> list[Stage]:
-        """One stage per convolution, so that the scratch of one is free while the other runs.
+        """One stage per convolution, so that the scratch memory of one is free while the other runs.
 
         Args:
-            context: of the stream.
-            embedding: (B, 4C), of the timestep.
+            context: the stream.
+            embedding: (B, 4C), the timestep embedding.
         """
         modulations: Sequence[Modulation | None] = (None, None)
         if embedding is not None:
             modulations = read_modulations(self.scale_shift_table, embedding)
         outer, inner = self.conv1.window(context), self.conv2.window(context)
-        # The first convolution keeps the input as it came, before the norm, so the skip needs no copy of its own.
+        # The first convolution caches its input before the norm, so the skip needs no copy of its own.
         skip = Delay(context.axis, outer)
 
         def enter(x: mx.array | None, last: bool) -> mx.array | None:
@@ -75,7 +75,7 @@ class ResnetBlock(nn.Module):
         return [Stage(enter, outer), Stage(leave, inner, skip)]
 
     def _add_noise(self, x: mx.array, spec: ConvSpec, view: View, context: StreamContext) -> mx.array:
-        """Add the noise map of one convolution, times its per-channel scale."""
+        """Add the noise map of a convolution, multiplied by its per-channel scale."""
         if not spec.has_noise:
             return x
         scale = self.per_channel_scale1 if spec is self.conv1.spec else self.per_channel_scale2
@@ -83,9 +83,9 @@ class ResnetBlock(nn.Module):
 
 
 class ResnetStack(nn.Module):
-    """Residual blocks of one width, one after the other ("mid block"), sharing a time embedding.
+    """A sequence of residual blocks of the same width ("mid block") that share a time embedding.
 
-    Checkpoint keys: `res_blocks.i`; with a timestep `time_embedder` to 4C values.
+    Checkpoint keys: `res_blocks.i`; with a timestep `time_embedder` (4C outputs).
     """
 
     def __init__(self, layers: Sequence[ConvSpec]) -> None:
@@ -103,10 +103,9 @@ class ResnetStack(nn.Module):
 
 
 def scaled_noise(noise: mx.array, scale: mx.array, axis: Axis, view: View) -> mx.array:
-    """Noise for the results of one step: an (H, W) or (B, H, W) map times the per-channel scale (C,).
+    """The noise for one step's outputs: an (H, W) or (B, H, W) map times the per-channel scale (C,).
 
-    The map belongs to positions of the picture: a stream along rows or columns takes its part of it, and every frame
-    gets the same.
+    All frames share the map. A stream along rows or columns takes the part of it that belongs to its outputs.
     """
     noise = noise[:, None, :, :, None] if noise.ndim == 3 else noise[None, None, :, :, None]
     if axis is not Axis.TIME:

@@ -29,7 +29,7 @@ class _TwoLinears(nn.Module):
 
 
 class TimeEmbedder(nn.Module):
-    """A (scaled) timestep to `channels` values: sinusoids, linear, SiLU, linear.
+    """Embeds a scaled timestep in `channels` values: sinusoids, linear, SiLU, linear.
 
     Checkpoint keys: `timestep_embedder.linear_1`, `timestep_embedder.linear_2`.
     """

@@ -1,6 +1,6 @@
-"""The kinds of blocks that encoders and decoders are built of: how checkpoints write them, and their layers. No MLX.
+"""The block types of encoders and decoders: their names in checkpoints and their layers. No MLX.
 
-A block type says everything about itself here; `blocks.py` beside this file says which module computes it.
+Everything about a block type is defined here, except the module that computes it, which is in `blocks.py`.
 """
 
 import math
@@ -18,7 +18,7 @@ Weights = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class NetworkOptions(NamedTuple):
-    """What all blocks of a network share. `padding` is that of height and width."""
+    """The options that all blocks of a network share. `padding` is the spatial padding."""
 
     causal: bool
     padding: PaddingMode
@@ -27,12 +27,12 @@ class NetworkOptions(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """One block, in the order in which data pass it, with its widths resolved.
+    """One block with its widths resolved.
 
     Attributes:
-        num_layers: residual blocks in it.
-        stride: factors by which it changes the grid, (time, height, width).
-        residual: whether its rearranged input is added to its result.
+        num_layers: number of residual blocks.
+        stride: factors by which the block changes the grid, (time, height, width).
+        residual: whether the rearranged input is added to the output.
     """
 
     type: "BlockType"
@@ -49,9 +49,9 @@ class BlockType:
     """A kind of block.
 
     Attributes:
-        name: what reports call it.
-        specs: its layers, given its configuration, the network's options and the path of its module.
-        options: the keys that a checkpoint may state for it.
+        name: the name in reports.
+        specs: returns its layers from its configuration, the network's options and the path of its module.
+        options: the keys that a checkpoint may set for it.
     """
 
     name: str
@@ -60,13 +60,13 @@ class BlockType:
 
 
 class BlockName(NamedTuple):
-    """What a name in the block list of a checkpoint stands for.
+    """The meaning of a name in the block list of a checkpoint.
 
     Attributes:
-        multiplier: by which the width changes where the options do not say, and 0 where it never changes.
+        multiplier: default factor by which the width changes; 0 if the width never changes.
         stride: factors by which the grid changes.
-        residual: whether its rearranged input is added, where the options do not say.
-        takes_noise: whether the options may ask for noise injection.
+        residual: default for whether the rearranged input is added.
+        takes_noise: whether the options may enable noise injection.
     """
 
     type: BlockType
@@ -86,14 +86,14 @@ def conv_layer(
     time_kernel: int = 3,
     **attributes: Any,
 ) -> ConvSpec:
-    """The spec of a layer around a 3x3x3 convolution, padded by repeated edge frames in time.
+    """The spec of a layer around a 3x3x3 convolution with replication padding in time.
 
     Args:
         name: the path of the layer's module; its convolution is at `name.conv`.
-        conv_channels: output channels of the convolution, before a rearrangement.
-        weights: those of the layer besides the convolution's.
-        time_kernel: frames that one result sees: more than 3 where a result is made of several convolved frames.
-        attributes: anything else that `ConvSpec` has.
+        conv_channels: output channels of the convolution, before any rearrangement.
+        weights: the layer's weights besides the convolution's.
+        time_kernel: input frames per output frame: more than 3 if an output combines several convolved frames.
+        attributes: other attributes of `ConvSpec`.
     """
     down = attributes.get("down", (1, 1, 1))
     before, after = (time_kernel - 1, 0) if options.causal else (1, 1)
@@ -114,7 +114,7 @@ def _space(stride: int) -> WindowSpec:
 
 
 def embedder_weights(name: str, channels: int) -> Weights:
-    """The weights of a time embedder at `name` with `channels` outputs."""
+    """The weights of a time embedder at `name` with `channels` output channels."""
     path = f"{name}.timestep_embedder"
     return (
         (f"{path}.linear_1.weight", (channels, _EMBEDDING)),
@@ -171,7 +171,7 @@ def _res_change(block: BlockConfig, options: NetworkOptions, name: str) -> list[
 
 
 def _upsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
-    """A convolution and depth-to-space. Where time doubles, the first frame of the result is dropped."""
+    """A convolution and depth-to-space. If time doubles, the first output frame is dropped."""
     return [
         conv_layer(
             f"{name}.conv",
@@ -187,7 +187,7 @@ def _upsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[La
 
 
 def _downsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
-    """A convolution and space-to-depth. Where time halves, a result is made of two convolved frames."""
+    """A convolution and space-to-depth. If time halves, an output frame combines two convolved frames."""
     return [
         conv_layer(
             f"{name}.conv",
@@ -237,14 +237,14 @@ _BOTH = {
     "attn": BlockName(ATTENTION),
 }
 
-#: What the names in `encoder_blocks` stand for.
+#: The names in a checkpoint's `encoder_blocks`.
 ENCODER_BLOCKS: dict[str, BlockName] = {
     **_BOTH,
     **{name: BlockName(STRIDED, 0, stride) for name, stride in _STRIDES.items()},
     **{f"{name}_x_y": BlockName(STRIDED, 2, stride) for name, stride in _STRIDES.items()},
     **{f"{name}_res": BlockName(DOWNSAMPLE, 2, stride, residual=True) for name, stride in _STRIDES.items()},
 }
-#: What the names in `decoder_blocks` stand for.
+#: The names in a checkpoint's `decoder_blocks`.
 DECODER_BLOCKS: dict[str, BlockName] = {
     **_BOTH,
     **{name: BlockName(UPSAMPLE, 1, stride) for name, stride in _STRIDES.items()},

@@ -1,4 +1,4 @@
-"""Which module computes a block of each type (see `block_types.py`)."""
+"""The module that computes each block type of `block_types.py`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def _of_each(module: Callable[..., Layer]) -> Callable[[Sequence[LayerSpec]], La
     return lambda layers: module(*layers)
 
 
-#: Makes a block's module from the specs of its layers.
+#: For each type, a function that builds a block's module from its layer specs.
 BLOCK_MODULES: dict[BlockType, Callable[[Sequence[LayerSpec]], Layer]] = {
     RES_STACK: _of_all(ResnetStack),
     RES_CHANGE: _of_each(ResnetBlock),
@@ -33,5 +33,5 @@ BLOCK_MODULES: dict[BlockType, Callable[[Sequence[LayerSpec]], Layer]] = {
 
 
 def make_block(block: BlockSpec) -> Layer:
-    """The module of a block."""
+    """Build the module of a block."""
     return BLOCK_MODULES[block.config.type](block.layers)

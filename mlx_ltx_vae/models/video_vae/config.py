@@ -1,7 +1,7 @@
-"""The configuration of a video VAE, made exact.
+"""The fully resolved configuration of a video VAE.
 
-`parse_vae_config` reads the `vae` entry of a checkpoint's metadata and resolves everything that files leave to
-convention (widths, padding modes, defaults). Strings from a checkpoint become enums and block types here.
+`parse_vae_config` reads the `vae` entry of a checkpoint's metadata and fills in whatever the file leaves implicit
+(widths, padding modes, defaults). Strings from a checkpoint become enums and block types here.
 """
 
 import enum
@@ -21,7 +21,7 @@ EnumT = TypeVar("EnumT", bound=enum.Enum)
 
 
 class LogVariance(enum.Enum):
-    """How many channels the encoder spends on the log-variance, which a latent does not need."""
+    """The form of the encoder's log-variance output, which is not needed for latents."""
 
     UNIFORM = "uniform"
     PER_CHANNEL = "per_channel"
@@ -31,7 +31,7 @@ class LogVariance(enum.Enum):
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """An encoder or a decoder: `conv_in`, blocks in the order in which data pass them, `conv_out`."""
+    """An encoder or a decoder: `conv_in`, blocks in execution order, `conv_out`."""
 
     in_channels: int
     out_channels: int
@@ -50,7 +50,7 @@ class NetworkConfig:
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """By how much the blocks change the grid altogether: (time, height, width)."""
+        """The total factors by which the blocks change the grid: (time, height, width)."""
         return tuple(math.prod(block.stride[axis] for block in self.blocks) for axis in range(3))
 
 
@@ -77,7 +77,7 @@ class VAEConfig:
 
     @property
     def time_scale(self) -> int:
-        """Frames per latent frame, but for the first, which is one frame."""
+        """Video frames per latent frame, except that the first latent frame is one video frame."""
         return self.scale.time
 
     @property
@@ -96,8 +96,8 @@ class VAEConfig:
         return self.decoder.options.has_timestep
 
 
-# Keys whose only supported value is the one that every published checkpoint has. Group norm is among them: ltx-core has
-# it as an option and no checkpoint uses it, and a norm over the whole clip cannot be streamed.
+# Keys with a single supported value, which every published checkpoint has. This excludes group norm: it is an option of
+# ltx-core that no checkpoint uses, and a norm over the whole clip cannot be streamed.
 _FIXED_KEYS = {
     "_class_name": "CausalVideoAutoencoder",
     "dims": 3,
@@ -127,14 +127,14 @@ _DEFAULT_BASE_CHANNELS = 128
 
 
 def parse_vae_config(raw: Mapping[str, Any], source: str) -> VAEConfig:
-    """Make a `VAEConfig` from the `vae` entry of a checkpoint's metadata.
+    """Parse the `vae` entry of a checkpoint's metadata.
 
     Args:
-        raw: the JSON object, in the vocabulary of the original checkpoints.
-        source: what to call the checkpoint in errors.
+        raw: the JSON object, with the keys of the original checkpoints.
+        source: the checkpoint's name in error messages.
 
     Raises:
-        CheckpointError: for a key or value that this package does not know, since it would change the result.
+        CheckpointError: if a key or value is not known, since it could change the result.
     """
     _refuse_unknown(raw, source)
     latent_channels = int(raw.get("latent_channels", 128))
@@ -199,10 +199,10 @@ def _to_enum(kind: type[EnumT], value: Any, key: str, source: str) -> EnumT:
 
 
 def _padding_modes(raw: Mapping[str, Any], has_timestep: bool, source: str) -> tuple[PaddingMode, PaddingMode]:
-    """Encoder and decoder padding. LTX-2 does not name its decoder's, which is reflection; 0.9.x has zeros.
+    """Encoder and decoder padding. The decoder's default is reflection for LTX-2 and zeros for 0.9.x.
 
-    `spatial_padding_mode` counts for both networks, as it does in the reference's results; the encoder's own key counts
-    where it is absent.
+    `spatial_padding_mode` applies to both networks, which matches the reference's outputs; if it is absent, the
+    encoder's own key applies to the encoder.
     """
     is_ltx_0_9 = has_timestep or "blocks" in raw
     decoder = raw.get("spatial_padding_mode", "zeros" if is_ltx_0_9 else "reflect")
@@ -221,7 +221,7 @@ def _moment_channels(latent_channels: int, log_variance: LogVariance) -> int:
 def _read_blocks(
     blocks: Sequence[Any], known: Mapping[str, BlockName], network: str, source: str
 ) -> list[tuple[BlockName, dict[str, Any], int]]:
-    """Each block of a list: what its name stands for, its options, and the factor by which its width changes."""
+    """For each block of a list: the meaning of its name, its options, and the factor by which its width changes."""
     result = []
     for name, raw_options in blocks:
         block_name = known.get(name)
@@ -248,7 +248,7 @@ def _encoder_blocks(blocks: Sequence[Any], width: int, source: str) -> tuple[Blo
 
 
 def _decoder_blocks(blocks: Sequence[Any], base_channels: int, source: str) -> tuple[BlockConfig, ...]:
-    """Block lists of decoders are written in the encoder's order, and their widths follow from the last one."""
+    """The blocks in execution order: checkpoints list them in reverse, and the base width is that of the last one."""
     entries = _read_blocks(blocks, DECODER_BLOCKS, "decoder", source)[::-1]
     width = base_channels * math.prod(factor for _, _, factor in entries)
     result = []

@@ -1,4 +1,4 @@
-"""The conv decoder: latents to pixels."""
+"""The convolutional decoder."""
 
 from dataclasses import replace
 from functools import partial
@@ -19,9 +19,9 @@ from .specs import decoder_parts, decoder_spec
 
 
 class ConvDecoder(nn.Module):
-    """Denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3) in about [-1, 1].
+    """Decodes denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3), approximately in [-1, 1].
 
-    There is one forward pass, `stages`; whoever runs a clip through it decides how much of it at a time.
+    `stages` is the only forward pass; its caller chooses how many positions to process at a time.
 
     Checkpoint keys: `conv_in`, `up_blocks.i`, `conv_out`; with a timestep `timestep_scale_multiplier`,
     `last_time_embedder`, `last_scale_shift_table` (2, C: shift, scale).
@@ -42,11 +42,11 @@ class ConvDecoder(nn.Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """What it computes in."""
+        """The compute dtype."""
         return self.conv_in.conv.weight.dtype
 
     def prepare(self, latents: mx.array, mean: mx.array, std: mx.array, noise: Draws) -> mx.array:
-        """Normalized latents (B, C, T, H, W), mixed with noise and denormalized: (B, T, H, W, C) in `dtype`."""
+        """Mix normalized latents (B, C, T, H, W) with noise and denormalize them: (B, T, H, W, C) in `dtype`."""
         latents = latents.astype(mx.float32)
         if self.spec.has_latent_noise:
             latents = (1 - noise.scale) * latents
@@ -55,7 +55,7 @@ class ConvDecoder(nn.Module):
         return (latents.transpose(0, 2, 3, 4, 1) * std + mean).astype(self.dtype)
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """The forward pass of one new stream."""
+        """The forward pass of a new stream."""
         modulation: Modulation | None = None
         if self.spec.has_timestep and context.timesteps is not None:
             multiplier = self.timestep_scale_multiplier.astype(mx.float32)

@@ -1,4 +1,4 @@
-"""The conv encoder: pixels to latents."""
+"""The convolutional encoder."""
 
 from functools import partial
 
@@ -15,9 +15,9 @@ from .specs import encoder_parts, encoder_spec
 
 
 class ConvEncoder(nn.Module):
-    """Pixels (B, 1 + t*(T-1), s*H, s*W, 3) in [-1, 1] to means of latents (B, T, H, W, C), before they are normalized.
+    """Encodes pixels (B, 1 + t*(T-1), s*H, s*W, 3) in [-1, 1] to the means of unnormalized latents (B, T, H, W, C).
 
-    It is causal, so it streams along time. Of the moments that `conv_out` has weights for, only the means are computed.
+    It is causal and streams along time. `conv_out` has weights for mean and log-variance; only the means are computed.
 
     Checkpoint keys: `conv_in`, `down_blocks.i`, `conv_out`.
     """
@@ -33,11 +33,11 @@ class ConvEncoder(nn.Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """What it computes in."""
+        """The compute dtype."""
         return self.conv_in.conv.weight.dtype
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """The forward pass of one new stream along time."""
+        """The forward pass of a new stream along time."""
         stages = [pointwise(partial(patchify, size=self._patch_size)), *self.conv_in.stages(context)]
         for block in self.down_blocks:
             stages += block.stages(context)

@@ -1,4 +1,4 @@
-"""The published generations, as their own metadata write them, for files that have lost it."""
+"""The configurations of the published generations, for files without metadata."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ _ENCODER_0_9_5 = (
 )  # fmt: skip
 _DECODER_0_9_5 = (_res(5), _UP_RESIDUAL, _res(5), _UP_RESIDUAL, _res(5), _UP_RESIDUAL, _res(5))
 
-#: By the name that people use. The metadata of a file comes first; these are for files without.
+#: Configurations by common name, in the format of checkpoint metadata. The metadata of a file takes precedence.
 GENERATIONS: dict[str, dict[str, Any]] = {
     "LTX-Video 0.9.0": {"blocks": _ENCODER_0_9_0},
     "LTX-Video 0.9.1": {
@@ -52,13 +52,13 @@ GENERATIONS: dict[str, dict[str, Any]] = {
 
 
 def name_generation(raw: Mapping[str, Any]) -> str:
-    """The name of the generation that has these block lists, whatever their widths, or "custom"."""
+    """The name of the generation with these block lists, regardless of widths, or "custom"."""
     structure = _structure(raw)
     return next((name for name, known in GENERATIONS.items() if _structure(known) == structure), "custom")
 
 
 def _structure(raw: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells generations apart: block names, layer counts and timestep conditioning."""
+    """The properties that distinguish generations: block names, layer counts and timestep conditioning."""
 
     def names(blocks: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(

@@ -1,4 +1,4 @@
-"""The encoder and the decoder of the conv VAE as sequences of layers, from the configuration alone. No MLX."""
+"""The layer specs of the conv VAE's encoder and decoder, from the configuration alone. No MLX."""
 
 from dataclasses import dataclass, replace
 
@@ -10,7 +10,7 @@ from .config import NetworkConfig, VAEConfig
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One block and its layers."""
+    """A block and its layers."""
 
     config: BlockConfig
     layers: tuple[LayerSpec, ...]
@@ -18,7 +18,7 @@ class BlockSpec:
 
 @dataclass(frozen=True)
 class ConvNetworkParts:
-    """The layers of a conv encoder or decoder by the module that they belong to."""
+    """The layers of a conv encoder or decoder, grouped by module."""
 
     conv_in: ConvSpec
     blocks: tuple[BlockSpec, ...]
@@ -27,7 +27,7 @@ class ConvNetworkParts:
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
-        """The layers in order, without the rearrangement of pixels into patches or back."""
+        """The layers in order, without patchify or unpatchify."""
         return (self.conv_in, *(layer for block in self.blocks for layer in block.layers), self.conv_out)
 
 
@@ -47,14 +47,14 @@ def decoder_parts(config: VAEConfig) -> ConvNetworkParts:
 
 
 def encoder_parts(config: VAEConfig) -> ConvNetworkParts:
-    """The encoder's layers by module. Of the moments only the means leave it."""
+    """The encoder's layers by module. It outputs only the means, without the log-variance."""
     parts = _parts(config.encoder, "down_blocks", config.patch_size)
     means = replace(parts.conv_out, conv_channels=config.latent_channels, out_channels=config.latent_channels)
     return replace(parts, conv_out=means)
 
 
 def decoder_spec(config: VAEConfig) -> NetworkSpec:
-    """The whole decoder: latents (B, T, H, W, C), denormalized, to pixels (B, T', H', W', 3)."""
+    """The whole decoder: denormalized latents (B, T, H, W, C) to pixels (B, T', H', W', 3)."""
     parts = decoder_parts(config)
     patch = parts.patch_size
     channels = parts.conv_out.out_channels
@@ -73,7 +73,7 @@ def encoder_spec(config: VAEConfig) -> NetworkSpec:
 
 
 class _Patchify(LayerSpec):
-    """Patches do not overlap, so the grid is divided without a window."""
+    """Rearrangement of pixels into patches. They do not overlap, so it divides the grid without a window."""
 
     def out_grid(self, grid: tuple[int, int, int]) -> tuple[int, int, int]:
         """See `LayerSpec`."""
