@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from .dtypes import DTYPES
 from .errors import LTXVAEError
 from .frame_rate import parse_fps
 from .latents import parse_grid
@@ -22,6 +23,14 @@ Value = TypeVar("Value")
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command."""
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def add_plan_options(group: argparse._ArgumentGroup) -> None:
+    """Add the options of commands that run a network: how they may use memory, and in which precision."""
+    group.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help="tiles per batch (default: 1)")
+    group.add_argument("--memory-budget", metavar="SIZE", help="limit of total memory: 8GB, 50%% (default: 50%%)")
+    group.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
+    group.add_argument("--dry-run", action="store_true", help="print the plan and stop")
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.decode`: a latent file to a video."""
+"""`python -m mlx_ltx_vae.decode`: decodes a latent file to a video."""
 
 import argparse
 import json
@@ -13,7 +13,17 @@ import mlx.core as mx
 
 from . import demo
 from .checkpoint import open_checkpoint
-from .cli import add_common_options, add_report_options, frame_rate, grid, positive, run_command, tile, with_progress
+from .cli import (
+    add_common_options,
+    add_plan_options,
+    add_report_options,
+    frame_rate,
+    grid,
+    positive,
+    run_command,
+    tile,
+    with_progress,
+)
 from .device import this_machine
 from .dtypes import DTYPES
 from .errors import LatentsError
@@ -34,7 +44,7 @@ _DEMO_OUTPUT = "demo.mp4"
 
 @dataclass
 class Report:
-    """What a run reports at its end."""
+    """The report at the end of a run."""
 
     plan: DecodePlan
     fps: Fraction
@@ -44,7 +54,7 @@ class Report:
     first_frame_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The report in JSON's terms. `output` is a list where a batch became several videos."""
+        """The report as a JSON-serializable dict. `output` is a list if a batch was decoded to several videos."""
         return {
             "frames": self.frames,
             "width": self.plan.width,
@@ -66,7 +76,7 @@ class Report:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the command-line parser."""
     parser = argparse.ArgumentParser(
         prog="python -m mlx_ltx_vae.decode",
         description="Decode LTX video latents to a video, exactly, in memory that does not grow with the clip.",
@@ -76,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
         "-o",
         "--output",
         metavar="OUT",
-        help="by its ending: .mp4 .mov .mkv .webm .gif, a folder/ or %%05d.png for stills, .npy; - for raw frames",
+        help="format by extension: .mp4 .mov .mkv .webm .gif, folder/ or %%05d.png for stills, .npy; - for raw frames",
     )
     parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
     parser.add_argument(
@@ -90,40 +100,35 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--unnormalized",
         action="store_true",
-        default=None,  # what the file states
+        default=None,  # use what the file states
         help="the latents are unnormalized, as diffusers' LTX-2 pipelines return them",
     )
 
     how = parser.add_argument_group("how to decode")
     modes = ["auto", "exact", "single", "tiled"]
-    how.add_argument("--mode", choices=modes, default="auto", help="default: auto, which is exact wherever that fits")
+    how.add_argument("--mode", choices=modes, default="auto", help="default: auto, which is exact if it fits")
     how.add_argument("--order", choices=["auto", "time", "rows", "columns"], default="auto", help="default: auto")
-    how.add_argument("--chunk", type=positive, metavar="N", help="latent frames (rows, columns) at a time")
-    how.add_argument("--memory-budget", metavar="SIZE", help="8GB, 50%%: stay below, all included (default: 50%%)")
+    how.add_argument("--chunk", type=positive, metavar="N", help="latent frames (rows, columns) per piece")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="tiles in pixels, such as 512:64 (mode tiled)")
     how.add_argument("--tile-frames", type=tile, metavar="SIZE:OVERLAP", help="tiles in frames, such as 64:24")
-    how.add_argument(
-        "--tile-batch-size", type=positive, default=1, metavar="N", help="equal tiles together (default: 1)"
-    )
-    how.add_argument("--preset", choices=list(PRESETS), help="tiles by name (mode tiled)")
-    how.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
+    how.add_argument("--preset", choices=list(PRESETS), help="named tile sizes (mode tiled)")
+    add_plan_options(how)
     how.add_argument("--timestep", type=float, metavar="T", help="decode timestep of 0.9.1 to 0.9.8 (default: 0.05)")
-    how.add_argument("--seed", type=int, default=0, metavar="N", help="of the noise of 0.9.1 to 0.9.8 (default: 0)")
+    how.add_argument("--seed", type=int, default=0, metavar="N", help="noise seed of 0.9.1 to 0.9.8 (default: 0)")
 
     video = parser.add_argument_group("the video")
-    video.add_argument("--audio", metavar="FILE", help="sound to add, in full")
-    video.add_argument("--codec", help="h264, hevc, prores, ffv1 (lossless), vp9, av1 (default: by the ending)")
-    video.add_argument("--crf", type=int, metavar="N", help="quality, 0 the best (default: the codec's)")
+    video.add_argument("--audio", metavar="FILE", help="audio file to add, in full length")
+    video.add_argument("--codec", help="h264, hevc, prores, ffv1 (lossless), vp9, av1 (default: by extension)")
+    video.add_argument("--crf", type=int, metavar="N", help="quality, 0 is best (default: the codec's)")
     video.add_argument("--bit-depth", type=int, choices=[8, 10], default=8, help="default: 8")
 
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and decode nothing")
     add_report_options(parser)
     add_common_options(parser)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if arguments.demo:
@@ -180,7 +185,7 @@ def _decode(arguments: argparse.Namespace) -> None:
 
 
 def _tiling(arguments: argparse.Namespace, video_grid: Grid) -> TilingConfig | None:
-    """The tiles that were asked for, or None."""
+    """The tiling that the arguments request, or None."""
     if arguments.preset:
         num_frames, height, width = video_grid
         return preset(arguments.preset, height, width, num_frames)
@@ -193,7 +198,7 @@ def _tiling(arguments: argparse.Namespace, video_grid: Grid) -> TilingConfig | N
 
 
 def _decode_one(vae: VideoVAE, latents: mx.array, output: str, report: Report, arguments: argparse.Namespace) -> None:
-    """One item of a batch to one output."""
+    """Decode one batch item to one output."""
     start = time.perf_counter()
     chunks = vae.stream(
         latents, report.plan, timestep=arguments.timestep, seed=arguments.seed, bit_depth=arguments.bit_depth
@@ -221,7 +226,7 @@ def _count_frames(chunk: FrameChunk) -> int:
 
 
 def name_outputs(output: str, batch: int) -> list[str]:
-    """A name for each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png."""
+    """The output of each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png."""
     if batch == 1:
         return [output]
     if output == "-":

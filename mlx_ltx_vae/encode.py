@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.encode`: a video to a latent file."""
+"""`python -m mlx_ltx_vae.encode`: encodes a video to a latent file."""
 
 import argparse
 import json
@@ -14,6 +14,7 @@ from . import demo
 from .checkpoint import Checkpoint, open_checkpoint
 from .cli import (
     add_common_options,
+    add_plan_options,
     add_report_options,
     frame_rate,
     frame_size,
@@ -39,7 +40,7 @@ _UNKNOWN_LENGTH = 1001  # frames; a longer clip takes no more memory
 
 @dataclass(frozen=True)
 class Report:
-    """What a run reports at its end. `frames` are those that the latents stand for."""
+    """The report at the end of a run. `frames` is the number of frames that the latents decode to."""
 
     frames: int
     size: tuple[int, int]
@@ -50,7 +51,7 @@ class Report:
     output: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The report in JSON's terms. `fps` is null for images."""
+        """The report as a JSON-serializable dict. `fps` is null for images."""
         return {
             "frames": self.frames,
             "width": self.size[0],
@@ -71,7 +72,7 @@ class Report:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the command-line parser."""
     parser = argparse.ArgumentParser(
         prog="python -m mlx_ltx_vae.encode",
         description="Encode a video to LTX latents, exactly, in memory that does not grow with the clip.",
@@ -79,39 +80,34 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "video", metavar="VIDEO", help="video or GIF, a folder of images, or a pattern such as %%05d.png"
     )
-    parser.add_argument("-o", "--output", metavar="LATENTS", required=True, help="where to: a .safetensors file")
+    parser.add_argument("-o", "--output", metavar="LATENTS", required=True, help="output file, .safetensors")
     parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
     parser.add_argument("--demo", action="store_true", help="use the small VAE that ships with the package")
 
     video = parser.add_argument_group("the video")
-    video.add_argument(
-        "--size", type=frame_size, metavar="WxH", help="make the frames this large (default: as they are)"
-    )
+    video.add_argument("--size", type=frame_size, metavar="WxH", help="frame size to encode (default: the video's)")
     fit = video.add_mutually_exclusive_group()
     fit.add_argument(
         "--resize", action="store_true", help="scale to --size, or to the nearest size that can be encoded"
     )
     fit.add_argument(
-        "--crop", action="store_true", help="cover --size and cut off the rest, or cut to what can be encoded"
+        "--crop", action="store_true", help="fill --size and crop the rest, or crop to a size that can be encoded"
     )
-    video.add_argument("--frames", type=positive, metavar="N", help="encode the first N (default: all)")
-    video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: leave out)")
-    video.add_argument("--fps", type=frame_rate, metavar="RATE", help="to note in LATENTS (default: the video's)")
+    video.add_argument("--frames", type=positive, metavar="N", help="encode the first N frames (default: all)")
+    video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
+    video.add_argument("--fps", type=frame_rate, metavar="RATE", help="frame rate to store (default: the video's)")
 
     how = parser.add_argument_group("how to encode")
-    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="in tiles, in pixels, such as 512:128")
-    how.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help="tiles together (default: 1)")
-    how.add_argument("--memory-budget", metavar="SIZE", help="8GB, 50%%: stay below, all included (default: 50%%)")
-    how.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
+    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
+    add_plan_options(how)
 
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and encode nothing")
     add_report_options(parser)
     add_common_options(parser)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if arguments.demo and arguments.model:
@@ -150,7 +146,7 @@ def _fit(arguments: argparse.Namespace) -> Fit:
 
 
 def _plan(checkpoint: Checkpoint, video: VideoReader, arguments: argparse.Namespace) -> EncodePlan:
-    """How the video is encoded. Its number of frames is only known once all of them are read."""
+    """Plan the encode. A video may have an unknown number of frames until all of them are read."""
     width, height = video.size
     dtype = arguments.dtype or checkpoint.networks["encoder"].dtype
     return plan_encode(

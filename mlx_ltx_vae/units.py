@@ -1,5 +1,6 @@
 """Formats and parses byte counts. 1 GB is 1e9 bytes."""
 
+import math
 import re
 
 from .errors import PlanError
@@ -12,11 +13,12 @@ _UNITS = {
 }  # fmt: skip
 
 
-def format_bytes(count: float) -> str:
-    """The count as text, such as 2.42 GB, 5.6 MB or 812 kB: GB from 100 MB up, kB below 1 MB."""
-    if count >= 100 * MB:
-        return f"{count / GB:.2f} GB"
-    return f"{count / MB:.1f} MB" if count >= MB else f"{count / 1e3:.0f} kB"
+def format_bytes(count: float, *, round_up: bool = False) -> str:
+    """The count as text, such as 2.42 GB, 814.2 MB or 812 kB: MB below 1 GB, kB below 1 MB."""
+    unit, name, digits = (GB, "GB", 2) if count >= GB else (MB, "MB", 1) if count >= MB else (1e3, "kB", 0)
+    if round_up:
+        count = math.ceil(count / unit * 10**digits) / 10**digits * unit
+    return f"{count / unit:.{digits}f} {name}"
 
 
 def parse_bytes(text: str | int | float, available: int) -> int:

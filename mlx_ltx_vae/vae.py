@@ -80,7 +80,7 @@ class VideoVAE:
             CheckpointError: if the source cannot be read, is not a VAE, is incomplete, or is not supported.
         """
         if dtype is not None and dtype not in DTYPES:
-            raise CheckpointError(f"dtype {dtype!r} is not known; there are {', '.join(DTYPES)}.")
+            raise CheckpointError(f"dtype {dtype!r} is not known; expected {', '.join(DTYPES)}.")
         if isinstance(source, Checkpoint):
             checkpoint = source
         else:

@@ -31,7 +31,7 @@ def test_other_budgets_are_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("count", "expected"), [(2.424e9, "2.42 GB"), (1e8, "0.10 GB"), (5.64e6, "5.6 MB"), (812_000, "812 kB")]
+    ("count", "expected"), [(2.424e9, "2.42 GB"), (8.142e8, "814.2 MB"), (5.64e6, "5.6 MB"), (812_000, "812 kB")]
 )
 def test_bytes_are_shown_in_a_fitting_unit(count, expected):
     assert format_bytes(count) == expected

@@ -1,1 +1,1 @@
-"""Carries plans out: latents to frames, and frames to latents."""
+"""Executes plans: latents to frames, and frames to latents."""

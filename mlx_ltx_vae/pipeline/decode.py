@@ -1,4 +1,4 @@
-"""A decode being carried out: latents in, finished frames out."""
+"""Executes a decode plan: latents in, final frames out."""
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -30,18 +30,18 @@ def start_decode(
     noise_scale: float | None = None,
     bit_depth: int | None = None,
 ) -> Generator[FrameChunk, None, None]:
-    """Check what `VideoVAE.stream` was given, and return the chunks of the decode, which starts with the first of them.
+    """Check the arguments of `VideoVAE.stream` and return a generator of chunks, which decodes lazily.
 
     Raises:
-        LatentsError: for latents or noise that the network cannot take.
-        PlanError: for a plan made for another shape.
+        LatentsError: if the network cannot take the latents or the noise.
+        PlanError: if the plan was made for another shape.
     """
     if plan.latent_shape != latents.shape:
         raise PlanError(
             f"the plan was made for latents of shape {tuple(plan.latent_shape)}; these are {latents.shape}."
         )
     if bit_depth not in (None, 8, 10):
-        raise LatentsError(f"a bit depth is 8 or 10, not {bit_depth!r}.")
+        raise LatentsError(f"the bit depth must be 8 or 10, not {bit_depth!r}.")
     bad = count_nonfinite(latents)
     if bad:
         raise LatentsError(f"{bad} of {latents.size} latent values are NaN or infinite.")
@@ -57,12 +57,12 @@ def start_decode(
 
 @dataclass(frozen=True)
 class DecodeRun:
-    """One decode being carried out.
+    """The execution of one decode.
 
     Attributes:
-        run: what the network makes of the latents.
-        check: looks at it.
-        bit_depth: 8 or 10 where levels are wanted; None for floats.
+        run: runs the network on the latents.
+        check: checks the pixels.
+        bit_depth: 8 or 10 for integer levels; None for floats.
     """
 
     run: Run
@@ -70,11 +70,11 @@ class DecodeRun:
     bit_depth: int | None = None
 
     def chunks(self) -> Generator[FrameChunk, None, None]:
-        """Every frame once, in order.
+        """Yield every frame once, in order.
 
         Raises:
-            DecodeError: for pixels that cannot be a picture.
-            PlanError: where frames wait on disk and there is no room for them.
+            DecodeError: if the pixels are not finite, or are the same patch everywhere.
+            PlanError: if frames are buffered on disk and there is not enough free space.
         """
         plan, check = self.run.plan, self.check
         frames = self.run.results() if plan.order is Order.TIME else self._buffered()
@@ -90,17 +90,17 @@ class DecodeRun:
 
     @property
     def _dtype(self) -> mx.Dtype:
-        """Of finished frames."""
+        """The dtype of the yielded frames."""
         return {None: self.run.network.dtype, 8: mx.uint8, 10: mx.uint16}[self.bit_depth]
 
     def _finish(self, frames: mx.array) -> mx.array:
-        """Frames as the caller wants them."""
+        """Convert frames to the yielded dtype."""
         if frames.dtype == self._dtype:
             return frames
         return frames.astype(self._dtype) if self.bit_depth is None else to_levels(frames, self.bit_depth)
 
     def _buffered(self) -> Iterator[mx.array]:
-        """Stream along rows or columns. No frame is whole before the last of them, so all wait on disk."""
+        """Stream along rows or columns. No frame is complete before the last one, so all are buffered on disk."""
         plan = self.run.plan
         axis = plan.order.axis
         shape = (plan.latent_shape.batch, *plan.video_grid, self.run.network.spec.out_channels)

@@ -1,4 +1,4 @@
-"""An encode being carried out: frames in, normalized latents out."""
+"""Executes an encode plan: frames in, normalized latents out."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,14 +15,12 @@ from .sources import Source
 
 @dataclass(frozen=True)
 class EncodeRun:
-    """One encode, ready to run.
+    """The execution of one encode.
 
     Attributes:
-        encoder: the network.
-        plan: how.
         source: the frames.
-        mean: (C,) float32, of the latents.
-        std: (C,) float32, of the latents.
+        mean: (C,) float32, the latent mean.
+        std: (C,) float32, the latent standard deviation.
     """
 
     encoder: Encoder
@@ -32,17 +30,16 @@ class EncodeRun:
     std: mx.array
 
     def latents(self) -> Iterator[mx.array]:
-        """Normalized latents (B, C, n, H', W') in the encoder's dtype, evaluated, in order along time.
+        """Yield normalized latents (B, C, n, H', W') in the encoder's dtype, evaluated, in order along time.
 
         Raises:
-            LatentsError: for frames that the encoder cannot take, when it comes to them, and for latents that are not
-                finite.
+            LatentsError: at the first frames that the encoder cannot take, or if the latents are not finite.
         """
         for means in Run(self.encoder, self.plan, self.source).results():
             yield self._normalize(means)
 
     def _normalize(self, means: mx.array) -> mx.array:
-        """Means (B, T, H, W, C) to normalized latents (B, C, T, H, W)."""
+        """Convert means (B, T, H, W, C) to normalized latents (B, C, T, H, W)."""
         latents = (means.astype(mx.float32) - self.mean) / self.std
         latents = latents.astype(self.encoder.dtype).transpose(0, 4, 1, 2, 3)
         if not to_bool(mx.isfinite(latents).all()):

@@ -1,4 +1,4 @@
-"""Frames that wait on disk until the last of their rows or columns is done."""
+"""Buffers frames on disk until their last rows or columns are decoded."""
 
 import math
 import shutil
@@ -16,19 +16,19 @@ from ..units import format_bytes
 
 _FRAMES_AT_ONCE = 8
 
-# numpy has no bfloat16, only its bits.
+# numpy has no bfloat16, so the bits are stored as unsigned integers.
 _BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 
 class FrameBuffer:
-    """A whole video in a memory-mapped file, in a temporary folder that is removed with this object. A context manager.
+    """A context manager that stores a whole video in a memory-mapped file in a temporary folder.
 
     Args:
         shape: (B, F, H, W, 3).
-        dtype: of the frames.
+        dtype: dtype of the frames.
 
     Raises:
-        PlanError: where the temporary folder has no room for it.
+        PlanError: if the disk of the temporary folder does not have enough free space.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
@@ -47,13 +47,13 @@ class FrameBuffer:
         self._frames = np.memmap(Path(self._folder.name) / "frames", item, "w+", shape=shape)
 
     def write(self, part: mx.array, axis: Axis, start: int) -> None:
-        """Store a part of every frame: (B, F, h, w, 3), from `start` on along `axis`."""
+        """Store a part of every frame, (B, F, h, w, 3), at index `start` along `axis`."""
         index = [slice(None)] * part.ndim
         index[axis] = slice(start, start + part.shape[axis])
         self._frames[tuple(index)] = np.asarray(part.view(_BITS[self._dtype.size]))
 
     def read(self) -> Iterator[mx.array]:
-        """The stored frames in order, a few at a time: (B, n, H, W, 3)."""
+        """Yield the stored frames in order, a few at a time: (B, n, H, W, 3)."""
         for start in range(0, self._frames.shape[1], _FRAMES_AT_ONCE):
             bits = mx.array(np.array(self._frames[:, start : start + _FRAMES_AT_ONCE]))
             yield bits.view(self._dtype)

@@ -1,4 +1,4 @@
-"""Frames on their way out of a decoder: from pixels in [-1, 1] to what a sink writes."""
+"""Checks a decoder's output, and converts pixels in [-1, 1] to the integer levels that sinks write."""
 
 from dataclasses import dataclass
 
@@ -15,22 +15,21 @@ _DTYPES = {8: mx.uint8, 10: mx.uint16}
 
 
 def to_levels(frames: mx.array, bit_depth: int) -> mx.array:
-    """Pixels in [-1, 1] as levels, rounded: uint8 for a bit depth of 8, uint16 over its full range for 10."""
-    # float32 first: bfloat16 has 8 bits and would round half of the levels away.
+    """Round pixels in [-1, 1] to integer levels: uint8 for a bit depth of 8, full-range uint16 for 10."""
+    # Convert to float32 first: bfloat16 has 8 bits of precision and would lose half of the levels.
     levels = (frames.astype(mx.float32) + 1) * (_PEAKS[bit_depth] / 2)
     return mx.clip(mx.round(levels), 0, _PEAKS[bit_depth]).astype(_DTYPES[bit_depth])
 
 
 @dataclass(frozen=True)
 class FrameChunk:
-    """Finished frames, in order. It means the same whatever the plan.
+    """Consecutive final frames. Its meaning does not depend on the plan.
 
     Attributes:
-        start: the index of the first of them in the video.
-        frames: (B, n, H, W, 3): floats in about [-1, 1], as the network gives them; or, from a stream that was given a
-            bit depth, levels.
-        is_finite: a flag on the device: whether everything that the decode has made so far is finite; None where nobody
-            looked.
+        start: the index of the first frame in the video.
+        frames: (B, n, H, W, 3): floats approximately in [-1, 1], in the network's dtype; or integer levels, if the
+            stream has a bit depth.
+        is_finite: a flag on the device: whether all pixels decoded so far are finite; None if not checked.
     """
 
     start: int
@@ -39,7 +38,7 @@ class FrameChunk:
 
     @property
     def pixels(self) -> mx.array:
-        """(B, 3, n, H, W) in about [-1, 1]. Levels come back as float32, rounded as they are."""
+        """The frames as (B, 3, n, H, W), approximately in [-1, 1]. Levels are converted to float32."""
         frames = self.frames
         bit_depth = self._bit_depth
         if bit_depth:
@@ -50,17 +49,17 @@ class FrameChunk:
         """The frames of a single video as (n, H, W, 3) uint8, converted on the device: round((x + 1) * 127.5).
 
         Raises:
-            LatentsError: for a batch, which is several videos.
-            DecodeError: for pixels that are not finite.
+            LatentsError: if the batch has more than one video.
+            DecodeError: if the pixels are not finite.
         """
         return self._levels(8)
 
     def to_uint16(self) -> np.ndarray:
-        """Likewise (n, H, W, 3) uint16 over the full range, for sinks of more than 8 bits."""
+        """Like `to_uint8`, but (n, H, W, 3) full-range uint16, for sinks with more than 8 bits."""
         return self._levels(10)
 
     def check(self) -> None:
-        """Refuse frames that cannot be a picture. Waits for them, so call it where they are read anyway.
+        """Raise if the frames are not finite. Evaluates them, so call it where they are read anyway.
 
         Raises:
             DecodeError: if they are not finite.
@@ -70,13 +69,13 @@ class FrameChunk:
 
     @property
     def _bit_depth(self) -> int | None:
-        """Of the levels; None for floats."""
+        """The bit depth of integer levels; None for floats."""
         return next((depth for depth, dtype in _DTYPES.items() if self.frames.dtype == dtype), None)
 
     def _levels(self, bit_depth: int) -> np.ndarray:
         batch = self.frames.shape[0]
         if batch != 1:
-            raise LatentsError(f"a batch of {batch} is as many videos and not one; decode latents[i:i+1] by itself.")
+            raise LatentsError(f"a batch of {batch} has more than one video; decode each latents[i:i+1] separately.")
         frames = self.frames[0]
         own = self._bit_depth
         if own is None:
@@ -89,24 +88,24 @@ class FrameChunk:
 
 
 class OutputCheck:
-    """Checks that what comes out of a decoder can be a picture: finite, and not the same patch everywhere.
+    """Checks that a decoder's output is finite and not the same patch everywhere.
 
-    A convolution that silently returned zeros (known of GPU kernels on huge inputs) leaves nothing but the last bias,
-    which repeats from patch to patch. A picture never does so to the last bit, unless its latents are constant.
+    If a convolution silently returns zeros (a known failure of GPU kernels on huge inputs), only the last bias remains,
+    which is identical in every patch. A real picture never repeats bit for bit, unless its latents are constant.
 
     Args:
         patch_size: pixels per cell of the network's finest grid, along each side.
-        may_be_flat: whether the latents are the same everywhere.
+        may_be_flat: whether the latents are constant.
     """
 
     def __init__(self, patch_size: int, *, may_be_flat: bool) -> None:
         self._patch_size = patch_size
         self._is_flat = mx.array(not may_be_flat)
-        #: A flag on the device: whether everything so far is finite.
+        #: A flag on the device: whether all pixels so far are finite.
         self.is_finite = mx.array(True)
 
     def update(self, frames: mx.array) -> None:
-        """Look at a piece (B, n, h, w, 3). What is found stays on the device; nothing waits for it here."""
+        """Check a piece (B, n, h, w, 3), asynchronously; the result stays on the device."""
         step = self._patch_size
         down = (frames[:, :, step:] == frames[:, :, :-step]).all()
         across = (frames[:, :, :, step:] == frames[:, :, :, :-step]).all()
@@ -115,10 +114,10 @@ class OutputCheck:
         mx.async_eval(self._is_flat, self.is_finite)
 
     def close(self) -> None:
-        """Raise what was wrong with everything that was seen.
+        """Wait for all checks.
 
         Raises:
-            DecodeError: if something was not finite, or if there was nothing but one flat patch.
+            DecodeError: if a pixel was not finite, or if all pieces were the same patch everywhere.
         """
         is_finite, is_flat = to_list(mx.stack([self.is_finite, self._is_flat]))
         if not is_finite:

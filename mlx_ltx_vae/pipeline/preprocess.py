@@ -1,4 +1,4 @@
-"""Frames on their way into an encoder: checked, converted to pixels in [-1, 1], and cut into pieces of one length."""
+"""Checks an encoder's input frames, converts them to pixels in [-1, 1] and cuts them into pieces of equal length."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,19 +17,19 @@ from .sources import Box
 Frames = mx.array | np.ndarray
 
 _PEAKS = {"uint8": 255, "uint16": 65535}
-# Decoded pixels leave [-1, 1] a little. Values as large as this are in 0 to 255.
+# Decoded pixels exceed [-1, 1] slightly. Values larger than this are assumed to be in 0 to 255.
 _FAR_OUT = 16
 _LONG_CLIP = 8  # latent frames
 
 
 def to_channels_last(frames: Frames) -> Frames:
-    """A caller's frames as (B, n, H, W, 3).
+    """Transpose a caller's frames to (B, n, H, W, 3).
 
     Args:
-        frames: levels, uint8 or uint16 (n, H, W, 3), over their full range; or floats (B, 3, n, H, W) in [-1, 1].
+        frames: full-range levels (n, H, W, 3) in uint8 or uint16, or floats (B, 3, n, H, W) in [-1, 1].
 
     Raises:
-        LatentsError: for anything else.
+        LatentsError: if the shape or the dtype is another one.
     """
     shape = tuple(frames.shape)
     if _levels_peak(frames):
@@ -38,18 +38,18 @@ def to_channels_last(frames: Frames) -> Frames:
     elif frames.ndim == 5 and shape[1] == 3 and _is_floating(frames):
         return frames.transpose(0, 2, 3, 4, 1)
     raise LatentsError(
-        f"frames have the shape {shape} and the type {_dtype_name(frames)}; expected are floats (B, 3, F, H, W) in "
+        f"frames have the shape {shape} and the type {_dtype_name(frames)}; expected floats (B, 3, F, H, W) in "
         "[-1, 1], or uint8 or uint16 (F, H, W, 3)."
     )
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How frames become what an encoder takes.
+    """Converts frames to the input of an encoder.
 
     Attributes:
-        pad: whether the last frame is repeated until the clip fills its last latent frame. Otherwise the frames that
-            are over at the end are dropped, with a warning.
+        pad: whether to repeat the last frame until the clip fills its last latent frame. Otherwise excess frames at the
+            end are dropped, with a warning.
     """
 
     scale: ScaleFactors
@@ -57,7 +57,7 @@ class Preprocess:
     pad: bool
 
     def usable_frames(self, num_frames: int) -> int:
-        """How many frames of a clip are encoded. Warns where frames are dropped."""
+        """The number of frames of a clip to encode. Warns if frames are dropped."""
         usable = self.scale.usable_frames(num_frames, pad=self.pad)
         if usable < num_frames:
             warnings.warn(
@@ -68,10 +68,10 @@ class Preprocess:
         return usable
 
     def check_size(self, frames: Frames) -> None:
-        """Refuse frames (B, n, H, W, 3) that are empty, or not whole latent cells.
+        """Check the size of frames (B, n, H, W, 3).
 
         Raises:
-            LatentsError: naming the nearest size that can be encoded.
+            LatentsError: if they are empty, or not a whole number of latent cells; states the nearest valid size.
         """
         _, _, height, width, _ = frames.shape
         if 0 in frames.shape:
@@ -88,21 +88,21 @@ class Preprocess:
             )
 
     def pieces(self, frames: Iterable[Frames], chunk: int) -> Iterator[mx.array]:
-        """Pieces (B, n, H, W, 3) of one clip in the encoder's dtype: 1 + `chunk` frames, then `chunk` each.
+        """Yield a clip in pieces (B, n, H, W, 3) in the encoder's dtype: 1 + `chunk` frames, then `chunk` each.
 
         Args:
-            frames: (B, n, H, W, 3) each, in order, n of any length.
+            frames: arrays (B, n, H, W, 3) in order, with any n.
             chunk: a multiple of the VAE's time scale.
 
         Raises:
-            LatentsError: for frames that the encoder cannot take.
+            LatentsError: if the encoder cannot take the frames.
         """
         waiting: list[mx.array] = []
         count, wanted = 0, 1 + chunk
         for part in self._parts(frames, chunk):
             waiting.append(part)
             count += part.shape[1]
-            if sum(each.shape[1] for each in waiting) >= wanted:  # once: a part is no longer than a piece
+            if sum(each.shape[1] for each in waiting) >= wanted:  # at most once: a part is no longer than a piece
                 joined = mx.concatenate(waiting, axis=1)
                 waiting = [joined[:, wanted:]]
                 box = [self._to_pixels(joined[:, :wanted])]
@@ -121,7 +121,7 @@ class Preprocess:
             yield self._to_pixels(rest)
 
     def _parts(self, clip: Iterable[Frames], chunk: int) -> Iterator[mx.array]:
-        """The frames as MLX arrays of at most `chunk` frames, so that a long array is not held twice."""
+        """Yield the frames as MLX arrays of at most `chunk` frames, so that a long array is not held twice."""
         first = None
         for frames in clip:
             kind = (frames.shape[0], *frames.shape[2:], _dtype_name(frames))
@@ -130,7 +130,7 @@ class Preprocess:
                 first = kind
             if kind != first:
                 raise LatentsError(
-                    f"frames (batch, height, width, 3, type) {kind} follow such as {first}; all must be alike."
+                    f"frames (batch, height, width, 3, type) {kind} follow frames of {first}; all must be alike."
                 )
             for start in range(0, frames.shape[1], chunk):
                 part = frames[:, start : start + chunk]
@@ -140,21 +140,21 @@ class Preprocess:
         peak = _levels_peak(frames)
         if peak:
             return (frames.astype(mx.float32) * (2 / peak) - 1).astype(self.dtype)
-        largest = to_float(mx.abs(frames).max())  # NaN where there is one
+        largest = to_float(mx.abs(frames).max())  # NaN if any value is NaN
         if not largest < float("inf"):
-            raise LatentsError("frames hold NaN or infinite values.")
+            raise LatentsError("frames contain NaN or infinite values.")
         if largest > _FAR_OUT:
             raise LatentsError(
-                f"frames reach {largest:g}, and expected is [-1, 1]; divide by 127.5 and subtract 1, or give uint8."
+                f"frames reach {largest:g}; expected is [-1, 1]: divide by 127.5 and subtract 1, or pass uint8."
             )
         return frames.astype(self.dtype)
 
 
 class ClipSource:
-    """A whole clip (B, F, H, W, 3) that enters an encoder. `grid` is (F, H, W) of what is encoded.
+    """A whole clip (B, F, H, W, 3) as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames.
 
     Raises:
-        LatentsError: for frames whose size cannot be encoded.
+        LatentsError: if frames of this size cannot be encoded.
     """
 
     def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
@@ -170,23 +170,23 @@ class ClipSource:
         return self._preprocess.pieces([self._clip], chunk)
 
     def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        """See `Source`. The last tile may reach beyond the clip, where it is padded."""
+        """See `Source`. The last tile may extend beyond the clip and is padded."""
         return [self._preprocess.pieces(self._crops(boxes), chunk) for boxes in batches]
 
     def _crops(self, boxes: Sequence[Box]) -> Iterator[mx.array]:
-        """The frames of some boxes one by one, which have the same interval of time."""
+        """Yield single frames of some boxes that have the same time interval."""
         time = boxes[0][0]
         for frame in range(time.start, min(time.end, self._clip.shape[1])):
             yield _crop_space(self._clip[:, frame : frame + 1], boxes)
 
 
 class FrameStreamSource:
-    """Frames that come one after the other, of which a few are in memory at a time.
+    """An iterator of frames as the input of an encoder; only a few frames are in memory at a time.
 
-    `grid` has their size, and a number of frames at which every layer is at work: a longer clip takes no more memory.
+    `grid` has the frame size, and a number of frames that keeps every layer busy: a longer clip takes no more memory.
 
     Raises:
-        LatentsError: for frames that the encoder cannot take, and where there are none.
+        LatentsError: if there are no frames, or if the encoder cannot take them.
     """
 
     def __init__(self, frames: Iterable[Frames], preprocess: Preprocess) -> None:
@@ -206,7 +206,7 @@ class FrameStreamSource:
         return self._preprocess.pieces(frames, chunk)
 
     def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        """See `Source`. All boxes span the whole of time."""
+        """See `Source`. All boxes span the whole clip in time."""
         copies = tee(self.pieces(Axis.TIME, chunk), len(batches))
         return [_crop_each(pieces, boxes) for pieces, boxes in zip(copies, batches, strict=True)]
 
@@ -217,12 +217,12 @@ def _crop_each(pieces: Iterable[mx.array], boxes: Sequence[Box]) -> Iterator[mx.
 
 
 def _crop_space(frames: Frames, boxes: Sequence[Box]) -> mx.array:
-    """The rows and columns of some boxes of (B, n, H, W, 3), as a batch with all items of the first box in front."""
+    """Crop (B, n, H, W, 3) to the rows and columns of some boxes, as a batch with all items of the first box first."""
     return mx.concatenate([mx.array(frames[:, :, rows.as_slice, columns.as_slice]) for _, rows, columns in boxes])
 
 
 def _levels_peak(frames: Frames) -> int | None:
-    """The highest level of whole numbers; None for floats."""
+    """The highest level of an integer dtype; None for floats."""
     return _PEAKS.get(_dtype_name(frames))
 
 

@@ -1,4 +1,4 @@
-"""Carries a plan out, for decoding and for encoding alike: one pass, a stream, or tiles."""
+"""Executes a plan, for decoding and encoding: a single pass, a stream, or tiles."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -21,11 +21,11 @@ from .sources import Box, Source
 
 @dataclass(frozen=True)
 class Run:
-    """A plan being carried out.
+    """The execution of a plan.
 
     Attributes:
         context: timesteps and noise maps of the whole picture.
-        update: called with each piece of a result as it comes.
+        update: called with each piece of the network's output.
     """
 
     network: Network
@@ -35,9 +35,9 @@ class Run:
     update: Callable[[mx.array], None] = lambda piece: None
 
     def results(self) -> Generator[mx.array, None, None]:
-        """What the network makes: (B, T, H, W, C) each, in order along the axis of the plan's order.
+        """Yield the network's output, (B, T, H, W, C) each, in order along the axis of the plan's order.
 
-        Float32 where tiles are blended, otherwise in the network's dtype.
+        The dtype is float32 if tiles are blended, otherwise that of the network.
         """
         with limited_cache(self.plan.memory.buffer_cache):
             if self.plan.mode is Mode.SINGLE:
@@ -68,15 +68,15 @@ class Run:
         plan = self.plan
         for piece in run(stages, pieces, axis=self._axis, steps=plan.steps, prefetch=plan.prefetch):
             self.update(piece)
-            # A suspended generator must not hold what it has handed over.
+            # A suspended generator must not hold a reference to the array that it has yielded.
             box = [piece]
             del piece
             yield box.pop()
 
     def _tile_streams(self, batches: Sequence[Sequence[Tile]]) -> list[Iterator[list[mx.array]]]:
-        """Per batch of tiles of one shape, a stream in time that yields a piece for each of them.
+        """For each batch of tiles of equal shape, a stream in time that yields lists with one piece per tile.
 
-        All streams take their steps at the same frames.
+        All streams yield pieces of the same frames.
         """
         boxes: list[list[Box]] = [[self.plan.input_box(tile) for tile in tiles] for tiles in batches]
         sources = self.source.tile_pieces(boxes, self.plan.chunk)
@@ -93,7 +93,7 @@ class Run:
             yield box.pop()
 
     def _tiles_in_space(self, layout: TileLayout) -> Iterator[mx.array]:
-        """Tiles cut in space alone: all streams side by side, blended as their frames come."""
+        """Tiles in space only: all streams interleaved, blended as their frames become final."""
         _, rows, columns = self.plan.blend_axes(layout)
         blender = SpatialBlender(rows, columns)
         (tiles,) = layout.groups()
@@ -105,7 +105,7 @@ class Run:
             yield box.pop()
 
     def _tiles(self, layout: TileLayout) -> Iterator[mx.array]:
-        """Tiles cut in time too, blended on all three axes."""
+        """Tiles in time as well, blended along all three axes."""
 
         def run_tiles(tiles: list[Tile]) -> list[mx.array]:
             (stream,) = self._tile_streams([tiles])
@@ -119,7 +119,7 @@ class Run:
                 yield box.pop()
 
     def _crop_context(self, tiles: Sequence[Tile]) -> StreamContext:
-        """The context of some tiles as a batch: each keeps its part of the picture's noise."""
+        """The context of a batch of tiles, each with its part of the picture's noise."""
         shape = self.plan.latent_shape
         batch = self.source.batch
 

@@ -1,4 +1,4 @@
-"""What enters a network, piece by piece along the axis of a stream: whole, or the boxes of some tiles as a batch."""
+"""Provides a network's input in pieces along the axis of a stream: the whole input, or a batch of tiles."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -18,23 +18,23 @@ class Source(Protocol):
 
     @property
     def batch(self) -> int:
-        """Items of the batch."""
+        """The batch size."""
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        """All of it, (B, T, H, W, C) each, in order along `axis`, `chunk` positions at a time."""
+        """Yield the whole input in order along `axis`, `chunk` positions at a time: (B, T, H, W, C) each."""
 
     def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        """Per batch of boxes of one shape, its pieces in order along time, with all items of the first box in front.
+        """For each batch of boxes of equal shape, an iterator of its pieces in order along time.
 
-        The iterators are advanced in turns.
+        All items of the first box come first in a piece. The iterators are advanced in turns.
         """
 
 
 class LatentSource:
-    """Latents that enter a decoder.
+    """Latents as the input of a decoder.
 
     Args:
-        latents: (B, T, H, W, C), prepared for its first stage.
+        latents: (B, T, H, W, C), prepared for the decoder's first stage.
     """
 
     def __init__(self, latents: mx.array) -> None:
@@ -42,18 +42,18 @@ class LatentSource:
         self.batch: int = latents.shape[0]
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        """`chunk` latent positions each."""
+        """See `Source`. Pieces have `chunk` latent positions."""
         length = self._latents.shape[axis]
         for start in range(0, length, chunk):
             yield take(self._latents, axis, start, min(start + chunk, length))
 
     def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        """`chunk` latent frames each."""
+        """See `Source`. Pieces have `chunk` latent frames."""
         crops = (mx.concatenate([crop(self._latents, box) for box in boxes]) for boxes in batches)
         return [LatentSource(latents).pieces(Axis.TIME, chunk) for latents in crops]
 
 
 def crop(frames: mx.array, box: Box) -> mx.array:
-    """A box of (B, T, H, W, C)."""
+    """Crop (B, T, H, W, C) to a box."""
     time, rows, columns = box
     return frames[:, time.as_slice, rows.as_slice, columns.as_slice]

@@ -14,7 +14,7 @@ from ..streaming.axis import Axis
 from ..tiling.batches import tile_batches
 from ..tiling.config import SpatialTilingConfig, TilingConfig
 from ..tiling.layout import TileLayout
-from ..units import GB, parse_bytes
+from ..units import format_bytes, parse_bytes
 from .clip import Clip
 from .memory import Memory, StreamRun, largest_layer, make_steps, stream_memory, with_buffer_cache
 from .options import PlanOptions, check_frame_shape, check_latent_shape, parse_options, why_not
@@ -27,8 +27,8 @@ from .tiled_memory import tiled_memory
 MAX_LAYER_ELEMENTS = 2**29
 
 # Pairs of (positions per step of the layer with the largest activations, prefetch), fastest first. A convolution also
-# processes the two cached positions of its window, and with one position per step it activates both of them again in every
-# step, which costs time. Without prefetch, a GPU is idle between steps.
+# processes the cached positions of its window; activating both of them again for every single position costs time.
+# Without prefetch, a GPU is idle between steps.
 _PACES = {Backend.CPU: ((2, 0), (1, 0)), Backend.GPU: ((2, 1), (1, 1), (1, 0))}
 
 # Tiles to try if no exact plan fits: side lengths, largest first, and overlap, in latent cells.
@@ -102,7 +102,7 @@ class _Planner:
         self._chunk = options.chunk or clip.default_chunk()
 
     def choose(self) -> Plan:
-        """The first way with a plan that fits the budget; within a way, prefer a plan whose buffer cache is not tight."""
+        """The first way with a plan that fits the budget; within a way, a plan whose buffer cache is not tight."""
         seen: list[Plan] = []
         for way in self._ways():
             plans = list(way)
@@ -112,10 +112,10 @@ class _Planner:
                 return next((plan for plan in fitting if not plan.is_cache_tight), fitting[0])
         least = min(seen, key=lambda plan: plan.memory.active)
         if self._must_fit and self._budget is not None:
-            needed = math.ceil(least.memory.active / 1e7) / 100
+            needed = format_bytes(least.memory.active, round_up=True)
             raise PlanError(
-                f"a memory budget of {self._budget / GB:.2f} GB is too small for {self._clip.describe()}; the least "
-                f"that works is {needed:.2f} GB ({least.mode.value} by {least.order.value})."
+                f"a memory budget of {format_bytes(self._budget)} is too small for {self._clip.describe()}; the least "
+                f"that works is {needed} ({least.mode.value} by {least.order.value})."
             )
         return replace(least, memory=with_buffer_cache(least.memory, self._machine.backend, None))
 
