@@ -35,7 +35,8 @@ def load_ports(vae: VideoVAE, case: Case) -> FrameDecoder:
         def keep(pixels: mx.array, _: int) -> None:
             frames.append(_to_frames(pixels).copy())  # outside MLX's memory
 
-        decode_with_tiling(decode_tile, latents, case.make_tiling(), scale.height, scale.time, on_frames_ready=keep)
+        scales = scale.height, scale.time
+        decode_with_tiling(decode_tile, latents, case.make_tiling(), *scales, on_frames_ready=keep, keep_output=False)
         yield from frames
 
     return decode

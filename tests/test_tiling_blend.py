@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_ltx_vae import DecodeError, LatentsError, VideoVAE
+from mlx_ltx_vae import DecodeError, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.shapes import DEFAULT_SCALE
 from mlx_ltx_vae.tiling import (
     SpatialBlender,
@@ -53,7 +53,12 @@ def collect(decoder, latents, config, **options):
     """The calls of `on_frames_ready`: [(start, frames)]."""
     calls = []
     result = decode_with_tiling(
-        decoder, latents, config, on_frames_ready=lambda frames, start: calls.append((start, frames)), **options
+        decoder,
+        latents,
+        config,
+        on_frames_ready=lambda frames, start: calls.append((start, frames)),
+        keep_output=False,
+        **options,
     )
     assert result is None
     return calls
@@ -171,6 +176,52 @@ def test_frames_come_once_in_order_and_as_soon_as_they_are_final():
     ]
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("config", [ALL_AXES, TilingConfig.temporal_only(24, 8), TilingConfig()])
+def test_an_app_that_streams_frames_gets_the_whole_video_too(config, dtype):
+    latents = random_latents(9, 4, 4, dtype=dtype)
+    shown = []
+
+    def on_frames_ready(frames, start_idx):
+        frames = mx.transpose(mx.squeeze(frames, axis=0), (1, 2, 3, 0))
+        shown.append((start_idx, np.array(frames.astype(mx.float32))))
+
+    video = decode_with_tiling(
+        decoder_fn=Upscaler(),
+        latents=latents,
+        tiling_config=config,
+        spatial_scale=32,
+        temporal_scale=8,
+        causal=False,
+        timestep=None,
+        chunked_conv=False,
+        on_frames_ready=on_frames_ready,
+    )
+    mx.eval(video)
+    assert (video.shape, video.dtype) == ((1, 3, 65, 128, 128), dtype)
+    assert mx.array_equal(video, decode_with_tiling(Upscaler(), latents, config)).item()
+    video = np.array(mx.transpose(mx.squeeze(video, axis=0), (1, 2, 3, 0)).astype(mx.float32))
+    assert [start for start, _ in shown] == list(np.cumsum([0, *(len(frames) for _, frames in shown[:-1])]))
+    assert np.array_equal(np.concatenate([frames for _, frames in shown]), video)
+
+
+def test_a_callback_that_changes_its_frames_does_not_change_the_video():
+    def clear(frames, start):
+        frames[:] = 0
+        mx.eval(frames)
+
+    latents = random_latents(9, 4, 4)
+    video = decode_with_tiling(Upscaler(), latents, ALL_AXES, on_frames_ready=clear)
+    assert mx.array_equal(video, decode_with_tiling(Upscaler(), latents, ALL_AXES)).item()
+
+
+def test_a_decode_that_would_discard_every_frame_is_refused():
+    decoder = Upscaler()
+    with pytest.raises(PlanError, match="on_frames_ready"):
+        decode_with_tiling(decoder, random_latents(2, 2, 2), None, keep_output=False)
+    assert decoder.calls == []
+
+
 def test_no_configuration_is_a_single_tile():
     latents = random_latents(3, 2, 2)
     decoder = Upscaler()
@@ -201,7 +252,8 @@ def test_an_exception_reaches_the_caller_and_the_next_decode_emits_every_frame(f
     assert mx.abs(result - Upscaler()(latents)).max().item() < 1e-5
 
 
-def test_an_exception_that_the_caller_keeps_holds_no_frames():
+@pytest.mark.parametrize("keep_output", [True, False])
+def test_an_exception_that_the_caller_keeps_holds_no_frames(keep_output):
     latents = random_latents(9, 4, 4)
 
     def fail(frames, start):
@@ -211,7 +263,7 @@ def test_an_exception_that_the_caller_keeps_holds_no_frames():
     gc.collect()
     before = mx.get_active_memory()
     with pytest.raises(RuntimeError) as kept:
-        decode_with_tiling(Upscaler(), latents, ALL_AXES, on_frames_ready=fail)
+        decode_with_tiling(Upscaler(), latents, ALL_AXES, on_frames_ready=fail, keep_output=keep_output)
     group = 25 * 128 * 128 * 3 * 4
     assert mx.get_active_memory() - before <= group + 100_000, kept  # only the frames passed to the callback
 
@@ -252,20 +304,25 @@ def test_tile_sizes_that_do_not_fit_the_latent_cells_are_refused_before_anything
     assert decoder.calls == []
 
 
-def test_with_a_callback_memory_does_not_grow_with_the_clip():
-    def peak(frames):
+def test_with_a_callback_memory_grows_by_the_returned_video_alone_and_without_it_not_at_all():
+    def peak(frames, keep_output):
         latents = random_latents(frames, 4, 4)
         mx.eval(latents)
         gc.collect()
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        decode_with_tiling(Upscaler(), latents, ALL_AXES, on_frames_ready=lambda frames, start: None)
+        decode_with_tiling(Upscaler(), latents, ALL_AXES, on_frames_ready=ignore, keep_output=keep_output)
         return mx.get_peak_memory() - before
 
-    short, long = peak(9), peak(41)
+    def ignore(frames, start):
+        pass
+
+    short, long = peak(9, keep_output=False), peak(41, keep_output=False)
     assert long <= 1.01 * short
     group, shared, tile = (math.prod(size) * 3 * 4 for size in [(33, 128, 128), (9, 128, 128), (33, 96, 96)])
     assert short < group + shared + 2.5 * tile
+    video = math.prod((321, 128, 128)) * 3 * 4
+    assert video < peak(41, keep_output=True) <= 1.01 * short + video
 
 
 def test_the_cache_is_cleared_every_fourth_tile(monkeypatch):

@@ -13,8 +13,8 @@ from itertools import count
 import mlx.core as mx
 
 from ..device import is_memory_short
-from ..errors import DecodeError, LatentsError
-from ..shapes import LatentShape, ScaleFactors
+from ..errors import DecodeError, LatentsError, PlanError
+from ..shapes import ScaleFactors
 from .batches import tile_batches
 from .config import TilingConfig
 from .layout import BlendAxis, Tile, TileLayout
@@ -133,6 +133,8 @@ def decode_with_tiling(
     timestep: object = None,
     chunked_conv: bool = False,
     on_frames_ready: Callable[[mx.array, int], None] | None = None,
+    *,
+    keep_output: bool = True,
 ) -> mx.array | None:
     """Decode latents in tiles with any decoder.
 
@@ -146,12 +148,14 @@ def decode_with_tiling(
         temporal_scale: frames per latent frame.
         on_frames_ready: called with frames (B, 3, n, H, W) and their start index as soon as they are final, once per
             frame and in order. An exception in it stops the decode and reaches the caller.
+        keep_output: False keeps no frames for the result, so that memory does not grow with the clip.
 
     Returns:
-        Pixels (B, 3, F, H, W) in the latents' dtype, blended in float32; None with `on_frames_ready`.
+        Pixels (B, 3, F, H, W) in the latents' dtype, blended in float32; None if `keep_output` is False.
 
     Raises:
         LatentsError: for latents that do not have five axes, or are empty.
+        PlanError: if neither `on_frames_ready` nor the result would get the frames.
         TilingError: for tile sizes or overlaps that are not whole latent cells.
         DecodeError: if `decoder_fn` returns the wrong shape.
     """
@@ -159,28 +163,21 @@ def decode_with_tiling(
         raise LatentsError(
             f"latents of shape {latents.shape} cannot be decoded; expected a non-empty (B, C, F', H', W')."
         )
-    shape, scale = LatentShape(*latents.shape), ScaleFactors(temporal_scale, spatial_scale, spatial_scale)
-    layout = TileLayout.make(tiling_config or TilingConfig(), shape.grid, scale)
+    if on_frames_ready is None and not keep_output:
+        raise PlanError("keep_output=False discards every frame; pass on_frames_ready, or leave keep_output out.")
+    scale = ScaleFactors(temporal_scale, spatial_scale, spatial_scale)
+    layout = TileLayout.make(tiling_config or TilingConfig(), latents.shape[2:], scale)
     decode = partial(decoder_fn, causal=causal, timestep=timestep, debug=False, chunked_conv=chunked_conv)
-    if on_frames_ready is not None:
-        _decode_tiles(decode, latents, layout, on_frames_ready)
-        return None
-    video = mx.zeros((shape.batch, 3, *scale.video_grid(shape.grid)), latents.dtype)
-
-    def store(frames: mx.array, start: int) -> None:
-        video[:, :, start : start + frames.shape[2]] = frames
-        mx.eval(video)
-
-    _decode_tiles(decode, latents, layout, store)
-    return video
+    return _decode_tiles(decode, latents, layout, on_frames_ready, keep_output)
 
 
 def _decode_tiles(
     decode: Callable[[mx.array], mx.array],
     latents: mx.array,
     layout: TileLayout,
-    handle_frames: Callable[[mx.array, int], None],
-) -> None:
+    on_frames_ready: Callable[[mx.array, int], None] | None,
+    keep_output: bool,
+) -> mx.array | None:
     """Decode latents (B, C, F', H', W') tile by tile, see `decode_with_tiling`."""
 
     def run_tiles(tiles: list[Tile]) -> list[mx.array]:
@@ -190,13 +187,24 @@ def _decode_tiles(
         _check_shape(pixels, (latents.shape[0], 3, *tile.output_size), "a tile of pixels")
         return [pixels.transpose(0, 2, 3, 4, 1)]
 
-    # Closed explicitly: a caller that keeps the exception keeps the generator, and would keep its arrays too.
-    with closing(blend_tiles(run_tiles, layout, layout.decoded())) as results:
-        for start, pixels in results:
-            frames = pixels.transpose(0, 4, 1, 2, 3).astype(latents.dtype)
-            del pixels
-            handle_frames(frames, start)
-            del frames
+    axes = layout.decoded()
+    size = (latents.shape[0], 3, *(axis.length for axis in axes))
+    video = mx.zeros(size, latents.dtype) if keep_output else None
+    # A caller that keeps an exception keeps this frame: drop the video, and close the generator, which has arrays too.
+    try:
+        with closing(blend_tiles(run_tiles, layout, axes)) as results:
+            for start, pixels in results:
+                frames = pixels.transpose(0, 4, 1, 2, 3).astype(latents.dtype)
+                del pixels
+                if video is not None:
+                    video[:, :, start : start + frames.shape[2]] = frames
+                    mx.eval(video)
+                if on_frames_ready is not None:
+                    on_frames_ready(frames, start)
+                del frames
+        return video
+    finally:
+        del video
 
 
 def _run_batches(

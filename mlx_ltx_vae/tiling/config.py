@@ -8,11 +8,6 @@ from ..errors import TilingError
 #: The names that `preset` accepts.
 PRESETS = ("auto", "default", "aggressive", "conservative", "spatial_only", "temporal_only")
 
-# `TilingConfig.auto` chooses the `aggressive` preset for larger videos than these.
-_LARGE_OUTPUT_BYTES = 2 * 2**30
-_LARGE_FRAME, _LONG_CLIP = 768 * 1024, 100
-_VERY_LONG_CLIP = 200
-
 
 @dataclass(frozen=True)
 class SpatialTilingConfig:
@@ -93,25 +88,20 @@ class TilingConfig:
     def auto(
         cls, height: int, width: int, num_frames: int, spatial_threshold: int = 512, temporal_threshold: int = 65
     ) -> "TilingConfig | None":
-        """Tiles along the axes that exceed their threshold, for a video of this size in pixels; None if no axis does.
+        """The default sizes along the axes that exceed their threshold; None if no axis does.
+
+        The sizes are the same for every video: smaller tiles have less context, and look worse.
 
         Args:
+            height: in pixels, as `width`.
             spatial_threshold: in pixels, for the longer side.
             temporal_threshold: in frames.
         """
-        longer_side = max(height, width)
-        space, time = None, None
-        if longer_side > spatial_threshold:
-            space = SpatialTilingConfig(512 if 768 < longer_side <= 1024 else 384, 64)
-        if num_frames > temporal_threshold:
-            sizes = (32, 8) if num_frames > _VERY_LONG_CLIP else (48, 16) if num_frames > _LONG_CLIP else (64, 24)
-            time = TemporalTilingConfig(*sizes)
-        if space is None and time is None:
+        space, time = max(height, width) > spatial_threshold, num_frames > temporal_threshold
+        if not (space or time):
             return None
-        float32_bytes = 3 * num_frames * height * width * 4
-        if float32_bytes > _LARGE_OUTPUT_BYTES or (height * width > _LARGE_FRAME and num_frames > _LONG_CLIP):
-            return cls.aggressive()
-        return cls(space, time)
+        default = cls.default()
+        return cls(default.spatial_config if space else None, default.temporal_config if time else None)
 
 
 def preset(name: str, height: int, width: int, num_frames: int) -> TilingConfig | None:
