@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+import warnings
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -28,7 +29,7 @@ from .device import this_machine
 from .dtypes import DTYPES
 from .errors import LatentsError
 from .frame_rate import DEFAULT_FPS
-from .latents import open_latents
+from .latents import looks_unnormalized, open_latents
 from .models.video_vae.specs import decoder_spec
 from .pipeline.postprocess import FrameChunk
 from .planning.plan import DecodePlan
@@ -37,7 +38,7 @@ from .shapes import Grid
 from .tiling import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from .units import GB
 from .vae import VideoVAE
-from .video import open_sink
+from .video import check_output, open_sink
 
 _DEMO_OUTPUT = "demo.mp4"
 
@@ -118,7 +119,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     video = parser.add_argument_group("the video")
     video.add_argument("--audio", metavar="FILE", help="audio file to add, in full length")
-    video.add_argument("--codec", help="h264, hevc, prores, ffv1 (lossless), vp9, av1 (default: by extension)")
+    video.add_argument("--codec", help="h264, hevc or h265, prores, ffv1 (lossless), vp9, av1 (default: by extension)")
     video.add_argument("--crf", type=int, metavar="N", help="quality, 0 is best (default: the codec's)")
     video.add_argument("--bit-depth", type=int, choices=[8, 10], default=8, help="default: 8")
 
@@ -170,13 +171,24 @@ def _decode(arguments: argparse.Namespace) -> None:
         tile_batch_size=arguments.tile_batch_size,
         chunk=arguments.chunk,
     )
+    fps = arguments.fps or file.info.fps or DEFAULT_FPS
+    outputs = name_outputs(arguments.output, file.shape.batch) if arguments.output else []
+    for output in outputs:  # before the weights are read
+        check_output(output, **_output_options(arguments, plan, fps))
     if arguments.dry_run:
         print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
         return
-    latents = file.read(statistics=checkpoint.read_statistics(), unnormalized=arguments.unnormalized)
+    statistics = checkpoint.read_statistics()
+    latents = file.read(statistics=statistics, unnormalized=arguments.unnormalized)
+    if looks_unnormalized(latents, *statistics):
+        warnings.warn(
+            f"{arguments.latents}: the channels have the statistics of unnormalized latents; if the picture is wrong, "
+            "add --unnormalized.",
+            stacklevel=2,
+        )
     vae = VideoVAE.from_pretrained(checkpoint, dtype=arguments.dtype, encoder=False)
-    report = Report(plan, arguments.fps or file.info.fps or DEFAULT_FPS)
-    for item, output in enumerate(name_outputs(arguments.output, latents.shape[0])):
+    report = Report(plan, fps)
+    for item, output in enumerate(outputs):
         _decode_one(vae, latents[item : item + 1], output, report, arguments)
     if arguments.json:
         print(json.dumps(report.as_dict()))
@@ -197,21 +209,25 @@ def _tiling(arguments: argparse.Namespace, video_grid: Grid) -> TilingConfig | N
     )
 
 
+def _output_options(arguments: argparse.Namespace, plan: DecodePlan, fps: Fraction) -> dict[str, Any]:
+    """The arguments of `open_sink` and `check_output`."""
+    return {
+        "size": plan.frame_size,
+        "fps": fps,
+        "audio": arguments.audio,
+        "codec": arguments.codec,
+        "crf": arguments.crf,
+        "bit_depth": arguments.bit_depth,
+    }
+
+
 def _decode_one(vae: VideoVAE, latents: mx.array, output: str, report: Report, arguments: argparse.Namespace) -> None:
     """Decode one batch item to one output."""
     start = time.perf_counter()
     chunks = vae.stream(
         latents, report.plan, timestep=arguments.timestep, seed=arguments.seed, bit_depth=arguments.bit_depth
     )
-    with open_sink(
-        output,
-        size=report.plan.frame_size,
-        fps=report.fps,
-        audio=arguments.audio,
-        codec=arguments.codec,
-        crf=arguments.crf,
-        bit_depth=arguments.bit_depth,
-    ) as sink:
+    with open_sink(output, **_output_options(arguments, report.plan, report.fps)) as sink:
         for chunk in with_progress(chunks, _count_frames, report.plan.num_frames, arguments):
             sink.write(chunk.to_uint8() if arguments.bit_depth == 8 else chunk.to_uint16())
             if not report.first_frame_seconds:

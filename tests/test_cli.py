@@ -134,6 +134,44 @@ def test_dry_run_prints_the_plan_and_writes_nothing(clip, tmp_path, capsys):
     assert not out.exists()
 
 
+def test_dry_run_refuses_what_the_decode_would_refuse(clip, tmp_path, capsys):
+    latents, checkpoint, _ = clip
+    voice = tmp_path / "voice.wav"
+    voice.write_text("not a sound")
+    for output, options, words in [
+        ("out.avi", [], "out.avi: its ending is not supported"),
+        ("out.mp4", ["--codec", "divx"], "'divx' is not supported"),
+        ("out.mp4", ["--crf", "99"], "99 is not between 0 and 51"),
+        ("out.mp4", ["--audio", voice], "voice.wav: contains no audio"),
+        ("out.npy", ["--codec", "h264"], "takes no codec"),
+        ("missing/out.mp4", [], "missing or read-only"),
+    ]:
+        arguments = [latents, "-m", checkpoint, "-o", tmp_path / output, *options]
+        text = refused(capsys, *arguments, "--dry-run")
+        assert words in text
+        assert text == refused(capsys, *arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.safetensors", "voice.wav"]
+
+
+def test_audio_is_read_before_the_weights_are(clip, tmp_path, capsys, monkeypatch):
+    latents, checkpoint, _ = clip
+    monkeypatch.setattr(VideoVAE, "from_pretrained", None)
+    text = refused(capsys, latents, "-m", checkpoint, "-o", tmp_path / "out.mp4", "--audio", latents)
+    assert "clip.safetensors: contains no audio" in text
+
+
+def test_of_two_decodes_into_one_folder_one_succeeds(clip, tmp_path):
+    latents, checkpoint, frames = clip
+    out = tmp_path / "stills"
+    out.mkdir()
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", latents, "-m", checkpoint, "-o", out, "-q"]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [process.communicate()[1].splitlines() for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 1]
+    assert sorted(map(len, errors)) == [0, 1]
+    assert sorted(path.name for path in out.iterdir()) == [f"{index:05d}.png" for index in range(len(frames))]
+
+
 def test_quiet_prints_nothing(clip, tmp_path, capfd):
     latents, checkpoint, _ = clip
     assert main([str(latents), "-m", str(checkpoint), "-o", str(tmp_path / "out.gif"), "-q"]) == 0

@@ -135,7 +135,8 @@ print(mx.get_peak_memory(), resident_peak() - before)
 
 
 def write_sparse_decoder(path, width, layers):
-    """Write a decoder of residual blocks of one width in the original layout as a sparse file of zeros.
+    """Write a decoder of residual blocks of one width in the original layout as a sparse file of zeros, with standard
+    deviations of 1.
 
     Returns:
         The bytes of all its tensors and the bytes of the largest.
@@ -155,6 +156,8 @@ def write_sparse_decoder(path, width, layers):
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + stop)
+        file.seek(8 + len(text) + header["vae.per_channel_statistics.std-of-means"]["data_offsets"][0])
+        file.write(np.ones(config.latent_channels, np.float32).tobytes())
     return stop, 4 * max(map(math.prod, shapes.values()))
 
 

@@ -12,7 +12,7 @@ import synthetic_checkpoint
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.models.noise import draw
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.pipeline.postprocess import OutputCheck
+from mlx_ltx_vae.pipeline.postprocess import OutputCheck, to_levels
 from mlx_ltx_vae.shapes import LatentShape
 
 
@@ -224,6 +224,20 @@ def test_to_uint16_uses_the_full_range_and_bfloat16_keeps_its_levels():
     assert FrameChunk(0, frames).to_uint16().tolist() == [[[[0, 32768, 65535]]]]
     fine = mx.array([0.7421875, 0.74609375, 0.75], dtype=mx.bfloat16).reshape(1, 1, 1, 1, 3)
     assert FrameChunk(0, fine).to_uint8().tolist() == [[[[222, 223, 223]]]]
+
+
+@pytest.mark.parametrize(("bit_depth", "level_bytes"), [(8, 1), (10, 2)])
+def test_a_long_chunk_is_converted_with_the_memory_of_a_short_one(bit_depth, level_bytes):
+    frames = mx.random.uniform(-1.2, 1.2, (1, 37, 64, 64, 3), key=mx.random.key(1))
+    expected = np.asarray(to_levels(frames, bit_depth)[0])
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    chunk = FrameChunk(0, frames)
+    got = chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16()
+    peak = mx.get_peak_memory() - before
+    np.testing.assert_array_equal(got, expected)
+    frame = frames.nbytes / 37
+    assert peak < level_bytes * frames.size + 8 * frame * 3
 
 
 def test_a_batch_is_not_one_video(vae):

@@ -4,12 +4,13 @@ import shutil
 from pathlib import Path
 
 import imageio.v3 as iio
+import numpy as np
 import pytest
 
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.video import Fit, VideoReader
 from mlx_ltx_vae.video import source as video_source
-from video_files import is_running, noise, numbered, refusal, run_ffmpeg, save_images, write
+from video_files import is_running, noise, numbered, read, refusal, run_ffmpeg, save_images, write
 
 
 def test_error_for_a_size_that_does_not_fit_lists_the_options(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_inputs_that_are_not_videos_are_refused(tmp_path: Path) -> None:
     for path, words in [
         (tmp_path / "missing.mp4", "there is no such file or folder"),
         (text, "is text, not a video"),
-        (fake, "is not a video that ffmpeg can read"),
+        (fake, "contains no video that ffmpeg can read"),
         (sound, "contains no video stream"),
         (song, "contains no video stream"),
         (empty, "contains no images (.png, .jpg"),
@@ -76,6 +77,58 @@ def test_inputs_that_are_not_videos_are_refused(tmp_path: Path) -> None:
         assert refusal(path).startswith(f"{path}: ")
         assert words in refusal(path)
     assert refusal(tmp_path / "n%d.png") == f"{tmp_path}/n2.png: is missing between n1.png and n3.png."
+
+
+def damage(image: Path, how: str) -> None:
+    """Make an image unreadable."""
+    if how == "broken link":
+        image.unlink()
+        image.symlink_to(image.parent / "nowhere.png")
+    elif how == "jpeg":
+        iio.imwrite(image, noise(1)[0], plugin="pillow", extension=".jpg")
+    else:
+        png = image.read_bytes()
+        image.write_bytes({"empty": b"", "cut": png[: len(png) // 2], "text": b"not an image\n" * 20}[how])
+
+
+@pytest.mark.parametrize("name", ["{}.png", "a_%05d.png"])
+@pytest.mark.parametrize("position", [0, 1, 10, 19])
+@pytest.mark.parametrize("how", ["empty", "cut", "text", "jpeg"])
+def test_unreadable_image_is_an_error_that_names_it(tmp_path: Path, how: str, position: int, name: str) -> None:
+    is_pattern = "%" in name
+    images = [name % number if is_pattern else name.format(number) for number in range(20)]
+    save_images(tmp_path / "stills", images)
+    damage(tmp_path / "stills" / images[position], how)
+    text = refusal(tmp_path / "stills" / name if is_pattern else tmp_path / "stills")
+    assert text.startswith(f"{tmp_path}/stills/{images[position]}: ")
+
+
+def test_empty_image_and_broken_link_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    save_images(tmp_path, ["1.png", "2.png", "3.png"])
+    damage(tmp_path / "3.png", "empty")
+    with pytest.raises(ReaderError, match=r"3\.png: is empty; remove it"):
+        VideoReader(tmp_path)
+    damage(tmp_path / "3.png", "broken link")
+    with pytest.raises(ReaderError, match=r"3\.png: cannot be read \(No such file or directory\)"):
+        VideoReader(tmp_path)
+
+
+def test_image_that_disappears_while_others_are_read_is_an_error(tmp_path: Path) -> None:
+    save_images(tmp_path, ["0.png"], (512, 512))
+    for number in range(1, 300):  # ffmpeg reads more than 100 small files ahead
+        shutil.copy(tmp_path / "0.png", tmp_path / f"{number}.png")
+    with VideoReader(tmp_path) as video:
+        next(video)
+        (tmp_path / "295.png").unlink()
+        with pytest.raises(ReaderError, match=r"295\.png: "):
+            list(video)
+
+
+def test_unreadable_image_after_the_last_requested_one_does_not_matter(tmp_path: Path) -> None:
+    frames = save_images(tmp_path, [f"{number}.png" for number in range(12)])
+    damage(tmp_path / "9.png", "empty")
+    damage(tmp_path / "10.png", "text")
+    np.testing.assert_array_equal(read(tmp_path, max_frames=9), frames[:9])
 
 
 @pytest.mark.parametrize("fit", Fit)

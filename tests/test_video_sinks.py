@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import open_sink
+from mlx_ltx_vae.video import check_output, open_sink
 
 SIZE = (10, 6)
 
@@ -70,6 +71,84 @@ def test_stills_are_not_mixed_with_earlier_ones(tmp_path: Path) -> None:
         write(tmp_path, make_frames(5))
     write(tmp_path / "b_%d.png", make_frames(5))
     assert len(names(tmp_path)) == 12
+
+
+def level(value: int, num_frames: int) -> np.ndarray:
+    return np.full((num_frames, SIZE[1], SIZE[0], 3), value, np.uint8)
+
+
+def levels(folder: Path) -> list[int]:
+    """The level of each still, in the order of the names."""
+    return [int(iio.imread(folder / name).mean()) for name in names(folder)]
+
+
+@pytest.mark.parametrize("folder", ["old", "new"])
+@pytest.mark.parametrize("second", ["", "%05d.png", "%d.png"])
+def test_stills_of_two_writers_are_not_mixed(tmp_path: Path, folder: str, second: str) -> None:
+    (tmp_path / "old").mkdir()
+    with open_sink(f"{tmp_path}/{folder}/", size=SIZE, fps=24) as first:
+        late = open_sink(f"{tmp_path}/{folder}/{second}", size=SIZE, fps=24)
+        late.write(level(200, 9))
+        first.write(level(100, 5))
+    with pytest.raises(WriterError, match=r"already exists; remove the old stills or use a new folder"):
+        late.close()
+    assert levels(tmp_path / folder) == [100] * 5
+    assert names(tmp_path) == sorted({folder, "old"})
+
+
+def test_different_patterns_in_one_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
+    with open_sink(tmp_path / "a_%d.png", size=SIZE, fps=24) as first:
+        first.write(level(100, 3))
+        write(tmp_path / "b_%d.png", level(200, 2))
+    assert levels(tmp_path) == [100, 100, 100, 200, 200]
+
+
+def test_stills_that_cannot_all_be_moved_are_all_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(source: Path, target: Path) -> None:
+        if target.name == "00003.png":
+            raise OSError(28, "No space left on device")
+        shutil.move(source, target)
+
+    (tmp_path / "notes.txt").touch()
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(WriterError, match="No space left on device"):
+        write(tmp_path, make_frames())
+    assert names(tmp_path) == ["notes.txt"]
+
+
+_WRITE_STILLS_WHEN_TOLD = """
+import sys, numpy as np
+from mlx_ltx_vae.errors import WriterError
+from mlx_ltx_vae.video import open_sink
+try:
+    with open_sink(sys.argv[1], size=(10, 6), fps=24) as out:
+        out.write(np.full((40 + int(sys.argv[2]), 6, 10, 3), int(sys.argv[2]), np.uint8))
+        out._queue.finish()
+        print("written", flush=True)
+        sys.stdin.readline()
+except WriterError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize("target", ["old/", "new/", "old/s_%03d.png"])
+def test_of_two_processes_that_write_the_same_stills_one_succeeds(tmp_path: Path, target: str) -> None:
+    (tmp_path / "old").mkdir()
+    processes = []
+    for value in (10, 20):
+        command = [sys.executable, "-c", _WRITE_STILLS_WHEN_TOLD, f"{tmp_path}/{target}", str(value)]
+        pipe = subprocess.PIPE
+        processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+    assert [process.stdout.readline() for process in processes] == ["written\n"] * 2
+    for process in processes:  # both finish at the same time
+        process.stdin.write("\n")
+        process.stdin.flush()
+    errors = [process.communicate()[1].splitlines() for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 1]
+    assert sorted(map(len, errors)) == [0, 1]
+    winner = 10 if processes[0].returncode == 0 else 20
+    assert levels(tmp_path / Path(target).parts[0]) == [winner] * (40 + winner)
+    assert names(tmp_path) == sorted({Path(target).parts[0], "old"})
 
 
 @pytest.mark.parametrize("pattern", ["out.png", "%d_%d.png", "%s.png", "100%_%d.png"])
@@ -176,3 +255,57 @@ def test_bit_depth_10_is_refused_for_8_bit_formats(tmp_path: Path, name: str) ->
 def test_gif_that_players_would_slow_down_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WriterError, match="at most 50"):
         open_sink(tmp_path / "out.gif", size=SIZE, fps=60)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("out", {}),
+        ("out.avi", {}),
+        ("out.gif", {"codec": "h264"}),
+        ("out.gif", {"bit_depth": 10}),
+        ("out.gif", {"fps": 60}),
+        ("out.npy", {"crf": 3}),
+        ("-", {"audio": "voice.wav"}),
+        ("out.mp4", {"codec": "divx"}),
+        ("out.webm", {"codec": "h264"}),
+        ("out.mp4", {"crf": 52}),
+        ("out.mp4", {"fps": 0}),
+        ("out.mp4", {"size": (0, 6)}),
+        ("out.mp4", {"bit_depth": 12}),
+        ("out.mp4", {"audio": "missing.wav"}),
+        ("out.mp4", {"audio": __file__}),
+        ("%d_%d.png", {}),
+        ("new/", {"bit_depth": 10}),
+        ("stills/", {}),
+        ("stills/00000.png/", {}),
+    ],
+)
+def test_check_output_raises_what_open_sink_raises_and_creates_nothing(
+    tmp_path: Path, name: str, options: dict
+) -> None:
+    write(f"{tmp_path}/stills/", make_frames(1))
+    path = name if name == "-" else f"{tmp_path}/{name}"
+    arguments = {"size": SIZE, "fps": 24} | options
+    with pytest.raises(WriterError) as expected:
+        open_sink(path, **arguments)
+    with pytest.raises(WriterError) as found:
+        check_output(path, **arguments)
+    assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("name", ["missing/out.mp4", "missing/out.npy", "missing/more/", "file/out.gif"])
+def test_check_output_wants_an_existing_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WriterError, match=f"{name}: cannot be written .the folder .* is missing or read-only"):
+        check_output(f"{tmp_path}/{name}", size=SIZE, fps=24)
+
+
+@pytest.mark.parametrize("name", ["out.mp4", "out.GIF", "out.npy", "new/", "old", "a_%d.png", "new/a_%d.png", "-"])
+def test_check_output_accepts_outputs_and_creates_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "old").mkdir()
+    monkeypatch.chdir(tmp_path)
+    check_output(name, size=SIZE, fps=24)
+    assert names(tmp_path) == ["old"]

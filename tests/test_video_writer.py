@@ -95,6 +95,15 @@ def test_default_codecs_are_h264_and_vp9(tmp_path: Path) -> None:
         assert f"Video: {codec}" in probe(tmp_path / f"out{ending}")
 
 
+@pytest.mark.parametrize(
+    ("name", "codec"), [("h265", "hevc"), ("H265", "hevc"), ("HEVC", "hevc"), ("H264", "h264"), ("ProRes", "prores")]
+)
+def test_codecs_are_found_by_their_other_names_and_in_any_case(tmp_path: Path, name: str, codec: str) -> None:
+    with VideoWriter(tmp_path / "out.mov", size=(32, 32), fps=24, codec=name) as out:
+        out.write(noise((32, 32), 2))
+    assert f"Video: {codec}" in probe(tmp_path / "out.mov")
+
+
 @pytest.mark.parametrize("size", [(33, 17), (34, 17), (33, 18), (16, 16), (1920, 1080)])
 @pytest.mark.parametrize(
     ("ending", "codec"), [(".mp4", "h264"), (".mp4", "hevc"), (".mov", "prores"), (".webm", "vp9"), (".webm", "av1")]

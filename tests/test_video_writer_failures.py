@@ -227,14 +227,31 @@ def test_many_failures_leave_no_open_files(target: Path) -> None:
     assert open_files() == before
 
 
-def test_audio_file_without_audio_gives_ffmpegs_reason(target: Path) -> None:
-    text = target.parent / "voice.wav"
-    text.write_text("not a sound")
-    with (
-        pytest.raises(WriterError, match="ffmpeg failed: Error opening input: Invalid data found"),
-        VideoWriter(target, size=SIZE, fps=24, audio=text) as out,
-    ):
-        out.write(make_frames())
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("text", "contains no audio that ffmpeg can read: Error opening input: Invalid data found"),
+        ("nothing", "contains no audio that ffmpeg can read: "),
+        ("header", "contains no audio that ffmpeg can read: "),
+        ("silent video", "contains no audio stream"),
+    ],
+)
+def test_audio_file_without_audio_is_named_before_ffmpeg_starts(
+    target: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: str
+) -> None:
+    voice = target.parent / "voice.wav"
+    if content == "silent video":
+        with VideoWriter(target, size=SIZE, fps=24) as out:
+            out.write(make_frames())
+        target.rename(voice)
+    elif content == "header":
+        voice.write_bytes(b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x40\x1f\0\0\x80\x3e\0\0\2\0\x10\0")
+    else:
+        voice.write_text({"text": "not a sound", "nothing": ""}[content])
+    monkeypatch.setattr(video_writer, "FfmpegEncoder", None)
+    with pytest.raises(WriterError) as refusal:
+        VideoWriter(target, size=SIZE, fps=24, audio=voice)
+    assert str(refusal.value).startswith(f"{voice}: {words}")
     assert names(target.parent) == ["voice.wav"]
 
 

@@ -61,7 +61,7 @@ def _metadata(archives: Sequence[Archive]) -> Iterator[object]:
         if "config" in archive.metadata:
             try:
                 yield json.loads(archive.metadata["config"])
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 raise CheckpointError(
                     f"{archive.path}: its metadata entry 'config' is not JSON ({error}); download the file again."
                 ) from error

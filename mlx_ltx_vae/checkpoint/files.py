@@ -80,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected JSON ({error}); download it again or repair it.") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object and found a {type(content).__name__}.")
@@ -139,7 +139,7 @@ def _read_header(path: Path) -> Archive:
         raise CheckpointError(f"{path}: truncated within its header (after {size} bytes); download it again.")
     try:
         header = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its header is not JSON ({error}); download it again.") from error
     metadata = header.pop("__metadata__", None)
     metadata = metadata if isinstance(metadata, dict) else {}

@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import CheckpointError
-from ..mlx_utils import named_parameters
+from ..mlx_utils import count_nonfinite, named_parameters, to_bool
 from ..models.video_vae.config import VAEConfig, parse_vae_config
 from .configuration import find_config, infer_config
 from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
@@ -47,9 +47,20 @@ class Checkpoint:
     statistics: tuple[TensorInfo, TensorInfo]
 
     def read_statistics(self) -> tuple[mx.array, mx.array]:
-        """The mean and the standard deviation of the latents, each (C,) float32."""
+        """The mean and the standard deviation of the latents, each (C,) float32.
+
+        Raises:
+            CheckpointError: a value is not finite, or a standard deviation is not above 0.
+        """
         arrays = dict(read_tensors(dict(zip(("mean", "std"), self.statistics, strict=True))))
-        return arrays["mean"].reshape(-1).astype(mx.float32), arrays["std"].reshape(-1).astype(mx.float32)
+        mean, std = (arrays[name].reshape(-1).astype(mx.float32) for name in ("mean", "std"))
+        for info, array in zip(self.statistics, (mean, std), strict=True):
+            if count_nonfinite(array) or (array is std and not to_bool((array > 0).all())):
+                raise CheckpointError(
+                    f"{self.name}: {info.name} has values that are NaN, infinite or, for a standard deviation, not "
+                    "above 0; download the file again."
+                )
+        return mean, std
 
 
 def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = True, decoder: bool = True) -> Checkpoint:
@@ -93,7 +104,7 @@ def load_network(
     """Make a network and load its weights, cast to `dtype` unless it is None. None if the checkpoint does not have it.
 
     Raises:
-        CheckpointError: a tensor is missing, unexpected, of another shape, or unreadable.
+        CheckpointError: a tensor is missing, unexpected, of another shape, unreadable, not finite, or zero.
     """
     stored = checkpoint.networks.get(name)
     if stored is None:
@@ -123,9 +134,22 @@ def load_network(
             mx.eval(weight)
         except RuntimeError as error:
             raise CheckpointError(f"{checkpoint.name}: tensor {name}.{key} cannot be read ({error}).") from error
+        if problem := _problem(key, weight):
+            is_half = dtype is not None and dtype == mx.float16
+            remedy = "use bfloat16 or float32" if is_half else "download the file again"
+            raise CheckpointError(f"{checkpoint.name}: tensor {name}.{key} {problem}; {remedy}.")
         loaded.append((key, weight))
     network.load_weights(loaded)
     return network
+
+
+def _problem(key: str, weight: mx.array) -> str | None:
+    """What no trained weight is; None if there is nothing wrong with it."""
+    if bad := count_nonfinite(weight):
+        return f"has {bad} of {weight.size} values that are NaN or infinite"
+    if key.endswith("conv.weight") and not to_bool(weight.any()):
+        return "is zero everywhere"
+    return None
 
 
 def _find_networks(archives: Sequence[Archive], name: str) -> dict[str, StoredNetwork]:

@@ -12,7 +12,8 @@ import mlx.core as mx
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.stored_network import LAYOUT_KEY, WeightLayout
 from ..dtypes import dtype_name
-from ..errors import WriterError
+from ..errors import CheckpointError, WriterError
+from ..mlx_utils import count_nonfinite
 from ..part_file import writing_to
 from .result import Conversion, Written, make_card
 from .verify import STATISTICS, Progress, one_by_one, read_all, verify_conversion
@@ -54,13 +55,22 @@ def convert_checkpoint(
 def write_weights(
     checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None = None, progress: Progress | None = None
 ) -> Written:
-    """Write all tensors of a checkpoint to a safetensors file. All of them are in memory when it is written."""
+    """Write all tensors of a checkpoint to a safetensors file. All of them are in memory when it is written.
+
+    Raises:
+        CheckpointError: a weight is not finite in `dtype`.
+    """
     tensors = read_all(checkpoint)
     for name in one_by_one(sorted(tensors), "convert", progress):
         if dtype is not None and name not in STATISTICS:
             tensors[name] = tensors[name].astype(dtype)
         # Evaluated one by one, so that no more than one tensor exists in two layouts or two dtypes.
         mx.eval(tensors[name])
+        if dtype is not None and count_nonfinite(tensors[name]):
+            raise CheckpointError(
+                f"{checkpoint.name}: tensor {name} has values that are not finite in {dtype_name(dtype)}; use bfloat16 "
+                "or float32."
+            )
     metadata = {
         "format": "mlx",
         LAYOUT_KEY: WeightLayout.CHANNELS_LAST.value,

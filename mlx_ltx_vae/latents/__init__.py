@@ -6,6 +6,7 @@ from .files import (
     check_latents,
     check_latents_target,
     load_latents,
+    looks_unnormalized,
     open_latents,
     save_latents,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "check_latents",
     "check_latents_target",
     "load_latents",
+    "looks_unnormalized",
     "open_latents",
     "parse_grid",
     "save_latents",

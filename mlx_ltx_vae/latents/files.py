@@ -37,6 +37,7 @@ _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 
 # uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
 _READABLE_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint16")
+_LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
 
 
@@ -214,6 +215,18 @@ def check_latents_target(path: str | os.PathLike, *, fps: str | float | Fraction
     """Raise the `WriterError` that `save_latents` would raise for this path and frame rate, before any work is done."""
     target, _ = _check_target(path, fps)
     PartFile(target).discard()
+
+
+def looks_unnormalized(latents: mx.array, mean: mx.array, std: mx.array) -> bool:
+    """Whether the channels of latents (B, C, F', H', W') have the VAE's statistics (C,) rather than 0 and 1."""
+    values = latents.astype(mx.float32)
+    axes = (0, 2, 3, 4)
+    means, spreads = values.mean(axis=axes), mx.maximum(values.std(axis=axes), _LEAST_STD)
+
+    def distance(center: mx.array, scale: mx.array) -> float:
+        return to_float((mx.abs(means - center) / scale + mx.abs(mx.log(spreads / scale))).mean())
+
+    return distance(mean, std) < _MUCH_NEARER * distance(mx.zeros_like(mean), mx.ones_like(std))
 
 
 def check_latents(latents: mx.array, latent_channels: int | None, source: str) -> None:

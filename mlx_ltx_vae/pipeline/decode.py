@@ -12,7 +12,7 @@ from ..models.noise import Noise, draw, make_timesteps
 from ..planning.plan import DecodePlan, Order
 from ..streaming.context import StreamContext
 from .frame_buffer import FrameBuffer
-from .postprocess import FrameChunk, OutputCheck, to_levels
+from .postprocess import FrameChunk, OutputCheck, to_levels, to_levels_in_parts
 from .run import Run
 from .sources import LatentSource
 
@@ -97,7 +97,11 @@ class DecodeRun:
         """Convert frames to the yielded dtype."""
         if frames.dtype == self._dtype:
             return frames
-        return frames.astype(self._dtype) if self.bit_depth is None else to_levels(frames, self.bit_depth)
+        if self.bit_depth is None:
+            return frames.astype(self._dtype)
+        # Along rows and columns, pieces have all frames, and are small already.
+        convert = to_levels_in_parts if self.run.plan.order is Order.TIME else to_levels
+        return convert(frames, self.bit_depth)
 
     def _buffered(self) -> Iterator[mx.array]:
         """Stream along rows or columns. No frame is complete before the last one, so all are buffered on disk."""

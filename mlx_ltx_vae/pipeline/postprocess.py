@@ -7,6 +7,7 @@ import numpy as np
 
 from ..errors import DecodeError, LatentsError
 from ..mlx_utils import to_bool, to_list
+from ..planning.tiled_memory import FRAMES_PER_CONVERSION
 
 _NOT_FINITE = "the decoded pixels are not finite: the network overflowed; try dtype float32."
 
@@ -19,6 +20,18 @@ def to_levels(frames: mx.array, bit_depth: int) -> mx.array:
     # Convert to float32 first: bfloat16 has 8 bits of precision and would lose half of the levels.
     levels = (frames.astype(mx.float32) + 1) * (_PEAKS[bit_depth] / 2)
     return mx.clip(mx.round(levels), 0, _PEAKS[bit_depth]).astype(_DTYPES[bit_depth])
+
+
+def to_levels_in_parts(frames: mx.array, bit_depth: int) -> mx.array:
+    """As `to_levels`, for frames (B, n, H, W, 3). A long chunk is evaluated part by part, which takes less memory."""
+    if frames.shape[1] <= FRAMES_PER_CONVERSION:
+        return to_levels(frames, bit_depth)
+    levels = mx.zeros(frames.shape, _DTYPES[bit_depth])
+    for start in range(0, frames.shape[1], FRAMES_PER_CONVERSION):
+        part = slice(start, start + FRAMES_PER_CONVERSION)
+        levels[:, part] = to_levels(frames[:, part], bit_depth)
+        mx.eval(levels)
+    return levels
 
 
 @dataclass(frozen=True)
@@ -76,13 +89,13 @@ class FrameChunk:
         batch = self.frames.shape[0]
         if batch != 1:
             raise LatentsError(f"a batch of {batch} has more than one video; decode each latents[i:i+1] separately.")
-        frames = self.frames[0]
+        frames = self.frames
         own = self._bit_depth
         if own is None:
-            frames = to_levels(frames, bit_depth)
+            frames = to_levels_in_parts(frames, bit_depth)
         elif own != bit_depth:
             frames = mx.round(frames.astype(mx.float32) * (_PEAKS[bit_depth] / _PEAKS[own])).astype(_DTYPES[bit_depth])
-        levels = np.asarray(frames)
+        levels = np.asarray(frames[0])
         self.check()
         return levels
 

@@ -9,6 +9,9 @@ from ..tiling.layout import Tile, TileLayout
 from .clip import Clip
 from .memory import Memory, StreamRun, stream_memory
 
+#: Frames that are converted to levels at once.
+FRAMES_PER_CONVERSION = 8
+
 _MARGIN = 1.03  # for uncounted memory: small arrays, rounding of allocations to pages
 
 
@@ -69,9 +72,10 @@ def _one_by_one(
     running = largest.caches + largest.work + tiles + gathered
     # The pieces of the tiles and the tiles; with several tiles, also a weighted tile and its sum with the accumulator.
     joining = 2 * tiles + (0 if is_single else gathered + 2 * tile)
-    # The output is a part of its interval, converted to levels.
-    converted = FLOAT32_BYTES + 1 + (itemsize + FLOAT32_BYTES if itemsize != FLOAT32_BYTES else 0)
-    leaving = group + clip.out_frame * max(time.final()) * converted
+    # The output is a part of its interval. It is converted to two bytes: levels, or the network's dtype.
+    final = max(time.final())
+    converted = 2 * final + min(final, FRAMES_PER_CONVERSION) * (2 * FLOAT32_BYTES + 2)
+    leaving = group + clip.out_frame * converted
     work = shared + max(running, joining, group + shared, leaving)
     crops = max(count * math.prod(clip.boxes(tile)[0][1:]) for count, tile in calls)
     inputs = clip.input_bytes(itemsize, chunk, crops)

@@ -76,17 +76,19 @@ CODECS: dict[str, Codec] = {
     "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _YUV420, default_crf=24, max_crf=63, options=_VP9_SPEED),
     "av1": Codec("libsvtav1", _WEB_ENDINGS, _YUV420, default_crf=24, max_crf=63, options=("-preset", "8")),
 }
+_OTHER_NAMES = {"h265": "hevc"}
 
 
 def find_codec(name: str, ending: str, codec: str | None) -> Codec:
-    """The codec called `codec`, or the default for a file that ends in `ending`.
+    """The codec called `codec`, in any case, or the default for a file that ends in `ending`.
 
     Raises:
         WriterError: if the codec is unknown, not supported by the container, or missing from this build of ffmpeg.
     """
-    key = codec or ("vp9" if ending == ".webm" else "h264")
+    key = (codec or ("vp9" if ending == ".webm" else "h264")).lower()
+    key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
-        raise WriterError(f"{name}: the codec {key!r} is not supported; use one of {', '.join(CODECS)}.")
+        raise WriterError(f"{name}: the codec {codec!r} is not supported; use one of {', '.join(CODECS)}.")
     found = CODECS[key]
     if ending not in found.endings:
         raise WriterError(f"{name}: {key} is not supported in {ending}; use {' or '.join(found.endings)}.")

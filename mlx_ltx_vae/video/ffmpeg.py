@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import IO
 
 from imageio_ffmpeg import get_ffmpeg_exe
@@ -23,6 +24,7 @@ _ADDRESS = re.compile(r"^(\[[^\]]*\] )+")  # "[vost#0:0/libx264 @ 0x55cb] [enc:l
 # After the cause, ffmpeg logs its consequences, one line for each of its threads.
 _CONSEQUENCE = re.compile(
     r"Task finished|Terminating thread|Error sending frames|Nothing was written|Could not open encoder"
+    r"|Decoding error|Error (processing|submitting) packet"
     r"|Error while opening encoder|Error selecting an encoder|Error opening (in|out)put files?\b|Conversion failed"
     r"|Failed to configure input pad|Error reinitializing filters"
 )
@@ -162,20 +164,44 @@ def listing(option: str, error: type[LTXVAEError]) -> list[list[str]]:
 
 def describe(name: str, input_arguments: Sequence[str]) -> str:
     """ffmpeg's log of an input and of its first frame (from the filter `showinfo`), which it must be able to read."""
-    first_frame = ["-map", "0:V:0", "-vf", "showinfo=checksum=0", "-frames:v", "1", "-f", "null", "-"]
-    done = _run([*_GLOBAL_OPTIONS, "-loglevel", "level+info", *input_arguments, *first_frame], ReaderError)
-    log = done.stderr.decode(errors="replace")
-    if done.returncode != 0:
-        if "matches no streams" in log:
-            raise ReaderError(f"{name}: contains no video stream.")
-        errors = [line for line in log.splitlines() if "[error]" in line or "[fatal]" in line]
-        raise ReaderError(f"{name}: is not a video that ffmpeg can read: {_reason(errors, done.returncode)}.")
-    return log
+    first_frame = ["-map", "0:V:0", "-vf", "showinfo=checksum=0", "-frames:v", "1"]
+    return _probe(name, "video", [*input_arguments, *first_frame], ReaderError)
+
+
+def check_audio(path: str | os.PathLike) -> None:
+    """Raise a `WriterError` that names the file if ffmpeg cannot read the beginning of its first audio stream."""
+    if not os.path.isfile(path):
+        raise WriterError(f"{path}: there is no such audio file.")
+    _probe(os.fspath(path), "audio", ["-i", file_url(path), "-map", "0:a:0", "-frames:a", "1"], WriterError)
+
+
+def check_image(path: Path) -> None:
+    """Raise a `ReaderError` that names the image if ffmpeg cannot read it as one of a sequence, by its ending."""
+    image = ["-f", "image2", "-pattern_type", "none", "-i", file_url(path)]
+    decoder = FfmpegDecoder(str(path), [*image, "-map", "0:V:0", "-f", "null", "-"])
+    try:
+        decoder.finish()
+    finally:
+        decoder.kill()
+        decoder.release()
 
 
 def file_url(path: str | os.PathLike) -> str:
     """A path that ffmpeg reads as a file even with colons, dashes and percent signs."""
     return f"file:{path}"
+
+
+def _probe(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEError]) -> str:
+    """ffmpeg's log of reading an input without writing anything. Raises `error` if it fails."""
+    done = _run([*_GLOBAL_OPTIONS, "-loglevel", "level+info", *arguments, "-f", "null", "-"], error)
+    log = done.stderr.decode(errors="replace")
+    if done.returncode != 0:
+        if "matches no streams" in log:
+            raise error(f"{name}: contains no {kind} stream.")
+        errors = [line for line in log.splitlines() if "[error]" in line or "[fatal]" in line]
+        reason = _reason(errors, done.returncode)
+        raise error(f"{name}: contains no {kind} that ffmpeg can read: {reason}.")
+    return log
 
 
 def _run(arguments: Sequence[str], error: type[LTXVAEError]) -> subprocess.CompletedProcess[bytes]:

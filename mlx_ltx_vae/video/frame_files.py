@@ -21,7 +21,8 @@ class StillsWriter(Sink):
     """A folder of PNG files, numbered from 0.
 
     The files are written to a hidden folder and moved at the end, in one rename if the folder is new. A folder with
-    files of this pattern is refused, since the remaining frames of a longer clip would mix with this one.
+    files of this pattern is refused, since the remaining frames of a longer clip would mix with this one. So is one
+    into which another program has written such files in the meantime.
 
     Args:
         path: a folder (for 00000.png, 00001.png, ...) or a pattern such as `frames/a_%05d.png`.
@@ -33,21 +34,9 @@ class StillsWriter(Sink):
 
     def __init__(self, path: str | os.PathLike, size: Size, bit_depth: int) -> None:
         super().__init__(os.fspath(path), size, bit_depth)
-        if bit_depth != 8:
-            raise WriterError(f"{self.name}: PNG stills have 8 bits; write an .mkv with ffv1 to keep more.")
-        given = Path(path)
-        is_pattern = given.suffix.lower() == ".png" and not given.is_dir()
-        self.folder = given.parent if is_pattern else given
-        self._pattern = given.name if is_pattern else "%05d.png"
-        numbered = match_numbered(self._pattern)
-        if numbered is None:
-            raise WriterError(f"{self.name}: use a folder, or a name with exactly one number field, such as %05d.png.")
-        if self.folder.is_dir():
-            with writing_to(self.name):
-                present = next((name for name in sorted(os.listdir(self.folder)) if numbered.fullmatch(name)), None)
-            if present:
-                raise WriterError(f"{self.name}: {present} already exists; remove the old stills or use a new folder.")
+        self.folder, self._pattern = find_stills_target(path, bit_depth)
         self._index = 0
+        self._moved: list[Path] = []
         # Inside an existing folder, which may be on another file system than its parent; beside a new one.
         self._part = part_path(self.folder / "stills" if self.folder.is_dir() else self.folder)
         with writing_to(self.name):
@@ -60,15 +49,49 @@ class StillsWriter(Sink):
 
     def _finish(self) -> None:
         if not self.folder.is_dir():
-            os.rename(self._part, self.folder)
+            os.rename(self._part, self.folder)  # fails if another program has created and filled the folder since
             return
+        _refuse_other_stills(self.name, self.folder, self._pattern)
         for index in range(self._index):
-            name = self._pattern % index
-            os.replace(self._part / name, self.folder / name)
-        self._part.rmdir()
+            target = self.folder / (self._pattern % index)
+            # Created first, since a rename replaces a file that another program has just moved here.
+            target.open("xb").close()
+            self._moved.append(target)
+            os.replace(self._part / target.name, target)
+        shutil.rmtree(self._part, ignore_errors=True)
 
     def _discard(self) -> None:
         shutil.rmtree(self._part, ignore_errors=True)  # already gone if _finish renamed it
+        for still in self._moved:
+            with suppress(OSError):
+                still.unlink()
+
+
+def find_stills_target(path: str | os.PathLike, bit_depth: int) -> tuple[Path, str]:
+    """The folder and the pattern of the names of stills, see `StillsWriter`. Nothing is created."""
+    name = os.fspath(path)
+    if bit_depth != 8:
+        raise WriterError(f"{name}: PNG stills have 8 bits; write an .mkv with ffv1 to keep more.")
+    given = Path(path)
+    is_pattern = given.suffix.lower() == ".png" and not given.is_dir()
+    folder, pattern = (given.parent, given.name) if is_pattern else (given, "%05d.png")
+    if match_numbered(pattern) is None:
+        raise WriterError(f"{name}: use a folder, or a name with exactly one number field, such as %05d.png.")
+    if folder.is_dir():
+        _refuse_other_stills(name, folder, pattern)
+    elif folder.exists():
+        raise WriterError(f"{name}: cannot be written ({folder} is a file, not a folder).")
+    return folder, pattern
+
+
+def _refuse_other_stills(name: str, folder: Path, pattern: str) -> None:
+    """Raise a `WriterError` if the folder contains files of this pattern."""
+    numbered = match_numbered(pattern)
+    assert numbered is not None
+    with writing_to(name):
+        present = next((file for file in sorted(os.listdir(folder)) if numbered.fullmatch(file)), None)
+    if present:
+        raise WriterError(f"{name}: {present} already exists; remove the old stills or use a new folder.")
 
 
 class NpyWriter(Sink):

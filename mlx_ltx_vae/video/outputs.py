@@ -7,9 +7,9 @@ from pathlib import Path
 from ..errors import WriterError
 from ..shapes import Size
 from .codecs import CONTAINER_ENDINGS
-from .frame_files import NpyWriter, RawWriter, StillsWriter
-from .sink import Sink
-from .writer import GifWriter, VideoWriter
+from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target
+from .sink import Sink, check_frames
+from .writer import GifWriter, VideoWriter, check_gif, find_frame_rate, video_arguments
 
 _SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
 
@@ -38,20 +38,67 @@ def open_sink(
     Raises:
         WriterError: for an unknown ending, and for options that this output does not support.
     """
+    kind = _choose_sink(path, audio=audio, codec=codec, crf=crf)
+    if kind is VideoWriter:
+        return VideoWriter(path, size=size, fps=fps, audio=audio, codec=codec, crf=crf, bit_depth=bit_depth)
+    if kind is GifWriter:
+        return GifWriter(path, size, fps, bit_depth)
+    if kind is RawWriter:
+        return RawWriter(size, bit_depth)
+    return StillsWriter(path, size, bit_depth) if kind is StillsWriter else NpyWriter(path, size, bit_depth)
+
+
+def check_output(
+    path: str | os.PathLike,
+    *,
+    size: Size,
+    fps: str | float | Fraction,
+    audio: str | os.PathLike | None = None,
+    codec: str | None = None,
+    crf: int | None = None,
+    bit_depth: int = 8,
+) -> None:
+    """Check the arguments of `open_sink` without creating anything. For standard output, a terminal is allowed.
+
+    Raises:
+        WriterError: that `open_sink` would raise.
+    """
+    name = os.fspath(path)
+    kind = _choose_sink(path, audio=audio, codec=codec, crf=crf)
+    check_frames(name, size, bit_depth)
+    if kind is RawWriter:
+        return
+    target = Path(path)
+    if kind is StillsWriter:
+        target, _ = find_stills_target(path, bit_depth)
+    elif kind is VideoWriter:
+        find_frame_rate(name, fps)
+        video_arguments(path, size, audio=audio, codec=codec, crf=crf, bit_depth=bit_depth)
+    elif kind is GifWriter:
+        check_gif(name, find_frame_rate(name, fps), bit_depth)
+    folder = target if target.is_dir() else target.parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
+
+
+def _choose_sink(
+    path: str | os.PathLike, *, audio: str | os.PathLike | None, codec: str | None, crf: int | None
+) -> type[Sink]:
+    """The class of the sink for `path`. Raises `WriterError` for an unknown ending and for unsupported options."""
     name = os.fspath(path)
     ending = Path(name).suffix.lower()
     is_folder = name.endswith(("/", os.sep)) or Path(name).is_dir()
     if ending in CONTAINER_ENDINGS and not is_folder:
-        return VideoWriter(path, size=size, fps=fps, audio=audio, codec=codec, crf=crf, bit_depth=bit_depth)
+        return VideoWriter
     for option, value in (("audio", audio), ("codec", codec), ("crf", crf)):
         if value is not None:
             raise WriterError(f"{name}: takes no {option}; only {', '.join(CONTAINER_ENDINGS)} do.")
     if name == "-":
-        return RawWriter(size, bit_depth)
+        return RawWriter
     if is_folder or ending == ".png":
-        return StillsWriter(path, size, bit_depth)
+        return StillsWriter
     if ending == ".gif":
-        return GifWriter(path, size, fps, bit_depth)
+        return GifWriter
     if ending == ".npy":
-        return NpyWriter(path, size, bit_depth)
+        return NpyWriter
     raise WriterError(f"{name}: its ending is not supported; use {_SUPPORTED}.")

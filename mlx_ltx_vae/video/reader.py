@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ReaderError
 from ..shapes import Size, format_size
 from .codecs import SCALER
-from .ffmpeg import FfmpegDecoder, describe
+from .ffmpeg import FfmpegDecoder, check_image, describe
 from .fit import Fit, fit_size
 from .probe import VideoInfo, describe_pixel_format, parse_log
 from .source import find_source
@@ -51,7 +51,8 @@ class VideoReader(Iterator[np.ndarray]):
 
     Raises:
         ReaderError: for a file that cannot be read and a size that cannot be fitted; while iterating, for a file that
-            is damaged or truncated and for images of different sizes.
+            is damaged or truncated, for an image that cannot be read (the error names it), and for images of
+            different sizes.
     """
 
     def __init__(
@@ -67,13 +68,15 @@ class VideoReader(Iterator[np.ndarray]):
         if max_frames is not None and max_frames < 1:
             raise ReaderError(f"{self.name}: cannot read {max_frames} frames; the maximum must be at least 1.")
         with ExitStack() as stack:
-            source_arguments, num_images = find_source(Path(path), stack)
+            source_arguments, self._images = find_source(Path(path), stack, max_frames)
+            if self._images:
+                check_image(self._images[0])  # ffmpeg would skip it and describe the next one
             info = parse_log(describe(self.name, source_arguments), self.name)
             bits, has_alpha = describe_pixel_format(info.pixel_format)
             scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
             self.source_size = info.size
             self.fps = info.fps
-            self.num_frames = _estimate_num_frames(info, num_images, max_frames)
+            self.num_frames = len(self._images) or _estimate_num_frames(info, max_frames)
             self.dtype = np.dtype(np.uint16 if bits > 8 else np.uint8)
             filters = _filters(info, scaled, self.size, bits=8 * self.dtype.itemsize, has_alpha=has_alpha)
             limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
@@ -82,6 +85,7 @@ class VideoReader(Iterator[np.ndarray]):
             stack.callback(self._ffmpeg.release)
             stack.callback(self._ffmpeg.kill)
             self._resources = stack.pop_all()
+        self._num_read = 0
         self._closed = False
 
     def __next__(self) -> np.ndarray:
@@ -92,6 +96,7 @@ class VideoReader(Iterator[np.ndarray]):
         frames = np.empty((_FRAMES_AT_ONCE, height, width, 3), self.dtype)
         try:
             num_frames, rest = divmod(self._ffmpeg.read_into(frames.data.cast("B")), frames[0].nbytes)
+            self._num_read += num_frames
             if num_frames < _FRAMES_AT_ONCE:
                 self._check_end(rest)
                 self.close()
@@ -117,21 +122,26 @@ class VideoReader(Iterator[np.ndarray]):
         """Raise an error of ffmpeg. `rest` is the number of bytes after the last whole frame."""
         try:
             self._ffmpeg.finish()
+            if rest:
+                raise ReaderError(f"{self.name}: ffmpeg ended in the middle of a frame.")
+            if self._num_read < len(self._images):
+                raise ReaderError(f"{self.name}: ffmpeg read only {self._num_read} of {len(self._images)} images.")
         except ReaderError as error:
-            if _OTHER_SIZE not in str(error):
-                raise
-            raise ReaderError(
-                f"{self.name}: its frames have different sizes; the first is {format_size(*self.source_size)}."
-            ) from error
-        if rest:
-            raise ReaderError(f"{self.name}: ffmpeg ended in the middle of a frame.")
+            if _OTHER_SIZE in str(error):
+                raise ReaderError(
+                    f"{self.name}: its frames have different sizes; the first is {format_size(*self.source_size)}."
+                ) from error
+            # ffmpeg does not say which image it could not read; most likely the one after the last frame.
+            for image in self._images[self._num_read :] + self._images[: self._num_read]:
+                check_image(image)
+            raise
 
 
-def _estimate_num_frames(info: VideoInfo, num_images: int | None, max_frames: int | None) -> int | None:
-    num_frames = num_images
-    if num_images is None and info.fps is not None and info.seconds is not None:
-        num_frames = max(1, round(info.seconds * info.fps))
-    return num_frames if num_frames is None or max_frames is None else min(num_frames, max_frames)
+def _estimate_num_frames(info: VideoInfo, max_frames: int | None) -> int | None:
+    if info.fps is None or info.seconds is None:
+        return None
+    num_frames = max(1, round(info.seconds * info.fps))
+    return num_frames if max_frames is None else min(num_frames, max_frames)
 
 
 def _filters(info: VideoInfo, scaled: Size, target: Size, *, bits: int, has_alpha: bool) -> list[str]:

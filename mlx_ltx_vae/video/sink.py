@@ -77,6 +77,14 @@ class FrameQueue:
             del frames  # otherwise the last array stays alive while the thread waits for the next
 
 
+def check_frames(name: str, size: Size, bit_depth: int) -> None:
+    """Raise a `WriterError` for frames that no sink takes."""
+    if min(size) < 1:
+        raise WriterError(f"{name}: frames of {format_size(*size)} pixels cannot be written.")
+    if bit_depth not in _FRAME_DTYPES:
+        raise WriterError(f"{name}: a bit depth of {bit_depth} is not supported; use 8 or 10.")
+
+
 class Sink(ABC):
     """Writes frames in order to one output. A context manager.
 
@@ -91,13 +99,9 @@ class Sink(ABC):
     """
 
     def __init__(self, name: str, size: Size, bit_depth: int) -> None:
-        width, height = size
-        if width < 1 or height < 1:
-            raise WriterError(f"{name}: frames of {format_size(width, height)} pixels cannot be written.")
-        if bit_depth not in _FRAME_DTYPES:
-            raise WriterError(f"{name}: a bit depth of {bit_depth} is not supported; use 8 or 10.")
+        check_frames(name, size, bit_depth)
         self.name = name
-        self.size = (width, height)
+        self.size = (size[0], size[1])
         self.bit_depth = bit_depth
         #: Frames accepted so far. Once `close` has returned, all of them are in the output.
         self.frames_written = 0

@@ -16,31 +16,34 @@ _IMAGES = {
 _NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
 
 
-def find_source(path: Path, stack: ExitStack) -> tuple[list[str], int | None]:
-    """The arguments for ffmpeg to read `path`, and the number of images (None for a file).
+def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[list[str], list[Path]]:
+    """The arguments for ffmpeg to read `path`, and the images that it reads (none for a file).
 
     The images of a folder are in natural order (2 before 10), those of a pattern such as `a_%05d.png` by number. Their
     temporary files are removed by `stack`.
 
     Raises:
         ReaderError: for a missing file, folders without images or with images of several kinds, patterns without
-            exactly one number field, and gaps in the numbers.
+            exactly one number field, gaps in the numbers, and images that are empty or cannot be opened.
     """
     if path.is_file():
-        return ["-i", file_url(path)], None
+        return ["-i", file_url(path)], []
     if path.is_dir():
         images = _images_of_folder(path)
     elif "%" in path.name:
         images = _images_of_pattern(path)
     else:
         raise ReaderError(f"{path}: there is no such file or folder.")
+    images = images[:max_images]
+    for image in images:
+        _check_not_empty(image)
     # ffmpeg reads image sequences with consecutive numbers, so it is given links of such names.
     links = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx_ltx_vae-"))
     name = "%06d" + images[0].suffix
     for number, image in enumerate(images):
         os.symlink(image.absolute(), Path(links) / (name % number))
     sequence = file_url(Path(links.replace("%", "%%")) / name)
-    return ["-f", "image2", "-i", sequence], len(images)
+    return ["-f", "image2", "-i", sequence], images
 
 
 def match_numbered(pattern: str) -> re.Pattern[str] | None:
@@ -78,9 +81,21 @@ def _images_of_pattern(pattern: Path) -> list[Path]:
 
 def _entries(folder: Path) -> list[Path]:
     try:
-        return [entry for entry in folder.iterdir() if entry.is_file()]
+        # A broken link is kept, so that it is an error and not a missing frame.
+        return [entry for entry in folder.iterdir() if entry.is_file() or not entry.exists()]
     except OSError as error:
         raise ReaderError(f"{folder}: cannot be read ({error.strerror}).") from error
+
+
+def _check_not_empty(image: Path) -> None:
+    """ffmpeg would end the clip at an empty image, and at one that it cannot open, without an error."""
+    try:
+        with image.open("rb") as file:
+            is_empty = not file.read(1)
+    except OSError as error:
+        raise ReaderError(f"{image}: cannot be read ({error.strerror}).") from error
+    if is_empty:
+        raise ReaderError(f"{image}: is empty; remove it or replace it by an image.")
 
 
 def _natural_order(path: Path) -> list[str | int]:

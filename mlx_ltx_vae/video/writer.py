@@ -12,11 +12,19 @@ from ..frame_rate import parse_fps
 from ..part_file import PartFile
 from ..shapes import Size, format_size
 from .codecs import CONTAINER_ENDINGS, container_arguments, find_codec, quality_arguments
-from .ffmpeg import FfmpegEncoder, file_url
+from .ffmpeg import FfmpegEncoder, check_audio, file_url
 from .sink import Sink
 
 _RAW_FORMATS = {8: "rgb24", 10: "rgb48le"}
 _MAX_GIF_FPS = 50
+
+
+def find_frame_rate(name: str, fps: str | float | Fraction) -> Fraction:
+    """The exact frame rate (see `parse_fps`). Raises `WriterError` for an invalid one."""
+    try:
+        return parse_fps(fps)
+    except ValueError as error:
+        raise WriterError(f"{name}: {error}") from error
 
 
 class FfmpegSink(Sink):
@@ -25,10 +33,7 @@ class FfmpegSink(Sink):
     def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, bit_depth: int) -> None:
         super().__init__(os.fspath(path), size, bit_depth)
         self.path = Path(path)
-        try:
-            self.fps = parse_fps(fps)
-        except ValueError as error:
-            raise WriterError(f"{self.name}: {error}") from error
+        self.fps = find_frame_rate(self.name, fps)
 
     def _start(self, output_arguments: Sequence[str]) -> None:
         """Start ffmpeg, with these arguments between the video input and the file."""
@@ -70,7 +75,7 @@ class VideoWriter(FfmpegSink):
         size: `(width, height)` in pixels; odd sizes are kept exactly (see `codecs`).
         fps: frames per second: 24, 23.976, "30000/1001" (see `parse_fps`).
         audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video.
-        codec: h264 (the default), hevc, prores, ffv1 (lossless), vp9 (the default for webm) or av1.
+        codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
 
@@ -90,19 +95,31 @@ class VideoWriter(FfmpegSink):
         bit_depth: int = 8,
     ) -> None:
         super().__init__(path, size, fps, bit_depth)
-        ending = self.path.suffix.lower()
-        if ending not in CONTAINER_ENDINGS:
-            raise WriterError(f"{self.name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
-        found = find_codec(self.name, ending, codec)
-        arguments = ["-map", "0:v:0", "-c:v", found.encoder, *found.options, *quality_arguments(self.name, found, crf)]
-        arguments += ["-vf", found.color_filter(size, bit_depth)]
-        if audio is not None:
-            if not Path(audio).is_file():
-                raise WriterError(f"{audio}: there is no such audio file.")
-            encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
-            # Without -shortest, which would cut the longer of the two.
-            arguments = ["-i", file_url(audio), *arguments, "-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
-        self._start(arguments + container_arguments(ending, found))
+        self._start(video_arguments(path, size, audio=audio, codec=codec, crf=crf, bit_depth=bit_depth))
+
+
+def video_arguments(
+    path: str | os.PathLike,
+    size: Size,
+    *,
+    audio: str | os.PathLike | None,
+    codec: str | None,
+    crf: int | None,
+    bit_depth: int,
+) -> list[str]:
+    """ffmpeg's arguments between the video input and the file, see `VideoWriter`. Raises its errors of options."""
+    name, ending = os.fspath(path), Path(path).suffix.lower()
+    if ending not in CONTAINER_ENDINGS:
+        raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
+    found = find_codec(name, ending, codec)
+    arguments = ["-map", "0:v:0", "-c:v", found.encoder, *found.options, *quality_arguments(name, found, crf)]
+    arguments += ["-vf", found.color_filter(size, bit_depth)]
+    if audio is not None:
+        check_audio(audio)
+        encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
+        # Without -shortest, which would cut the longer of the two.
+        arguments = ["-i", file_url(audio), *arguments, "-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
+    return arguments + container_arguments(ending, found)
 
 
 class GifWriter(FfmpegSink):
@@ -115,10 +132,15 @@ class GifWriter(FfmpegSink):
 
     def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, bit_depth: int) -> None:
         super().__init__(path, size, fps, bit_depth)
-        if bit_depth != 8:
-            raise WriterError(f"{self.name}: a GIF has 8 bits per color; leave out the bit depth.")
-        if self.fps > _MAX_GIF_FPS:
-            raise WriterError(f"{self.name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {self.fps}.")
+        check_gif(self.name, self.fps, bit_depth)
         palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
         filters = f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4"
         self._start(["-vf", filters, "-f", "gif"])
+
+
+def check_gif(name: str, fps: Fraction, bit_depth: int) -> None:
+    """Raise a `WriterError` for a frame rate or bit depth that a GIF cannot have."""
+    if bit_depth != 8:
+        raise WriterError(f"{name}: a GIF has 8 bits per color; leave out the bit depth.")
+    if fps > _MAX_GIF_FPS:
+        raise WriterError(f"{name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {fps}.")

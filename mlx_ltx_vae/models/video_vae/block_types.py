@@ -51,12 +51,10 @@ class BlockType:
     Attributes:
         name: the name in reports.
         specs: returns its layers from its configuration, the network's options and the path of its module.
-        options: the keys that a checkpoint may set for it.
     """
 
     name: str
     specs: Callable[[BlockConfig, NetworkOptions, str], list[LayerSpec]]
-    options: frozenset[str] = frozenset({"num_layers", "multiplier", "residual", "inject_noise", "attention_head_dim"})
 
 
 class BlockName(NamedTuple):

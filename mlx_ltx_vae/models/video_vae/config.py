@@ -6,7 +6,6 @@
 
 import enum
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from ...shapes import ScaleFactors
 from ..specs import PaddingMode
 from .block_types import DECODER_BLOCKS, ENCODER_BLOCKS, BlockConfig, BlockName, NetworkOptions
 from .generations import name_generation
+from .raw_config import check_block, check_config
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
@@ -96,36 +96,6 @@ class VAEConfig:
         return self.decoder.options.has_timestep
 
 
-# Keys with a single supported value, which every published checkpoint has. This excludes group norm: it is an option of
-# ltx-core that no checkpoint uses, and a norm over the whole clip cannot be streamed.
-_FIXED_KEYS = {
-    "_class_name": "CausalVideoAutoencoder",
-    "dims": 3,
-    "in_channels": 3,
-    "out_channels": 3,
-    "scaling_factor": 1.0,
-    "use_quant_conv": False,
-    "normalize_latent_channels": False,
-    "norm_layer": "pixel_norm",
-}
-_READ_KEYS = {
-    "latent_channels",
-    "blocks",
-    "encoder_blocks",
-    "decoder_blocks",
-    "norm_num_groups",
-    "patch_size",
-    "latent_log_var",
-    "causal_decoder",
-    "timestep_conditioning",
-    "encoder_base_channels",
-    "decoder_base_channels",
-    "spatial_padding_mode",
-    "encoder_spatial_padding_mode",
-}
-_DEFAULT_BASE_CHANNELS = 128
-
-
 def parse_vae_config(raw: Mapping[str, Any], source: str) -> VAEConfig:
     """Parse the `vae` entry of a checkpoint's metadata.
 
@@ -136,58 +106,33 @@ def parse_vae_config(raw: Mapping[str, Any], source: str) -> VAEConfig:
     Raises:
         CheckpointError: if a key or value is not known, since it could change the result.
     """
-    _refuse_unknown(raw, source)
-    latent_channels = int(raw.get("latent_channels", 128))
-    patch_size = int(raw.get("patch_size", 4))
-    has_timestep = bool(raw.get("timestep_conditioning", False))
-    encoder_list = raw.get("encoder_blocks", raw.get("blocks"))
-    decoder_list = raw.get("decoder_blocks", raw.get("blocks"))
+    values = check_config(raw, source)
+    encoder_list = values["encoder_blocks"] or values["blocks"]
+    decoder_list = values["decoder_blocks"] or values["blocks"]
     if not encoder_list or not decoder_list:
         raise CheckpointError(f"{source}: its configuration lists no encoder_blocks and decoder_blocks (or blocks).")
-    encoder_padding, decoder_padding = _padding_modes(raw, has_timestep, source)
-    log_variance = _to_enum(LogVariance, raw.get("latent_log_var", "uniform"), "latent_log_var", source)
-    encoder_base = int(raw.get("encoder_base_channels", _DEFAULT_BASE_CHANNELS))
-    decoder_base = int(raw.get("decoder_base_channels", _DEFAULT_BASE_CHANNELS))
+    generation = name_generation(encoder_list, decoder_list, values["timestep_conditioning"])
+    encoder_padding, decoder_padding = _padding_modes(values, generation, source)
+    log_variance = _to_enum(LogVariance, values["latent_log_var"], "latent_log_var", source)
+    latent_channels, patch_size = values["latent_channels"], values["patch_size"]
     encoder = NetworkConfig(
         in_channels=3 * patch_size**2,
         out_channels=_moment_channels(latent_channels, log_variance),
-        blocks=_encoder_blocks(encoder_list, encoder_base, source),
+        blocks=_encoder_blocks(encoder_list, values["encoder_base_channels"], source),
         options=NetworkOptions(causal=True, padding=encoder_padding),
     )
     decoder = NetworkConfig(
         in_channels=latent_channels,
         out_channels=3 * patch_size**2,
-        blocks=_decoder_blocks(decoder_list, decoder_base, source),
-        options=NetworkOptions(bool(raw.get("causal_decoder", False)), decoder_padding, has_timestep),
+        blocks=_decoder_blocks(decoder_list, values["decoder_base_channels"], source),
+        options=NetworkOptions(values["causal_decoder"], decoder_padding, values["timestep_conditioning"]),
     )
     if encoder.stride != decoder.stride:
         raise CheckpointError(
             f"{source}: its encoder scales by {encoder.stride} and its decoder by {decoder.stride} (time, height, "
             "width), so the two do not belong together."
         )
-    return VAEConfig(latent_channels, patch_size, encoder, decoder, name_generation(raw))
-
-
-def _refuse_unknown(raw: Mapping[str, Any], source: str) -> None:
-    if raw.get("_class_name") == "CausalDiffusionVAE":
-        raise CheckpointError(
-            f"{source}: this is the diffusion decoder of LTX-2.5 (CausalDiffusionVAE), which is not supported yet; "
-            "use the file of the convolutional decoder (its name ends in video-vae-conv)."
-        )
-    for key, expected in _FIXED_KEYS.items():
-        if key in raw and raw[key] != expected:
-            raise CheckpointError(
-                f"{source}: its configuration has {key} = {raw[key]!r}; only {expected!r} is supported."
-            )
-    for key in sorted(raw.keys() - _FIXED_KEYS.keys() - _READ_KEYS):
-        if key.startswith("_"):
-            continue
-        if raw[key]:
-            raise CheckpointError(
-                f"{source}: its configuration has the unknown key {key!r} = {raw[key]!r}, which could change the "
-                "result; a newer mlx_ltx_vae may know it."
-            )
-        warnings.warn(f"{source}: the unknown configuration key {key!r} is switched off and ignored.", stacklevel=3)
+    return VAEConfig(latent_channels, patch_size, encoder, decoder, generation)
 
 
 def _to_enum(kind: type[EnumT], value: Any, key: str, source: str) -> EnumT:
@@ -198,15 +143,16 @@ def _to_enum(kind: type[EnumT], value: Any, key: str, source: str) -> EnumT:
         raise CheckpointError(f"{source}: its configuration has {key} = {value!r}; supported are {names}.") from None
 
 
-def _padding_modes(raw: Mapping[str, Any], has_timestep: bool, source: str) -> tuple[PaddingMode, PaddingMode]:
-    """Encoder and decoder padding. The decoder's default is reflection for LTX-2 and zeros for 0.9.x.
+def _padding_modes(values: Mapping[str, Any], generation: str, source: str) -> tuple[PaddingMode, PaddingMode]:
+    """Encoder and decoder padding. The decoder's default is zeros for 0.9.x and reflection for LTX-2.
 
-    `spatial_padding_mode` applies to both networks, which matches the reference's outputs; if it is absent, the
-    encoder's own key applies to the encoder.
+    `spatial_padding_mode` applies to both networks, which matches the reference's outputs; a network's own key applies
+    to the decoder always, and to the encoder if `spatial_padding_mode` is absent.
     """
-    is_ltx_0_9 = has_timestep or "blocks" in raw
-    decoder = raw.get("spatial_padding_mode", "zeros" if is_ltx_0_9 else "reflect")
-    encoder = raw.get("spatial_padding_mode", raw.get("encoder_spatial_padding_mode", "zeros"))
+    is_ltx_0_9 = generation.startswith("LTX-Video 0.9") or values["timestep_conditioning"] or values["blocks"]
+    both = values["spatial_padding_mode"]
+    decoder = values["decoder_spatial_padding_mode"] or both or ("zeros" if is_ltx_0_9 else "reflect")
+    encoder = both or values["encoder_spatial_padding_mode"] or "zeros"
     return (
         _to_enum(PaddingMode, encoder, "encoder_spatial_padding_mode", source),
         _to_enum(PaddingMode, decoder, "spatial_padding_mode", source),
@@ -226,12 +172,9 @@ def _read_blocks(
     for name, raw_options in blocks:
         block_name = known.get(name)
         if block_name is None:
-            raise CheckpointError(f"{source}: its {network} has a block of the unknown kind {name!r}.")
-        options = {"num_layers": raw_options} if isinstance(raw_options, int) else dict(raw_options)
-        unknown = sorted(options.keys() - block_name.type.options)
-        if unknown:
-            raise CheckpointError(f"{source}: block {name!r} has the unknown option {unknown[0]!r}.")
-        factor = options.get("multiplier", block_name.multiplier) if block_name.multiplier else 1
+            raise CheckpointError(f"{source}: its {network} has a block of the unknown kind {name[:80]!r}.")
+        options = check_block(name, raw_options, source)
+        factor = (options["multiplier"] or block_name.multiplier) if block_name.multiplier else 1
         result.append((block_name, options, factor))
     return result
 
@@ -239,10 +182,10 @@ def _read_blocks(
 def _encoder_blocks(blocks: Sequence[Any], width: int, source: str) -> tuple[BlockConfig, ...]:
     result = []
     for name, options, factor in _read_blocks(blocks, ENCODER_BLOCKS, "encoder", source):
-        if options.get("inject_noise"):
+        if options["inject_noise"]:
             raise CheckpointError(f"{source}: its encoder injects noise, which no known encoder does.")
-        layers = options.get("num_layers", 1)
-        result.append(BlockConfig(name.type, width, width * factor, layers, name.stride, name.residual))
+        block = BlockConfig(name.type, width, width * factor, options["num_layers"], name.stride, name.residual)
+        result.append(block)
         width = result[-1].out_channels
     return tuple(result)
 
@@ -253,12 +196,13 @@ def _decoder_blocks(blocks: Sequence[Any], base_channels: int, source: str) -> t
     width = base_channels * math.prod(factor for _, _, factor in entries)
     result = []
     for name, options, factor in entries:
-        noise = bool(options.get("inject_noise", False))
+        noise = options["inject_noise"]
         if noise and not name.takes_noise:
             raise CheckpointError(
                 f"{source}: its decoder injects noise in a {name.type.name} block, which is not known."
             )
-        layers, residual = options.get("num_layers", 1), bool(options.get("residual", name.residual))
+        layers = options["num_layers"]
+        residual = name.residual if options["residual"] is None else options["residual"]
         result.append(BlockConfig(name.type, width, width // factor, layers, name.stride, residual, noise))
         width = result[-1].out_channels
     return tuple(result)

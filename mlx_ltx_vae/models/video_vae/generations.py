@@ -1,6 +1,6 @@
 """The configurations of the published generations, for files without metadata."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -51,22 +51,18 @@ GENERATIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def name_generation(raw: Mapping[str, Any]) -> str:
-    """The name of the generation with these block lists, regardless of widths, or "custom"."""
-    structure = _structure(raw)
-    return next((name for name, known in GENERATIONS.items() if _structure(known) == structure), "custom")
+def name_generation(encoder_blocks: Sequence[Any], decoder_blocks: Sequence[Any], has_timestep: bool) -> str:
+    """Return the name of the generation with these block lists, whatever their widths, or "custom"."""
+    structure = (_structure(encoder_blocks), _structure(decoder_blocks), has_timestep)
+    for name, known in GENERATIONS.items():
+        lists = (known.get(key, known.get("blocks", ())) for key in ("encoder_blocks", "decoder_blocks"))
+        if structure == (*map(_structure, lists), known.get("timestep_conditioning", False)):
+            return name
+    return "custom"
 
 
-def _structure(raw: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The properties that distinguish generations: block names, layer counts and timestep conditioning."""
-
-    def names(blocks: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(
-            (name, options if isinstance(options, int) else options.get("num_layers", 1)) for name, options in blocks
-        )
-
-    return (
-        names(raw.get("encoder_blocks", raw.get("blocks", ()))),
-        names(raw.get("decoder_blocks", raw.get("blocks", ()))),
-        bool(raw.get("timestep_conditioning", False)),
+def _structure(blocks: Sequence[Any]) -> tuple[Any, ...]:
+    """Block names and layer counts."""
+    return tuple(
+        (name, options if isinstance(options, int) else options.get("num_layers", 1)) for name, options in blocks
     )

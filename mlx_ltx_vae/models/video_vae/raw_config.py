@@ -1,0 +1,149 @@
+"""Checks the type and the range of every key of a checkpoint's configuration. No MLX."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ...errors import CheckpointError
+
+_MAX_SHOWN = 80  # characters of a value in an error message
+_MAX_BLOCKS = 100
+
+
+class _Key(NamedTuple):
+    """The default of a key, whether a value is valid, and what is expected of it."""
+
+    default: Any
+    is_valid: Callable[[Any], bool]
+    expected: str
+
+
+def _whole(default: int | None, low: int, high: int) -> _Key:
+    return _Key(
+        default,
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
+        f"a whole number from {low} to {high}",
+    )
+
+
+def _flag(default: bool | None) -> _Key:
+    return _Key(default, lambda value: isinstance(value, bool), "true or false")
+
+
+def _word(default: str | None) -> _Key:
+    return _Key(default, lambda value: isinstance(value, str), "a string")
+
+
+def _blocks() -> _Key:
+    return _Key(None, _is_block_list, f"a list of 1 to {_MAX_BLOCKS} blocks, each [name, options]")
+
+
+def _is_block_list(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and 0 < len(value) <= _MAX_BLOCKS
+        and all(isinstance(block, (list, tuple)) and len(block) == 2 for block in value)
+        and all(isinstance(name, str) and isinstance(options, (int, Mapping)) for name, options in value)
+    )
+
+
+_KEYS = {
+    "latent_channels": _whole(128, 1, 4096),
+    "patch_size": _whole(4, 1, 64),
+    "encoder_base_channels": _whole(128, 1, 2**16),
+    "decoder_base_channels": _whole(128, 1, 2**16),
+    "timestep_conditioning": _flag(False),
+    "causal_decoder": _flag(False),
+    "latent_log_var": _word("uniform"),
+    "spatial_padding_mode": _word(None),
+    "encoder_spatial_padding_mode": _word(None),
+    "decoder_spatial_padding_mode": _word(None),
+    "blocks": _blocks(),
+    "encoder_blocks": _blocks(),
+    "decoder_blocks": _blocks(),
+}
+_BLOCK_OPTIONS = {
+    "num_layers": _whole(1, 1, 1000),
+    "multiplier": _whole(None, 1, 64),
+    "residual": _flag(None),
+    "inject_noise": _flag(False),
+    "attention_head_dim": _whole(None, 1, 2**16),
+}
+
+# Keys with a single supported value, which every published checkpoint has. This excludes group norm: it is an option of
+# ltx-core that no checkpoint uses, and a norm over the whole clip cannot be streamed.
+_FIXED = {
+    "_class_name": "CausalVideoAutoencoder",
+    "dims": 3,
+    "in_channels": 3,
+    "out_channels": 3,
+    "scaling_factor": 1.0,
+    "use_quant_conv": False,
+    "normalize_latent_channels": False,
+    "norm_layer": "pixel_norm",
+    "causal_encoder": True,
+}
+# Keys of other programs that do not change what the networks compute.
+_WITHOUT_EFFECT = {
+    "norm_num_groups", "latents_mean", "latents_std", "ltx_variant", "condition_encoder_subdir",
+    "spatial_compression_ratio", "temporal_compression_ratio", "double_z", "latent_log_var_value",
+}  # fmt: skip
+
+
+def check_config(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the known keys of a configuration with their values, defaults included.
+
+    Raises:
+        CheckpointError: if a key is not known, or its value has another type or is out of range.
+    """
+    if raw.get("_class_name") == "CausalDiffusionVAE":
+        raise CheckpointError(
+            f"{source}: this is the diffusion decoder of LTX-2.5 (CausalDiffusionVAE), which is not supported yet; "
+            "use the file of the convolutional decoder (its name ends in video-vae-conv)."
+        )
+    for key, expected in _FIXED.items():
+        if key in raw and (isinstance(raw[key], (list, Mapping)) or raw[key] != expected):
+            raise CheckpointError(
+                f"{source}: its configuration has {key} = {_show(raw[key])}; only {expected!r} is supported."
+            )
+    for key in sorted(raw.keys() - _FIXED.keys() - _KEYS.keys() - _WITHOUT_EFFECT):
+        if key.startswith("_"):
+            continue
+        if raw[key]:
+            raise CheckpointError(
+                f"{source}: its configuration has the unknown key {key[:_MAX_SHOWN]!r} = {_show(raw[key])}, which "
+                "could change the result; a newer mlx_ltx_vae may know it."
+            )
+        warnings.warn(f"{source}: the unknown configuration key {key!r} is switched off and ignored.", stacklevel=4)
+    return _check(raw, _KEYS, f"{source}: its configuration")
+
+
+def check_block(name: str, options: Any, source: str) -> dict[str, Any]:
+    """Return the options of a block with their values, defaults included. A number stands for `num_layers`.
+
+    Raises:
+        CheckpointError: if an option is not known, or its value has another type or is out of range.
+    """
+    given = options if isinstance(options, Mapping) else {"num_layers": options}
+    unknown = sorted(given.keys() - _BLOCK_OPTIONS.keys())
+    if unknown:
+        raise CheckpointError(f"{source}: block {name!r} has the unknown option {unknown[0][:_MAX_SHOWN]!r}.")
+    return _check(given, _BLOCK_OPTIONS, f"{source}: block {name[:_MAX_SHOWN]!r}")
+
+
+def _check(raw: Mapping[str, Any], keys: Mapping[str, _Key], what: str) -> dict[str, Any]:
+    checked = {}
+    for name, key in keys.items():
+        checked[name] = raw.get(name, key.default)
+        if name in raw and not key.is_valid(raw[name]):
+            raise CheckpointError(f"{what} has {name} = {_show(raw[name])}; expected {key.expected}.")
+    return checked
+
+
+def _show(value: Any) -> str:
+    """A value of any size in an error message."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
+        return f"a {type(value).__name__} that is too large to show"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
