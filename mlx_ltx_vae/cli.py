@@ -1,6 +1,7 @@
 """Shared parts of the commands: exit codes, one-line errors and warnings, progress, and argument types."""
 
 import argparse
+import atexit
 import re
 import sys
 import traceback
@@ -8,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+import mlx.core as mx
 from tqdm import tqdm
 
 from .dtypes import DTYPES
@@ -45,6 +47,9 @@ def run_command(command: Callable[[argparse.Namespace], None], arguments: argpar
     0: done. 1: failed, with one line on standard error. 130: interrupted. (argparse exits with 2 for wrong usage.)
     Each warning is one line on standard error.
     """
+    # Newer versions of MLX abort at exit (134) unless their streams are cleared before Python shuts down.
+    atexit.unregister(mx.clear_streams)
+    atexit.register(mx.clear_streams)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

@@ -7,6 +7,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from .errors import LatentsError
+
 
 def to_float(array: mx.array) -> float:
     """The value of a one-element array, evaluated."""
@@ -31,6 +33,23 @@ def to_list(array: mx.array) -> list[Any]:
 def split(array: mx.array, parts: int, axis: int = 0) -> list[mx.array]:
     """`mx.split`, whose stub declares a single array as its result."""
     return list(cast(Any, mx.split(array, parts, axis=axis)))
+
+
+def evaluate(what: str, *arrays: mx.array) -> None:
+    """Evaluate a caller's arrays, which must not be lazy arrays of another thread: MLX's streams belong to threads.
+
+    Raises:
+        LatentsError: if they are, naming `what` they are.
+    """
+    try:
+        mx.eval(*arrays)
+    except RuntimeError as error:
+        if "in current thread" not in str(error):
+            raise
+        raise LatentsError(
+            f"the {what} are lazy arrays of another thread, and MLX cannot evaluate them in this one; call mx.eval on "
+            "them where they are made."
+        ) from error
 
 
 def count_nonfinite(array: mx.array) -> int:

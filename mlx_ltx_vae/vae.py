@@ -183,7 +183,9 @@ class VideoVAE:
     ) -> Generator[FrameChunk, None, None]:
         """Yield frames as they are decoded, each once and in order.
 
-        Closing the iterator frees its memory. Several streams of one VAE may run interleaved.
+        Closing the iterator frees its memory. Several streams of one VAE may run interleaved, or at once in several
+        threads, and a stream that is made in one thread may run in another. Such a thread calls `mx.clear_streams()`
+        before it ends.
 
         Args:
             latents: (B, C, F', H', W'), normalized.
@@ -235,7 +237,9 @@ class VideoVAE:
         """
         chunks = self.stream(latents, plan, timestep=timestep, seed=seed, noise=noise)
         if on_frames_ready is None:
-            return mx.concatenate([chunk.frames for chunk in chunks], axis=1).transpose(0, 4, 1, 2, 3)
+            pixels = mx.concatenate([chunk.frames for chunk in chunks], axis=1).transpose(0, 4, 1, 2, 3)
+            mx.eval(pixels)  # so that another thread can use them
+            return pixels
         for chunk in chunks:
             chunk.check()
             on_frames_ready(chunk.pixels, chunk.start)
@@ -273,10 +277,10 @@ class VideoVAE:
         """
         if not isinstance(pixels, (mx.array, np.ndarray)):
             parts = self.encode_stream(pixels, plan, tiling=tiling, tile_batch_size=tile_batch_size, pad=pad)
-            return mx.concatenate(list(parts), axis=2)
+            return _join(parts)
         preprocess = self._preprocess(plan, tiling, tile_batch_size, pad)
         source = ClipSource(to_channels_last(pixels), preprocess)
-        return mx.concatenate(list(self._encode(source, plan, tiling, tile_batch_size)), axis=2)
+        return _join(self._encode(source, plan, tiling, tile_batch_size))
 
     def encode_stream(
         self,
@@ -359,6 +363,13 @@ class VideoVAE:
         if self.encoder is None:
             raise CheckpointError("this VideoVAE was loaded without an encoder; load it with encoder=True.")
         return self.encoder
+
+
+def _join(parts: Iterable[mx.array]) -> mx.array:
+    """Latents (B, C, n, H', W') in order along time as one array, evaluated, so that another thread can use them."""
+    latents = mx.concatenate(list(parts), axis=2)
+    mx.eval(latents)
+    return latents
 
 
 def _loaded_bytes(network: Network) -> int:

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import LatentsError
+from ..mlx_utils import evaluate
 from ..shapes import LatentShape
 from .specs import NetworkSpec
 
@@ -69,7 +70,8 @@ def draw(
         if noise != "zeros":
             raise LatentsError(f'noise is "zeros", a sequence of arrays or None, not {noise!r}.')
         return Draws(None, scale, {name: mx.zeros(size, dtype) for name, size in shapes.items()})
-    arrays = [mx.array(array) for array in noise]
+    arrays = [array if isinstance(array, mx.array) else mx.array(array) for array in noise]
+    evaluate("noise arrays", *arrays)
     latent_shapes = [tuple(shape)] if spec.has_latent_noise else []
     _check([array.shape for array in arrays], [*latent_shapes, *shapes.values()])
     latents = arrays.pop(0).astype(mx.float32) if spec.has_latent_noise else None

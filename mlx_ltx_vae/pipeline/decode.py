@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..errors import DecodeError, LatentsError, PlanError
-from ..mlx_utils import count_nonfinite, to_bool
+from ..mlx_utils import count_nonfinite, evaluate, to_bool
 from ..models.base import Decoder
 from ..models.noise import Noise, draw, make_timesteps
 from ..planning.plan import DecodePlan, Order
@@ -42,6 +42,7 @@ def start_decode(
         )
     if bit_depth not in (None, 8, 10):
         raise LatentsError(f"the bit depth must be 8 or 10, not {bit_depth!r}.")
+    evaluate("latents", latents)
     bad = count_nonfinite(latents)
     if bad:
         raise LatentsError(f"{bad} of {latents.size} latent values are NaN or infinite.")
@@ -50,6 +51,8 @@ def start_decode(
     timesteps = make_timesteps(decoder.spec, timestep, plan.latent_shape.batch)
     may_be_flat = to_bool((latents == latents[:, :, :1, :1, :1]).all())
     check = OutputCheck(decoder.spec.layers[-1].up[1], may_be_flat=may_be_flat)
+    # Another thread may run the decode, and could not evaluate what is lazy here.
+    mx.eval(prepared, timesteps, draws.maps)
     context = StreamContext(timesteps=timesteps, noise_maps=draws.maps)
     run = Run(decoder, plan, LatentSource(prepared), context, check.update)
     return DecodeRun(run, check, bit_depth).chunks()

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import LatentsError
-from ..mlx_utils import to_float
+from ..mlx_utils import evaluate, to_float
 from ..shapes import Grid, ScaleFactors, format_size
 from ..streaming.axis import Axis
 from .sources import Box
@@ -29,9 +29,11 @@ def to_channels_last(frames: Frames) -> Frames:
         frames: full-range levels (n, H, W, 3) in uint8 or uint16, or floats (B, 3, n, H, W) in [-1, 1].
 
     Raises:
-        LatentsError: if the shape or the dtype is another one.
+        LatentsError: if the shape or the dtype is another one, or if they are lazy arrays of another thread.
     """
     shape = tuple(frames.shape)
+    if isinstance(frames, mx.array):
+        evaluate("frames", frames)
     if _levels_peak(frames):
         if frames.ndim == 4 and shape[-1] == 3:
             return frames[None]

@@ -1,0 +1,165 @@
+"""A VAE that is loaded in one thread and used in others. MLX's streams, and so its lazy arrays, belong to threads."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from threading import Barrier
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_ltx_vae import LatentsError, VideoVAE
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
+
+LATENTS = np.random.default_rng(1).normal(size=(1, 8, 4, 2, 5)).astype(np.float32)
+PLANS = {
+    "time": {"mode": "exact", "order": "time"},
+    "rows": {"mode": "exact", "order": "rows"},
+    "single": {"mode": "single"},
+    "tiles_in_space": {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(64, 32))},
+    "tiles_in_time": {"mode": "tiled", "tiling": TilingConfig.aggressive()},
+}
+
+
+def elsewhere(function, *arguments):
+    """The result of a call in another thread, which clears its streams before it ends."""
+
+    def call():
+        try:
+            return function(*arguments)
+        finally:
+            mx.clear_streams()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def frames_of(stream):
+    return np.concatenate([chunk.to_uint8() for chunk in stream])
+
+
+@pytest.fixture(params=["ltx2_3", "ltxv_0_9_1"])  # the second with a timestep and noise
+def path(golden, request):
+    return golden(request.param).checkpoint
+
+
+@pytest.mark.parametrize("options", PLANS.values(), ids=list(PLANS))
+@pytest.mark.parametrize("bit_depth", [None, 8])
+def test_each_step_of_a_decode_in_another_thread(path, options, bit_depth):
+    vae = VideoVAE.from_pretrained(path, encoder=False)
+    plan = vae.plan(LATENTS.shape, **options)
+    expected = frames_of(vae.stream(LATENTS, plan))
+
+    loaded = elsewhere(VideoVAE.from_pretrained, path)
+    np.testing.assert_array_equal(frames_of(loaded.stream(LATENTS, plan)), expected)
+    started = elsewhere(lambda: loaded.stream(LATENTS, loaded.plan(LATENTS.shape, **options), bit_depth=bit_depth))
+    np.testing.assert_array_equal(elsewhere(frames_of, started), expected)
+    np.testing.assert_array_equal(frames_of(vae.stream(LATENTS, plan)), expected)
+
+
+def test_a_stream_goes_on_in_another_thread_and_is_closed_in_a_third(path):
+    vae = VideoVAE.from_pretrained(path, encoder=False)
+    plan = vae.plan(LATENTS.shape, mode="exact", order="time")
+    expected = frames_of(vae.stream(LATENTS, plan))
+    stream = vae.stream(LATENTS, plan, bit_depth=8)
+    first = next(stream).to_uint8()
+    second = elsewhere(lambda: next(stream).to_uint8())
+    np.testing.assert_array_equal(np.concatenate([first, second]), expected[: len(first) + len(second)])
+    elsewhere(stream.close)
+    assert list(stream) == []
+
+
+def test_what_another_thread_decodes_and_encodes_can_be_used_here(path):
+    vae = VideoVAE.from_pretrained(path)
+    pixels = elsewhere(vae.decode, LATENTS)
+    np.testing.assert_array_equal(np.asarray(pixels), np.asarray(vae.decode(LATENTS)))
+    latents = elsewhere(vae.encode, pixels)
+    np.testing.assert_array_equal(np.asarray(latents), np.asarray(vae.encode(pixels)))
+    parts = elsewhere(lambda: list(vae.encode_stream([pixels])))
+    np.testing.assert_array_equal(np.concatenate([np.asarray(part) for part in parts], axis=2), np.asarray(latents))
+
+
+def test_two_decodes_at_once_in_two_threads(path):
+    vae = VideoVAE.from_pretrained(path, encoder=False)
+    clips = [LATENTS, LATENTS[..., ::-1].copy()]
+    expected = [frames_of(vae.stream(latents)) for latents in clips]
+    barrier = Barrier(2)
+
+    def decode(latents):
+        try:
+            stream = vae.stream(latents)
+            first = next(stream)
+            barrier.wait(60)
+            return frames_of(chain([first], stream))
+        finally:
+            mx.clear_streams()
+
+    with ThreadPoolExecutor(2) as pool:
+        for got, wanted in zip(pool.map(decode, clips), expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_lazy_arrays_of_another_thread_are_refused_and_evaluated_ones_are_not(path):
+    vae = VideoVAE.from_pretrained(path)
+    latents = mx.array(LATENTS)
+
+    def left_lazy(array):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(lambda: array + 0).result()
+
+    with pytest.raises(LatentsError, match="the latents are lazy arrays of another thread"):
+        vae.stream(left_lazy(latents))
+    with pytest.raises(LatentsError, match="the frames are lazy arrays of another thread"):
+        vae.encode(left_lazy(mx.zeros((1, 3, 9, 64, 64))))
+
+    def evaluated():
+        array = latents + 0
+        mx.eval(array)
+        return array
+
+    np.testing.assert_array_equal(frames_of(vae.stream(elsewhere(evaluated))), frames_of(vae.stream(latents)))
+
+
+def test_lazy_noise_of_another_thread_is_refused(golden):
+    vae = VideoVAE.from_pretrained(golden("ltxv_0_9_1").checkpoint, encoder=False)
+    with ThreadPoolExecutor(1) as pool:
+        noise = pool.submit(lambda: [mx.zeros(LATENTS.shape) + 1]).result()
+    with pytest.raises(LatentsError, match="the noise arrays are lazy arrays of another thread"):
+        vae.stream(LATENTS, noise=noise)
+
+
+DECODE_IN_A_THREAD = """
+import sys, threading
+import mlx.core as mx
+from mlx_ltx_vae import VideoVAE
+
+vae = VideoVAE.from_pretrained(sys.argv[1], encoder=False)
+
+def decode():
+    for chunk in vae.stream(mx.random.normal((1, 8, 3, 2, 3))):
+        chunk.to_uint8()
+    mx.clear_streams()
+
+thread = threading.Thread(target=decode)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_thread_that_clears_its_streams_lets_the_process_end(golden):
+    """Otherwise about half of the runs end with 134, as those of MLX alone do."""
+    command = [sys.executable, "-c", DECODE_IN_A_THREAD, str(golden("ltx2_3").checkpoint)]
+    assert [subprocess.run(command, check=False).returncode for _ in range(4)] == [0] * 4
+
+
+def test_commands_clear_the_streams_of_mlx_at_exit(golden):
+    code = (
+        "import sys, mlx.core as mx\nclear = mx.clear_streams\n"
+        "mx.clear_streams = lambda: (clear(), print('cleared'))\n"
+        "from mlx_ltx_vae.info import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, str(golden("ltx2_3").checkpoint)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("cleared\n")
