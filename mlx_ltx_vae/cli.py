@@ -47,7 +47,7 @@ def run_command(command: Callable[[argparse.Namespace], None], arguments: argpar
     0: done. 1: failed, with one line on standard error. 130: interrupted. (argparse exits with 2 for wrong usage.)
     Each warning is one line on standard error.
     """
-    # Newer versions of MLX abort at exit (134) unless their streams are cleared before Python shuts down.
+    # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
     atexit.unregister(mx.clear_streams)
     atexit.register(mx.clear_streams)
     try:

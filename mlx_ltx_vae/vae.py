@@ -55,6 +55,7 @@ class VideoVAE:
         self.decoder = decoder
         self.mean = mean.astype(mx.float32)
         self.std = std.astype(mx.float32)
+        mx.eval(self.mean, self.std)  # lazy, they could be used in this thread only
         self._encoder_is_promoted = encoder_is_promoted
 
     @classmethod

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from mlx_ltx_vae.checkpoint import Checkpoint
 
@@ -92,3 +92,13 @@ def write_shards(folder: Path, tensors: Weights, file_metadata: dict[str, str]) 
         save_file({name: tensors[name] for name in chosen}, folder / shard, file_metadata)
         weight_map |= dict.fromkeys(chosen, shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def rewritten(golden: Callable, tmp_path: Path, change: Callable, name: str = "ltx2_3") -> Path:
+    """The case's checkpoint, changed by `change(tensors, config)`."""
+    case = golden(name)
+    tensors, config = load_file(case.checkpoint), dict(case.manifest["vae_config"])
+    change(tensors, config)
+    path = tmp_path / "changed.safetensors"
+    save_file(tensors, path, metadata={"config": json.dumps({"vae": config})})
+    return path

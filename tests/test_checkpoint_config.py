@@ -1,6 +1,5 @@
 """The configuration of a checkpoint: every key has a type and a range, and what gives a wrong picture is refused."""
 
-import json
 import sys
 
 import mlx.core as mx
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from checkpoint_files import rewritten
 from mlx_ltx_vae import CheckpointError, VideoVAE
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.models.specs import PaddingMode
@@ -17,16 +17,6 @@ from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 
 def config_of(golden, name="ltx2_3", **changes):
     return {**golden(name).manifest["vae_config"], **changes}
-
-
-def rewritten(golden, tmp_path, change, name="ltx2_3"):
-    """The case's checkpoint, changed by `change(tensors, config)`."""
-    case = golden(name)
-    tensors, config = load_file(case.checkpoint), dict(case.manifest["vae_config"])
-    change(tensors, config)
-    path = tmp_path / "changed.safetensors"
-    save_file(tensors, path, metadata={"config": json.dumps({"vae": config})})
-    return path
 
 
 def test_the_generation_decides_the_padding_that_a_configuration_does_not_name(golden, tmp_path):

@@ -81,6 +81,12 @@ def test_what_another_thread_decodes_and_encodes_can_be_used_here(path):
     np.testing.assert_array_equal(np.concatenate([np.asarray(part) for part in parts], axis=2), np.asarray(latents))
 
 
+def test_statistics_that_an_app_gives_in_bfloat16_can_be_used_in_other_threads(path):
+    loaded = VideoVAE.from_pretrained(path, encoder=False)
+    vae = VideoVAE(loaded.config, None, loaded.decoder, loaded.mean.astype(mx.bfloat16), loaded.std.astype(mx.bfloat16))
+    assert np.isfinite(elsewhere(lambda: np.asarray(vae.decode(LATENTS)))).all()
+
+
 def test_two_decodes_at_once_in_two_threads(path):
     vae = VideoVAE.from_pretrained(path, encoder=False)
     clips = [LATENTS, LATENTS[..., ::-1].copy()]

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import mlx.core as mx
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 import synthetic_checkpoint
+from checkpoint_files import rewritten
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.models.noise import draw
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
@@ -28,16 +28,6 @@ def noisy_vae(golden):
 
 def latents_of(frames=2, height=2, width=3, channels=8, batch=1):
     return mx.random.normal((batch, channels, frames, height, width), key=mx.random.key(0))
-
-
-def rewritten(golden, tmp_path, change, name="ltx2_3"):
-    """The case's checkpoint, changed by `change(tensors, config)`."""
-    case = golden(name)
-    tensors, config = load_file(case.checkpoint), dict(case.manifest["vae_config"])
-    change(tensors, config)
-    path = tmp_path / "changed.safetensors"
-    save_file(tensors, path, metadata={"config": json.dumps({"vae": config})})
-    return path
 
 
 def test_dtype_none_keeps_the_checkpoints_and_others_are_cast(golden):
