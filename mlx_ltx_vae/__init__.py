@@ -10,9 +10,19 @@ except ImportError as error:
         "needs Apple Silicon and a native (arm64) Python."
     ) from error
 
-from .errors import CheckpointError, DecodeError, LatentsError, LTXVAEError, PlanError, ReaderError, WriterError
+from .errors import (
+    CheckpointError,
+    DecodeCancelled,
+    DecodeError,
+    LatentsError,
+    LTXVAEError,
+    PlanError,
+    ReaderError,
+    WriterError,
+)
 from .latents import LatentsInfo, load_latents, save_latents
 from .models.video_vae.config import VAEConfig
+from .pipeline.decode_stream import DecodeStream
 from .pipeline.postprocess import FrameChunk
 from .planning.plan import DecodePlan, EncodePlan
 from .shapes import ScaleFactors
@@ -23,8 +33,10 @@ __version__ = version("mlx_ltx_vae")
 
 __all__ = [
     "CheckpointError",
+    "DecodeCancelled",
     "DecodeError",
     "DecodePlan",
+    "DecodeStream",
     "EncodePlan",
     "Fit",
     "FrameChunk",

@@ -28,6 +28,10 @@ class DecodeError(LTXVAEError):
     """The network's output is not finite, is the same patch everywhere, or has the wrong number of frames."""
 
 
+class DecodeCancelled(LTXVAEError):
+    """The decode was cancelled by `cancel` of its stream."""
+
+
 class WriterError(LTXVAEError):
     """Frames could not be written."""
 

@@ -1,8 +1,8 @@
 """`VideoVAE`, the main class of the public API."""
 
 import os
-import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -10,26 +10,26 @@ import numpy as np
 from .checkpoint import Checkpoint, load_network, open_checkpoint
 from .device import this_machine
 from .dtypes import DTYPES
-from .errors import CheckpointError, PlanError, TilingError
+from .errors import CheckpointError
 from .models.base import Decoder, Encoder, Network
-from .models.noise import Noise
+from .models.noise import DEFAULT_CONVENTION, Noise
 from .models.video_vae.config import VAEConfig
 from .models.video_vae.decoder import ConvDecoder
 from .models.video_vae.encoder import ConvEncoder
-from .pipeline.decode import start_decode
-from .pipeline.encode import EncodeRun
-from .pipeline.postprocess import FrameChunk
-from .pipeline.preprocess import ClipSource, Frames, FrameStreamSource, Preprocess, to_channels_last
+from .pipeline.decode import DecodeOptions, DecodePipeline, LatentInput
+from .pipeline.decode_stream import DecodeStream
+from .pipeline.encode import EncodeOptions, EncodePipeline
+from .pipeline.preprocess import Frames
 from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_decode, plan_encode
-from .tiling.batches import check_batch_size
 from .tiling.config import TilingConfig
 
 
 class VideoVAE:
     """An LTX video VAE: decodes latents to pixels and encodes pixels to latents, exactly and in constant memory.
 
-    `encoder` or `decoder` is None if it was not loaded. `mean` and `std` (C,) float32 are the latent statistics.
+    `encoder` or `decoder` is None if it was not loaded. They are `mlx.nn.Module`s with the checkpoint's names, and can
+    be called on whole clips. `mean` and `std` (C,) float32 are the latent statistics.
 
     ```python
     vae = VideoVAE.from_pretrained("ltx-2.5-video-vae-conv-bf16.safetensors")
@@ -56,6 +56,9 @@ class VideoVAE:
         self.mean = mean.astype(mx.float32)
         self.std = std.astype(mx.float32)
         mx.eval(self.mean, self.std)  # lazy, they could be used in this thread only
+        for network in (encoder, decoder):
+            if network is not None:
+                network.statistics = (self.mean, self.std)
         self._encoder_is_promoted = encoder_is_promoted
 
     @classmethod
@@ -173,58 +176,60 @@ class VideoVAE:
 
     def stream(
         self,
-        latents: mx.array | np.ndarray,
+        latents: LatentInput,
         plan: DecodePlan | None = None,
         *,
         timestep: float | None = None,
         seed: int = 0,
         noise: Noise = None,
         noise_scale: float | None = None,
+        like: str = DEFAULT_CONVENTION,
+        unnormalized: bool = False,
         bit_depth: int | None = None,
-    ) -> Generator[FrameChunk, None, None]:
+    ) -> DecodeStream:
         """Yield frames as they are decoded, each once and in order.
 
-        Closing the iterator frees its memory. Several streams of one VAE may run interleaved, or at once in several
-        threads, and a stream that is made in one thread may run in another. Such a thread calls `mx.clear_streams()`
-        before it ends.
+        Closing or cancelling the stream frees its memory. Several streams of one VAE may run interleaved, or at once in
+        several threads, and a stream that is made in one thread may run in another. Such a thread calls
+        `mx.clear_streams()` before it ends.
 
         Args:
-            latents: (B, C, F', H', W'), normalized.
-            plan: from `plan`; None for the default.
+            latents: (B, C, F', H', W'), normalized; or an iterator of such arrays along time, with any F' each, which
+                are decoded as they arrive.
+            plan: from `plan`; None for the default. With an iterator, its number of frames may differ, since memory
+                does not depend on it.
             timestep: the decode timestep, 0 to 1 (default 0.05), for VAEs that take one.
             seed: seed of the noise that such VAEs add.
             noise: the noise itself, in the order in which the network draws it, or "zeros".
             noise_scale: the fraction of the latents that is replaced by noise (default 0.025).
+            like: whose convention such VAEs follow: "ltx-video", or "diffusers", where the timestep is 0 by default,
+                the noise scale is the timestep by default, and the noise replaces a fraction of the denormalized
+                latents.
+            unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
             bit_depth: 8 or 10 to get integer levels instead of floats. The frames that orders rows and columns buffer
                 on disk are then smaller.
 
         Raises:
-            LatentsError: immediately, if the network cannot take the latents or the noise.
-            PlanError: immediately, if the plan was made for another shape.
+            LatentsError: immediately, if the network cannot take the latents or the noise; with an iterator, while
+                decoding.
+            PlanError: immediately, if the plan was made for another shape, or does not decode an iterator by time.
             DecodeError: while decoding, if the pixels are not finite, or are the same patch everywhere.
+            DecodeCancelled: while decoding, if the stream's `cancel` was called.
         """
-        latents = latents if isinstance(latents, mx.array) else mx.array(latents)  # mx.array(mx.array) copies
-        return start_decode(
-            self._decoder,
-            self.plan(latents.shape) if plan is None else plan,
-            latents,
-            self.mean,
-            self.std,
-            timestep=timestep,
-            seed=seed,
-            noise=noise,
-            noise_scale=noise_scale,
-            bit_depth=bit_depth,
-        )
+        options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized, bit_depth)
+        return DecodePipeline(self._decoder, self.mean, self.std, self.plan).stream(latents, plan, options)
 
     def decode(
         self,
-        latents: mx.array | np.ndarray,
+        latents: LatentInput,
         plan: DecodePlan | None = None,
         *,
         timestep: float | None = None,
         seed: int = 0,
         noise: Noise = None,
+        noise_scale: float | None = None,
+        like: str = DEFAULT_CONVENTION,
+        unnormalized: bool = False,
         on_frames_ready: Callable[[mx.array, int], None] | None = None,
     ) -> mx.array | None:
         """Decode a whole clip. Arguments and errors are those of `stream`, except:
@@ -236,7 +241,8 @@ class VideoVAE:
         Returns:
             Pixels (B, 3, F, H, W), approximately in [-1, 1]; None if `on_frames_ready` is given.
         """
-        chunks = self.stream(latents, plan, timestep=timestep, seed=seed, noise=noise)
+        options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized)
+        chunks = DecodePipeline(self._decoder, self.mean, self.std, self.plan).stream(latents, plan, options)
         if on_frames_ready is None:
             pixels = mx.concatenate([chunk.frames for chunk in chunks], axis=1).transpose(0, 4, 1, 2, 3)
             mx.eval(pixels)  # so that another thread can use them
@@ -245,6 +251,20 @@ class VideoVAE:
             chunk.check()
             on_frames_ready(chunk.pixels, chunk.start)
         return None
+
+    def decode_uint8(
+        self,
+        latents: LatentInput,
+        plan: DecodePlan | None = None,
+        **options: Any,
+    ) -> np.ndarray:
+        """Decode a whole clip to uint8 frames. Arguments and errors are those of `stream`, without `bit_depth`.
+
+        Returns:
+            (F, H, W, 3) for a single video, (B, F, H, W, 3) for a batch of several.
+        """
+        frames = [chunk.to_uint8() for chunk in self.stream(latents, plan, bit_depth=8, **options)]
+        return np.concatenate(frames, axis=-4)
 
     def encode(
         self,
@@ -276,12 +296,15 @@ class VideoVAE:
             PlanError: if the plan was made for other frames.
             TilingError: if the tiles or the tile batch size are invalid.
         """
-        if not isinstance(pixels, (mx.array, np.ndarray)):
-            parts = self.encode_stream(pixels, plan, tiling=tiling, tile_batch_size=tile_batch_size, pad=pad)
-            return _join(parts)
-        preprocess = self._preprocess(plan, tiling, tile_batch_size, pad)
-        source = ClipSource(to_channels_last(pixels), preprocess)
-        return _join(self._encode(source, plan, tiling, tile_batch_size))
+        options = EncodeOptions(tiling, tile_batch_size, pad)
+        pipeline = self._encode_pipeline
+        if isinstance(pixels, (mx.array, np.ndarray)):
+            parts = pipeline.clip(pixels, plan, options)
+        else:
+            parts = pipeline.stream(pixels, plan, options)
+        latents = mx.concatenate(list(parts), axis=2)
+        mx.eval(latents)  # so that another thread can use them
+        return latents
 
     def encode_stream(
         self,
@@ -306,52 +329,11 @@ class VideoVAE:
             LatentsError: while encoding, at the first frames that the network cannot take.
             TilingError: immediately, if the tiles or the tile batch size are invalid.
         """
-        preprocess = self._preprocess(plan, tiling, tile_batch_size, pad)
-        tiles = tiling or (plan.tiling if plan is not None else None)
-        if tiles is not None and tiles.temporal_config is not None:
-            raise TilingError(
-                "tiles in time take the whole clip as one array; leave out temporal_config, since a stream is exact in "
-                "time and shorter tiles save no memory."
-            )
+        return self._encode_pipeline.stream(frames, plan, EncodeOptions(tiling, tile_batch_size, pad))
 
-        def run() -> Iterator[mx.array]:
-            source = FrameStreamSource(map(to_channels_last, frames), preprocess)
-            yield from self._encode(source, plan, tiling, tile_batch_size)
-
-        return run()
-
-    def _preprocess(
-        self, plan: EncodePlan | None, tiling: TilingConfig | None, tile_batch_size: int, pad: bool
-    ) -> Preprocess:
-        """Check the options and return the preprocessing of the encoder's input."""
-        check_batch_size(tile_batch_size)
-        if plan is not None and (tiling is not None or tile_batch_size != 1):
-            raise PlanError("the plan says how to tile; leave out tiling and tile_batch_size.")
-        preprocess = Preprocess(self._encoder.spec.scale, self._encoder.dtype, pad)
-        if self._encoder_is_promoted:
-            warnings.warn(
-                "float16 may overflow in the encoders of LTX, so this one computes in float32; bfloat16 takes half "
-                "the memory.",
-                stacklevel=3,
-            )
-        return preprocess
-
-    def _encode(
-        self,
-        source: ClipSource | FrameStreamSource,
-        plan: EncodePlan | None,
-        tiling: TilingConfig | None,
-        tile_batch_size: int,
-    ) -> Iterator[mx.array]:
-        shape = (source.batch, 3, *source.grid)
-        if plan is None:
-            mode = "tiled" if tiling else "auto"
-            plan = self.plan_encode(shape, mode=mode, tiling=tiling, tile_batch_size=tile_batch_size)
-        first = 2 if isinstance(source, ClipSource) else 3  # a stream may have any number of frames
-        planned = (plan.latent_shape.batch, 3, *plan.video_grid)
-        if (planned[0], planned[first:]) != (shape[0], shape[first:]):
-            raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {planned}; these are {shape}.")
-        return EncodeRun(self._encoder, plan, source, self.mean, self.std).latents()
+    @property
+    def _encode_pipeline(self) -> EncodePipeline:
+        return EncodePipeline(self._encoder, self.mean, self.std, self._encoder_is_promoted, self.plan_encode)
 
     @property
     def _decoder(self) -> Decoder:
@@ -364,13 +346,6 @@ class VideoVAE:
         if self.encoder is None:
             raise CheckpointError("this VideoVAE was loaded without an encoder; load it with encoder=True.")
         return self.encoder
-
-
-def _join(parts: Iterable[mx.array]) -> mx.array:
-    """Latents (B, C, n, H', W') in order along time as one array, evaluated, so that another thread can use them."""
-    latents = mx.concatenate(list(parts), axis=2)
-    mx.eval(latents)
-    return latents
 
 
 def _loaded_bytes(network: Network) -> int:

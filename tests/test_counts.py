@@ -69,8 +69,8 @@ def test_counts_per_chunk_do_not_depend_on_the_clips_length(golden, name, option
     for chunks in clips:
         # The frames and their flag.
         assert {(chunk.readbacks, chunk.arrays) for chunk in chunks[1:-1]} == {(2, 0)}
-        # Besides these two: whether latents are finite, and whether flat; at the end what the watch has seen in all.
-        assert chunks[0].readbacks == 4
+        # Besides these two: whether latents are finite; at the end what the watch has seen in all.
+        assert chunks[0].readbacks == 3
         assert chunks[-1] == Counts(readbacks=1)
 
 

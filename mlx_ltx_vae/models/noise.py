@@ -4,7 +4,9 @@ Every draw has its own random key, made from the seed and an index: that of the 
 noise map. The noise therefore depends neither on how a clip is cut nor on its length.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import mlx.core as mx
@@ -18,9 +20,30 @@ from .specs import NetworkSpec
 #: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
 Noise = Sequence[mx.array | np.ndarray] | Literal["zeros"] | None
 
-# The defaults of the pipelines of 0.9.1 to 0.9.8.
-_DEFAULT_TIMESTEP = 0.05
-_DEFAULT_SCALE = 0.025
+#: Slices of the time, height and width of latents.
+LatentBox = tuple[slice, slice, slice]
+
+
+class Convention(NamedTuple):
+    """How a pipeline decodes with the VAEs of 0.9.1 to 0.9.8, which take a timestep and noise.
+
+    Attributes:
+        timestep: the default decode timestep.
+        noise_scale: the default noise scale; None for the timestep.
+        is_late: whether noise is mixed into denormalized latents instead of normalized ones.
+    """
+
+    timestep: float
+    noise_scale: float | None
+    is_late: bool
+
+
+#: The conventions by name: that of Lightricks' own pipelines, which is the default, and that of diffusers.
+CONVENTIONS = {
+    "ltx-video": Convention(timestep=0.05, noise_scale=0.025, is_late=False),
+    "diffusers": Convention(timestep=0.0, noise_scale=None, is_late=True),
+}
+DEFAULT_CONVENTION = "ltx-video"
 
 _MASK = 2**32 - 1
 _GOLDEN_RATIO = 0x9E3779B9
@@ -28,68 +51,127 @@ _MAPS = 2**31  # indices below belong to latent frames, indices from here on to 
 _ITEM = 2**20  # maximum number of latent frames per batch item
 
 
-class Draws(NamedTuple):
-    """All the noise of one decode.
+class LatentNoise(NamedTuple):
+    """Noise that replaces a fraction of some latents: `(1 - scale) * latents + scale * values`.
 
     Attributes:
-        latents: (B, C, F', H', W') float32 to mix into the normalized latents; None for zeros.
-        scale: the fraction of the latents that is replaced by noise.
-        maps: the noise maps by the name of the layer that adds them.
+        values: (B, C, T, H, W) float32; None for zeros.
+        scale: the fraction, 0 to 1.
+        is_late: whether it is mixed into the denormalized latents instead of the normalized ones.
     """
 
-    latents: mx.array | None
+    values: mx.array | None
     scale: float
+    is_late: bool = False
+
+    def mix(self, latents: mx.array) -> mx.array:
+        """The latents (B, C, T, H, W) with the noise mixed in."""
+        latents = (1 - self.scale) * latents
+        return latents if self.values is None else latents + self.scale * self.values
+
+
+@dataclass(frozen=True)
+class Draws:
+    """All the noise and the timestep of one decode.
+
+    Attributes:
+        timestep: the decode timestep, 0 to 1; None if the network takes none.
+        scale: the fraction of the latents that is replaced by noise; None if the network takes no such noise.
+        is_late: see `LatentNoise`.
+        maps: the noise maps by the name of the layer that adds them.
+        latents: draws the noise of a part of the latents; None for zeros.
+    """
+
+    timestep: float | None
+    scale: float | None
+    is_late: bool
     maps: Mapping[str, mx.array]
+    latents: Callable[[LatentBox], mx.array] | None = None
+
+    def timesteps(self, batch: int) -> mx.array | None:
+        """The timesteps (B,) float32 of a batch; None if the network takes none."""
+        return None if self.timestep is None else mx.full((batch,), self.timestep, dtype=mx.float32)
+
+    def crop(self, box: LatentBox) -> LatentNoise | None:
+        """The noise of a part of the latents; None if the network takes none."""
+        if self.scale is None:
+            return None
+        return LatentNoise(None if self.latents is None else self.latents(box), self.scale, self.is_late)
 
 
 def draw(
-    noise: Noise, seed: int, shape: LatentShape, spec: NetworkSpec, dtype: mx.Dtype, *, scale: float | None = None
+    spec: NetworkSpec,
+    shape: LatentShape,
+    dtype: mx.Dtype,
+    *,
+    noise: Noise = None,
+    seed: int = 0,
+    timestep: float | None = None,
+    noise_scale: float | None = None,
+    like: str = DEFAULT_CONVENTION,
 ) -> Draws:
     """Draw the noise of one decode, or check the noise that the caller passed.
 
     Args:
+        shape: shape of the latents. Noise from a seed does not depend on the number of frames.
+        dtype: dtype of the maps.
         noise: None to draw from `seed`, "zeros", or the arrays themselves: the latent noise (B, C, F', H', W') if the
             network takes it, then the maps in order.
         seed: any integer.
-        shape: shape of the latents.
-        dtype: dtype of the maps.
-        scale: the fraction of the latents that is replaced by noise, 0 to 1; None for 0.025.
+        timestep: 0 to 1; None for the convention's.
+        noise_scale: the fraction of the latents that is replaced by noise, 0 to 1; None for the convention's.
+        like: the name of a convention.
 
     Raises:
-        LatentsError: if the number of arrays or a shape does not match the network, or if the scale is out of range.
+        LatentsError: if the number of arrays or a shape does not match the network, a number is out of range, or the
+            network takes no timestep or noise and one is given.
     """
-    scale = _DEFAULT_SCALE if scale is None else _check_share(scale, "noise scale")
-    shapes = spec.noise_shapes(shape.grid)
+    if like not in CONVENTIONS:
+        raise LatentsError(f"{like!r} is not a known convention; expected {' or '.join(CONVENTIONS)}.")
+    convention = CONVENTIONS[like]
+    timestep = _choose_timestep(spec, timestep, convention)
+    scale = _choose_scale(spec, noise_scale, timestep, convention)
+    maps = spec.noise_shapes(shape.grid)
+    latents: Callable[[LatentBox], mx.array] | None = None
     if noise is None:
-        maps = {
-            name: mx.random.normal(size, dtype=mx.float32, key=_key(seed, _MAPS + index)).astype(dtype)
-            for index, (name, size) in enumerate(shapes.items())
-        }
-        return Draws(_latent_noise(seed, shape) if spec.has_latent_noise else None, scale, maps)
-    if isinstance(noise, str):
+        keys = _keys(seed, _MAPS, _MAPS + len(maps))
+        arrays = [mx.random.normal(size, key=keys[index]) for index, size in enumerate(maps.values())]
+        latents = partial(_draw_latents, seed, shape)
+    elif isinstance(noise, str):
         if noise != "zeros":
             raise LatentsError(f'noise is "zeros", a sequence of arrays or None, not {noise!r}.')
-        return Draws(None, scale, {name: mx.zeros(size, dtype) for name, size in shapes.items()})
-    arrays = [array if isinstance(array, mx.array) else mx.array(array) for array in noise]
-    evaluate("noise arrays", *arrays)
-    latent_shapes = [tuple(shape)] if spec.has_latent_noise else []
-    _check([array.shape for array in arrays], [*latent_shapes, *shapes.values()])
-    latents = arrays.pop(0).astype(mx.float32) if spec.has_latent_noise else None
-    return Draws(latents, scale, {name: array.astype(dtype) for name, array in zip(shapes, arrays, strict=True)})
+        arrays = [mx.zeros(size) for size in maps.values()]
+    else:
+        arrays = [array if isinstance(array, mx.array) else mx.array(array) for array in noise]
+        evaluate("noise arrays", *arrays)
+        own = [tuple(shape)] if spec.has_latent_noise else []
+        _check([array.shape for array in arrays], [*own, *maps.values()])
+        if own:
+            latents = partial(_crop, arrays.pop(0).astype(mx.float32))
+    by_name = {name: array.astype(dtype) for name, array in zip(maps, arrays, strict=True)}
+    return Draws(timestep, scale, convention.is_late, by_name, latents)
 
 
-def make_timesteps(spec: NetworkSpec, timestep: float | None, batch: int) -> mx.array | None:
-    """The timesteps (B,) float32 of a decode; None if the network takes none.
-
-    Raises:
-        LatentsError: if the timestep is out of range, or if the network does not take one.
-    """
+def _choose_timestep(spec: NetworkSpec, timestep: float | None, convention: Convention) -> float | None:
     if spec.has_timestep:
-        value = _DEFAULT_TIMESTEP if timestep is None else _check_share(timestep, "decode timestep")
-        return mx.full((batch,), value, dtype=mx.float32)
+        return convention.timestep if timestep is None else _check_share(timestep, "decode timestep")
     if timestep is not None:
         raise LatentsError("this VAE takes no timestep; those of 0.9.1 to 0.9.8 do.")
     return None
+
+
+def _choose_scale(
+    spec: NetworkSpec, scale: float | None, timestep: float | None, convention: Convention
+) -> float | None:
+    if scale is not None:
+        scale = _check_share(scale, "noise scale")
+    if not spec.has_latent_noise:
+        if scale:
+            raise LatentsError("this VAE takes no noise in its latents; those of 0.9.1 to 0.9.8 do.")
+        return None
+    if scale is None:
+        scale = convention.noise_scale
+    return timestep if scale is None else scale
 
 
 def _check_share(value: float, what: str) -> float:
@@ -108,16 +190,25 @@ def _check(given: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]
         raise LatentsError(f"{len(given)} noise arrays were given, and the network draws {len(expected)}.")
 
 
-def _latent_noise(seed: int, shape: LatentShape) -> mx.array:
+def _draw_latents(seed: int, shape: LatentShape, box: LatentBox) -> mx.array:
+    """Latent noise (B, C, T, H, W) float32 of a part of the latents, which may be longer than `shape` says."""
+    time, rows, columns = box
     frame = (shape.channels, shape.height, shape.width)
     items = []
     for item in range(shape.batch):
-        keys = (_key(seed, item * _ITEM + index) for index in range(shape.frames))
-        items.append(mx.stack([mx.random.normal(frame, key=key) for key in keys], axis=1))
+        keys = _keys(seed, item * _ITEM + time.start, item * _ITEM + time.stop)
+        frames = [mx.random.normal(frame, key=keys[index]) for index in range(keys.shape[0])]
+        items.append(mx.stack(frames, axis=1)[:, :, rows, columns])
     return mx.stack(items)
 
 
-def _key(seed: int, index: int) -> mx.array:
-    """A random key, different for each pair of seed and index."""
+def _crop(noise: mx.array, box: LatentBox) -> mx.array:
+    time, rows, columns = box
+    return noise[:, :, time, rows, columns]
+
+
+def _keys(seed: int, start: int, stop: int) -> mx.array:
+    """Random keys (n, 2), different for each pair of a seed and an index from `start` to `stop`."""
     high, low = (seed >> 32) & _MASK, seed & _MASK
-    return mx.array([low ^ ((high * _GOLDEN_RATIO) & _MASK), index & _MASK], dtype=mx.uint32)
+    indices = mx.arange(start, stop, dtype=mx.uint32)
+    return mx.stack([mx.full(indices.shape, low ^ ((high * _GOLDEN_RATIO) & _MASK), dtype=mx.uint32), indices], axis=1)

@@ -1,61 +1,148 @@
 """Executes a decode plan: latents in, final frames out."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import DecodeError, LatentsError, PlanError
-from ..mlx_utils import count_nonfinite, evaluate, to_bool
 from ..models.base import Decoder
-from ..models.noise import Noise, draw, make_timesteps
+from ..models.noise import DEFAULT_CONVENTION, Noise, draw
 from ..planning.plan import DecodePlan, Order
+from ..shapes import LatentShape
 from ..streaming.context import StreamContext
+from .decode_stream import Cancellation, DecodeStream
 from .frame_buffer import FrameBuffer
+from .latent_sources import (
+    LatentPreprocess,
+    Latents,
+    LatentSource,
+    LatentStreamSource,
+    as_latents,
+    is_whole,
+    peek,
+)
 from .postprocess import FrameChunk, OutputCheck, to_levels, to_levels_in_parts
 from .run import Run
-from .sources import LatentSource
+
+LatentParts = Iterable[mx.array | np.ndarray]
+
+#: What callers pass: all latents, or arrays along time as they become available.
+LatentInput = Latents | LatentParts
+
+_LONG_CLIP = 64  # latent frames after which a stream by time takes no more memory
 
 
-def start_decode(
-    decoder: Decoder,
-    plan: DecodePlan,
-    latents: mx.array,
-    mean: mx.array,
-    std: mx.array,
-    *,
-    timestep: float | None = None,
-    seed: int = 0,
-    noise: Noise = None,
-    noise_scale: float | None = None,
-    bit_depth: int | None = None,
-) -> Generator[FrameChunk, None, None]:
-    """Check the arguments of `VideoVAE.stream` and return a generator of chunks, which decodes lazily.
+@dataclass(frozen=True)
+class DecodeOptions:
+    """The options of `VideoVAE.stream`, which documents them."""
 
-    Raises:
-        LatentsError: if the network cannot take the latents or the noise.
-        PlanError: if the plan was made for another shape.
+    timestep: float | None = None
+    seed: int = 0
+    noise: Noise = None
+    noise_scale: float | None = None
+    like: str = DEFAULT_CONVENTION
+    unnormalized: bool = False
+    bit_depth: int | None = None
+
+
+@dataclass(frozen=True)
+class DecodePipeline:
+    """Starts decodes with one decoder.
+
+    Attributes:
+        make_plan: the default plan for latents of a shape.
     """
-    if plan.latent_shape != latents.shape:
-        raise PlanError(
-            f"the plan was made for latents of shape {tuple(plan.latent_shape)}; these are {latents.shape}."
+
+    decoder: Decoder
+    mean: mx.array
+    std: mx.array
+    make_plan: Callable[[Sequence[int]], DecodePlan]
+
+    def stream(self, latents: Any, plan: DecodePlan | None, options: DecodeOptions) -> DecodeStream:
+        """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily.
+
+        Raises:
+            LatentsError: if the network cannot take the latents or the noise.
+            PlanError: if the plan was made for another shape, or cannot decode latents as they arrive.
+        """
+        if options.bit_depth not in (None, 8, 10):
+            raise LatentsError(f"the bit depth must be 8 or 10, not {options.bit_depth!r}.")
+        given = as_latents(latents)
+        cancellation = Cancellation()
+        if is_whole(given):
+            plan = plan or self.make_plan(given.shape)
+            chunks = self._decode_whole(given, plan, options, cancellation).chunks()
+        else:
+            if plan is not None:
+                _check_arriving(plan)
+            chunks = self._decode_arriving(cast(LatentParts, given), plan, options, cancellation)
+        return DecodeStream(chunks, cancellation)
+
+    def _decode_whole(
+        self, latents: Latents, plan: DecodePlan, options: DecodeOptions, cancellation: Cancellation
+    ) -> "DecodeRun":
+        if plan.latent_shape != tuple(latents.shape):
+            raise PlanError(
+                f"the plan was made for latents of shape {tuple(plan.latent_shape)}; these are {tuple(latents.shape)}."
+            )
+        return self._run(plan, options, cancellation, lambda preprocess: LatentSource(latents, preprocess))
+
+    def _decode_arriving(
+        self,
+        parts: LatentParts,
+        plan: DecodePlan | None,
+        options: DecodeOptions,
+        cancellation: Cancellation,
+    ) -> Generator[FrameChunk, None, None]:
+        shape, parts = peek(parts)
+        if plan is None:
+            plan = self.make_plan((*shape[:2], _LONG_CLIP, *shape[3:]))
+            _check_arriving(plan)
+        if options.noise is not None and options.noise != "zeros" and self.decoder.spec.has_latent_noise:
+            raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
+        known = plan.latent_shape
+        yield from self._run(
+            plan, options, cancellation, lambda preprocess: LatentStreamSource(parts, known, preprocess)
+        ).chunks()
+
+    def _run(
+        self,
+        plan: DecodePlan,
+        options: DecodeOptions,
+        cancellation: Cancellation,
+        make_source: Callable[[LatentPreprocess], LatentSource | LatentStreamSource],
+    ) -> "DecodeRun":
+        decoder, shape = self.decoder, plan.latent_shape
+        draws = draw(
+            decoder.spec,
+            LatentShape(*shape),
+            decoder.dtype,
+            noise=options.noise,
+            seed=options.seed,
+            timestep=options.timestep,
+            noise_scale=options.noise_scale,
+            like=options.like,
         )
-    if bit_depth not in (None, 8, 10):
-        raise LatentsError(f"the bit depth must be 8 or 10, not {bit_depth!r}.")
-    evaluate("latents", latents)
-    bad = count_nonfinite(latents)
-    if bad:
-        raise LatentsError(f"{bad} of {latents.size} latent values are NaN or infinite.")
-    draws = draw(noise, seed, plan.latent_shape, decoder.spec, decoder.dtype, scale=noise_scale)
-    prepared = decoder.prepare(latents, mean, std, draws)
-    timesteps = make_timesteps(decoder.spec, timestep, plan.latent_shape.batch)
-    may_be_flat = to_bool((latents == latents[:, :, :1, :1, :1]).all())
-    check = OutputCheck(decoder.spec.layers[-1].up[1], may_be_flat=may_be_flat)
-    # Another thread may run the decode, and could not evaluate what is lazy here.
-    mx.eval(prepared, timesteps, draws.maps)
-    context = StreamContext(timesteps=timesteps, noise_maps=draws.maps)
-    run = Run(decoder, plan, LatentSource(prepared), context, check.update)
-    return DecodeRun(run, check, bit_depth).chunks()
+        preprocess = LatentPreprocess(decoder, self.mean, self.std, draws, unnormalized=options.unnormalized)
+        source = make_source(preprocess)
+        timesteps = draws.timesteps(shape.batch)
+        mx.eval(timesteps, draws.maps)  # another thread may run the decode, and could not evaluate what is lazy here
+        check = OutputCheck(decoder.spec.layers[-1].up[1], may_be_flat=preprocess.is_constant)
+        context = StreamContext(timesteps=timesteps, noise_maps=draws.maps)
+        run = Run(decoder, plan, source, context, check.update, cancellation.check)
+        return DecodeRun(run, source, check, options.bit_depth)
+
+
+def _check_arriving(plan: DecodePlan) -> None:
+    """Check that a plan can decode latents as they arrive."""
+    if plan.order is not Order.TIME or (plan.layout is not None and len(plan.layout.time.latent) > 1):
+        raise PlanError(
+            f"an iterator of latents is decoded by time, and the plan needs all latents first ({plan.mode.value} by "
+            f"{plan.order.value}); use mode exact with order time, tiles in space only, or a larger budget."
+        )
 
 
 @dataclass(frozen=True)
@@ -64,11 +151,13 @@ class DecodeRun:
 
     Attributes:
         run: runs the network on the latents.
+        source: the latents. Its number of frames is final when the run is done.
         check: checks the pixels.
         bit_depth: 8 or 10 for integer levels; None for floats.
     """
 
     run: Run
+    source: LatentSource | LatentStreamSource
     check: OutputCheck
     bit_depth: int | None = None
 
@@ -88,8 +177,9 @@ class DecodeRun:
             del piece
             yield chunk.pop()
         check.close()
-        if start != plan.num_frames:
-            raise DecodeError(f"{start} frames came out of the network, and {plan.num_frames} should have.")
+        expected, _, _ = self.run.network.spec.out_grid(self.source.grid)
+        if start != expected:
+            raise DecodeError(f"{start} frames came out of the network, and {expected} should have.")
 
     @property
     def _dtype(self) -> mx.Dtype:

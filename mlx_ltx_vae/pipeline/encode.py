@@ -1,16 +1,93 @@
 """Executes an encode plan: frames in, normalized latents out."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..errors import LatentsError
+from ..errors import LatentsError, PlanError, TilingError
 from ..mlx_utils import to_bool
 from ..models.base import Encoder
 from ..planning.plan import EncodePlan
+from ..tiling.batches import check_batch_size
+from ..tiling.config import TilingConfig
+from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess, to_channels_last
 from .run import Run
 from .sources import Source
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """The options of `VideoVAE.encode`, which documents them."""
+
+    tiling: TilingConfig | None = None
+    tile_batch_size: int = 1
+    pad: bool = False
+
+
+@dataclass(frozen=True)
+class EncodePipeline:
+    """Starts encodes with one encoder.
+
+    Attributes:
+        is_promoted: whether the encoder is float16 as stored and computes in float32.
+        make_plan: called with a frame shape and the options of a plan.
+    """
+
+    encoder: Encoder
+    mean: mx.array
+    std: mx.array
+    is_promoted: bool
+    make_plan: Callable[..., EncodePlan]
+
+    def clip(self, pixels: Frames, plan: EncodePlan | None, options: EncodeOptions) -> Iterator[mx.array]:
+        """The latents of a whole clip; see `VideoVAE.encode`."""
+        preprocess = self._preprocess(plan, options)
+        source = ClipSource(to_channels_last(pixels), preprocess)
+        return self._run(source, plan, options, (source.batch, 3, *source.grid))
+
+    def stream(self, frames: Iterable[Frames], plan: EncodePlan | None, options: EncodeOptions) -> Iterator[mx.array]:
+        """The latents of frames as they arrive; see `VideoVAE.encode_stream`."""
+        preprocess = self._preprocess(plan, options)
+        tiles = options.tiling or (plan.tiling if plan is not None else None)
+        if tiles is not None and tiles.temporal_config is not None:
+            raise TilingError(
+                "tiles in time take the whole clip as one array; leave out temporal_config, since a stream is exact in "
+                "time and shorter tiles save no memory."
+            )
+
+        def run() -> Iterator[mx.array]:
+            source = FrameStreamSource(map(to_channels_last, frames), preprocess)
+            _, height, width = source.grid
+            num_frames = plan.num_frames if plan is not None else source.grid[0]  # a stream may have any number
+            yield from self._run(source, plan, options, (source.batch, 3, num_frames, height, width))
+
+        return run()
+
+    def _preprocess(self, plan: EncodePlan | None, options: EncodeOptions) -> Preprocess:
+        """Check the options and return the preprocessing of the encoder's input."""
+        check_batch_size(options.tile_batch_size)
+        if plan is not None and (options.tiling is not None or options.tile_batch_size != 1):
+            raise PlanError("the plan says how to tile; leave out tiling and tile_batch_size.")
+        if self.is_promoted:
+            warnings.warn(
+                "float16 may overflow in the encoders of LTX, so this one computes in float32; bfloat16 takes half "
+                "the memory.",
+                stacklevel=4,
+            )
+        return Preprocess(self.encoder.spec.scale, self.encoder.dtype, options.pad)
+
+    def _run(
+        self, source: Source, plan: EncodePlan | None, options: EncodeOptions, shape: Sequence[int]
+    ) -> Iterator[mx.array]:
+        if plan is None:
+            mode = "tiled" if options.tiling else "auto"
+            plan = self.make_plan(shape, mode=mode, tiling=options.tiling, tile_batch_size=options.tile_batch_size)
+        planned = (plan.latent_shape.batch, 3, *plan.video_grid)
+        if planned != tuple(shape):
+            raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {planned}; these are {tuple(shape)}.")
+        return EncodeRun(self.encoder, plan, source, self.mean, self.std).latents()
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Checks a decoder's output, and converts pixels in [-1, 1] to the integer levels that sinks write."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
-from ..errors import DecodeError, LatentsError
+from ..errors import DecodeError
 from ..mlx_utils import to_bool, to_list
 from ..planning.tiled_memory import FRAMES_PER_CONVERSION
 
@@ -59,16 +60,18 @@ class FrameChunk:
         return frames.transpose(0, 4, 1, 2, 3)
 
     def to_uint8(self) -> np.ndarray:
-        """The frames of a single video as (n, H, W, 3) uint8, converted on the device: round((x + 1) * 127.5).
+        """The frames as uint8, converted on the device: round((x + 1) * 127.5).
+
+        Returns:
+            (n, H, W, 3) for a single video, (B, n, H, W, 3) for a batch of several.
 
         Raises:
-            LatentsError: if the batch has more than one video.
             DecodeError: if the pixels are not finite.
         """
         return self._levels(8)
 
     def to_uint16(self) -> np.ndarray:
-        """Like `to_uint8`, but (n, H, W, 3) full-range uint16, for sinks with more than 8 bits."""
+        """Like `to_uint8`, but full-range uint16, for sinks with more than 8 bits."""
         return self._levels(10)
 
     def check(self) -> None:
@@ -86,16 +89,13 @@ class FrameChunk:
         return next((depth for depth, dtype in _DTYPES.items() if self.frames.dtype == dtype), None)
 
     def _levels(self, bit_depth: int) -> np.ndarray:
-        batch = self.frames.shape[0]
-        if batch != 1:
-            raise LatentsError(f"a batch of {batch} has more than one video; decode each latents[i:i+1] separately.")
         frames = self.frames
         own = self._bit_depth
         if own is None:
             frames = to_levels_in_parts(frames, bit_depth)
         elif own != bit_depth:
             frames = mx.round(frames.astype(mx.float32) * (_PEAKS[bit_depth] / _PEAKS[own])).astype(_DTYPES[bit_depth])
-        levels = np.asarray(frames[0])
+        levels = np.asarray(frames[0] if frames.shape[0] == 1 else frames)
         self.check()
         return levels
 
@@ -108,12 +108,13 @@ class OutputCheck:
 
     Args:
         patch_size: pixels per cell of the network's finest grid, along each side.
-        may_be_flat: whether the latents are constant.
+        may_be_flat: called at the end if all pieces are flat: whether the latents are constant.
     """
 
-    def __init__(self, patch_size: int, *, may_be_flat: bool) -> None:
+    def __init__(self, patch_size: int, *, may_be_flat: Callable[[], bool]) -> None:
         self._patch_size = patch_size
-        self._is_flat = mx.array(not may_be_flat)
+        self._may_be_flat = may_be_flat
+        self._is_flat = mx.array(True)
         #: A flag on the device: whether all pixels so far are finite.
         self.is_finite = mx.array(True)
 
@@ -135,7 +136,7 @@ class OutputCheck:
         is_finite, is_flat = to_list(mx.stack([self.is_finite, self._is_flat]))
         if not is_finite:
             raise DecodeError(_NOT_FINITE)
-        if is_flat:
+        if is_flat and not self._may_be_flat():
             raise DecodeError(
                 "the decoded pixels are one flat patch everywhere: a convolution on this device failed silently; "
                 "try another dtype, or mode exact with a chunk of 1."

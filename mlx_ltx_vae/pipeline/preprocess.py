@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, tee
+from itertools import chain
 
 import mlx.core as mx
 import numpy as np
@@ -12,7 +12,7 @@ from ..errors import LatentsError
 from ..mlx_utils import evaluate, to_float
 from ..shapes import Grid, ScaleFactors, format_size
 from ..streaming.axis import Axis
-from .sources import Box
+from .sources import Box, crop_pieces, crop_space
 
 Frames = mx.array | np.ndarray
 
@@ -179,7 +179,7 @@ class ClipSource:
         """Yield single frames of some boxes that have the same time interval."""
         time = boxes[0][0]
         for frame in range(time.start, min(time.end, self._clip.shape[1])):
-            yield _crop_space(self._clip[:, frame : frame + 1], boxes)
+            yield crop_space(self._clip[:, frame : frame + 1], boxes)
 
 
 class FrameStreamSource:
@@ -209,18 +209,7 @@ class FrameStreamSource:
 
     def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
         """See `Source`. All boxes span the whole clip in time."""
-        copies = tee(self.pieces(Axis.TIME, chunk), len(batches))
-        return [_crop_each(pieces, boxes) for pieces, boxes in zip(copies, batches, strict=True)]
-
-
-def _crop_each(pieces: Iterable[mx.array], boxes: Sequence[Box]) -> Iterator[mx.array]:
-    for piece in pieces:
-        yield _crop_space(piece, boxes)
-
-
-def _crop_space(frames: Frames, boxes: Sequence[Box]) -> mx.array:
-    """Crop (B, n, H, W, 3) to the rows and columns of some boxes, as a batch with all items of the first box first."""
-    return mx.concatenate([mx.array(frames[:, :, rows.as_slice, columns.as_slice]) for _, rows, columns in boxes])
+        return crop_pieces(self.pieces(Axis.TIME, chunk), batches)
 
 
 def _levels_peak(frames: Frames) -> int | None:

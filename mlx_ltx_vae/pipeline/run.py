@@ -26,6 +26,7 @@ class Run:
     Attributes:
         context: timesteps and noise maps of the whole picture.
         update: called with each piece of the network's output.
+        check: called before each step; an exception in it ends the run.
     """
 
     network: Network
@@ -33,6 +34,7 @@ class Run:
     source: Source
     context: StreamContext = field(default_factory=StreamContext)
     update: Callable[[mx.array], None] = lambda piece: None
+    check: Callable[[], None] = lambda: None
 
     def results(self) -> Generator[mx.array, None, None]:
         """Yield the network's output, (B, T, H, W, C) each, in order along the axis of the plan's order.
@@ -58,7 +60,7 @@ class Run:
         pieces = list(self.source.pieces(Axis.TIME, self.plan.chunk))
         box = [mx.concatenate(pieces, axis=Axis.TIME)]
         del pieces
-        box = [run_whole(self.network.stages(self.context), box.pop())]
+        box = [run_whole(self.network.stages(self.context), box.pop(), check=self.check)]
         self.update(box[0])
         yield box.pop()
 
@@ -66,7 +68,8 @@ class Run:
         """One stream, piece by piece."""
         stages = self.network.stages(replace(context, axis=self._axis))
         plan = self.plan
-        for piece in run(stages, pieces, axis=self._axis, steps=plan.steps, prefetch=plan.prefetch):
+        results = run(stages, pieces, axis=self._axis, steps=plan.steps, prefetch=plan.prefetch, check=self.check)
+        for piece in results:
             self.update(piece)
             # A suspended generator must not hold a reference to the array that it has yielded.
             box = [piece]

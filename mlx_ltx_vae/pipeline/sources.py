@@ -1,12 +1,13 @@
 """Provides a network's input in pieces along the axis of a stream: the whole input, or a batch of tiles."""
 
 from collections.abc import Iterator, Sequence
+from itertools import tee
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from ..streaming.axis import Axis
-from ..streaming.window import take
 from ..tiling.intervals import Interval
 
 #: Intervals of time, height and width.
@@ -30,30 +31,17 @@ class Source(Protocol):
         """
 
 
-class LatentSource:
-    """Latents as the input of a decoder.
-
-    Args:
-        latents: (B, T, H, W, C), prepared for the decoder's first stage.
-    """
-
-    def __init__(self, latents: mx.array) -> None:
-        self._latents = latents
-        self.batch: int = latents.shape[0]
-
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        """See `Source`. Pieces have `chunk` latent positions."""
-        length = self._latents.shape[axis]
-        for start in range(0, length, chunk):
-            yield take(self._latents, axis, start, min(start + chunk, length))
-
-    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        """See `Source`. Pieces have `chunk` latent frames."""
-        crops = (mx.concatenate([crop(self._latents, box) for box in boxes]) for boxes in batches)
-        return [LatentSource(latents).pieces(Axis.TIME, chunk) for latents in crops]
+def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[Box]) -> mx.array:
+    """Crop (B, n, H, W, C) to the rows and columns of some boxes, as a batch with all items of the first box first."""
+    return mx.concatenate([mx.array(frames[:, :, rows.as_slice, columns.as_slice]) for _, rows, columns in boxes])
 
 
-def crop(frames: mx.array, box: Box) -> mx.array:
-    """Crop (B, T, H, W, C) to a box."""
-    time, rows, columns = box
-    return frames[:, time.as_slice, rows.as_slice, columns.as_slice]
+def crop_pieces(pieces: Iterator[mx.array], batches: Sequence[Sequence[Box]]) -> list[Iterator[mx.array]]:
+    """`Source.tile_pieces` from the pieces of the whole input, for boxes that span it in time."""
+
+    def crop(copy: Iterator[mx.array], boxes: Sequence[Box]) -> Iterator[mx.array]:
+        for piece in copy:
+            yield crop_space(piece, boxes)
+
+    copies = tee(pieces, len(batches))
+    return [crop(copy, boxes) for copy, boxes in zip(copies, batches, strict=True)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import PlanError
 from ..machine import Backend, Machine
+from ..models.input_shapes import check_frame_shape, check_latent_shape
 from ..models.specs import NetworkSpec
 from ..shapes import LatentShape
 from ..streaming.axis import Axis
@@ -17,7 +18,7 @@ from ..tiling.layout import TileLayout
 from ..units import format_bytes, parse_bytes
 from .clip import Clip
 from .memory import Memory, StreamRun, largest_layer, make_steps, stream_memory, with_buffer_cache
-from .options import PlanOptions, check_frame_shape, check_latent_shape, parse_options, why_not
+from .options import PlanOptions, parse_options, why_not
 from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
 from .receptive_field import lookahead
 from .tiled_memory import tiled_memory

@@ -9,7 +9,7 @@ the array can be freed.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import mlx.core as mx
 
@@ -27,6 +27,7 @@ def run(
     axis: Axis = Axis.TIME,
     steps: Sequence[int] | None = None,
     prefetch: int = 0,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[mx.array]:
     """Stream `pieces` through `stages`.
 
@@ -37,24 +38,26 @@ def run(
         steps: for each stage, the maximum number of positions along `axis` per step; None for whole pieces.
         prefetch: steps submitted to the device ahead of the one that is waited for. Without prefetch, a GPU is idle
             between steps.
+        check: called before each step is evaluated; an exception in it ends the stream.
 
     Yields:
         The output in order along `axis`, evaluated or being evaluated, in pieces of any length. Concatenated, they
         equal the output of `run_whole`.
     """
     flow = _box(pieces)
-    schedule = _Schedule(prefetch)
+    schedule = _Schedule(prefetch, check)
     for index, stage in enumerate(stages):
         flow = _advance(stage, flow, axis, None if steps is None else steps[index], schedule)
     for box in flow:
         yield box.pop()
 
 
-def run_whole(stages: Sequence[Stage], clip: mx.array) -> mx.array:
-    """The output for a whole clip: each stage runs once, in a single step."""
+def run_whole(stages: Sequence[Stage], clip: mx.array, *, check: Callable[[], None] = lambda: None) -> mx.array:
+    """The output for a whole clip: each stage runs once, in a single step. See `run` for `check`."""
     box = [clip]
     del clip
     for stage in stages:
+        check()
         result = stage.step(box.pop(), True)
         if result is None:
             raise ValueError("the clip is too short for the network: a layer has no result.")
@@ -74,12 +77,14 @@ def _box(pieces: Iterable[mx.array]) -> Flow:
 class _Schedule:
     """Evaluates the steps of one stream, and waits for them."""
 
-    def __init__(self, prefetch: int) -> None:
+    def __init__(self, prefetch: int, check: Callable[[], None]) -> None:
         self._prefetch = prefetch
+        self._check = check
         self._under_way: deque[list[mx.array]] = deque()
 
     def compute(self, result: mx.array | None, stage: Stage) -> list[mx.array]:
         """Evaluate a step's result and the stage's caches; returns an empty list if there is no result yet."""
+        self._check()
         box = [] if result is None else [result]
         kept = stage.arrays
         if not self._prefetch:

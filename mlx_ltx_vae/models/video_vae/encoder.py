@@ -5,8 +5,12 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...errors import LatentsError
 from ...streaming.context import StreamContext
+from ...streaming.driver import run_whole
 from ...streaming.stage import Stage, pointwise
+from ..base import require_statistics
+from ..input_shapes import check_frame_shape
 from ..layers.conv import CausalConv3d
 from ..layers.resample import patchify
 from .blocks import make_block
@@ -18,6 +22,7 @@ class ConvEncoder(nn.Module):
     """Encodes pixels (B, 1 + t*(T-1), s*H, s*W, 3) in [-1, 1] to the means of unnormalized latents (B, T, H, W, C).
 
     It is causal and streams along time. `conv_out` has weights for mean and log-variance; only the means are computed.
+    The encoder of a `VideoVAE` can also be called, on frames in the axes of the API.
 
     Checkpoint keys: `conv_in`, `down_blocks.i`, `conv_out`.
     """
@@ -29,7 +34,29 @@ class ConvEncoder(nn.Module):
         self.down_blocks = [make_block(block) for block in parts.blocks]
         self.conv_out = CausalConv3d(parts.conv_out)
         self.spec = encoder_spec(config)
+        self.statistics: tuple[mx.array, mx.array] | None = None
         self._patch_size = parts.patch_size
+
+    def __call__(self, pixels: mx.array) -> mx.array:
+        """Encode a whole clip in one pass, whose memory grows with the clip; `VideoVAE.encode` gives the same result.
+
+        Args:
+            pixels: (B, 3, F, H, W) in [-1, 1], where F is 1 + t*k.
+
+        Returns:
+            Normalized latents (B, C, F', H', W') in `dtype`: the means, without sampling.
+
+        Raises:
+            LatentsError: if the encoder cannot take the frames.
+        """
+        if pixels.ndim != 5:
+            raise LatentsError(f"frames have the shape {pixels.shape}; expected (B, 3, F, H, W).")
+        check_frame_shape(self.spec, pixels.shape, pad=False)
+        self.spec.scale.latent_grid(pixels.shape[2:])  # also refuses frames that would be left out
+        mean, std = require_statistics(self)
+        frames = pixels.transpose(0, 2, 3, 4, 1).astype(self.dtype)
+        means = run_whole(self.stages(StreamContext()), frames).astype(mx.float32)
+        return ((means - mean) / std).astype(self.dtype).transpose(0, 4, 1, 2, 3)
 
     @property
     def dtype(self) -> mx.Dtype:

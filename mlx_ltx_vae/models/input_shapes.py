@@ -1,0 +1,58 @@
+"""Checks the shapes of latents and frames against a network. No MLX."""
+
+from collections.abc import Sequence
+
+from ..errors import LatentsError
+from ..shapes import Grid, LatentShape
+from ..streaming.axis import Axis
+from .specs import NetworkSpec, PaddingMode
+
+
+def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
+    """Parse a latent shape and check that the decoder can decode it.
+
+    Raises:
+        LatentsError: if it cannot.
+    """
+    shown = "(" + ", ".join(str(size) for size in shape) + ")"
+    if len(shape) != 5:
+        raise LatentsError(f"latents have the shape {shown}; expected five axes (B, C, F', H', W').")
+    latent_shape = LatentShape(*(int(size) for size in shape))
+    if 0 in latent_shape:
+        raise LatentsError(f"latents have the shape {shown}, which is empty.")
+    if latent_shape.channels != spec.in_channels:
+        raise LatentsError(
+            f"latents have the shape {shown} with {latent_shape.channels} channels; this VAE decodes "
+            f"{spec.in_channels} (axes are (B, C, F', H', W'))."
+        )
+    _check_reflection(spec, latent_shape.grid, f"latents have the shape {shown}")
+    return latent_shape
+
+
+def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> tuple[int, Grid]:
+    """The batch size and (F, H, W) to encode, for frames of shape (B, 3, F, H, W) or (F, H, W, 3).
+
+    F is rounded to 1 + t*k: up with `pad`, otherwise down.
+
+    Raises:
+        LatentsError: if the encoder cannot encode the shape.
+    """
+    if len(shape) == 5 and shape[1] == 3:
+        batch, _, frames, height, width = shape
+    elif len(shape) == 4 and shape[3] == 3:
+        batch, (frames, height, width, _) = 1, shape
+    else:
+        raise LatentsError(f"frames have the shape {tuple(shape)}; expected is (B, 3, F, H, W) or (F, H, W, 3).")
+    if min(batch, frames, height, width) < 1:
+        raise LatentsError(f"frames have the shape {tuple(shape)}, which is empty.")
+    grid = (spec.scale.usable_frames(frames, pad=pad), height, width)
+    spec.scale.latent_grid(grid)  # raises if it is not a whole number of cells
+    _check_reflection(spec, grid, f"frames have the shape {tuple(shape)}")
+    return batch, grid
+
+
+def _check_reflection(spec: NetworkSpec, grid: Grid, what: str) -> None:
+    for layer, (_, height, width) in spec.walk(grid):
+        reflects = layer.padding is PaddingMode.REFLECT and layer.window(Axis.HEIGHT).kernel > 1
+        if reflects and min(height, width) < 2:
+            raise LatentsError(f"{what}; this VAE pads by reflection, which needs at least 2 cells per side.")

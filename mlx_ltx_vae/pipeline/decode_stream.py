@@ -1,0 +1,75 @@
+"""The iterator that a decode returns to its caller."""
+
+import threading
+from collections.abc import Generator, Iterator
+from types import TracebackType
+
+from ..errors import DecodeCancelled
+from .postprocess import FrameChunk
+
+
+class Cancellation:
+    """A flag that any thread sets, and that a run checks between its steps."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def request(self) -> None:
+        """Ask the run to stop."""
+        self._event.set()
+
+    def check(self) -> None:
+        """Raise if the run has been asked to stop.
+
+        Raises:
+            DecodeCancelled: if it has.
+        """
+        if self._event.is_set():
+            raise DecodeCancelled("the decode was cancelled.")
+
+
+class DecodeStream(Iterator[FrameChunk]):
+    """The chunks of one decode, in order. Usable as a context manager, which closes it.
+
+    One thread at a time takes chunks; `cancel` may be called from any thread at any time.
+    """
+
+    def __init__(self, chunks: Generator[FrameChunk, None, None], cancellation: Cancellation) -> None:
+        self._chunks = chunks
+        self._cancellation = cancellation
+        self._running = threading.Lock()
+
+    def __next__(self) -> FrameChunk:
+        with self._running:
+            self._cancellation.check()
+            return next(self._chunks)
+
+    def close(self) -> None:
+        """End the decode and free its memory; later calls of `next` raise StopIteration.
+
+        If a chunk is being computed, in another thread, this is `cancel`.
+        """
+        if self._running.acquire(blocking=False):
+            try:
+                self._chunks.close()
+            finally:
+                self._running.release()
+        else:
+            self._cancellation.request()
+
+    def cancel(self) -> None:
+        """End the decode from any thread, without waiting.
+
+        The thread that takes chunks gets `DecodeCancelled`, at the end of the running step or at its next call, so that
+        a video that it writes does not count as whole. Memory is freed then, or now if no chunk is being computed.
+        """
+        self._cancellation.request()
+        self.close()
+
+    def __enter__(self) -> "DecodeStream":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,192 @@
+"""Provides latents as the input of a decoder, piece by piece: from an array, a file, or arrays that arrive in time."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Protocol, TypeGuard
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import LatentsError
+from ..mlx_utils import count_nonfinite, evaluate, to_bool
+from ..models.base import Decoder
+from ..models.noise import Draws, LatentBox
+from ..shapes import Grid
+from ..streaming.axis import Axis
+from .sources import Box, crop_pieces
+
+_ALL = slice(None)
+
+
+class Latents(Protocol):
+    """Latents (B, C, F', H', W') that are read in parts: an MLX or numpy array, or a mapped file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, C, F', H', W')."""
+
+    def __getitem__(self, index: tuple[slice, ...]) -> mx.array | np.ndarray:
+        """A part of the latents."""
+
+
+class LatentPreprocess:
+    """Converts parts of the latents to the input of a decoder's first stage.
+
+    Args:
+        mean: (C,) float32, the latent mean.
+        std: (C,) float32, the latent standard deviation.
+        draws: the noise of the decode.
+        unnormalized: whether the latents are `latents * std + mean`.
+    """
+
+    def __init__(self, decoder: Decoder, mean: mx.array, std: mx.array, draws: Draws, *, unnormalized: bool) -> None:
+        self._decoder = decoder
+        self._mean = mean
+        self._std = std
+        self._draws = draws
+        self._unnormalized = unnormalized
+        self._first: mx.array | None = None
+        self._is_constant = mx.array(True)
+
+    def __call__(self, latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
+        """Convert the part `box` of the latents, (B, C, n, h, w), to (B, n, h, w, C) in the decoder's dtype."""
+        latents = latents if isinstance(latents, mx.array) else mx.array(latents)
+        if self._first is None:
+            self._first = mx.contiguous(latents[:, :, :1, :1, :1])
+        self._is_constant = self._is_constant & (latents == self._first).all()
+        mx.async_eval(self._is_constant)
+        if self._unnormalized:
+            mean, std = (array.reshape(-1, 1, 1, 1) for array in (self._mean, self._std))
+            latents = (latents.astype(mx.float32) - mean) / std
+        return self._decoder.prepare(latents, self._mean, self._std, self._draws.crop(box))
+
+    def is_constant(self) -> bool:
+        """Whether all parts so far are constant in each channel, so that the picture may be flat."""
+        return to_bool(self._is_constant)
+
+
+class LatentSource:
+    """Whole latents as the input of a decoder. `grid` is (F', H', W')."""
+
+    def __init__(self, latents: Latents, preprocess: LatentPreprocess) -> None:
+        self._latents = latents
+        self._preprocess = preprocess
+        self.batch: int = latents.shape[0]
+        self.grid: Grid = (latents.shape[2], latents.shape[3], latents.shape[4])
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        """See `Source`. Pieces have `chunk` latent positions."""
+        length = self.grid[axis.grid]
+        for start in range(0, length, chunk):
+            box = [slice(0, extent) for extent in self.grid]
+            box[axis.grid] = slice(start, min(start + chunk, length))
+            yield self._read(box[0], box[1], box[2])
+
+    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
+        """See `Source`. Pieces have `chunk` latent frames."""
+        return [self._crops(boxes, chunk) for boxes in batches]
+
+    def _crops(self, boxes: Sequence[Box], chunk: int) -> Iterator[mx.array]:
+        time = boxes[0][0]  # all boxes of a batch have the same
+        for start in range(time.start, time.end, chunk):
+            frames = slice(start, min(start + chunk, time.end))
+            yield mx.concatenate([self._read(frames, rows.as_slice, columns.as_slice) for _, rows, columns in boxes])
+
+    def _read(self, frames: slice, rows: slice, columns: slice) -> mx.array:
+        return self._preprocess(self._latents[:, :, frames, rows, columns], (frames, rows, columns))
+
+
+class LatentStreamSource:
+    """Latents that arrive along time, as the input of a decoder. `grid` grows as they are read.
+
+    Args:
+        parts: arrays (B, C, n, H', W') in order.
+        shape: (B, C, n, H', W') that all parts have, for any n.
+    """
+
+    def __init__(
+        self, parts: Iterable[mx.array | np.ndarray], shape: Sequence[int], preprocess: LatentPreprocess
+    ) -> None:
+        self._parts = parts
+        self._shape = shape
+        self._preprocess = preprocess
+        self.batch: int = shape[0]
+        self.grid: Grid = (0, shape[3], shape[4])
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        """See `Source`. Parts are passed on as they arrive; longer ones than `chunk` are cut.
+
+        Raises:
+            LatentsError: at the first part with another shape, or with values that are not finite.
+        """
+        for part in self._parts:
+            self._check(part)
+            for start in range(0, part.shape[2], chunk):
+                cut = part[:, :, start : start + chunk]
+                before, height, width = self.grid
+                self.grid = (before + cut.shape[2], height, width)
+                yield self._preprocess(cut, (slice(before, self.grid[0]), slice(0, height), slice(0, width)))
+
+    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
+        """See `Source`. All boxes span the whole clip in time."""
+        return crop_pieces(self.pieces(Axis.TIME, chunk), batches)
+
+    def _check(self, part: mx.array | np.ndarray) -> None:
+        found, expected = tuple(part.shape), tuple(self._shape)
+        if len(found) != 5 or (found[:2], found[3:]) != (expected[:2], expected[3:]):
+            raise LatentsError(f"latents of shape {found} follow latents of {expected}; only the frames may differ.")
+        check_finite(part)
+
+
+def check_finite(latents: mx.array | np.ndarray) -> None:
+    """Evaluate latents and check their values.
+
+    Raises:
+        LatentsError: if values are not finite, or if they are lazy arrays of another thread.
+    """
+    if isinstance(latents, mx.array):
+        evaluate("latents", latents)
+        bad = count_nonfinite(latents)
+    else:  # frame by frame, since the check copies
+        bad = sum(int((~np.isfinite(latents[:, :, frame])).sum()) for frame in range(latents.shape[2]))
+    if bad:
+        raise LatentsError(f"{bad} of {latents.size} latent values are NaN or infinite.")
+
+
+def as_latents(latents: Any) -> Latents | Iterable[mx.array | np.ndarray]:
+    """What a caller passed as latents: an array or a mapped file, which are checked if in memory, or an iterable.
+
+    Raises:
+        LatentsError: if it is none of these, if values are not finite, or if it is a lazy array of another thread.
+    """
+    if isinstance(latents, (mx.array, np.ndarray)):
+        if latents.ndim == 5:  # otherwise the plan refuses it
+            check_finite(latents)
+        return latents
+    if hasattr(latents, "__array__"):  # of another library
+        return as_latents(np.asarray(latents))
+    if is_whole(latents) or isinstance(latents, Iterable):
+        return latents
+    raise LatentsError(
+        f"latents are {type(latents).__name__}; expected an array (B, C, F', H', W') or an iterator of them."
+    )
+
+
+def is_whole(latents: Any) -> TypeGuard[Latents]:
+    """Whether latents are known from the start to the end, rather than arriving."""
+    return hasattr(latents, "shape")
+
+
+def peek(parts: Iterable[mx.array | np.ndarray]) -> tuple[tuple[int, ...], Iterable[mx.array | np.ndarray]]:
+    """The shape of the first array, and all arrays.
+
+    Raises:
+        LatentsError: if there are none, or if they are not arrays.
+    """
+    iterator = iter(parts)
+    first = next(iterator, None)
+    if first is None:
+        raise LatentsError("there are no latents to decode.")
+    if not hasattr(first, "shape"):
+        raise LatentsError(f"an iterator of latents gave {type(first).__name__}; expected arrays (B, C, n, H', W').")
+    return tuple(first.shape), chain([first], iterator)

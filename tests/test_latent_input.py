@@ -1,0 +1,267 @@
+"""What `stream` and `decode` take besides normalized latents in one array, and what apps that go deeper call."""
+
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_ltx_vae import CheckpointError, DecodeCancelled, LatentsError, PlanError, VideoVAE
+from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, decode_with_tiling
+
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def vae(golden):
+    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+
+
+@pytest.fixture(scope="module")
+def noisy_vae(golden):
+    return VideoVAE.from_pretrained(golden("ltxv_0_9_1").checkpoint, encoder=False)
+
+
+def latents_of(vae, frames=4, height=2, width=3, batch=1):
+    shape = (batch, vae.config.latent_channels, frames, height, width)
+    return mx.random.normal(shape, key=mx.random.key(0))
+
+
+def denormalized(vae, latents):
+    return latents * vae.std.reshape(-1, 1, 1, 1) + vae.mean.reshape(-1, 1, 1, 1)
+
+
+def assert_close(pixels, expected, tolerance=TOLERANCE):
+    assert (pixels.shape, pixels.dtype) == (expected.shape, expected.dtype)
+    assert np.abs(np.array(pixels) - np.array(expected)).max() <= tolerance
+
+
+class Mapped:
+    """A file of latents: it has a shape, and gives parts as they are asked for."""
+
+    def __init__(self, latents):
+        self._latents = np.array(latents)
+        self.shape = self._latents.shape
+        self.largest = 0
+
+    def __getitem__(self, index):
+        part = mx.array(self._latents[index])
+        self.largest = max(self.largest, part.size)
+        return part
+
+
+@pytest.mark.parametrize("name", ["ltx2_3", "ltxv_0_9_1"])
+@settings(max_examples=8, deadline=None)
+@given(cuts=st.lists(st.integers(1, 3), min_size=1, max_size=4), chunk=st.none() | st.integers(1, 3))
+def test_latents_that_arrive_decode_as_one_array_does(golden, name, cuts, chunk):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
+    latents = latents_of(vae, sum(cuts))
+    ends = np.cumsum(cuts)
+    parts = [latents[:, :, end - length : end] for length, end in zip(cuts, ends, strict=True)]
+    plan = None if chunk is None else vae.plan((1, 8, 9, 2, 3), mode="exact", order="time", chunk=chunk)
+    assert_close(vae.decode(iter(parts), plan, seed=5), vae.decode(latents, seed=5))
+
+
+def test_frames_come_out_before_all_latents_are_there(vae):
+    latents = latents_of(vae, 24)
+    taken = []
+
+    def arriving():
+        for index in range(24):
+            taken.append(index)
+            yield np.array(latents[:, :, index : index + 1])
+
+    chunks = vae.stream(arriving())
+    assert not taken
+    first = next(chunks)
+    assert len(taken) < 24
+    assert sum(chunk.frames.shape[1] for chunk in [first, *chunks]) == 185
+
+
+def test_latents_that_arrive_can_be_decoded_in_tiles_in_space(vae):
+    latents = latents_of(vae, 3, 2, 4)
+    plan = vae.plan(latents.shape, mode="tiled", tiling=TilingConfig(SpatialTilingConfig(64, 32)))
+    parts = [latents[:, :, :1], latents[:, :, 1:]]
+    assert_close(vae.decode(parts, plan), vae.decode(latents, plan))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"order": "rows", "mode": "exact"},
+        {"mode": "tiled", "tiling": TilingConfig(temporal_config=TemporalTilingConfig(16, 8))},
+    ],
+)
+def test_a_plan_that_needs_all_latents_refuses_those_that_arrive(vae, options):
+    with pytest.raises(PlanError, match="decoded by time"):
+        vae.stream(iter([latents_of(vae)]), vae.plan(latents_of(vae).shape, **options))
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([], "no latents to decode"),
+        ([[1, 2]], "gave list"),
+        ([mx.zeros((8, 2, 2, 3))], "five axes"),
+        ([mx.zeros((1, 8, 1, 2, 3)), mx.zeros((1, 8, 1, 2, 4))], r"\(1, 8, 1, 2, 4\) follow"),
+        ([mx.zeros((1, 8, 1, 2, 3)) + mx.nan], "48 of 48 latent values are NaN"),
+    ],
+)
+def test_arriving_latents_that_cannot_be_decoded_are_refused(vae, parts, words):
+    with pytest.raises(LatentsError, match=words):
+        vae.decode(parts)
+
+
+def test_what_is_no_latents_is_refused(vae):
+    with pytest.raises(LatentsError, match="latents are int; expected an array"):
+        vae.stream(3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "exact", "order": "time"},
+        {"mode": "exact", "order": "rows"},
+        {"mode": "exact", "order": "columns"},
+        {"mode": "single"},
+        {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(64, 32), TemporalTilingConfig(16, 8))},
+    ],
+)
+def test_a_file_is_read_in_the_parts_that_the_plan_needs(noisy_vae, options):
+    latents = latents_of(noisy_vae, 6, 3, 4)
+    plan = noisy_vae.plan(latents.shape, **options)
+    mapped = Mapped(latents)
+    assert_close(noisy_vae.decode(mapped, plan), noisy_vae.decode(latents, plan))
+    assert (mapped.largest == latents.size) is (options["mode"] == "single")
+
+
+def test_unnormalized_latents_are_normalized_with_the_vaes_statistics(vae, noisy_vae):
+    for model in (vae, noisy_vae):
+        latents = latents_of(model)
+        expected = model.decode(latents, seed=2)
+        assert_close(model.decode(denormalized(model, latents), seed=2, unnormalized=True), expected, 1e-4)
+        assert not np.allclose(model.decode(denormalized(model, latents), seed=2), expected, atol=0.1)
+
+
+def test_the_convention_of_diffusers_mixes_noise_into_denormalized_latents(noisy_vae):
+    """As its pipelines do: the timestep is 0 by default, and the noise scale is the timestep."""
+    latents, noise = latents_of(noisy_vae), mx.random.normal((1, 8, 4, 2, 3), key=mx.random.key(1))
+    maps = [mx.zeros(shape) for shape in noisy_vae.decoder.spec.noise_shapes((4, 2, 3)).values()]
+
+    def decode(latents, *, scale, timestep):
+        """The pipeline of diffusers in our words, on a decoder that adds no noise itself."""
+        mixed = (1 - scale) * denormalized(noisy_vae, latents) + scale * noise
+        return noisy_vae.decode(mixed, timestep=timestep, noise="zeros", noise_scale=0, unnormalized=True)
+
+    def ours(**options):
+        return noisy_vae.decode(latents, like="diffusers", noise=[noise, *maps], **options)
+
+    assert_close(ours(), decode(latents, scale=0, timestep=0), 1e-4)
+    assert_close(ours(timestep=0.3), decode(latents, scale=0.3, timestep=0.3), 1e-4)
+    assert_close(ours(timestep=0.3, noise_scale=0.1), decode(latents, scale=0.1, timestep=0.3), 1e-4)
+    assert_close(
+        noisy_vae.decode(latents, like="ltx-video", noise=[noise, *maps]),
+        noisy_vae.decode(0.975 * latents + 0.025 * noise, timestep=0.05, noise="zeros", noise_scale=0),
+        1e-4,
+    )
+
+
+def test_noise_options_are_checked(vae, noisy_vae):
+    with pytest.raises(LatentsError, match="'a1111' is not a known convention; expected ltx-video or diffusers"):
+        noisy_vae.stream(latents_of(noisy_vae), like="a1111")
+    with pytest.raises(LatentsError, match="noise scale must be between 0 and 1"):
+        noisy_vae.stream(latents_of(noisy_vae), noise_scale=2)
+    with pytest.raises(LatentsError, match="takes no noise in its latents"):
+        vae.stream(latents_of(vae), noise_scale=0.1)
+    vae.stream(latents_of(vae), noise_scale=0, like="diffusers")
+    with pytest.raises(LatentsError, match="noise arrays need the whole latents"):
+        noisy_vae.decode(iter([latents_of(noisy_vae)]), noise=[mx.zeros((1, 8, 4, 2, 3))])
+
+
+@pytest.mark.parametrize("name", ["ltx2_3", "ltx2_3_causal", "ltxv_0_9_1"])
+def test_the_networks_can_be_called_on_whole_clips(golden, name):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint)
+    latents = latents_of(vae, 2)
+    pixels = vae.decode(latents)
+    assert_close(vae.decoder(latents), pixels)
+    if vae.encoder is not None:
+        assert_close(vae.encoder(pixels), vae.encode(pixels))
+    names = [name for name, _ in vae.decoder.named_modules()] + list(vae.decoder.parameters())
+    assert "statistics" not in names
+
+
+def test_the_decoder_is_the_function_that_the_tiler_of_other_ports_calls(vae):
+    latents = latents_of(vae, 2, 2, 4)
+    plan = vae.plan(latents.shape, mode="tiled", tiling=TilingConfig(SpatialTilingConfig(64, 32)))
+    tiled = decode_with_tiling(vae.decoder, latents, TilingConfig(SpatialTilingConfig(64, 32)))
+    assert_close(tiled, vae.decode(latents, plan), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda vae: vae.decoder(mx.zeros((1, 9, 2, 2, 3))), "9 channels"),
+        (
+            lambda vae: vae.decoder(mx.zeros((1, 8, 2, 2, 3)), causal=True),
+            "causal=False, and was called with causal=True",
+        ),
+        (lambda vae: vae.decoder(mx.zeros((1, 8, 2, 2, 3)), timestep=0.05), "takes no timestep"),
+        (lambda vae: vae.encoder(mx.zeros((1, 3, 2, 64, 64))), "2 frames of 64x64 do not fit"),
+        (lambda vae: vae.encoder(mx.zeros((9, 64, 64, 3))), r"expected \(B, 3, F, H, W\)"),
+    ],
+)
+def test_calls_that_the_networks_cannot_take_are_refused(vae, call, words):
+    with pytest.raises(LatentsError, match=words):
+        call(vae)
+
+
+def test_a_cancelled_stream_ends_with_an_error_and_frees_its_memory(vae):
+    latents = latents_of(vae, 12)
+    limit = mx.set_cache_limit(0)
+    mx.set_cache_limit(limit)
+    for order in ("time", "rows"):
+        chunks = vae.stream(latents, vae.plan(latents.shape, mode="exact", order=order))
+        next(chunks)
+        chunks.cancel()
+        assert mx.set_cache_limit(limit) == limit  # the run has ended and restored it
+        for _ in range(2):
+            with pytest.raises(DecodeCancelled, match="was cancelled"):
+                next(chunks)
+        chunks.close()
+
+
+def test_cancelling_from_another_thread_ends_a_decode_between_two_steps(vae):
+    """Here the decode waits for latents in its own thread, and is cancelled meanwhile."""
+    latents = latents_of(vae, 24)
+    cancelled = threading.Event()
+    given = []
+
+    def arriving():
+        for index in range(24):
+            if index == 4:
+                thread = threading.Thread(target=lambda: (chunks.cancel(), cancelled.set()))
+                thread.start()
+                thread.join()
+            given.append(index)
+            yield latents[:, :, index : index + 1]
+
+    chunks = vae.stream(arriving())
+    with pytest.raises(DecodeCancelled):
+        list(chunks)
+    assert cancelled.is_set()
+    assert given == [0, 1, 2, 3, 4]
+
+
+def test_a_stream_is_closed_by_its_block_and_by_close(vae):
+    with vae.stream(latents_of(vae)) as chunks:
+        next(chunks)
+    assert list(chunks) == []
+
+
+def test_a_decoder_of_no_vae_says_so(vae):
+    decoder = ConvDecoder(vae.config)
+    with pytest.raises(CheckpointError, match="latent statistics"):
+        decoder(mx.zeros((1, 8, 2, 2, 3)))
