@@ -30,6 +30,7 @@ from .dtypes import DTYPES
 from .errors import LatentsError
 from .frame_rate import DEFAULT_FPS
 from .latents import looks_unnormalized, open_latents
+from .models.noise import CONVENTIONS, DEFAULT_CONVENTION
 from .models.video_vae.specs import decoder_spec
 from .pipeline.postprocess import FrameChunk
 from .planning.plan import DecodePlan
@@ -116,6 +117,18 @@ def build_parser() -> argparse.ArgumentParser:
     add_plan_options(how)
     how.add_argument("--timestep", type=float, metavar="T", help="decode timestep of 0.9.1 to 0.9.8 (default: 0.05)")
     how.add_argument("--seed", type=int, default=0, metavar="N", help="noise seed of 0.9.1 to 0.9.8 (default: 0)")
+    how.add_argument(
+        "--noise-scale",
+        type=float,
+        metavar="S",
+        help="share of noise in the latents of 0.9.1 to 0.9.8 (default: 0.025)",
+    )
+    how.add_argument(
+        "--like",
+        choices=list(CONVENTIONS),
+        default=DEFAULT_CONVENTION,
+        help="whose defaults 0.9.1 to 0.9.8 follow: diffusers has timestep 0 and no noise (default: ltx-video)",
+    )
 
     video = parser.add_argument_group("the video")
     video.add_argument("--audio", metavar="FILE", help="audio file to add, in full length")
@@ -225,7 +238,13 @@ def _decode_one(vae: VideoVAE, latents: mx.array, output: str, report: Report, a
     """Decode one batch item to one output."""
     start = time.perf_counter()
     chunks = vae.stream(
-        latents, report.plan, timestep=arguments.timestep, seed=arguments.seed, bit_depth=arguments.bit_depth
+        latents,
+        report.plan,
+        timestep=arguments.timestep,
+        seed=arguments.seed,
+        noise_scale=arguments.noise_scale,
+        like=arguments.like,
+        bit_depth=arguments.bit_depth,
     )
     with open_sink(output, **_output_options(arguments, report.plan, report.fps)) as sink:
         for chunk in with_progress(chunks, _count_frames, report.plan.num_frames, arguments):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ..machine import FLOAT32_BYTES
 from ..models.specs import NetworkSpec
 from ..shapes import Grid, LatentShape, ScaleFactors, format_size
+from ..streaming.axis import Axis
 from ..tiling.layout import Tile
 from .memory import cut
 
@@ -24,6 +25,7 @@ class Clip:
         latent_shape: shape of the latents, which are the input or the output.
         video: (F, H, W) of the video, which is the output or the input.
         is_decode: whether the latents are the input.
+        holds_latents: whether the caller holds all latents in memory, rather than in a file that is read in parts.
     """
 
     spec: NetworkSpec
@@ -32,6 +34,7 @@ class Clip:
     latent_shape: LatentShape
     video: Grid
     is_decode: bool
+    holds_latents: bool = True
 
     @property
     def scale(self) -> ScaleFactors:
@@ -43,18 +46,26 @@ class Clip:
         frames, height, width = self.video
         return f"{frames} frames of {format_size(width, height)}"
 
-    def input_bytes(self, itemsize: int, chunk: int, frame_size: int | None = None) -> int:
-        """Bytes of the input: all latents, or the queued frames of an encode in float32.
+    def input_bytes(self, itemsize: int, chunk: int, *, axis: Axis = Axis.TIME, frame_size: int | None = None) -> int:
+        """Bytes of the input: the caller's latents and a piece of them, or the queued frames of an encode in float32.
 
         Args:
             itemsize: bytes per element of the network's dtype.
-            chunk: frames per piece.
-            frame_size: pixels per frame, or per set of crops; None for whole frames.
+            chunk: positions per piece.
+            axis: the axis of the stream.
+            frame_size: positions per frame, or per set of crops; None for whole frames.
         """
-        if self.is_decode:
-            return math.prod(self.latent_shape) * (itemsize + FLOAT32_BYTES)
-        frame = self.batch * self.spec.in_channels * (frame_size or math.prod(self.grid[1:]))
-        return min(chunk + 1, self.grid[0]) * frame * FLOAT32_BYTES
+        if not self.is_decode:
+            frame = self.batch * self.spec.in_channels * (frame_size or math.prod(self.grid[1:]))
+            return min(chunk + 1, self.grid[0]) * frame * FLOAT32_BYTES
+        extents = list(self.grid)
+        extents[axis.grid] = min(chunk, extents[axis.grid])
+        positions = extents[0] * frame_size if frame_size else math.prod(extents)
+        # In float32 as read, denormalized and with noise; then in the network's dtype.
+        piece = self.batch * self.spec.in_channels * positions * (3 * FLOAT32_BYTES + itemsize)
+        whole = math.prod(self.latent_shape) * FLOAT32_BYTES
+        has_noise = self.spec.has_latent_noise and axis is not Axis.TIME  # drawn by frame, for all frames of the piece
+        return piece + (whole if self.holds_latents else 0) + (whole if has_noise else 0)
 
     @property
     def out_frame(self) -> int:

@@ -28,7 +28,7 @@ class Memory:
     """Bytes at the peak of a run.
 
     Attributes:
-        inputs: latents in the network's dtype plus the caller's own in float32; for an encode, the queued frames.
+        inputs: the caller's latents in float32 and the piece of them in use; for an encode, the queued frames.
         caches: the caches of all layers between two steps.
         work: one step of the largest layer including its queued input, times the number of steps in flight.
         buffer_cache: maximum size of MLX's cache of freed buffers.

@@ -43,6 +43,7 @@ def plan_decode(
     machine: Machine | None = None,
     *,
     memory_budget: str | int | None = None,
+    holds_latents: bool = True,
     **options: Any,
 ) -> DecodePlan:
     """Plan the decode of latents of a given shape.
@@ -52,6 +53,7 @@ def plan_decode(
         machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
         memory_budget: upper bound for peak memory, including MLX's buffer cache (see `parse_bytes`). None aims for half
             of the available memory, and uses the minimum that works if that is not enough.
+        holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
         options: see `parse_options`.
 
     Raises:
@@ -60,7 +62,9 @@ def plan_decode(
         TilingError: if the tiles do not fit the latent grid.
     """
     shape = check_latent_shape(spec, latent_shape)
-    clip = Clip(spec, shape.batch, shape.grid, shape, spec.out_grid(shape.grid), is_decode=True)
+    clip = Clip(
+        spec, shape.batch, shape.grid, shape, spec.out_grid(shape.grid), is_decode=True, holds_latents=holds_latents
+    )
     planner = _Planner(clip, parse_options(spec, **options), machine or Machine(), memory_budget)
     return DecodePlan(**vars(planner.choose()))
 
@@ -165,7 +169,7 @@ class _Planner:
 
     def _stream_memory(self, run: StreamRun, chunk: int) -> Memory:
         memory = stream_memory(self._spec, self._clip.grid, self._clip.batch, run)
-        return replace(memory, inputs=self._clip.input_bytes(self._machine.itemsize, chunk))
+        return replace(memory, inputs=self._clip.input_bytes(self._machine.itemsize, chunk, axis=run.axis))
 
     def _tiled(self, tiling: TilingConfig) -> Iterator[Plan]:
         """Tiles, each streamed in time. All tiles take the same number of frames per step."""

@@ -78,5 +78,5 @@ def _one_by_one(
     leaving = group + clip.out_frame * converted
     work = shared + max(running, joining, group + shared, leaving)
     crops = max(count * math.prod(clip.boxes(tile)[0][1:]) for count, tile in calls)
-    inputs = clip.input_bytes(itemsize, chunk, crops)
+    inputs = clip.input_bytes(itemsize, chunk, frame_size=crops)
     return Memory(largest.weights, inputs, 0, math.ceil(_MARGIN * work))
