@@ -1,0 +1,178 @@
+"""The code of docs/integrations.md, run with stand-ins for what each program hands over."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from mlx_ltx_vae import VideoReader, VideoVAE, load_latents, save_latents
+from mlx_ltx_vae import decode as decode_command
+from mlx_ltx_vae.tiling import preset
+
+PAGE = Path(__file__).parents[1] / "docs" / "integrations.md"
+
+
+class Tensor:
+    """What the programs do with a torch tensor, on numpy."""
+
+    def __init__(self, array):
+        self.array = np.asarray(array)
+
+    def float(self):
+        return Tensor(self.array.astype(np.float32))
+
+    def bfloat16(self):
+        return self
+
+    def cpu(self):
+        return self
+
+    def contiguous(self):
+        return self
+
+    def numpy(self):
+        return self.array
+
+    def __truediv__(self, number):
+        return Tensor(self.array / number)
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    """A module `torch` with files in memory, and the part of safetensors that needs it."""
+    files = {}
+    module = ModuleType("torch")
+    module.from_numpy = Tensor
+    module.save = lambda value, target: files.__setitem__(str(target), value)
+    module.load = lambda source, weights_only: files[str(source)] if weights_only else None
+    saving = ModuleType("safetensors.torch")
+    saving.save_file = lambda tensors, target, metadata: save_file(
+        {name: tensor.array for name, tensor in tensors.items()}, target, metadata
+    )
+    monkeypatch.setitem(sys.modules, "torch", module)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", saving)
+    return module
+
+
+def section(title):
+    """The names that the Python blocks of a section define."""
+    text = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE).group(1)
+    names = {}
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, title, "exec"), names)  # the blocks are ours
+    return names
+
+
+@pytest.fixture
+def checkpoint(golden):
+    return golden("ltx2_3").checkpoint
+
+
+@pytest.fixture
+def vae(checkpoint):
+    return VideoVAE.from_pretrained(checkpoint, encoder=False)
+
+
+@pytest.fixture
+def latents(vae):
+    return mx.random.normal((1, vae.config.latent_channels, 2, 2, 3), key=mx.random.key(0))
+
+
+def unnormalized(vae, latents):
+    return latents * vae.std.reshape(-1, 1, 1, 1) + vae.mean.reshape(-1, 1, 1, 1)
+
+
+def assert_levels(frames, expected):
+    assert (frames.shape, frames.dtype) == (expected.shape, np.uint8)
+    assert np.abs(frames.astype(int) - expected).max() <= 1
+
+
+def frames_of(video):
+    with VideoReader(video) as reader:
+        return np.concatenate(list(reader))
+
+
+def test_mlx_video_writes_its_latents(checkpoint, vae, latents, tmp_path):
+    section("mlx-video")["write_video"](checkpoint, latents, tmp_path / "clip.mkv", 24)
+    assert frames_of(tmp_path / "clip.mkv").shape == (9, 64, 96, 3)
+
+
+def test_mlx_video_keeps_its_decoder_and_uses_the_result_of_the_tiler(vae):
+    """As its command does: the video is evaluated and squeezed also where frames were streamed to a callback."""
+    names = section("mlx-video")
+    latents = mx.random.normal((1, vae.config.latent_channels, 2, 9, 17), key=mx.random.key(0))
+    streamed = []
+    video = names["decode_with_tiling"](
+        decoder_fn=vae.decoder,
+        latents=latents,
+        tiling_config=preset("aggressive", 288, 544, 9),
+        spatial_scale=32,
+        temporal_scale=8,
+        causal=False,
+        timestep=None,
+        chunked_conv=True,
+        on_frames_ready=lambda frames, start: streamed.append(frames),
+    )
+    mx.eval(video)
+    assert mx.squeeze(video, axis=0).shape == (3, 9, 288, 544)
+    assert mx.array_equal(mx.concatenate(streamed, axis=2), video)
+
+
+def test_ltx_2_mlx_writes_video_and_audio(checkpoint, latents, tmp_path):
+    written = section("ltx-2-mlx")["decode_and_stream"](
+        checkpoint, latents, str(tmp_path / "clip.mp4"), frame_rate=25.0
+    )
+    with VideoReader(written) as reader:
+        assert reader.fps == 25
+    assert frames_of(written).shape == (9, 64, 96, 3)
+
+
+def test_latents_of_diffusers_decode_in_memory(checkpoint, vae, latents):
+    output = SimpleNamespace(frames=Tensor(unnormalized(vae, latents)))
+    frames = section("diffusers")["decode_ltx2"](output, checkpoint)
+    assert_levels(frames, vae.decode_uint8(latents))
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_latents_of_diffusers_decode_from_a_file(checkpoint, vae, latents, tmp_path, is_packed):
+    packed = np.array(latents).reshape(1, 8, -1).transpose(0, 2, 1)
+    output = SimpleNamespace(frames=Tensor(packed if is_packed else unnormalized(vae, latents)))
+    command = section("diffusers")["save_for_decode"](output, str(tmp_path / "clip.npy"), 9, 64, 96)
+    words = shlex.split(command.replace("-m VAE", f"-m {checkpoint}").replace("clip.mp4", str(tmp_path / "out.npy")))
+    assert words[:3] == ["python", "-m", "mlx_ltx_vae.decode"]
+    assert decode_command.main([*words[3:], "-q"]) == 0
+    assert_levels(np.load(tmp_path / "out.npy"), vae.decode_uint8(latents))
+
+
+def test_the_node_of_comfyui_gives_an_image_batch(checkpoint, vae, latents, torch):
+    (node,) = section("ComfyUI")["NODE_CLASS_MAPPINGS"].values()
+    arguments = node.INPUT_TYPES()["required"]
+    assert list(arguments) == ["samples", "vae_path", "memory_budget"]
+    (image,) = getattr(node(), node.FUNCTION)(
+        {"samples": Tensor(latents)}, str(checkpoint), arguments["memory_budget"][1]["default"]
+    )
+    assert image.array.dtype == np.float32
+    assert_levels(np.round(image.array * 255).astype(np.uint8), vae.decode_uint8(latents))
+
+
+def test_files_of_trainers_become_latents_and_back(vae, latents, torch, tmp_path):
+    names = section("LTX trainers")
+    stored = {"latents": Tensor(latents[0]), "num_frames": 2, "height": 2, "width": 3, "fps": 25.0}
+    torch.save(stored, tmp_path / "clip.pt")
+    names["to_safetensors"](tmp_path / "clip.pt", tmp_path / "clip.safetensors")
+    read, info = load_latents(tmp_path / "clip.safetensors", latent_channels=8)
+    assert mx.array_equal(read, latents)
+    assert info.fps == 25
+    save_latents(tmp_path / "own.safetensors", latents, fps=25, num_frames=9, height=64, width=96)
+    names["to_trainer"](tmp_path / "own.safetensors", tmp_path / "own.pt")
+    clip = torch.load(tmp_path / "own.pt", weights_only=True)
+    assert np.array_equal(clip.pop("latents").array, stored.pop("latents").array)
+    assert clip == stored
