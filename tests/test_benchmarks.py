@@ -161,7 +161,7 @@ def test_another_package_of_the_same_name_is_not_taken_for_mlx_video(tmp_path, m
 
 
 def test_the_plan_table_needs_no_measurement(capsys, monkeypatch):
-    monkeypatch.setattr("benchmarks.plan_table._SIZES", ((768, 512),))
+    monkeypatch.setattr("benchmarks.plan_table._VIDEOS", ((768, 512, 9),))
     assert command.main(["plan-table"]) == 0
     assert capsys.readouterr().out.startswith("| video ")
 
