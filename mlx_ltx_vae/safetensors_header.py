@@ -1,0 +1,48 @@
+"""The headers of safetensors files, read and checked by the safetensors library. No tensor is read, and no MLX."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64", "BOOL": "bool",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+}  # fmt: skip
+_WRONG_SIZE = "file not fully covered"  # the library's words
+
+
+class TensorHeader(NamedTuple):
+    """A tensor of a file, known by the header.
+
+    Attributes:
+        dtype: "float32", "bfloat16", "uint8" and so on; for types that neither numpy nor MLX has, the file's own name,
+            such as "F8_E4M3".
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
+    """The tensors of a safetensors file by name, in the order of their data, and its metadata.
+
+    Raises:
+        ValueError: the content is not a whole, valid safetensors file; the message is the reason.
+        OSError: the file cannot be opened.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            tensors = {name: _tensor_header(file.get_slice(name)) for name in file.offset_keys()}
+            return tensors, file.metadata() or {}
+    except SafetensorError as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        if _WRONG_SIZE in reason:
+            reason = f"it has {path.stat().st_size} bytes, not as many as its header says: it is truncated or damaged"
+        raise ValueError(reason) from error
+
+
+def _tensor_header(stored: Any) -> TensorHeader:
+    dtype = stored.get_dtype()
+    return TensorHeader(_DTYPES.get(dtype, dtype), tuple(stored.get_shape()))

@@ -1,0 +1,99 @@
+"""Headers of safetensors files: what a file has is known without reading it, and what is malformed is a ValueError."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from mlx_ltx_vae.safetensors_header import TensorHeader, read_header
+
+
+def write_raw(path: Path, header: object, size: int) -> Path:
+    """A file with this header as JSON (or bytes) and `size` zeros."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    return path
+
+
+def entry(dtype: str, shape: list[int], start: int, stop: int) -> dict:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "int32", "int16", "int8", "uint8", "uint64", "bool"])
+def test_names_shapes_dtypes_and_metadata_are_those_that_were_written(tmp_path: Path, dtype: str) -> None:
+    arrays = {"b": np.zeros((2, 3), dtype), "a": np.zeros((), dtype), "empty": np.zeros((0, 4), dtype)}
+    save_file(arrays, tmp_path / "a.safetensors", {"fps": "24", "": ""})
+    tensors, metadata = read_header(tmp_path / "a.safetensors")
+    assert tensors == {name: TensorHeader(dtype, array.shape) for name, array in arrays.items()}
+    assert metadata == {"fps": "24", "": ""}
+
+
+def test_files_that_mlx_writes_are_read(tmp_path: Path) -> None:
+    """MLX writes null where it is given no metadata."""
+    path = tmp_path / "a.safetensors"
+    mx.save_safetensors(str(path), {"a": mx.zeros((2, 1), mx.bfloat16), "c": mx.zeros(1, mx.complex64)})
+    assert b'"__metadata__":null' in path.read_bytes()
+    assert read_header(path) == ({"a": TensorHeader("bfloat16", (2, 1)), "c": TensorHeader("complex64", (1,))}, {})
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("F8_E4M3", 4), ("F8_E5M2", 4), ("F8_E8M0", 4), ("F4", 2)])
+def test_types_that_no_array_has_keep_the_names_of_the_file(tmp_path: Path, dtype: str, size: int) -> None:
+    path = write_raw(tmp_path / "a.safetensors", {"a": entry(dtype, [4], 0, size)}, size)
+    assert read_header(path)[0] == {"a": TensorHeader(dtype, (4,))}
+
+
+@pytest.mark.parametrize(
+    ("header", "size", "reason"),
+    [
+        ({"a": entry("F32", [2], 0, 8)}, 7, r"^it has \d+ bytes, not as many .* truncated"),
+        ({"a": entry("F32", [2], 0, 8)}, 9, r"^it has \d+ bytes, not as many"),
+        ({"a": entry("F32", [2], 0, 4)}, 4, "tensor"),
+        ({"a": entry("F32", [2], 8, 16)}, 16, "invalid offset for tensor `a`"),
+        ({"a": entry("F32", [2], 0, 8), "b": entry("F32", [2], 0, 8)}, 8, "invalid offset for tensor"),
+        ({"a": entry("F32", [-2], 0, 8)}, 8, "-2"),
+        ({"a": entry("F32", [1 << 62, 1 << 62], 0, 8)}, 8, "overflow"),
+        ({"a": entry("X9", [2], 0, 8)}, 8, "unknown variant `X9`"),
+        ({"a": {"shape": [2]}}, 8, "missing field"),
+        ({"__metadata__": {"fps": 24}}, 0, "expected a string"),
+        ([], 0, "invalid JSON in header"),
+        (b'{"a": no', 0, "invalid JSON in header"),
+        (b'{"a":' + b"[" * 100_000, 0, "recursion limit"),
+    ],
+)
+def test_a_malformed_file_is_a_value_error_with_a_reason(
+    tmp_path: Path, header: object, size: int, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason) as caught:
+        read_header(write_raw(tmp_path / "a.safetensors", header, size))
+    assert "deserializing" not in str(caught.value)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_anywhere_is_a_value_error_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"a": np.zeros((2, 3), np.float32), "b": np.zeros(2, np.int8)}, path, {"fps": "24"})
+    damaged = bytearray(path.read_bytes())
+    damaged = damaged[: data.draw(st.integers(0, len(damaged)))]
+    for _ in range(data.draw(st.integers(0, 3))):
+        if damaged:
+            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(damaged)
+    try:
+        tensors, metadata = read_header(path)
+    except ValueError as error:
+        assert str(error)
+    else:
+        assert all(isinstance(header, TensorHeader) for header in tensors.values())
+        assert all(isinstance(value, str) for value in metadata.values())
+
+
+def test_a_file_that_cannot_be_opened_is_an_os_error(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none.safetensors"):
+        with pytest.raises(OSError, match=r"."):
+            read_header(path)
