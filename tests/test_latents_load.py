@@ -297,13 +297,8 @@ def test_error_for_a_truncated_file_says_so(tmp_path: Path, latents: mx.array) -
     path = tmp_path / "clip.safetensors"
     save_latents(path, latents)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(LatentsError, match="so it was cut short"):
+    with pytest.raises(LatentsError, match="it is truncated or damaged"):
         load_latents(path)
-
-
-def test_pickle_endings_are_refused_unread(tmp_path: Path) -> None:
-    with pytest.raises(LatentsError, match="save the latents as safetensors"):
-        load_latents(tmp_path / "clip.ckpt")
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

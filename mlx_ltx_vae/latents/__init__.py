@@ -11,10 +11,12 @@ from .files import (
     save_latents,
 )
 from .layouts import parse_grid
+from .mapped import MappedLatents
 
 __all__ = [
     "LatentsFile",
     "LatentsInfo",
+    "MappedLatents",
     "check_latents",
     "check_latents_target",
     "load_latents",

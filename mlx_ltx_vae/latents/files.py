@@ -24,11 +24,12 @@ import numpy as np
 
 from ..errors import LatentsError, WriterError
 from ..frame_rate import parse_fps
-from ..mlx_utils import count_nonfinite, to_float, to_int
 from ..part_file import PartFile
 from ..shapes import Grid, LatentShape
 from .layouts import CHANNELS_FIRST, find_layout
+from .mapped import MappedLatents, channel_moments, check_finite, sample_frames
 from .metadata import LAYOUT_KEY, merge_grids, parse_metadata
+from .source import source_name
 from .tensor_files import open_tensor_file
 
 #: Names under which programs store latents: this package and MLX apps, ComfyUI, two-stage pipelines.
@@ -38,7 +39,6 @@ _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 # uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
 _READABLE_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint16")
 _LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
-_MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class LatentsFile:
     normalized: bool | None
     stored_dtype: str
     layout: str
-    _read_stored: Callable[[], np.ndarray] = field(repr=False)
+    _map_stored: Callable[[], np.ndarray] = field(repr=False)
 
     def read(
         self, *, statistics: tuple[mx.array, mx.array] | None = None, unnormalized: bool | None = None
@@ -92,6 +92,18 @@ class LatentsFile:
             LatentsError: for a file that cannot be read, values that are not finite, `unnormalized` that contradicts
                 the metadata, and unnormalized latents without statistics.
         """
+        return self.map(statistics=statistics, unnormalized=unnormalized)[()]
+
+    def map(
+        self, *, statistics: tuple[mx.array, mx.array] | None = None, unnormalized: bool | None = None
+    ) -> MappedLatents:
+        """The latents that `read` returns, left in the file: each slice is read, checked and normalized on its own.
+
+        The file stays open as long as this object, or what it returns, exists.
+
+        Raises:
+            LatentsError: as `read`, but for what is wrong with the values, which indexing raises.
+        """
         source = self.info.source
         if not self._is_unnormalized(unnormalized):
             statistics = None
@@ -100,12 +112,10 @@ class LatentsFile:
         elif any(array.shape != (self.shape.channels,) for array in statistics):
             expected, found = (self.shape.channels,), " and ".join(str(array.shape) for array in statistics)
             raise LatentsError(f"{source}: these latents need statistics {expected}, and these are {found}.")
-        latents = _to_mlx(self._read_stored(), source)
-        _check_finite(latents, source)
-        if statistics is None:
-            return latents
-        mean, std = (array.astype(mx.float32).reshape(-1, 1, 1, 1) for array in statistics)
-        return (latents - mean) / std
+        else:
+            statistics = (statistics[0].astype(mx.float32), statistics[1].astype(mx.float32))
+            mx.eval(statistics)  # lazy, they could be used in this thread only
+        return MappedLatents(source, self.shape, self.stored_dtype, self._map_stored, statistics)
 
     def _is_unnormalized(self, unnormalized: bool | None) -> bool:
         """What the caller says, or the metadata if the caller does not say. They must not contradict each other."""
@@ -133,8 +143,8 @@ def open_latents(
     Raises:
         LatentsError: for a file that cannot be read or is ambiguous, and shapes and dtypes that no decoder takes.
     """
-    source = os.fspath(path)
-    tensors, stated = open_tensor_file(Path(path))
+    source = source_name(path)
+    tensors, stated = open_tensor_file(path)
     metadata = parse_metadata(stated, source)
     name = _choose_tensor(list(tensors), tensor, source)
     stored = tensors[name]
@@ -152,10 +162,10 @@ def open_latents(
     if metadata.ambiguous_sizes != layout.shape.grid:  # otherwise they are the latents' own sizes, not the video's
         info = replace(info, num_frames=metadata.num_frames, height=metadata.height, width=metadata.width)
 
-    def read_stored() -> np.ndarray:
-        return layout.to_channels_first(stored.read())
+    def map_stored() -> np.ndarray:
+        return layout.to_channels_first(stored.map())
 
-    return LatentsFile(info, layout.shape, metadata.normalized, stored.dtype, str(layout), read_stored)
+    return LatentsFile(info, layout.shape, metadata.normalized, stored.dtype, str(layout), map_stored)
 
 
 def load_latents(
@@ -217,16 +227,19 @@ def check_latents_target(path: str | os.PathLike, *, fps: str | float | Fraction
     PartFile(target).discard()
 
 
-def looks_unnormalized(latents: mx.array, mean: mx.array, std: mx.array) -> bool:
-    """Whether the channels of latents (B, C, F', H', W') have the VAE's statistics (C,) rather than 0 and 1."""
-    values = latents.astype(mx.float32)
-    axes = (0, 2, 3, 4)
-    means, spreads = values.mean(axis=axes), mx.maximum(values.std(axis=axes), _LEAST_STD)
+def looks_unnormalized(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
+    """Whether the channels of latents (B, C, F', H', W') have the VAE's statistics (C,) rather than 0 and 1.
 
-    def distance(center: mx.array, scale: mx.array) -> float:
-        return to_float((mx.abs(means - center) / scale + mx.abs(mx.log(spreads / scale))).mean())
+    Up to 8 latent frames, spread over the clip, decide.
+    """
+    means, spreads = channel_moments(latents, sample_frames(latents.shape[2]))
+    spreads = np.maximum(spreads, _LEAST_STD)
 
-    return distance(mean, std) < _MUCH_NEARER * distance(mx.zeros_like(mean), mx.ones_like(std))
+    def distance(center: np.ndarray, scale: np.ndarray) -> float:
+        return float((np.abs(means - center) / scale + np.abs(np.log(spreads / scale))).mean())
+
+    vae_mean, vae_std = (np.array(array.astype(mx.float32)) for array in (mean, std))
+    return distance(vae_mean, vae_std) < _MUCH_NEARER * distance(np.zeros_like(vae_mean), np.ones_like(vae_std))
 
 
 def check_latents(latents: mx.array, latent_channels: int | None, source: str) -> None:
@@ -242,7 +255,7 @@ def check_latents(latents: mx.array, latent_channels: int | None, source: str) -
     _check_shape(latents.shape, latent_channels, source)
     if not mx.issubdtype(latents.dtype, mx.floating):
         raise LatentsError(f"{source}: latents are {latents.dtype}; expected float32, float16 or bfloat16.")
-    _check_finite(latents, source)
+    check_finite(latents, source, [range(size) for size in latents.shape])
 
 
 def _check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
@@ -256,17 +269,6 @@ def _check_shape(shape: Sequence[int], latent_channels: int | None, source: str)
         raise LatentsError(f"{source}: latents {shape} are empty; no axis may have the length 0.")
     if latent_channels not in (None, shape[1]):
         raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where the VAE has {latent_channels}.")
-
-
-def _check_finite(latents: mx.array, source: str) -> None:
-    """The part of `check_latents` that concerns the values."""
-    if count := count_nonfinite(latents):
-        first = to_int(mx.argmax(mx.logical_not(mx.isfinite(latents))))
-        index = tuple(int(i) for i in np.unravel_index(first, latents.shape))
-        raise LatentsError(
-            f"{source}: {count} of {latents.size} values are not finite (NaN or infinite), the first at "
-            f"(b, c, f, h, w) = {index}; check the program that made these latents."
-        )
 
 
 def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
@@ -284,19 +286,6 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
         found = f"{len(candidates)} tensors that could be the latents ({', '.join(sorted(candidates)[:8])})"
         raise LatentsError(f"{source}: has {found}; choose one with tensor= (--tensor).")
     return candidates[0]
-
-
-def _to_mlx(array: np.ndarray, source: str) -> mx.array:
-    """An MLX array of the same values, float64 as float32; `V2`, and uint16 that are plausible so, are bfloat16."""
-    if array.dtype == np.dtype("V2"):
-        return mx.array(array.view(np.uint16)).view(mx.bfloat16)
-    if array.dtype == np.uint16:
-        latents = mx.array(array).view(mx.bfloat16)
-        if _MIN_PLAUSIBLE < to_float(mx.max(mx.abs(latents.astype(mx.float32)))) < _MAX_PLAUSIBLE:
-            return latents
-        raise LatentsError(f"{source}: latents are stored as uint16 and are not bfloat16; save them as float32.")
-    dtype = np.float16 if array.dtype.itemsize == 2 else np.float32
-    return mx.array(array.astype(dtype, order="C", copy=False))
 
 
 def _check_target(path: str | os.PathLike, fps: str | float | Fraction | None) -> tuple[Path, Fraction | None]:

@@ -1,0 +1,123 @@
+"""Latents that stay in their file: each slice is read when it is asked for."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import LatentsError
+from ..mlx_utils import count_nonfinite, to_float, to_int
+from ..shapes import LatentShape
+
+_DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "uint16": mx.bfloat16}
+_MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
+_SAMPLED_FRAMES = 8
+
+
+class MappedLatents:
+    """Latents (B, C, F', H', W') in a file. Indexing reads, checks and normalizes a slice, and nothing else.
+
+    Slices may be read in any thread, and each is evaluated.
+
+    Attributes:
+        shape: (B, C, F', H', W').
+        dtype: of the slices.
+
+    Args:
+        map_stored: returns an array of `shape` whose values are still in the file.
+        stored_dtype: of its values, such as "bfloat16"; uint16 are the bits of bfloat16.
+        statistics: mean and std (C,), float32 and evaluated, that normalize the stored values; None if they are
+            normalized.
+    """
+
+    ndim = 5
+
+    def __init__(
+        self,
+        source: str,
+        shape: LatentShape,
+        stored_dtype: str,
+        map_stored: Callable[[], np.ndarray],
+        statistics: tuple[mx.array, mx.array] | None = None,
+    ) -> None:
+        self.source = source
+        self.shape = shape
+        self._dtype = _DTYPES.get(stored_dtype, mx.float32)
+        self.dtype = self._dtype if statistics is None else mx.float32
+        self._stored_dtype = stored_dtype
+        self._map_stored = map_stored
+        self._statistics = statistics
+
+    def __getitem__(self, index: tuple[slice, ...]) -> mx.array:
+        """The slice, normalized and evaluated. `index` has a slice for each of the first axes, at most five.
+
+        Raises:
+            LatentsError: if the file is damaged, or has values in the slice that are not finite.
+        """
+        if not isinstance(index, tuple) or len(index) > self.ndim or not all(isinstance(each, slice) for each in index):
+            raise TypeError(f"latents in a file are indexed with a tuple of up to five slices, not {index!r}.")
+        index += (slice(None),) * (self.ndim - len(index))
+        if self._stored_dtype == "uint16" and not self._is_bfloat16:
+            raise LatentsError(
+                f"{self.source}: latents are stored as uint16 and are not bfloat16; save them as float32."
+            )
+        latents = self._read(index)
+        check_finite(latents, self.source, [range(n)[part] for n, part in zip(self.shape, index, strict=True)])
+        if self._statistics is None:
+            return latents
+        channels = index[1]
+        mean, std = (array[channels].reshape(-1, 1, 1, 1) for array in self._statistics)
+        normalized = (latents.astype(mx.float32) - mean) / std
+        mx.eval(normalized)
+        return normalized
+
+    @cached_property
+    def _is_bfloat16(self) -> bool:
+        """Whether a sample of values stored as uint16 is plausible as bfloat16."""
+        frames = (self._read((slice(None), slice(None), slice(f, f + 1))) for f in sample_frames(self.shape.frames))
+        largest = max(to_float(mx.max(mx.abs(frame.astype(mx.float32)))) for frame in frames)
+        return _MIN_PLAUSIBLE < largest < _MAX_PLAUSIBLE
+
+    def _read(self, index: tuple[slice, ...]) -> mx.array:
+        """The stored values of a slice, float64 as float32."""
+        part = self._map_stored()[index]
+        if self._dtype == mx.bfloat16:  # which numpy does not have
+            latents = mx.array(part.view(np.uint16)).view(mx.bfloat16)
+        else:
+            dtype = np.float16 if self._dtype == mx.float16 else np.float32
+            latents = mx.array(part.astype(dtype, order="C", copy=False))
+        mx.eval(latents)
+        return latents
+
+
+def sample_frames(num_frames: int) -> list[int]:
+    """The indices of up to 8 latent frames, spread over a clip."""
+    count = min(num_frames, _SAMPLED_FRAMES)
+    return [(2 * i + 1) * num_frames // (2 * count) for i in range(count)]
+
+
+def channel_moments(latents: mx.array | MappedLatents, frames: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation (C,), float64, of latents (B, C, F', H', W') in some frames, read one by one."""
+    means, variances = [], []
+    for frame in frames:
+        values = latents[(slice(None), slice(None), slice(frame, frame + 1))].astype(mx.float32)
+        means.append(np.array(values.mean(axis=(0, 2, 3, 4)), np.float64))
+        variances.append(np.array(values.var(axis=(0, 2, 3, 4)), np.float64))
+    return np.mean(means, axis=0), np.sqrt(np.mean(variances, axis=0) + np.var(means, axis=0))
+
+
+def check_finite(latents: mx.array, source: str, indices: Sequence[range]) -> None:
+    """Raise a `LatentsError` for values that are not finite.
+
+    Args:
+        indices: of each axis in the whole latents, which the error names.
+    """
+    if count := count_nonfinite(latents):
+        first = to_int(mx.argmax(mx.logical_not(mx.isfinite(latents))))
+        position = np.unravel_index(first, latents.shape)
+        index = tuple(int(axis[int(i)]) for axis, i in zip(indices, position, strict=True))
+        raise LatentsError(
+            f"{source}: {count} of {latents.size} values are not finite (NaN or infinite), the first at "
+            f"(b, c, f, h, w) = {index}; check the program that made these latents."
+        )

@@ -1,0 +1,142 @@
+"""The headers of .npy and .npz files, and their arrays, mapped. Objects, which would be pickles, are never loaded."""
+
+import io
+import math
+import os
+import shutil
+import tempfile
+import threading
+import zipfile
+from dataclasses import dataclass, field
+from functools import partial
+from typing import IO, Literal
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from ..errors import LatentsError
+from ..units import format_bytes
+from .formats import torch_error
+from .stored import OpenFile, StoredTensor
+
+_MAX_NPY_HEADER = 2**14  # bytes; numpy itself refuses headers of more than 10,000
+_ZIP_HEADER = 30  # bytes before the name; the lengths of the name and of what follows it are the last four
+_COPIED_AT_ONCE = 2**20  # bytes
+
+
+@dataclass(frozen=True)
+class _NpyHeader:
+    """What precedes the values of a .npy file.
+
+    Attributes:
+        size: of the header, in bytes.
+        data_bytes: of the values; 0 for objects, whose pickles have any size.
+    """
+
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    dtype: np.dtype
+    size: int
+
+    @classmethod
+    def read(cls, file: IO[bytes]) -> "_NpyHeader":
+        start = io.BytesIO(file.read(_MAX_NPY_HEADER))
+        version = npy_format.read_magic(start)
+        read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        shape, is_fortran, dtype = read_header(start)
+        if min(shape, default=0) < 0:
+            raise ValueError(f"its shape is {shape}")
+        return cls(shape, "F" if is_fortran else "C", dtype, start.tell())
+
+    @property
+    def data_bytes(self) -> int:
+        return 0 if self.dtype.hasobject else math.prod(self.shape) * self.dtype.itemsize
+
+    def map(self, file: OpenFile, start: int) -> np.ndarray:
+        """The array of a file in which this header is at byte `start`."""
+        if self.dtype.hasobject:
+            raise ValueError("it holds Python objects, which could run any code when read")
+        return file.map(self.dtype, self.shape, start + self.size, self.order)
+
+    def stored_tensor(self, source: str, map_array: partial[np.ndarray]) -> StoredTensor:
+        name = "bfloat16" if self.dtype == np.dtype("V2") else self.dtype.name
+        return StoredTensor(source, self.shape, name, self.data_bytes, map_array)
+
+
+def open_npy(file: OpenFile) -> StoredTensor:
+    """The array of a .npy file. Raises `ValueError` for an invalid header and a file that is too short for it."""
+    with file.reader() as reader:
+        header = _NpyHeader.read(reader)
+        size, expected = reader.seek(0, os.SEEK_END), header.size + header.data_bytes
+    if size < expected:
+        raise ValueError(f"it has {size} bytes of {expected}, so it was cut short")
+    return header.stored_tensor(file.source, partial(header.map, file, 0))
+
+
+def open_npz(file: OpenFile) -> dict[str, StoredTensor]:
+    """The arrays of a .npz file by name. What is stored uncompressed is mapped in the file itself.
+
+    Raises:
+        LatentsError: for files of torch, which are zip files, too.
+        ValueError: for arrays whose header does not fit their size in the zip file.
+    """
+    tensors = {}
+    with file.reader() as reader, zipfile.ZipFile(reader) as archive:
+        if any(entry.endswith("data.pkl") for entry in archive.namelist()):  # whatever the file is called
+            raise torch_error(file.source)
+        for entry in archive.infolist():
+            name, ending = os.path.splitext(entry.filename)
+            if ending == ".npy":
+                tensors[name] = _open_member(file, archive, entry, name)
+    return tensors
+
+
+def _open_member(file: OpenFile, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> StoredTensor:
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{name} is compressed in a way that numpy does not write")
+    with archive.open(entry) as member:
+        header = _NpyHeader.read(member)
+    expected = header.size + header.data_bytes
+    if not header.dtype.hasobject and entry.file_size != expected:
+        raise ValueError(f"{name} has {entry.file_size} bytes, where its shape {header.shape} takes {expected}")
+    if entry.compress_type == zipfile.ZIP_STORED:
+        sizes = file.read(entry.header_offset + _ZIP_HEADER - 4, 4)
+        names_bytes = int.from_bytes(sizes[:2], "little") + int.from_bytes(sizes[2:], "little")
+        start = entry.header_offset + _ZIP_HEADER + names_bytes
+        return header.stored_tensor(file.source, partial(header.map, file, start))
+    return header.stored_tensor(file.source, partial(_map_compressed, header, _CompressedMember(file, entry)))
+
+
+def _map_compressed(header: _NpyHeader, member: "_CompressedMember") -> np.ndarray:
+    return header.map(member.decompressed(), 0)
+
+
+@dataclass
+class _CompressedMember:
+    """A compressed part of a zip file. It is decompressed once, to a temporary file, when it is first used."""
+
+    file: OpenFile
+    entry: zipfile.ZipInfo
+    _copy: OpenFile | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def decompressed(self) -> OpenFile:
+        """A file with the decompressed bytes and no name. Raises `LatentsError` if the disk has no room for it."""
+        with self._lock:
+            if self._copy is None:
+                self._copy = self._decompress()
+            return self._copy
+
+    def _decompress(self) -> OpenFile:
+        source, place, needed = self.file.source, tempfile.gettempdir(), self.entry.file_size
+        free = shutil.disk_usage(place).free
+        if needed > free:
+            raise LatentsError(
+                f"{source}: is compressed, and takes {format_bytes(needed)} in {place}, which has {format_bytes(free)} "
+                "left; set TMPDIR to a larger disk, or save the latents uncompressed."
+            )
+        with tempfile.TemporaryFile(prefix="mlx_ltx_vae-") as copy:
+            with self.file.reader() as reader, zipfile.ZipFile(reader) as archive, archive.open(self.entry) as member:
+                shutil.copyfileobj(member, copy, _COPIED_AT_ONCE)
+            copy.flush()
+            return OpenFile(copy, source)

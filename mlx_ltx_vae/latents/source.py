@@ -1,0 +1,90 @@
+"""Opens what a user names as latents: a file, a pipe, or standard input."""
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ..errors import LatentsError
+from .formats import START_BYTES, find_format
+from .stored import OpenFile
+
+_STANDARD_INPUT = "-"
+
+_COPIED_AT_ONCE = 2**20  # bytes
+
+
+def source_name(path: str | os.PathLike) -> str:
+    """The name of a source in errors."""
+    return "standard input" if os.fspath(path) == _STANDARD_INPUT else os.fspath(path)
+
+
+@contextmanager
+def open_source(path: str | os.PathLike) -> Iterator[tuple[OpenFile, Path]]:
+    """The open file, and a path at which it can be read until the end of the block.
+
+    A pipe and standard input ("-") are copied to a temporary file, which takes no space after the last use of the open
+    file.
+
+    Raises:
+        LatentsError: for what cannot be opened or is no file: a folder, a device, a terminal.
+    """
+    source = source_name(path)
+    if os.fspath(path) == _STANDARD_INPUT:
+        with _spooled(_standard_input(), source) as spooled:
+            yield spooled
+        return
+    with _open(source) as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            yield OpenFile(file, source), Path(path)
+            return
+        with _spooled(file, source) as spooled:
+            yield spooled
+
+
+def _standard_input() -> IO[bytes]:
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # None, replaced, or closed
+        raise LatentsError("standard input is closed; pipe a latent file into it, or name one.") from None
+    if stat.S_ISCHR(mode):
+        raise LatentsError("standard input is a terminal or another device; pipe a latent file into it, or name one.")
+    return sys.stdin.buffer
+
+
+def _open(source: str) -> IO[bytes]:
+    try:
+        mode = os.stat(source).st_mode  # before it is opened: opening a device may have effects
+        if stat.S_ISDIR(mode):
+            raise LatentsError(f"{source}: is a folder; name one latent file.")
+        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+            raise LatentsError(f"{source}: is a device or a socket; expected a latent file, or a pipe with one.")
+        return open(source, "rb")
+    except FileNotFoundError:
+        raise LatentsError(f"{source}: there is no such file.") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise LatentsError(f"{source}: cannot be read ({reason}).") from error
+
+
+@contextmanager
+def _spooled(stream: IO[bytes], source: str) -> Iterator[tuple[OpenFile, Path]]:
+    with tempfile.NamedTemporaryFile(prefix="mlx_ltx_vae-") as copy:
+        try:
+            start = stream.read(START_BYTES)
+            find_format(start, source)  # refuses an endless stream of something else
+            copy.write(start)
+            shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
+            copy.flush()
+        except OSError as error:
+            place = Path(copy.name).parent
+            raise LatentsError(
+                f"{source}: cannot be copied to a temporary file in {place} ({error.strerror or error}); set TMPDIR to "
+                "a larger disk, or name a file."
+            ) from error
+        yield OpenFile(copy, source), Path(copy.name)
