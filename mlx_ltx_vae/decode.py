@@ -178,6 +178,7 @@ def _decode(arguments: argparse.Namespace) -> None:
         shape,
         this_machine(DTYPES[arguments.dtype or checkpoint.networks["decoder"].dtype]),
         memory_budget=arguments.memory_budget,
+        holds_latents=False,
         mode="tiled" if tiling is not None and arguments.mode == "auto" else arguments.mode,
         order=arguments.order,
         tiling=tiling,
@@ -192,7 +193,7 @@ def _decode(arguments: argparse.Namespace) -> None:
         print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
         return
     statistics = checkpoint.read_statistics()
-    latents = file.read(statistics=statistics, unnormalized=arguments.unnormalized)
+    latents = file.map(statistics=statistics, unnormalized=arguments.unnormalized)
     if looks_unnormalized(latents, *statistics):
         warnings.warn(
             f"{arguments.latents}: the channels have the statistics of unnormalized latents; if the picture is wrong, "
@@ -202,7 +203,7 @@ def _decode(arguments: argparse.Namespace) -> None:
     vae = VideoVAE.from_pretrained(checkpoint, dtype=arguments.dtype, encoder=False)
     report = Report(plan, fps)
     for item, output in enumerate(outputs):
-        _decode_one(vae, latents[item : item + 1], output, report, arguments)
+        _decode_one(vae, latents.item(item), output, report, arguments)
     if arguments.json:
         print(json.dumps(report.as_dict()))
     elif not arguments.quiet:

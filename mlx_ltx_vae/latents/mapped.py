@@ -72,6 +72,12 @@ class MappedLatents:
         mx.eval(normalized)
         return normalized
 
+    def item(self, index: int) -> "MappedLatents":
+        """One item of the batch, (1, C, F', H', W')."""
+        item = slice(index, index + 1)
+        shape = self.shape._replace(batch=1)
+        return MappedLatents(self.source, shape, self._stored_dtype, lambda: self._map_stored()[item], self._statistics)
+
     @cached_property
     def _is_bfloat16(self) -> bool:
         """Whether a sample of values stored as uint16 is plausible as bfloat16."""
