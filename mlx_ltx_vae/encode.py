@@ -45,18 +45,20 @@ class Report:
     frames: int
     size: tuple[int, int]
     fps: Fraction | None
+    source_fps: Fraction | None
     seconds: float
     latent_shape: tuple[int, ...]
     plan: EncodePlan
     output: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as a JSON-serializable dict. `fps` is null for images."""
+        """The report as a JSON-serializable dict. The frame rates of images are null, unless one is given."""
         return {
             "frames": self.frames,
             "width": self.size[0],
             "height": self.size[1],
             "fps": None if self.fps is None else float(self.fps),
+            "source_fps": None if self.source_fps is None else float(self.source_fps),
             "seconds": self.seconds,
             "peak_memory_bytes": mx.get_peak_memory(),
             "latent_shape": self.latent_shape,
@@ -65,8 +67,13 @@ class Report:
         }
 
     def __str__(self) -> str:
+        rate = ""
+        if self.fps and self.source_fps and self.fps != self.source_fps:
+            change = "repeating" if self.fps > self.source_fps else "dropping"
+            rate = f"Frame rate: {float(self.source_fps):.6g} to {float(self.fps):.6g} fps, {change} frames\n"
+        speed = f"{self.frames / self.seconds:.3f} frames-per-sec"
         return (
-            f"Frames: {self.frames}, {self.frames / self.seconds:.3f} frames-per-sec, latents {self.latent_shape}\n"
+            f"{rate}Frames: {self.frames}, {speed}, latents {self.latent_shape}\n"
             f"Peak memory: {mx.get_peak_memory() / GB:.3f} GB"
         )
 
@@ -95,7 +102,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     video.add_argument("--frames", type=positive, metavar="N", help="encode the first N frames (default: all)")
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
-    video.add_argument("--fps", type=frame_rate, metavar="RATE", help="frame rate to store (default: the video's)")
+    video.add_argument(
+        "--fps",
+        type=frame_rate,
+        metavar="RATE",
+        help="drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)",
+    )
 
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
@@ -127,6 +139,7 @@ def _encode(arguments: argparse.Namespace) -> None:
         fit=_fit(arguments),
         multiple=checkpoint.config.spatial_scale,
         max_frames=arguments.frames,
+        fps=arguments.fps,
     ) as video:
         plan = _plan(checkpoint, video, arguments)
         if arguments.dry_run:
@@ -165,8 +178,7 @@ def _encode_video(
     checkpoint: Checkpoint, video: VideoReader, plan: EncodePlan, arguments: argparse.Namespace
 ) -> Report:
     width, height = video.size
-    fps = arguments.fps or video.fps
-    check_latents_target(arguments.output, fps=fps)
+    check_latents_target(arguments.output, fps=video.fps)
     vae = VideoVAE.from_pretrained(checkpoint, dtype=arguments.dtype, decoder=False)
     start = time.perf_counter()
     frames = with_progress(video, len, video.num_frames, arguments)
@@ -175,9 +187,10 @@ def _encode_video(
         raise LatentsError(f"{arguments.video}: has no frames.")
     latents = mx.concatenate(parts, axis=2)
     num_frames = checkpoint.config.scale.video_grid(latents.shape[2:])[0]
-    save_latents(arguments.output, latents, fps=fps, num_frames=num_frames, height=height, width=width)
+    save_latents(arguments.output, latents, fps=video.fps, num_frames=num_frames, height=height, width=width)
     seconds = time.perf_counter() - start
-    return Report(num_frames, video.size, fps, seconds, latents.shape, plan, arguments.output)
+    rates = (video.fps, video.source_fps)
+    return Report(num_frames, video.size, *rates, seconds, latents.shape, plan, arguments.output)
 
 
 if __name__ == "__main__":

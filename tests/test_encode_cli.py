@@ -16,6 +16,7 @@ from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main
 from mlx_ltx_vae.metrics import psnr
 from mlx_ltx_vae.video import open_sink
+from video_files import run_ffmpeg
 
 SIZE = (96, 64)
 
@@ -118,6 +119,41 @@ def test_report_is_two_lines_and_quiet_is_none(clip, golden, tmp_path):
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
 
+def test_another_rate_drops_or_repeats_frames_and_keeps_the_speed(golden, tmp_path, capsys):
+    frames, checkpoint = make_frames(34), golden("ltx2_3").checkpoint
+    path = write_video(tmp_path / "clip.mkv", frames, 60)
+    vae = VideoVAE.from_pretrained(checkpoint, decoder=False)
+    report, latents, info = encoded(capsys, tmp_path, path, "-m", checkpoint, "--fps", "30")
+    assert (report["frames"], report["fps"], report["source_fps"]) == (17, 30, 60)
+    assert info.fps == 30
+    assert_close(latents, vae.encode(frames[::2]))
+    arguments = [path, "-m", checkpoint, "-o", tmp_path / "latents.safetensors", "--frames", "9"]
+    for fps, line in [
+        ("23.976", "Frame rate: 60 to 23.976 fps, dropping frames"),
+        ("120", "Frame rate: 60 to 120 fps, repeating frames"),
+        ("60", None),
+    ]:
+        assert encode(*arguments, "--fps", fps) == 0
+        assert capsys.readouterr().out.splitlines()[:-2] == ([] if line is None else [line])
+    assert_close(load_latents(tmp_path / "latents.safetensors")[0], vae.encode(frames[:9]))
+
+
+def test_hdr_and_interlaced_videos_are_encoded_with_a_line_each(golden, tmp_path, capsys):
+    path = tmp_path / "clip.mkv"
+    picture = ["-f", "lavfi", "-i", "testsrc2=s=96x64:r=24", "-frames:v", 9]
+    tags = ["-color_trc", "smpte2084", "-vf", "setfield=tff,setparams=color_trc=smpte2084"]
+    run_ffmpeg(*picture, *tags, "-c:v", "libx264", "-pix_fmt", "yuv420p10le", "-flags", "+ilme+ildct", path)
+    checkpoint = golden("ltx2_3").checkpoint
+    assert encode(path, "-m", checkpoint, "-o", tmp_path / "latents.safetensors", "-q") == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    hdr, fields = captured.err.splitlines()
+    assert hdr.startswith(f"warning: {path}: is HDR (PQ), ")
+    assert "-vf zscale=" in hdr
+    assert fields.startswith(f"warning: {path}: is marked as interlaced, ")
+    assert "-vf yadif " in fields
+
+
 @pytest.mark.parametrize("kind", ["folder", "pattern", "gif"])
 def test_images_and_gifs_are_videos_too(golden, tmp_path, capsys, kind):
     frames = make_frames(9)
@@ -133,8 +169,9 @@ def test_images_and_gifs_are_videos_too(golden, tmp_path, capsys, kind):
         assert latents.shape == expected.shape  # with its own palette
     else:
         assert_close(latents, expected)
-    _, _, info = encoded(capsys, tmp_path, target, "-m", checkpoint, "--fps", "23.976")
+    report, _, info = encoded(capsys, tmp_path, target, "-m", checkpoint, "--fps", "23.976")
     assert info.fps == Fraction(24000, 1001)
+    assert (report["frames"], report["source_fps"]) == (9, 25.0 if kind == "gif" else None)
 
 
 @pytest.mark.parametrize("options", [[], ["--pad"], ["--dry-run"]])

@@ -50,7 +50,7 @@ LOG = """\
 [Parsed_showinfo_0 @ 0x7f] [info] config out time_base: 0/0, frame_rate: 0/0
 [Parsed_showinfo_0 @ 0x7f] [info] n:   0 pts:      0 fmt:yuv420p10le cl:left sar:1/1 s:64x96 i:P iskey:1 type:I
 [Parsed_showinfo_0 @ 0x7f] [info]   side data - something of 8x8
-[Parsed_showinfo_0 @ 0x7f] [info] color_range:tv color_space:{matrix} color_primaries:unknown
+[Parsed_showinfo_0 @ 0x7f] [info] color_range:tv color_space:{matrix} color_primaries:unknown color_trc:unknown
 """
 
 
@@ -74,13 +74,46 @@ def test_rate_is_the_nominal_rate_unless_only_the_average_is_plausible(
     assert (info.fps, info.size, info.pixel_format) == (fps, (64, 96), "yuv420p10le")
     assert info.seconds == Fraction(7447, 2)
     assert info.has_matrix
+    assert info.warnings("clip.mkv") == []
 
 
 def test_logs_with_missing_properties_are_parsed_or_refused() -> None:
     log = LOG.format(nominal="24/1", average="24 fps, ", matrix="unknown")
     assert not parse_log(log, "clip").has_matrix
     assert parse_log(log.replace("Duration: 01:02:03.50", "Duration: N/A"), "clip").seconds is None
+    assert not parse_log(log.replace("color_space", "color"), "clip").has_matrix
     with pytest.raises(ReaderError, match="clip: contains no frames"):
         parse_log(log.replace("n:   0", "n:   1"), "clip")
     with pytest.raises(ReaderError, match="clip: a frame rate must be"):
         parse_log(LOG.format(nominal="90000/1", average="", matrix="bt709"), "clip")
+
+
+@pytest.mark.parametrize(
+    ("nominal", "average", "clock", "is_variable"),
+    [("30/1", "29.87 fps, ", "30", False), ("40000/2803", "14.27 fps, ", "1k", True), ("1/0", "", "25", False)],
+)
+def test_rate_is_variable_if_the_clock_is_much_faster(
+    nominal: str, average: str, clock: str, is_variable: bool
+) -> None:
+    log = LOG.format(nominal=nominal, average=average, matrix="bt709").replace(f"{nominal} tbr", f"{clock} tbr", 2)
+    assert parse_log(log, "clip.mkv").is_variable == is_variable
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "words"),
+    [
+        ("bt709)", "bt709, top first)", "interlaced"),
+        ("bt709)", "bt709, bottom coded first (swapped))", "interlaced"),
+        ("i:P", "i:B", "interlaced"),
+        ("color_trc:unknown", "color_trc:smpte2084", "HDR (PQ)"),
+        ("color_trc:unknown", "color_trc:arib-std-b67", "HDR (HLG)"),
+        ("color_primaries:unknown", "color_primaries:bt2020", "BT.2020 primaries"),
+        ("vp9, 32x32", "vp9, yuv420p(tv, top first), 32x32", None),  # another stream
+        ("mjpeg, yuvj420p(pc)", "mjpeg, yuvj420p(pc, top first)", None),
+    ],
+)
+def test_what_is_read_as_it_is_is_one_warning(written: str, instead: str, words: str | None) -> None:
+    log = LOG.format(nominal="24/1", average="24 fps, ", matrix="bt709")
+    assert log.count(written) == 1
+    found = parse_log(log.replace(written, instead), "clip.mkv").warnings("clip.mkv")
+    assert [words in text for text in found] == ([] if words is None else [True])

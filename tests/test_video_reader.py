@@ -36,6 +36,7 @@ def test_lossless_video_is_read_exactly(tmp_path: Path, num_frames: int, size: t
     np.testing.assert_array_equal(result, frames)
 
 
+@pytest.mark.filterwarnings("ignore:.* is HDR")
 @pytest.mark.parametrize(
     ("matrix", "color_range", "tags", "size", "pixels"),
     [

@@ -1,4 +1,8 @@
-"""Properties of videos and pixel formats, parsed from ffmpeg's output, since imageio-ffmpeg installs no ffprobe."""
+"""Properties of videos and pixel formats, parsed from ffmpeg's output, since imageio-ffmpeg installs no ffprobe.
+
+PyAV has them as fields. It is not used, since most damage to a video is reported only in ffmpeg's log. PyAV can collect
+the log only of the whole process, and then hangs when a damaged video is closed while it is decoded by threads (18.1).
+"""
 
 import re
 from dataclasses import dataclass
@@ -11,14 +15,25 @@ from .ffmpeg import listing
 _INPUT = re.compile(r"Input #0, (\S+), from ")
 _DURATION = re.compile(r"Duration: (\d+):(\d\d):(\d\d\.\d+)")
 _CHOSEN = re.compile(r"Stream #(0:\d+) -> #0:0")
+_FIELDS = re.compile(r"\b(top|bottom) (coded )?first\b")  # after the pixel format of an interlaced stream
 _AVERAGE = re.compile(r", ([\d.]+)(k?) fps\b")
+_CLOCK = re.compile(r", ([\d.]+)(k?) tbr\b")  # the least rate that has all times of the first frames
 _NOMINAL = re.compile(r"config in time_base: \S+ frame_rate: (\d+)/(\d+)")
-_FRAME = re.compile(r"n: +0 .* fmt:(\S+) .*\bs:(\d+)x(\d+)")
-_MATRIX = re.compile(r"color_space:(\S+)")
+_FRAME = re.compile(r"n: +0 .* fmt:(\S+) .*\bs:(\d+)x(\d+) i:(\S)")
+_COLORS = re.compile(r"color_space:(\S+) color_primaries:(\S+) color_trc:(\S+)")
+_HDR_TRANSFERS = {"smpte2084": "PQ", "arib-std-b67": "HLG"}
 
 # A nominal rate above this multiple of the average is not a frame rate. Of a video with a variable rate ffmpeg reports
 # the clock rate (up to 1000 per second), of an interlaced video the field rate.
 _MAX_NOMINAL = Fraction(3, 2)
+
+# ffmpeg's filters that convert what is read as it is, see `VideoInfo.warnings`.
+_TO_SDR = (
+    "zscale=t=linear:npl=100,format=gbrpf32le,zscale=p=bt709,tonemap=hable:desat=0,"
+    "zscale=t=bt709:m=bt709:r=tv,format=yuv420p"
+)
+_TO_BT709 = "colorspace=all=bt709:iall=bt2020:format=yuv420p"
+_TO_FRAMES = "yadif"
 
 
 @dataclass(frozen=True)
@@ -27,17 +42,41 @@ class VideoInfo:
 
     Attributes:
         size: `(width, height)` of a frame in pixels, after the rotation in the file's metadata.
-        fps: None for stills.
+        is_still: whether it is an image or a sequence of images, which have no times.
+        fps: None for stills, and if unknown.
+        is_variable: whether the frames come at irregular times, and `fps` is only their average rate.
         seconds: the duration of the file (its longest stream); None if unknown.
         pixel_format: ffmpeg's name of it.
         has_matrix: whether the color matrix is tagged, or is not needed (RGB).
+        transfer: ffmpeg's name of the transfer function.
+        primaries: ffmpeg's name of the color primaries.
+        is_interlaced: whether the stream or its first frame is marked as interlaced.
     """
 
     size: tuple[int, int]
+    is_still: bool
     fps: Fraction | None
+    is_variable: bool
     seconds: Fraction | None
     pixel_format: str
     has_matrix: bool
+    transfer: str
+    primaries: str
+    is_interlaced: bool
+
+    def warnings(self, name: str) -> list[str]:
+        """What looks wrong if the frames are read as they are, and how to convert the video: a sentence each."""
+        found = []
+        if self.transfer in _HDR_TRANSFERS:
+            hdr = f"{name}: is HDR ({_HDR_TRANSFERS[self.transfer]}), and its colors are read as they are"
+            found.append(f"{hdr}; tone-map it first: ffmpeg -i VIDEO -vf {_TO_SDR} NEW.")
+        elif self.primaries == "bt2020":
+            wide = f"{name}: has BT.2020 primaries, and its colors are read as they are"
+            found.append(f"{wide}; convert it to BT.709 first: ffmpeg -i VIDEO -vf {_TO_BT709} NEW.")
+        if self.is_interlaced:
+            fields = f"{name}: is marked as interlaced, and both fields are read as one frame"
+            found.append(f"{fields}; deinterlace it first: ffmpeg -i VIDEO -vf {_TO_FRAMES} NEW.")
+        return found
 
 
 def parse_log(log: str, name: str) -> VideoInfo:
@@ -57,13 +96,19 @@ def parse_log(log: str, name: str) -> VideoInfo:
         fps = None if is_still else _frame_rate(log)
     except ValueError as error:
         raise ReaderError(f"{name}: {error}") from error
-    matrix = _MATRIX.search(log, frame.end())
+    colors = _COLORS.search(log, frame.end())
+    matrix, primaries, transfer = colors.groups() if colors else ["unknown"] * 3
     return VideoInfo(
         size=(int(frame[2]), int(frame[3])),
+        is_still=is_still,
         fps=fps,
+        is_variable=fps is not None and _rate(_CLOCK, log) > _MAX_NOMINAL * fps,
         seconds=_seconds(log),
         pixel_format=frame[1],
-        has_matrix=matrix is not None and matrix[1] not in ("unknown", "reserved"),
+        has_matrix=matrix not in ("unknown", "reserved"),
+        transfer=transfer,
+        primaries=primaries,
+        is_interlaced=frame[4] in "TB" or _FIELDS.search(_chosen_stream(log)) is not None,
     )
 
 
@@ -82,7 +127,8 @@ def _seconds(log: str) -> Fraction | None:
 
 def _frame_rate(log: str) -> Fraction | None:
     """The nominal rate, exactly, unless only the average is plausible."""
-    average = _average_rate(log)
+    average_rate = _rate(_AVERAGE, log)
+    average = parse_fps(average_rate) if average_rate else None
     nominal = _NOMINAL.search(log)
     if nominal is None or "0" in nominal.groups():
         return average
@@ -91,9 +137,14 @@ def _frame_rate(log: str) -> Fraction | None:
     return average if average is not None and rate > _MAX_NOMINAL * average else parse_fps(rate)
 
 
-def _average_rate(log: str) -> Fraction | None:
-    """The average rate of the chosen stream, which ffmpeg logs with two decimals."""
+def _rate(kind: re.Pattern[str], log: str) -> float:
+    """A rate of the chosen stream, which ffmpeg logs with two decimals; 0 if unknown."""
+    rate = kind.search(_chosen_stream(log))
+    return float(rate[1]) * (1000 if rate[2] else 1) if rate else 0
+
+
+def _chosen_stream(log: str) -> str:
+    """ffmpeg's description of the stream that it reads."""
     chosen = _CHOSEN.search(log)
     stream = chosen and re.search(rf"Stream #{chosen[1]}\b.*: Video: (.*)", log)
-    average = stream and _AVERAGE.search(stream[1])
-    return average and parse_fps(float(average[1]) * (1000 if average[2] else 1))
+    return stream[1] if stream else ""

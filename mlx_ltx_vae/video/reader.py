@@ -1,13 +1,16 @@
 """Reading the frames of a video file or of images, a few at a time."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import ReaderError
+from ..frame_rate import parse_fps
 from ..shapes import Size, format_size
 from .codecs import SCALER
 from .ffmpeg import FfmpegDecoder, check_image, describe
@@ -30,9 +33,10 @@ class VideoReader(Iterator[np.ndarray]):
                 ...
 
     Frames are full-range RGB, converted with the stream's range and matrix (BT.601, BT.709, BT.2020). Primaries and
-    transfer function are unchanged, so HDR stays HDR. The rotation in the file's metadata is applied. Transparent
-    pixels are composited over black. Pixels are treated as square. Videos with a variable frame rate are converted to
-    the constant rate `fps`, by repeating and dropping frames.
+    transfer function are unchanged, so HDR stays HDR, and fields are not deinterlaced; a warning (`UserWarning`) says
+    how to convert such a video. The rotation in the file's metadata is applied. Transparent pixels are composited over
+    black. Pixels are treated as square. Videos are converted to the constant rate `fps` at unchanged speed, by
+    repeating and dropping frames.
 
     Closing the reader ends ffmpeg at once; so do an exception in the with-block and Ctrl-C.
 
@@ -42,10 +46,13 @@ class VideoReader(Iterator[np.ndarray]):
         fit: how frames of another size are handled.
         multiple: both sides of the returned frames are multiples of this.
         max_frames: the largest number of frames to read; None for all.
+        fps: the frame rate to convert a video to (see `parse_fps`), or the frame rate of images; None for the video's
+            own.
 
     Attributes:
         source_size: `(width, height)` in the file, after rotation.
-        fps: frames per second, exactly; None for images.
+        source_fps: frames per second in the file, exactly (on average if it varies); None for images.
+        fps: frames per second that are returned; None for images without a given rate.
         num_frames: approximate; None if it is unknown.
         dtype: uint8; uint16 over the full range if the source has more than 8 bits.
 
@@ -63,8 +70,10 @@ class VideoReader(Iterator[np.ndarray]):
         fit: Fit = Fit.EXACT,
         multiple: int = 32,
         max_frames: int | None = None,
+        fps: str | float | Fraction | None = None,
     ) -> None:
         self.name = os.fspath(path)
+        wanted_fps = _parse_fps(self.name, fps)
         if max_frames is not None and max_frames < 1:
             raise ReaderError(f"{self.name}: cannot read {max_frames} frames; the maximum must be at least 1.")
         with ExitStack() as stack:
@@ -72,13 +81,16 @@ class VideoReader(Iterator[np.ndarray]):
             if self._images:
                 check_image(self._images[0])  # ffmpeg would skip it and describe the next one
             info = parse_log(describe(self.name, source_arguments), self.name)
+            for text in info.warnings(self.name):
+                warnings.warn(text, stacklevel=2)
             bits, has_alpha = describe_pixel_format(info.pixel_format)
             scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
             self.source_size = info.size
-            self.fps = info.fps
-            self.num_frames = len(self._images) or _estimate_num_frames(info, max_frames)
+            self.source_fps = info.fps
+            self.fps = wanted_fps or info.fps
+            self.num_frames = len(self._images) or _estimate_num_frames(info, self.fps, max_frames)
             self.dtype = np.dtype(np.uint16 if bits > 8 else np.uint8)
-            filters = _filters(info, scaled, self.size, bits=8 * self.dtype.itemsize, has_alpha=has_alpha)
+            filters = _filters(info, self.fps, scaled, self.size, bits=8 * self.dtype.itemsize, has_alpha=has_alpha)
             limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
             output = ["-map", "0:V:0", "-vf", ",".join(filters), "-fps_mode", "passthrough", *limit, "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*source_arguments, *output, "pipe:1"])
@@ -137,18 +149,26 @@ class VideoReader(Iterator[np.ndarray]):
             raise
 
 
-def _estimate_num_frames(info: VideoInfo, max_frames: int | None) -> int | None:
-    if info.fps is None or info.seconds is None:
+def _parse_fps(name: str, fps: str | float | Fraction | None) -> Fraction | None:
+    try:
+        return None if fps is None else parse_fps(fps)
+    except ValueError as error:
+        raise ReaderError(f"{name}: {error}") from error
+
+
+def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int | None) -> int | None:
+    if info.is_still or fps is None or info.seconds is None:
         return None
-    num_frames = max(1, round(info.seconds * info.fps))
+    num_frames = max(1, round(info.seconds * fps))
     return num_frames if max_frames is None else min(num_frames, max_frames)
 
 
-def _filters(info: VideoInfo, scaled: Size, target: Size, *, bits: int, has_alpha: bool) -> list[str]:
+def _filters(
+    info: VideoInfo, fps: Fraction | None, scaled: Size, target: Size, *, bits: int, has_alpha: bool
+) -> list[str]:
     """ffmpeg's filters from the file's frames to RGB of 8 or 16 bits, scaled, then cropped evenly to `target`."""
     # Fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
     same_size = "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*info.size)
-    rate = [] if info.fps is None else [f"fps={info.fps}"]
     is_hd = info.size[0] >= _HD_WIDTH or info.size[1] >= _HD_HEIGHT
     matrix = "auto" if info.has_matrix else "bt709" if is_hd else "bt601"
 
@@ -161,4 +181,14 @@ def _filters(info: VideoInfo, scaled: Size, target: Size, *, bits: int, has_alph
     rgb = "format=rgb24" if bits == 8 else "format=rgb48le"
     left, top = ((scaled[axis] - target[axis]) // 2 for axis in range(2))
     crop = f"crop={target[0]}:{target[1]}:{left}:{top}"
-    return [same_size, *rate, *over_black, scale(*scaled), rgb, crop]
+    return [same_size, *_rate_filters(info, fps), *over_black, scale(*scaled), rgb, crop]
+
+
+def _rate_filters(info: VideoInfo, fps: Fraction | None) -> list[str]:
+    """ffmpeg's filters that give a video the constant rate `fps`."""
+    if info.is_still or fps is None:
+        return []
+    # First the exact times of the video's own rate. Containers round times to milliseconds, which would decide between
+    # two frames that are equally near, as in every second frame from 60 to 30 fps.
+    rates = [fps] if info.fps is None or info.is_variable else [info.fps, fps]
+    return [f"fps={rate}" for rate in dict.fromkeys(rates)]

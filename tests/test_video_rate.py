@@ -1,0 +1,81 @@
+"""Reading at another frame rate: the speed is kept, frames are dropped or repeated."""
+
+import subprocess
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from imageio_ffmpeg import get_ffmpeg_exe
+
+from mlx_ltx_vae.video import VideoReader
+from video_files import SIZE, numbered, numbers, read, refusal, run_ffmpeg, save_images, write
+
+
+def frames_of_ffmpeg(path: Path, filters: str) -> list[int]:
+    """The indices of `numbered` frames that the ffmpeg program returns."""
+    command = [get_ffmpeg_exe(), "-v", "error", "-i", path, "-vf", filters, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    raw = subprocess.run(command, capture_output=True, check=True).stdout
+    return numbers(np.frombuffer(raw, np.uint8).reshape(-1, SIZE[1], SIZE[0], 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "fps", "expected"),
+    [
+        ("clip.mp4", 60, 30, range(0, 41, 2)),
+        ("clip.mkv", 60, 30, range(0, 41, 2)),  # its times are in milliseconds
+        ("clip.mkv", "60000/1001", "30000/1001", range(0, 41, 2)),
+        ("clip.mkv", 50, 25, range(0, 41, 2)),
+        ("clip.mp4", 60, 24, [1, 3, 6, 8, 11, 13, 16, 18, 21, 23, 26, 28, 31, 33, 36, 38]),
+        ("clip.mp4", 12, 24, [n // 2 for n in range(82)]),
+        ("clip.gif", 25, 12.5, range(0, 41, 2)),
+        ("clip.mp4", 24, "24000/1001", range(41)),
+        ("clip.mkv", 24, 24, range(41)),
+    ],
+)
+def test_frames_are_dropped_or_repeated_to_the_rate(
+    tmp_path: Path, name: str, source: object, fps: object, expected: range
+) -> None:
+    path = write(tmp_path / name, numbered(41), source)
+    with VideoReader(path, fps=fps) as video:
+        assert (video.fps, video.source_fps) == (Fraction(fps), Fraction(source))
+        result = numbers(np.concatenate(list(video)))
+        assert abs(video.num_frames - len(result)) <= 1
+    assert result == list(expected)
+    if path.suffix != ".mkv":
+        assert result == frames_of_ffmpeg(path, f"fps={Fraction(fps)}")
+
+
+def test_irregular_times_become_the_given_rate_at_once(tmp_path: Path) -> None:
+    """A screen recording: bursts, and pauses. By way of its average rate other frames would be lost."""
+    source, path = write(tmp_path / "all.mkv", numbered(40), 25, codec="ffv1"), tmp_path / "screen.mp4"
+    milliseconds = [n * 17 + 700 * (n // 10) for n in range(40)]
+    times = ["-vf", "settb=1/1000,setpts=17*N+700*floor(N/10)", "-fps_mode", "vfr", "-enc_time_base", "1:1000"]
+    run_ffmpeg("-i", source, *times, "-c:v", "libx264", "-video_track_timescale", 1000, path)
+    with VideoReader(path, fps=24) as video:
+        assert video.source_fps < 24
+        result = numbers(np.concatenate(list(video)))
+    ticks = [round(time * 24 / 1000) for time in milliseconds]
+    expected = [max(n for n in range(40) if ticks[n] <= tick) for tick in range(ticks[-1] + 1)]
+    assert result[: len(expected)] == expected
+    assert set(result[len(expected) :]) <= {39}
+
+
+def test_as_many_frames_as_requested_are_counted_at_the_new_rate(tmp_path: Path) -> None:
+    path = write(tmp_path / "clip.mp4", numbered(41), 60)
+    assert numbers(read(path, fps=30, max_frames=9)) == list(range(0, 18, 2))
+    with VideoReader(path, fps=30, max_frames=9) as video:
+        assert video.num_frames == 9
+
+
+def test_all_images_are_read_whatever_their_rate(tmp_path: Path) -> None:
+    frames = save_images(tmp_path, [f"{number}.png" for number in range(10)])
+    for path, count in ((tmp_path, 10), (tmp_path / "%d.png", 10), (tmp_path / "3.png", None)):
+        with VideoReader(path, fps="12.5") as video:
+            assert (video.fps, video.source_fps, video.num_frames) == (Fraction(25, 2), None, count)
+            np.testing.assert_array_equal(np.concatenate(list(video)), frames if count else frames[3:4])
+
+
+@pytest.mark.parametrize("fps", [0, "fast", 1001, float("nan")])
+def test_invalid_rate_is_refused_before_anything_is_read(tmp_path: Path, fps: object) -> None:
+    assert "a frame rate" in refusal(tmp_path / "missing.mp4", fps=fps)
