@@ -71,7 +71,7 @@ def test_open_reads_the_header_and_none_of_the_values(tmp_path: Path) -> None:
     header = json.dumps(
         {
             "latents": {"dtype": "BF16", "shape": shape, "data_offsets": [0, num_bytes]},
-            "__metadata__": {"fps": "24", "num_frames": "17", "normalized": "true"},
+            "__metadata__": {"fps": "24", "num_frames": "8388601", "normalized": "true"},
         }
     ).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header)
@@ -79,7 +79,7 @@ def test_open_reads_the_header_and_none_of_the_values(tmp_path: Path) -> None:
     file = open_latents(path, latent_channels=8)
     assert file.shape == shape
     assert (file.stored_dtype, file.layout, file.normalized) == ("bfloat16", "(B, C, F', H', W')", True)
-    assert (file.info.tensor, file.info.fps, file.info.num_frames) == ("latents", 24, 17)
+    assert (file.info.tensor, file.info.fps, file.info.num_frames) == ("latents", 24, 8388601)
 
 
 @pytest.mark.parametrize("ending", ["npy", "npz", "safetensors"])

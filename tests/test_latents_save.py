@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import LatentsError, WriterError
 from mlx_ltx_vae.latents import check_latents_target, load_latents, save_latents
+from mlx_ltx_vae.shapes import ScaleFactors
 
 
 @pytest.fixture
@@ -34,11 +35,11 @@ def names(folder: Path) -> list[str]:
     shape=st.tuples(*[st.integers(1, 4)] * 5),
     dtype=st.sampled_from([mx.float32, mx.float16, mx.bfloat16]),
     fps=st.none() | st.fractions(min_value=1, max_value=240, max_denominator=1001),
-    sizes=st.none() | st.tuples(*[st.integers(1, 4096)] * 3),
+    scale=st.none() | st.builds(ScaleFactors, *[st.integers(1, 64)] * 3),
 )
-def test_saved_latents_are_loaded_unchanged(shape: tuple, dtype: mx.Dtype, fps: Fraction, sizes: tuple) -> None:
+def test_saved_latents_are_loaded_unchanged(shape: tuple, dtype: mx.Dtype, fps: Fraction, scale: ScaleFactors) -> None:
     latents = mx.random.normal(shape, key=mx.random.key(sum(shape))).astype(dtype)
-    num_frames, height, width = sizes or (None, None, None)
+    num_frames, height, width = scale.video_grid(shape[2:]) if scale else (None, None, None)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clip.safetensors"
         save_latents(path, latents, fps=fps, num_frames=num_frames, height=height, width=width)
@@ -138,3 +139,11 @@ def test_full_disk_leaves_the_earlier_file_and_nothing_else(tmp_path: Path, late
         save_latents(path, latents + 1)
     assert names(tmp_path) == ["clip.safetensors"]
     assert_same(load_latents(path)[0], latents)
+
+
+@pytest.mark.parametrize("sizes", [(18, 128, 160), (17, 127, 160), (17, 128, 3), (0, 128, 160), (17, -128, 160)])
+def test_sizes_that_no_video_of_the_latents_has_are_refused(tmp_path: Path, latents: mx.array, sizes: tuple) -> None:
+    num_frames, height, width = sizes
+    with pytest.raises(LatentsError, match=f"states num_frames {num_frames}, height {height}, width {width}, but"):
+        save_latents(tmp_path / "clip.safetensors", latents, num_frames=num_frames, height=height, width=width)
+    assert names(tmp_path) == []

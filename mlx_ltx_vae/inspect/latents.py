@@ -1,16 +1,19 @@
 """A description of a latent file: what it states, statistics of its values, and the video that it decodes to."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..checkpoint import Checkpoint
 from ..errors import LatentsError
 from ..frame_rate import DEFAULT_FPS
-from ..latents import LatentsFile, open_latents
-from ..mlx_utils import to_float, to_int
+from ..latents import LatentsFile, MappedLatents, open_latents
+from ..latents.mapped import channel_moments, read_frames
+from ..mlx_utils import to_float
 from ..shapes import DEFAULT_SCALE, Grid, ScaleFactors, format_size
 
 # Normalized latents have a standard deviation near 1 in every channel; in a plain or still clip some are smaller.
@@ -117,25 +120,36 @@ class LatentsReport:
 
 def inspect_latents(path: Path, vae: Checkpoint | None, *, tensor: str | None, grid: Grid | None) -> LatentsReport:
     """Describe a latent file. Arguments as `open_latents`; errors as it and `LatentsFile.read`."""
-    channels, statistics = (None, None) if vae is None else (vae.config.latent_channels, vae.read_statistics())
-    file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid)
+    channels, scale = (None, None) if vae is None else (vae.config.latent_channels, vae.config.scale)
+    file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid, scale=scale)
     if file.normalized is False and vae is None:
         raise LatentsError(f"{path}: these latents are unnormalized; give -m VAE, whose statistics normalize them.")
-    return LatentsReport(file, _statistics(file.read(statistics=statistics)), vae)
+    statistics = None if vae is None else vae.read_statistics()
+    return LatentsReport(file, _statistics(file.map(statistics=statistics)), vae)
 
 
-def _statistics(latents: mx.array) -> dict[str, float]:
-    """Statistics of all values of latents (B, C, F', H', W'), and the extremes of those of single channels."""
-    values = latents.astype(mx.float32)
-    means, stds = values.mean(axis=(0, 2, 3, 4)), values.std(axis=(0, 2, 3, 4))
+def _statistics(latents: MappedLatents) -> dict[str, float]:
+    """Statistics of all values of latents (B, C, F', H', W'), and the extremes of those of single channels.
+
+    One latent frame is read at a time.
+    """
+    lows, highs = [], []
+
+    def frames() -> Iterator[mx.array]:
+        for values in read_frames(latents, range(latents.shape.frames)):
+            lows.append(to_float(values.min()))
+            highs.append(to_float(values.max()))
+            yield values
+
+    means, stds = channel_moments(frames())
     return {
-        "mean": to_float(values.mean()),
-        "std": to_float(values.std()),
-        "min": to_float(values.min()),
-        "max": to_float(values.max()),
-        "lowest_channel_mean": to_float(means.min()),
-        "highest_channel_mean": to_float(means.max()),
-        "lowest_channel_std": to_float(stds.min()),
-        "highest_channel_std": to_float(stds.max()),
-        "channels_far_from_1": to_int(mx.logical_or(stds < _MIN_USUAL_STD, stds > _MAX_USUAL_STD).sum()),
+        "mean": float(means.mean()),
+        "std": float(np.sqrt((stds**2).mean() + means.var())),
+        "min": min(lows),
+        "max": max(highs),
+        "lowest_channel_mean": float(means.min()),
+        "highest_channel_mean": float(means.max()),
+        "lowest_channel_std": float(stds.min()),
+        "highest_channel_std": float(stds.max()),
+        "channels_far_from_1": int(((stds < _MIN_USUAL_STD) | (stds > _MAX_USUAL_STD)).sum()),
     }

@@ -25,10 +25,10 @@ import numpy as np
 from ..errors import LatentsError, WriterError
 from ..frame_rate import parse_fps
 from ..part_file import PartFile
-from ..shapes import Grid, LatentShape
+from ..shapes import Grid, LatentShape, ScaleFactors
 from .layouts import CHANNELS_FIRST, find_layout
-from .mapped import MappedLatents, channel_moments, check_finite, sample_frames
-from .metadata import LAYOUT_KEY, merge_grids, parse_metadata
+from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames
+from .metadata import LAYOUT_KEY, LatentsMetadata, check_sizes, merge_grids, parse_metadata, states_grid
 from .source import source_name
 from .tensor_files import open_tensor_file
 
@@ -131,17 +131,25 @@ class LatentsFile:
 
 
 def open_latents(
-    path: str | os.PathLike, *, latent_channels: int | None = None, tensor: str | None = None, grid: Grid | None = None
+    path: str | os.PathLike,
+    *,
+    latent_channels: int | None = None,
+    tensor: str | None = None,
+    grid: Grid | None = None,
+    scale: ScaleFactors | None = None,
 ) -> LatentsFile:
     """Read the header of a safetensors (also ComfyUI's .latent), .npy or .npz file, and none of its values.
 
     Args:
+        path: "-" is standard input. It and pipes are copied to a temporary file.
         latent_channels: channels of the VAE. With it, channels-last files are understood and other channels refused.
         tensor: the tensor's name, for a file with several candidates.
         grid: (F', H', W'), needed for packed latents whose file does not state it, and checked for others.
+        scale: of the VAE. With it, the video's size that the file states must be the size at this scale.
 
     Raises:
-        LatentsError: for a file that cannot be read or is ambiguous, and shapes and dtypes that no decoder takes.
+        LatentsError: for a file that cannot be read, is ambiguous, or whose metadata contradicts its shape, and for
+            shapes and dtypes that no decoder takes.
     """
     source = source_name(path)
     tensors, stated = open_tensor_file(path)
@@ -159,7 +167,8 @@ def open_latents(
     if stored.dtype not in _READABLE_DTYPES:
         raise LatentsError(f"{source}: {name} is stored as {stored.dtype}; save it as float32, float16 or bfloat16.")
     info = LatentsInfo(source, name, stored.shape, metadata.fps)
-    if metadata.ambiguous_sizes != layout.shape.grid:  # otherwise they are the latents' own sizes, not the video's
+    check_sizes(metadata, layout.shape.grid, scale, source)
+    if not states_grid(metadata, layout.shape.grid):
         info = replace(info, num_frames=metadata.num_frames, height=metadata.height, width=metadata.width)
 
     def map_stored() -> np.ndarray:
@@ -174,6 +183,7 @@ def load_latents(
     latent_channels: int | None = None,
     tensor: str | None = None,
     grid: Grid | None = None,
+    scale: ScaleFactors | None = None,
     unnormalized: bool | None = None,
     statistics: tuple[mx.array, mx.array] | None = None,
 ) -> tuple[mx.array, LatentsInfo]:
@@ -181,7 +191,7 @@ def load_latents(
 
     Arguments and errors are those of `open_latents` and, for `unnormalized` and `statistics`, of `LatentsFile.read`.
     """
-    file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid)
+    file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid, scale=scale)
     return file.read(statistics=statistics, unnormalized=unnormalized), file.info
 
 
@@ -203,11 +213,13 @@ def save_latents(
         num_frames, height, width: of the video, in frames and pixels.
 
     Raises:
-        LatentsError: for latents that `check_latents` refuses.
+        LatentsError: for latents that `check_latents` refuses, and sizes that no video of them has.
         WriterError: for another ending, an invalid frame rate, and a file that cannot be written.
     """
     target, exact_fps = _check_target(path, fps)
     check_latents(latents, None, str(target))
+    sizes = LatentsMetadata(num_frames=num_frames, height=height, width=width)
+    check_sizes(sizes, LatentShape(*latents.shape).grid, None, str(target))
     stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
     metadata = {key: str(value) for key, value in stated.items() if value is not None}
     metadata |= {"normalized": "true", LAYOUT_KEY: CHANNELS_FIRST}
@@ -232,7 +244,7 @@ def looks_unnormalized(latents: mx.array | MappedLatents, mean: mx.array, std: m
 
     Up to 8 latent frames, spread over the clip, decide.
     """
-    means, spreads = channel_moments(latents, sample_frames(latents.shape[2]))
+    means, spreads = channel_moments(read_frames(latents, sampled_frames(latents.shape[2])))
     spreads = np.maximum(spreads, _LEAST_STD)
 
     def distance(center: np.ndarray, scale: np.ndarray) -> float:
@@ -255,7 +267,7 @@ def check_latents(latents: mx.array, latent_channels: int | None, source: str) -
     _check_shape(latents.shape, latent_channels, source)
     if not mx.issubdtype(latents.dtype, mx.floating):
         raise LatentsError(f"{source}: latents are {latents.dtype}; expected float32, float16 or bfloat16.")
-    check_finite(latents, source, [range(size) for size in latents.shape])
+    check_finite(latents, source)
 
 
 def _check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:

@@ -1,7 +1,8 @@
 """Latents that stay in their file: each slice is read when it is asked for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import product
 
 import mlx.core as mx
 import numpy as np
@@ -10,6 +11,8 @@ from ..errors import LatentsError
 from ..mlx_utils import count_nonfinite, to_float, to_int
 from ..shapes import LatentShape
 
+_BLOCK_BYTES = 2**24
+_ITEMS = {mx.float16: np.float16, mx.bfloat16: np.uint16}  # others are float32
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "uint16": mx.bfloat16}
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
 _SAMPLED_FRAMES = 8
@@ -63,7 +66,8 @@ class MappedLatents:
                 f"{self.source}: latents are stored as uint16 and are not bfloat16; save them as float32."
             )
         latents = self._read(index)
-        check_finite(latents, self.source, [range(n)[part] for n, part in zip(self.shape, index, strict=True)])
+        part = [range(size)[axis] for size, axis in zip(self.shape, index, strict=True)]
+        check_finite(latents, self.source, None if latents.shape == self.shape else part)
         if self._statistics is None:
             return latents
         channels = index[1]
@@ -81,49 +85,70 @@ class MappedLatents:
     @cached_property
     def _is_bfloat16(self) -> bool:
         """Whether a sample of values stored as uint16 is plausible as bfloat16."""
-        frames = (self._read((slice(None), slice(None), slice(f, f + 1))) for f in sample_frames(self.shape.frames))
-        largest = max(to_float(mx.max(mx.abs(frame.astype(mx.float32)))) for frame in frames)
+        parts = (self._read((slice(None), slice(None), slice(f, f + 1))) for f in sampled_frames(self.shape.frames))
+        largest = max(to_float(mx.max(mx.abs(part.astype(mx.float32)))) for part in parts)
         return _MIN_PLAUSIBLE < largest < _MAX_PLAUSIBLE
 
     def _read(self, index: tuple[slice, ...]) -> mx.array:
         """The stored values of a slice, float64 as float32."""
-        part = self._map_stored()[index]
+        stored = self._map_stored()[index]
+        values = np.empty(stored.shape, _ITEMS.get(self._dtype, np.float32))
+        for block in _blocks(stored.shape, stored.strides):
+            # A new mapping each: what an old one has read counts as memory of this process.
+            part = self._map_stored()[index][block]
+            values[block] = part.view(np.uint16) if self._dtype == mx.bfloat16 else part
+        latents = mx.array(values)
         if self._dtype == mx.bfloat16:  # which numpy does not have
-            latents = mx.array(part.view(np.uint16)).view(mx.bfloat16)
-        else:
-            dtype = np.float16 if self._dtype == mx.float16 else np.float32
-            latents = mx.array(part.astype(dtype, order="C", copy=False))
+            latents = latents.view(mx.bfloat16)
         mx.eval(latents)
         return latents
 
 
-def sample_frames(num_frames: int) -> list[int]:
+def _blocks(shape: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Slices that together are a whole array, each within at most 16 MB of the file where that is possible."""
+    steps = list(shape)
+    for axis in sorted(range(len(shape)), key=lambda axis: -abs(strides[axis])):
+        stride = max(1, abs(strides[axis]))
+        if shape[axis] > 1 and shape[axis] * stride > _BLOCK_BYTES:
+            steps[axis] = max(1, _BLOCK_BYTES // stride)
+    ranges = [range(0, size, max(1, step)) for size, step in zip(shape, steps, strict=True)]
+    for starts in product(*ranges):
+        yield tuple(slice(start, start + step) for start, step in zip(starts, steps, strict=True))
+
+
+def sampled_frames(num_frames: int) -> list[int]:
     """The indices of up to 8 latent frames, spread over a clip."""
     count = min(num_frames, _SAMPLED_FRAMES)
     return [(2 * i + 1) * num_frames // (2 * count) for i in range(count)]
 
 
-def channel_moments(latents: mx.array | MappedLatents, frames: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (C,), float64, of latents (B, C, F', H', W') in some frames, read one by one."""
-    means, variances = [], []
+def read_frames(latents: mx.array | MappedLatents, frames: Iterable[int]) -> Iterator[mx.array]:
+    """Yield some latent frames of (B, C, F', H', W'), float32 (B, C, 1, H', W')."""
     for frame in frames:
-        values = latents[(slice(None), slice(None), slice(frame, frame + 1))].astype(mx.float32)
+        yield latents[(slice(None), slice(None), slice(frame, frame + 1))].astype(mx.float32)
+
+
+def channel_moments(frames: Iterable[mx.array]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation (C,), float64, of all latent frames (B, C, 1, H', W') together."""
+    means, variances = [], []
+    for values in frames:
         means.append(np.array(values.mean(axis=(0, 2, 3, 4)), np.float64))
         variances.append(np.array(values.var(axis=(0, 2, 3, 4)), np.float64))
     return np.mean(means, axis=0), np.sqrt(np.mean(variances, axis=0) + np.var(means, axis=0))
 
 
-def check_finite(latents: mx.array, source: str, indices: Sequence[range]) -> None:
+def check_finite(latents: mx.array, source: str, part: Sequence[range] | None = None) -> None:
     """Raise a `LatentsError` for values that are not finite.
 
     Args:
-        indices: of each axis in the whole latents, which the error names.
+        part: the indices in the whole latents, for each axis, if these are a part of them.
     """
     if count := count_nonfinite(latents):
-        first = to_int(mx.argmax(mx.logical_not(mx.isfinite(latents))))
-        position = np.unravel_index(first, latents.shape)
-        index = tuple(int(axis[int(i)]) for axis, i in zip(indices, position, strict=True))
+        first = np.unravel_index(to_int(mx.argmax(mx.logical_not(mx.isfinite(latents)))), latents.shape)
+        axes = part or [range(size) for size in latents.shape]
+        index = tuple(axis[int(i)] for axis, i in zip(axes, first, strict=True))
+        where = "" if part is None else f" in [{', '.join(f'{axis.start}:{axis.stop}' for axis in part)}]"
         raise LatentsError(
-            f"{source}: {count} of {latents.size} values are not finite (NaN or infinite), the first at "
+            f"{source}: {count} of {latents.size} values{where} are not finite (NaN or infinite), the first at "
             f"(b, c, f, h, w) = {index}; check the program that made these latents."
         )

@@ -1,5 +1,6 @@
 """The metadata of latent files: its keys, and how their values are read."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -7,10 +8,13 @@ from typing import Any
 
 from ..errors import LatentsError
 from ..frame_rate import parse_fps
-from ..shapes import Grid
+from ..shapes import DEFAULT_SCALE, Grid, ScaleFactors
 from .layouts import CHANNELS_FIRST, format_grid, parse_grid
 
 LAYOUT_KEY = "layout"
+Sizes = tuple[int | None, int | None, int | None]
+
+_SHOWN = 80  # characters of a value in an error
 _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 
 
@@ -20,6 +24,7 @@ class LatentsMetadata:
 
     Attributes:
         num_frames, height, width: of the video, or, in data sets of the LTX trainers, of the latent grid.
+        latent_sizes: F', H' and W', each or None.
         grid: (F', H', W').
         normalized: whether the latents are as the diffusion model produces them.
         is_channels_first: whether the file states the layout `(B, C, F', H', W')`, which only this package does.
@@ -29,16 +34,72 @@ class LatentsMetadata:
     num_frames: int | None = None
     height: int | None = None
     width: int | None = None
+    latent_sizes: Sizes = (None, None, None)
     grid: Grid | None = None
     normalized: bool | None = None
     is_channels_first: bool = False
 
     @property
-    def ambiguous_sizes(self) -> Grid | None:
-        """Number of frames, height and width, if another program wrote all three: the video's or the latent grid's."""
-        if self.is_channels_first or self.num_frames is None or self.height is None or self.width is None:
-            return None
+    def sizes(self) -> Sizes:
+        """Number of frames, height and width, each or None: the video's or the latent grid's."""
         return self.num_frames, self.height, self.width
+
+    @property
+    def ambiguous_sizes(self) -> Grid | None:
+        """`sizes`, if another program wrote all three."""
+        frames, height, width = self.sizes
+        if self.is_channels_first or frames is None or height is None or width is None:
+            return None
+        return frames, height, width
+
+
+def check_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str) -> None:
+    """Check that the stated sizes are those of latents (F', H', W'), or of their video.
+
+    Args:
+        scale: of the VAE. With None, any whole numbers of pixels and frames per latent cell are possible.
+
+    Raises:
+        LatentsError: naming the stated sizes and the possible ones.
+    """
+    video = (scale or DEFAULT_SCALE).video_grid(grid)
+    is_video = _fits(metadata.sizes, video) if scale else _can_be_video(metadata.sizes, grid)
+    if not is_video and not _fits(metadata.sizes, grid):
+        raise LatentsError(
+            f"{source}: its metadata states {_describe(metadata.sizes)}, but the latents have {_describe(grid)} and "
+            f"their video {_describe(video)}{'' if scale else ' at the usual scale'}; correct the metadata."
+        )
+    if not _fits(metadata.latent_sizes, grid):
+        raise LatentsError(
+            f"{source}: its metadata states latents with {_describe(metadata.latent_sizes)}, but they have "
+            f"{_describe(grid)}; correct the metadata."
+        )
+
+
+def states_grid(metadata: LatentsMetadata, grid: Grid) -> bool:
+    """Whether `num_frames`, `height` and `width`, as far as they are stated, are those of the latents, not the video's.
+
+    A video is always larger, unless only its one frame is stated. Files of this package state the video's.
+    """
+    is_video = _fits(metadata.sizes, DEFAULT_SCALE.video_grid(grid))
+    return not metadata.is_channels_first and not is_video and _fits(metadata.sizes, grid)
+
+
+def _fits(sizes: Sizes, grid: Grid) -> bool:
+    return all(size in (None, length) for size, length in zip(sizes, grid, strict=True))
+
+
+def _can_be_video(sizes: Sizes, grid: Grid) -> bool:
+    """Whether there is a scale at which latents of this grid have a video of these sizes."""
+    frames, height, width = (length if size is None else size for size, length in zip(sizes, grid, strict=True))
+    pairs = (frames - 1, grid[0] - 1), (height, grid[1]), (width, grid[2])
+    return all(size == length or (size > length > 0 and size % length == 0) for size, length in pairs)
+
+
+def _describe(sizes: Sizes) -> str:
+    """Such as "num_frames 9, height 64, width 96"."""
+    named = zip(("num_frames", "height", "width"), sizes, strict=True)
+    return ", ".join(f"{name} {size}" for name, size in named if size is not None)
 
 
 def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
@@ -49,9 +110,10 @@ def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
         try:
             values[key] = parse(metadata[key])
         except (KeyError, ValueError):
-            found = f"{key} = {metadata[key]!r}, which is not {expected}"
+            found = f"{key} = {metadata[key][:_SHOWN]!r}, which is not {expected}"
             raise LatentsError(f"{source}: its metadata has {found}.") from None
     frames, rows, columns = (values.pop(key, None) for key in _GRID_SIZES)
+    values["latent_sizes"] = frames, rows, columns
     sizes = None if None in (frames, rows, columns) else (frames, rows, columns)
     values["grid"] = merge_grids(values.get("grid"), sizes, source)
     return LatentsMetadata(**values, is_channels_first=metadata.get(LAYOUT_KEY) == CHANNELS_FIRST)
@@ -69,11 +131,18 @@ def merge_grids(first: Grid | None, second: Grid | None, source: str) -> Grid | 
     return first
 
 
+def _parse_size(text: str) -> int:
+    if not _SIZE.fullmatch(text):
+        raise ValueError
+    return int(text)
+
+
+_SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 #: key -> (parser of its value, what the value should be)
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "fps": (parse_fps, "a frame rate"),
-    **dict.fromkeys(("num_frames", "height", "width", *_GRID_SIZES), (int, "a whole number")),
+    **dict.fromkeys(("num_frames", "height", "width", *_GRID_SIZES), (_parse_size, "a whole number above 0")),
     "grid": (parse_grid, "a grid such as 16x22x40"),
     "normalized": (lambda text: _FLAGS[text.lower()], "true or false"),
 }

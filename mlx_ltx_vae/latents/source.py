@@ -74,17 +74,19 @@ def _open(source: str) -> IO[bytes]:
 
 @contextmanager
 def _spooled(stream: IO[bytes], source: str) -> Iterator[tuple[OpenFile, Path]]:
-    with tempfile.NamedTemporaryFile(prefix="mlx_ltx_vae-") as copy:
+    """A copy of a stream in a temporary folder, as `open_source`."""
+    with tempfile.TemporaryDirectory(prefix="mlx_ltx_vae-") as folder:
+        path = Path(folder) / "latents"
         try:
-            start = stream.read(START_BYTES)
-            find_format(start, source)  # refuses an endless stream of something else
-            copy.write(start)
-            shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
-            copy.flush()
+            with path.open("wb") as copy:
+                start = stream.read(START_BYTES)
+                find_format(start, source)  # refuses an endless stream of something else
+                copy.write(start)
+                shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
         except OSError as error:
-            place = Path(copy.name).parent
             raise LatentsError(
-                f"{source}: cannot be copied to a temporary file in {place} ({error.strerror or error}); set TMPDIR to "
-                "a larger disk, or name a file."
+                f"{source}: cannot be copied to {Path(folder).parent} ({error.strerror or error}); set TMPDIR to a "
+                "larger disk, or name a file."
             ) from error
-        yield OpenFile(copy, source), Path(copy.name)
+        with path.open("rb") as file:
+            yield OpenFile(file, source), path

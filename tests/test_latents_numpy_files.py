@@ -1,0 +1,208 @@
+"""Files of numpy whose headers lie, which hold objects, or which would fill the memory or the disk."""
+
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.lib import format as npy_format
+
+from mlx_ltx_vae.errors import LatentsError
+from mlx_ltx_vae.latents import load_latents, numpy_files, open_latents
+
+SHAPE = (1, 8, 3, 4, 5)
+HUGE = (1, 8, 2**20, 2**10, 2**10)  # 35 TB as float32
+
+
+@pytest.fixture
+def latents() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+
+
+def npy(array: np.ndarray, shape: tuple | None = None) -> bytes:
+    """A .npy file, whose header may state another shape."""
+    file = io.BytesIO()
+    header = npy_format.header_data_from_array_1_0(array) | ({} if shape is None else {"shape": shape})
+    npy_format.write_array_header_1_0(file, header)
+    return file.getvalue() + array.tobytes()
+
+
+def write_npz(path: Path, compression: int = zipfile.ZIP_DEFLATED, **members: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(LatentsError) as refused:
+        open_latents(path)
+    assert str(refused.value).startswith(f"{path}: ")
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("shape", [HUGE, (1, 8, 3, 4, 6), (1, 8, 3, 4, 4), (1, -8, -3, 4, 5)])
+def test_a_shape_that_does_not_fit_the_members_size_is_refused_at_opening(
+    tmp_path: Path, latents: np.ndarray, shape: tuple, compression: int
+) -> None:
+    text = refusal(write_npz(tmp_path / "clip.npz", compression, latents=npy(latents, shape)))
+    assert "latents has" in text or "shape is (1, -8, -3, 4, 5)" in text
+
+
+@pytest.mark.parametrize("shape", [HUGE, (1, 8, 3, 4, 6), (1, -8, -3, 4, 5)])
+def test_a_npy_file_that_is_too_short_for_its_shape_is_refused_at_opening(
+    tmp_path: Path, latents: np.ndarray, shape: tuple
+) -> None:
+    (tmp_path / "clip.npy").write_bytes(npy(latents, shape))
+    text = refusal(tmp_path / "clip.npy")
+    assert "so it was cut short" in text or "shape is (1, -8, -3, 4, 5)" in text
+
+
+def test_arrays_behind_the_first_in_a_npy_file_are_ignored_as_numpy_does(tmp_path: Path, latents: np.ndarray) -> None:
+    with (tmp_path / "clip.npy").open("wb") as file:
+        np.save(file, latents)
+        np.save(file, latents + 1)
+    assert np.array_equal(np.array(load_latents(tmp_path / "clip.npy")[0]), latents)
+
+
+# Peak memory beyond that of the imports, and the exit, of a process that opens a file.
+_OPEN = """
+import resource, sys
+from mlx_ltx_vae import LTXVAEError
+from mlx_ltx_vae.latents import open_latents
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+before = peak()
+try:
+    print(open_latents(sys.argv[1]).shape, file=sys.stderr)
+except LTXVAEError as error:
+    print(error, file=sys.stderr)
+print(peak() - before)
+"""
+
+
+def open_in_process(path: Path) -> str:
+    """The result or refusal of opening a file, which must take little memory."""
+    done = subprocess.run([sys.executable, "-c", _OPEN, path], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 30e6
+    return done.stderr
+
+
+def deflated_zeros(path: Path, name: str, start: bytes, zeros: int) -> Path:
+    """A small .npz with a member of hundreds of megabytes, most of them zeros."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        if name != "latents":
+            archive.writestr("latents.npy", npy(np.zeros(SHAPE, np.float32)))
+        with archive.open(f"{name}.npy", "w") as member:
+            member.write(start)
+            for _ in range(zeros // 2**20):
+                member.write(bytes(2**20))
+    assert path.stat().st_size < 1e6
+    return path
+
+
+def npy_header(shape: tuple, descr: str) -> bytes:
+    file = io.BytesIO()
+    npy_format.write_array_header_1_0(file, {"shape": shape, "fortran_order": False, "descr": descr})
+    return file.getvalue()
+
+
+def test_large_arrays_with_the_name_of_metadata_are_not_read(tmp_path: Path) -> None:
+    path = deflated_zeros(tmp_path / "clip.npz", "fps", npy_header((2**26,), "<f4"), 2**28)
+    assert "frames=3" in open_in_process(path)
+
+
+def test_a_single_value_that_is_large_is_refused_unread(tmp_path: Path) -> None:
+    path = deflated_zeros(tmp_path / "clip.npz", "fps", npy_header((), f"<U{2**26}"), 2**28)
+    assert "clip.npz: fps takes 268.4 MB, where a single value was expected" in open_in_process(path)
+
+
+def test_a_single_value_in_a_large_member_is_refused_unread(tmp_path: Path) -> None:
+    path = deflated_zeros(tmp_path / "clip.npz", "fps", npy_header((), "<f4"), 2**28)
+    assert "fps has 268435584 bytes, where its shape () takes 132" in open_in_process(path)
+
+
+def test_a_header_that_says_it_is_large_is_refused_unread(tmp_path: Path) -> None:
+    start = b"\x93NUMPY\x02\x00" + (2**28 - 12).to_bytes(4, "little")
+    assert "cannot be read" in open_in_process(deflated_zeros(tmp_path / "clip.npz", "fps", start, 2**28))
+    (tmp_path / "clip.npy").write_bytes(start)
+    os.truncate(tmp_path / "clip.npy", 2**28)
+    assert "cannot be read" in open_in_process(tmp_path / "clip.npy")
+
+
+def test_opening_a_bomb_takes_no_memory(tmp_path: Path) -> None:
+    start = npy_header((1, 8, 2**3, 2**10, 2**10), "<f4")
+    path = deflated_zeros(tmp_path / "clip.npz", "latents", start, 2**28)
+    assert "frames=8, height=1024, width=1024" in open_in_process(path)
+
+
+class Bomb:
+    """Makes a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (self.path,))
+
+
+def test_objects_in_numpy_files_are_never_loaded(tmp_path: Path, latents: np.ndarray) -> None:
+    evidence, path = tmp_path / "evidence", tmp_path / "clip.npz"
+    bomb = np.array(Bomb(evidence), dtype=object)
+    np.savez(path, latents=np.full(SHAPE, bomb, dtype=object))
+    assert "latents is stored as object" in refusal(path)
+    np.savez(path, latents=latents, fps=bomb)
+    assert "it holds Python objects, which could run any code when read" in refusal(path)
+    np.savez(path, latents=latents, prompt=bomb)
+    assert np.array_equal(np.array(load_latents(path)[0]), latents)
+    np.save(tmp_path / "clip.npy", np.full(SHAPE, bomb, dtype=object))
+    assert "clip is stored as object" in refusal(tmp_path / "clip.npy")
+    assert not evidence.exists()
+
+
+def test_members_that_numpy_does_not_write_are_refused(tmp_path: Path, latents: np.ndarray) -> None:
+    path = write_npz(tmp_path / "clip.npz", zipfile.ZIP_LZMA, latents=npy(latents))
+    assert "latents is compressed in a way that numpy does not write" in refusal(path)
+    write_npz(path, zipfile.ZIP_STORED, latents=npy(latents))
+    content = bytearray(path.read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(signature) + flags] |= 1  # encrypted
+    path.write_bytes(content)
+    assert "encrypted" in refusal(path)
+
+
+def test_an_archive_behind_other_content_is_read(tmp_path: Path, latents: np.ndarray) -> None:
+    """As zip readers do: offsets count from the start of the archive."""
+    write_npz(tmp_path / "inner.npz", zipfile.ZIP_STORED, latents=npy(latents))
+    path = tmp_path / "clip.npz"
+    path.write_bytes(b"PK, a line\n" + (tmp_path / "inner.npz").read_bytes())
+    assert np.array_equal(np.array(load_latents(path)[0]), latents)
+
+
+def test_compressed_latents_that_do_not_fit_on_the_disk_are_refused(
+    tmp_path: Path, latents: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez_compressed(tmp_path / "clip.npz", latents=latents)
+    monkeypatch.setattr(numpy_files.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
+    file = open_latents(tmp_path / "clip.npz")
+    with pytest.raises(LatentsError, match=f"is compressed, and takes 2 kB in {tempfile.gettempdir()}, which has 1 kB"):
+        file.read()
+
+
+def test_damaged_compressed_latents_are_refused(tmp_path: Path, latents: np.ndarray) -> None:
+    path = tmp_path / "clip.npz"
+    np.savez_compressed(path, latents=latents)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(LatentsError, match="clip.npz: cannot be read"):
+        load_latents(path)
