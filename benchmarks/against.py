@@ -66,7 +66,7 @@ def explain_unsupported(name: str, config: VAEConfig) -> str | None:
     """Why one of `OURS` or `OTHERS` cannot decode with a configuration, or None if it can."""
     if not is_installed(name):
         return "it is not installed"
-    types = {block.type for block in config.decoder.blocks}
+    types = {block.type for block in config.network("decoder").blocks}
     is_ltx_2 = not config.timestep_conditioning and types == {RES_STACK, UPSAMPLE}
     if name in ("diffusers", "mlx_video") and not is_ltx_2:
         return "its class is for LTX-2 and later"

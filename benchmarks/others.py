@@ -79,7 +79,7 @@ def diffusers_config(config: VAEConfig) -> dict[str, Any]:
     Args:
         config: of a decoder in which residual stacks and upsampling blocks alternate.
     """
-    decoder = config.decoder
+    decoder = config.network("decoder")
     stacks, upsamplers = decoder.blocks[::2], decoder.blocks[1::2]
     latents = config.latent_channels
     return {
@@ -109,7 +109,7 @@ def load_mlx_video(vae: VideoVAE, _: Case) -> FrameDecoder:
     from mlx_video.models.ltx_2.video_vae.decoder import LTX2VideoDecoder
     from mlx_video.models.ltx_2.video_vae.tiling import TilingConfig
 
-    decoder = vae.config.decoder
+    decoder = vae.config.network("decoder")
     blocks = [
         ("res", block.out_channels, block.num_layers)
         if block.type is RES_STACK

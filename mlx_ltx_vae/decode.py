@@ -29,7 +29,7 @@ from .device import this_machine
 from .dtypes import DTYPES
 from .errors import LatentsError
 from .frame_rate import DEFAULT_FPS
-from .latents import looks_unnormalized, open_latents
+from .latents import MappedLatents, looks_unnormalized, open_latents
 from .models.noise import CONVENTIONS, DEFAULT_CONVENTION
 from .models.video_vae.specs import decoder_spec
 from .pipeline.postprocess import FrameChunk
@@ -235,7 +235,9 @@ def _output_options(arguments: argparse.Namespace, plan: DecodePlan, fps: Fracti
     }
 
 
-def _decode_one(vae: VideoVAE, latents: mx.array, output: str, report: Report, arguments: argparse.Namespace) -> None:
+def _decode_one(
+    vae: VideoVAE, latents: MappedLatents, output: str, report: Report, arguments: argparse.Namespace
+) -> None:
     """Decode one batch item to one output."""
     start = time.perf_counter()
     chunks = vae.stream(

@@ -1,12 +1,9 @@
-"""The number types of weights and latents: their names here, in MLX and in safetensors headers."""
+"""The number types of weights and latents: their names here and in MLX."""
 
 import mlx.core as mx
 
 #: What `dtype=` and `--dtype` accept.
 DTYPES: dict[str, mx.Dtype] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-
-#: What a safetensors header calls these types, and their names here.
-SAFETENSORS_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def dtype_name(dtype: mx.Dtype) -> str:

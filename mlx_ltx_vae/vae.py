@@ -1,13 +1,13 @@
 """`VideoVAE`, the main class of the public API."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from .checkpoint import Checkpoint, load_network, open_checkpoint
+from .checkpoint import Checkpoint, load_network, open_checkpoint, open_weights
 from .device import this_machine
 from .dtypes import DTYPES
 from .errors import CheckpointError
@@ -100,6 +100,29 @@ class VideoVAE:
             loaded_decoder = load_network(checkpoint, "decoder", lambda: ConvDecoder(config), target)
         mean, std = checkpoint.read_statistics()
         return cls(config, loaded_encoder, loaded_decoder, mean, std, encoder_is_promoted=promoted)
+
+    @classmethod
+    def from_weights(
+        cls,
+        weights: Mapping[str, mx.array | np.ndarray],
+        config: Mapping[str, Any] | VAEConfig | None = None,
+        *,
+        dtype: str | None = None,
+    ) -> "VideoVAE":
+        """Load a VAE from arrays in memory. They go through the checks of `from_pretrained`.
+
+        Args:
+            weights: arrays by name, with the names and the axis orders of any supported file. Other tensors are
+                ignored. Without those of a network, that is None. Lazy arrays are evaluated, if they are the VAE's.
+            config: as the metadata entry `config` of a file, or as a config.json, parsed; or `vae.config` of another
+                VAE; None to infer it from the weights, which is possible for published generations.
+            dtype: see `from_pretrained`.
+
+        Raises:
+            CheckpointError: if the weights are not a VAE's, are incomplete, do not match the configuration, are lazy
+                arrays of another thread, or are not supported.
+        """
+        return cls.from_pretrained(open_weights(weights, config), dtype=dtype)
 
     @property
     def dtype(self) -> mx.Dtype:

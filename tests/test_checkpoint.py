@@ -176,5 +176,5 @@ def test_a_quantized_vae_is_an_error_that_names_the_tensor(golden: Callable, wei
     name = "vae.decoder.conv_in.conv.bias"
     tensors = weights("ltx2_3") | {name: np.zeros(64, np.uint8)}
     save_file(tensors, tmp_path / "quantized.safetensors", metadata(golden, "ltx2_3"))
-    with pytest.raises(CheckpointError, match=rf"{name} is stored as U8.*not quantized"):
+    with pytest.raises(CheckpointError, match=rf"{name} is stored as uint8.*not quantized"):
         open_checkpoint(tmp_path / "quantized.safetensors")

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import CheckpointError
 
@@ -37,11 +38,11 @@ class RunsCode:
         (b"\n  <html><head></head></html>", "web page.*download the file"),
         (b"PK\x03\x04" + bytes(100), "pickle.*never loaded.*convert it to safetensors"),
         (b"GGUF" + bytes(100), "GGUF"),
-        ((1 << 62).to_bytes(8, "little") + b'{"a":1}', "not a safetensors file"),
-        ((90_000_000).to_bytes(8, "little") + b'{"a":1}', "truncated within its header"),
-        ((8).to_bytes(8, "little") + b'{"a": no', "its header is not JSON"),
-        ((12).to_bytes(8, "little") + b'{"a":{"b":1}}'[:12] + b" ", "its header is not JSON"),
-        ((13).to_bytes(8, "little") + b'{"a":{"b":1}}', "entry for a is damaged"),
+        ((1 << 62).to_bytes(8, "little") + b'{"a":1}', "not a whole safetensors file .header too large"),
+        ((90_000_000).to_bytes(8, "little") + b'{"a":1}', "not a whole safetensors file .*download it again"),
+        ((8).to_bytes(8, "little") + b'{"a": no', "invalid JSON in header"),
+        ((12).to_bytes(8, "little") + b'{"a":{"b":1}}'[:12] + b" ", "invalid JSON in header"),
+        ((13).to_bytes(8, "little") + b'{"a":{"b":1}}', "missing field"),
     ],
 )
 def test_a_file_of_another_format_is_an_error_that_names_the_format(
@@ -60,10 +61,10 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-def test_a_truncated_file_is_an_error_with_both_sizes(golden: Callable, tmp_path: Path) -> None:
+def test_a_truncated_file_is_an_error_with_its_size(golden: Callable, tmp_path: Path) -> None:
     content = golden("ltx2_3").checkpoint.read_bytes()
     (tmp_path / "vae.safetensors").write_bytes(content[:-1])
-    with pytest.raises(CheckpointError, match=rf"truncated, it has {len(content) - 1} of {len(content)} bytes"):
+    with pytest.raises(CheckpointError, match=rf"it has {len(content) - 1} bytes, not as many .* truncated"):
         open_checkpoint(tmp_path / "vae.safetensors")
 
 
@@ -93,6 +94,24 @@ def test_a_missing_path_is_an_error(tmp_path: Path) -> None:
             open_checkpoint(source)
 
 
+@pytest.mark.parametrize("source", ["x" * 5000, "a\0b", "~no-such-user/vae.safetensors"])
+def test_what_cannot_be_a_path_is_an_error(source: str) -> None:
+    with pytest.raises(CheckpointError, match="no such file or folder|cannot be a path") as caught:
+        open_checkpoint(source)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_file_that_may_not_be_read_is_an_error(
+    golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)  # root may read every file, so permissions cannot test this
+    with pytest.raises(CheckpointError, match=r"ltx2_3\.safetensors: cannot be read \(Permission denied\)"):
+        open_checkpoint(golden("ltx2_3").checkpoint)
+
+
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="found no safetensors file"):
         open_checkpoint(tmp_path)
@@ -110,6 +129,23 @@ def test_a_file_without_a_vae_is_an_error_that_lists_its_tensors(tmp_path: Path,
     save_file({name: np.zeros((2, 2, 3, 3), np.float32) for name in others}, tmp_path / "dit.safetensors")
     with pytest.raises(CheckpointError, match=r"expected a video VAE .* found audio_vae\.decoder.*, vocoder\.b \.\.\."):
         open_checkpoint(tmp_path if folder else tmp_path / "dit.safetensors")
+
+
+def test_a_tensor_in_a_float8_type_is_an_error_that_names_it(golden: Callable, tmp_path: Path) -> None:
+    path, name = tmp_path / "vae.safetensors", "vae.decoder.conv_out.conv.bias"
+    content = golden("ltx2_3").checkpoint.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    size = int(np.prod(header[name]["shape"]))
+    tail = max(entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__")
+    start, stop = header[name]["data_offsets"]
+    header["padding"] = {"dtype": "U8", "shape": [stop - start - size], "data_offsets": [start + size, stop]}
+    header[name] = {"dtype": "F8_E4M3", "shape": [size], "data_offsets": [start, start + size]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    assert len(content) - 8 - length == tail
+    with pytest.raises(CheckpointError, match=rf"{name} is stored as F8_E4M3, and only .* not quantized"):
+        open_checkpoint(path)
 
 
 def test_an_audio_vae_is_not_accepted_as_a_video_vae(tmp_path: Path) -> None:
@@ -143,6 +179,42 @@ def test_the_diffusion_decoder_is_an_error_that_names_it(
     save_file(tensors, tmp_path / "vae.safetensors", {"config": json.dumps(config)} if with_config else None)
     with pytest.raises(CheckpointError, match=r"diffusion decoder of LTX-2\.5 .*convolutional decoder"):
         open_checkpoint(tmp_path / "vae.safetensors")
+
+
+@pytest.mark.parametrize("where", ["metadata", "file", "beside the split files"])
+def test_the_encoder_beside_the_diffusion_decoder_loads_alone(golden: Callable, tmp_path: Path, where: str) -> None:
+    case = golden("ltx2_5_diffusion_gated")
+    path, config = tmp_path / "vae.safetensors", case.manifest["vae_config"]
+    tensors = load_file(case.checkpoint)
+    if where != "metadata":
+        tensors = {name.removeprefix("vae."): array for name, array in tensors.items()}
+        (tmp_path / "config.json").write_text(json.dumps({"vae": config}))
+    save_file(tensors, path, {"config": json.dumps({"vae": config})} if where == "metadata" else None)
+    if where == "beside the split files":
+        save_file({name: tensors[name] for name in tensors if not name.startswith("decoder.")}, path)
+    else:
+        with pytest.raises(CheckpointError, match=r"diffusion decoder .*load the encoder alone with decoder=False"):
+            VideoVAE.from_pretrained(path)
+    vae = VideoVAE.from_pretrained(path, decoder=where == "beside the split files")
+    assert (vae.decoder, vae.config.decoder) == (None, None)
+    assert vae.config.scale == (8, 32, 32)
+    check = case.check("encode")
+    latents = np.array(vae.encode(case.arrays[check["input"]]))
+    assert list(latents.shape) == check["full_shape"]
+    assert np.abs(case.select(latents, check) - case.arrays[check["expected"]]).max() < 1e-4
+
+
+def test_an_inferred_encoder_beside_the_diffusion_decoder_has_no_other_decoder(
+    golden: Callable, tmp_path: Path
+) -> None:
+    """Without a configuration the encoder's tensors match LTX-2.3, whose decoder is another one."""
+    tensors = load_file(golden("ltx2_3").checkpoint)
+    tensors = {name: array for name, array in tensors.items() if not name.startswith("vae.decoder.")}
+    tensors["vae.decoder.det_stages.0.0.attn.qkv.weight"] = np.zeros((12, 4), np.float32)
+    save_file(tensors, tmp_path / "vae.safetensors")
+    vae = VideoVAE.from_pretrained(tmp_path / "vae.safetensors", decoder=False)
+    assert vae.config.decoder is None
+    assert vae.config.encoder == open_checkpoint(golden("ltx2_3").checkpoint).config.encoder
 
 
 def vae_tensors(golden: Callable) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import pytest
 
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.hub import HubReference, parse_reference
-from mlx_ltx_vae.checkpoint.names import AmbiguousFolder, choose_weights
+from mlx_ltx_vae.checkpoint.weight_files import AmbiguousFolder, choose_weights
 from mlx_ltx_vae.errors import CheckpointError
 
 LTX_VIDEO = [
@@ -67,7 +67,7 @@ MLX_PACK = [
     ],
 )
 def test_files_of_the_vae_alone_are_preferred_to_files_of_the_whole_model(names: list[str], chosen: list[str]) -> None:
-    assert list(choose_weights(names)) == chosen
+    assert [name for files in choose_weights(names) for name in files] == chosen
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_files_of_the_vae_alone_are_preferred_to_files_of_the_whole_model(names:
 def test_names_that_do_not_decide_are_ambiguous(names: list[str], candidates: list[str]) -> None:
     with pytest.raises(AmbiguousFolder) as error:
         choose_weights(names)
-    assert list(error.value.candidates) == candidates
+    assert [name for files in error.value.candidates for name in files] == candidates
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,13 @@ def test_names_that_do_not_decide_are_ambiguous(names: list[str], candidates: li
     [
         ("Lightricks/LTX-Video", HubReference("Lightricks/LTX-Video", None)),
         ("owner/name:file.safetensors", HubReference("owner/name", "file.safetensors")),
-        ("owner/name/sub/file.safetensors", HubReference("owner/name", "sub/file.safetensors")),
         ("owner/name:sub/file.safetensors", HubReference("owner/name", "sub/file.safetensors")),
-        ("owner/name/vae", HubReference("owner/name", "vae")),
+        ("owner/name:vae", HubReference("owner/name", "vae")),
+        ("owner/name/vae", None),
+        ("owner/name/sub/file.safetensors", None),
         ("folder/file.safetensors", None),
+        ("folder/FILE.SafeTensors", None),
+        ("folder/latents.npy", None),
         ("file.safetensors", None),
         ("name", None),
         ("./owner/name", None),
@@ -105,6 +108,31 @@ def test_names_that_do_not_decide_are_ambiguous(names: list[str], candidates: li
 )
 def test_repository_ids_are_distinguished_from_paths(source: str, reference: HubReference | None) -> None:
     assert parse_reference(source) == reference
+
+
+MISTYPED = [
+    "./foo", "../foo/bar", "foo.safetensors", "/a/b", "~/x", "~/x/y", "a/b/c", "dir/file.safetensors", "dir/FILE.CKPT",
+    "dir/latents.npy", "a/b/", "/a", "a//b", "here/missing", "here/missing:x", "owner/name:",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", MISTYPED)
+def test_a_mistyped_path_is_never_looked_up_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def ask(*arguments: object, **options: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    for name in ("HfApi", "snapshot_download", "hf_hub_download"):
+        monkeypatch.setattr(hub, name, ask)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no such file or folder; check the path, or name a repository"):
+        open_checkpoint(source)
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        open_checkpoint(Path("owner/name"))  # a Path is never a repository
 
 
 def test_a_path_in_an_existing_folder_is_not_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,16 +178,15 @@ def test_a_cached_repository_loads_without_network(cached: Callable) -> None:
     assert loaded.config.generation == "LTX-2.3"
 
 
-@pytest.mark.parametrize("source", ["owner/name:b.safetensors", "owner/name/b.safetensors"])
-def test_a_file_of_a_repository_can_be_given(cached: Callable, source: str) -> None:
+def test_a_file_of_a_repository_can_be_given(cached: Callable) -> None:
     snapshot = cached(["a.safetensors", "b.safetensors"])
     (snapshot / "a.safetensors").write_bytes(b"never opened")
-    assert open_checkpoint(source).config.generation == "LTX-2.3"
+    assert open_checkpoint("owner/name:b.safetensors").config.generation == "LTX-2.3"
 
 
 def test_a_folder_of_a_repository_can_be_given(cached: Callable) -> None:
     cached(["one/model.safetensors", "two/model.safetensors"])
-    assert open_checkpoint("owner/name/two").config.generation == "LTX-2.3"
+    assert open_checkpoint("owner/name:two").config.generation == "LTX-2.3"
 
 
 def test_an_ambiguous_repository_lists_its_candidates(cached: Callable) -> None:
@@ -185,8 +212,8 @@ def test_a_repository_that_is_neither_reachable_nor_cached_is_an_error(cached: C
 # --- the network ----------------------------------------------------------------------------------------------------
 
 
-def serve(monkeypatch: pytest.MonkeyPatch, remote: Path) -> list[str]:
-    """Let `huggingface_hub` serve the files of `remote`. Returns the list of downloads, which grows."""
+def serve(monkeypatch: pytest.MonkeyPatch, remote: Path, cache: Path) -> list[str]:
+    """Let `huggingface_hub` serve the files of `remote` into `cache`. Returns the list of downloads, which grows."""
     hub = pytest.importorskip("huggingface_hub")
     fetched: list[str] = []
     names = [path.relative_to(remote).as_posix() for path in sorted(remote.rglob("*")) if path.is_file()]
@@ -196,21 +223,32 @@ def serve(monkeypatch: pytest.MonkeyPatch, remote: Path) -> list[str]:
             assert timeout > 0
             return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
 
-    def hf_hub_download(repo: str, name: str) -> str:
-        fetched.append(name)
-        return str(remote / name)
+    def snapshot_download(repo: str, *, allow_patterns: list[str], local_files_only: bool) -> str:
+        assert not local_files_only
+        for name in hub.utils.filter_repo_objects(names, allow_patterns=allow_patterns):
+            fetched.append(name)
+            (cache / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(remote / name, cache / name)
+        return str(cache)
 
     monkeypatch.setattr(hub, "HfApi", Api)
-    monkeypatch.setattr(hub, "hf_hub_download", hf_hub_download)
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
     return fetched
 
 
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    """An empty repository on the hub."""
+    (tmp_path / "remote").mkdir()
+    return tmp_path / "remote"
+
+
 def test_only_the_vae_and_its_configuration_are_downloaded(
-    golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    golden: Callable, remote: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in MLX_PACK:
-        (tmp_path / name).write_bytes(b"{}" if name.endswith(".json") else golden("ltx2_3").checkpoint.read_bytes())
-    fetched = serve(monkeypatch, tmp_path)
+        (remote / name).write_bytes(b"{}" if name.endswith(".json") else golden("ltx2_3").checkpoint.read_bytes())
+    fetched = serve(monkeypatch, remote, remote.parent / "cache")
     open_checkpoint("owner/name")
     assert sorted(fetched) == [
         "config.json",
@@ -220,28 +258,114 @@ def test_only_the_vae_and_its_configuration_are_downloaded(
     ]
 
 
-def test_the_shards_of_an_index_are_downloaded(
-    golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (
+            ["vae/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.bf16.safetensors"],
+            ["vae/diffusion_pytorch_model.safetensors"],
+        ),
+        (["vae/diffusion_pytorch_model.bf16.safetensors"], ["vae/diffusion_pytorch_model.bf16.safetensors"]),
+        (
+            ["vae/model.bf16-00001-of-00002.safetensors", "vae/model.bf16-00002-of-00002.safetensors"],
+            ["vae/model.bf16-00001-of-00002.safetensors", "vae/model.bf16-00002-of-00002.safetensors"],
+        ),
+        (["a[1]_vae.safetensors", "a1_vae_audio.safetensors"], ["a[1]_vae.safetensors"]),
+    ],
+)
+def test_only_one_variant_is_downloaded(
+    golden: Callable, remote: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], chosen: list[str]
 ) -> None:
-    (tmp_path / "vae").mkdir()
-    shutil.copy(golden("ltx2_3").checkpoint, tmp_path / "vae" / "shard.safetensors")
+    for name in ["ltx/transformer-00001-of-00009.safetensors", *names][not any("diff" in name for name in names) :]:
+        (remote / name).parent.mkdir(exist_ok=True)
+        shutil.copy(golden("ltx2_3").checkpoint, remote / name)
+    fetched = serve(monkeypatch, remote, remote.parent / "cache")
+    assert open_checkpoint("owner/name").config.generation == "LTX-2.3"
+    assert sorted(fetched) == sorted(chosen)
+
+
+def test_two_variants_on_the_hub_are_named_and_neither_is_downloaded(
+    golden: Callable, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variant in ("bf16", "fp16"):
+        shutil.copy(golden("ltx2_3").checkpoint, remote / f"diffusion_pytorch_model.{variant}.safetensors")
+    fetched = serve(monkeypatch, remote, remote.parent / "cache")
+    listing = r"owner/name:FILE out of diffusion_pytorch_model\.bf16\.safetensors, diffusion_pytorch_model\.fp16"
+    with pytest.raises(CheckpointError, match=listing):
+        open_checkpoint("owner/name")
+    assert fetched == []
+    assert open_checkpoint("owner/name:diffusion_pytorch_model.fp16.safetensors").name.endswith("fp16.safetensors")
+    assert fetched == ["diffusion_pytorch_model.fp16.safetensors"]
+
+
+def test_an_index_on_the_hub_cannot_name_files_outside_its_folder(
+    golden: Callable, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(golden("ltx2_3").checkpoint, remote / "secret.safetensors")
+    (remote / "vae").mkdir()
+    index = remote / "vae" / "diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "../secret.safetensors"}}))
+    fetched = serve(monkeypatch, remote, remote.parent / "cache")
+    with pytest.raises(CheckpointError, match="not in its folder"):
+        open_checkpoint("owner/name")
+    assert fetched == ["vae/diffusion_pytorch_model.safetensors.index.json"]
+
+
+def test_a_shard_that_the_repository_lacks_is_an_error(
+    golden: Callable, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (remote / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copy(golden("ltx2_3").checkpoint, remote / "model-00001-of-00002.safetensors")
+    serve(monkeypatch, remote, remote.parent / "cache")
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors cannot be downloaded"):
+        open_checkpoint("owner/name")
+
+
+def test_a_cache_with_some_files_of_a_repository_needs_no_network(
+    golden: Callable, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newer huggingface_hub refuse a snapshot that lacks files that match the patterns."""
+    hub = pytest.importorskip("huggingface_hub")
+    shutil.copy(golden("ltx2_3").checkpoint, remote / "model.safetensors")
+
+    class Api:
+        def model_info(self, repo: str, timeout: float) -> None:
+            raise ConnectionError("no network")
+
+    def snapshot_download(repo: str, *, allow_patterns: list[str] | None = None, local_files_only: bool) -> str:
+        assert local_files_only
+        names = ["transformer.safetensors", "model.safetensors"]
+        for name in hub.utils.filter_repo_objects(names, allow_patterns=allow_patterns):
+            if not (remote / name).is_file():
+                raise OSError(f"the cached snapshot is incomplete: {name}")
+        return str(remote)
+
+    monkeypatch.setattr(hub, "HfApi", Api)
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    assert open_checkpoint("owner/name").config.generation == "LTX-2.3"
+
+
+def test_the_shards_of_an_index_are_downloaded(golden: Callable, remote: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (remote / "vae").mkdir()
+    shutil.copy(golden("ltx2_3").checkpoint, remote / "vae" / "shard.safetensors")
     index = {"weight_map": {"vae.decoder.conv_in.conv.weight": "shard.safetensors"}}
-    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
-    fetched = serve(monkeypatch, tmp_path)
+    (remote / "vae" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    fetched = serve(monkeypatch, remote, remote.parent / "cache")
     assert open_checkpoint("owner/name").config.generation == "LTX-2.3"
     assert fetched == ["vae/diffusion_pytorch_model.safetensors.index.json", "vae/shard.safetensors"]
 
 
 def test_a_download_that_fails_is_a_checkpoint_error(
-    golden: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    golden: Callable, remote: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copy(golden("ltx2_3").checkpoint, tmp_path / "model.safetensors")
-    serve(monkeypatch, tmp_path)
+    shutil.copy(golden("ltx2_3").checkpoint, remote / "model.safetensors")
+    serve(monkeypatch, remote, remote.parent / "cache")
 
-    def hf_hub_download(repo: str, name: str) -> str:
+    def snapshot_download(repo: str, **options: object) -> str:
         raise ConnectionError("connection lost\nand more")
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     with pytest.raises(
         CheckpointError, match=r"cannot download model\.safetensors \(ConnectionError: connection lost\)"
     ):

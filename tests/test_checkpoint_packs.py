@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from checkpoint_files import (
     GENERATIONS,
+    Weights,
     as_an_mlx_port_stores,
     assert_same_checkpoint,
     assert_same_weights,
@@ -24,6 +25,7 @@ from checkpoint_files import (
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.files import open_archive
 from mlx_ltx_vae.errors import CheckpointError
+from mlx_ltx_vae.inspect.checkpoint import inspect_checkpoint
 
 # --- packs of MLX ports ---------------------------------------------------------------------------------------------
 
@@ -55,6 +57,22 @@ def test_one_file_of_a_pack_can_be_given(golden: Callable, weights: Callable, tm
     assert list(loaded.networks) == ["decoder"]
     expected = open_checkpoint(golden("ltx2_3").checkpoint)
     assert_same_weights(read_weights(loaded, "decoder"), read_weights(expected, "decoder"))
+
+
+@pytest.mark.parametrize("prefix", ["model.vae.", "first_stage_model."])
+@pytest.mark.parametrize("statistics", ["inside", "outside"])
+def test_prefixes_of_whole_models_load_like_the_original(
+    golden: Callable, weights: Callable, tmp_path: Path, prefix: str, statistics: str
+) -> None:
+    tensors = {}
+    for name, array in weights("ltx2_3").items():
+        inner = name.removeprefix("vae.")
+        is_outside = statistics == "outside" and inner.startswith("per_channel_statistics.")
+        tensors[inner if is_outside else prefix + inner] = array
+    tensors["model.diffusion_model.blocks.0.weight"] = np.zeros(2, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors", metadata(golden, "ltx2_3"))
+    expected = open_checkpoint(golden("ltx2_3").checkpoint)
+    assert_same_checkpoint(open_checkpoint(tmp_path / "model.safetensors"), expected)
 
 
 @pytest.mark.parametrize("prefix", ["vae_{}.", "vae.{}.", "{}."])
@@ -175,6 +193,77 @@ def test_a_structure_that_was_never_published_needs_a_configuration(weights: Cal
         open_checkpoint(tmp_path / "vae.safetensors")
 
 
+# --- half a configuration -------------------------------------------------------------------------------------------
+
+
+def write_half(golden: Callable, tensors: Weights, path: Path, case: str, network: str, where: str) -> None:
+    """A file whose configuration lists the blocks of one network, in its metadata or beside it."""
+    other = {"encoder": "decoder", "decoder": "encoder"}[network]
+    config = {key: value for key, value in golden(case).manifest["vae_config"].items() if key != f"{other}_blocks"}
+    if "blocks" in config:
+        config[f"{network}_blocks"] = config.pop("blocks")
+    save_file(tensors, path, {"config": json.dumps({"vae": config})} if where == "metadata" else None)
+    if where == "file":
+        (path.parent / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("where", ["metadata", "file"])
+@pytest.mark.parametrize("network", ["encoder", "decoder"])
+@pytest.mark.parametrize("case", GENERATIONS)
+def test_the_network_that_a_configuration_does_not_list_is_inferred(
+    golden: Callable, weights: Callable, tmp_path: Path, case: str, network: str, where: str
+) -> None:
+    write_half(golden, weights(case), tmp_path / "vae.safetensors", case, network, where)
+    loaded = open_checkpoint(tmp_path / "vae.safetensors")
+    assert not loaded.is_inferred
+    assert_same_checkpoint(loaded, open_checkpoint(golden(case).checkpoint))
+
+
+@pytest.mark.parametrize("network", ["encoder", "decoder"])
+def test_a_listed_network_alone_needs_no_other(
+    golden: Callable, weights: Callable, tmp_path: Path, network: str
+) -> None:
+    """No published generation has these blocks, so the other network is not known."""
+    keep = (f"vae.{network}.", "vae.per_channel")
+    tensors = {name: array for name, array in weights("conv_16x16x4").items() if name.startswith(keep)}
+    write_half(golden, tensors, tmp_path / "vae.safetensors", "conv_16x16x4", network, "metadata")
+    loaded, expected = open_checkpoint(tmp_path / "vae.safetensors"), open_checkpoint(golden("conv_16x16x4").checkpoint)
+    assert list(loaded.networks) == [network]
+    assert loaded.config.network(network) == expected.config.network(network)
+    assert loaded.config.scale == expected.config.scale
+    assert_same_weights(read_weights(loaded, network), read_weights(expected, network))
+    assert str(inspect_checkpoint(loaded))
+    with pytest.raises(CheckpointError, match="the configuration has no"):
+        loaded.config.network({"encoder": "decoder", "decoder": "encoder"}[network])
+
+
+@pytest.mark.parametrize(("network", "other"), [("encoder", "decoder"), ("decoder", "encoder")])
+def test_a_network_that_is_neither_listed_nor_published_is_an_error_that_says_so(
+    golden: Callable, weights: Callable, tmp_path: Path, network: str, other: str
+) -> None:
+    write_half(golden, weights("conv_16x16x4"), tmp_path / "vae.safetensors", "conv_16x16x4", network, "metadata")
+    words = f"its configuration lists no {other}_blocks, and its tensors match no published generation"
+    with pytest.raises(CheckpointError, match=words):
+        open_checkpoint(tmp_path / "vae.safetensors")
+
+
+def test_the_configuration_of_an_encoder_in_a_pack_is_used(golden: Callable, weights: Callable, tmp_path: Path) -> None:
+    """mlx-video writes one per network: the encoder's in the original's vocabulary, the decoder's in its own."""
+    write_pack(tmp_path, weights("ltx2_3"), "vae/{}/model.safetensors", "", ("mean", "std"))
+    config = golden("ltx2_3").manifest["vae_config"]
+    encoder = {"convolution_dimensions": 3, "in_channels": 3, "out_channels": 8, "patch_size": 4}
+    encoder |= {"encoder_blocks": config["encoder_blocks"], "encoder_spatial_padding_mode": "zeros"}
+    decoder = {"decoder_blocks": [["res", 64, 4], ["d2s", 64, 2, [2, 2, 2], False]], "timestep_conditioning": False}
+    (tmp_path / "vae" / "encoder" / "config.json").write_text(json.dumps(encoder))
+    (tmp_path / "vae" / "decoder" / "config.json").write_text(json.dumps(decoder))
+    expected = open_checkpoint(golden("ltx2_3").checkpoint)
+    assert_same_checkpoint(open_checkpoint(tmp_path), expected)
+    encoder["encoder_blocks"] = [["res_x", {"num_layers": 4}], *config["encoder_blocks"]]
+    (tmp_path / "vae" / "encoder" / "config.json").write_text(json.dumps(encoder))
+    with pytest.raises(CheckpointError, match=r"its encoder lacks tensor"):
+        open_checkpoint(tmp_path)
+
+
 # --- statistics -----------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +286,7 @@ def test_quantized_statistics_are_an_error(golden: Callable, weights: Callable, 
     name = "vae.per_channel_statistics.mean-of-means"
     tensors = weights("ltx2_3") | {name: np.zeros(8, np.uint8)}
     save_file(tensors, tmp_path / "vae.safetensors", metadata(golden, "ltx2_3"))
-    with pytest.raises(CheckpointError, match=rf"{name} is stored as U8"):
+    with pytest.raises(CheckpointError, match=rf"{name} is stored as uint8"):
         open_checkpoint(tmp_path / "vae.safetensors")
 
 

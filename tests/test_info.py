@@ -443,7 +443,7 @@ def test_a_file_that_is_neither_is_refused_in_one_sentence(golden: Callable, ref
     quantized = tmp_path / "quantized.safetensors"
     tensors = load_file(golden("ltx2_3").checkpoint)
     save_file(tensors | {"vae.decoder.conv_in.conv.bias": np.ones(64, np.uint8)}, quantized)
-    assert "stored as U8" in refused(quantized)
+    assert "stored as uint8" in refused(quantized)
 
 
 def test_latents_that_are_not_finite_are_refused_with_their_number(refused: Callable, tmp_path: Path) -> None:

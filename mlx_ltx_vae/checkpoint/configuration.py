@@ -2,58 +2,128 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from ..models.video_vae.config import parse_vae_config
+from ..models.video_vae.block_types import DECODER_BLOCKS, ENCODER_BLOCKS
+from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.generations import GENERATIONS
+from ..models.video_vae.raw_config import check_config
 from ..models.video_vae.specs import decoder_spec, encoder_spec
 from .diffusers import is_diffusers_config
 from .files import Archive, read_json
-from .names import CONFIG_NAMES
+from .names import NETWORKS
 from .stored_network import StoredNetwork
+from .weight_files import CONFIG_NAMES
 
+_CLASS = "CausalVideoAutoencoder"
 _DIFFUSION_CLASS = "CausalDiffusionVAE"
-_CLASSES = ("CausalVideoAutoencoder", _DIFFUSION_CLASS)
+_SPECS = {"encoder": encoder_spec, "decoder": decoder_spec}
+_BLOCK_NAMES = {"encoder": ENCODER_BLOCKS, "decoder": DECODER_BLOCKS}
+
+# Keys of an encoder's own configuration, and what they are called in that of a whole VAE: in mlx-video's packs, and in
+# the file of LTX-2.5's diffusion decoder.
+_PACK_KEYS = {"out_channels": "latent_channels", "convolution_dimensions": "dims"}
+_NESTED_KEYS = {
+    **_PACK_KEYS,
+    "blocks": "encoder_blocks",
+    "base_channels": "encoder_base_channels",
+    "spatial_padding_mode": "encoder_spatial_padding_mode",
+}
 
 
 def find_config(archives: Sequence[Archive], folders: Sequence[Path]) -> dict[str, Any] | None:
-    """The first configuration of a whole VAE, in the vocabulary of the original or of diffusers, or None.
+    """The configuration in the metadata of files, or in `config.json` and `embedded_config.json` in `folders`.
 
-    The metadata is searched first, then `config.json` and `embedded_config.json` in `folders`. Configurations of
-    anything else are skipped: a transformer, a single network in a port's own vocabulary, and, in JSON files, the
-    diffusion decoder. (A pack may contain both decoders, and `find_network` has rejected the tensors of that one.)
+    See `choose_config`; the metadata comes first.
     """
-    for content in _metadata(archives):
-        if entry := _vae_entry(content):
-            return entry
     files = (folder / name for folder in folders for name in CONFIG_NAMES)
-    for content in (read_json(file) for file in files if file.is_file()):
-        entry = _vae_entry(content)
-        if entry and entry.get("_class_name") != _DIFFUSION_CLASS:
-            return entry
-    return None
+    return choose_config([*_metadata(archives), *(read_json(file) for file in files if file.is_file())])
 
 
-def infer_config(networks: Mapping[str, StoredNetwork], source: str) -> dict[str, Any]:
-    """The configuration of the one published generation that has these tensors, in the original's vocabulary."""
-    widths = _widths(networks)
-    matches = {}
+def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
+    """The first configuration of a whole VAE, in the vocabulary of the original or of diffusers.
+
+    If there is none, the configurations of single networks together, which list the blocks of one network or of none;
+    None if there are none of these either. Configurations of anything else are skipped: a transformer, a network in a
+    port's own vocabulary, and the diffusion decoder of LTX-2.5, beside which its encoder's is used.
+    """
+    parts: dict[str, Any] = {}
+    for content in contents:
+        for raw in (content.get("vae"), content) if isinstance(content, Mapping) else ():
+            if not isinstance(raw, Mapping):
+                continue
+            if is_diffusers_config(raw) or "blocks" in raw or all(f"{network}_blocks" in raw for network in NETWORKS):
+                return dict(raw)
+            part = _network_entry(raw)
+            parts = (part or {}) | parts
+            if part:
+                break
+    return parts or None
+
+
+def complete_config(
+    raw: Mapping[str, Any] | None, networks: Mapping[str, StoredNetwork], source: str
+) -> dict[str, Any]:
+    """A configuration that lists the blocks of all `networks`, in the original's vocabulary.
+
+    What `raw` does not list is that of the one published generation that has these tensors.
+
+    Raises:
+        CheckpointError: none or several have them.
+    """
+    stated = dict(raw or {})
+    missing = [name for name in networks if not (f"{name}_blocks" in stated or "blocks" in stated)]
+    if stated and not missing:
+        return stated
+    check_config(stated, source)
+    matches: dict[str, dict[str, Any]] = {}
     for generation, known in GENERATIONS.items():
-        raw = {"_class_name": "CausalVideoAutoencoder", **known, **widths}
-        config = parse_vae_config(raw, source)
-        specs = {"encoder": encoder_spec(config), "decoder": decoder_spec(config)}
-        if all(specs[network].weights.keys() == stored.tensors.keys() for network, stored in networks.items()):
-            matches[generation] = raw
+        candidate = _candidate(stated, known, missing, networks)
+        has_these = all(_weight_names(candidate, name) == networks[name].tensors.keys() for name in missing)
+        if has_these and candidate not in matches.values():
+            matches[generation] = candidate
     if len(matches) != 1:
         result = f"match {' and '.join(matches)}" if matches else "match no published generation"
+        what = f"its configuration lists no {missing[0]}_blocks" if stated else "it has no configuration"
         raise CheckpointError(
-            f"{source}: it has no configuration, and its tensors {result}; add one as the metadata entry 'config' of "
-            "the file, or a config.json beside it."
+            f"{source}: {what}, and its tensors {result}; add one as the metadata entry 'config' of the file, or a "
+            "config.json beside it."
         )
     return json.loads(json.dumps(next(iter(matches.values()))))  # lists in place of tuples, as in a file
+
+
+def resolve_config(raw: Mapping[str, Any], networks: Mapping[str, StoredNetwork], source: str) -> VAEConfig:
+    """Parse a configuration. Its widths are those of the tensors of `networks`."""
+    widths = {key: value for key, value in _widths(networks).items() if key in ("latent_channels", "patch_size")}
+    return parse_vae_config({**widths, **raw}, source, {name: net.input_channels for name, net in networks.items()})
+
+
+def _candidate(
+    stated: Mapping[str, Any], known: Mapping[str, Any], missing: Sequence[str], networks: Mapping[str, StoredNetwork]
+) -> dict[str, Any]:
+    """The configuration of a known generation; or what is stated, with that generation's blocks where none are."""
+    widths = {"_class_name": _CLASS, **_widths(networks)}
+    has_list = any(f"{name}_blocks" in stated for name in NETWORKS)
+    if not has_list:
+        return {**known, **widths, **stated}
+    added = {f"{name}_blocks": known.get(f"{name}_blocks", known.get("blocks")) for name in missing}
+    if "decoder" in missing:
+        added["timestep_conditioning"] = known.get("timestep_conditioning", False)
+        if "spatial_padding_mode" in known and "spatial_padding_mode" not in stated:
+            added["decoder_spatial_padding_mode"] = known["spatial_padding_mode"]
+    return {**added, **widths, **stated}
+
+
+def _weight_names(raw: Mapping[str, Any], network: str) -> Set[str]:
+    """The names of the weights of a network that a configuration describes; empty if it describes no VAE."""
+    try:
+        config = parse_vae_config(raw, "")
+    except CheckpointError:  # the stated network and that of this generation differ in scale
+        return set()
+    return _SPECS[network](config).weights.keys()
 
 
 def _metadata(archives: Sequence[Archive]) -> Iterator[object]:
@@ -67,17 +137,28 @@ def _metadata(archives: Sequence[Archive]) -> Iterator[object]:
                 ) from error
 
 
-def _vae_entry(content: object) -> dict[str, Any] | None:
-    """The part that configures a whole VAE: the entry `vae`, the whole object, or None."""
-    for raw in (content.get("vae"), content) if isinstance(content, Mapping) else ():
-        if isinstance(raw, Mapping) and (
-            "blocks" in raw
-            or {"encoder_blocks", "decoder_blocks"} <= raw.keys()
-            or raw.get("_class_name") in _CLASSES
-            or is_diffusers_config(raw)
-        ):
-            return dict(raw)
-    return None
+def _network_entry(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of one network in the vocabulary of a whole VAE; empty if it is not one."""
+    class_name = raw.get("_class_name")
+    if class_name == _DIFFUSION_CLASS:
+        encoder = raw.get("encoder")
+        return _rename(encoder, _NESTED_KEYS) if isinstance(encoder, Mapping) else {}
+    listed = [network for network in NETWORKS if _is_known_list(raw.get(f"{network}_blocks"), network)]
+    if listed == ["encoder"] and "latent_channels" not in raw and raw.get("out_channels", 3) != 3:
+        return _rename(raw, _PACK_KEYS)
+    return dict(raw) if listed or class_name == _CLASS else {}
+
+
+def _rename(raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in raw.items() if key != "_class_name"}
+
+
+def _is_known_list(blocks: object, network: str) -> bool:
+    """Whether blocks are listed as in the original: [name, options], with at least one name that it has."""
+    if not isinstance(blocks, list):
+        return False
+    names = [block[0] for block in blocks if isinstance(block, (list, tuple)) and len(block) == 2]
+    return any(isinstance(name, str) and name in _BLOCK_NAMES[network] for name in names)
 
 
 def _widths(networks: Mapping[str, StoredNetwork]) -> dict[str, int]:

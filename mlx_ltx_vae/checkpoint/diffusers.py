@@ -101,8 +101,7 @@ class DiffusersVAE:
                     "config.json that came with the weights."
                 )
             original = prefixes[prefix] + name.removeprefix(prefix)
-            original = original.replace(".conv_shortcut.conv.", ".conv_shortcut.")
-            renamed[name] = original.replace(".norm3.", ".norm3.norm.")
+            renamed[name] = original.replace(".conv_shortcut.conv.", ".conv_shortcut.")
         return renamed
 
 
@@ -214,7 +213,7 @@ def _walk_encoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Par
 
 
 def _walk_decoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Part], int]:
-    """The parts of the decoder, and its width before `conv_out`. All lists but `upsample_type` are in encoder order."""
+    """The parts of the decoder, and its base width. All lists but `upsample_type` are in encoder order."""
     outputs = config["decoder_block_out_channels"][::-1]
     layers = config["decoder_layers_per_block"][::-1]
     scaling = _per_block(config["decoder_spatio_temporal_scaling"], len(outputs))[::-1]
@@ -223,18 +222,25 @@ def _walk_decoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Par
     factors = config["upsample_factor"][::-1]
     kinds = config["upsample_type"] if class_name == _LTX_2 else ("spatiotemporal",) * len(outputs)
     parts = [_res_stack(layers[0], "mid_block", noise[0])]
-    width = outputs[0]
+    width, divisor = outputs[0], 1  # the base width is the first one, divided by all multipliers
     for index, factor in enumerate(factors[: len(outputs)]):
         prefix = f"up_blocks.{index}"
-        in_width, width = width // factor, outputs[index] // factor
-        if in_width != width:
-            options = {"multiplier": _ratio(in_width, width)} | ({"inject_noise": True} if noise[index + 1] else {})
+        if width != outputs[index]:
+            options = _projection(width, outputs[index]) | ({"inject_noise": True} if noise[index + 1] else {})
             parts.append(_Part(["res_x_y", options], f"{prefix}.conv_in"))
+            divisor *= options.get("multiplier", 1)
         if scaling[index]:
             options = {"multiplier": factor} | ({"residual": True} if residual[index] else {})
             parts.append(_Part([_COMPRESS[kinds[index]], options], f"{prefix}.upsamplers.0"))
+            divisor *= factor
+        width = outputs[index] // factor
         parts.append(_res_stack(layers[index + 1], prefix, noise[index + 1]))
-    return parts, width
+    return parts, _ratio(outputs[0], divisor)
+
+
+def _projection(width: int, out_width: int) -> dict[str, Any]:
+    """The options of a block that only changes the width. The original's lists state a factor where there is one."""
+    return {"out_channels": out_width} if width % out_width else {"multiplier": width // out_width}
 
 
 def _res_stack(layers: int, prefix: str, noise: bool = False) -> _Part:

@@ -1,27 +1,31 @@
-"""Safetensors files: their headers, validated when they are read, and single tensors.
+"""Safetensors files by their headers, and single tensors; or arrays that are in memory already.
 
 The VAE is 1 to 2 GB of a 40 GB checkpoint, so a file is known by its header, and only requested tensors are read.
 """
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from ..dtypes import SAFETENSORS_NAMES
-from ..errors import CheckpointError
-from ..mlx_utils import load_safetensors
+from ..dtypes import DTYPES
+from ..errors import CheckpointError, LatentsError
+from ..mlx_utils import evaluate, load_safetensors
+from ..safetensors_header import read_header
+from .weight_files import is_index, shard_problem
 
-INDEX_SUFFIX = ".safetensors.index.json"
-
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 # numpy has no bfloat16; its bits are read as integers.
-_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+}
 
 # Other formats that users pass, by their first bytes.
 _OTHER_FORMATS = (
@@ -34,46 +38,77 @@ _OTHER_FORMATS = (
 
 
 class TensorInfo(NamedTuple):
-    """Where a tensor is stored: the bytes `[start, stop)` of the file at `path`, in C order."""
+    """A tensor that has not been read.
+
+    Attributes:
+        path: the file that has it; for an array, what error messages call its mapping.
+        name: its name there.
+        dtype: "float32" and so on, as `safetensors_header.TensorHeader` says.
+        array: the tensor itself, if it is in memory already.
+    """
 
     path: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
-    start: int
-    stop: int
+    array: mx.array | np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class Archive:
-    """The tensors of one safetensors file, or of all shards of an index, known by header only."""
+    """The tensors of one safetensors file, of all shards of a set, or of a mapping of arrays."""
 
     path: Path
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
 
 
-def open_archive(path: Path) -> Archive:
-    """Read the header of a safetensors file, or of every shard that a `*.safetensors.index.json` names."""
-    if not path.name.endswith(INDEX_SUFFIX):
-        return _read_header(path)
+def open_archive(path: Path, *shards: Path) -> Archive:
+    """Read the header of a file, of every shard that an index names, or of several shards, which must be complete."""
+    if is_index(path.name):
+        parts = [_open_shard(path, name) for name in shard_names(path)]
+    elif problem := shard_problem(tuple(shard.name for shard in (path, *shards))):
+        raise CheckpointError(f"{path}: {problem}.")
+    else:
+        parts = [_open_file(shard) for shard in (path, *shards)]
     tensors: dict[str, TensorInfo] = {}
     metadata: dict[str, str] = {}
-    for shard in shard_names(path):
-        if not (path.parent / shard).is_file():
-            raise CheckpointError(f"{path}: its shard {shard} is missing; download all the files that the index names.")
-        part = _read_header(path.parent / shard)
+    for part in parts:
         tensors |= part.tensors
         metadata |= part.metadata
     return Archive(path, tensors, metadata)
 
 
+def open_arrays(name: str, arrays: Mapping[str, mx.array | np.ndarray]) -> Archive:
+    """Arrays that are in memory, as if a file had them. None of them is evaluated."""
+    tensors = {}
+    for key, array in arrays.items():
+        if not isinstance(key, str) or not isinstance(array, (mx.array, np.ndarray)):
+            raise CheckpointError(
+                f"{name}: expected names with mx.array or numpy arrays, and {key!r} is a {type(array).__name__}."
+            )
+        dtype = str(array.dtype).rpartition(".")[2]
+        tensors[key] = TensorInfo(Path(name), key, dtype, tuple(array.shape), array)
+    return Archive(Path(name), tensors, {})
+
+
 def shard_names(index: Path) -> list[str]:
-    """The file names in a `*.safetensors.index.json`, sorted, each once."""
+    """The file names in an index, sorted, each once.
+
+    Raises:
+        CheckpointError: the file is not an index, or names a file outside its folder.
+    """
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{index}: expected an index with a 'weight_map'; download it again.")
-    return sorted(set(weight_map.values()))
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts or not PurePath(name).name:
+            raise CheckpointError(
+                f"{index}: it names the shard {name[:80]!r}, which is not in its folder; download the index again from "
+                "the original."
+            )
+    return names
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -90,76 +125,81 @@ def read_json(path: Path) -> dict[str, Any]:
 def check_dtypes(tensors: Iterable[TensorInfo]) -> None:
     """Refuse tensors that are not float32, float16 or bfloat16: quantized ones, for example."""
     for info in tensors:
-        if info.dtype not in SAFETENSORS_NAMES:
+        if info.dtype not in DTYPES:
             raise CheckpointError(
-                f"{info.path}: {info.name} is stored as {info.dtype}, and only F32, F16 and BF16 are supported; use a "
-                "file whose VAE is not quantized."
+                f"{info.path}: {info.name} is stored as {info.dtype}, and only float32, float16 and bfloat16 are "
+                "supported; use a file whose VAE is not quantized."
             )
 
 
 def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:
     """Each tensor under its key in `tensors`, in its stored shape and dtype, which `check_dtypes` must have accepted.
 
-    The arrays are lazy, with one exception: MLX rejects a file if any tensor in it, requested or not, has a type that
-    MLX does not know. The tensors of such a file are read by offset, when the iterator reaches them.
+    The arrays are lazy, with two exceptions. MLX rejects a file if any tensor in it, requested or not, has a type that
+    MLX does not know; the tensors of such a file are read by offset, when the iterator reaches them. Arrays in memory
+    are evaluated then, too.
+
+    Raises:
+        CheckpointError: an array in memory is a lazy array of another thread.
     """
     for path in {info.path: None for info in tensors.values()}:
         requested = {key: info for key, info in tensors.items() if info.path == path}
+        in_memory = {key: info.array for key, info in requested.items() if info.array is not None}
+        if in_memory:
+            yield from ((key, _evaluated(array)) for key, array in in_memory.items())
+            continue
         try:
             arrays = load_safetensors(path)
         except RuntimeError:
-            yield from ((key, _read_by_offset(info)) for key, info in requested.items())
+            yield from _read_by_offset(path, requested)
         else:
             yield from ((key, arrays.pop(info.name)) for key, info in requested.items())
 
 
-def _read_by_offset(info: TensorInfo) -> mx.array:
-    count = math.prod(info.shape)
-    array = mx.array(np.fromfile(info.path, _NUMPY_DTYPES[info.dtype], count, offset=info.start).reshape(info.shape))
-    return array.view(mx.bfloat16) if info.dtype == "BF16" else array
+def _evaluated(array: mx.array | np.ndarray) -> mx.array:
+    array = array if isinstance(array, mx.array) else mx.array(array)
+    try:
+        evaluate("weights", array)
+    except LatentsError as error:
+        raise CheckpointError(str(error)) from error
+    return array
 
 
-def _read_header(path: Path) -> Archive:
-    """One file: 8 bytes of header length, a JSON header, then the tensors' bytes."""
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such file; check the path.")
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        start = stream.read(32)
+def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:
+    """From a file that `read_header` has accepted, so that its header is valid and has no gaps."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    for key, info in tensors.items():
+        offset = 8 + length + header[info.name]["data_offsets"][0]
+        values = np.fromfile(path, _NUMPY_DTYPES[info.dtype], math.prod(info.shape), offset=offset)
+        array = mx.array(values.reshape(info.shape))
+        yield key, array.view(mx.bfloat16) if info.dtype == "bfloat16" else array
+
+
+def _open_shard(index: Path, name: str) -> Archive:
+    if not os.path.isfile(index.parent / name):  # not Path.is_file, which raises for a name that is too long
+        raise CheckpointError(
+            f"{index}: its shard {name[:80]} is missing; download all the files that the index names."
+        )
+    return _open_file(index.parent / name)
+
+
+def _open_file(path: Path) -> Archive:
+    try:
+        if not path.is_file():
+            raise CheckpointError(f"{path}: no such file; check the path.")
+        with path.open("rb") as stream:
+            start = stream.read(32)
         for magic, description in _OTHER_FORMATS:
             # A header length can have any first byte, but a header follows it.
             if start.lstrip().startswith(magic) and start[8:9] != b"{":
                 raise CheckpointError(f"{path}: this is {description}.")
-        length = int.from_bytes(start[:8], "little")
-        if size < 10 or length > _MAX_HEADER_BYTES or start[8:9] != b"{":
+        if start[8:9] != b"{":
             raise CheckpointError(f"{path}: not a safetensors file; give the .safetensors file of the VAE.")
-        stream.seek(8)
-        raw = stream.read(length)
-    if len(raw) < length:
-        raise CheckpointError(f"{path}: truncated within its header (after {size} bytes); download it again.")
-    try:
-        header = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: its header is not JSON ({error}); download it again.") from error
-    metadata = header.pop("__metadata__", None)
-    metadata = metadata if isinstance(metadata, dict) else {}
-    tensors = {name: _tensor_info(path, name, entry, 8 + length) for name, entry in header.items()}
-    expected = max((info.stop for info in tensors.values()), default=0)
-    if size < expected:
-        raise CheckpointError(f"{path}: truncated, it has {size} of {expected} bytes; download it again.")
-    return Archive(path, tensors, metadata)
-
-
-def _tensor_info(path: Path, name: str, entry: dict[str, Any], data_start: int) -> TensorInfo:
-    try:
-        start, stop = entry["data_offsets"]
-        info = TensorInfo(path, name, entry["dtype"], tuple(entry["shape"]), data_start + start, data_start + stop)
-        numbers = (start, stop - start, *info.shape)
-        valid = all(isinstance(number, int) and number >= 0 for number in numbers)
-        if valid and info.dtype in _NUMPY_DTYPES:
-            valid = stop - start == math.prod(info.shape) * _NUMPY_DTYPES[info.dtype].itemsize
-    except (KeyError, TypeError, ValueError):
-        valid = False
-    if not valid:
-        raise CheckpointError(f"{path}: the header's entry for {name} is damaged; download the file again.")
-    return info
+        headers, metadata = read_header(path)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not a whole safetensors file ({error}); download it again.") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    return Archive(path, {name: TensorInfo(path, name, *header) for name, header in headers.items()}, metadata)

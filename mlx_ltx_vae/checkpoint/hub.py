@@ -1,16 +1,19 @@
 """Checkpoints on the Hugging Face hub, downloaded with `huggingface_hub` if it is installed."""
 
+import glob
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import NamedTuple
 
 from ..errors import CheckpointError
-from .files import INDEX_SUFFIX, shard_names
-from .names import CONFIG_NAMES, AmbiguousFolder, choose_weights
+from .files import shard_names
+from .weight_files import CONFIG_NAMES, AmbiguousFolder, WeightFiles, choose_weights, is_index, shards_beside
 
-_REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:[:/](?P<inner>[^:]+))?")
+_REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<inner>[^:]+))?")
+_FILE_ENDINGS = (".safetensors", ".json", ".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".npy", ".npz", ".latent")
 _LISTING_TIMEOUT = 20.0  # seconds
 _NAMED_CANDIDATES = 8
 
@@ -23,17 +26,20 @@ class HubReference(NamedTuple):
 
 
 def parse_reference(source: str) -> HubReference | None:
-    """The meaning of "owner/name", "owner/name:file" or "owner/name/sub/file"; None for a path."""
+    """The meaning of "owner/name" or "owner/name:file"; None for whatever may be a path.
+
+    "a/b" may be a path if it ends like a file, or if there is a folder "a".
+    """
     match = _REFERENCE.fullmatch(source)
     if match is None or Path(source.partition("/")[0]).is_dir():
         return None
-    if match["inner"] is None and source.endswith((".safetensors", ".ckpt", ".pt", ".pth", ".gguf", ".json")):
+    if match["inner"] is None and source.lower().endswith(_FILE_ENDINGS):
         return None
     return HubReference(match["repo"], match["inner"])
 
 
-def fetch(reference: HubReference) -> list[Path]:
-    """The paths of the weight files of the VAE, downloaded or from the cache, with the configuration beside them."""
+def fetch(reference: HubReference) -> list[list[Path]]:
+    """The sets of weight files of the VAE, downloaded or from the cache, with the configuration beside them."""
     try:
         import huggingface_hub
     except ImportError as error:
@@ -41,64 +47,86 @@ def fetch(reference: HubReference) -> list[Path]:
             f"{reference.repo}: there is no such path, and downloading from the hub requires huggingface_hub; "
             "run `pip install 'mlx_ltx_vae[hub]'` or give a local file."
         ) from error
-    names, snapshot = _list(huggingface_hub, reference.repo)
+    repository = _Repository.find(huggingface_hub, reference.repo)
+    chosen = _choose(reference, repository.names)
+    files = [name for set_ in chosen for name in set_]
+    beside = {str(PurePosixPath(name).parent / config) for name in files for config in CONFIG_NAMES}
+    folder = repository.download([*files, *sorted(beside.intersection(repository.names))])
+    for index in filter(is_index, files):
+        parent = PurePosixPath(index).parent
+        repository.download([str(parent / shard) for shard in shard_names(folder / index)])
+    return [[folder / name for name in set_] for set_ in chosen]
 
-    def get(name: str) -> Path:
-        if snapshot is not None:
-            return snapshot / name
+
+@dataclass(frozen=True)
+class _Repository:
+    """The file names of a repository; `is_offline` if they are those in the cache, since the hub cannot be reached."""
+
+    hub: ModuleType
+    repo: str
+    names: list[str]
+    is_offline: bool
+
+    @classmethod
+    def find(cls, hub: ModuleType, repo: str) -> "_Repository":
+        """Ask the hub, or else the cache."""
         try:
-            return Path(huggingface_hub.hf_hub_download(reference.repo, name))
+            siblings = hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT).siblings
+            return cls(hub, repo, [sibling.rfilename for sibling in siblings], is_offline=False)
+        except Exception as error:  # no network, repository or access: the classes differ between releases
+            try:
+                # No patterns match no files, so that a cache with some of the files is accepted.
+                cached = Path(hub.snapshot_download(repo, allow_patterns=[], local_files_only=True))
+            except Exception:
+                raise CheckpointError(
+                    f"{repo}: there is no such path, and the hub repository cannot be read ({_reason(error)}) and is "
+                    "not in the cache; check the name, log in with `hf auth login` if it is gated, or give a local "
+                    "file."
+                ) from error
+        names = [path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file()]
+        return cls(hub, repo, names, is_offline=True)
+
+    def download(self, names: Sequence[str]) -> Path:
+        """The folder of the snapshot, which then has these files."""
+        patterns = [glob.escape(name) for name in names]
+        try:
+            folder = Path(
+                self.hub.snapshot_download(self.repo, allow_patterns=patterns, local_files_only=self.is_offline)
+            )
         except Exception as error:
             raise CheckpointError(
-                f"{reference.repo}: cannot download {name} ({_reason(error)}); check the network, or log in with "
-                "`hf auth login` if the repository is gated."
+                f"{self.repo}: cannot download {_list_some(names)} ({_reason(error)}); check the network, or log in "
+                "with `hf auth login` if the repository is gated."
             ) from error
-
-    chosen = _choose(reference, names)
-    beside = {str(PurePosixPath(name).parent / config) for name in chosen for config in CONFIG_NAMES}
-    for config in sorted(beside.intersection(names)):
-        get(config)
-    paths = []
-    for name in chosen:
-        paths.append(get(name))
-        if name.endswith(INDEX_SUFFIX):
-            for shard in shard_names(paths[-1]):
-                get(str(PurePosixPath(name).parent / shard))
-    return paths
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise CheckpointError(
+                f"{self.repo}: {_list_some(missing)} cannot be downloaded, because the repository does not have it or "
+                "the hub cannot be reached; check the network."
+            )
+        return folder
 
 
-def _choose(reference: HubReference, names: Sequence[str]) -> tuple[str, ...]:
+def _choose(reference: HubReference, names: Sequence[str]) -> tuple[WeightFiles, ...]:
     inner = reference.inner
     if inner is not None and inner in names:
-        return (inner,)
-    inside = f"{inner}/" if inner else ""
+        return (shards_beside(inner, names) or (inner,),)
+    inside = f"{inner.rstrip('/')}/" if inner else ""
     candidates = [name.removeprefix(inside) for name in names if name.startswith(inside)]
     try:
-        return tuple(inside + name for name in choose_weights(candidates))
+        return tuple(tuple(inside + name for name in files) for files in choose_weights(candidates))
     except AmbiguousFolder as error:
-        shown = list(error.candidates or [name for name in names if name.endswith(".safetensors")])
-        more = " ..." if len(shown) > _NAMED_CANDIDATES else ""
-        listing = ", ".join(shown[:_NAMED_CANDIDATES]) + more or "no safetensors file at all"
+        firsts = [inside + files[0] for files in error.candidates]
+        listing = _list_some(firsts or [name for name in names if name.endswith(".safetensors")])
         what = f"has no {inner}" if inner and not candidates else "has several files that may be the VAE, or none"
         raise CheckpointError(
-            f"{reference.repo}: the repository {what}; name one as {reference.repo}:FILE out of {listing}."
+            f"{reference.repo}: the repository {what}; name one as {reference.repo}:FILE out of "
+            f"{listing or 'no safetensors file at all'}."
         ) from error
 
 
-def _list(huggingface_hub: ModuleType, repo: str) -> tuple[list[str], Path | None]:
-    """The file names of a repository, and its folder in the cache if the hub cannot be reached."""
-    try:
-        siblings = huggingface_hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT).siblings
-        return [sibling.rfilename for sibling in siblings], None
-    except Exception as error:  # no network, repository or access: the classes differ between releases
-        try:
-            snapshot = Path(huggingface_hub.snapshot_download(repo, local_files_only=True))
-        except Exception:
-            raise CheckpointError(
-                f"{repo}: there is no such path, and the hub repository cannot be read ({_reason(error)}) and is not "
-                "in the cache; check the name, log in with `hf auth login` if it is gated, or give a local file."
-            ) from error
-    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()], snapshot
+def _list_some(names: Iterable[str]) -> str:
+    shown = list(names)
+    return ", ".join(shown[:_NAMED_CANDIDATES]) + (" ..." if len(shown) > _NAMED_CANDIDATES else "")
 
 
 def _reason(error: Exception) -> str:

@@ -1,13 +1,15 @@
 """Find and open the files of a checkpoint: a file, a folder, or a hub repository."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError
 from .files import Archive, open_archive
 from .hub import fetch, parse_reference
-from .names import NETWORKS, AmbiguousFolder, choose_weights, find_network
+from .names import NETWORKS, find_network
+from .weight_files import AmbiguousFolder, WeightFiles, choose_weights, is_index, shards_beside
 
 # The depth of the deepest published layout: vae/decoder/model.safetensors.
 _PATTERNS = ("*.safetensors*", "*/*.safetensors*", "*/*/*.safetensors*")
@@ -24,44 +26,67 @@ class Location:
 
 def locate(source: str | os.PathLike) -> Location:
     """Read the headers of the files that contain the VAE."""
-    path = Path(source).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(source).expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError) as error:  # a name that is too long, or the home of an unknown user
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{str(source)[:200]}: cannot be a path ({reason}); check it.") from error
+    if is_folder:
         name, archives = path.resolve().name, _open_folder(path)
-    elif path.exists():
-        name, archives = path.name, [open_archive(path)]
+    elif exists:
+        name, archives = path.name, [_open_file(path)]
     else:
         reference = parse_reference(source) if isinstance(source, str) else None
         if reference is None:
-            raise CheckpointError(f"{path}: no such file or folder; check the path.")
-        name, archives = str(source), [open_archive(found) for found in fetch(reference)]
-    folders = [archive.path.parent for archive in archives] + ([path] if path.is_dir() else [])
+            raise CheckpointError(
+                f"{path}: no such file or folder; check the path, or name a repository on the hub as owner/name or "
+                "owner/name:FILE."
+            )
+        name, archives = str(source), [open_archive(*paths) for paths in fetch(reference)]
+    folders = [archive.path.parent for archive in archives] + ([path] if is_folder else [])
     return Location(name, archives, list(dict.fromkeys(folders)))
+
+
+def _open_file(path: Path) -> Archive:
+    """A file or an index; for a shard, the whole set."""
+    shards = shards_beside(path.name, (found.name for found in path.parent.glob("*.safetensors")))
+    return open_archive(*(path.parent / name for name in shards or (path.name,)))
 
 
 def _open_folder(folder: Path) -> list[Archive]:
     names = sorted(found.relative_to(folder).as_posix() for pattern in _PATTERNS for found in folder.glob(pattern))
     try:
-        return [open_archive(folder / name) for name in choose_weights(names)]
+        return [_open_set(folder, files) for files in choose_weights(names)]
     except AmbiguousFolder as error:
         return [_find_vae(folder, error.candidates)]
 
 
-def _find_vae(folder: Path, candidates: tuple[str, ...]) -> Archive:
-    """The one file among `candidates` whose header has a video VAE."""
+def _open_set(folder: Path, files: WeightFiles) -> Archive:
+    return open_archive(*(folder / name for name in files))
+
+
+def _find_vae(folder: Path, candidates: Sequence[WeightFiles]) -> Archive:
+    """The one set among `candidates` whose headers have a video VAE. Shards that an index names are not candidates."""
     found: dict[str, Archive] = {}
     failures: list[CheckpointError] = []
-    for name in candidates:
+    in_indexes: set[Path] = set()
+    for files in sorted(candidates, key=lambda files: not is_index(files[0])):
+        if in_indexes.issuperset(folder / name for name in files):
+            continue
         try:
-            archive = open_archive(folder / name)
+            archive = _open_set(folder, files)
+            if is_index(files[0]):
+                in_indexes.update(info.path for info in archive.tensors.values())
             if any(find_network(archive, network) for network in NETWORKS):
-                found[name] = archive
+                found[files[0]] = archive
         except CheckpointError as error:
             failures.append(error)
     if len(found) > 1:
-        raise CheckpointError(f"{folder}: several files contain a VAE; give one of {', '.join(found)}.")
+        raise CheckpointError(f"{folder}: several files contain a VAE; give one of {', '.join(sorted(found))}.")
     if found:
         return found.popitem()[1]
     if failures:
         raise failures[0]
-    shown = ", ".join(candidates) or "no safetensors file"
+    shown = ", ".join(files[0] for files in candidates) or "no safetensors file"
     raise CheckpointError(f"{folder}: expected a safetensors file with a video VAE and found {shown}; give the file.")

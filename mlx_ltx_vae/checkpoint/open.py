@@ -1,5 +1,6 @@
 """Open a checkpoint: its configuration and where its tensors are stored. Load its networks, strictly."""
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -8,31 +9,35 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ..errors import CheckpointError
 from ..mlx_utils import count_nonfinite, named_parameters, to_bool, to_float
-from ..models.video_vae.config import VAEConfig, parse_vae_config
-from .configuration import find_config, infer_config
+from ..models.video_vae.config import VAEConfig
+from .configuration import choose_config, complete_config, find_config, resolve_config
 from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
-from .files import Archive, TensorInfo, check_dtypes, read_tensors
+from .files import Archive, TensorInfo, check_dtypes, open_arrays, read_tensors
 from .locate import Location, locate
-from .names import NETWORKS, find_network, find_statistics
+from .names import NETWORKS, find_diffusion_decoder, find_network, find_statistics
 from .stored_network import StoredNetwork, infer_layout, stated_layout
 
 Network = TypeVar("Network", bound=nn.Module)
+
+Array = mx.array | np.ndarray
 
 _NAMED_TENSORS = 3
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A video VAE known by the headers of its files. No tensor has been read.
+    """A video VAE known by the headers of its files, or by arrays in memory. No tensor has been read.
 
     Attributes:
         name: what error messages call it.
         class_name: the class that its configuration names; None if it has no configuration or names none.
         is_inferred: whether it has no configuration, so that `config` was inferred from its tensors.
-        raw_config: the configuration in the original's vocabulary, as its metadata would state it.
+        raw_config: the configuration in the original's vocabulary, as its metadata would state it; empty if a
+            `VAEConfig` was given in its place.
         networks: the networks that were asked for and exist, under "encoder" and "decoder".
         statistics: where the mean and the standard deviation of the latents are stored, in this order.
     """
@@ -79,23 +84,54 @@ def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = Tru
     if not wanted:
         raise ValueError("open_checkpoint: ask for the encoder, the decoder or both.")
     location = source if isinstance(source, Location) else locate(source)
-    name = location.name
-    networks = _find_networks(location.archives, name)
-    if not any(network in networks for network in wanted):
-        raise CheckpointError(f"{name}: it has no {' and no '.join(wanted)}; use a file that has both networks.")
-    raw_config = find_config(location.archives, location.folders)
-    class_name = None if raw_config is None else raw_config.get("_class_name")
-    is_inferred = raw_config is None
-    networks, raw_config = _with_original_names(networks, raw_config, name)
-    if raw_config is None:
-        raw_config = infer_config(networks, name)
-    config = parse_vae_config(raw_config, name)
-    statistics = _find_statistics(location.archives, config.latent_channels, name)
-    networks = {network: networks[network] for network in wanted if network in networks}
+    return _open(location.name, location.archives, find_config(location.archives, location.folders), wanted)
+
+
+def open_weights(weights: Mapping[str, Array], config: Mapping[str, Any] | VAEConfig | None) -> Checkpoint:
+    """Open arrays that are in memory, with names and layouts as files have them. None of them is evaluated.
+
+    Args:
+        config: as the metadata entry `config` of a file or a config.json, parsed; or a `VAEConfig`; None to infer it.
+
+    Raises:
+        CheckpointError: as `open_checkpoint`.
+    """
+    if config is None or isinstance(config, VAEConfig):
+        stated: dict[str, Any] | VAEConfig | None = config
+    else:
+        try:
+            stated = choose_config([json.loads(json.dumps(config))])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"weights: their configuration cannot be JSON ({error}); pass a dict.") from error
+        if stated is None:
+            raise CheckpointError(
+                "weights: their configuration describes no video VAE; pass a dict with encoder_blocks and "
+                "decoder_blocks (or a config.json of diffusers), or None to infer it."
+            )
+    return _open("weights", [open_arrays("weights", weights)], stated, NETWORKS)
+
+
+def _open(
+    name: str, archives: Sequence[Archive], stated: dict[str, Any] | VAEConfig | None, wanted: Sequence[str]
+) -> Checkpoint:
+    networks = _find_networks(archives, wanted, name)
+    raw_config: dict[str, Any] = {}
+    class_name = None
+    if isinstance(stated, VAEConfig):
+        networks, _ = _with_original_names(networks, None, name)
+        config = stated
+    else:
+        class_name = None if stated is None else stated.get("_class_name")
+        networks, translated = _with_original_names(networks, stated, name)
+        raw_config = complete_config(translated, networks, name)
+        if _find_diffusion_decoder(archives) and "decoder" not in networks:
+            raw_config.pop("decoder_blocks", None)  # a match of the encoder's tensors says nothing about that decoder
+        config = resolve_config(raw_config, networks, name)
+    statistics = _find_statistics(archives, config.latent_channels, name)
     for stored in networks.values():
         check_dtypes(stored.tensors.values())
     check_dtypes(statistics)
-    return Checkpoint(name, class_name, is_inferred, config, raw_config, location.archives, networks, statistics)
+    return Checkpoint(name, class_name, stated is None, config, raw_config, archives, networks, statistics)
 
 
 def load_network(
@@ -155,7 +191,7 @@ def _problem(key: str, weight: mx.array) -> str | None:
     return None
 
 
-def _find_networks(archives: Sequence[Archive], name: str) -> dict[str, StoredNetwork]:
+def _find_networks(archives: Sequence[Archive], wanted: Sequence[str], name: str) -> dict[str, StoredNetwork]:
     networks: dict[str, StoredNetwork] = {}
     for archive in archives:
         for network in NETWORKS:
@@ -164,6 +200,13 @@ def _find_networks(archives: Sequence[Archive], name: str) -> dict[str, StoredNe
                 shapes = [info.shape for info in tensors.values()]
                 layout = stated_layout(archive.metadata, name) or infer_layout(shapes, name)
                 networks[network] = StoredNetwork(tensors, layout)
+    diffusion = _find_diffusion_decoder(archives)
+    if diffusion and "decoder" in wanted and "decoder" not in networks:
+        raise CheckpointError(
+            f"{name}: this is the diffusion decoder of LTX-2.5 ({diffusion}, ...), which is not supported yet; use the "
+            "file of the convolutional decoder (its name ends in video-vae-conv), or load the encoder alone with "
+            "decoder=False."
+        )
     if not networks:
         found = [tensor for archive in archives for tensor in archive.tensors]
         shown = ", ".join(found[:_NAMED_TENSORS]) + (" ..." if len(found) > _NAMED_TENSORS else "")
@@ -171,7 +214,14 @@ def _find_networks(archives: Sequence[Archive], name: str) -> dict[str, StoredNe
             f"{name}: expected a video VAE (vae.encoder.*, vae.decoder.* or the like) and found "
             f"{shown or 'no tensor'}; give the file of the VAE."
         )
+    networks = {network: networks[network] for network in wanted if network in networks}
+    if not networks:
+        raise CheckpointError(f"{name}: it has no {' and no '.join(wanted)}; use a file that has both networks.")
     return networks
+
+
+def _find_diffusion_decoder(archives: Sequence[Archive]) -> str | None:
+    return next((name for archive in archives if (name := find_diffusion_decoder(archive))), None)
 
 
 def _with_original_names(

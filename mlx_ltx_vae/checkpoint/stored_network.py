@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..dtypes import SAFETENSORS_NAMES
+from ..dtypes import DTYPES
 from ..errors import CheckpointError
 from .files import TensorInfo, read_tensors
 
@@ -41,24 +41,33 @@ class StoredNetwork:
     @property
     def dtype(self) -> str:
         """The dtype of `conv_in`, in which the network computes: "float32", "bfloat16" or "float16"."""
-        return SAFETENSORS_NAMES[self.tensors["conv_in.conv.weight"].dtype]
+        return self.tensors["conv_in.conv.weight"].dtype
 
     @property
     def parameters_by_dtype(self) -> Counter[str]:
         """How many parameters are stored in each dtype."""
         count: Counter[str] = Counter()
         for info in self.tensors.values():
-            count[SAFETENSORS_NAMES[info.dtype]] += math.prod(info.shape)
+            count[info.dtype] += math.prod(info.shape)
         return count
 
     @property
     def num_bytes(self) -> int:
-        """The size of its tensors in the file."""
-        return sum(info.stop - info.start for info in self.tensors.values())
+        """The size of its tensors as they are stored."""
+        return sum(DTYPES[dtype].size * count for dtype, count in self.parameters_by_dtype.items())
 
     def channels(self, weight: str) -> tuple[int, int]:
         """(output, input) channels of a convolution weight, (0, 0) if it does not exist."""
         return conv_channels(self.tensors[weight].shape, self.layout) if weight in self.tensors else (0, 0)
+
+    def input_channels(self, weight: str) -> int | None:
+        """The input channels of a weight, which for a vector are its size; None if it does not exist."""
+        if weight not in self.tensors:
+            return None
+        shape = self.tensors[weight].shape
+        if len(shape) in (4, 5):
+            return conv_channels(shape, self.layout)[1]
+        return shape[1] if len(shape) == 2 else math.prod(shape)
 
     def read(self) -> Iterator[tuple[str, mx.array]]:
         """Each tensor by name, in the shape that MLX layers expect (see `sanitize`) and the stored dtype, lazy.

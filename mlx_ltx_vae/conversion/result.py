@@ -73,7 +73,7 @@ def make_card(conversion: Conversion, config: VAEConfig) -> str:
     time, height, width = config.scale
     widths = {}
     for name in conversion.networks:
-        network = config.encoder if name == "encoder" else config.decoder
+        network = config.network(name)
         changes = [block.out_channels for block in network.blocks if block.out_channels != block.in_channels]
         widths[f"{name} widths"] = f"{' -> '.join(map(str, [network.first_width, *changes]))} channels"
     facts = {

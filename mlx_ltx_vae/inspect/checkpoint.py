@@ -77,7 +77,8 @@ class CheckpointReport:
     Attributes:
         networks: "encoder" and "decoder", those that it has.
         file_bytes: the size of the files, with everything in them.
-        lookahead: latent frames that the decoder needs before its first frame is final.
+        receptive_field: the decoder's; None if the configuration has none.
+        lookahead: latent frames that the decoder needs before its first frame is final; None likewise.
         plans: how usual videos would be decoded on this machine, each with the plan of a single pass, which is None
             where that is not possible. Empty without a decoder.
     """
@@ -85,8 +86,8 @@ class CheckpointReport:
     checkpoint: Checkpoint
     networks: dict[str, NetworkReport]
     file_bytes: int
-    receptive_field: ReceptiveField
-    lookahead: int
+    receptive_field: ReceptiveField | None
+    lookahead: int | None
     plans: list[tuple[DecodePlan, DecodePlan | None]]
 
     @property
@@ -99,8 +100,9 @@ class CheckpointReport:
 
         `configuration` is "stated" by the file or "inferred" from its tensors; `scale` is pixels per latent cell; a
         network that does not exist is null; `receptive_field` is in latent frames and cells beyond a pixel's own, null
-        where it is unlimited. Each of `plans` is a plan as `decode --dry-run --json` prints it, with
-        `single_pass_peak_bytes`, null where a single pass is not possible.
+        where it is unlimited; it and `lookahead` are null without a decoder in the configuration. Each of `plans` is a
+        plan as `decode --dry-run --json` prints it, with `single_pass_peak_bytes`, null where a single pass is not
+        possible.
         """
         checkpoint, config = self.checkpoint, self.checkpoint.config
         networks = {name: report.as_dict() for name, report in self.networks.items()}
@@ -117,7 +119,7 @@ class CheckpointReport:
             "timestep_conditioning": config.timestep_conditioning,
             "encoder": networks.get("encoder"),
             "decoder": networks.get("decoder"),
-            "receptive_field": self.receptive_field._asdict(),
+            "receptive_field": None if self.receptive_field is None else self.receptive_field._asdict(),
             "lookahead": self.lookahead,
             "file_bytes": self.file_bytes,
             "vae_bytes": self.vae_bytes,
@@ -134,17 +136,26 @@ class CheckpointReport:
         config = self.checkpoint.config
         time, height, width = config.scale
         total, used = format_bytes(self.file_bytes), format_bytes(self.vae_bytes)
-        causal = "causal" if config.causal_decoder else "not causal"
-        timestep = "takes a timestep and noise" if config.timestep_conditioning else "takes no timestep"
-        encoder, decoder = config.encoder.options.padding.value, config.decoder.options.padding.value
-        padding = f"pads with {decoder}" + ("" if encoder == decoder else f" (the encoder with {encoder})")
         return [
             f"file     {self.checkpoint.name}, {total}" + (f", of which the VAE takes {used}" if total != used else ""),
             f"VAE      {config.generation}, {self._describe_source()}",
             f"latents  {config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)} "
             f"pixels, patches are {config.patch_size}x{config.patch_size}",
+            *self._describe_decoder(),
+        ]
+
+    def _describe_decoder(self) -> list[str]:
+        config = self.checkpoint.config
+        if config.decoder is None or self.receptive_field is None:
+            return []
+        causal = "causal" if config.causal_decoder else "not causal"
+        timestep = "takes a timestep and noise" if config.timestep_conditioning else "takes no timestep"
+        decoder = config.decoder.options.padding.value
+        encoder = decoder if config.encoder is None else config.encoder.options.padding.value
+        padding = f"pads with {decoder}" + ("" if encoder == decoder else f" (the encoder with {encoder})")
+        return [
             f"decoder  {causal}, {timestep}, {padding}",
-            f"sees     {self._describe_field()}",
+            f"sees     {_describe_field(self.receptive_field)}",
             f"first    frame after {self.lookahead} latent frame{'' if self.lookahead == 1 else 's'}",
         ]
 
@@ -152,13 +163,6 @@ class CheckpointReport:
         if self.checkpoint.is_inferred:
             return "inferred from its tensors: it has no configuration"
         return f"a {self.checkpoint.class_name}" if self.checkpoint.class_name else "as its configuration says"
-
-    def _describe_field(self) -> str:
-        field = self.receptive_field
-        before, after = f"{field.frames_before:g}", f"{field.frames_after:g}"
-        frames = f"{before} latent frames {'to each side' if before == after else f'back and {after} ahead'}"
-        cells = "the whole frame" if field.cells is None else f"{field.cells:g} latent cells to each side"
-        return f"{frames} in time, {cells} in space"
 
     def _describe_networks(self) -> list[str]:
         missing = "".join(f" (no {name} here)" for name in ("encoder", "decoder") if name not in self.networks)
@@ -182,17 +186,23 @@ class CheckpointReport:
 def inspect_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
     """Describe a checkpoint, and what decoding with it takes on this machine."""
     config = checkpoint.config
-    configs = {"encoder": config.encoder, "decoder": config.decoder}
     paths = {info.path for archive in checkpoint.archives for info in archive.tensors.values()}
-    spec = decoder_spec(config)
+    spec = None if config.decoder is None else decoder_spec(config)
     return CheckpointReport(
         checkpoint,
-        networks={name: NetworkReport(configs[name], stored) for name, stored in checkpoint.networks.items()},
+        networks={name: NetworkReport(config.network(name), stored) for name, stored in checkpoint.networks.items()},
         file_bytes=sum(path.stat().st_size for path in paths),
-        receptive_field=receptive_field(spec),
-        lookahead=lookahead(spec),
+        receptive_field=None if spec is None else receptive_field(spec),
+        lookahead=None if spec is None else lookahead(spec),
         plans=[_plan(checkpoint, video) for video in _USUAL_VIDEOS] if "decoder" in checkpoint.networks else [],
     )
+
+
+def _describe_field(field: ReceptiveField) -> str:
+    before, after = f"{field.frames_before:g}", f"{field.frames_after:g}"
+    frames = f"{before} latent frames {'to each side' if before == after else f'back and {after} ahead'}"
+    cells = "the whole frame" if field.cells is None else f"{field.cells:g} latent cells to each side"
+    return f"{frames} in time, {cells} in space"
 
 
 def _plan(checkpoint: Checkpoint, video: Grid) -> tuple[DecodePlan, DecodePlan | None]:

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from ..checkpoint import open_checkpoint
-from ..checkpoint.files import INDEX_SUFFIX, Archive
+from ..checkpoint.files import Archive
 from ..checkpoint.locate import locate
-from ..checkpoint.names import NETWORKS, find_network
+from ..checkpoint.names import NETWORKS, find_diffusion_decoder, find_network
+from ..checkpoint.weight_files import is_index
 from ..errors import CheckpointError
 from ..latents.files import KNOWN_NAMES
 from ..shapes import Grid
@@ -34,7 +35,7 @@ def inspect(
     """
     path = Path(source).expanduser()
     location = None if _is_numpy_file(path) else locate(source)
-    is_single_file = path.is_file() and not path.name.endswith(INDEX_SUFFIX)
+    is_single_file = path.is_file() and not is_index(path.name)
     if location is None or (is_single_file and _has_latents(location.archives[0], tensor)):
         return inspect_latents(path, None if vae is None else open_checkpoint(vae), tensor=tensor, grid=grid)
     if (vae, tensor, grid) != (None, None, None):
@@ -53,7 +54,7 @@ def _is_numpy_file(path: Path) -> bool:
 
 def _has_latents(archive: Archive, tensor: str | None) -> bool:
     """Whether to read a safetensors file as latents. Raises `CheckpointError` if it has neither these nor a network."""
-    if any(find_network(archive, network) for network in NETWORKS):
+    if any(find_network(archive, network) for network in NETWORKS) or find_diffusion_decoder(archive):
         return False
     is_known = len(archive.tensors) == 1 or not archive.tensors.keys().isdisjoint(KNOWN_NAMES)
     if tensor is None and not is_known:

@@ -50,11 +50,17 @@ class BlockType:
 
     Attributes:
         name: the name in reports.
-        specs: returns its layers from its configuration, the network's options and the path of its module.
+        specs: returns its layers from its configuration, the network's options and the path of its module. The last
+            axis of the first weight is the block's input channels, in which a checkpoint states the block's width.
     """
 
     name: str
     specs: Callable[[BlockConfig, NetworkOptions, str], list[LayerSpec]]
+
+    def first_weight(self, name: str, block: BlockConfig, options: NetworkOptions) -> str | None:
+        """The name of the first weight of a block at `name`; None if it has no weights."""
+        layers = self.specs(block, options, name)
+        return next((weight for layer in layers for weight, _ in layer.weights), None)
 
 
 class BlockName(NamedTuple):

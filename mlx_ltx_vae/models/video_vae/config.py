@@ -6,16 +6,17 @@
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...errors import CheckpointError
 from ...shapes import ScaleFactors
 from ..specs import PaddingMode
-from .block_types import DECODER_BLOCKS, ENCODER_BLOCKS, BlockConfig, BlockName, NetworkOptions
+from .block_lists import InputChannels, resolve_blocks
+from .block_types import BlockConfig, NetworkOptions
 from .generations import name_generation
-from .raw_config import check_block, check_config
+from .raw_config import check_config
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
@@ -56,23 +57,36 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class VAEConfig:
-    """A whole video VAE.
+    """A whole video VAE, or one network of it.
 
     Attributes:
         patch_size: pixels per cell of the finest grid, along each side.
+        encoder: None if neither the configuration nor the weights say what it is.
+        decoder: None likewise; the diffusion decoder of LTX-2.5 is not one.
         generation: "LTX-2.3" and the like, or "custom".
     """
 
     latent_channels: int
     patch_size: int
-    encoder: NetworkConfig
-    decoder: NetworkConfig
+    encoder: NetworkConfig | None
+    decoder: NetworkConfig | None
     generation: str
+
+    def network(self, name: str) -> NetworkConfig:
+        """The encoder or the decoder, by its name.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        network = {"encoder": self.encoder, "decoder": self.decoder}[name]
+        if network is None:
+            raise CheckpointError(f"the configuration has no {name}; use that of a whole VAE.")
+        return network
 
     @property
     def scale(self) -> ScaleFactors:
         """Pixels per latent cell."""
-        time, height, width = self.decoder.stride
+        time, height, width = self.network("encoder" if self.decoder is None else "decoder").stride
         return ScaleFactors(time, height * self.patch_size, width * self.patch_size)
 
     @property
@@ -88,46 +102,54 @@ class VAEConfig:
     @property
     def causal_decoder(self) -> bool:
         """Whether a decoded frame depends on earlier latent frames only."""
-        return self.decoder.options.causal
+        return self.decoder is not None and self.decoder.options.causal
 
     @property
     def timestep_conditioning(self) -> bool:
         """Whether the decoder takes a timestep and noise (0.9.1 to 0.9.8)."""
-        return self.decoder.options.has_timestep
+        return self.decoder is not None and self.decoder.options.has_timestep
 
 
-def parse_vae_config(raw: Mapping[str, Any], source: str) -> VAEConfig:
+def parse_vae_config(
+    raw: Mapping[str, Any], source: str, stored: Mapping[str, InputChannels] | None = None
+) -> VAEConfig:
     """Parse the `vae` entry of a checkpoint's metadata.
 
     Args:
-        raw: the JSON object, with the keys of the original checkpoints.
+        raw: the JSON object, with the keys of the original checkpoints. It lists the blocks of one network or both.
         source: the checkpoint's name in error messages.
+        stored: for each network whose weights exist, the input channels of its weights by name. They decide the widths,
+            which `raw` states only in part; what it does state is compared with them.
 
     Raises:
-        CheckpointError: if a key or value is not known, since it could change the result.
+        CheckpointError: if a key or value is not known, since it could change the result, or if it disagrees with the
+            weights.
     """
     values = check_config(raw, source)
-    encoder_list = values["encoder_blocks"] or values["blocks"]
-    decoder_list = values["decoder_blocks"] or values["blocks"]
-    if not encoder_list or not decoder_list:
+    lists = {name: values[f"{name}_blocks"] or values["blocks"] for name in ("encoder", "decoder")}
+    if not any(lists.values()):
         raise CheckpointError(f"{source}: its configuration lists no encoder_blocks and decoder_blocks (or blocks).")
-    generation = name_generation(encoder_list, decoder_list, values["timestep_conditioning"])
+    generation = name_generation(lists["encoder"], lists["decoder"], values["timestep_conditioning"])
     encoder_padding, decoder_padding = _padding_modes(values, generation, source)
     log_variance = _to_enum(LogVariance, values["latent_log_var"], "latent_log_var", source)
     latent_channels, patch_size = values["latent_channels"], values["patch_size"]
-    encoder = NetworkConfig(
-        in_channels=3 * patch_size**2,
-        out_channels=_moment_channels(latent_channels, log_variance),
-        blocks=_encoder_blocks(encoder_list, values["encoder_base_channels"], source),
-        options=NetworkOptions(causal=True, padding=encoder_padding),
-    )
-    decoder = NetworkConfig(
-        in_channels=latent_channels,
-        out_channels=3 * patch_size**2,
-        blocks=_decoder_blocks(decoder_list, values["decoder_base_channels"], source),
-        options=NetworkOptions(values["causal_decoder"], decoder_padding, values["timestep_conditioning"]),
-    )
-    if encoder.stride != decoder.stride:
+    pixel_channels = 3 * patch_size**2
+    options = {
+        "encoder": NetworkOptions(causal=True, padding=encoder_padding),
+        "decoder": NetworkOptions(values["causal_decoder"], decoder_padding, values["timestep_conditioning"]),
+    }
+    ends = {
+        "encoder": (pixel_channels, _moment_channels(latent_channels, log_variance)),
+        "decoder": (latent_channels, pixel_channels),
+    }
+    networks = {}
+    for name, blocks in lists.items():
+        if blocks:
+            base, weights = values[f"{name}_base_channels"], (stored or {}).get(name)
+            resolved = resolve_blocks(name, blocks, base, options[name], source, weights)
+            networks[name] = NetworkConfig(*ends[name], resolved, options[name])
+    encoder, decoder = networks.get("encoder"), networks.get("decoder")
+    if encoder and decoder and encoder.stride != decoder.stride:
         raise CheckpointError(
             f"{source}: its encoder scales by {encoder.stride} and its decoder by {decoder.stride} (time, height, "
             "width), so the two do not belong together."
@@ -162,47 +184,3 @@ def _padding_modes(values: Mapping[str, Any], generation: str, source: str) -> t
 def _moment_channels(latent_channels: int, log_variance: LogVariance) -> int:
     extra = {LogVariance.UNIFORM: 1, LogVariance.CONSTANT: 1, LogVariance.PER_CHANNEL: latent_channels}
     return latent_channels + extra.get(log_variance, 0)
-
-
-def _read_blocks(
-    blocks: Sequence[Any], known: Mapping[str, BlockName], network: str, source: str
-) -> list[tuple[BlockName, dict[str, Any], int]]:
-    """For each block of a list: the meaning of its name, its options, and the factor by which its width changes."""
-    result = []
-    for name, raw_options in blocks:
-        block_name = known.get(name)
-        if block_name is None:
-            raise CheckpointError(f"{source}: its {network} has a block of the unknown kind {name[:80]!r}.")
-        options = check_block(name, raw_options, source)
-        factor = (options["multiplier"] or block_name.multiplier) if block_name.multiplier else 1
-        result.append((block_name, options, factor))
-    return result
-
-
-def _encoder_blocks(blocks: Sequence[Any], width: int, source: str) -> tuple[BlockConfig, ...]:
-    result = []
-    for name, options, factor in _read_blocks(blocks, ENCODER_BLOCKS, "encoder", source):
-        if options["inject_noise"]:
-            raise CheckpointError(f"{source}: its encoder injects noise, which no known encoder does.")
-        block = BlockConfig(name.type, width, width * factor, options["num_layers"], name.stride, name.residual)
-        result.append(block)
-        width = result[-1].out_channels
-    return tuple(result)
-
-
-def _decoder_blocks(blocks: Sequence[Any], base_channels: int, source: str) -> tuple[BlockConfig, ...]:
-    """The blocks in execution order: checkpoints list them in reverse, and the base width is that of the last one."""
-    entries = _read_blocks(blocks, DECODER_BLOCKS, "decoder", source)[::-1]
-    width = base_channels * math.prod(factor for _, _, factor in entries)
-    result = []
-    for name, options, factor in entries:
-        noise = options["inject_noise"]
-        if noise and not name.takes_noise:
-            raise CheckpointError(
-                f"{source}: its decoder injects noise in a {name.type.name} block, which is not known."
-            )
-        layers = options["num_layers"]
-        residual = name.residual if options["residual"] is None else options["residual"]
-        result.append(BlockConfig(name.type, width, width // factor, layers, name.stride, residual, noise))
-        width = result[-1].out_channels
-    return tuple(result)

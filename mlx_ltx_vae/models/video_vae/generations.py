@@ -51,12 +51,22 @@ GENERATIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def name_generation(encoder_blocks: Sequence[Any], decoder_blocks: Sequence[Any], has_timestep: bool) -> str:
-    """Return the name of the generation with these block lists, whatever their widths, or "custom"."""
-    structure = (_structure(encoder_blocks), _structure(decoder_blocks), has_timestep)
+def name_generation(
+    encoder_blocks: Sequence[Any] | None, decoder_blocks: Sequence[Any] | None, has_timestep: bool
+) -> str:
+    """Return the name of the generation with these block lists, whatever their widths, or "custom".
+
+    A decoder's list is enough, since no two generations share it; an encoder's is not.
+    """
+    if not decoder_blocks:
+        return "custom"
     for name, known in GENERATIONS.items():
-        lists = (known.get(key, known.get("blocks", ())) for key in ("encoder_blocks", "decoder_blocks"))
-        if structure == (*map(_structure, lists), known.get("timestep_conditioning", False)):
+        lists = {key: known.get(key, known.get("blocks", ())) for key in ("encoder_blocks", "decoder_blocks")}
+        if (
+            _structure(decoder_blocks) == _structure(lists["decoder_blocks"])
+            and (not encoder_blocks or _structure(encoder_blocks) == _structure(lists["encoder_blocks"]))
+            and has_timestep == known.get("timestep_conditioning", False)
+        ):
             return name
     return "custom"
 

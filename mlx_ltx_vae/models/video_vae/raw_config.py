@@ -26,6 +26,14 @@ def _whole(default: int | None, low: int, high: int) -> _Key:
     )
 
 
+def _number(default: float | None, low: float, high: float) -> _Key:
+    return _Key(
+        default,
+        lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high,
+        f"a number from {low} to {high}",
+    )
+
+
 def _flag(default: bool | None) -> _Key:
     return _Key(default, lambda value: isinstance(value, bool), "true or false")
 
@@ -50,8 +58,8 @@ def _is_block_list(value: Any) -> bool:
 _KEYS = {
     "latent_channels": _whole(128, 1, 4096),
     "patch_size": _whole(4, 1, 64),
-    "encoder_base_channels": _whole(128, 1, 2**16),
-    "decoder_base_channels": _whole(128, 1, 2**16),
+    "encoder_base_channels": _whole(None, 1, 2**16),
+    "decoder_base_channels": _whole(None, 1, 2**16),
     "timestep_conditioning": _flag(False),
     "causal_decoder": _flag(False),
     "latent_log_var": _word("uniform"),
@@ -64,7 +72,8 @@ _KEYS = {
 }
 _BLOCK_OPTIONS = {
     "num_layers": _whole(1, 1, 1000),
-    "multiplier": _whole(None, 1, 64),
+    "multiplier": _number(None, 1, 64),
+    "out_channels": _whole(None, 1, 2**20),
     "residual": _flag(None),
     "inject_noise": _flag(False),
     "attention_head_dim": _whole(None, 1, 2**16),
@@ -96,11 +105,6 @@ def check_config(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     Raises:
         CheckpointError: if a key is not known, or its value has another type or is out of range.
     """
-    if raw.get("_class_name") == "CausalDiffusionVAE":
-        raise CheckpointError(
-            f"{source}: this is the diffusion decoder of LTX-2.5 (CausalDiffusionVAE), which is not supported yet; "
-            "use the file of the convolutional decoder (its name ends in video-vae-conv)."
-        )
     for key, expected in _FIXED.items():
         if key in raw and (isinstance(raw[key], (list, Mapping)) or raw[key] != expected):
             raise CheckpointError(

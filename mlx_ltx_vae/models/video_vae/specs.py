@@ -33,7 +33,7 @@ class ConvNetworkParts:
 
 def decoder_parts(config: VAEConfig) -> ConvNetworkParts:
     """The decoder's layers by module."""
-    network = config.decoder
+    network = config.network("decoder")
     parts = _parts(network, "up_blocks", config.patch_size)
     if not network.options.has_timestep:
         return parts
@@ -48,7 +48,7 @@ def decoder_parts(config: VAEConfig) -> ConvNetworkParts:
 
 def encoder_parts(config: VAEConfig) -> ConvNetworkParts:
     """The encoder's layers by module. It outputs only the means, without the log-variance."""
-    parts = _parts(config.encoder, "down_blocks", config.patch_size)
+    parts = _parts(config.network("encoder"), "down_blocks", config.patch_size)
     means = replace(parts.conv_out, conv_channels=config.latent_channels, out_channels=config.latent_channels)
     return replace(parts, conv_out=means)
 
@@ -59,7 +59,7 @@ def decoder_spec(config: VAEConfig) -> NetworkSpec:
     patch = parts.patch_size
     channels = parts.conv_out.out_channels
     unpatchify = LayerSpec("unpatchify", channels, channels // patch**2, up=(1, patch, patch))
-    has_timestep = config.decoder.options.has_timestep
+    has_timestep = config.timestep_conditioning
     return NetworkSpec((*parts.layers, unpatchify), has_timestep=has_timestep, has_latent_noise=has_timestep)
 
 

@@ -1,0 +1,179 @@
+"""Block lists of checkpoints: each block's meaning, and its widths, which the weights decide. No MLX."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ...errors import CheckpointError
+from .block_types import (
+    DECODER_BLOCKS,
+    DOWNSAMPLE,
+    ENCODER_BLOCKS,
+    RES_CHANGE,
+    UPSAMPLE,
+    BlockConfig,
+    BlockName,
+    NetworkOptions,
+)
+from .raw_config import check_block
+
+#: The input channels of a stored weight by its name within its network; None if there is no such weight.
+InputChannels = Callable[[str], int | None]
+
+_BLOCKS = {"encoder": ENCODER_BLOCKS, "decoder": DECODER_BLOCKS}
+_STEMS = {"encoder": "down_blocks", "decoder": "up_blocks"}
+_DEFAULT_BASE = 128
+_FRACTION_TOLERANCE = 0.01  # of the width: a fraction is written with few digits
+
+
+class _Entry(NamedTuple):
+    """A block of a list: its name there, the name's meaning, its options, and the path of its module."""
+
+    name: str
+    meaning: BlockName
+    options: dict[str, Any]
+    path: str
+
+    @property
+    def factor(self) -> float:
+        """What the list says about the change of width; 1 if it states the width itself."""
+        if not self.meaning.multiplier or self.options["out_channels"]:
+            return 1
+        factor = self.options["multiplier"] or self.meaning.multiplier
+        return int(factor) if factor == int(factor) else factor
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the list states the change of width as a whole number."""
+        return self.is_stated and isinstance(self.factor, int)
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether the list says how the width changes. Lists of pruned networks leave it out."""
+        return self.meaning.type is not RES_CHANGE or bool(self.options["multiplier"] or self.options["out_channels"])
+
+    def out_width(self, network: str, width: int) -> int:
+        """The width after the block, as the list states it."""
+        if self.options["out_channels"]:
+            return self.options["out_channels"]
+        factor = self.factor
+        if isinstance(factor, float):
+            return round(width * factor if network == "encoder" else width / factor)
+        return width * factor if network == "encoder" else width // factor
+
+
+def resolve_blocks(
+    network: str,
+    blocks: Sequence[Any],
+    base_channels: int | None,
+    options: NetworkOptions,
+    source: str,
+    stored: InputChannels | None,
+) -> tuple[BlockConfig, ...]:
+    """The blocks of an encoder or a decoder in execution order, with their widths.
+
+    Args:
+        network: "encoder" or "decoder".
+        blocks: in the order of checkpoints, which list a decoder's in reverse.
+        base_channels: the width before an encoder's first block. A decoder's first width is its base times the factors
+            of all blocks. None if it is not stated: the weights decide, or without weights it is 128.
+        stored: None if there are no weights, so that the list alone decides.
+
+    Raises:
+        CheckpointError: a block is not known, cannot have these widths, or disagrees with the weights.
+    """
+    entries = _read_entries(network, blocks, source)
+    factors = [entry.factor for entry in entries] if network == "decoder" else []
+    first = round((base_channels or _DEFAULT_BASE) * math.prod(factors))
+    if stored is None:
+        widths = [first]
+        for entry in entries:
+            widths.append(entry.out_width(network, widths[-1]))
+    else:
+        widths = _stored_widths(network, entries, options, source, stored)
+        is_exact = network == "encoder" or all(entry.is_exact for entry in entries)
+        if base_channels and first != widths[0] and is_exact:
+            raise CheckpointError(
+                f"{source}: by its configuration the {network} has {first} channels before its first block, but by its "
+                f"tensors {widths[0]}; use the configuration that belongs to the file."
+            )
+    return tuple(
+        _make_block(network, entry, width, out_width, source)
+        for entry, width, out_width in zip(entries, widths, widths[1:], strict=False)
+    )
+
+
+def _read_entries(network: str, blocks: Sequence[Any], source: str) -> list[_Entry]:
+    result = []
+    for index, (name, raw_options) in enumerate(blocks if network == "encoder" else reversed(blocks)):
+        meaning = _BLOCKS[network].get(name)
+        if meaning is None:
+            raise CheckpointError(f"{source}: its {network} has a block of the unknown kind {name[:80]!r}.")
+        options = check_block(name, raw_options, source)
+        if options["inject_noise"] and network == "encoder":
+            raise CheckpointError(f"{source}: its encoder injects noise, which no known encoder does.")
+        if options["inject_noise"] and not meaning.takes_noise:
+            raise CheckpointError(
+                f"{source}: its decoder injects noise in a {meaning.type.name} block, which is not known."
+            )
+        result.append(_Entry(name, meaning, options, f"{_STEMS[network]}.{index}"))
+    return result
+
+
+def _stored_widths(
+    network: str, entries: Sequence[_Entry], options: NetworkOptions, source: str, stored: InputChannels
+) -> list[int]:
+    """The width before each block and after the last one. Every block's first weight states its input channels."""
+    widths: list[int] = []
+    after = "conv_out.conv.weight"
+    width = _stored_width(network, after, "conv_out", source, stored)
+    for entry in reversed(entries):
+        widths.insert(0, width)
+        block = BlockConfig(entry.meaning.type, 1, 1, stride=entry.meaning.stride)
+        weight = entry.meaning.type.first_weight(entry.path, block, options)
+        if weight is not None:
+            width = _stored_width(network, weight, entry.name, source, stored)
+        expected = entry.out_width(network, width)
+        tolerance = 0 if entry.is_exact else _FRACTION_TOLERANCE * expected
+        if entry.is_stated and abs(expected - widths[0]) > tolerance:
+            raise CheckpointError(
+                f"{source}: the block {network}.{entry.path} ({entry.name}) of its configuration makes {expected} "
+                f"channels of {width}, but the tensor {network}.{after} takes {widths[0]}; use the configuration that "
+                "belongs to the file."
+            )
+        after = weight or after
+    return [width, *widths]
+
+
+def _stored_width(network: str, weight: str, kind: str, source: str, stored: InputChannels) -> int:
+    width = stored(weight)
+    if width is None:
+        raise CheckpointError(
+            f"{source}: its {network} lacks tensor {weight} of a {kind} in its configuration, so the file does not "
+            "match its configuration; download both again from one release."
+        )
+    return width
+
+
+def _make_block(network: str, entry: _Entry, width: int, out_width: int, source: str) -> BlockConfig:
+    """Refuses widths that the block's rearrangement of channels cannot have."""
+    meaning, options = entry.meaning, entry.options
+    residual = meaning.residual
+    if network == "decoder" and options["residual"] is not None:
+        residual = options["residual"]
+    cells = math.prod(meaning.stride)
+    is_valid = width > 0 and out_width > 0
+    if is_valid and meaning.type is DOWNSAMPLE:
+        is_valid = out_width % cells == 0 and width * cells % out_width == 0
+    elif is_valid and meaning.type is UPSAMPLE and residual:
+        is_valid = width % cells == 0 and out_width * cells % width == 0
+    elif not meaning.multiplier:
+        is_valid = width == out_width
+    if not is_valid:
+        raise CheckpointError(
+            f"{source}: the block {network}.{entry.path} ({entry.name}) of its configuration cannot make {out_width} "
+            f"channels of {width}; use the configuration that belongs to the file."
+        )
+    return BlockConfig(
+        meaning.type, width, out_width, options["num_layers"], meaning.stride, residual, options["inject_noise"]
+    )
