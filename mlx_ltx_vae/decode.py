@@ -134,6 +134,12 @@ def build_parser() -> argparse.ArgumentParser:
     video.add_argument("--audio", metavar="FILE", help="audio file to add, in full length")
     video.add_argument("--codec", help="h264, hevc or h265, prores, ffv1 (lossless), vp9, av1 (default: by extension)")
     video.add_argument("--crf", type=int, metavar="N", help="quality, 0 is best (default: the codec's)")
+    video.add_argument(
+        "--live",
+        action="store_true",
+        help="an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears "
+        "under its name at once, and is removed if the decode fails",
+    )
     video.add_argument("--bit-depth", type=int, choices=[8, 10], default=8, help="default: 8")
 
     add_report_options(parser)
@@ -232,6 +238,7 @@ def _output_options(arguments: argparse.Namespace, plan: DecodePlan, fps: Fracti
         "codec": arguments.codec,
         "crf": arguments.crf,
         "bit_depth": arguments.bit_depth,
+        "fragmented": arguments.live,
     }
 
 

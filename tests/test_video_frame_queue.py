@@ -159,6 +159,21 @@ def test_consumed_frames_are_not_kept_alive() -> None:
     frames.finish()
 
 
+def test_frames_that_failed_are_not_kept_alive_by_their_error() -> None:
+    def consume(_: np.ndarray) -> None:
+        raise ValueError("five")
+
+    freed = threading.Event()
+    frames = FrameQueue(consume)
+    array = numbered(0)
+    weakref.finalize(array, freed.set)
+    frames.put(array)
+    del array
+    assert freed.wait(5)
+    with pytest.raises(ValueError, match="five"):
+        frames.finish()
+
+
 def test_queue_that_was_never_used_starts_no_thread() -> None:
     before = threading.active_count()
     frames = FrameQueue(lambda _: None)

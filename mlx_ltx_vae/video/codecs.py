@@ -11,6 +11,7 @@ use ProRes 4444. VP9 and AV1 round the chroma planes up and support odd sizes wi
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ..errors import WriterError
 from .ffmpeg import has_encoder
@@ -31,6 +32,7 @@ class Codec:
         pixel_formats: by bit depth.
         odd_pixel_formats: for an odd width or height, if they differ.
         default_crf, max_crf: constant quality, 0 is the best; `default_crf` is None for a codec without it.
+        live_options: make each frame come out as soon as it is in; by default encoders hold 20 to 50 back.
     """
 
     encoder: str
@@ -40,6 +42,7 @@ class Codec:
     default_crf: int | None = None
     max_crf: int = 0
     options: tuple[str, ...] = ()
+    live_options: tuple[str, ...] = ()
 
     def color_filter(self, size: tuple[int, int], bit_depth: int) -> str:
         """The ffmpeg filter that converts full-range RGB to the codec's pixel format and tags it."""
@@ -53,17 +56,28 @@ class Codec:
 
 _FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
 CONTAINER_ENDINGS = tuple(_FORMATS)
+_FRAGMENTED_ENDINGS = (".mp4", ".mov")
 _MPEG_ENDINGS = (".mp4", ".mov", ".mkv")
 _WEB_ENDINGS = (".webm", ".mkv", ".mp4")
 _YUV420 = {8: "yuv420p", 10: "yuv420p10le"}
 _YUV444 = {8: "yuv444p", 10: "yuv444p10le"}
 _QUIET_X265 = ("-x265-params", "log-level=error")
+_NO_LOOKAHEAD = ("-tune", "zerolatency")
 _VP9_SPEED = ("-b:v", "0", "-deadline", "good", "-cpu-used", "4", "-row-mt", "1")
 
 #: The default qualities are visually lossless.
 CODECS: dict[str, Codec] = {
-    "h264": Codec("libx264", _MPEG_ENDINGS, _YUV420, _YUV444, default_crf=18, max_crf=51),
-    "hevc": Codec("libx265", _MPEG_ENDINGS, _YUV420, _YUV444, default_crf=20, max_crf=51, options=_QUIET_X265),
+    "h264": Codec("libx264", _MPEG_ENDINGS, _YUV420, _YUV444, default_crf=18, max_crf=51, live_options=_NO_LOOKAHEAD),
+    "hevc": Codec(
+        "libx265",
+        _MPEG_ENDINGS,
+        _YUV420,
+        _YUV444,
+        default_crf=20,
+        max_crf=51,
+        options=_QUIET_X265,
+        live_options=_NO_LOOKAHEAD,
+    ),
     "prores": Codec(
         "prores_ks",
         (".mov", ".mkv"),
@@ -73,8 +87,24 @@ CODECS: dict[str, Codec] = {
     ),
     # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
     "ffv1": Codec("ffv1", (".mkv",), {8: "bgr0", 10: "gbrp16le"}, options=("-level", "3", "-g", "1", "-slicecrc", "1")),
-    "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _YUV420, default_crf=24, max_crf=63, options=_VP9_SPEED),
-    "av1": Codec("libsvtav1", _WEB_ENDINGS, _YUV420, default_crf=24, max_crf=63, options=("-preset", "8")),
+    "vp9": Codec(
+        "libvpx-vp9",
+        _WEB_ENDINGS,
+        _YUV420,
+        default_crf=24,
+        max_crf=63,
+        options=_VP9_SPEED,
+        live_options=("-lag-in-frames", "0"),
+    ),
+    "av1": Codec(
+        "libsvtav1",
+        _WEB_ENDINGS,
+        _YUV420,
+        default_crf=24,
+        max_crf=63,
+        options=("-preset", "8"),
+        live_options=("-svtav1-params", "pred-struct=1"),  # low delay
+    ),
 }
 _OTHER_NAMES = {"h265": "hevc"}
 
@@ -112,11 +142,27 @@ def quality_arguments(name: str, codec: Codec, crf: int | None) -> list[str]:
     return ["-crf", str(codec.default_crf if crf is None else crf)]
 
 
-def container_arguments(ending: str, codec: Codec) -> list[str]:
+def check_fragmented(name: str, ending: str) -> None:
+    """Raise a `WriterError` if a file with this ending cannot be fragmented."""
+    if ending not in _FRAGMENTED_ENDINGS:
+        raise WriterError(f"{name}: cannot be played while it grows; only {' and '.join(_FRAGMENTED_ENDINGS)} can.")
+
+
+def live_arguments(codec: Codec, fps: Fraction) -> list[str]:
+    """A short delay, and a key frame every second, to which a player can jump."""
+    return [*codec.live_options, "-g", str(max(1, round(fps)))]
+
+
+def container_arguments(ending: str, codec: Codec, *, fragmented: bool) -> list[str]:
     """The container format and its options."""
     arguments = ["-f", _FORMATS[ending]]
-    if ending in (".mp4", ".mov"):
+    if fragmented:
+        # Fragments of half a second, and each leaves ffmpeg at once. The header (moov) is written with the first one
+        # (delay_moov), when ffmpeg knows the delay of the audio encoder, which would otherwise shift the video.
+        flags = "+empty_moov+default_base_moof+frag_keyframe+delay_moov"
+        arguments += ["-movflags", flags, "-frag_duration", "500000", "-flush_packets", "1"]
+    elif ending in (".mp4", ".mov"):
         arguments += ["-movflags", "+faststart"]  # the index first, so that playback starts before the download ends
-        if codec.encoder == "libx265":
-            arguments += ["-tag:v", "hvc1"]  # QuickTime does not play ffmpeg's default, hev1
+    if ending in (".mp4", ".mov") and codec.encoder == "libx265":
+        arguments += ["-tag:v", "hvc1"]  # QuickTime does not play ffmpeg's default, hev1
     return arguments

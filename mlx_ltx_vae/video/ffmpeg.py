@@ -4,12 +4,13 @@ The binary is the one that imageio-ffmpeg installs. Its `write_frames` is not us
 codec, and returns neither the exit code nor the reason when ffmpeg fails.
 """
 
+import io
 import os
 import re
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from imageio_ffmpeg import get_ffmpeg_exe
 
 from ..errors import LTXVAEError, ReaderError, WriterError
 
+_FORWARDED_AT_ONCE = 1 << 16  # bytes; what a pipe holds
+_PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
 _GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-nostats")
 _ADDRESS = re.compile(r"^(\[[^\]]*\] )+")  # "[vost#0:0/libx264 @ 0x55cb] [enc:libx264 @ 0x55cc] "
 # After the cause, ffmpeg logs its consequences, one line for each of its threads.
@@ -37,7 +40,9 @@ class _Ffmpeg:
         `error`: if ffmpeg cannot be found or started.
     """
 
-    def __init__(self, name: str, error: type[LTXVAEError], arguments: Sequence[str], stdin: int) -> None:
+    def __init__(
+        self, name: str, error: type[LTXVAEError], arguments: Sequence[str], stdin: int, inherited: Sequence[int] = ()
+    ) -> None:
         self.name = name
         with _ffmpeg_program(error) as program:
             self.process = subprocess.Popen(
@@ -48,6 +53,7 @@ class _Ffmpeg:
                 bufsize=0,
                 env=os.environ | {"SVT_LOG": "1"},  # SVT-AV1 ignores ffmpeg's log level; 1 is errors only
                 start_new_session=True,  # Ctrl-C on a terminal reaches this process only, which then ends ffmpeg
+                pass_fds=inherited,
             )
         assert self.process.stdout is not None and self.process.stderr is not None
         self._stdout = self.process.stdout
@@ -71,40 +77,73 @@ class _Ffmpeg:
 
 
 class FfmpegEncoder(_Ffmpeg):
-    """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments)."""
+    """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
 
-    def __init__(self, name: str, arguments: Sequence[str]) -> None:
+    Args:
+        arguments: all but the output.
+        output: a URL; or a function that a thread calls with the bytes of the output as ffmpeg writes them. It may
+            block, and raises a `WriterError` to end ffmpeg.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], output: str | Callable[[bytes], None]) -> None:
         # ffmpeg writes its progress, which counts frames, to standard output twice a second and at the end.
-        super().__init__(name, WriterError, ["-progress", "pipe:1", *arguments], subprocess.PIPE)
+        arguments = ["-progress", "pipe:1", *arguments]
+        self._forwarder = None
+        if isinstance(output, str):
+            super().__init__(name, WriterError, [*arguments, output], subprocess.PIPE)
+        else:
+            read_end, write_end = os.pipe()
+            self._forwarder = _Forwarder(read_end, output)
+            try:
+                super().__init__(name, WriterError, [*arguments, f"pipe:{write_end}"], subprocess.PIPE, [write_end])
+            finally:
+                os.close(write_end)  # ffmpeg has its own, whose end is the end of the pipe
         assert self.process.stdin is not None
         self._stdin = self.process.stdin
         self._progress = _TailReader(self._stdout)
 
     def write(self, data: memoryview) -> None:
-        """Send bytes, waiting while ffmpeg is busy. Raises `WriterError` with ffmpeg's reason if it has ended."""
+        """Send bytes, waiting while ffmpeg is busy. Raises `WriterError` if ffmpeg or its output has failed."""
         descriptor = self._stdin.fileno()
         try:
             while data:
+                self._raise_output_error()
                 data = data[os.write(descriptor, data) :]
         except OSError:
             self.process.wait()
             raise self._failure() from None
 
     def finish(self) -> int:
-        """End the input, wait for ffmpeg, and return the number of frames it reports as written."""
+        """End the input, wait for ffmpeg and its output, and return the number of frames it reports as written."""
         self._stdin.close()
         if self.process.wait() != 0:
             raise self._failure()
+        if self._forwarder is not None:
+            self._forwarder.join()
+        self._raise_output_error()
         counts = [line.removeprefix("frame=") for line in self._progress.lines() if line.startswith("frame=")]
         self.release()
         return int(counts[-1]) if counts else 0
 
+    def kill(self) -> None:
+        """End ffmpeg at once, and drop what its output has not received."""
+        if self._forwarder is not None:
+            self._forwarder.cancel()
+        super().kill()
+
     def release(self) -> None:
         """Close the pipes of an ffmpeg that has ended."""
         self._progress.lines()
+        if self._forwarder is not None:
+            self._forwarder.join(_PATIENCE)
         super().release()
 
+    def _raise_output_error(self) -> None:
+        if self._forwarder is not None and self._forwarder.error is not None:
+            raise self._forwarder.error
+
     def _failure(self) -> WriterError:
+        self._raise_output_error()  # the cause, if ffmpeg has failed because nobody reads what it writes
         return WriterError(f"{self.name}: ffmpeg failed: {self._reason()}.")
 
 
@@ -130,6 +169,34 @@ class FfmpegDecoder(_Ffmpeg):
         """
         if self.process.wait() != 0 or any(self._log.lines()):
             raise ReaderError(f"{self.name}: is damaged or truncated; ffmpeg says: {self._reason()}.")
+
+
+class _Forwarder:
+    """Passes on what arrives in a pipe, on a thread, and closes the pipe."""
+
+    def __init__(self, descriptor: int, consume: Callable[[bytes], None]) -> None:
+        self.error: WriterError | None = None
+        self._pipe = io.FileIO(descriptor)
+        self._consume = consume
+        self._cancelled = False
+        self._thread = threading.Thread(target=self._run, name="ffmpeg-output", daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Pass nothing more on. A call of `consume` that is under way is not waited for."""
+        self._cancelled = True
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until everything is passed on, at most `timeout` seconds."""
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        with self._pipe:  # once it is closed, ffmpeg cannot write and ends
+            try:
+                while (data := self._pipe.read(_FORWARDED_AT_ONCE)) and not self._cancelled:
+                    self._consume(data)
+            except WriterError as error:  # raised on the thread that writes frames
+                self.error = error
 
 
 class _TailReader:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from numpy.lib import format as npy_format
 from ..errors import WriterError
 from ..part_file import PartFile, part_path, writing_to
 from ..shapes import Size
+from .live import StandardOutput
 from .sink import Sink
 from .source import match_numbered
 
@@ -130,20 +130,13 @@ class RawWriter(Sink):
 
     def __init__(self, size: Size, bit_depth: int) -> None:
         super().__init__("standard output", size, bit_depth)
-        if sys.stdout.isatty():
-            raise WriterError("standard output: is a terminal; redirect raw frames to a file or another program.")
-        sys.stdout.flush()
-        # Without Python's buffer: data left in it after a broken pipe would raise again at exit.
-        buffer = sys.stdout.buffer
-        self._stream = getattr(buffer, "raw", buffer)
+        self._stream = StandardOutput("raw frames")
 
     def _consume(self, frames: np.ndarray) -> None:
-        data = frames.data.cast("B")
-        while data:
-            data = data[self._stream.write(data) :]
+        self._stream.write(frames.data.cast("B"))
 
     def _finish(self) -> None:
-        self._stream.flush()
+        return
 
     def _discard(self) -> None:
         return

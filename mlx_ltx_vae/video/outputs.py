@@ -6,8 +6,9 @@ from pathlib import Path
 
 from ..errors import WriterError
 from ..shapes import Size
-from .codecs import CONTAINER_ENDINGS
+from .codecs import CONTAINER_ENDINGS, check_fragmented
 from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target
+from .live import StandardOutput
 from .sink import Sink, check_frames
 from .writer import GifWriter, VideoWriter, check_gif, find_frame_rate, video_arguments
 
@@ -23,24 +24,29 @@ def open_sink(
     codec: str | None = None,
     crf: int | None = None,
     bit_depth: int = 8,
+    fragmented: bool = False,
 ) -> Sink:
     """The sink for `path`, chosen by its ending.
 
     `.mp4`, `.mov`, `.mkv`, `.webm`: a video; `.gif`; `.npy`: one array; a folder or a pattern such as `%05d.png`:
-    stills; `-`: raw frames to standard output.
+    stills; `-`: raw frames to standard output, or an mp4 if it is fragmented.
 
     Args:
         size: `(width, height)` in pixels.
         fps: frames per second; ignored for stills and arrays.
         audio, codec, crf: for videos only, see `VideoWriter`.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
+        fragmented: make a video that plays while it grows, see `VideoWriter`.
 
     Raises:
         WriterError: for an unknown ending, and for options that this output does not support.
     """
-    kind = _choose_sink(path, audio=audio, codec=codec, crf=crf)
+    kind = _choose_sink(path, fragmented, audio=audio, codec=codec, crf=crf)
     if kind is VideoWriter:
-        return VideoWriter(path, size=size, fps=fps, audio=audio, codec=codec, crf=crf, bit_depth=bit_depth)
+        target = StandardOutput("the video") if os.fspath(path) == "-" else path
+        return VideoWriter(
+            target, size=size, fps=fps, audio=audio, codec=codec, crf=crf, bit_depth=bit_depth, fragmented=fragmented
+        )
     if kind is GifWriter:
         return GifWriter(path, size, fps, bit_depth)
     if kind is RawWriter:
@@ -57,6 +63,7 @@ def check_output(
     codec: str | None = None,
     crf: int | None = None,
     bit_depth: int = 8,
+    fragmented: bool = False,
 ) -> None:
     """Check the arguments of `open_sink` without creating anything. For standard output, a terminal is allowed.
 
@@ -64,7 +71,7 @@ def check_output(
         WriterError: that `open_sink` would raise.
     """
     name = os.fspath(path)
-    kind = _choose_sink(path, audio=audio, codec=codec, crf=crf)
+    kind = _choose_sink(path, fragmented, audio=audio, codec=codec, crf=crf)
     check_frames(name, size, bit_depth)
     if kind is RawWriter:
         return
@@ -72,8 +79,18 @@ def check_output(
     if kind is StillsWriter:
         target, _ = find_stills_target(path, bit_depth)
     elif kind is VideoWriter:
-        find_frame_rate(name, fps)
-        video_arguments(path, size, audio=audio, codec=codec, crf=crf, bit_depth=bit_depth)
+        video_arguments(
+            *(("standard output", ".mp4") if name == "-" else (name, target.suffix)),
+            size,
+            find_frame_rate(name, fps),
+            audio=audio,
+            codec=codec,
+            crf=crf,
+            bit_depth=bit_depth,
+            fragmented=fragmented,
+        )
+        if name == "-":
+            return
     elif kind is GifWriter:
         check_gif(name, find_frame_rate(name, fps), bit_depth)
     folder = target if target.is_dir() else target.parent
@@ -82,14 +99,16 @@ def check_output(
 
 
 def _choose_sink(
-    path: str | os.PathLike, *, audio: str | os.PathLike | None, codec: str | None, crf: int | None
+    path: str | os.PathLike, fragmented: bool, *, audio: str | os.PathLike | None, codec: str | None, crf: int | None
 ) -> type[Sink]:
     """The class of the sink for `path`. Raises `WriterError` for an unknown ending and for unsupported options."""
     name = os.fspath(path)
     ending = Path(name).suffix.lower()
     is_folder = name.endswith(("/", os.sep)) or Path(name).is_dir()
-    if ending in CONTAINER_ENDINGS and not is_folder:
+    if (ending in CONTAINER_ENDINGS and not is_folder) or (name == "-" and fragmented):
         return VideoWriter
+    if fragmented:
+        check_fragmented(name, ending)
     for option, value in (("audio", audio), ("codec", codec), ("crf", crf)):
         if value is not None:
             raise WriterError(f"{name}: takes no {option}; only {', '.join(CONTAINER_ENDINGS)} do.")

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
@@ -73,6 +74,7 @@ class FrameQueue:
                 try:
                     self._consume(frames)
                 except Exception as error:  # raised on the thread that calls put()
+                    traceback.clear_frames(error.__traceback__)  # otherwise it keeps the array alive
                     self._error = error
             del frames  # otherwise the last array stays alive while the thread waits for the next
 

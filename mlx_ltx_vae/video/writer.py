@@ -11,8 +11,16 @@ from ..errors import WriterError
 from ..frame_rate import parse_fps
 from ..part_file import PartFile
 from ..shapes import Size, format_size
-from .codecs import CONTAINER_ENDINGS, container_arguments, find_codec, quality_arguments
+from .codecs import (
+    CONTAINER_ENDINGS,
+    check_fragmented,
+    container_arguments,
+    find_codec,
+    live_arguments,
+    quality_arguments,
+)
 from .ffmpeg import FfmpegEncoder, check_audio, file_url
+from .live import LiveOutput, Target, target_name
 from .sink import Sink
 
 _RAW_FORMATS = {8: "rgb24", 10: "rgb48le"}
@@ -30,20 +38,20 @@ def find_frame_rate(name: str, fps: str | float | Fraction) -> Fraction:
 class FfmpegSink(Sink):
     """A file written by ffmpeg, of exactly the size of the frames."""
 
-    def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, bit_depth: int) -> None:
-        super().__init__(os.fspath(path), size, bit_depth)
-        self.path = Path(path)
+    def __init__(self, name: str, size: Size, fps: str | float | Fraction, bit_depth: int) -> None:
+        super().__init__(name, size, bit_depth)
         self.fps = find_frame_rate(self.name, fps)
 
-    def _start(self, output_arguments: Sequence[str]) -> None:
-        """Start ffmpeg, with these arguments between the video input and the file."""
+    def _start(self, target: PartFile | LiveOutput, output_arguments: Sequence[str]) -> None:
+        """Start ffmpeg, with these arguments between the video input and the target."""
         layout = ["-pixel_format", _RAW_FORMATS[self.bit_depth], "-video_size", format_size(*self.size)]
         raw_video = ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
-        self._part = PartFile(self.path)
+        self._target = target
+        output = file_url(target.path) if isinstance(target, PartFile) else target.write
         try:
-            self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *output_arguments, file_url(self._part.path)])
+            self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *output_arguments], output)
         except BaseException:
-            self._part.discard()
+            target.discard()
             raise
 
     def _consume(self, frames: np.ndarray) -> None:
@@ -53,31 +61,40 @@ class FfmpegSink(Sink):
         encoded = self._ffmpeg.finish()
         if encoded != self.frames_written:
             raise WriterError(f"{self.name}: ffmpeg received {self.frames_written} frames and wrote {encoded}.")
-        self._part.complete()
+        self._target.complete()
 
     def _interrupt(self) -> None:
         self._ffmpeg.kill()
 
     def _discard(self) -> None:
         self._ffmpeg.release()
-        self._part.discard()
+        self._target.discard()
 
 
 class VideoWriter(FfmpegSink):
-    """An mp4, mov, mkv or webm file.
+    """An mp4, mov, mkv or webm file, or an mp4 that plays while it grows.
 
         with VideoWriter("out.mp4", size=(768, 512), fps=24, audio="voice.wav") as out:
             for frames in chunks:  # uint8 (n, 512, 768, 3)
                 out.write(frames)
 
+    A fragmented video plays while it is written: from a file, through a pipe, or in a browser. A fragment comes after
+    every half second of video. Encoders otherwise hold 20 to 50 frames back to save bits; a fragmented file is larger.
+    It is the one output that appears under its name at once, in place of an earlier file. It is removed after an error,
+    Ctrl-C included, but not if the process is killed. What a file object or a named pipe has received stays there.
+
+        VideoWriter(sys.stdout.buffer, size=(768, 512), fps=24, fragmented=True)
+
     Args:
-        path: the file; its ending selects the container.
+        path: the file; its ending selects the container. If fragmented also a binary file object, which gets an mp4 and
+            stays open. A thread calls its `write`, which may block: the frames then wait, and so does who writes them.
         size: `(width, height)` in pixels; odd sizes are kept exactly (see `codecs`).
         fps: frames per second: 24, 23.976, "30000/1001" (see `parse_fps`).
         audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video.
         codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
+        fragmented: make an mp4 or mov that plays while it grows.
 
     Raises:
         WriterError: for invalid options, before ffmpeg is started.
@@ -85,7 +102,7 @@ class VideoWriter(FfmpegSink):
 
     def __init__(
         self,
-        path: str | os.PathLike,
+        path: Target,
         *,
         size: Size,
         fps: str | float | Fraction,
@@ -93,33 +110,57 @@ class VideoWriter(FfmpegSink):
         codec: str | None = None,
         crf: int | None = None,
         bit_depth: int = 8,
+        fragmented: bool = False,
     ) -> None:
-        super().__init__(path, size, fps, bit_depth)
-        self._start(video_arguments(path, size, audio=audio, codec=codec, crf=crf, bit_depth=bit_depth))
+        super().__init__(target_name(path), size, fps, bit_depth)
+        is_path = isinstance(path, (str, os.PathLike))
+        if not is_path and not fragmented:
+            raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
+        arguments = video_arguments(
+            self.name,
+            Path(self.name).suffix if is_path else ".mp4",
+            size,
+            self.fps,
+            audio=audio,
+            codec=codec,
+            crf=crf,
+            bit_depth=bit_depth,
+            fragmented=fragmented,
+        )
+        self._start(LiveOutput(path) if fragmented else PartFile(Path(self.name)), arguments)
 
 
 def video_arguments(
-    path: str | os.PathLike,
+    name: str,
+    ending: str,
     size: Size,
+    fps: Fraction,
     *,
     audio: str | os.PathLike | None,
     codec: str | None,
     crf: int | None,
     bit_depth: int,
+    fragmented: bool,
 ) -> list[str]:
-    """ffmpeg's arguments between the video input and the file, see `VideoWriter`. Raises its errors of options."""
-    name, ending = os.fspath(path), Path(path).suffix.lower()
+    """ffmpeg's arguments between the video input and the output, see `VideoWriter`. Raises its errors of options."""
+    ending = ending.lower()
     if ending not in CONTAINER_ENDINGS:
         raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
+    if fragmented:
+        check_fragmented(name, ending)
     found = find_codec(name, ending, codec)
     arguments = ["-map", "0:v:0", "-c:v", found.encoder, *found.options, *quality_arguments(name, found, crf)]
     arguments += ["-vf", found.color_filter(size, bit_depth)]
+    if fragmented:
+        arguments += live_arguments(found, fps)
     if audio is not None:
         check_audio(audio)
+        if fragmented and os.path.exists(name) and os.path.samefile(audio, name):
+            raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
         encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
         # Without -shortest, which would cut the longer of the two.
         arguments = ["-i", file_url(audio), *arguments, "-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
-    return arguments + container_arguments(ending, found)
+    return arguments + container_arguments(ending, found, fragmented=fragmented)
 
 
 class GifWriter(FfmpegSink):
@@ -131,11 +172,11 @@ class GifWriter(FfmpegSink):
     """
 
     def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, bit_depth: int) -> None:
-        super().__init__(path, size, fps, bit_depth)
+        super().__init__(os.fspath(path), size, fps, bit_depth)
         check_gif(self.name, self.fps, bit_depth)
         palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
         filters = f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4"
-        self._start(["-vf", filters, "-f", "gif"])
+        self._start(PartFile(Path(path)), ["-vf", filters, "-f", "gif"])
 
 
 def check_gif(name: str, fps: Fraction, bit_depth: int) -> None:

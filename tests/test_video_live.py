@@ -1,0 +1,425 @@
+"""Videos that play while they grow: what has arrived so far can be played, and nothing hangs when nobody reads."""
+
+import io
+import os
+import re
+import stat
+import subprocess
+import sys
+import threading
+import time
+import wave
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from imageio_ffmpeg import get_ffmpeg_exe
+
+from mlx_ltx_vae import demo, load_latents, save_latents
+from mlx_ltx_vae.decode import main
+from mlx_ltx_vae.errors import WriterError
+from mlx_ltx_vae.video import VideoWriter, check_output, open_sink
+from video_files import SIZE, is_running, noise, numbered, numbers, read
+
+PATIENCE = 60  # seconds, for what must happen at all
+FIRST_FRAGMENT = 18  # frames at 24 per second: 12 of the fragment, and up to 6 that a codec and ffmpeg hold back
+
+
+class Recorder(io.BytesIO):
+    """A file object that says when the first fragment has arrived."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_fragment = threading.Event()
+
+    def write(self, data) -> int:
+        count = super().write(data)
+        if b"mdat" in self.getvalue():
+            self.has_fragment.set()
+        return count
+
+
+class Blocked(io.BytesIO):
+    """A file object whose reader takes nothing before `released` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.released, self.left = threading.Event(), threading.Event(), threading.Event()
+
+    def write(self, data) -> int:
+        self.entered.set()
+        self.released.wait(PATIENCE)
+        self.left.set()
+        return super().write(data)
+
+
+@pytest.fixture
+def tone(tmp_path: Path) -> Path:
+    samples = 8000 * np.sin(np.arange(2 * 48_000) / 20)
+    with wave.open(str(tmp_path / "tone.wav"), "wb") as file:
+        file.setparams((1, 2, 48_000, 0, "NONE", ""))
+        file.writeframes(samples.astype("<i2").tobytes())
+    return tmp_path / "tone.wav"
+
+
+def play(data: bytes) -> np.ndarray:
+    """The frames that a player gets through a pipe that ends here."""
+    command = [
+        get_ffmpeg_exe(),
+        "-v",
+        "error",
+        "-i",
+        "pipe:0",
+        "-map",
+        "0:v",
+        "-pix_fmt",
+        "rgb24",
+        "-f",
+        "rawvideo",
+        "-",
+    ]
+    raw = subprocess.run(command, input=data, capture_output=True, check=False).stdout
+    return np.frombuffer(raw, np.uint8).reshape(-1, SIZE[1], SIZE[0], 3)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def open_files() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "vp9", "av1"])
+@pytest.mark.parametrize("with_audio", [False, True])
+def test_what_a_stream_has_received_plays_while_later_frames_are_missing(
+    tone: Path, codec: str, with_audio: bool
+) -> None:
+    stream = Recorder()
+    with VideoWriter(
+        stream, size=SIZE, fps=24, codec=codec, audio=tone if with_audio else None, fragmented=True
+    ) as out:
+        out.write(numbered(FIRST_FRAGMENT))
+        assert stream.has_fragment.wait(PATIENCE)
+        early = numbers(play(stream.getvalue()))
+        out.write(numbered(48)[FIRST_FRAGMENT:])
+    assert 12 <= len(early) <= FIRST_FRAGMENT
+    assert early == list(range(len(early)))
+    assert numbers(play(stream.getvalue())) == list(range(48))
+
+
+@pytest.mark.parametrize(("name", "codec"), [("out.mp4", "h264"), ("out.mov", "hevc")])
+def test_a_file_grows_under_its_own_name_and_plays(tmp_path: Path, name: str, codec: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"earlier")
+    with VideoWriter(path, size=SIZE, fps=24, codec=codec, fragmented=True) as out:
+        assert names(tmp_path) == [name]
+        out.write(numbered(FIRST_FRAGMENT))
+        deadline = time.monotonic() + PATIENCE
+        while len(early := play(path.read_bytes())) < 12:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        out.write(numbered(48)[FIRST_FRAGMENT:])
+    assert numbers(early) == list(range(len(early)))
+    assert numbers(read(path)) == list(range(48))
+    assert names(tmp_path) == [name]
+
+
+def test_prores_in_fragments_keeps_every_frame(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "out.mov", size=SIZE, fps=24, codec="prores", fragmented=True) as out:
+        out.write(numbered(48))
+    data = (tmp_path / "out.mov").read_bytes()
+    assert data.count(b"moof") > 1
+    assert numbers(play(data)) == list(range(48))
+
+
+def test_any_prefix_of_the_bytes_plays_up_to_where_it_ends() -> None:
+    stream = io.BytesIO()
+    with VideoWriter(stream, size=SIZE, fps=24, fragmented=True) as out:
+        out.write(numbered(48))
+    data = stream.getvalue()
+    counts = []
+    for part in (0.5, 0.75, 0.9, 1):
+        got = numbers(play(data[: int(len(data) * part)]))
+        assert got == list(range(len(got)))
+        counts.append(len(got))
+    assert 0 < counts[0] < counts[1] < counts[2] < counts[3] == 48
+
+
+def test_audio_and_frame_times_are_exact(tone: Path) -> None:
+    stream = io.BytesIO()
+    with VideoWriter(stream, size=SIZE, fps="24000/1001", audio=tone, fragmented=True) as out:
+        out.write(numbered(30))
+    command = [get_ffmpeg_exe(), "-v", "error", "-i", "pipe:0"]
+    copy = [*command, "-c", "copy", "-f", "framecrc", "-"]
+    listing = subprocess.run(copy, input=stream.getvalue(), capture_output=True, check=True).stdout.decode()
+    timebase = Fraction(re.search(r"#tb 0: (\S+)", listing)[1])
+    times = [int(line.split(",")[2]) * timebase for line in listing.splitlines() if line.startswith("0,")]
+    assert times == [index * Fraction(1001, 24000) for index in range(30)]
+    decode = [*command, "-map", "0:a", "-f", "s16le", "-ar", "48000", "-"]
+    raw = subprocess.run(decode, input=stream.getvalue(), capture_output=True, check=True).stdout
+    decoded = np.frombuffer(raw, "<i2").astype(float)
+    assert 2 * 48_000 - 1024 <= len(decoded) <= 2 * 48_000 + 2048  # longer than the video, and whole
+    assert np.std(decoded[48_000:90_000]) > 5000
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_removes_the_file_and_ends_ffmpeg(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), VideoWriter(tmp_path / "out.mp4", size=SIZE, fps=24, fragmented=True) as out:
+        out.write(numbered(30))
+        assert names(tmp_path) == ["out.mp4"]
+        raise error
+    assert names(tmp_path) == []
+    assert not is_running(out._ffmpeg.process.pid)
+
+
+def test_ffmpeg_that_fails_is_an_error_and_removes_the_file(tmp_path: Path) -> None:
+    with (
+        pytest.raises(WriterError, match=r"out.mp4: ffmpeg failed: it was ended by signal 9\."),
+        VideoWriter(tmp_path / "out.mp4", size=SIZE, fps=24, fragmented=True) as out,
+    ):
+        out._ffmpeg.process.kill()
+        for _ in range(10):
+            out.write(noise(8))
+    assert names(tmp_path) == []
+
+
+def test_a_lost_frame_is_an_error(tmp_path: Path) -> None:
+    with (
+        pytest.raises(WriterError, match="received 3 frames and wrote 2"),
+        VideoWriter(tmp_path / "out.mp4", size=SIZE, fps=24, fragmented=True) as out,
+    ):
+        out.write(noise(2))
+        out.frames_written += 1
+    assert names(tmp_path) == []
+
+
+def test_a_named_pipe_gets_the_video_and_stays(tmp_path: Path) -> None:
+    pipe, received = tmp_path / "pipe.mp4", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+    reader.start()
+    with VideoWriter(pipe, size=SIZE, fps=24, fragmented=True) as out:
+        out.write(numbered(30))
+    reader.join()
+    assert numbers(play(received[0])) == list(range(30))
+    out = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+    out.start()
+    with pytest.raises(ValueError), VideoWriter(pipe, size=SIZE, fps=24, fragmented=True):
+        raise ValueError
+    out.join()
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_buffered_file_passes_each_fragment_on_at_once() -> None:
+    read_end, write_end = os.pipe()
+    with (
+        open(read_end, "rb", buffering=0) as reader,
+        open(write_end, "wb") as file,
+        VideoWriter(file, size=SIZE, fps=24, fragmented=True) as out,
+    ):
+        out.write(numbered(FIRST_FRAGMENT))
+        os.set_blocking(read_end, False)
+        deadline, data = time.monotonic() + PATIENCE, b""
+        while len(play(data)) < 12:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            data += reader.read() or b""
+
+
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_a_reader_that_goes_away_is_one_error(buffering: int) -> None:
+    before = open_files()
+    read_end, write_end = os.pipe()
+    file = open(write_end, "wb", buffering=buffering)  # noqa: SIM115
+    with (
+        pytest.raises(WriterError, match=r"^the output stream: cannot be written \(Broken pipe\)\.$"),
+        VideoWriter(file, size=SIZE, fps=24, fragmented=True) as out,
+    ):
+        os.close(read_end)
+        for _ in range(1000):
+            out.write(noise(8))
+    assert 0 < out.frames_written < 8000
+    assert not is_running(out._ffmpeg.process.pid)
+    with suppress(BrokenPipeError):  # a buffered file still has data
+        file.close()
+    assert open_files() == before
+
+
+def test_a_reader_that_goes_away_before_the_last_frames_is_an_error() -> None:
+    class Closed(io.BytesIO):
+        def write(self, data) -> int:
+            raise ValueError("closed by\nits reader")
+
+    out = VideoWriter(Closed(), size=SIZE, fps=24, fragmented=True)
+    out.write(noise(2))  # fewer than a fragment: ffmpeg writes when its input ends, and exits with 0
+    with pytest.raises(WriterError, match="the output stream: cannot be written"):
+        out.close()
+    assert not is_running(out._ffmpeg.process.pid)
+
+
+def test_frames_wait_for_a_reader_that_is_slow() -> None:
+    stream, frames = Blocked(), noise(8)
+    out = VideoWriter(stream, size=SIZE, fps=24, fragmented=True)
+
+    def write_all() -> None:
+        for _ in range(250):
+            out.write(frames)
+
+    writer = threading.Thread(target=write_all)
+    writer.start()
+    assert stream.entered.wait(PATIENCE)
+    count = -1
+    while count != out.frames_written:  # until it stands still
+        count = out.frames_written
+        time.sleep(1)
+    assert count < 1000
+    stream.released.set()
+    writer.join()
+    out.close()
+    assert len(play(stream.getvalue())) == 2000
+
+
+def test_abort_does_not_wait_for_a_reader_that_hangs() -> None:
+    stream = Blocked()
+    out = VideoWriter(stream, size=SIZE, fps=24, fragmented=True)
+    out.write(noise(30))
+    assert stream.entered.wait(PATIENCE)
+    out.abort()
+    assert not is_running(out._ffmpeg.process.pid)
+    assert not stream.left.is_set()
+    stream.released.set()
+
+
+def test_a_raw_file_that_takes_bytes_in_parts_gets_all_of_them() -> None:
+    class Small(io.RawIOBase):
+        def __init__(self) -> None:
+            self.data = b""
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data) -> int:
+            self.data += bytes(data[:1000])
+            return min(len(data), 1000)
+
+    stream = Small()
+    with VideoWriter(stream, size=SIZE, fps=24, fragmented=True) as out:
+        out.write(numbered(30))
+    assert numbers(play(stream.data)) == list(range(30))
+
+
+def test_a_file_that_does_not_block_is_an_error() -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    with (
+        open(read_end, "rb"),
+        open(write_end, "wb", buffering=0) as file,
+        pytest.raises(WriterError, match="the file does not block"),
+        VideoWriter(file, size=SIZE, fps=24, fragmented=True) as out,
+    ):
+        out.write(noise(200))
+
+
+def test_many_streams_leave_no_open_files() -> None:
+    before = open_files()
+    for _ in range(3):
+        with VideoWriter(io.BytesIO(), size=SIZE, fps=24, fragmented=True) as out:
+            out.write(noise(2))
+        VideoWriter(io.BytesIO(), size=SIZE, fps=24, fragmented=True).abort()
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("name", ["out.mkv", "out.webm", "out.gif", "out.npy", "new/", "%05d.png"])
+def test_other_outputs_cannot_play_while_they_grow(tmp_path: Path, name: str) -> None:
+    for function in (open_sink, check_output):
+        with pytest.raises(WriterError, match=r"cannot be played while it grows; only \.mp4 and \.mov can\.$"):
+            function(f"{tmp_path}/{name}", size=SIZE, fps=24, fragmented=True)
+    assert names(tmp_path) == []
+
+
+def test_a_stream_takes_only_fragmented_videos() -> None:
+    with pytest.raises(WriterError, match="the output stream: .*add fragmented=True"):
+        VideoWriter(io.BytesIO(), size=SIZE, fps=24)
+
+
+def test_the_audio_file_is_not_overwritten(tmp_path: Path, tone: Path) -> None:
+    path = tmp_path / "out.mp4"
+    with VideoWriter(path, size=SIZE, fps=24, audio=tone) as out:
+        out.write(noise(2))
+    before = path.read_bytes()
+    with pytest.raises(WriterError, match="is also the audio file"):
+        VideoWriter(path, size=SIZE, fps=24, audio=path, fragmented=True)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("path", ["missing/out.mp4", "folder.mp4"])
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, path: str) -> None:
+    (tmp_path / "folder.mp4").mkdir()
+    with pytest.raises(WriterError, match=f"{path}: cannot be written"):
+        VideoWriter(tmp_path / path, size=SIZE, fps=24, fragmented=True)
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """25 frames of the demo, 128x96 pixels."""
+    latents, info = load_latents(demo.LATENTS)
+    save_latents(tmp_path / "clip.safetensors", latents[:, :, :4, :3, :4], fps=info.fps)
+    return tmp_path / "clip.safetensors"
+
+
+def decode(*arguments: object, **options: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", *map(str, arguments), "-m", str(demo.VAE)]
+    return subprocess.run(command, capture_output=True, check=False, **options)
+
+
+def test_the_command_writes_the_same_frames_live(clip: Path, tmp_path: Path, tone: Path) -> None:
+    assert decode(clip, "-o", tmp_path / "whole.mp4", "--audio", tone).returncode == 0
+    done = decode(clip, "-o", tmp_path / "live.mp4", "--audio", tone, "--live")
+    assert done.returncode == 0, done.stderr
+    piped = decode(clip, "-o", "-", "--live", "--audio", tone)
+    assert piped.returncode == 0, piped.stderr
+    assert piped.stderr.startswith(b"Frames: 25")
+    (tmp_path / "piped.mp4").write_bytes(piped.stdout)
+    expected = read(tmp_path / "whole.mp4").astype(float)
+    for name in ("live.mp4", "piped.mp4"):
+        data = (tmp_path / name).read_bytes()
+        assert data.count(b"moof") >= 2
+        got = read(tmp_path / name)
+        assert got.shape == expected.shape == (25, 96, 128, 3)
+        assert np.square(got - expected).mean() < 255**2 / 10**3.5  # a psnr of 35 dB
+
+
+def test_the_command_ends_with_one_error_when_its_reader_goes_away(clip: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", clip, "-m", demo.VAE, "-o", "-", "--live"]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, "error: standard output: cannot be written (Broken pipe).\n")
+
+
+def test_a_decode_that_fails_leaves_no_live_file(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def fail(*_: object, **__: object):
+        assert (tmp_path / "out.mp4").exists()
+        raise WriterError("no more.")
+
+    monkeypatch.setattr("mlx_ltx_vae.decode.with_progress", fail)
+    assert main([str(clip), "-m", str(demo.VAE), "-o", str(tmp_path / "out.mp4"), "--live"]) == 1
+    assert capsys.readouterr().err == "error: no more.\n"
+    assert not (tmp_path / "out.mp4").exists()
+
+
+@pytest.mark.parametrize(("name", "options"), [("out.gif", []), ("-", ["--codec", "prores"])])
+def test_the_command_refuses_what_cannot_be_live_before_it_reads_the_weights(
+    clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture, name: str, options: list[str]
+) -> None:
+    output = name if name == "-" else str(tmp_path / name)
+    assert main([str(clip), "-m", str(demo.VAE), "-o", output, "--live", "--dry-run", *options]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(r"error: (standard output|.*out\.gif): .*\.\n", captured.err)
