@@ -1,0 +1,313 @@
+"""The example of a web server: a real server, a real client, and a decode that the tests can hold up."""
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import mlx.core as mx
+import numpy as np
+import pytest
+import uvicorn
+from imageio_ffmpeg import get_ffmpeg_exe
+
+from examples import server
+from mlx_ltx_vae import DecodeError, VideoVAE, VideoWriter, demo, load_latents, save_latents
+from mlx_ltx_vae.metrics import psnr
+from mlx_ltx_vae.pipeline.postprocess import FrameChunk
+from video_files import is_running
+
+PATIENCE = 60  # seconds, for what must happen at all
+SIZE = (128, 96)
+FRAMES = 33
+
+
+class HeldStream:
+    """A stream that waits for `released` before the frames from `hold_at` on. Cancelling it ends the wait."""
+
+    def __init__(self, chunks: Iterator[FrameChunk], hold_at: int, error: Exception | None = None) -> None:
+        self._chunks, self._hold_at, self._error = chunks, hold_at, error
+        self.frames = 0
+        self.released, self.cancelled = threading.Event(), threading.Event()
+
+    def __iter__(self) -> "HeldStream":
+        return self
+
+    def __next__(self) -> FrameChunk:
+        chunk = next(self._chunks)
+        if chunk.start >= self._hold_at:
+            assert self.released.wait(3 * PATIENCE)
+            if self._error is not None:
+                raise self._error
+        self.frames = chunk.start + chunk.frames.shape[1]
+        return chunk
+
+    def cancel(self) -> None:
+        self._chunks.cancel()
+        self.cancelled.set()
+        self.released.set()
+
+    def __enter__(self) -> "HeldStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._chunks.close()
+
+
+class HeldVAE:
+    """The demo VAE, whose streams are held at `hold_at`, after the frames of the first fragment."""
+
+    def __init__(self, vae: VideoVAE) -> None:
+        self._vae, self.config, self.plan = vae, vae.config, vae.plan
+        self.hold_at, self.error = 16, None
+        self.streams: list[HeldStream] = []
+
+    def stream(self, *arguments: object, **options: object) -> HeldStream:
+        self.streams.append(HeldStream(self._vae.stream(*arguments, **options), self.hold_at, self.error))
+        return self.streams[-1]
+
+
+@pytest.fixture(scope="module")
+def demo_vae() -> VideoVAE:
+    return VideoVAE.from_pretrained(demo.VAE, encoder=False)
+
+
+@pytest.fixture
+def vae(demo_vae: VideoVAE) -> Iterator[HeldVAE]:
+    held = HeldVAE(demo_vae)
+    yield held
+    for stream in held.streams:
+        stream.released.set()
+
+
+@pytest.fixture(scope="module")
+def upload(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A latent file of 33 frames of the demo."""
+    path = tmp_path_factory.mktemp("upload") / "clip.safetensors"
+    latents, info = load_latents(demo.LATENTS)
+    save_latents(path, latents[:, :, :5, :3, :4], fps=info.fps)
+    return path.read_bytes()
+
+
+@contextmanager
+def serving(vae: object, **options: int) -> Iterator[str]:
+    """The address of the example, run by uvicorn on a thread."""
+    runner = uvicorn.Server(uvicorn.Config(server.make_app(vae, **options), port=0, log_level="warning"))
+    thread = threading.Thread(target=runner.run)
+    thread.start()
+    try:
+        until(lambda: runner.started)
+        yield f"http://127.0.0.1:{runner.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        runner.should_exit = runner.force_exit = True
+        thread.join()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what must happen."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def post(address: str, data: bytes, **options: object) -> object:
+    """A context manager: the response, of which only the status has been read."""
+    return httpx.stream("POST", f"{address}/video/clip.safetensors", content=data, timeout=PATIENCE, **options)
+
+
+def decode_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+
+def play(data: bytes) -> np.ndarray:
+    command = [get_ffmpeg_exe(), "-v", "error", "-i", "pipe:0", "-pix_fmt", "rgb24", "-f", "rawvideo", "-"]
+    raw = subprocess.run(command, input=data, capture_output=True, check=True).stdout
+    return np.frombuffer(raw, np.uint8).reshape(-1, SIZE[1], SIZE[0], 3)
+
+
+def test_the_video_plays_before_it_is_decoded_and_has_the_frames_of_a_decode(
+    vae: HeldVAE, demo_vae: VideoVAE, upload: bytes
+) -> None:
+    with serving(vae) as address, post(address, upload) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"] == "video/mp4"
+        parts = response.iter_raw()
+        data = b""
+        while b"mdat" not in data:
+            data += next(parts)
+        assert not vae.streams[0].released.is_set()
+        assert vae.streams[0].frames < FRAMES
+        early = play(data)
+        vae.streams[0].released.set()
+        data += b"".join(parts)
+    latents, _ = load_latents(demo.LATENTS)
+    expected = np.concatenate([chunk.to_uint8() for chunk in demo_vae.stream(latents[:, :, :5, :3, :4])])
+    result = play(data)
+    assert result.shape == expected.shape == (FRAMES, 96, 128, 3)
+    assert psnr(mx.array(result), mx.array(expected), span=255) > 35
+    assert 0 < len(early) < FRAMES
+    np.testing.assert_array_equal(early, result[: len(early)])
+    until(lambda: not decode_threads())
+
+
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch) -> list[VideoWriter]:
+    """The writers that the server has opened."""
+    opened: list[VideoWriter] = []
+
+    def open_writer(*arguments: object, **options: object) -> VideoWriter:
+        opened.append(VideoWriter(*arguments, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(server, "VideoWriter", open_writer)
+    return opened
+
+
+def test_a_client_that_disconnects_ends_the_decode_and_ffmpeg_and_frees_memory(
+    vae: HeldVAE, upload: bytes, writers: list[VideoWriter]
+) -> None:
+    before = mx.get_active_memory()
+    with serving(vae) as address:
+        with post(address, upload) as response:
+            next(response.iter_raw())
+            assert mx.get_active_memory() > before
+        assert vae.streams[0].cancelled.wait(PATIENCE)
+        until(lambda: not decode_threads())
+    assert vae.streams[0].frames < FRAMES
+    assert not is_running(writers[0]._ffmpeg.process.pid)
+    vae.streams.clear()
+    assert mx.get_active_memory() <= before
+
+
+def test_a_client_that_disconnects_before_the_first_byte_ends_the_decode(
+    vae: HeldVAE, upload: bytes, writers: list[VideoWriter]
+) -> None:
+    vae.hold_at = 0
+    with serving(vae) as address:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{address}/video/x", content=upload, timeout=httpx.Timeout(PATIENCE, read=2))
+        until(lambda: bool(vae.streams))
+        assert vae.streams[0].cancelled.wait(PATIENCE)
+        until(lambda: not decode_threads())
+    assert not is_running(writers[0]._ffmpeg.process.pid)
+
+
+def test_clients_are_served_at_once_and_those_beyond_the_limit_wait(vae: HeldVAE, upload: bytes) -> None:
+    with serving(vae, decodes=2) as address:
+        with post(address, upload) as one, post(address, upload) as two:
+            # Both have bytes, and both decodes are held. A third client waits, and a fourth gives up waiting.
+            third: list[bytes] = []
+            waiting = threading.Thread(
+                target=lambda: third.append(httpx.post(f"{address}/video/x", content=upload, timeout=PATIENCE).content)
+            )
+            waiting.start()
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{address}/video/x", content=upload, timeout=httpx.Timeout(PATIENCE, read=1))
+            assert len(vae.streams) == 2
+            assert len(decode_threads()) == 4
+            vae.hold_at = FRAMES
+            for stream in vae.streams[:2]:
+                stream.released.set()
+            results = [one.read(), two.read()]
+        waiting.join()
+        until(lambda: not decode_threads())
+    results += third
+    for result in results[1:]:
+        np.testing.assert_array_equal(play(result), play(results[0]))
+    assert len(play(results[0])) == FRAMES
+
+
+class NoiseVAE(HeldVAE):
+    """A VAE whose streams are a long clip of noise, 80 MB as mp4."""
+
+    def stream(self, *_: object, **__: object) -> HeldStream:
+        frames = np.random.default_rng(0).integers(0, 256, (1, 8, SIZE[1], SIZE[0], 3), np.uint8)
+
+        class Chunks:
+            index = 0
+            ended = False
+
+            def __next__(self) -> FrameChunk:
+                if self.ended or self.index == 1000:
+                    raise StopIteration
+                self.index += 1
+                return FrameChunk(8 * (self.index - 1), mx.array(frames))
+
+            def cancel(self) -> None:
+                self.ended = True
+
+            close = cancel
+
+        self.streams.append(HeldStream(Chunks(), hold_at=8000))
+        return self.streams[-1]
+
+
+def test_the_decode_waits_for_a_client_that_does_not_read(demo_vae: VideoVAE, upload: bytes) -> None:
+    vae = NoiseVAE(demo_vae)
+    small = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)])
+    with serving(vae) as address, httpx.Client(transport=small, timeout=PATIENCE) as client:
+        with client.stream("POST", f"{address}/video/x", content=upload) as response:
+            parts = response.iter_raw(1 << 20)
+            next(parts)
+            frames = -1
+            while frames != vae.streams[0].frames:  # until it stands still
+                frames = vae.streams[0].frames
+                time.sleep(1)
+            assert frames < 4000
+            for _ in range(10):  # it goes on when the client reads
+                next(parts)
+            until(lambda: vae.streams[0].frames > frames)
+        assert vae.streams[0].cancelled.wait(PATIENCE)
+        until(lambda: not decode_threads())
+    assert vae.streams[0].frames < 8000
+
+
+@pytest.mark.parametrize("content", ["text", "nothing", "channels", "batch"])
+def test_a_file_that_cannot_be_decoded_is_one_line_and_400(vae: HeldVAE, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "bad.safetensors"
+    if content in ("text", "nothing"):
+        path.write_bytes(b"these are no latents" if content == "text" else b"")
+    else:
+        save_latents(path, mx.zeros({"channels": (1, 7, 2, 3, 4), "batch": (2, 64, 2, 3, 4)}[content]))
+    with serving(vae) as address:
+        answer = httpx.post(f"{address}/video/bad.safetensors", content=path.read_bytes(), timeout=PATIENCE)
+        until(lambda: not decode_threads())
+    assert answer.status_code == 400
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.text.endswith(".")
+    assert "\n" not in answer.text
+    assert "/" not in answer.text.replace(".npy or .npz", "")  # no path of the server
+    assert answer.text.startswith("bad.safetensors: ")
+    assert not vae.streams
+
+
+def test_an_upload_that_is_too_large_is_413(vae: HeldVAE, upload: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_UPLOAD", 1000)
+    with serving(vae) as address:
+        answer = httpx.post(f"{address}/video/clip.safetensors", content=upload, timeout=PATIENCE)
+    assert (answer.status_code, answer.text) == (413, "clip.safetensors: is larger than 1000 bytes.")
+    assert not vae.streams
+
+
+def test_an_error_after_the_first_bytes_breaks_the_response_off(vae: HeldVAE, upload: bytes) -> None:
+    vae.error = DecodeError("not finite.")
+    with serving(vae) as address, post(address, upload) as response:
+        assert response.status_code == 200
+        vae.streams[0].released.set()
+        with pytest.raises(httpx.RemoteProtocolError):
+            response.read()
+
+
+def test_the_page_has_a_file_picker_and_a_video(vae: HeldVAE) -> None:
+    with serving(vae) as address:
+        page = httpx.get(address)
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert '<input type="file"' in page.text
+    assert "<video" in page.text
+    assert 'fetch("video/"' in page.text  # relative, so that an app can mount the server anywhere
