@@ -7,9 +7,9 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from mlx_ltx_vae.bench.command import MODES, add_decode_options, add_run_options, make_case, report
+from mlx_ltx_vae.bench.command import MODES, add_decode_options, add_run_options, make_case, plot_file, report
 from mlx_ltx_vae.bench.processes import Job
-from mlx_ltx_vae.cli import add_common_options, positive, run_command
+from mlx_ltx_vae.cli import CommandParser, add_common_options, positive, run_command
 
 from .against import OTHERS, OURS, against_jobs, against_table
 from .overlap import overlap, overlap_table
@@ -19,9 +19,9 @@ from .roofline import roofline, roofline_table
 from .validation import validation_jobs, validation_table
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure this package in detail.")
+    parser = CommandParser(prog="python -m benchmarks", description="Measure this package in detail.")
     commands = parser.add_subparsers(required=True, metavar="MEASUREMENT")
 
     def add(name: str, run: Callable[[argparse.Namespace], None], description: str) -> argparse.ArgumentParser:
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     against.add_argument(
         "--only", nargs="+", choices=[*OURS, *OTHERS], default=[*OURS, *OTHERS], help="the single pass always runs"
     )
-    against.add_argument("--plot", metavar="FILE", help="draw memory and times to FILE")
+    against.add_argument("--plot", type=plot_file, metavar="FILE", help="draw memory and times to FILE")
     overlapping = add("overlap", _overlap, "whether frames are written while the next ones are decoded")
     _add_decode_options(overlapping, frames=241, modes=["exact"])
     overlapping.add_argument("--ffmpeg", action="store_true", help="write an mp4 too")

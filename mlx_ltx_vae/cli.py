@@ -1,25 +1,69 @@
-"""Shared parts of the commands: exit codes, one-line errors and warnings, progress, and argument types."""
+"""Shared parts of the commands: parser, exit codes, one-line errors and warnings, progress, and argument types."""
 
 import argparse
 import atexit
 import re
+import shutil
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TypeVar
 
 import mlx.core as mx
 from tqdm import tqdm
 
+from . import __version__
 from .dtypes import DTYPES
 from .errors import LTXVAEError
 from .frame_rate import parse_fps
 from .latents import parse_grid
-from .tiling.config import parse_tile
+from .tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
+from .units import parse_bytes
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
+
+_MAX_HELP_WIDTH = 80
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, "formatter_class": _HelpFormatter, **options})
+        self.suggest_on_error = True  # of Python 3.14; other versions ignore it
+        self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        self.exit(2, f'error: {_one_line(message)}\nrun "{self.prog} --help" for the options\n')
+
+    @contextmanager
+    def wrong_usage(self) -> Iterator[None]:
+        """Turn the package's errors in this block into wrong usage: for what the command line alone determines."""
+        try:
+            yield
+        except LTXVAEError as error:
+            self.error(str(error))
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """At most 80 columns wide. Keeps the lines of a text that has several, such as examples."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        width = min(shutil.get_terminal_size().columns, _MAX_HELP_WIDTH) - 2
+        super().__init__(prog, **{"width": width, **options})
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text if "\n" in text else argparse.HelpFormatter._fill_text.__get__(self)
+        return fill(text, width, indent)
+
+
+def examples(*lines: str) -> str:
+    """The epilog of a command's help."""
+    return "\n  ".join(["examples:", *lines])
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +73,18 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
 
 def add_plan_options(group: argparse._ArgumentGroup) -> None:
     """Add the options of commands that run a network: how they may use memory, and in which precision."""
-    group.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help="tiles per batch (default: 1)")
-    group.add_argument("--memory-budget", metavar="SIZE", help="limit of total memory: 8GB, 50%% (default: 50%%)")
+    group.add_argument(
+        "--tile-batch-size", type=positive, default=1, metavar="N", help="tiles that run together (default: 1)"
+    )
+    group.add_argument(
+        "--memory-budget",
+        type=memory_budget,
+        metavar="SIZE",
+        help="the most memory that this may take, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of what "
+        "is available; what does not fit is refused (default: 50%%, or more if nothing fits in that)",
+    )
     group.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
-    group.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+    group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and stop")
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +96,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 def run_command(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> int:
     """Run a command and return its exit code.
 
-    0: done. 1: failed, with one line on standard error. 130: interrupted. (argparse exits with 2 for wrong usage.)
+    0: done. 1: failed, with one line on standard error. 130: interrupted. (`CommandParser` exits with 2.)
     Each warning is one line on standard error.
     """
     # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
@@ -67,8 +119,12 @@ def run_command(command: Callable[[argparse.Namespace], None], arguments: argpar
 
 def _describe(error: Exception) -> str:
     """An error in one line, with the class name of errors that are not this package's own."""
-    text = " ".join(str(error).split())
+    text = _one_line(error)
     return text if isinstance(error, LTXVAEError) else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())
 
 
 def with_progress(
@@ -91,7 +147,7 @@ def with_progress(
 def frame_size(text: str) -> tuple[int, int]:
     """The type of `--size 768x512`: (width, height)."""
     match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
-    if not match:
+    if not match or not int(match[1]) or not int(match[2]):
         raise argparse.ArgumentTypeError(f"{text!r} is not a width and a height such as 768x512")
     return int(match[1]), int(match[2])
 
@@ -103,26 +159,56 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def _argument_type(parse: Callable[[str], Value]) -> Callable[[str], Value]:
-    """An argparse type that shows the message of `parse`'s ValueError, which argparse would replace."""
+def share(text: str) -> float:
+    """The type of `--timestep 0.05`: a number from 0 to 1."""
+    with suppress(ValueError):
+        value = float(text)
+        if 0 <= value <= 1:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+
+
+def argument_type(parse: Callable[[str], Value]) -> Callable[[str], Value]:
+    """An argparse type that shows the message of `parse`'s error, which argparse would replace."""
 
     def convert(text: str) -> Value:
         try:
             return parse(text)
-        except ValueError as error:
+        except (ValueError, LTXVAEError) as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return convert
 
 
+def _check_budget(text: str) -> str:
+    parse_bytes(text, available=1)
+    return text
+
+
+def _check_tile(text: str) -> tuple[int, int]:
+    size, overlap = parse_tile(text)
+    SpatialTilingConfig(size, overlap)
+    return size, overlap
+
+
+def _check_tile_frames(text: str) -> tuple[int, int]:
+    size, overlap = parse_tile(text)
+    TemporalTilingConfig(size, overlap)
+    return size, overlap
+
+
 #: The type of `--fps 23.976`: an exact Fraction.
-frame_rate = _argument_type(parse_fps)
+frame_rate = argument_type(parse_fps)
 #: The type of `--grid 16x22x40`: (F', H', W').
-grid = _argument_type(parse_grid)
+grid = argument_type(parse_grid)
 #: The type of `--tile 512:64`: (size, overlap).
-tile = _argument_type(parse_tile)
+tile = argument_type(_check_tile)
+#: The type of `--tile-frames 64:24`: (size, overlap).
+tile_frames = argument_type(_check_tile_frames)
+#: The type of `--memory-budget 8GB`: the text, since a percentage depends on the machine.
+memory_budget = argument_type(_check_budget)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     # Through tqdm, which keeps the progress bar intact.
-    tqdm.write(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+    tqdm.write(f"warning: {_one_line(message)}", file=sys.stderr)

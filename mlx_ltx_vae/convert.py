@@ -13,26 +13,36 @@ from tqdm import tqdm
 
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.names import NETWORKS
-from .cli import add_common_options, add_report_options, run_command
+from .cli import CommandParser, add_common_options, add_report_options, examples, run_command
 from .conversion import Progress, Verification, convert_checkpoint, verify_conversion
 from .dtypes import DTYPES
-from .units import GB
+from .units import format_bytes
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m mlx_ltx_vae.convert",
         usage="%(prog)s SOURCE -o FOLDER [options]\n       %(prog)s --verify A B [options]",
-        description="Convert the VAE of an LTX checkpoint to a folder that MLX loads faster, and verify it.",
+        description="Convert the VAE of an LTX checkpoint to a folder that MLX loads faster, and verify it. "
+        "Also called python -m weights_convert.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.convert ltx-2.3.safetensors -o vae",
+            "python -m mlx_ltx_vae.convert ltx-2.3.safetensors -o vae --only decoder",
+            "python -m mlx_ltx_vae.convert --verify ltx-2.3.safetensors vae",
+        ),
     )
     parser.add_argument("source", nargs="?", metavar="SOURCE", help="checkpoint file, folder, or hub repository id")
-    parser.add_argument("-o", "--output", metavar="FOLDER", help="must not exist, or be empty")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; must not exist, or be empty")
     parser.add_argument(
         "--verify", nargs=2, metavar=("A", "B"), help="only check that B has the weights of A, as they are or cast"
     )
-    parser.add_argument("--dtype", choices=list(DTYPES), help="default: the dtype of each tensor")
-    parser.add_argument("--only", choices=list(NETWORKS), help="leave out the other network")
+    parser.add_argument(
+        "--dtype", choices=list(DTYPES), help="store the weights in this precision (default: that of each tensor)"
+    )
+    parser.add_argument(
+        "--only", choices=list(NETWORKS), help="convert, or verify, one of the two networks (default: both)"
+    )
     add_report_options(parser)
     add_common_options(parser)
     return parser
@@ -60,7 +70,7 @@ def _convert(arguments: argparse.Namespace) -> None:
     seconds, written = time.perf_counter() - start, conversion.written
     summary = (
         f"{conversion.output}: {' and '.join(conversion.networks)} ({conversion.generation}), {written.tensors} "
-        f"tensors in {' and '.join(written.dtypes)}, {written.bytes / GB:.3f} GB, in {seconds:.1f} s\n"
+        f"tensors in {' and '.join(written.dtypes)}, {format_bytes(written.bytes)}, in {seconds:.1f} s\n"
     )
     _report(arguments, {**asdict(conversion), "seconds": seconds}, summary, conversion.verification)
 
@@ -84,7 +94,7 @@ def _report(arguments: argparse.Namespace, values: dict[str, Any], summary: str,
         print(
             f"{summary}Verified: {verification}\n"
             f"Loading: {after:.2f} s, the source {before:.2f} s\n"
-            f"Peak memory: {peak / GB:.3f} GB"
+            f"Peak memory: {format_bytes(peak)}"
         )
 
 

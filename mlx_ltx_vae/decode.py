@@ -15,31 +15,36 @@ import mlx.core as mx
 from . import demo
 from .checkpoint import open_checkpoint
 from .cli import (
+    CommandParser,
     add_common_options,
     add_plan_options,
     add_report_options,
+    examples,
     frame_rate,
     grid,
     positive,
     run_command,
+    share,
     tile,
+    tile_frames,
     with_progress,
 )
 from .device import this_machine
 from .dtypes import DTYPES
-from .errors import LatentsError
+from .errors import LatentsError, PlanError
 from .frame_rate import DEFAULT_FPS
 from .latents import MappedLatents, looks_unnormalized, open_latents
 from .models.noise import CONVENTIONS, DEFAULT_CONVENTION
 from .models.video_vae.specs import decoder_spec
 from .pipeline.postprocess import FrameChunk
+from .planning.options import parse_options
 from .planning.plan import DecodePlan
 from .planning.planner import plan_decode
 from .shapes import Grid
 from .tiling import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
-from .units import GB
+from .units import format_bytes
 from .vae import VideoVAE
-from .video import check_output, open_sink
+from .video import check_output, check_output_options, open_sink
 
 _DEMO_OUTPUT = "demo.mp4"
 
@@ -73,32 +78,60 @@ class Report:
         rate = self.frames / self.seconds
         return (
             f"Frames: {self.frames}, {rate:.3f} frames-per-sec, first after {self.first_frame_seconds:.2f} s\n"
-            f"Peak memory: {mx.get_peak_memory() / GB:.3f} GB"
+            f"Peak memory: {format_bytes(mx.get_peak_memory())}"
         )
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Build the command-line parser."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m mlx_ltx_vae.decode",
+        usage="%(prog)s LATENTS -m VAE -o OUT [options]\n       %(prog)s --demo [options]",
         description="Decode LTX video latents to a video, exactly, in memory that does not grow with the clip.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.decode --demo",
+            "python -m mlx_ltx_vae.decode clip.safetensors -m vae.safetensors -o clip.mp4",
+            "python -m mlx_ltx_vae.decode clip.npy -m vae/ --memory-budget 8GB --dry-run",
+        ),
     )
+    _add_input_options(parser)
+    how = parser.add_argument_group("how to decode")
+    _add_mode_options(how)
+    _add_tile_options(how)
+    add_plan_options(how)
+    _add_noise_options(how)
+    _add_video_options(parser.add_argument_group("the video"))
+    add_report_options(parser)
+    add_common_options(parser)
+    return parser
+
+
+def _add_input_options(parser: CommandParser) -> None:
     parser.add_argument("latents", nargs="?", metavar="LATENTS", help="latent file: .safetensors, .latent, .npy, .npz")
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
-        help="format by extension: .mp4 .mov .mkv .webm .gif, folder/ or %%05d.png for stills, .npy; - for raw frames",
+        help="the format is that of the ending: .mp4 .mov .mkv .webm .gif .npy; folder/ or %%05d.png for stills; - "
+        "for raw frames on standard output (default with --demo: demo.mp4)",
     )
-    parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
+    parser.add_argument("-m", "--model", metavar="VAE", help="the checkpoint: file, folder, or hub repository id")
     parser.add_argument(
         "--demo", action="store_true", help="use the small VAE and the latents that ship with the package"
     )
     parser.add_argument(
-        "--fps", type=frame_rate, metavar="RATE", help="24, 23.976, 30000/1001 (default: the file's, else 24)"
+        "--fps",
+        type=frame_rate,
+        metavar="RATE",
+        help="frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)",
     )
     parser.add_argument("--tensor", metavar="NAME", help="which tensor of a latent file that has several")
-    parser.add_argument("--grid", type=grid, metavar="FxHxW", help="of packed latents (B, tokens, C), such as 16x22x40")
+    parser.add_argument(
+        "--grid",
+        type=grid,
+        metavar="FxHxW",
+        help="latent frames, rows and columns of packed latents (B, tokens, C), such as 16x22x40",
+    )
     parser.add_argument(
         "--unnormalized",
         action="store_true",
@@ -106,45 +139,105 @@ def build_parser() -> argparse.ArgumentParser:
         help="the latents are unnormalized, as diffusers' LTX-2 pipelines return them",
     )
 
-    how = parser.add_argument_group("how to decode")
+
+def _add_mode_options(how: argparse._ArgumentGroup) -> None:
     modes = ["auto", "exact", "single", "tiled"]
-    how.add_argument("--mode", choices=modes, default="auto", help="default: auto, which is exact if it fits")
-    how.add_argument("--order", choices=["auto", "time", "rows", "columns"], default="auto", help="default: auto")
-    how.add_argument("--chunk", type=positive, metavar="N", help="latent frames (rows, columns) per piece")
-    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="tiles in pixels, such as 512:64 (mode tiled)")
-    how.add_argument("--tile-frames", type=tile, metavar="SIZE:OVERLAP", help="tiles in frames, such as 64:24")
-    how.add_argument("--preset", choices=list(PRESETS), help="named tile sizes (mode tiled)")
-    add_plan_options(how)
-    how.add_argument("--timestep", type=float, metavar="T", help="decode timestep of 0.9.1 to 0.9.8 (default: 0.05)")
-    how.add_argument("--seed", type=int, default=0, metavar="N", help="noise seed of 0.9.1 to 0.9.8 (default: 0)")
+    how.add_argument(
+        "--mode",
+        choices=modes,
+        default="auto",
+        help="exact: in pieces, with the same frames as a single pass. single: the whole clip at once, in memory that "
+        "grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact, and tiles "
+        "only if nothing exact fits the memory budget",
+    )
+    how.add_argument(
+        "--order",
+        choices=["auto", "time", "rows", "columns"],
+        default="auto",
+        help="how exact mode goes through the clip; the frames are the same. time: one latent frame after the other, "
+        "so that frames are written from the start; memory grows with the size of a frame. rows, columns: all frames "
+        "at once, from top to bottom or from left to right; takes less memory where frames are large and the clip is "
+        "short, but no frame is written before the end. auto (default): the first of the three that fits the memory "
+        "budget",
+    )
+    how.add_argument(
+        "--chunk",
+        type=positive,
+        metavar="N",
+        help="latent frames (or rows, columns) at a time; the frames are the same, memory grows with N (default: 1)",
+    )
+
+
+def _add_tile_options(how: argparse._ArgumentGroup) -> None:
+    how.add_argument(
+        "--tile",
+        type=tile,
+        metavar="SIZE:OVERLAP",
+        help="decode in tiles of SIZE pixels that share OVERLAP pixels with their neighbors, such as 512:64; not exact",
+    )
+    how.add_argument(
+        "--tile-frames", type=tile_frames, metavar="SIZE:OVERLAP", help="the same along time, in frames, such as 64:24"
+    )
+    how.add_argument(
+        "--preset",
+        choices=list(PRESETS),
+        help="tiles by name: default is --tile 512:64 --tile-frames 64:24, aggressive 256:64 and 32:8 (least memory), "
+        "conservative 768:64 and 96:24 (fewest seams); spatial_only and temporal_only are one half of default; auto is "
+        "default, along axes of more than 512 pixels or 65 frames",
+    )
+
+
+def _add_noise_options(how: argparse._ArgumentGroup) -> None:
+    how.add_argument(
+        "--timestep",
+        type=share,
+        metavar="T",
+        help="for VAEs 0.9.1 to 0.9.8: how noisy the latents are taken to be, 0 to 1 (default: 0.05)",
+    )
+    how.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="for VAEs that add noise: the same number gives the same frames (default: 0)",
+    )
     how.add_argument(
         "--noise-scale",
-        type=float,
+        type=share,
         metavar="S",
-        help="share of noise in the latents of 0.9.1 to 0.9.8 (default: 0.025)",
+        help="for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)",
     )
     how.add_argument(
         "--like",
         choices=list(CONVENTIONS),
         default=DEFAULT_CONVENTION,
-        help="whose defaults 0.9.1 to 0.9.8 follow: diffusers has timestep 0 and no noise (default: ltx-video)",
+        help="for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers: timestep 0 "
+        "and no noise by default, and noise is mixed into denormalized latents",
     )
 
-    video = parser.add_argument_group("the video")
-    video.add_argument("--audio", metavar="FILE", help="audio file to add, in full length")
-    video.add_argument("--codec", help="h264, hevc or h265, prores, ffv1 (lossless), vp9, av1 (default: by extension)")
-    video.add_argument("--crf", type=int, metavar="N", help="quality, 0 is best (default: the codec's)")
+
+def _add_video_options(video: argparse._ArgumentGroup) -> None:
+    video.add_argument("--audio", metavar="FILE", help="audio file to add, in full length even if the video is shorter")
+    video.add_argument(
+        "--codec",
+        metavar="NAME",
+        help="h264, hevc (or h265), prores, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm)",
+    )
+    video.add_argument(
+        "--crf",
+        type=int,
+        metavar="N",
+        help="constant quality: 0 is best, 51 worst, or 63 for vp9 and av1 (default: h264 18, hevc 20, vp9 and av1 24)",
+    )
     video.add_argument(
         "--live",
         action="store_true",
         help="an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears "
         "under its name at once, and is removed if the decode fails",
     )
-    video.add_argument("--bit-depth", type=int, choices=[8, 10], default=8, help="default: 8")
-
-    add_report_options(parser)
-    add_common_options(parser)
-    return parser
+    video.add_argument(
+        "--bit-depth", type=int, choices=[8, 10], default=8, help="bits per color and pixel (default: 8)"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -166,16 +259,30 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--json and -o - both write to standard output; choose one")
     if arguments.preset and (arguments.tile or arguments.tile_frames):
         parser.error("--preset cannot be combined with --tile or --tile-frames")
-    if (arguments.preset or arguments.tile or arguments.tile_frames) and arguments.mode not in ("auto", "tiled"):
-        parser.error(f"tiles go with --mode tiled, not {arguments.mode}")
+    with parser.wrong_usage():
+        _check_usage(arguments)
     return run_command(_decode, arguments)
+
+
+def _check_usage(arguments: argparse.Namespace) -> None:
+    """Raise the errors of options that contradict each other, before any file is read."""
+    tiled = arguments.preset or arguments.tile or arguments.tile_frames
+    if tiled and arguments.mode not in ("auto", "tiled"):
+        raise PlanError(f"tiles go with --mode tiled, not {arguments.mode}")
+    parse_options(mode="tiled" if tiled else arguments.mode, order=arguments.order, chunk=arguments.chunk)
+    if arguments.output:
+        check_output_options(arguments.output, **_output_options(arguments), fps=arguments.fps)
 
 
 def _decode(arguments: argparse.Namespace) -> None:
     checkpoint = open_checkpoint(arguments.model, encoder=False)
     config = checkpoint.config
     file = open_latents(
-        arguments.latents, latent_channels=config.latent_channels, tensor=arguments.tensor, grid=arguments.grid
+        arguments.latents,
+        latent_channels=config.latent_channels,
+        tensor=arguments.tensor,
+        grid=arguments.grid,
+        scale=config.scale,
     )
     shape = file.shape._replace(batch=1)
     tiling = _tiling(arguments, config.scale.video_grid(shape.grid))
@@ -194,7 +301,7 @@ def _decode(arguments: argparse.Namespace) -> None:
     fps = arguments.fps or file.info.fps or DEFAULT_FPS
     outputs = name_outputs(arguments.output, file.shape.batch) if arguments.output else []
     for output in outputs:  # before the weights are read
-        check_output(output, **_output_options(arguments, plan, fps))
+        check_output(output, **_output_options(arguments), size=plan.frame_size, fps=fps)
     if arguments.dry_run:
         print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
         return
@@ -229,11 +336,9 @@ def _tiling(arguments: argparse.Namespace, video_grid: Grid) -> TilingConfig | N
     )
 
 
-def _output_options(arguments: argparse.Namespace, plan: DecodePlan, fps: Fraction) -> dict[str, Any]:
-    """The arguments of `open_sink` and `check_output`."""
+def _output_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `open_sink` and `check_output` that the command line determines."""
     return {
-        "size": plan.frame_size,
-        "fps": fps,
         "audio": arguments.audio,
         "codec": arguments.codec,
         "crf": arguments.crf,
@@ -256,7 +361,7 @@ def _decode_one(
         like=arguments.like,
         bit_depth=arguments.bit_depth,
     )
-    with open_sink(output, **_output_options(arguments, report.plan, report.fps)) as sink:
+    with open_sink(output, **_output_options(arguments), size=report.plan.frame_size, fps=report.fps) as sink:
         for chunk in with_progress(chunks, _count_frames, report.plan.num_frames, arguments):
             sink.write(chunk.to_uint8() if arguments.bit_depth == 8 else chunk.to_uint16())
             if not report.first_frame_seconds:

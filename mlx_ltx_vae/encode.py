@@ -13,9 +13,11 @@ import mlx.core as mx
 from . import demo
 from .checkpoint import Checkpoint, open_checkpoint
 from .cli import (
+    CommandParser,
     add_common_options,
     add_plan_options,
     add_report_options,
+    examples,
     frame_rate,
     frame_size,
     positive,
@@ -26,12 +28,12 @@ from .cli import (
 from .device import this_machine
 from .dtypes import DTYPES
 from .errors import LatentsError
-from .latents import check_latents_target, save_latents
+from .latents import check_latents_name, check_latents_target, save_latents
 from .models.video_vae.specs import encoder_spec
 from .planning.plan import EncodePlan
 from .planning.planner import plan_encode
 from .tiling import SpatialTilingConfig, TilingConfig
-from .units import GB
+from .units import format_bytes
 from .vae import VideoVAE
 from .video import Fit, VideoReader
 
@@ -74,15 +76,21 @@ class Report:
         speed = f"{self.frames / self.seconds:.3f} frames-per-sec"
         return (
             f"{rate}Frames: {self.frames}, {speed}, latents {self.latent_shape}\n"
-            f"Peak memory: {mx.get_peak_memory() / GB:.3f} GB"
+            f"Peak memory: {format_bytes(mx.get_peak_memory())}"
         )
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Build the command-line parser."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m mlx_ltx_vae.encode",
+        usage="%(prog)s VIDEO -m VAE -o LATENTS [options]",
         description="Encode a video to LTX latents, exactly, in memory that does not grow with the clip.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.encode clip.mp4 -m vae.safetensors -o clip.safetensors",
+            "python -m mlx_ltx_vae.encode clip.mov -m vae/ -o a.safetensors --size 768x512",
+            "python -m mlx_ltx_vae.encode stills/ --demo -o stills.safetensors --fps 24",
+        ),
     )
     parser.add_argument(
         "video", metavar="VIDEO", help="video or GIF, a folder of images, or a pattern such as %%05d.png"
@@ -128,6 +136,8 @@ def main(argv: list[str] | None = None) -> int:
         arguments.model = str(demo.VAE)
     if not arguments.model:
         parser.error("-m VAE is missing: the checkpoint to encode with (or --demo)")
+    with parser.wrong_usage():
+        check_latents_name(arguments.output)
     return run_command(_encode, arguments)
 
 

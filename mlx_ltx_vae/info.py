@@ -4,22 +4,33 @@ import argparse
 import json
 import sys
 
-from .cli import add_common_options, grid, run_command
+from .cli import CommandParser, add_common_options, examples, grid, run_command
 from .inspect import inspect
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m mlx_ltx_vae.info",
-        description="Describe a checkpoint or a latent file. Of a checkpoint only the headers are read.",
+        usage="%(prog)s FILE [options]",
+        description="Describe a checkpoint or a latent file: its generation, sizes and layout, and the memory that "
+        "decodes take. Of a checkpoint only the headers are read.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.info vae.safetensors",
+            "python -m mlx_ltx_vae.info clip.safetensors -m vae.safetensors",
+        ),
     )
     parser.add_argument("file", metavar="FILE", help="checkpoint file, folder or hub repository id, or a latent file")
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     latents = parser.add_argument_group("for latents")
     latents.add_argument("-m", "--model", metavar="VAE", help="the checkpoint that they are for")
-    latents.add_argument("--tensor", metavar="NAME", help="the tensor in a file with several")
-    latents.add_argument("--grid", type=grid, metavar="FxHxW", help="grid of packed latents, such as 16x22x40")
+    latents.add_argument("--tensor", metavar="NAME", help="which tensor of a file that has several")
+    latents.add_argument(
+        "--grid",
+        type=grid,
+        metavar="FxHxW",
+        help="latent frames, rows and columns of packed latents (B, tokens, C), such as 16x22x40",
+    )
     add_common_options(parser)
     return parser
 

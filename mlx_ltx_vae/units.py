@@ -13,9 +13,14 @@ _UNITS = {
 }  # fmt: skip
 
 
+def byte_unit(count: float) -> tuple[float, str, int]:
+    """The unit in which a count is shown, its name, and its decimals: GB, MB below 1 GB, kB below 1 MB."""
+    return (GB, "GB", 2) if count >= GB else (MB, "MB", 1) if count >= MB else (1e3, "kB", 0)
+
+
 def format_bytes(count: float, *, round_up: bool = False) -> str:
-    """The count as text, such as 2.42 GB, 814.2 MB or 812 kB: MB below 1 GB, kB below 1 MB."""
-    unit, name, digits = (GB, "GB", 2) if count >= GB else (MB, "MB", 1) if count >= MB else (1e3, "kB", 0)
+    """The count as text, such as 2.42 GB, 814.2 MB or 812 kB (see `byte_unit`)."""
+    unit, name, digits = byte_unit(count)
     if round_up:
         count = math.ceil(count / unit * 10**digits) / 10**digits * unit
     return f"{count / unit:.{digits}f} {name}"
@@ -33,6 +38,8 @@ def parse_bytes(text: str | int | float, available: int) -> int:
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool) and 0 < text < float("inf"):
         return int(text)
+    if re.fullmatch(r"\s*[0-9.]+\s*", str(text)):
+        raise PlanError(f"a memory budget needs a unit, such as 8GB, 500MB or 50%; {text!r} has none.")
     match = re.fullmatch(r"\s*([0-9]{0,15}\.?[0-9]{1,15})\s*(%|[KMGT](?:I?B)?)\s*", str(text).upper())
     if isinstance(text, bool) or not match or float(match[1]) <= 0:
         raise PlanError(f"a memory budget is a size such as 8GB, 500MB or 50%, not {text!r}.")

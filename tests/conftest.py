@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: golden cases and the synthetic checkpoints that belong to them."""
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -32,6 +33,8 @@ ENCODER_CASES = [name for name in CONV_CASES if name != "ltx2_3_causal"]
 
 FIXTURES = Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
+# Set before MLX is first used: golden data and tolerances are for float32 products that are not rounded to TF32.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 # What a shell starts in the background ignores Ctrl-C, and some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

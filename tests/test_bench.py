@@ -83,23 +83,6 @@ def test_against_compares_the_frames_of_our_modes_with_the_single_pass(bench):
     assert "| largest | PSNR " in printed.splitlines()[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["--modes", "exact", "--against"], "not allowed with"),
-        (["--encode", "--plot", "x.png"], "--plot draws decodes"),
-        (["--frames", "9", "17", "--plot", "x.png"], "one length"),
-        (["--against", "exact", "torch"], "invalid choice"),
-        (["--size", "64"], "width and a height"),
-    ],
-)
-def test_wrong_usage_is_refused_before_anything_runs(options, complaint, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(options)
-    assert caught.value.code == 2
-    assert complaint in capsys.readouterr().err
-
-
 def test_a_plot_without_matplotlib_names_the_extra_before_anything_runs(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main([*TINY, "--plot", str(tmp_path / "x.png")]) == 1

@@ -23,6 +23,7 @@ from checkpoint_files import (
 )
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import CheckpointError
+from tolerances import ON_CPU
 
 LAYOUTS = [*GENERATIONS, "conv_16x16x4"]
 
@@ -157,7 +158,8 @@ def test_only_the_vae_is_read_out_of_a_file_with_everything(golden: Callable, tm
     lazy, peak, resident = map(int, result.stdout.split())
     assert lazy < 0.01 * vae_bytes
     assert vae_bytes * 0.9 < peak < vae_bytes * 1.25  # one weight exists twice while its layout changes
-    assert resident < 256e6
+    if ON_CPU:  # a GPU's runtime takes memory of its own
+        assert resident < 256e6
     assert_same_checkpoint(open_checkpoint(path), open_checkpoint(golden("ltxv_0_9_5").checkpoint))
 
 

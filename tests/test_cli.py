@@ -1,6 +1,7 @@
 """The decode command, end to end: a latent file in, a video out, read back with ffmpeg."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -56,8 +57,7 @@ def test_a_lossless_video_contains_exactly_the_decoded_frames(clip, tmp_path):
     done = run_cli(latents, "-m", checkpoint, "-o", out, "--codec", "ffv1")
     assert done.returncode == 0, done.stderr
     assert np.array_equal(read_back(out, 96, 64), frames)
-    assert "Frames: 17" in done.stdout
-    assert "Peak memory:" in done.stdout
+    assert re.fullmatch(r"Frames: 17, .* frames-per-sec, first after .* s\nPeak memory: [0-9.]+ MB\n", done.stdout)
 
 
 def test_every_mode_and_chunk_writes_the_same_array_up_to_rounding(clip, tmp_path):
@@ -103,7 +103,6 @@ def test_tiles_and_budgets_determine_the_plan(clip, tmp_path, capsys):
     assert planned("--memory-budget", "1GB")["peak_bytes"] < 1e9
     small = ["--memory-budget", "1MB", "--dry-run"]
     assert "the least that works" in refused(capsys, latents, "-m", checkpoint, *small)
-    assert "such as 8GB" in refused(capsys, latents, "-m", checkpoint, "--memory-budget", "lots", "--dry-run")
     assert "multiple of 32" in refused(capsys, latents, "-m", checkpoint, "--tile", "100:32", "--dry-run")
     out = tmp_path / "tiled.npy"
     assert main([str(latents), "-m", str(checkpoint), "-o", str(out), "--tile", "64:32", "-q"]) == 0
@@ -139,11 +138,7 @@ def test_dry_run_refuses_what_the_decode_would_refuse(clip, tmp_path, capsys):
     voice = tmp_path / "voice.wav"
     voice.write_text("not a sound")
     for output, options, words in [
-        ("out.avi", [], "out.avi: its ending is not supported"),
-        ("out.mp4", ["--codec", "divx"], "'divx' is not supported"),
-        ("out.mp4", ["--crf", "99"], "99 is not between 0 and 51"),
         ("out.mp4", ["--audio", voice], "voice.wav: contains no audio"),
-        ("out.npy", ["--codec", "h264"], "takes no codec"),
         ("missing/out.mp4", [], "missing or read-only"),
     ]:
         arguments = [latents, "-m", checkpoint, "-o", tmp_path / output, *options]
@@ -206,33 +201,6 @@ def test_outputs_of_a_batch_are_named_after_the_output(tmp_path):
     assert name_outputs("out/%05d.png", 2) == ["out-0/%05d.png", "out-1/%05d.png"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["-m", "vae", "-o", "out.mp4"], "LATENTS is missing"),
-        (["clip.npy", "-o", "out.mp4"], "-m VAE is missing"),
-        (["clip.npy", "-m", "vae"], "-o OUT is missing"),
-        (["clip.npy", "--demo"], "leave out LATENTS"),
-        (["clip.npy", "-m", "vae", "-o", "-", "--json"], "standard output"),
-        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--fps", "fast"], "fps"),
-        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--chunk", "0"], "at least 1"),
-        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--mode", "quick"], "invalid choice"),
-        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--grid", "3x4"], "such as 16x22x40"),
-        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "big"], "512:64"),
-        (
-            ["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "512:64", "--preset", "default"],
-            "--preset cannot be combined",
-        ),
-        (["clip.npy", "-m", "vae", "-o", "out.mp4", "--tile", "512:64", "--mode", "exact"], "--mode tiled"),
-    ],
-)
-def test_wrong_usage_exits_with_2(arguments, words, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    assert exit_info.value.code == 2
-    assert words in capsys.readouterr().err
-
-
 def refused(capsys, *arguments):
     """The one error line of a command that must fail with 1."""
     assert main([str(argument) for argument in arguments]) == 1
@@ -256,15 +224,13 @@ def test_errors_are_one_line_that_says_what_is_wrong(clip, tmp_path, capsys):
     assert "nothing.npy" in refused(capsys, tmp_path / "nothing.npy", "-m", checkpoint, "-o", out)
     assert "nothing.safetensors" in refused(capsys, latents, "-m", tmp_path / "nothing.safetensors", "-o", out)
     assert "missing" in refused(capsys, latents, "-m", checkpoint, "-o", tmp_path / "missing" / "out.mp4")
-    assert "xyz" in refused(capsys, latents, "-m", checkpoint, "-o", tmp_path / "out.xyz")
     assert "takes no timestep" in refused(capsys, latents, "-m", checkpoint, "-o", out, "--timestep", "0.1")
-    assert "single pass" in refused(capsys, latents, "-m", checkpoint, "-o", out, "--mode", "single", "--chunk", "1")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.safetensors", "nan.npy", "wide.npy"]
 
 
 def test_debug_shows_the_traceback(clip, tmp_path, capsys):
     latents, checkpoint, _ = clip
-    assert main([str(latents), "-m", str(checkpoint), "-o", str(tmp_path / "out.xyz"), "--debug"]) == 1
+    assert main([str(latents), "-m", str(checkpoint), "-o", str(tmp_path / "no" / "out.mp4"), "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
 

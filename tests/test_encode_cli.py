@@ -1,6 +1,7 @@
 """The encode command, end to end: a video in, a latent file out, read back and decoded again."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main
 from mlx_ltx_vae.metrics import psnr
 from mlx_ltx_vae.video import open_sink
+from tolerances import tolerance
 from video_files import run_ffmpeg
 
 SIZE = (96, 64)
@@ -79,7 +81,7 @@ def refused(capsys, *arguments):
 def assert_close(result: mx.array, expected: mx.array) -> None:
     assert result.shape == expected.shape
     assert result.dtype == expected.dtype
-    assert mx.abs(result.astype(mx.float32) - expected.astype(mx.float32)).max().item() < 1e-4
+    assert mx.abs(result.astype(mx.float32) - expected.astype(mx.float32)).max().item() < tolerance(1e-4)
 
 
 def test_a_video_becomes_the_latents_that_encode_gives(clip, golden, tmp_path, capsys):
@@ -111,7 +113,7 @@ def test_report_is_two_lines_and_quiet_is_none(clip, golden, tmp_path):
     first, second = done.stdout.splitlines()
     assert first.startswith("Frames: 17, ")
     assert first.endswith("frames-per-sec, latents (1, 8, 3, 2, 3)")
-    assert second.startswith("Peak memory: ")
+    assert re.fullmatch(r"Peak memory: [0-9.]+ MB", second)
     done = subprocess.run(
         [*command, "-o", tmp_path / "b.safetensors", "-q"], capture_output=True, text=True, check=False
     )
@@ -254,31 +256,9 @@ def test_tiles_blend_latents_whatever_their_batches(golden, tmp_path, capsys, mo
     _, tiled, _ = encoded(capsys, tmp_path, *arguments, "--tile", "128:64")
     _, batched, _ = encoded(capsys, tmp_path, *arguments, "--tile", "128:64", "--tile-batch-size", "4")
     assert tiled.shape == whole.shape
-    assert not mx.allclose(tiled, whole, atol=1e-4).item()
-    assert mx.allclose(tiled, batched, atol=1e-4).item()
+    assert not mx.allclose(tiled, whole, atol=tolerance(1e-4)).item()
+    assert mx.allclose(tiled, batched, atol=tolerance(1e-4)).item()
     assert batch_sizes == [1, 1, 4]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["-o", "out.safetensors", "--demo"], "VIDEO"),
-        (["clip.mp4", "--demo"], "-o/--output"),
-        (["clip.mp4", "-o", "out.safetensors"], "-m VAE is missing"),
-        (["clip.mp4", "-o", "out.safetensors", "-m", "vae", "--demo"], "leave out -m"),
-        (["clip.mp4", "-o", "out.safetensors", "--demo", "--size", "big"], "such as 768x512"),
-        (["clip.mp4", "-o", "out.safetensors", "--demo", "--tile", "big"], "write it as 512 or 512:64"),
-        (["clip.mp4", "-o", "out.safetensors", "--demo", "--frames", "0"], "at least 1"),
-        (["clip.mp4", "-o", "out.safetensors", "--demo", "--fps", "fast"], "not a frame rate"),
-        (["clip.mp4", "-o", "out.safetensors", "--demo", "--crop", "--resize"], "not allowed with"),
-        (["clip.mp4", "-o", "out.safetensors", "--demo", "--dtype", "int8"], "invalid choice"),
-    ],
-)
-def test_wrong_usage_exits_with_2(arguments, words, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    assert exit_info.value.code == 2
-    assert words in capsys.readouterr().err
 
 
 def test_errors_are_one_line_and_leave_nothing(clip, tmp_path, capsys):
@@ -287,15 +267,14 @@ def test_errors_are_one_line_and_leave_nothing(clip, tmp_path, capsys):
     cut = tmp_path / "cut.mkv"
     cut.write_bytes(path.read_bytes()[:-2000])
     before = sorted(tmp_path.iterdir())
-    assert "use a name that ends in .safetensors" in refused(capsys, path, "-o", tmp_path / "latents.npy", "--demo")
     assert "no such file" in refused(capsys, tmp_path / "missing.mp4", "-o", out, "--demo")
     assert "damaged or truncated" in refused(capsys, cut, "-o", out, "--demo")
     assert "nothing.safetensors" in refused(capsys, path, "-o", out, "-m", tmp_path / "nothing.safetensors")
     assert "cannot be written" in refused(capsys, path, "-o", tmp_path / "missing" / "out.safetensors", "--demo")
     assert "cannot become 100x64" in refused(capsys, path, "-o", out, "--demo", "--size", "100x64")
-    assert "tile" in refused(capsys, path, "-o", out, "--demo", "--tile", "64:64")
+    assert "multiple of 32" in refused(capsys, path, "-o", out, "--demo", "--tile", "100:64")
     assert sorted(tmp_path.iterdir()) == before
-    assert encode(path, "-o", tmp_path / "latents.npy", "--demo", "--debug") == 1
+    assert encode(cut, "-o", out, "--demo", "--debug") == 1
     assert "Traceback" in capsys.readouterr().err
 
 

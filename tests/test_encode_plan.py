@@ -16,6 +16,7 @@ from mlx_ltx_vae.models.video_vae.specs import encoder_spec
 from mlx_ltx_vae.planning.plan import Mode
 from mlx_ltx_vae.planning.planner import plan_encode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
+from tolerances import PEAK_MARGIN, tolerance
 
 GB = 10**9
 REAL = encoder_spec(parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3"))
@@ -35,7 +36,11 @@ def test_it_says_what_it_will_do_and_fits_json(vae):
     plan = vae.plan_encode((1, 3, 41, 64, 96))
     assert (plan.num_frames, plan.frame_size, plan.latent_shape) == (41, (96, 64), (1, 8, 6, 2, 3))
     assert plan.as_dict() == vae.plan_encode((41, 64, 96, 3)).as_dict()
-    for words in ("41 frames of 96x64", "streamed by time, 8 frames at a time", "first    latent frame after 1 frame"):
+    for words in (
+        "41 frames of 96x64",
+        "streamed by time, 8 frames at a time",
+        "latent frame after about 4 % of the work",
+    ):
         assert words in str(plan), words
     assert json.loads(json.dumps(plan.as_dict()))["mode"] == "exact"
 
@@ -96,7 +101,7 @@ def test_every_mode_encodes_what_it_plans(vae):
     pixels = pixels_of(17)
     expected = vae.encode(pixels)
     single = vae.encode(pixels, vae.plan_encode(pixels.shape, mode="single"))
-    assert mx.abs(single - expected).max().item() < 1e-5
+    assert mx.abs(single - expected).max().item() < tolerance(1e-5)
     tiling = TilingConfig(SpatialTilingConfig(64, 32))
     tiled = vae.encode(pixels, vae.plan_encode(pixels.shape, mode="tiled", tiling=tiling))
     assert mx.abs(tiled - vae.encode(pixels, tiling=tiling)).max().item() == 0
@@ -124,7 +129,7 @@ def test_the_planned_peak_holds(golden, name, options):
     held = mx.get_active_memory() - weights
     mx.reset_peak_memory()
     mx.eval(vae.encode(frames, plan))
-    assert (mx.get_peak_memory() - held) / plan.memory.active <= 1.01
+    assert (mx.get_peak_memory() - held) / plan.memory.active <= PEAK_MARGIN
 
 
 def test_the_command_prints_its_plan_and_keeps_to_a_budget(golden, tmp_path, capsys):

@@ -459,16 +459,6 @@ def test_options_of_latents_are_refused_with_a_checkpoint(golden: Callable, refu
         assert "options of latents only" in refused(path, *options)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"), [([], "FILE"), (["clip.npy", "--grid", "3x4"], "such as 16x22x40"), (["a", "b"], "b")]
-)
-def test_wrong_usage_exits_with_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    assert words in capsys.readouterr().err
-
-
 def test_the_real_command_line(golden: Callable, tmp_path: Path) -> None:
     def run(*arguments: object) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", "mlx_ltx_vae.info", *map(str, arguments)]

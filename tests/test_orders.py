@@ -8,8 +8,9 @@ import pytest
 
 from mlx_ltx_vae import PlanError, VideoVAE
 from mlx_ltx_vae.pipeline import frame_buffer
+from tolerances import tolerance
 
-TOLERANCE = 2e-5
+TOLERANCE = tolerance(2e-5)
 
 
 @pytest.fixture

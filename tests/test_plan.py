@@ -18,6 +18,7 @@ from mlx_ltx_vae.models.video_vae.specs import decoder_spec
 from mlx_ltx_vae.planning.plan import Mode, Order
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.tiling import TilingConfig
+from tolerances import cpu_only
 
 GB = 10**9
 REAL = Machine(Backend.GPU, 2)
@@ -111,7 +112,7 @@ def test_metals_winograd_scratch_is_a_term_of_its_own():
 
 def test_plan_shows_what_it_will_do():
     text = str(plan((1280, 704, 121), 16))
-    for words in ("121 frames of 1280x704", "exact", "GB (weights 0.81", "redundant work 0 %", "after 15 of 16"):
+    for words in ("121 frames of 1280x704", "exact", "GB (weights 0.81", "redundant work 0 %", "after about 20 % of"):
         assert words in text, words
     tiled = plan((1280, 704, 121), mode="tiled", tiling=TilingConfig.default())
     assert json.loads(json.dumps(tiled.as_dict()))["calls"] == 3 * 2 * 3
@@ -126,6 +127,7 @@ SAMPLE = [case for index, case in enumerate(validation_cases()) if index % 3 == 
 
 
 @pytest.mark.slow
+@cpu_only("on a Mac `python -m benchmarks validate-plan` measures how near plans are")
 @pytest.mark.parametrize("case", SAMPLE, ids=lambda case: f"{case.generation}-{case.mode}-{case.order}")
 def test_the_planned_peak_holds_and_is_near(case):
     run = run_fresh(Job(decode, case))

@@ -13,6 +13,7 @@ from mlx_ltx_vae.models.layers import resnet
 from mlx_ltx_vae.models.video_vae import block_types, blocks
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
+from tolerances import tolerance
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,7 +30,7 @@ def assert_all_orders_agree(vae, latents):
     for order in ("time", "rows", "columns"):
         pixels = vae.decode(latents, vae.plan(latents.shape, mode="exact", order=order))
         assert pixels.shape == expected.shape
-        assert mx.allclose(pixels, expected, atol=2e-5)
+        assert mx.allclose(pixels, expected, atol=tolerance(2e-5))
     return expected
 
 

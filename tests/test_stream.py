@@ -24,8 +24,9 @@ from mlx_ltx_vae.streaming.axis import Axis
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run, run_whole
 from mlx_ltx_vae.streaming.window import take
+from tolerances import cpu_only, tolerance
 
-TOLERANCE = 2e-5
+TOLERANCE = tolerance(2e-5)
 TINY = {
     "latent_channels": 8,
     "encoder_blocks": [["res_x", 1], ["compress_all_res", {"multiplier": 2}], ["res_x", 1]],
@@ -109,7 +110,7 @@ def test_encoder_stream_equals_single_pass_for_every_piece_length(golden, name):
     for piece in (1, 2, 3, 5, 8, 17):
         pieces = [pixels[:, at : at + piece] for at in range(0, 17, piece)]
         result = mx.concatenate(list(run(vae.encoder.stages(StreamContext()), pieces)), axis=1)
-        assert largest_difference(result, whole) < 1e-5, piece
+        assert largest_difference(result, whole) < tolerance(1e-5), piece
 
 
 def test_batch_items_do_not_see_each_other(golden):
@@ -147,6 +148,7 @@ def test_caches_do_not_pin_the_arrays_they_were_cut_from():
     flow = run(stages, pieces)
     next(flow)
     next(flow)
+    mx.synchronize()
     assert mx.get_active_memory() - before < 4.5 * frame_bytes
 
 
@@ -177,6 +179,7 @@ def test_peak_memory_does_not_grow_with_the_clip():
     assert long < 2000
 
 
+@cpu_only("plans for a GPU prefetch by themselves")
 def test_prefetch_change_no_bit_and_no_more_memory_than_planned(golden):
     """What a GPU is given in advance; here the CPU's queue of work stands for it."""
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)

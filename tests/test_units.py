@@ -30,6 +30,11 @@ def test_other_budgets_are_refused(text):
         parse_bytes(text, GB)
 
 
+def test_a_number_without_a_unit_says_that_it_needs_one():
+    with pytest.raises(PlanError, match="a memory budget needs a unit, such as 8GB, 500MB or 50%; '8' has none"):
+        parse_bytes("8", GB)
+
+
 @pytest.mark.parametrize(
     ("count", "expected"), [(2.424e9, "2.42 GB"), (8.142e8, "814.2 MB"), (5.64e6, "5.6 MB"), (812_000, "812 kB")]
 )

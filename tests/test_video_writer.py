@@ -25,9 +25,9 @@ def run_ffmpeg(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def probe(path: Path) -> str:
-    """The line about the video stream in ffmpeg's log."""
+    """The line about the video stream in ffmpeg's log, without the decoder of AV1, which depends on the build."""
     lines = run_ffmpeg("-i", str(path)).stderr.decode().splitlines()
-    return next(line for line in lines if "Video:" in line)
+    return re.sub(r"av1 \(lib[\w-]+\)", "av1", next(line for line in lines if "Video:" in line))
 
 
 def read_back(path: Path, size: tuple[int, int], pixel_format: str = "rgb24") -> np.ndarray:
@@ -71,7 +71,7 @@ def test_ffv1_is_lossless(tmp_path: Path, size: tuple, bit_depth: int, pixel_for
         ("out.mkv", "hevc", 10, "hevc (Main 10), yuv420p10le(tv, bt709, progressive)"),
         ("out.mov", "prores", 8, "prores (HQ) (apch / 0x68637061), yuv422p10le(tv, bt709, progressive)"),
         ("out.webm", "vp9", 8, "vp9 (Profile 0), yuv420p(tv, bt709, progressive)"),
-        ("out.webm", "av1", 10, "av1 (libdav1d) (Main), yuv420p10le(tv, bt709, progressive)"),
+        ("out.webm", "av1", 10, "av1 (Main), yuv420p10le(tv, bt709, progressive)"),
     ],
 )
 def test_saturated_colors_are_kept_and_tagged(

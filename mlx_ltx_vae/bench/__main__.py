@@ -8,8 +8,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from ..cli import positive, run_command
-from .command import MODES, add_decode_options, make_case, report
+from ..cli import CommandParser, examples, positive, run_command
+from .command import MODES, add_decode_options, make_case, plot_file, report
 from .decoding import decode, encode
 from .processes import Job
 from .tables import timing_table
@@ -17,18 +17,45 @@ from .tables import timing_table
 _COMPARABLE = ("exact", "tiled")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m mlx_ltx_vae.bench",
-        description="Measure time and peak memory of decoding or encoding, each run in a fresh process.",
+        usage="%(prog)s [-m VAE] [options]",
+        description="Measure time and peak memory of decoding or encoding, each run in a fresh process. "
+        "Without -m it takes random weights in the shape of a published VAE.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.bench",
+            "python -m mlx_ltx_vae.bench -m vae.safetensors --size 768x512 --frames 121",
+            "python -m mlx_ltx_vae.bench --against --plot decodes.png",
+        ),
     )
-    parser.add_argument("--frames", type=positive, nargs="+", default=[57], metavar="N", help="1 + 8*k (default: 57)")
+    parser.add_argument(
+        "--frames",
+        type=positive,
+        nargs="+",
+        default=[57],
+        metavar="N",
+        help="length of the video, 1 + 8*k; several are measured one after the other (default: 57)",
+    )
     add_decode_options(parser)
     parser.add_argument(
-        "--tile-batch-size", type=positive, nargs="+", default=[1], metavar="N", help="tiles together (default: 1)"
+        "--tile-batch-size",
+        type=positive,
+        nargs="+",
+        default=[1],
+        metavar="N",
+        help="tiles that run together (default: 1)",
     )
-    parser.add_argument("--plot", metavar="FILE", help="draw memory and times of decodes to FILE")
+    parser.add_argument(
+        "--plot", type=plot_file, metavar="FILE", help="draw memory and times of decodes to FILE (.png, .svg or .pdf)"
+    )
+    _add_what(parser)
+    return parser
+
+
+def _add_what(parser: CommandParser) -> None:
+    """Add the options that say what to measure."""
     what = parser.add_argument_group("what to measure").add_mutually_exclusive_group()
     what.add_argument(
         "--modes",
@@ -48,7 +75,6 @@ def build_parser() -> argparse.ArgumentParser:
         "comparisons with other programs are in benchmarks/ of the repository",
     )
     what.add_argument("--encode", action="store_true", help="encode as a stream, and in tiles with --tile")
-    return parser
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,12 +10,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..cli import add_common_options, frame_size, positive
+from ..cli import add_common_options, argument_type, frame_size, memory_budget, positive
 from ..dtypes import DTYPES
+from ..tiling import PRESETS
 from .case import GENERATION_NAMES, Case
 from .plot import draw, new_figure
 from .processes import Job, Run, describe_machine, run_interleaved
 
+_PLOT_ENDINGS = (".png", ".svg", ".pdf")
 _ORDERS = ("time", "rows", "columns")
 
 #: The choices of `--modes`. The exact mode in a given order goes by the order's name.
@@ -24,16 +26,59 @@ MODES = ("exact", *_ORDERS, "single", "tiled")
 
 def add_decode_options(parser: argparse.ArgumentParser) -> None:
     """Options that say what is decoded or encoded, but for `--frames` and `--modes`, and `add_run_options`."""
-    parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint (default: random weights, see below)")
-    parser.add_argument("--size", type=frame_size, default=(256, 256), metavar="WxH", help="default: 256x256")
-    parser.add_argument("--dtype", choices=list(DTYPES), help="default: the checkpoint's, float32 for random weights")
-    parser.add_argument("--memory-budget", metavar="SIZE", help="plan with this budget, such as 8GB")
-    parser.add_argument("--chunk", type=positive, metavar="N", help="latent frames at a time in exact mode")
-    parser.add_argument("--tile", metavar="TILES", help="a preset, or SIZE:OVERLAP in pixels (mode tiled: default)")
+    parser.add_argument(
+        "-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id (default: random weights)"
+    )
+    parser.add_argument(
+        "--size", type=frame_size, default=(256, 256), metavar="WxH", help="of the video, in pixels (default: 256x256)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=list(DTYPES),
+        help="compute in this precision (default: the checkpoint's, float32 for random weights)",
+    )
+    parser.add_argument(
+        "--memory-budget", type=memory_budget, metavar="SIZE", help="plan within this memory: 8GB, 500MB, 50%%"
+    )
+    parser.add_argument(
+        "--chunk",
+        type=positive,
+        metavar="N",
+        help="latent frames (or rows, columns) at a time in exact mode (default: 1)",
+    )
+    parser.add_argument(
+        "--tile",
+        type=argument_type(_check_tiles),
+        metavar="TILES",
+        help=f"SIZE:OVERLAP in pixels, or one of {', '.join(PRESETS)} (mode tiled; default: default)",
+    )
     random = parser.add_argument_group("random weights, without -m")
-    random.add_argument("--generation", choices=sorted(GENERATION_NAMES), default="ltx-2.3")
-    random.add_argument("--base-width", type=positive, default=32, metavar="N", help="base channels (128 is real)")
+    random.add_argument(
+        "--generation",
+        choices=sorted(GENERATION_NAMES),
+        default="ltx-2.3",
+        help="whose layers they have (default: ltx-2.3)",
+    )
+    random.add_argument(
+        "--base-width",
+        type=positive,
+        default=32,
+        metavar="N",
+        help="channels of the last layers; the published VAEs have 128 (default: 32)",
+    )
     add_run_options(parser)
+
+
+def plot_file(text: str) -> str:
+    """The type of `--plot decodes.png`."""
+    if Path(text).suffix.lower() not in _PLOT_ENDINGS:
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in {', '.join(_PLOT_ENDINGS)}")
+    return text
+
+
+def _check_tiles(text: str) -> str:
+    Case(tiles=text).make_tiling()
+    return text
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ..errors import LTXVAEError
-from ..units import GB, MB
+from ..units import byte_unit
 from .decoding import Sample
 from .processes import Run
 from .tables import median
@@ -45,7 +45,7 @@ def draw(figure: "Figure", results: list[list[Run]]) -> None:
 def _draw_memory(axes: "Axes", results: list[list[Run]], colors: dict[str, str]) -> None:
     """Bytes in use over time, beyond those in use before."""
     sampled = sorted((runs[0] for runs in results if "samples" in runs[0]), key=lambda run: -run["peak_bytes"])
-    unit, name, digits = (GB, "GB", 2) if sampled[0]["peak_bytes"] >= GB else (MB, "MB", 0)
+    unit, name, digits = byte_unit(sampled[0]["peak_bytes"])
     for run in sampled:
         held = run["total_peak_bytes"] - run["peak_bytes"]
         seconds, values = upper_envelope(run["samples"], _STEPS)

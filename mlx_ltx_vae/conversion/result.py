@@ -6,7 +6,7 @@ from .. import __version__
 from ..checkpoint.stored_network import WeightLayout
 from ..models.video_vae.config import VAEConfig
 from ..shapes import format_size
-from ..units import GB
+from ..units import format_bytes
 from .verify import Verification
 
 _CARD = """\
@@ -80,7 +80,7 @@ def make_card(conversion: Conversion, config: VAEConfig) -> str:
         "networks": " and ".join(conversion.networks),
         "latents": f"{config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)}",
         **widths,
-        "size": f"{written.bytes / GB:.3f} GB: {written.parameters:,} parameters in {written.tensors} tensors",
+        "size": f"{format_bytes(written.bytes)}: {written.parameters:,} parameters in {written.tensors} tensors",
         "dtype": " and ".join(written.dtypes) + " (the statistics of the latents are always float32)",
         "weight layout": f"({WeightLayout.CHANNELS_LAST.value})",
         "source": f"`{conversion.source}`",

@@ -239,6 +239,12 @@ def check_latents_target(path: str | os.PathLike, *, fps: str | float | Fraction
     PartFile(target).discard()
 
 
+def check_latents_name(path: str | os.PathLike) -> None:
+    """Raise a `WriterError` for a path that does not end in .safetensors, since MLX would append it."""
+    if Path(path).suffix != ".safetensors":
+        raise WriterError(f"{path}: latents are written as safetensors; use a name that ends in .safetensors.")
+
+
 def looks_unnormalized(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
     """Whether the channels of latents (B, C, F', H', W') have the VAE's statistics (C,) rather than 0 and 1.
 
@@ -302,8 +308,7 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
 
 def _check_target(path: str | os.PathLike, fps: str | float | Fraction | None) -> tuple[Path, Fraction | None]:
     target = Path(path)
-    if target.suffix != ".safetensors":  # MLX would append it
-        raise WriterError(f"{target}: latents are written as safetensors; use a name that ends in .safetensors.")
+    check_latents_name(path)
     try:
         return target, None if fps is None else parse_fps(fps)
     except ValueError as error:

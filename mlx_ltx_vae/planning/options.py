@@ -23,7 +23,6 @@ class PlanOptions(NamedTuple):
 
 
 def parse_options(
-    spec: NetworkSpec,
     *,
     mode: str = "auto",
     order: str = "auto",
@@ -31,10 +30,10 @@ def parse_options(
     tile_batch_size: int = 1,
     chunk: int | None = None,
 ) -> PlanOptions:
-    """Parse the options of `VideoVAE.plan`, and check them against each other and the network.
+    """Parse the options of `VideoVAE.plan`, and check them against each other.
 
     Raises:
-        PlanError: if a value is unknown, or if options contradict each other or the network.
+        PlanError: if a value is unknown, or if options contradict each other.
         TilingError: if the tile batch size is invalid.
     """
     check_batch_size(tile_batch_size)
@@ -47,10 +46,14 @@ def parse_options(
         raise PlanError("a chunk and an order go with mode exact; a single pass has one chunk.")
     if options.mode is Mode.TILED and options.order not in (None, Order.TIME):
         raise PlanError("tiles are streamed in time; an order goes with mode exact.")
+    return options
+
+
+def check_order(spec: NetworkSpec, options: PlanOptions) -> None:
+    """Raise a `PlanError` if the network cannot be streamed in the requested order."""
     reason = options.order and why_not(spec, options.order)
     if reason:
         raise PlanError(reason)
-    return options
 
 
 def why_not(spec: NetworkSpec, order: Order) -> str | None:

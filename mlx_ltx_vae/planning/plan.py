@@ -10,7 +10,7 @@ from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.intervals import Interval
 from ..tiling.layout import BlendAxis, Tile, TileLayout
-from ..units import GB, MB
+from ..units import byte_unit
 from .memory import Memory, is_cache_tight
 
 TileBox = tuple[Interval, Interval, Interval]
@@ -55,6 +55,7 @@ class Plan:
         steps: positions per step of each layer.
         prefetch: steps in flight beyond the one that is waited for.
         lookahead: input positions along time that are required before the first output is final.
+        first_output_work: the share of the work that is done when the first output is final: 0 to 1, an estimate.
         tiling: the tile sizes and overlaps, in mode tiled.
         layout: the positions of the tiles.
         tile_batch_size: maximum number of tiles of equal shape that run together.
@@ -74,6 +75,7 @@ class Plan:
     steps: tuple[int, ...]
     prefetch: int
     lookahead: int
+    first_output_work: float
     tiling: TilingConfig | None
     layout: TileLayout | None
     tile_batch_size: int
@@ -123,6 +125,7 @@ class Plan:
             "height": self.height,
             "width": self.width,
             "lookahead": self.lookahead,
+            "first_output_work": self.first_output_work,
             "tile_batch_size": self.tile_batch_size,
             "calls": self.calls,
             "redundant_work": self.redundant_work,
@@ -137,8 +140,7 @@ class DecodePlan(Plan):
     """The plan of a decode. `print(plan)` explains it."""
 
     def __str__(self) -> str:
-        noun = f"latent {_NOUNS[self.order]}"
-        return _describe(self, noun, _first_frame(self))
+        return _describe(self, f"latent {_NOUNS[self.order]}", "frame")
 
 
 @dataclass(frozen=True)
@@ -154,11 +156,10 @@ class EncodePlan(Plan):
         return layout.encoded()
 
     def __str__(self) -> str:
-        first = f"latent frame after {min(self.lookahead, self.num_frames)} frame"
-        return _describe(self, "frame", first)
+        return _describe(self, "frame", "latent frame")
 
 
-def _describe(plan: Plan, unit: str, first: str) -> str:
+def _describe(plan: Plan, unit: str, output: str) -> str:
     batch, channels, frames, height, width = plan.latent_shape
     videos = f"{batch} x " if batch > 1 else ""
     lines = [
@@ -174,7 +175,7 @@ def _describe(plan: Plan, unit: str, first: str) -> str:
     ]
     if plan.is_cache_tight:
         lines.append("         the budget limits MLX's buffer cache: slower, since buffers are allocated anew")
-    return "\n".join([*lines, f"first    {first}"])
+    return "\n".join([*lines, f"first    {output} {_first_output(plan)}"])
 
 
 def _mode(plan: Plan, unit: str) -> str:
@@ -208,7 +209,7 @@ def _tiles(plan: Plan) -> str:
 
 def _memory(memory: Memory) -> str:
     """The total and its parts in one unit, rounded so that the parts add up to the total."""
-    unit, name, digits = (GB, "GB", 2) if memory.total >= GB else (MB, "MB", 1)
+    unit, name, digits = byte_unit(memory.total)
     parts = {
         "weights": memory.weights,
         "inputs": memory.inputs,
@@ -222,8 +223,9 @@ def _memory(memory: Memory) -> str:
     return f"{sum(rounded.values()) / scale:.{digits}f} {name} ({shown})"
 
 
-def _first_frame(plan: Plan) -> str:
-    if plan.order is Order.TIME:
-        frames = plan.latent_shape.frames
-        return f"frame after {min(plan.lookahead, frames)} of {frames} latent frames"
-    return f"frame at the end: frames wait on disk until their last {plan.order.value} are done"
+def _first_output(plan: Plan) -> str:
+    """When the first output is final."""
+    if plan.order is not Order.TIME:
+        return f"at the end: frames wait on disk until their last {plan.order.value} are done"
+    percent = round(100 * plan.first_output_work)
+    return "at the end" if percent == 100 else f"after about {max(1, percent)} % of the work"

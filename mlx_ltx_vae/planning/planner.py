@@ -18,9 +18,9 @@ from ..tiling.layout import TileLayout
 from ..units import format_bytes, parse_bytes
 from .clip import Clip
 from .memory import Memory, StreamRun, largest_layer, make_steps, stream_memory, with_buffer_cache
-from .options import PlanOptions, parse_options, why_not
+from .options import PlanOptions, check_order, parse_options, why_not
 from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
-from .receptive_field import lookahead
+from .receptive_field import first_output_work, lookahead
 from .tiled_memory import tiled_memory
 
 #: Maximum number of elements per layer and step. Metal's convolutions have silently returned zeros for inputs of more
@@ -65,7 +65,7 @@ def plan_decode(
     clip = Clip(
         spec, shape.batch, shape.grid, shape, spec.out_grid(shape.grid), is_decode=True, holds_latents=holds_latents
     )
-    planner = _Planner(clip, parse_options(spec, **options), machine or Machine(), memory_budget)
+    planner = _Planner(clip, parse_options(**options), machine or Machine(), memory_budget)
     return DecodePlan(**vars(planner.choose()))
 
 
@@ -87,7 +87,7 @@ def plan_encode(
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
     clip = Clip(spec, batch, grid, latents, grid, is_decode=False)
-    planner = _Planner(clip, parse_options(spec, **options), machine or Machine(), memory_budget)
+    planner = _Planner(clip, parse_options(**options), machine or Machine(), memory_budget)
     return EncodePlan(**vars(planner.choose()))
 
 
@@ -100,6 +100,7 @@ class _Planner:
         self._options = options
         self._machine = machine
         self._must_fit = memory_budget is not None
+        check_order(clip.spec, options)
         available = machine.available
         self._budget = available // 2 if available else None
         if memory_budget is not None:
@@ -181,20 +182,22 @@ class _Planner:
             for together in tile_batches(group, self._options.tile_batch_size)
         ]
         chunk = min(self._chunk, clip.grid[0])
-        work = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls) / math.prod(clip.grid)
+        positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
         for step, prefetch in _PACES[self._machine.backend]:
             steps = self._steps(Axis.TIME, step)
             memory = tiled_memory(clip, layout, calls, StreamRun(Axis.TIME, (), steps, prefetch, self._machine), chunk)
             plan = self._plan(Mode.TILED, Order.TIME, chunk, step, steps, prefetch, memory)
             if len(layout.time.latent) > 1:
-                plan = replace(plan, lookahead=clip.boxes(next(layout.groups())[0])[0][0])
+                first = [clip.boxes(tile)[0] for tile in next(layout.groups())]
+                share = sum(map(math.prod, first)) / positions
+                plan = replace(plan, lookahead=first[0][0], first_output_work=share)
             yield replace(
                 plan,
                 tiling=tiling,
                 layout=layout,
                 tile_batch_size=self._options.tile_batch_size,
                 calls=len(calls),
-                redundant_work=work - 1,
+                redundant_work=positions / math.prod(clip.grid) - 1,
             )
 
     def _last_resort(self) -> Iterator[Iterator[Plan]]:
@@ -238,6 +241,7 @@ class _Planner:
             steps=steps,
             prefetch=prefetch,
             lookahead=lookahead,
+            first_output_work=1.0 if mode is Mode.SINGLE or order is not Order.TIME else self._first_output_work,
             tiling=None,
             layout=None,
             tile_batch_size=1,
@@ -250,3 +254,7 @@ class _Planner:
     @cached_property
     def _lookahead(self) -> int:
         return lookahead(self._spec)
+
+    @cached_property
+    def _first_output_work(self) -> float:
+        return first_output_work(self._spec, self._clip.grid)

@@ -5,6 +5,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ..models.specs import NetworkSpec
+from ..shapes import Grid
 from ..streaming.axis import Axis
 
 
@@ -56,3 +57,26 @@ def needed(spec: NetworkSpec, axis: Axis, results: int = 1) -> int:
 def lookahead(spec: NetworkSpec) -> int:
     """The number of latent frames required before the first output frame is final: 1 for a causal decoder."""
     return needed(spec, Axis.TIME)
+
+
+def first_output_work(spec: NetworkSpec, grid: Grid) -> float:
+    """The share of a stream's work along time that is done when the first output is final, 0 to 1.
+
+    A layer's work is estimated as its multiplications: for each of its results, its weights and its channels. Before
+    the first output each layer computes only the results that it takes, so far fewer at the end of a decoder, where
+    most of the work is, than the lookahead's share of the latent frames.
+
+    Args:
+        grid: (T, H, W) of the network's input.
+    """
+    first = total = 0
+    outputs = 1  # of the layer, for the first output of the network
+    for layer, extents in reversed(list(spec.walk(grid))):
+        window = layer.window(Axis.TIME)
+        frames, height, width = (each.results(extent) for each, extent in zip(layer.windows, extents, strict=True))
+        results = min(frames, math.ceil((outputs + layer.trim) / layer.up[Axis.TIME.grid]))
+        weights = sum(math.prod(shape) for _, shape in layer.weights)
+        work = height * width * (weights + layer.in_channels + layer.out_channels)
+        first, total = first + results * work, total + frames * work
+        outputs = window.needed(results)
+    return first / total

@@ -1,9 +1,9 @@
 """Reading and writing videos, as numpy arrays. `ffmpeg.py` is the only module that starts a program."""
 
 from .fit import Fit
-from .outputs import check_output, open_sink
+from .outputs import check_output, check_output_options, open_sink
 from .reader import VideoReader
 from .sink import Sink
 from .writer import VideoWriter
 
-__all__ = ["Fit", "Sink", "VideoReader", "VideoWriter", "check_output", "open_sink"]
+__all__ = ["Fit", "Sink", "VideoReader", "VideoWriter", "check_output", "check_output_options", "open_sink"]

@@ -113,7 +113,7 @@ def find_codec(name: str, ending: str, codec: str | None) -> Codec:
     """The codec called `codec`, in any case, or the default for a file that ends in `ending`.
 
     Raises:
-        WriterError: if the codec is unknown, not supported by the container, or missing from this build of ffmpeg.
+        WriterError: if the codec is unknown, or not supported by the container.
     """
     key = (codec or ("vp9" if ending == ".webm" else "h264")).lower()
     key = _OTHER_NAMES.get(key, key)
@@ -122,9 +122,14 @@ def find_codec(name: str, ending: str, codec: str | None) -> Codec:
     found = CODECS[key]
     if ending not in found.endings:
         raise WriterError(f"{name}: {key} is not supported in {ending}; use {' or '.join(found.endings)}.")
-    if not has_encoder(found.encoder):
-        raise WriterError(f"{name}: this ffmpeg was built without {found.encoder}, which {key} needs.")
     return found
+
+
+def check_encoder(name: str, codec: Codec) -> None:
+    """Raise a `WriterError` if this build of ffmpeg lacks the codec's encoder."""
+    if not has_encoder(codec.encoder):
+        key = next(key for key, known in CODECS.items() if known is codec)
+        raise WriterError(f"{name}: this ffmpeg was built without {codec.encoder}, which {key} needs.")
 
 
 def quality_arguments(name: str, codec: Codec, crf: int | None) -> list[str]:

@@ -70,6 +70,17 @@ class StillsWriter(Sink):
 def find_stills_target(path: str | os.PathLike, bit_depth: int) -> tuple[Path, str]:
     """The folder and the pattern of the names of stills, see `StillsWriter`. Nothing is created."""
     name = os.fspath(path)
+    folder, pattern = parse_stills_path(path, bit_depth)
+    if folder.is_dir():
+        _refuse_other_stills(name, folder, pattern)
+    elif folder.exists():
+        raise WriterError(f"{name}: cannot be written ({folder} is a file, not a folder).")
+    return folder, pattern
+
+
+def parse_stills_path(path: str | os.PathLike, bit_depth: int) -> tuple[Path, str]:
+    """As `find_stills_target`, without the errors of a folder that cannot be used."""
+    name = os.fspath(path)
     if bit_depth != 8:
         raise WriterError(f"{name}: PNG stills have 8 bits; write an .mkv with ffv1 to keep more.")
     given = Path(path)
@@ -77,10 +88,6 @@ def find_stills_target(path: str | os.PathLike, bit_depth: int) -> tuple[Path, s
     folder, pattern = (given.parent, given.name) if is_pattern else (given, "%05d.png")
     if match_numbered(pattern) is None:
         raise WriterError(f"{name}: use a folder, or a name with exactly one number field, such as %05d.png.")
-    if folder.is_dir():
-        _refuse_other_stills(name, folder, pattern)
-    elif folder.exists():
-        raise WriterError(f"{name}: cannot be written ({folder} is a file, not a folder).")
     return folder, pattern
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ..errors import WriterError
 from ..shapes import Size
-from .codecs import CONTAINER_ENDINGS, check_fragmented
-from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target
+from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, quality_arguments
+from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path
 from .live import StandardOutput
 from .sink import Sink, check_frames
 from .writer import GifWriter, VideoWriter, check_gif, find_frame_rate, video_arguments
@@ -96,6 +96,38 @@ def check_output(
     folder = target if target.is_dir() else target.parent
     if not os.access(folder, os.W_OK | os.X_OK):
         raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
+
+
+def check_output_options(
+    path: str | os.PathLike,
+    *,
+    fps: str | float | Fraction | None = None,
+    audio: str | os.PathLike | None = None,
+    codec: str | None = None,
+    crf: int | None = None,
+    bit_depth: int = 8,
+    fragmented: bool = False,
+) -> None:
+    """The part of `check_output` that depends on nothing but its arguments: the ending and the options that go with it.
+
+    Args:
+        fps: None if it is not known yet.
+
+    Raises:
+        WriterError: that `open_sink` would raise.
+    """
+    name, ending = os.fspath(path), Path(path).suffix.lower()
+    kind = _choose_sink(path, fragmented, audio=audio, codec=codec, crf=crf)
+    if kind is VideoWriter:
+        ending = ".mp4" if name == "-" else ending
+        found = find_codec(name, ending, codec)
+        quality_arguments(name, found, crf)
+        if fragmented:
+            check_fragmented(name, ending)
+    elif kind is StillsWriter:
+        parse_stills_path(path, bit_depth)
+    elif kind is GifWriter:
+        check_gif(name, Fraction(1) if fps is None else find_frame_rate(name, fps), bit_depth)
 
 
 def _choose_sink(

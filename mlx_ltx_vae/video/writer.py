@@ -13,6 +13,7 @@ from ..part_file import PartFile
 from ..shapes import Size, format_size
 from .codecs import (
     CONTAINER_ENDINGS,
+    check_encoder,
     check_fragmented,
     container_arguments,
     find_codec,
@@ -149,6 +150,7 @@ def video_arguments(
     if fragmented:
         check_fragmented(name, ending)
     found = find_codec(name, ending, codec)
+    check_encoder(name, found)
     arguments = ["-map", "0:v:0", "-c:v", found.encoder, *found.options, *quality_arguments(name, found, crf)]
     arguments += ["-vf", found.color_filter(size, bit_depth)]
     if fragmented:

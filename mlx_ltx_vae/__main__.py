@@ -1,0 +1,51 @@
+"""`python -m mlx_ltx_vae`: lists the commands, and runs one of them: `python -m mlx_ltx_vae decode ...`."""
+
+import sys
+from importlib import import_module
+
+from .cli import CommandParser
+
+#: What each command does. Each is a module or package with a function `main(argv)`, which returns the exit code.
+COMMANDS = {
+    "decode": "latents to a video",
+    "encode": "a video to latents",
+    "info": "describe a checkpoint or a latent file",
+    "convert": "a checkpoint to a folder that MLX loads faster",
+    "bench": "measure time and memory on this machine",
+}
+
+_MODULES = {"bench": "bench.__main__"}
+
+
+def build_parser() -> CommandParser:
+    """The command line of `python -m mlx_ltx_vae` itself."""
+    return CommandParser(
+        prog="python -m mlx_ltx_vae",
+        usage="%(prog)s.COMMAND [options]",
+        description="Decode and encode LTX video latents on MLX, exactly, in memory that does not grow with the clip.",
+        epilog="\n".join(
+            [
+                "commands:",
+                *(f"  python -m mlx_ltx_vae.{name:8} {what}" for name, what in COMMANDS.items()),
+                "\nTo begin with: python -m mlx_ltx_vae.decode --demo",
+                "The options of a command: python -m mlx_ltx_vae.decode --help",
+            ]
+        ),
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command that `argv` begins with, or list the commands. Returns the exit code."""
+    name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
+    if name in COMMANDS:
+        return import_module(f".{_MODULES.get(name, name)}", __package__).main(arguments)
+    parser = build_parser()
+    if name and not name.startswith("-"):
+        parser.error(f"there is no command {name!r}; choose one of {', '.join(COMMANDS)}")
+    parser.parse_args([name, *arguments] if name else [])
+    parser.print_help()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""Wrong usage of every command, its help and its version: what a first contact with the command line shows."""
+
+import re
+import shlex
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from benchmarks.__main__ import main as benchmarks
+from mlx_ltx_vae.__main__ import COMMANDS
+from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
+from mlx_ltx_vae.bench.__main__ import main as bench
+from mlx_ltx_vae.convert import main as convert
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.info import main as info
+
+MAINS = {"decode": decode, "encode": encode, "info": info, "convert": convert, "bench": bench}
+
+# None of these files exists: wrong usage is found before a file is looked for, which would be a failure (exit code 1)
+DECODE = "clip.npy -m vae -o out.mp4"
+ENCODE = "clip.mp4 -m vae -o out.safetensors"
+CONVERT = "vae -o out"
+
+# Command, arguments, and words of the error: the option, and what is wrong.
+WRONG = [
+    (decode, "-m vae -o out.mp4", "LATENTS is missing"),
+    (decode, "clip.npy -o out.mp4", "-m VAE is missing"),
+    (decode, "clip.npy -m vae", "-o OUT is missing"),
+    (decode, "clip.npy --demo", "--demo comes with latents and a VAE; leave out LATENTS"),
+    (decode, f"{DECODE} more.npy", "unrecognized arguments: more.npy"),
+    (decode, f"{DECODE} --bogus", "unrecognized arguments: --bogus"),
+    (decode, f"{DECODE} --memory 8GB", "unrecognized arguments: --memory"),  # no abbreviations
+    (decode, f"{DECODE} --chunk", "--chunk: expected one argument"),
+    (decode, "clip.npy -m vae -o - --json", "--json and -o - both write to standard output"),
+    (decode, f"{DECODE} --fps abc", "--fps: 'abc' is not a frame rate; write frames per second as 24"),
+    (decode, f"{DECODE} --fps 0", "--fps: a frame rate must be above 0"),
+    (decode, f"{DECODE} --fps -24", "--fps: '-24' is not a frame rate"),
+    (decode, f"{DECODE} --fps nan", "--fps: 'nan' is not a frame rate"),
+    (decode, f"{DECODE} --grid 1x2", "--grid: '1x2' is not a latent grid; write F'xH'xW', such as 16x22x40"),
+    (decode, f"{DECODE} --grid 0x2x2", "--grid: '0x2x2' is not a latent grid"),
+    (decode, f"{DECODE} --mode quick", "--mode: invalid choice: 'quick'"),
+    (decode, f"{DECODE} --order diagonal", "--order: invalid choice: 'diagonal'"),
+    (decode, f"{DECODE} --mode single --chunk 1", "a chunk and an order go with mode exact"),
+    (decode, f"{DECODE} --mode single --order rows", "a chunk and an order go with mode exact"),
+    (decode, f"{DECODE} --mode tiled --order rows", "an order goes with mode exact"),
+    (decode, f"{DECODE} --tile 512:64 --order rows", "an order goes with mode exact"),
+    (decode, f"{DECODE} --mode exact --tile 512:64", "tiles go with --mode tiled, not exact"),
+    (decode, f"{DECODE} --mode single --preset auto", "tiles go with --mode tiled, not single"),
+    (decode, f"{DECODE} --tile 512:64 --preset default", "--preset cannot be combined with --tile"),
+    (decode, f"{DECODE} --chunk 0", "--chunk: '0' is not a whole number of at least 1"),
+    (decode, f"{DECODE} --chunk -1", "--chunk: '-1' is not a whole number"),
+    (decode, f"{DECODE} --chunk 1.5", "--chunk: '1.5' is not a whole number"),
+    (decode, f"{DECODE} --tile big", "--tile: 'big' is not a tile size"),
+    (decode, f"{DECODE} --tile 512:512", "--tile: the overlap of tiles of 512 pixels must be from 0 to 511"),
+    (decode, f"{DECODE} --tile 0:0", "--tile: a tile size must be positive"),
+    (decode, f"{DECODE} --tile -512", "--tile: '-512' is not a tile size"),
+    (decode, f"{DECODE} --tile-frames 64:64", "--tile-frames: the overlap of tiles of 64 frames"),
+    (decode, f"{DECODE} --preset huge", "--preset: invalid choice: 'huge'"),
+    (decode, f"{DECODE} --tile-batch-size 0", "--tile-batch-size: '0' is not a whole number"),
+    (decode, f"{DECODE} --memory-budget 8", "--memory-budget: a memory budget needs a unit, such as 8GB, 500MB or 50%"),
+    (decode, f"{DECODE} --memory-budget lots", "--memory-budget: a memory budget is a size such as 8GB"),
+    (decode, f"{DECODE} --memory-budget -8GB", "--memory-budget: expected one argument"),
+    (decode, f"{DECODE} --memory-budget 0GB", "--memory-budget: a memory budget is a size such as 8GB"),
+    (decode, f"{DECODE} --memory-budget nan", "--memory-budget: a memory budget is a size such as 8GB"),
+    (decode, f"{DECODE} --dtype x", "--dtype: invalid choice: 'x'"),
+    (decode, f"{DECODE} --timestep 7", "--timestep: '7' is not a number from 0 to 1"),
+    (decode, f"{DECODE} --timestep -0.1", "--timestep: '-0.1' is not a number from 0 to 1"),
+    (decode, f"{DECODE} --timestep nan", "--timestep: 'nan' is not a number from 0 to 1"),
+    (decode, f"{DECODE} --timestep late", "--timestep: 'late' is not a number from 0 to 1"),
+    (decode, f"{DECODE} --seed x", "--seed: invalid int value: 'x'"),
+    (decode, f"{DECODE} --seed 1.5", "--seed: invalid int value: '1.5'"),
+    (decode, f"{DECODE} --codec foo", "out.mp4: the codec 'foo' is not supported; use one of h264, hevc"),
+    (decode, f"{DECODE} --codec prores", "prores is not supported in .mp4; use .mov or .mkv"),
+    (decode, f"{DECODE} --crf 99", "a crf of 99 is not between 0 and 51"),
+    (decode, f"{DECODE} --crf -1", "a crf of -1 is not between 0 and 51"),
+    (decode, f"{DECODE} --crf good", "--crf: invalid int value: 'good'"),
+    (decode, f"{DECODE} --bit-depth 9", "--bit-depth: invalid choice: 9"),
+    (decode, "clip.npy -m vae -o out.avi", "out.avi: its ending is not supported; use .mp4"),
+    (decode, "clip.npy -m vae -o out", "out: its ending is not supported; use .mp4"),
+    (decode, "clip.npy -m vae -o out.xyz --dry-run", "out.xyz: its ending is not supported"),
+    (decode, "clip.npy -m vae -o still.png", "such as %05d.png"),
+    (decode, "clip.npy -m vae -o stills/ --bit-depth 10", "PNG stills have 8 bits"),
+    (decode, "clip.npy -m vae -o out.gif --fps 60", "a GIF plays at most 50 frames per second"),
+    (decode, "clip.npy -m vae -o out.npy --codec h264", "out.npy: takes no codec"),
+    (decode, "clip.npy -m vae -o out.gif --audio voice.wav", "out.gif: takes no audio"),
+    (decode, "--demo --crf 99", "demo.mp4: a crf of 99 is not between 0 and 51"),
+    (encode, "-o out.safetensors --demo", "VIDEO"),
+    (encode, "clip.mp4 --demo", "-o/--output"),
+    (encode, "clip.mp4 -o out.safetensors", "-m VAE is missing"),
+    (encode, f"{ENCODE} --demo", "--demo comes with a VAE; leave out -m"),
+    (encode, "clip.mp4 -m vae -o out.npy", "out.npy: latents are written as safetensors"),
+    (encode, f"{ENCODE} --size 10x", "--size: '10x' is not a width and a height such as 768x512"),
+    (encode, f"{ENCODE} --size 0x64", "--size: '0x64' is not a width and a height"),
+    (encode, f"{ENCODE} --size -64x64", "--size: expected one argument"),
+    (encode, f"{ENCODE} --crop --resize", "--resize: not allowed with argument --crop"),
+    (encode, f"{ENCODE} --frames 0", "--frames: '0' is not a whole number of at least 1"),
+    (encode, f"{ENCODE} --fps fast", "--fps: 'fast' is not a frame rate"),
+    (encode, f"{ENCODE} --tile big", "--tile: 'big' is not a tile size with an optional overlap; write it as 512"),
+    (encode, f"{ENCODE} --tile 64:64", "--tile: the overlap of tiles of 64 pixels"),
+    (encode, f"{ENCODE} --tile-batch-size two", "--tile-batch-size: 'two' is not a whole number"),
+    (encode, f"{ENCODE} --memory-budget 8", "--memory-budget: a memory budget needs a unit"),
+    (encode, f"{ENCODE} --dtype int8", "--dtype: invalid choice: 'int8'"),
+    (encode, f"{ENCODE} --unknown", "unrecognized arguments: --unknown"),
+    (info, "", "FILE"),
+    (info, "a b", "unrecognized arguments: b"),
+    (info, "clip.npy --grid 3x4", "--grid: '3x4' is not a latent grid; write F'xH'xW', such as 16x22x40"),
+    (info, "clip.npy --tensor", "--tensor: expected one argument"),
+    (convert, "", "SOURCE is missing"),
+    (convert, "vae", "-o FOLDER is missing"),
+    (convert, f"{CONVERT} --dtype float8", "--dtype: invalid choice: 'float8'"),
+    (convert, f"{CONVERT} --only both", "--only: invalid choice: 'both'"),
+    (convert, "--verify a", "--verify: expected 2 arguments"),
+    (convert, "--verify a b -o out", "--verify A B writes nothing; leave out SOURCE, -o"),
+    (convert, "vae --verify a b", "--verify A B writes nothing; leave out SOURCE, -o"),
+    (convert, f"{CONVERT} --dtyp float16", "unrecognized arguments: --dtyp"),
+    (bench, "--modes exact --against", "--against: not allowed with argument --modes"),
+    (bench, "--modes fast", "--modes: invalid choice: 'fast'"),
+    (bench, "--encode --plot x.png", "--plot draws decodes; leave out --encode"),
+    (bench, "--frames 9 17 --plot x.png", "--plot draws decodes of one length"),
+    (bench, "--plot x.doc", "--plot: 'x.doc' does not end in .png, .svg, .pdf"),
+    (bench, "--against exact torch", "--against: invalid choice: 'torch'"),
+    (bench, "--size 64", "--size: '64' is not a width and a height"),
+    (bench, "--size 64x0", "--size: '64x0' is not a width and a height"),
+    (bench, "--frames -9", "--frames: '-9' is not a whole number"),
+    (bench, "--repeat 0", "--repeat: '0' is not a whole number"),
+    (bench, "--chunk 0", "--chunk: '0' is not a whole number"),
+    (bench, "--memory-budget 8", "--memory-budget: a memory budget needs a unit"),
+    (bench, "--dtype x", "--dtype: invalid choice: 'x'"),
+    (bench, "--tile huge", "--tile: unknown tiling preset 'huge'; choose one of auto, default"),
+    (bench, "--tile 64:64", "--tile: the overlap of tiles of 64 pixels"),
+    (bench, "--tile-batch-size 0", "--tile-batch-size: '0' is not a whole number"),
+    (bench, "--generation sora", "--generation: invalid choice: 'sora'"),
+    (bench, "--base-width nan", "--base-width: 'nan' is not a whole number"),
+    (mlx_ltx_vae, "decoed clip.npy", "there is no command 'decoed'; choose one of decode, encode, info"),
+    (mlx_ltx_vae, "--bogus", "unrecognized arguments: --bogus"),
+    (mlx_ltx_vae, f"decode {DECODE} --chunk 0", "--chunk: '0' is not a whole number"),
+    (benchmarks, "", "MEASUREMENT"),
+    (benchmarks, "roofline --plot x.png", "unrecognized arguments: --plot"),
+]
+
+
+def run(*command):
+    return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"), WRONG, ids=[f"{command.__module__}: {rest}" for command, rest, _ in WRONG]
+)
+def test_wrong_usage_exits_with_2_and_names_the_option_in_two_lines(command, arguments, words, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)  # nothing is printed there
+    with pytest.raises(SystemExit) as caught:
+        command(shlex.split(arguments))
+    monkeypatch.undo()
+    error, hint = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2
+    assert error.startswith("error: ")
+    assert words in error
+    assert re.fullmatch(r'run "python -m (mlx_ltx_vae|benchmarks)[. a-z]* --help" for the options', hint)
+
+
+@pytest.mark.parametrize("value", ["8GB", "8G", "8 gb", "500MB", "1.5GiB", "50%"])
+def test_memory_budgets_with_a_unit_are_taken(value, capsys):
+    assert decode([*DECODE.split(), "--memory-budget", value]) == 1
+    assert capsys.readouterr().err == "error: vae: no such file or folder; check the path.\n"
+
+
+@pytest.mark.parametrize("module", [*(f"mlx_ltx_vae.{name}" for name in COMMANDS), "weights_convert", "benchmarks"])
+def test_every_command_reports_wrong_usage_its_version_and_its_help(module):
+    wrong = run(module, "--no-such-option")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    error, hint = wrong.stderr.splitlines()
+    assert error.startswith("error: ")
+    name = "mlx_ltx_vae.convert" if module == "weights_convert" else module
+    assert hint == f'run "python -m {name} --help" for the options'
+    shown = run(module, "--version")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, f"mlx_ltx_vae {version('mlx_ltx_vae')}\n", "")
+    helped = run(module, "--help")
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert f"usage: python -m {name}" in helped.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_80_columns_describes_every_option_and_ends_with_examples(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as caught:
+        MAINS[name](["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert caught.value.code == 0
+    assert max(map(len, lines)) <= 80
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if re.match(r"  -", line):
+            assert re.search(r" {2,}\S", line.strip()) or following.startswith(" " * 10), f"{line} has no description"
+    shown = lines[lines.index("examples:") + 1 :]
+    assert 2 <= len(shown) <= 3
+    assert all(line.startswith(f"  python -m mlx_ltx_vae.{name}") for line in shown)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_the_help_are_correct_usage(name, capsys, monkeypatch):
+    """Each example gets as far as reading its files."""
+    module = sys.modules[MAINS[name].__module__]
+    ran = []
+    monkeypatch.setattr(module, "run_command", lambda command, arguments: ran.append(arguments) or 0)
+    with pytest.raises(SystemExit):
+        MAINS[name](["--help"])
+    text = capsys.readouterr().out
+    examples = [shlex.split(line)[3:] for line in text[text.index("examples:") :].splitlines()[1:]]
+    assert [MAINS[name](arguments) for arguments in examples] == [0] * len(examples)
+    assert len(ran) == len(examples)
+
+
+def test_the_package_lists_its_commands():
+    listed = run("mlx_ltx_vae")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    for name, what in COMMANDS.items():
+        (line,) = (line for line in listed.stdout.splitlines() if line.startswith(f"  python -m mlx_ltx_vae.{name} "))
+        assert line.endswith(what)
+    shown = run("mlx_ltx_vae", "--version")
+    assert (shown.returncode, shown.stdout) == (0, f"mlx_ltx_vae {version('mlx_ltx_vae')}\n")
+    unknown = run("mlx_ltx_vae", "decoed")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "there is no command 'decoed'; choose one of decode, " in unknown.stderr
+    assert len(unknown.stderr.splitlines()) == 2
+
+
+def test_the_package_runs_its_commands():
+    dispatched, direct = run("mlx_ltx_vae", "info", "missing.npy"), run("mlx_ltx_vae.info", "missing.npy")
+    assert dispatched.returncode == direct.returncode == 1
+    assert dispatched.stderr == direct.stderr != ""
+    assert "usage: python -m mlx_ltx_vae.bench" in run("mlx_ltx_vae", "bench", "--help").stdout
