@@ -1,13 +1,13 @@
 """`VideoVAE`, the main class of the public API."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from .checkpoint import Checkpoint, load_network, open_checkpoint, open_weights
+from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
 from .device import this_machine
 from .dtypes import DTYPES
 from .errors import CheckpointError
@@ -102,25 +102,16 @@ class VideoVAE:
         return cls(config, loaded_encoder, loaded_decoder, mean, std, encoder_is_promoted=promoted)
 
     @classmethod
-    def from_weights(
-        cls,
-        weights: Mapping[str, mx.array | np.ndarray],
-        config: Mapping[str, Any] | VAEConfig | None = None,
-        *,
-        dtype: str | None = None,
-    ) -> "VideoVAE":
-        """Load a VAE from arrays in memory. They go through the checks of `from_pretrained`.
+    def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: str | None = None) -> "VideoVAE":
+        """Load a VAE from arrays in memory, with the checks and the `dtype` of `from_pretrained`.
 
         Args:
-            weights: arrays by name, with the names and the axis orders of any supported file. Other tensors are
-                ignored. Without those of a network, that is None. Lazy arrays are evaluated, if they are the VAE's.
-            config: as the metadata entry `config` of a file, or as a config.json, parsed; or `vae.config` of another
-                VAE; None to infer it from the weights, which is possible for published generations.
-            dtype: see `from_pretrained`.
+            weights: arrays by name, as any supported file names and stores them. Other models' are left alone.
+            config: a dict, as in a file's metadata entry `config` or a config.json; or a `VAEConfig`; None to infer it,
+                which is possible for published generations.
 
         Raises:
-            CheckpointError: if the weights are not a VAE's, are incomplete, do not match the configuration, are lazy
-                arrays of another thread, or are not supported.
+            CheckpointError: also if the arrays are lazy arrays of another thread.
         """
         return cls.from_pretrained(open_weights(weights, config), dtype=dtype)
 

@@ -178,6 +178,16 @@ def test_an_encoder_alone_is_inferred_if_no_other_generation_has_it(
     assert open_checkpoint(tmp_path / "vae.safetensors").config == open_checkpoint(golden("ltx2_3").checkpoint).config
 
 
+@pytest.mark.parametrize("network", ["encoder", "decoder"])
+def test_the_whole_file_decides_the_generation_of_one_network(
+    golden: Callable, weights: Callable, tmp_path: Path, network: str
+) -> None:
+    save_file(weights("ltx2"), tmp_path / "vae.safetensors")
+    loaded = open_checkpoint(tmp_path / "vae.safetensors", encoder=network == "encoder", decoder=network == "decoder")
+    assert list(loaded.networks) == [network]
+    assert loaded.config == open_checkpoint(golden("ltx2").checkpoint).config
+
+
 def test_an_encoder_that_two_generations_share_is_an_error(weights: Callable, tmp_path: Path) -> None:
     tensors = {tensor: array for tensor, array in weights("ltx2").items() if not tensor.startswith("vae.decoder.")}
     save_file(tensors, tmp_path / "vae.safetensors")
@@ -232,7 +242,9 @@ def test_a_listed_network_alone_needs_no_other(
     assert loaded.config.network(network) == expected.config.network(network)
     assert loaded.config.scale == expected.config.scale
     assert_same_weights(read_weights(loaded, network), read_weights(expected, network))
-    assert str(inspect_checkpoint(loaded))
+    report = inspect_checkpoint(loaded)
+    assert report.as_dict()[network]["parameters"] > 0
+    assert ("\nsees " in str(report)) == (network == "decoder")
     with pytest.raises(CheckpointError, match="the configuration has no"):
         loaded.config.network({"encoder": "decoder", "decoder": "encoder"}[network])
 

@@ -3,7 +3,7 @@
 Whatever is missing, damaged, ambiguous or not supported is a `CheckpointError`.
 """
 
-from .open import Checkpoint, load_network, open_checkpoint, open_weights
+from .open import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
 from .stored_network import StoredNetwork
 
-__all__ = ["Checkpoint", "StoredNetwork", "load_network", "open_checkpoint", "open_weights"]
+__all__ = ["Arrays", "Checkpoint", "GivenConfig", "StoredNetwork", "load_network", "open_checkpoint", "open_weights"]

@@ -58,7 +58,7 @@ def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
             if is_diffusers_config(raw) or "blocks" in raw or all(f"{network}_blocks" in raw for network in NETWORKS):
                 return dict(raw)
             part = _network_entry(raw)
-            parts = (part or {}) | parts
+            parts = part | parts
             if part:
                 break
     return parts or None
@@ -95,10 +95,13 @@ def complete_config(
     return json.loads(json.dumps(next(iter(matches.values()))))  # lists in place of tuples, as in a file
 
 
-def resolve_config(raw: Mapping[str, Any], networks: Mapping[str, StoredNetwork], source: str) -> VAEConfig:
-    """Parse a configuration. Its widths are those of the tensors of `networks`."""
-    widths = {key: value for key, value in _widths(networks).items() if key in ("latent_channels", "patch_size")}
-    return parse_vae_config({**widths, **raw}, source, {name: net.input_channels for name, net in networks.items()})
+def resolve_config(
+    raw: Mapping[str, Any], networks: Mapping[str, StoredNetwork], wanted: Sequence[str], source: str
+) -> VAEConfig:
+    """Parse a configuration. The widths of the `wanted` networks are those of their tensors."""
+    shared = {key: value for key, value in _widths(networks).items() if key in ("latent_channels", "patch_size")}
+    channels = {name: networks[name].input_channels for name in wanted if name in networks}
+    return parse_vae_config({**shared, **raw}, source, channels)
 
 
 def _candidate(

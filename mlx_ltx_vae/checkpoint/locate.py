@@ -39,10 +39,8 @@ def locate(source: str | os.PathLike) -> Location:
     else:
         reference = parse_reference(source) if isinstance(source, str) else None
         if reference is None:
-            raise CheckpointError(
-                f"{path}: no such file or folder; check the path, or name a repository on the hub as owner/name or "
-                "owner/name:FILE."
-            )
+            hint = " (a file on the hub is owner/name:FILE)" if path.parts[2:] and not path.is_absolute() else ""
+            raise CheckpointError(f"{path}: no such file or folder{hint}; check the path.")
         name, archives = str(source), [open_archive(*paths) for paths in fetch(reference)]
     folders = [archive.path.parent for archive in archives] + ([path] if is_folder else [])
     return Location(name, archives, list(dict.fromkeys(folders)))

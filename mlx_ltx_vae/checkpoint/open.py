@@ -23,7 +23,10 @@ from .stored_network import StoredNetwork, infer_layout, stated_layout
 
 Network = TypeVar("Network", bound=nn.Module)
 
-Array = mx.array | np.ndarray
+#: Arrays by name, as an app holds them.
+Arrays = Mapping[str, mx.array | np.ndarray]
+#: A dict, as in a metadata entry `config` or a config.json; or what it is parsed to; or None to infer it.
+GivenConfig = Mapping[str, Any] | VAEConfig | None
 
 _NAMED_TENSORS = 3
 
@@ -87,11 +90,8 @@ def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = Tru
     return _open(location.name, location.archives, find_config(location.archives, location.folders), wanted)
 
 
-def open_weights(weights: Mapping[str, Array], config: Mapping[str, Any] | VAEConfig | None) -> Checkpoint:
+def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
     """Open arrays that are in memory, with names and layouts as files have them. None of them is evaluated.
-
-    Args:
-        config: as the metadata entry `config` of a file or a config.json, parsed; or a `VAEConfig`; None to infer it.
 
     Raises:
         CheckpointError: as `open_checkpoint`.
@@ -126,7 +126,8 @@ def _open(
         raw_config = complete_config(translated, networks, name)
         if _find_diffusion_decoder(archives) and "decoder" not in networks:
             raw_config.pop("decoder_blocks", None)  # a match of the encoder's tensors says nothing about that decoder
-        config = resolve_config(raw_config, networks, name)
+        config = resolve_config(raw_config, networks, wanted, name)
+    networks = {network: networks[network] for network in wanted if network in networks}
     statistics = _find_statistics(archives, config.latent_channels, name)
     for stored in networks.values():
         check_dtypes(stored.tensors.values())
@@ -205,7 +206,7 @@ def _find_networks(archives: Sequence[Archive], wanted: Sequence[str], name: str
         raise CheckpointError(
             f"{name}: this is the diffusion decoder of LTX-2.5 ({diffusion}, ...), which is not supported yet; use the "
             "file of the convolutional decoder (its name ends in video-vae-conv), or load the encoder alone with "
-            "decoder=False."
+            "decoder=False (or from_weights without the decoder's arrays)."
         )
     if not networks:
         found = [tensor for archive in archives for tensor in archive.tensors]
@@ -214,8 +215,7 @@ def _find_networks(archives: Sequence[Archive], wanted: Sequence[str], name: str
             f"{name}: expected a video VAE (vae.encoder.*, vae.decoder.* or the like) and found "
             f"{shown or 'no tensor'}; give the file of the VAE."
         )
-    networks = {network: networks[network] for network in wanted if network in networks}
-    if not networks:
+    if not any(network in networks for network in wanted):
         raise CheckpointError(f"{name}: it has no {' and no '.join(wanted)}; use a file that has both networks.")
     return networks
 

@@ -90,12 +90,13 @@ def resolve_blocks(
         for entry in entries:
             widths.append(entry.out_width(network, widths[-1]))
     else:
-        widths = _stored_widths(network, entries, options, source, stored)
+        widths, first_weight = _stored_widths(network, entries, options, source, stored)
         is_exact = network == "encoder" or all(entry.is_exact for entry in entries)
         if base_channels and first != widths[0] and is_exact:
             raise CheckpointError(
-                f"{source}: by its configuration the {network} has {first} channels before its first block, but by its "
-                f"tensors {widths[0]}; use the configuration that belongs to the file."
+                f"{source}: its {network}_base_channels = {base_channels} and its blocks make {first} channels before "
+                f"the first block, but the tensor {network}.{first_weight} takes {widths[0]}; use the configuration "
+                "that belongs to the file."
             )
     return tuple(
         _make_block(network, entry, width, out_width, source)
@@ -122,8 +123,11 @@ def _read_entries(network: str, blocks: Sequence[Any], source: str) -> list[_Ent
 
 def _stored_widths(
     network: str, entries: Sequence[_Entry], options: NetworkOptions, source: str, stored: InputChannels
-) -> list[int]:
-    """The width before each block and after the last one. Every block's first weight states its input channels."""
+) -> tuple[list[int], str]:
+    """The width before each block and after the last one, and the name of the weight that takes the first of them.
+
+    Every block's first weight states its input channels.
+    """
     widths: list[int] = []
     after = "conv_out.conv.weight"
     width = _stored_width(network, after, "conv_out", source, stored)
@@ -142,7 +146,7 @@ def _stored_widths(
                 "belongs to the file."
             )
         after = weight or after
-    return [width, *widths]
+    return [width, *widths], after
 
 
 def _stored_width(network: str, weight: str, kind: str, source: str, stored: InputChannels) -> int:
