@@ -1,13 +1,17 @@
 """The Python examples of the README and of docs/ run as they are printed."""
 
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 import wave
 from pathlib import Path
 
+import imageio_ffmpeg
 import mlx.core as mx
 
-from mlx_ltx_vae import VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae import VideoReader, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.mlx_utils import named_parameters
 from mlx_ltx_vae.models.layers import resnet
 from mlx_ltx_vae.models.video_vae import block_types, blocks
@@ -48,6 +52,22 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
     assert names["pixels"].shape == (1, 3, 9, 96, 128)
     assert names["latents"].shape == latents[:, :, :2, :3, :4].shape
     assert mx.isfinite(names["latents"]).all()
+
+
+def test_raw_frames_go_into_ffmpeg_as_the_readme_pipes_them(tmp_path):
+    (command,) = re.findall(r"^    (python .* -o - \|\n .*ffmpeg .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    latents, _ = load_latents(demo.LATENTS)
+    save_latents(tmp_path / "clip.safetensors", latents[:, :, :2, :3, :4])
+    for old, new in (
+        ("python ", f"{shlex.quote(sys.executable)} "),
+        ("ffmpeg ", f"{shlex.quote(imageio_ffmpeg.get_ffmpeg_exe())} -loglevel error "),
+        ("-m VAE", f"-m {shlex.quote(str(demo.VAE))}"),
+        ("768x512", "128x96"),
+    ):
+        command = command.replace(old, new)
+    subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, check=True, timeout=120)
+    with VideoReader(tmp_path / "clip.avi") as reader:
+        assert sum(frames.shape[0] for frames in reader) == 9
 
 
 def test_the_example_decoder_of_the_architecture_page_streams_along_all_axes():
