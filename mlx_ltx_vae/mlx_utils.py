@@ -35,6 +35,13 @@ def split(array: mx.array, parts: int, axis: int = 0) -> list[mx.array]:
     return list(cast(Any, mx.split(array, parts, axis=axis)))
 
 
+def take(array: mx.array, axis: int, start: int, stop: int) -> mx.array:
+    """`array[start:stop]` along `axis`."""
+    index = [slice(None)] * array.ndim
+    index[axis] = slice(start, stop)
+    return array[tuple(index)]
+
+
 def evaluate(what: str, *arrays: mx.array) -> None:
     """Evaluate a caller's arrays, which must not be lazy arrays of another thread: MLX's streams belong to threads.
 

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import pytest
 
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.mlx_utils import named_parameters
+from mlx_ltx_vae.mlx_utils import named_parameters, take
 from mlx_ltx_vae.models.specs import LayerSpec
 from mlx_ltx_vae.models.video_vae import block_types, blocks
 from mlx_ltx_vae.models.video_vae.block_types import BlockName, BlockType
@@ -19,7 +19,7 @@ from mlx_ltx_vae.planning.receptive_field import lookahead, receptive_field
 from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.stage import Stage
-from mlx_ltx_vae.streaming.window import Window, take
+from mlx_ltx_vae.streaming.window import Window
 from tolerances import tolerance
 
 RAW = {

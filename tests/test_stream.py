@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from conftest import CONV_CASES, ENCODER_CASES
 from mlx_ltx_vae import CheckpointError, PlanError, VideoVAE
+from mlx_ltx_vae.mlx_utils import take
 from mlx_ltx_vae.models.layers.resnet import ResnetBlock
 from mlx_ltx_vae.models.specs import PaddingMode
 from mlx_ltx_vae.models.video_vae.block_types import RES_CHANGE, BlockConfig, NetworkOptions
@@ -23,7 +24,6 @@ from mlx_ltx_vae.planning import planner
 from mlx_ltx_vae.streaming.axis import Axis
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run, run_whole
-from mlx_ltx_vae.streaming.window import take
 from tolerances import cpu_only, tolerance
 
 TOLERANCE = tolerance(2e-5)

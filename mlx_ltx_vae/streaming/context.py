@@ -29,6 +29,9 @@ class Neighbors(Protocol):
             it would without bands.
         """
 
+    def gather(self, frames: mx.array) -> mx.array:
+        """The whole axis: the `frames` of all bands, joined in order."""
+
 
 @dataclass(frozen=True)
 class StreamContext:

@@ -2,8 +2,9 @@
 
 import mlx.core as mx
 
+from ..mlx_utils import take
 from .axis import Axis
-from .window import View, Window, take
+from .window import View, Window
 
 
 class Delay:
@@ -51,7 +52,7 @@ class Delay:
             joined, first = self._held[0], self._start
         else:
             assert window is not None, "nothing was pushed"
-            joined, first = mx.concatenate(window.arrays, axis=self._axis), window.start
+            joined, first = mx.concatenate(window.positions, axis=self._axis), window.start
         if window is not None:
             if end >= window.start:
                 self._held = []

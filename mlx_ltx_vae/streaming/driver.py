@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import mlx.core as mx
 
+from ..mlx_utils import take
 from .axis import Axis
 from .stage import Stage
-from .window import take
 
 Flow = Iterator[list[mx.array]]
 

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from ..mlx_utils import take
 from .axis import Axis, Border, WindowSpec
+from .halo import Halo
 
 
 class View(NamedTuple):
@@ -23,6 +25,7 @@ class View(NamedTuple):
         output: the index of the first output.
         results: the number of outputs of this step.
         window_starts: with `Border.SHIFT`, the index in `frames` of each output's first input position.
+        halo: the neighboring bands' part of the window; None if the stream has the whole picture.
     """
 
     frames: mx.array
@@ -32,6 +35,7 @@ class View(NamedTuple):
     output: int
     results: int
     window_starts: tuple[int, ...] = ()
+    halo: Halo | None = None
 
 
 class Window:
@@ -41,18 +45,24 @@ class Window:
         axis: the axis along which pieces arrive.
         start: the index of the first cached position.
         output: the index of the next output.
-        arrays: the cached positions, in order.
+        positions: the cached positions, in order.
         closed: whether the stream has ended and all outputs have been computed.
     """
 
-    def __init__(self, axis: Axis, spec: WindowSpec) -> None:
+    def __init__(self, axis: Axis, spec: WindowSpec, halo: Halo | None = None) -> None:
         self.axis = axis
         self.spec = spec
+        self._halo = halo
         self.start = 0
         self.output = 0
-        self.arrays: list[mx.array] = []
+        self.positions: list[mx.array] = []
         self.closed = False
         self._before = spec.before
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All cached arrays."""
+        return self.positions if self._halo is None else [*self.positions, *self._halo.arrays]
 
     def push(self, frames: mx.array | None, last: bool) -> View | None:
         """Add the next piece. Returns the view that can be computed now, or None if more input is needed.
@@ -61,20 +71,20 @@ class Window:
             frames: the piece, or None at the end of the stream.
             last: whether the stream ends here.
         """
-        pieces = self.arrays if frames is None else [*self.arrays, frames]
+        pieces = self.positions if frames is None else [*self.positions, frames]
         self.closed = last
         if not pieces:
             return None
         joined = mx.concatenate(pieces, axis=self.axis)
         view = self._shift(joined, last) if self.spec.border is Border.SHIFT else self._pad(joined, last)
         if view is None:
-            self.arrays = [] if last else _keep(pieces, self.axis, 0)
+            self.positions = [] if last else _keep(pieces, self.axis, 0)
             return None
         next_start = self._next_start(view)
         self.output += view.results
         self._before = max(0, self._before - self.spec.stride * view.results)
         self.start += next_start
-        self.arrays = [] if last and frames is not None else _keep(pieces, self.axis, next_start)
+        self.positions = [] if last and frames is not None else _keep(pieces, self.axis, next_start)
         return view
 
     def _pad(self, joined: mx.array, last: bool) -> View | None:
@@ -83,7 +93,7 @@ class Window:
         results = (self._before + length + after - self.spec.kernel) // self.spec.stride + 1
         if results <= 0:
             return None
-        return View(joined, self._before, after, self.start, self.output, results)
+        return View(joined, self._before, after, self.start, self.output, results, halo=self._halo)
 
     def _shift(self, joined: mx.array, last: bool) -> View | None:
         kernel, end = self.spec.kernel, self.start + joined.shape[self.axis]
@@ -94,7 +104,7 @@ class Window:
             return None
         outputs = range(self.output, self.output + results)
         starts = tuple(min(max(0, output - self.spec.behind), end - kernel) - self.start for output in outputs)
-        return View(joined, 0, 0, self.start, self.output, results, starts)
+        return View(joined, 0, 0, self.start, self.output, results, starts, self._halo)
 
     def _next_start(self, view: View) -> int:
         """The number of leading positions in view that no later output needs."""
@@ -114,10 +124,3 @@ def _keep(pieces: Sequence[mx.array], axis: Axis, start: int) -> list[mx.array]:
             kept.append(mx.contiguous(take(piece, axis, start, length)))
         start = max(0, start - length)
     return kept
-
-
-def take(array: mx.array, axis: int, start: int, stop: int) -> mx.array:
-    """`array[start:stop]` along `axis`."""
-    index = [slice(None)] * array.ndim
-    index[axis] = slice(start, stop)
-    return array[tuple(index)]

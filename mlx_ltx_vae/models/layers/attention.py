@@ -1,9 +1,11 @@
 """Self-attention within each frame (the 16x16x4 variant)."""
 
+from functools import partial
+
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...streaming.context import StreamContext
+from ...streaming.context import Neighbors, StreamContext
 from ...streaming.stage import Stage, pointwise
 from ..specs import LayerSpec
 
@@ -39,14 +41,16 @@ class FrameAttention(nn.Module):
         self.to_qkv = nn.Linear(channels, 3 * channels)
         self.proj = nn.Linear(channels, channels)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """(B, T, H, W, C) -> (B, T, H, W, C)"""
-        batch, time, height, width, channels = x.shape
-        tokens = self.norm(x).reshape(batch * time, 1, height * width, channels)
-        queries, keys, values = mx.split(self.to_qkv(tokens), 3, axis=-1)
-        seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=channels**-0.5)
-        return x + self.proj(seen).reshape(x.shape)
+    def __call__(self, x: mx.array, neighbors: Neighbors | None = None) -> mx.array:
+        """(B, T, H, W, C) -> (B, T, H, W, C); the positions of a band attend to those of all bands."""
+        batch, time, _, _, channels = x.shape
+        queries, keys, values = mx.split(self.to_qkv(self.norm(x)), 3, axis=-1)
+        if neighbors is not None:
+            keys, values = mx.split(neighbors.gather(mx.concatenate([keys, values], axis=-1)), 2, axis=-1)
+        tokens = (part.reshape(batch * time, 1, -1, channels) for part in (queries, keys, values))
+        seen = mx.fast.scaled_dot_product_attention(*tokens, scale=channels**-0.5)
+        return x + self.proj(seen.reshape(x.shape))
 
     def stages(self, context: StreamContext) -> list[Stage]:
         """One stage that processes each frame independently."""
-        return [pointwise(self)]
+        return [pointwise(partial(self, neighbors=context.neighbors))]

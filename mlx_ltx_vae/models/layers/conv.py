@@ -3,10 +3,12 @@
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...mlx_utils import take
 from ...streaming.axis import Axis
 from ...streaming.context import StreamContext
+from ...streaming.halo import Halo
 from ...streaming.stage import Stage
-from ...streaming.window import View, Window, take
+from ...streaming.window import View, Window
 from ..specs import Activation, ConvSpec, PaddingMode
 from .activation import Modulation, activate
 from .norm import PixelNorm
@@ -29,7 +31,9 @@ class CausalConv3d(nn.Module):
 
     def window(self, context: StreamContext) -> Window:
         """The cache of a new stream."""
-        return Window(context.axis, self.spec.window(context.axis))
+        neighbors = context.neighbors
+        halo = None if neighbors is None else Halo(context.axis, neighbors, self.spec.window(neighbors.axis))
+        return Window(context.axis, self.spec.window(context.axis), halo)
 
     def __call__(self, view: View, frames: mx.array, context: StreamContext) -> mx.array:
         """Convolve one step of a stream.
@@ -75,14 +79,14 @@ def pad(frames: mx.array, view: View, spec: ConvSpec, context: StreamContext) ->
         path requires none), and in space only if both sides are padded with zeros.
     """
     left = [0, 0, 0]
+    has_front = has_back = False
+    if view.halo is not None:
+        frames, has_front, has_back = view.halo.extend(frames, view.start)
     for axis in Axis:
         window = spec.window(axis)
         before, after = (view.before, view.after) if axis is context.axis else (window.before, window.after)
-        neighbors = context.neighbors
-        if neighbors is not None and neighbors.axis is axis:
-            front, back = neighbors.exchange(frames, before, after)
-            frames = mx.concatenate([part for part in (front, frames, back) if part is not None], axis=axis)
-            before, after = (before if front is None else 0), (after if back is None else 0)
+        if context.neighbors is not None and context.neighbors.axis is axis:
+            before, after = (0 if has_front else before), (0 if has_back else after)
         if axis is Axis.TIME:
             frames = _extend(frames, axis, before, after, PaddingMode.REPLICATE)
         elif spec.padding is PaddingMode.ZEROS and before == after:

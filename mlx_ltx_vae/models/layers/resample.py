@@ -7,10 +7,10 @@ symptom of unpatchifying in the wrong order is a picture whose 4x4 blocks are tr
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...mlx_utils import take
 from ...streaming.axis import Axis
 from ...streaming.context import StreamContext
 from ...streaming.stage import Stage
-from ...streaming.window import take
 from ..specs import ConvSpec, Stride
 from .conv import CausalConv3d
 

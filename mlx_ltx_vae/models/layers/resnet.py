@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...mlx_utils import take
 from ...streaming.axis import Axis
 from ...streaming.context import StreamContext
 from ...streaming.delay import Delay
 from ...streaming.stage import Stage
-from ...streaming.window import View, take
+from ...streaming.window import View
 from ..specs import ConvSpec
 from .activation import Modulation, activate, read_modulations
 from .conv import CausalConv3d
