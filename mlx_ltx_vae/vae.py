@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -130,6 +131,7 @@ class VideoVAE:
         tiling: TilingConfig | None = None,
         tile_batch_size: int = 1,
         chunk: int | None = None,
+        ranks: int = 1,
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
@@ -143,6 +145,7 @@ class VideoVAE:
             tiling: for mode "tiled"; default: `TilingConfig.default()`.
             tile_batch_size: maximum number of tiles of equal shape that are decoded together.
             chunk: latent frames (rows, columns) per piece; None to choose automatically.
+            ranks: the number of processes that decode together, each a band of rows; the budget is that of each.
 
         Raises:
             LatentsError: if the VAE cannot decode this shape.
@@ -158,6 +161,7 @@ class VideoVAE:
             tiling=tiling,
             tile_batch_size=tile_batch_size,
             chunk=chunk,
+            ranks=ranks,
         )
 
     def plan_encode(
@@ -200,6 +204,7 @@ class VideoVAE:
         like: str = DEFAULT_CONVENTION,
         unnormalized: bool = False,
         bit_depth: int | None = None,
+        group: "mx.distributed.Group | None" = None,
     ) -> DecodeStream:
         """Yield frames as they are decoded, each once and in order.
 
@@ -222,6 +227,8 @@ class VideoVAE:
             unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
             bit_depth: 8 or 10 to get integer levels instead of floats. The frames that orders rows and columns buffer
                 on disk are then smaller.
+            group: processes that decode together, from `mx.distributed.init()`. Each calls this with the same arguments
+                and takes all chunks, which are whole frames on every rank.
 
         Raises:
             LatentsError: immediately, if the network cannot take the latents or the noise; with an iterator, while
@@ -231,7 +238,8 @@ class VideoVAE:
             DecodeCancelled: while decoding, if the stream's `cancel` was called.
         """
         options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized, bit_depth)
-        return DecodePipeline(self._decoder, self.mean, self.std, self.plan).stream(latents, plan, options)
+        make_plan = partial(self.plan, ranks=1 if group is None else group.size())
+        return DecodePipeline(self._decoder, self.mean, self.std, make_plan, group).stream(latents, plan, options)
 
     def decode(
         self,

@@ -41,12 +41,14 @@ class Step(NamedTuple):
         axis: the axis of the stream.
         grid: (T, H, W) of the step's input.
         is_whole: whether the input is the whole clip, so that nothing is cached or concatenated.
+        is_band: whether rows of neighboring bands are joined to the input.
     """
 
     axis: Axis
     grid: Grid
     is_whole: bool
     machine: Machine
+    is_band: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,8 @@ class ConvSpec(LayerSpec):
         padded = math.prod(extent + _TAPS - 1 for extent in step.grid) * self.in_channels
         if step.axis is not Axis.TIME or step.is_whole:
             elements += padded  # time is padded by a copy and not by the convolution (see `conv.pad`)
+        if step.is_band:
+            elements += padded
         if self.padding is not PaddingMode.ZEROS:
             elements += 2 * padded  # height and width are padded by a copy each
         results = self._conv_results(step) * self.conv_channels

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +14,7 @@ from ..models.noise import DEFAULT_CONVENTION, Noise, draw
 from ..planning.plan import DecodePlan, Order
 from ..shapes import LatentShape
 from ..streaming.context import StreamContext
+from ..tiling.intervals import Interval
 from .decode_stream import Cancellation, DecodeStream
 from .frame_buffer import FrameBuffer
 from .latent_sources import (
@@ -25,7 +27,10 @@ from .latent_sources import (
     peek,
 )
 from .postprocess import FrameChunk, OutputCheck, to_levels, to_levels_in_parts
-from .run import Run
+from .run import Run, crop_map
+
+if TYPE_CHECKING:
+    from ..distributed.row_bands import RowBands
 
 LatentParts = Iterable[mx.array | np.ndarray]
 
@@ -54,12 +59,14 @@ class DecodePipeline:
 
     Attributes:
         make_plan: the default plan for latents of a shape.
+        group: the processes that decode together; None for this one alone.
     """
 
     decoder: Decoder
     mean: mx.array
     std: mx.array
     make_plan: Callable[[Sequence[int]], DecodePlan]
+    group: "mx.distributed.Group | None" = None
 
     def stream(self, latents: Any, plan: DecodePlan | None, options: DecodeOptions) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily.
@@ -88,7 +95,7 @@ class DecodePipeline:
             raise PlanError(
                 f"the plan was made for latents of shape {tuple(plan.latent_shape)}; these are {tuple(latents.shape)}."
             )
-        return self._run(plan, options, cancellation, lambda preprocess: LatentSource(latents, preprocess))
+        return self._run(plan, options, cancellation, partial(LatentSource, latents))
 
     def _decode_arriving(
         self,
@@ -104,16 +111,14 @@ class DecodePipeline:
         if options.noise is not None and options.noise != "zeros" and self.decoder.spec.has_latent_noise:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
         known = plan.latent_shape
-        yield from self._run(
-            plan, options, cancellation, lambda preprocess: LatentStreamSource(parts, known, preprocess)
-        ).chunks()
+        yield from self._run(plan, options, cancellation, partial(LatentStreamSource, parts, known)).chunks()
 
     def _run(
         self,
         plan: DecodePlan,
         options: DecodeOptions,
         cancellation: Cancellation,
-        make_source: Callable[[LatentPreprocess], LatentSource | LatentStreamSource],
+        make_source: Callable[[LatentPreprocess, Interval | None], LatentSource | LatentStreamSource],
     ) -> "DecodeRun":
         decoder, shape = self.decoder, plan.latent_shape
         draws = draw(
@@ -127,13 +132,36 @@ class DecodePipeline:
             like=options.like,
         )
         preprocess = LatentPreprocess(decoder, self.mean, self.std, draws, unnormalized=options.unnormalized)
-        source = make_source(preprocess)
-        timesteps = draws.timesteps(shape.batch)
-        mx.eval(timesteps, draws.maps)  # another thread may run the decode, and could not evaluate what is lazy here
+        bands = self._bands(plan)
+        band = None if bands is None else plan.bands[bands.rank]
+        source = make_source(preprocess, band)
+        timesteps, maps = draws.timesteps(shape.batch), draws.maps
         check = OutputCheck(decoder.spec.layers[-1].up[1], may_be_flat=preprocess.is_constant)
-        context = StreamContext(timesteps=timesteps, noise_maps=draws.maps)
+        if bands is not None and band is not None:
+            whole = Interval(0, shape.width)
+            maps = {name: mx.contiguous(crop_map(noise, shape, band, whole)) for name, noise in maps.items()}
+            check = OutputCheck(
+                decoder.spec.layers[-1].up[1], may_be_flat=preprocess.is_constant, combine=bands.all_true
+            )
+        mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
+        context = StreamContext(timesteps=timesteps, noise_maps=maps, neighbors=bands)
         run = Run(decoder, plan, source, context, check.update, cancellation.check)
-        return DecodeRun(run, source, check, options.bit_depth)
+        return DecodeRun(run, source, check, bands, options.bit_depth)
+
+    def _bands(self, plan: DecodePlan) -> "RowBands | None":
+        """This process's view of the bands of a plan; None without bands.
+
+        Raises:
+            PlanError: if the plan was made for another number of ranks.
+        """
+        ranks = 1 if self.group is None else self.group.size()
+        if max(1, len(plan.bands)) != ranks:
+            raise PlanError(f"the plan was made for {max(1, len(plan.bands))} ranks, and the group has {ranks}.")
+        if self.group is None or ranks == 1:
+            return None
+        from ..distributed.row_bands import RowBands  # not imported where one process decodes alone
+
+        return RowBands(self.group, [band.length for band in plan.bands])
 
 
 def _check_arriving(plan: DecodePlan) -> None:
@@ -153,12 +181,14 @@ class DecodeRun:
         run: runs the network on the latents.
         source: the latents. Its number of frames is final when the run is done.
         check: checks the pixels.
+        bands: joins the bands of all ranks to whole frames; None if this process has them.
         bit_depth: 8 or 10 for integer levels; None for floats.
     """
 
     run: Run
     source: LatentSource | LatentStreamSource
     check: OutputCheck
+    bands: "RowBands | None" = None
     bit_depth: int | None = None
 
     def chunks(self) -> Generator[FrameChunk, None, None]:
@@ -187,14 +217,14 @@ class DecodeRun:
         return {None: self.run.network.dtype, 8: mx.uint8, 10: mx.uint16}[self.bit_depth]
 
     def _finish(self, frames: mx.array) -> mx.array:
-        """Convert frames to the yielded dtype."""
-        if frames.dtype == self._dtype:
-            return frames
+        """Convert frames to the yielded dtype, and join the bands."""
         if self.bit_depth is None:
-            return frames.astype(self._dtype)
-        # Along rows and columns, pieces have all frames, and are small already.
-        convert = to_levels_in_parts if self.run.plan.order is Order.TIME else to_levels
-        return convert(frames, self.bit_depth)
+            frames = frames.astype(self._dtype)
+        elif frames.dtype != self._dtype:
+            # Along rows and columns, pieces have all frames, and are small already.
+            convert = to_levels_in_parts if self.run.plan.order is Order.TIME else to_levels
+            frames = convert(frames, self.bit_depth)
+        return frames if self.bands is None else self.bands.gather(frames)
 
     def _buffered(self) -> Iterator[mx.array]:
         """Stream along rows or columns. No frame is complete before the last one, so all are buffered on disk."""

@@ -13,6 +13,7 @@ from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
 from ..shapes import Grid
 from ..streaming.axis import Axis
+from ..tiling.intervals import Interval
 from .sources import Box, crop_pieces
 
 _ALL = slice(None)
@@ -66,13 +67,21 @@ class LatentPreprocess:
 
 
 class LatentSource:
-    """Whole latents as the input of a decoder. `grid` is (F', H', W')."""
+    """Whole latents as the input of a decoder.
 
-    def __init__(self, latents: Latents, preprocess: LatentPreprocess) -> None:
+    Args:
+        band: the rows that this process decodes; None for all.
+
+    Attributes:
+        grid: (F', H', W') of these rows.
+    """
+
+    def __init__(self, latents: Latents, preprocess: LatentPreprocess, band: Interval | None = None) -> None:
         self._latents = latents
         self._preprocess = preprocess
+        self._first_row, last = (band.start, band.end) if band else (0, latents.shape[3])
         self.batch: int = latents.shape[0]
-        self.grid: Grid = (latents.shape[2], latents.shape[3], latents.shape[4])
+        self.grid: Grid = (latents.shape[2], last - self._first_row, latents.shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         """See `Source`. Pieces have `chunk` latent positions."""
@@ -93,6 +102,7 @@ class LatentSource:
             yield mx.concatenate([self._read(frames, rows.as_slice, columns.as_slice) for _, rows, columns in boxes])
 
     def _read(self, frames: slice, rows: slice, columns: slice) -> mx.array:
+        rows = slice(rows.start + self._first_row, rows.stop + self._first_row)
         return self._preprocess(self._latents[:, :, frames, rows, columns], (frames, rows, columns))
 
 
@@ -102,16 +112,22 @@ class LatentStreamSource:
     Args:
         parts: arrays (B, C, n, H', W') in order.
         shape: (B, C, n, H', W') that all parts have, for any n.
+        band: the rows that this process decodes; None for all.
     """
 
     def __init__(
-        self, parts: Iterable[mx.array | np.ndarray], shape: Sequence[int], preprocess: LatentPreprocess
+        self,
+        parts: Iterable[mx.array | np.ndarray],
+        shape: Sequence[int],
+        preprocess: LatentPreprocess,
+        band: Interval | None = None,
     ) -> None:
         self._parts = parts
         self._shape = shape
         self._preprocess = preprocess
+        self._rows = band.as_slice if band else slice(0, shape[3])
         self.batch: int = shape[0]
-        self.grid: Grid = (0, shape[3], shape[4])
+        self.grid: Grid = (0, self._rows.stop - self._rows.start, shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         """See `Source`. Parts are passed on as they arrive; longer ones than `chunk` are cut.
@@ -122,10 +138,10 @@ class LatentStreamSource:
         for part in self._parts:
             self._check(part)
             for start in range(0, part.shape[2], chunk):
-                cut = part[:, :, start : start + chunk]
+                cut = part[:, :, start : start + chunk, self._rows]
                 before, height, width = self.grid
                 self.grid = (before + cut.shape[2], height, width)
-                yield self._preprocess(cut, (slice(before, self.grid[0]), slice(0, height), slice(0, width)))
+                yield self._preprocess(cut, (slice(before, self.grid[0]), self._rows, slice(0, width)))
 
     def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
         """See `Source`. All boxes span the whole clip in time."""

@@ -109,14 +109,26 @@ class OutputCheck:
     Args:
         patch_size: pixels per cell of the network's finest grid, along each side.
         may_be_flat: called at the end if all pieces are flat: whether the latents are constant.
+        combine: combines flags with those of other processes, which compute other parts of the frames.
     """
 
-    def __init__(self, patch_size: int, *, may_be_flat: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        patch_size: int,
+        *,
+        may_be_flat: Callable[[], bool],
+        combine: Callable[[mx.array], mx.array] = lambda flags: flags,
+    ) -> None:
+        self._combine = combine
         self._patch_size = patch_size
         self._may_be_flat = may_be_flat
         self._is_flat = mx.array(True)
-        #: A flag on the device: whether all pixels so far are finite.
-        self.is_finite = mx.array(True)
+        self._is_finite = mx.array(True)
+
+    @property
+    def is_finite(self) -> mx.array:
+        """A flag on the device: whether all pixels so far are finite."""
+        return self._combine(self._is_finite)
 
     def update(self, frames: mx.array) -> None:
         """Check a piece (B, n, h, w, 3), asynchronously; the result stays on the device."""
@@ -124,8 +136,8 @@ class OutputCheck:
         down = (frames[:, :, step:] == frames[:, :, :-step]).all()
         across = (frames[:, :, :, step:] == frames[:, :, :, :-step]).all()
         self._is_flat = self._is_flat & down & across
-        self.is_finite = self.is_finite & mx.isfinite(frames).all()
-        mx.async_eval(self._is_flat, self.is_finite)
+        self._is_finite = self._is_finite & mx.isfinite(frames).all()
+        mx.async_eval(self._is_flat, self._is_finite)
 
     def close(self) -> None:
         """Wait for all checks.
@@ -133,7 +145,7 @@ class OutputCheck:
         Raises:
             DecodeError: if a pixel was not finite, or if all pieces were the same patch everywhere.
         """
-        is_finite, is_flat = to_list(mx.stack([self.is_finite, self._is_flat]))
+        is_finite, is_flat = to_list(self._combine(mx.stack([self._is_finite, self._is_flat])))
         if not is_finite:
             raise DecodeError(_NOT_FINITE)
         if is_flat and not self._may_be_flat():

@@ -10,11 +10,13 @@ from ..device import limited_cache
 from ..mlx_utils import split
 from ..models.base import Network
 from ..planning.plan import Mode, Plan
+from ..shapes import LatentShape
 from ..streaming.axis import Axis
 from ..streaming.context import StreamContext
 from ..streaming.driver import run, run_whole
 from ..tiling.batches import in_tile_order, tile_batches
 from ..tiling.blend import SpatialBlender, blend_tiles
+from ..tiling.intervals import Interval
 from ..tiling.layout import Tile, TileLayout
 from .sources import Box, Source
 
@@ -123,19 +125,18 @@ class Run:
 
     def _crop_context(self, tiles: Sequence[Tile]) -> StreamContext:
         """The context of a batch of tiles, each with its part of the picture's noise."""
-        shape = self.plan.latent_shape
-        batch = self.source.batch
-
-        def crop(noise: mx.array, tile: Tile) -> mx.array:
-            _, rows, columns = tile.latent
-            down, across = noise.shape[0] // shape.height, noise.shape[1] // shape.width
-            return noise[rows.start * down : rows.end * down, columns.start * across : columns.end * across]
-
+        shape, batch = self.plan.latent_shape, self.source.batch
         maps: Mapping[str, mx.array] = {
-            name: mx.repeat(mx.stack([crop(noise, tile) for tile in tiles]), batch, axis=0)
+            name: mx.repeat(mx.stack([crop_map(noise, shape, *tile.latent[1:]) for tile in tiles]), batch, axis=0)
             for name, noise in self.context.noise_maps.items()
         }
         timesteps = self.context.timesteps
         return replace(
             self.context, noise_maps=maps, timesteps=None if timesteps is None else mx.tile(timesteps, len(tiles))
         )
+
+
+def crop_map(noise: mx.array, shape: LatentShape, rows: Interval, columns: Interval) -> mx.array:
+    """The part of a noise map (H, W) of the whole picture that belongs to some rows and columns of its latents."""
+    down, across = noise.shape[0] // shape.height, noise.shape[1] // shape.width
+    return noise[rows.start * down : rows.end * down, columns.start * across : columns.end * across]

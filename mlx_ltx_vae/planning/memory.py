@@ -72,6 +72,7 @@ class StreamRun:
         pieces: the lengths of the input pieces.
         steps: positions per step of each layer; None for everything in one step, with nothing cached.
         prefetch: steps in flight beyond the one that is waited for.
+        is_band: whether the picture is a band with neighbors.
     """
 
     axis: Axis
@@ -79,6 +80,7 @@ class StreamRun:
     steps: tuple[int, ...] | None
     prefetch: int
     machine: Machine
+    is_band: bool = False
 
 
 def position_elements(layer: LayerSpec, grid: Grid, axis: Axis) -> int:
@@ -136,7 +138,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         delays.append(delay)
         caches.append(min(window.cached, extent) * position * itemsize)
         step_grid = _replace(extents, axis, taken)
-        work = layer.work_bytes(Step(axis, step_grid, run.steps is None, run.machine))
+        work = layer.work_bytes(Step(axis, step_grid, run.steps is None, run.machine, run.is_band))
         works.append(waiting + batch * work)
         pieces = _advance(pieces, step, layer, axis)
         delay += window.ahead / rate

@@ -20,6 +20,7 @@ class PlanOptions(NamedTuple):
     tiling: TilingConfig | None = None
     tile_batch_size: int = 1
     chunk: int | None = None
+    ranks: int = 1
 
 
 def parse_options(
@@ -29,6 +30,7 @@ def parse_options(
     tiling: TilingConfig | None = None,
     tile_batch_size: int = 1,
     chunk: int | None = None,
+    ranks: int = 1,
 ) -> PlanOptions:
     """Parse the options of `VideoVAE.plan`, and check them against each other.
 
@@ -37,7 +39,9 @@ def parse_options(
         TilingError: if the tile batch size is invalid.
     """
     check_batch_size(tile_batch_size)
-    options = PlanOptions(_parse(mode, Mode, "mode"), _parse(order, Order, "order"), tiling, tile_batch_size, chunk)
+    options = PlanOptions(
+        _parse(mode, Mode, "mode"), _parse(order, Order, "order"), tiling, tile_batch_size, chunk, ranks
+    )
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
         raise PlanError(f"a chunk must be a whole number of positions, at least 1, not {chunk!r}.")
     if tiling is not None and options.mode is not Mode.TILED:
@@ -46,6 +50,8 @@ def parse_options(
         raise PlanError("a chunk and an order go with mode exact; a single pass has one chunk.")
     if options.mode is Mode.TILED and options.order not in (None, Order.TIME):
         raise PlanError("tiles are streamed in time; an order goes with mode exact.")
+    if ranks > 1 and (options.mode not in (None, Mode.EXACT) or options.order not in (None, Order.TIME)):
+        raise PlanError(f"{ranks} ranks decode bands of rows, which goes with mode exact and order time.")
     return options
 
 

@@ -61,7 +61,8 @@ class Plan:
         tile_batch_size: maximum number of tiles of equal shape that run together.
         calls: runs of the network: 1, or the number of tile batches.
         redundant_work: input positions that are computed more than once, as a fraction of all input positions.
-        memory: estimated peak memory of the run.
+        memory: estimated peak memory of the run, of each rank.
+        bands: the latent rows of each rank; empty if one process has the whole picture.
     """
 
     mode: Mode
@@ -83,6 +84,7 @@ class Plan:
     redundant_work: float
     memory: Memory
     machine: Machine
+    bands: tuple[Interval, ...] = ()
 
     @property
     def frame_size(self) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from ..tiling.batches import tile_batches
 from ..tiling.config import SpatialTilingConfig, TilingConfig
 from ..tiling.layout import TileLayout
 from ..units import format_bytes, parse_bytes
+from .bands import split_rows
 from .clip import Clip
 from .memory import Memory, StreamRun, largest_layer, make_steps, stream_memory, with_buffer_cache
 from .options import PlanOptions, check_order, parse_options, why_not
@@ -128,6 +129,9 @@ class _Planner:
     def _ways(self) -> Iterator[Iterator[Plan]]:
         """The ways that the options allow, best first; each is an iterator of its plans, fastest first."""
         mode, order = self._options.mode, self._options.order
+        if self._options.ranks > 1:
+            yield self._bands(self._options.ranks)
+            return
         if mode is Mode.SINGLE:
             yield iter([self._single()])
             return
@@ -164,6 +168,22 @@ class _Planner:
             run = StreamRun(axis, clip.pieces(length, chunk), steps, prefetch, self._machine)
             memory = self._stream_memory(run, chunk)
             yield self._plan(Mode.EXACT, order, chunk, step, steps, prefetch, memory)
+
+    def _bands(self, ranks: int) -> Iterator[Plan]:
+        """Bands of rows, streamed in time in lockstep: all take the steps that the largest band needs."""
+        clip = self._clip
+        bands = split_rows(clip.latent_shape.height, ranks)
+        rows = clip.grid[1] // clip.latent_shape.height * bands[0].length
+        largest = replace(self._clip, grid=(clip.grid[0], rows, clip.grid[2]))
+        chunk = min(self._chunk, clip.grid[0])
+        for step, prefetch in _PACES[self._machine.backend]:
+            steps = make_steps(self._spec, largest.grid, Axis.TIME, step, MAX_LAYER_ELEMENTS // clip.batch)
+            pieces = clip.pieces(clip.grid[0], chunk)
+            run = StreamRun(Axis.TIME, pieces, steps, prefetch, self._machine, is_band=True)
+            memory = stream_memory(self._spec, largest.grid, clip.batch, run)
+            memory = replace(memory, inputs=largest.input_bytes(self._machine.itemsize, chunk))
+            plan = self._plan(Mode.EXACT, Order.TIME, chunk, step, steps, prefetch, memory)
+            yield replace(plan, bands=bands)
 
     def _steps(self, axis: Axis, step: int) -> tuple[int, ...]:
         return make_steps(self._spec, self._clip.grid, axis, step, MAX_LAYER_ELEMENTS // self._clip.batch)

@@ -119,7 +119,7 @@ def check_output_options(
     name, ending = os.fspath(path), Path(path).suffix.lower()
     kind = _choose_sink(path, fragmented, audio=audio, codec=codec, crf=crf)
     if kind is VideoWriter:
-        ending = ".mp4" if name == "-" else ending
+        name, ending = ("standard output", ".mp4") if name == "-" else (name, ending)
         found = find_codec(name, ending, codec)
         quality_arguments(name, found, crf)
         if fragmented:

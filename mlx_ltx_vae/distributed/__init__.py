@@ -1,0 +1,1 @@
+"""Several processes that compute one video: row bands, and what they exchange over `mx.distributed`."""
