@@ -173,6 +173,7 @@ class VideoVAE:
         tiling: TilingConfig | None = None,
         tile_batch_size: int = 1,
         pad: bool = False,
+        ranks: int = 1,
     ) -> EncodePlan:
         """Plan the encode of frames of a given shape. Arguments and errors are those of `plan`, except:
 
@@ -190,6 +191,7 @@ class VideoVAE:
             mode=mode,
             tiling=tiling,
             tile_batch_size=tile_batch_size,
+            ranks=ranks,
         )
 
     def stream(
@@ -204,7 +206,7 @@ class VideoVAE:
         like: str = DEFAULT_CONVENTION,
         unnormalized: bool = False,
         bit_depth: int | None = None,
-        group: "mx.distributed.Group | None" = None,
+        group: mx.distributed.Group | None = None,
     ) -> DecodeStream:
         """Yield frames as they are decoded, each once and in order.
 
@@ -296,6 +298,7 @@ class VideoVAE:
         tiling: TilingConfig | None = None,
         tile_batch_size: int = 1,
         pad: bool = False,
+        group: mx.distributed.Group | None = None,
     ) -> mx.array:
         """Encode frames to normalized latents: the mean of the distribution, without sampling.
 
@@ -309,6 +312,7 @@ class VideoVAE:
             tile_batch_size: maximum number of tiles of equal shape that are encoded together.
             pad: whether to repeat the last frame up to 1 + t*k frames. Otherwise excess frames at the end are dropped,
                 with a warning.
+            group: see `stream`. All ranks get the whole latents.
 
         Returns:
             (B, C, 1 + k, H/s, W/s) in the encoder's dtype.
@@ -319,7 +323,7 @@ class VideoVAE:
             TilingError: if the tiles or the tile batch size are invalid.
         """
         options = EncodeOptions(tiling, tile_batch_size, pad)
-        pipeline = self._encode_pipeline
+        pipeline = self._encode_pipeline(group)
         if isinstance(pixels, (mx.array, np.ndarray)):
             parts = pipeline.clip(pixels, plan, options)
         else:
@@ -336,6 +340,7 @@ class VideoVAE:
         tiling: TilingConfig | None = None,
         tile_batch_size: int = 1,
         pad: bool = False,
+        group: mx.distributed.Group | None = None,
     ) -> Iterator[mx.array]:
         """Yield latents as they are encoded, in memory that does not grow with the clip.
 
@@ -351,11 +356,11 @@ class VideoVAE:
             LatentsError: while encoding, at the first frames that the network cannot take.
             TilingError: immediately, if the tiles or the tile batch size are invalid.
         """
-        return self._encode_pipeline.stream(frames, plan, EncodeOptions(tiling, tile_batch_size, pad))
+        return self._encode_pipeline(group).stream(frames, plan, EncodeOptions(tiling, tile_batch_size, pad))
 
-    @property
-    def _encode_pipeline(self) -> EncodePipeline:
-        return EncodePipeline(self._encoder, self.mean, self.std, self._encoder_is_promoted, self.plan_encode)
+    def _encode_pipeline(self, group: mx.distributed.Group | None) -> EncodePipeline:
+        make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size())
+        return EncodePipeline(self._encoder, self.mean, self.std, self._encoder_is_promoted, make_plan, group)
 
     @property
     def _decoder(self) -> Decoder:

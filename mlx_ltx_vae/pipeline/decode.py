@@ -15,6 +15,7 @@ from ..planning.plan import DecodePlan, Order
 from ..shapes import LatentShape
 from ..streaming.context import StreamContext
 from ..tiling.intervals import Interval
+from .bands import make_bands
 from .decode_stream import Cancellation, DecodeStream
 from .frame_buffer import FrameBuffer
 from .latent_sources import (
@@ -66,7 +67,7 @@ class DecodePipeline:
     mean: mx.array
     std: mx.array
     make_plan: Callable[[Sequence[int]], DecodePlan]
-    group: "mx.distributed.Group | None" = None
+    group: mx.distributed.Group | None = None
 
     def stream(self, latents: Any, plan: DecodePlan | None, options: DecodeOptions) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily.
@@ -132,7 +133,7 @@ class DecodePipeline:
             like=options.like,
         )
         preprocess = LatentPreprocess(decoder, self.mean, self.std, draws, unnormalized=options.unnormalized)
-        bands = self._bands(plan)
+        bands = make_bands(self.group, plan)
         band = None if bands is None else plan.bands[bands.rank]
         source = make_source(preprocess, band)
         timesteps, maps = draws.timesteps(shape.batch), draws.maps
@@ -147,21 +148,6 @@ class DecodePipeline:
         context = StreamContext(timesteps=timesteps, noise_maps=maps, neighbors=bands)
         run = Run(decoder, plan, source, context, check.update, cancellation.check)
         return DecodeRun(run, source, check, bands, options.bit_depth)
-
-    def _bands(self, plan: DecodePlan) -> "RowBands | None":
-        """This process's view of the bands of a plan; None without bands.
-
-        Raises:
-            PlanError: if the plan was made for another number of ranks.
-        """
-        ranks = 1 if self.group is None else self.group.size()
-        if max(1, len(plan.bands)) != ranks:
-            raise PlanError(f"the plan was made for {max(1, len(plan.bands))} ranks, and the group has {ranks}.")
-        if self.group is None or ranks == 1:
-            return None
-        from ..distributed.row_bands import RowBands  # not imported where one process decodes alone
-
-        return RowBands(self.group, [band.length for band in plan.bands])
 
 
 def _check_arriving(plan: DecodePlan) -> None:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -10,11 +11,16 @@ from ..errors import LatentsError, PlanError, TilingError
 from ..mlx_utils import to_bool
 from ..models.base import Encoder
 from ..planning.plan import EncodePlan
+from ..streaming.context import StreamContext
 from ..tiling.batches import check_batch_size
 from ..tiling.config import TilingConfig
+from .bands import make_bands
 from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess, to_channels_last
 from .run import Run
-from .sources import Source
+from .sources import BandSource, Source
+
+if TYPE_CHECKING:
+    from ..distributed.row_bands import RowBands
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class EncodePipeline:
     Attributes:
         is_promoted: whether the encoder is float16 as stored and computes in float32.
         make_plan: called with a frame shape and the options of a plan.
+        group: the processes that encode together; None for this one alone.
     """
 
     encoder: Encoder
@@ -40,6 +47,7 @@ class EncodePipeline:
     std: mx.array
     is_promoted: bool
     make_plan: Callable[..., EncodePlan]
+    group: mx.distributed.Group | None = None
 
     def clip(self, pixels: Frames, plan: EncodePlan | None, options: EncodeOptions) -> Iterator[mx.array]:
         """The latents of a whole clip; see `VideoVAE.encode`."""
@@ -87,7 +95,11 @@ class EncodePipeline:
         planned = (plan.latent_shape.batch, 3, *plan.video_grid)
         if planned != tuple(shape):
             raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {planned}; these are {tuple(shape)}.")
-        return EncodeRun(self.encoder, plan, source, self.mean, self.std).latents()
+        bands = make_bands(self.group, plan)
+        if bands is not None:
+            rows, scale = plan.bands[bands.rank], self.encoder.spec.scale.height
+            source = BandSource(source, slice(rows.start * scale, rows.end * scale))
+        return EncodeRun(self.encoder, plan, source, self.mean, self.std, bands).latents()
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,7 @@ class EncodeRun:
         source: the frames.
         mean: (C,) float32, the latent mean.
         std: (C,) float32, the latent standard deviation.
+        bands: joins the bands of all ranks to whole latents; None if this process has them.
     """
 
     encoder: Encoder
@@ -105,6 +118,7 @@ class EncodeRun:
     source: Source
     mean: mx.array
     std: mx.array
+    bands: "RowBands | None" = None
 
     def latents(self) -> Iterator[mx.array]:
         """Yield normalized latents (B, C, n, H', W') in the encoder's dtype, evaluated, in order along time.
@@ -112,8 +126,9 @@ class EncodeRun:
         Raises:
             LatentsError: at the first frames that the encoder cannot take, or if the latents are not finite.
         """
-        for means in Run(self.encoder, self.plan, self.source).results():
-            yield self._normalize(means)
+        run = Run(self.encoder, self.plan, self.source, StreamContext(neighbors=self.bands))
+        for means in run.results():
+            yield self._normalize(means if self.bands is None else self.bands.gather(means))
 
     def _normalize(self, means: mx.array) -> mx.array:
         """Convert means (B, T, H, W, C) to normalized latents (B, C, T, H, W)."""
