@@ -40,5 +40,9 @@ class ReaderError(LTXVAEError):
     """A video could not be read."""
 
 
+class DistributedError(LTXVAEError):
+    """Several processes cannot work together: they cannot connect, differ in what they work on, or one has failed."""
+
+
 class TilingError(PlanError, ValueError):
     """Invalid tiles. Also a ValueError, because apps with their own decoder catch that."""

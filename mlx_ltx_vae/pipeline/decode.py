@@ -82,11 +82,11 @@ class DecodePipeline:
         cancellation = Cancellation()
         if is_whole(given):
             plan = plan or self.make_plan(given.shape)
-            chunks = self._decode_whole(given, plan, options, cancellation).chunks()
-        else:
-            if plan is not None:
-                _check_arriving(plan)
-            chunks = self._decode_arriving(cast(LatentParts, given), plan, options, cancellation)
+            run = self._decode_whole(given, plan, options, cancellation)
+            return DecodeStream(run.chunks(), cancellation, lambda: run.bands.sent_bytes if run.bands else 0)
+        if plan is not None:
+            _check_arriving(plan)
+        chunks = self._decode_arriving(cast(LatentParts, given), plan, options, cancellation)
         return DecodeStream(chunks, cancellation)
 
     def _decode_whole(

@@ -1,7 +1,7 @@
 """The iterator that a decode returns to its caller."""
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 
 from ..errors import DecodeCancelled
@@ -34,10 +34,21 @@ class DecodeStream(Iterator[FrameChunk]):
     One thread at a time takes chunks; `cancel` may be called from any thread at any time.
     """
 
-    def __init__(self, chunks: Generator[FrameChunk, None, None], cancellation: Cancellation) -> None:
+    def __init__(
+        self,
+        chunks: Generator[FrameChunk, None, None],
+        cancellation: Cancellation,
+        sent_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._chunks = chunks
         self._cancellation = cancellation
+        self._sent_bytes = sent_bytes
         self._running = threading.Lock()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this process has sent to other ranks so far."""
+        return self._sent_bytes()
 
     def __next__(self) -> FrameChunk:
         with self._running:

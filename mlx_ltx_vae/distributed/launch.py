@@ -1,0 +1,32 @@
+"""Whether this process is one of several that a launcher has started, and its group."""
+
+import os
+from pathlib import Path
+
+import mlx.core as mx
+
+from ..errors import DistributedError
+
+# Set by `mlx.launch` for its backends, and by the launchers of MPI.
+_RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def is_launched() -> bool:
+    """Whether a launcher has started this process, with any number of ranks."""
+    return any(name in os.environ for name in _RANK_VARIABLES)
+
+
+def join_group() -> mx.distributed.Group | None:
+    """The group of all processes that the launcher has started; None if this is the only one.
+
+    Raises:
+        DistributedError: if the processes cannot connect.
+    """
+    hosts = os.environ.get("MLX_HOSTFILE")
+    if hosts and Path(hosts).is_file() and not Path(hosts).read_text().strip():
+        return None  # `mlx.launch -n 1`, whose empty list of hosts MLX cannot read
+    try:
+        group = mx.distributed.init()
+    except RuntimeError as error:
+        raise DistributedError(f"the ranks cannot connect ({error}); check the hosts given to mlx.launch.") from error
+    return group if group.size() > 1 else None
