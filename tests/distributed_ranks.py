@@ -1,0 +1,78 @@
+"""What the tests of several ranks run under `mlx.launch`: a case per argument, and rank 0 writes what came out."""
+
+import json
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae.distributed.agreement import check_same, gather_values, run_together
+from mlx_ltx_vae.errors import LTXVAEError
+
+
+def latents_of(vae, frames=3, height=5, width=2, batch=1):
+    shape = (batch, vae.config.latent_channels, frames, height, width)
+    return mx.random.normal(shape, key=mx.random.key(0))
+
+
+def pixels_of(vae, frames=3, height=5, width=2):
+    scale = vae.config.scale
+    shape = (1, 3, 1 + (frames - 1) * scale.time, height * scale.height, width * scale.width)
+    return mx.random.uniform(-1, 1, shape, key=mx.random.key(0))
+
+
+def decode(vae, group=None, **shape):
+    latents = latents_of(vae, **shape)
+    stream = vae.stream(latents, seed=3, group=group)
+    frames = mx.concatenate([chunk.frames for chunk in stream], axis=1)
+    return np.array(frames), stream.sent_bytes
+
+
+def encode(vae, group=None, **shape):
+    return np.array(vae.encode(pixels_of(vae, **shape), group=group)), 0
+
+
+def raised(function):
+    """The class and the text of the error that a function raises on this rank."""
+    try:
+        function()
+    except LTXVAEError as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def errors(group):
+    def fail_on(rank):
+        if group.rank() == rank:
+            raise LTXVAEError("no such file")
+        return rank
+
+    return {
+        "fails": raised(lambda: run_together(group, lambda: fail_on(1))),
+        "works": run_together(group, lambda: fail_on(99)),
+        "same": raised(lambda: check_same(group, {"the latents": [1, 2]})),
+        "differ": raised(lambda: check_same(group, {"the checkpoints": 5, "the latents": [1, group.rank()]})),
+    }
+
+
+def main(folder, cases):
+    group = mx.distributed.init()
+    for index, (function, checkpoint, shape) in enumerate(cases):
+        if function == "errors":
+            result = gather_values(group, errors(group))
+            if group.rank() == 0:
+                (folder / f"{index}.json").write_text(json.dumps(result))
+            continue
+        vae = VideoVAE.from_pretrained(checkpoint)
+        result, sent = globals()[function](vae, group, **shape)
+        alike = gather_values(group, [sent, float(np.abs(result).sum())])
+        if group.rank() == 0:
+            np.savez(
+                folder / f"{index}.npz", result=result, sent=[each[0] for each in alike], sums=[s for _, s in alike]
+            )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
