@@ -169,6 +169,21 @@ def cut(length: int, size: int) -> Iterator[int]:
         yield min(size, length - start)
 
 
+def layer_pieces(spec: NetworkSpec, grid: Grid, run: StreamRun) -> Iterator[list[int]]:
+    """Yield the lengths of the pieces that each layer takes one step for, and at the end those of the output.
+
+    Args:
+        grid: (T, H, W) of the network's input.
+    """
+    pieces = list(run.pieces)
+    for index, (layer, extents) in enumerate(spec.walk(grid)):
+        step = extents[run.axis.grid] if run.steps is None else run.steps[index]
+        pieces = [part for piece in pieces for part in cut(piece, step)]
+        yield pieces
+        pieces = _advance(pieces, step, layer, run.axis)
+    yield pieces
+
+
 def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis) -> list[int]:
     """The lengths of a layer's outputs for input pieces of these lengths and at most `step` positions per step.
 

@@ -1,0 +1,235 @@
+"""What ranks exchange: the sums of the plan against what streams take in, and against counts frame by frame."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.convolutions import recorded
+from conftest import CONV_CASES, ENCODER_CASES
+from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae.machine import Backend, Machine
+from mlx_ltx_vae.models.specs import FrameAttentionSpec, LayerSpec, NetworkSpec
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.specs import decoder_spec, encoder_spec
+from mlx_ltx_vae.planning.clip import Clip
+from mlx_ltx_vae.planning.exchange import BorderBytes, band_grid, halo_bytes, make_exchange, multiply_adds
+from mlx_ltx_vae.planning.memory import StreamRun, make_steps
+from mlx_ltx_vae.shapes import LatentShape
+from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
+from mlx_ltx_vae.streaming.window import Window
+
+CONFIG = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3")
+DECODER, ENCODER = decoder_spec(CONFIG), encoder_spec(CONFIG)
+ATTENTION = FrameAttentionSpec("attention", 8, 8, unbounded=frozenset({Axis.HEIGHT, Axis.WIDTH}))
+
+
+def clip_of(spec, latent_grid, *, batch=1, decode=True):
+    video = spec.scale.video_grid(latent_grid)
+    grid = latent_grid if decode else video
+    return Clip(spec, batch, grid, LatentShape(batch, 1, *latent_grid), video, is_decode=decode)
+
+
+def run_of(clip, itemsize=4, step=2):
+    length = clip.grid[0]
+    steps = make_steps(clip.spec, clip.grid, Axis.TIME, step, 2**29)
+    pieces = clip.pieces(length, min(clip.default_chunk(), length))
+    return StreamRun(Axis.TIME, pieces, steps, 0, Machine(Backend.CPU, itemsize))
+
+
+@pytest.fixture
+def pushed(monkeypatch):
+    """The shape of every piece that a kernel's cache takes in, and the kernel's length along time."""
+    shapes = []
+    push = Window.push
+
+    def counting(self, frames, last):
+        if frames is not None:
+            shapes.append((frames.shape, self.spec.kernel))
+        return push(self, frames, last)
+
+    monkeypatch.setattr(Window, "push", counting)
+    return shapes
+
+
+def check_stream(spec, clip, run, shapes):
+    """Every kernel in these networks spans time, height and width, so each piece that is pushed is one exchange."""
+    kernels = [shape for shape, kernel in shapes if kernel > 1]
+    row_bytes = sum(batch * frames * width * channels * 4 for batch, frames, _, width, channels in kernels)
+    assert halo_bytes(spec, clip.grid, clip.batch, 4) == BorderBytes(row_bytes, row_bytes)
+    inner = make_exchange(clip, run, [1, 1, 1], 1)
+    assert inner.halo_bytes == 2 * row_bytes
+    assert inner.halo_messages == 2 * len(kernels)
+
+
+@pytest.mark.parametrize("name", CONV_CASES)
+@pytest.mark.parametrize(("frames", "batch"), [(1, 1), (2, 1), (7, 1), (4, 2)])
+def test_border_bytes_and_messages_of_a_decode_are_those_of_the_pieces_that_its_kernels_take(
+    golden, pushed, name, frames, batch
+):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
+    latents = mx.random.normal((batch, vae.config.latent_channels, frames, 3, 2), key=mx.random.key(0))
+    plan = vae.plan(latents.shape, mode="exact", order="time")
+    for _ in vae.stream(latents, plan):
+        pass
+    spec = decoder_spec(vae.config)
+    clip = clip_of(spec, (frames, 3, 2), batch=batch)
+    run = StreamRun(Axis.TIME, clip.pieces(frames, plan.chunk), plan.steps, plan.prefetch, plan.machine)
+    check_stream(spec, clip, run, pushed)
+
+
+@pytest.mark.parametrize("name", ENCODER_CASES)
+def test_border_bytes_and_messages_of_an_encode_are_those_of_the_pieces_that_its_kernels_take(golden, pushed, name):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
+    spec = encoder_spec(vae.config)
+    clip = clip_of(spec, (4, 2, 3), decode=False)
+    plan = vae.plan_encode((1, 3, *clip.video))
+    for _ in vae.encode_stream([mx.zeros((1, 3, *clip.video))], plan):
+        pass
+    run = StreamRun(Axis.TIME, clip.pieces(clip.grid[0], plan.chunk), plan.steps, plan.prefetch, plan.machine)
+    check_stream(spec, clip, run, pushed)
+
+
+@pytest.mark.parametrize("name", ["ltxv_0_9_0", "ltxv_0_9_1", "ltx2_3", "ltx2_3_causal"])
+def test_multiply_adds_of_a_decode_are_those_of_its_convolutions(golden, name):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
+    operations = []
+    with recorded(lambda convolution: operations.append(convolution.operations)):
+        for _ in vae.stream(mx.zeros((1, vae.config.latent_channels, 4, 3, 2)), noise="zeros"):
+            pass
+    spec = decoder_spec(vae.config)
+    pointwise = NetworkSpec(tuple(without_convolution(layer) for layer in spec.layers))
+    assert multiply_adds(spec, (4, 3, 2)) - multiply_adds(pointwise, (4, 3, 2)) == sum(operations) // 2
+
+
+@pytest.mark.parametrize("name", ["ltxv_0_9_0", "ltx2_3"])
+def test_multiply_adds_of_an_encode_are_those_of_its_convolutions(golden, name):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
+    operations = []
+    with recorded(lambda convolution: operations.append(convolution.operations)):
+        vae.encode(mx.zeros((1, 3, 17, 64, 96)))
+    spec = encoder_spec(vae.config)
+    pointwise = NetworkSpec(tuple(without_convolution(layer) for layer in spec.layers))
+    # The log-variance is not computed, but its weights are in the file.
+    last = dict(spec.layers[-1].weights)["conv_out.conv.weight"]
+    unused = (last[0] - spec.out_channels) * math.prod(last[1:]) * math.prod(spec.out_grid((17, 64, 96)))
+    counted = multiply_adds(spec, (17, 64, 96)) - multiply_adds(pointwise, (17, 64, 96))
+    assert counted - unused == sum(operations) // 2
+
+
+def without_convolution(layer):
+    return replace(layer, weights=tuple((name, shape) for name, shape in layer.weights if len(shape) != 5))
+
+
+networks = st.lists(
+    st.tuples(
+        st.sampled_from([1, 3]),  # kernel along height
+        st.integers(1, 5),  # channels
+        st.sampled_from([(1, 1, 1), (1, 2, 2), (2, 1, 1), (2, 2, 2)]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def make_network(parts):
+    layers = []
+    for index, (kernel, channels, up) in enumerate(parts):
+        following = parts[index + 1][1] if index + 1 < len(parts) else 3
+        side = WindowSpec(kernel, 1, kernel // 2, kernel // 2)
+        windows = (WindowSpec(3, 1, 2, 0), side, side)
+        layers.append(LayerSpec(f"{index}", channels, following, up=up, trim=up[0] - 1, windows=windows))
+    return NetworkSpec(tuple(layers))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    parts=networks,
+    bands=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    frames=st.integers(1, 5),
+    width=st.integers(1, 4),
+    itemsize=st.sampled_from([2, 4]),
+    batch=st.integers(1, 2),
+)
+def test_what_each_rank_sends_is_the_sum_over_frames_rows_and_neighbors(parts, bands, frames, width, itemsize, batch):
+    """Counted row by row: who owns each row that a rank's windows reach and that it does not have."""
+    spec = make_network(parts)
+    clip = clip_of(spec, (frames, sum(bands), width), batch=batch)
+    sent = Counter()
+    for layer, (count, height, columns) in spec.walk(clip.grid):
+        scale = height // sum(bands)
+        owner = [rank for rank, rows in enumerate(bands) for _ in range(rows * scale)]
+        reach = layer.window(Axis.HEIGHT).before
+        for rank in range(len(bands)):
+            own = [row for row, of in enumerate(owner) if of == rank]
+            needed = {row + shift for row in own for shift in range(-reach, reach + 1)} - set(own)
+            for row in needed & set(range(height)):
+                sent[owner[row]] += batch * count * columns * layer.in_channels * itemsize
+    run = run_of(clip, itemsize)
+    for rank in range(len(bands)):
+        exchange = make_exchange(clip, run, bands, rank)
+        assert exchange.halo_bytes == sent[rank]
+        assert exchange.given_bytes - exchange.halo_bytes == exchange.output_bytes
+
+
+@settings(deadline=None, max_examples=30)
+@given(rows=st.integers(1, 6), more=st.integers(1, 6), frames=st.integers(1, 4), decode=st.booleans())
+def test_a_bands_communication_does_not_depend_on_its_height_and_its_work_is_proportional_to_it(
+    rows, more, frames, decode
+):
+    spec = DECODER if decode else ENCODER
+    short, tall = (clip_of(spec, (frames, 3 * height, 2), decode=decode) for height in (rows, rows + more))
+    exchanges = [
+        make_exchange(clip, run_of(clip), [height] * 3, 1) for clip, height in ((short, rows), (tall, rows + more))
+    ]
+    assert exchanges[0].halo_bytes == exchanges[1].halo_bytes > 0
+    own = band_grid(tall, rows)[1], band_grid(tall, rows + more)[1]
+    work = [multiply_adds(spec, tall.grid, height) for height in own]
+    assert work[0] * (rows + more) == work[1] * rows > 0
+
+
+def test_works_of_all_bands_add_up_to_the_whole():
+    whole = multiply_adds(DECODER, (3, 16, 24))
+    assert sum(multiply_adds(DECODER, (3, 16, 24), rows) for rows in (6, 5, 5)) == whole
+
+
+def test_attention_gathers_keys_and_values_and_each_band_attends_to_the_whole_frame():
+    spec = NetworkSpec((ATTENTION,))
+    clip = clip_of(spec, (5, 6, 4))
+    exchange = make_exchange(clip, run_of(clip, itemsize=2), [3, 2, 1], 2)
+    assert exchange.halo_bytes == exchange.halo_messages == 0
+    assert exchange.gathered_bytes == 5 * 3 * 4 * 2 * 8 * 2  # frames, rows of the largest band, columns, channels
+    assert exchange.output_bytes == 5 * 3 * 4 * 8
+    assert exchange.sent_bytes == 2 * (exchange.gathered_bytes + exchange.output_bytes)
+    assert multiply_adds(spec, (5, 6, 4), 2) == 2 * 5 * (2 * 4) * (6 * 4) * 8
+
+
+def test_edges_send_to_one_neighbor_and_one_rank_sends_nothing():
+    clip = clip_of(DECODER, (4, 8, 3))
+    run = run_of(clip)
+    first, inner, last = (make_exchange(clip, run, [3, 3, 2], rank) for rank in range(3))
+    assert first.halo_bytes == last.halo_bytes == inner.halo_bytes // 2
+    assert first.halo_messages == last.halo_messages == inner.halo_messages // 2
+    assert first.output_bytes == last.output_bytes == 25 * (3 * 32) * (3 * 32) * 3
+    alone = make_exchange(clip, run, [8], 0)
+    assert alone.sent_bytes == alone.messages == alone.given_bytes == 0
+
+
+def test_uneven_windows_send_more_one_way():
+    side = WindowSpec(4, 1, 2, 1)
+    spec = NetworkSpec((LayerSpec("layer", 5, 3, windows=(WindowSpec(), side, WindowSpec())),))
+    assert halo_bytes(spec, (3, 8, 2), 1, 4) == BorderBytes(down=2 * 3 * 2 * 5 * 4, up=3 * 2 * 5 * 4)
+
+
+def test_the_real_decoder_sends_as_much_as_the_documentation_says():
+    """768x512 in bfloat16: `docs/scaling.md`."""
+    one, more = (clip_of(DECODER, (frames, 16, 24)) for frames in (16, 17))
+    for clip in (one, more):
+        down, up = halo_bytes(DECODER, clip.grid, 1, 2)
+        assert down == up
+        print(down, make_exchange(clip, run_of(clip, 2), [8, 8], 0), multiply_adds(DECODER, clip.grid))
