@@ -16,6 +16,7 @@ from .overlap import overlap, overlap_table
 from .plan_table import plan_table
 from .quality import precision_jobs, precision_table, quality_jobs, quality_table
 from .roofline import roofline, roofline_table
+from .scaling import DEFAULT_TFLOPS, scaling_tables
 from .validation import validation_jobs, validation_table
 
 
@@ -54,6 +55,20 @@ def build_parser() -> CommandParser:
     )
     add_run_options(validate)
     add_common_options(add("plan-table", lambda _: print(plan_table()), "LTX-2.3's planned peaks on a Mac"))
+    scaling = add(
+        "scaling",
+        lambda options: print(scaling_tables(options.tflops, options.frames)),
+        "a simulation of row bands on 2 to 16 machines",
+    )
+    scaling.add_argument(
+        "--tflops",
+        type=positive,
+        default=DEFAULT_TFLOPS,
+        metavar="N",
+        help="speed of one machine (default: %(default)s)",
+    )
+    scaling.add_argument("--frames", type=positive, default=121, metavar="N", help="1 + 8*k (default: 121)")
+    add_common_options(scaling)
     return parser
 
 

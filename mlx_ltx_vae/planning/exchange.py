@@ -152,10 +152,11 @@ def multiply_adds(spec: NetworkSpec, grid: Grid, rows: int | None = None) -> int
     frames, height, width = grid
     band = (frames, height if rows is None else rows, width)
     pairs = zip(spec.walk(grid), spec.walk(band), strict=True)
-    return sum(_multiply_adds(layer, whole, part) for (layer, whole), (_, part) in pairs)
+    return sum(layer_multiply_adds(layer, whole, part) for (layer, whole), (_, part) in pairs)
 
 
-def _multiply_adds(layer: LayerSpec, whole: Grid, part: Grid) -> int:
+def layer_multiply_adds(layer: LayerSpec, whole: Grid, part: Grid) -> int:
+    """Multiply-adds of one layer, as `multiply_adds`, for an input (T, H, W) of which a band has the rows of `part`."""
     strides = layer.conv_stride if isinstance(layer, ConvSpec) else (1, 1, 1)
     positions = math.prod(
         window.results(extent) * window.stride // stride

@@ -1,0 +1,84 @@
+"""The simulation of row bands: bounds that hold for any assumed speeds, and that the documentation shows it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import scaling
+from benchmarks.scaling import LINKS, Link, simulate
+from test_exchange import DECODER, clip_of
+
+DOCUMENT = Path(__file__).parent.parent / "docs/scaling.md"
+FREE = Link("free", float("inf"), 0.0)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return {ranks: simulate(clip_of(DECODER, (5, 16, 24)), ranks, 25) for ranks in (1, 2, 3, 5, 16)}
+
+
+def test_without_communication_the_largest_band_limits_the_speed_up(runs):
+    for ranks, run in runs.items():
+        assert sum(run.bands) == 16 and max(run.bands) - min(run.bands) <= 1
+        assert run.speed_up(FREE) == run.overlapped(FREE) == pytest.approx(16 / max(run.bands))
+        assert run.speed_up(FREE) <= ranks
+        assert run.share(FREE) == 0
+
+
+def test_overlap_never_costs_and_slower_links_never_help(runs):
+    for ranks, run in runs.items():
+        for link in LINKS:
+            assert run.speed_up(link) <= run.overlapped(link) <= ranks
+            slower = (replace(link, bandwidth=link.bandwidth / 2), replace(link, latency=2 * link.latency))
+            assert all(run.speed_up(other) < run.speed_up(link) or ranks == 1 for other in slower)
+
+
+def test_one_rank_sends_nothing_and_holds_most(runs):
+    assert all(runs[1].speed_up(link) == 1 for link in LINKS)
+    memory = [run.memory for run in runs.values()]
+    assert memory == sorted(memory, reverse=True)
+    assert memory[0] / 2 < memory[1] < memory[0]
+
+
+def test_faster_machines_gain_less_from_the_same_link():
+    clip = clip_of(DECODER, (5, 16, 24))
+    slow, fast = (simulate(clip, 2, tflops).speed_up(LINKS[2]) for tflops in (5, 50))
+    assert fast < slow < 2
+
+
+def test_the_documentation_shows_what_the_command_prints(capsys):
+    """The tables, of all sizes; they change if the network's specs, the plans or the assumptions do."""
+    assert command.main(["scaling"]) == 0
+    printed = capsys.readouterr().out
+    text = DOCUMENT.read_text()
+    rows = [line for line in printed.splitlines() if line.startswith("| ")]
+    assert len(rows) == 3 * 7 + 4
+    for row in rows:
+        assert row in text, row
+
+
+def test_mlx_reads_the_hostfiles_of_the_documentation(tmp_path):
+    hostfile = pytest.importorskip("mlx._distributed_utils.common").Hostfile
+    examples = re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        path = tmp_path / "hosts.json"
+        path.write_text(example)
+        hosts = hostfile.from_file(path).hosts
+        assert [host.ssh_hostname for host in hosts] == ["mac-1.local", "mac-2.local"]
+        assert hosts[0].ips
+        for rank, host in enumerate(hosts):
+            assert not host.rdma or [peer for peer, device in enumerate(host.rdma) if device is None] == [rank]
+
+
+def test_speed_and_length_are_options(capsys, monkeypatch):
+    monkeypatch.setattr(scaling, "_VIDEOS", ((64, 512),))
+    printed = []
+    for tflops in ("25", "50"):
+        assert command.main(["scaling", "--tflops", tflops, "--frames", "9"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert "50 TFLOP/s per machine, 9 frames" in printed[1]
+    assert printed[0].replace("25 TFLOP", "50 TFLOP") != printed[1]
