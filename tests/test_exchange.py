@@ -232,6 +232,17 @@ def test_uneven_windows_send_more_one_way():
     side = WindowSpec(4, 1, 2, 1)
     spec = NetworkSpec((LayerSpec("layer", 5, 3, windows=(WindowSpec(), side, WindowSpec())),))
     assert halo_bytes(spec, (3, 8, 2), 1, 4) == BorderBytes(down=2 * 3 * 2 * 5 * 4, up=3 * 2 * 5 * 4)
+    clip = clip_of(spec, (3, 8, 2))
+    top, inner, bottom = (make_exchange(clip, run_of(clip), [4, 2, 2], rank).halo_bytes for rank in range(3))
+    assert (top, inner, bottom) == (2 * 120, 3 * 120, 120)
+
+
+def test_embeddings_of_a_timestep_are_computed_once_and_not_for_each_position():
+    spec = decoder_spec(parse_vae_config(GENERATIONS["LTX-Video 0.9.1"], "0.9.1"))
+    shared = [name for name in spec.weights if "time_embedder" in name]
+    assert shared
+    layers = (replace(each, weights=tuple(w for w in each.weights if w[0] not in shared)) for each in spec.layers)
+    assert multiply_adds(spec, (2, 2, 2)) == multiply_adds(NetworkSpec(tuple(layers)), (2, 2, 2))
 
 
 def test_figures_of_the_real_decoder_are_those_of_the_documentation():

@@ -172,4 +172,4 @@ def layer_multiply_adds(layer: LayerSpec, whole: Grid, part: Grid) -> int:
 def _halo(layer: LayerSpec) -> tuple[int, int]:
     """Rows before and after a band that a layer needs from its neighbors."""
     window = layer.window(_ROWS)
-    return (window.before, window.after) if window.kernel > 1 and _ROWS not in layer.unbounded else (0, 0)
+    return (0, 0) if _ROWS in layer.unbounded else (window.before, window.after)
