@@ -10,6 +10,7 @@ from mlx_ltx_vae.models.specs import ConvSpec, NetworkSpec, winograd_elements
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.models.video_vae.specs import decoder_spec
+from mlx_ltx_vae.planning.bands import split_rows
 from mlx_ltx_vae.planning.clip import Clip
 from mlx_ltx_vae.planning.exchange import (
     Exchange,
@@ -119,7 +120,7 @@ def scaling_tables(tflops: float = DEFAULT_TFLOPS, frames: int = 121) -> str:
 
 def simulate(clip: Clip, ranks: int, tflops: float) -> Run:
     """A decode of a clip by 1 to H' ranks."""
-    bands = _split(clip.latent_shape.height, ranks)
+    bands = tuple(band.length for band in split_rows(clip.latent_shape.height, ranks))
     plan = _plan(clip, max(bands))
     run = StreamRun(Axis.TIME, clip.pieces(clip.grid[0], plan.chunk), plan.steps, plan.prefetch, _MACHINE)
     rate = tflops * 1e12 / 2  # multiply-adds per second
@@ -166,12 +167,6 @@ def _make_clip(spec: NetworkSpec, width: int, height: int, frames: int) -> Clip:
     video = (frames, height, width)
     shape = LatentShape(1, spec.in_channels, *spec.scale.latent_grid(video))
     return Clip(spec, 1, shape.grid, shape, video, is_decode=True)
-
-
-def _split(rows: int, ranks: int) -> tuple[int, ...]:
-    """The rows of each rank, as even as possible, larger bands first."""
-    least, larger = divmod(rows, ranks)
-    return tuple(least + (rank < larger) for rank in range(ranks))
 
 
 def _sized(clips: Sequence[Clip]) -> zip:

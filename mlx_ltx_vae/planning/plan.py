@@ -10,7 +10,8 @@ from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.intervals import Interval
 from ..tiling.layout import BlendAxis, Tile, TileLayout
-from ..units import byte_unit
+from ..units import byte_unit, format_bytes
+from .exchange import Exchange
 from .memory import Memory, is_cache_tight
 
 TileBox = tuple[Interval, Interval, Interval]
@@ -63,6 +64,7 @@ class Plan:
         redundant_work: input positions that are computed more than once, as a fraction of all input positions.
         memory: estimated peak memory of the run, of each rank.
         bands: the latent rows of each rank; empty if one process has the whole picture.
+        exchanges: what each rank sends.
     """
 
     mode: Mode
@@ -85,6 +87,7 @@ class Plan:
     memory: Memory
     machine: Machine
     bands: tuple[Interval, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
 
     @property
     def frame_size(self) -> tuple[int, int]:
@@ -134,6 +137,10 @@ class Plan:
             "active_bytes": self.memory.active,
             "buffer_cache_bytes": self.memory.buffer_cache,
             "peak_bytes": self.peak_bytes,
+            "bands": [
+                {"rows": [band.start, band.end], "sent_bytes": exchange.sent_bytes, "messages": exchange.messages}
+                for band, exchange in zip(self.bands, self.exchanges, strict=True)
+            ],
         }
 
 
@@ -173,17 +180,32 @@ def _describe(plan: Plan, unit: str, output: str) -> str:
         lines.append(f"tiles    {_tiles(plan)}")
     lines += [
         f"calls    {plan.calls}, redundant work {100 * plan.redundant_work:.0f} %",
-        f"peak     {_memory(plan.memory)}",
+        f"peak     {_memory(plan.memory)}{', on each rank' if plan.bands else ''}",
     ]
+    lines += [_band(plan, rank) for rank in range(len(plan.bands))]
     if plan.is_cache_tight:
         lines.append("         the budget limits MLX's buffer cache: slower, since buffers are allocated anew")
     return "\n".join([*lines, f"first    {output} {_first_output(plan)}"])
+
+
+def _band(plan: Plan, rank: int) -> str:
+    """What one rank does, holds and exchanges. The peak is that of the largest band."""
+    band, exchange = plan.bands[rank], plan.exchanges[rank]
+    size = format_bytes(round(exchange.bytes_per_latent_frame))
+    return (
+        f"rank {rank:<4}latent rows {band.start} to {band.end - 1}, {band.length} of {plan.latent_shape.height}; "
+        f"sends {size} in {exchange.messages_per_latent_frame:.0f} messages per latent frame"
+    )
 
 
 def _mode(plan: Plan, unit: str) -> str:
     if plan.mode is Mode.SINGLE:
         return "single: one pass per layer over the whole clip; memory grows with its length"
     pieces = f"1 {unit}" if plan.chunk == 1 else f"{plan.chunk} {unit}s"
+    if plan.bands:
+        return (
+            f"exact: bands of rows on {len(plan.bands)} ranks, streamed by time, {pieces} at a time; peak of each rank"
+        )
     if plan.mode is Mode.EXACT:
         return f"exact: the single pass's result, streamed by {plan.order.value}, {pieces} at a time"
     if plan.layout is not None and len(plan.layout.time.latent) == 1:

@@ -18,6 +18,7 @@ from ..tiling.layout import TileLayout
 from ..units import format_bytes, parse_bytes
 from .bands import split_rows
 from .clip import Clip
+from .exchange import make_exchange
 from .memory import Memory, StreamRun, largest_layer, make_steps, stream_memory, with_buffer_cache
 from .options import PlanOptions, check_order, parse_options, why_not
 from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
@@ -183,7 +184,9 @@ class _Planner:
             memory = stream_memory(self._spec, largest.grid, clip.batch, run)
             memory = replace(memory, inputs=largest.input_bytes(self._machine.itemsize, chunk))
             plan = self._plan(Mode.EXACT, Order.TIME, chunk, step, steps, prefetch, memory)
-            yield replace(plan, bands=bands)
+            rows_of = [band.length for band in bands]
+            exchanges = tuple(make_exchange(clip, run, rows_of, rank) for rank in range(ranks))
+            yield replace(plan, bands=bands, exchanges=exchanges)
 
     def _steps(self, axis: Axis, step: int) -> tuple[int, ...]:
         return make_steps(self._spec, self._clip.grid, axis, step, MAX_LAYER_ELEMENTS // self._clip.batch)
