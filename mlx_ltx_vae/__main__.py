@@ -7,8 +7,8 @@ from .cli import CommandParser
 
 #: What each command does. Each is a module or package with a function `main(argv)`, which returns the exit code.
 COMMANDS = {
-    "decode": "latents to a video",
-    "encode": "a video to latents",
+    "decode": "latents to videos",
+    "encode": "videos to latents",
     "info": "describe a checkpoint or a latent file",
     "convert": "a checkpoint to a folder that MLX loads faster",
     "bench": "measure time and memory on this machine",

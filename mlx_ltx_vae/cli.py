@@ -7,22 +7,21 @@ import shutil
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import mlx.core as mx
 from tqdm import tqdm
 
 from . import __version__
 from .dtypes import DTYPES
-from .errors import LTXVAEError
+from .errors import LTXVAEError, describe_error, one_line
 from .frame_rate import parse_fps
 from .latents import parse_grid
 from .tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from .units import parse_bytes
 
-Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 _MAX_HELP_WIDTH = 80
@@ -38,7 +37,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2."""
-        self.exit(2, f'error: {_one_line(message)}\nrun "{self.prog} --help" for the options\n')
+        self.exit(2, f'error: {one_line(message)}\nrun "{self.prog} --help" for the options\n')
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:
@@ -93,6 +92,11 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no report")
 
 
+def add_many_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that take many inputs."""
+    parser.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
+
+
 def run_command(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> int:
     """Run a command and return its exit code.
 
@@ -112,36 +116,28 @@ def run_command(command: Callable[[argparse.Namespace], None], arguments: argpar
     except Exception as error:  # every failure becomes one line and an exit code
         if arguments.debug:
             traceback.print_exc()
-        print(f"error: {_describe(error)}", file=sys.stderr)
+        print(f"error: {describe_error(error)}", file=sys.stderr)
         return 1
     return 0
 
 
-def _describe(error: Exception) -> str:
-    """An error in one line, with the class name of errors that are not this package's own."""
-    text = _one_line(error)
-    return text if isinstance(error, LTXVAEError) else f"{type(error).__name__}: {text}".rstrip(": ")
-
-
-def _one_line(message: object) -> str:
-    return " ".join(str(message).split())
-
-
-def with_progress(
-    items: Iterable[Item], count: Callable[[Item], int], num_frames: int | None, arguments: argparse.Namespace
-) -> Iterator[Item]:
-    """The items unchanged, with a progress bar on standard error if it is a terminal.
+@contextmanager
+def progress_bar(num_frames: int | None, arguments: argparse.Namespace) -> Iterator[tqdm]:
+    """A progress bar on standard error if it is a terminal; `bar.update(n)` when n more frames are done.
 
     Args:
-        count: the number of frames in an item.
         num_frames: the total; None if it is unknown.
-        arguments: parsed with `add_report_options`.
+        arguments: parsed with the options of `add_report_options`.
     """
     hidden = arguments.quiet or arguments.json or not sys.stderr.isatty()
     with tqdm(total=num_frames, unit="frame", disable=hidden) as bar:
-        for item in items:
-            yield item
-            bar.update(count(item))
+        yield bar
+
+
+def write_line(text: str, file: TextIO) -> None:
+    """Print a line at once, also into a file, and keep a progress bar intact."""
+    tqdm.write(text, file=file)
+    file.flush()
 
 
 def frame_size(text: str) -> tuple[int, int]:
@@ -210,5 +206,4 @@ memory_budget = argument_type(_check_budget)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    # Through tqdm, which keeps the progress bar intact.
-    tqdm.write(f"warning: {_one_line(message)}", file=sys.stderr)
+    write_line(f"warning: {one_line(message)}", sys.stderr)

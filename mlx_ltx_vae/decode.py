@@ -1,97 +1,50 @@
-"""`python -m mlx_ltx_vae.decode`: decodes a latent file to a video."""
+"""`python -m mlx_ltx_vae.decode`: decodes latent files to videos."""
 
 import argparse
 import json
 import sys
-import time
-import warnings
-from dataclasses import dataclass, field
-from fractions import Fraction
-from pathlib import Path
-from typing import Any
-
-import mlx.core as mx
+from dataclasses import replace
 
 from . import demo
 from .checkpoint import open_checkpoint
 from .cli import (
     CommandParser,
     add_common_options,
+    add_many_options,
     add_plan_options,
     add_report_options,
     examples,
     frame_rate,
     grid,
     positive,
+    progress_bar,
     run_command,
     share,
     tile,
     tile_frames,
-    with_progress,
 )
-from .device import this_machine
-from .dtypes import DTYPES
-from .errors import LatentsError, PlanError
-from .frame_rate import DEFAULT_FPS
-from .latents import MappedLatents, looks_unnormalized, open_latents
+from .errors import ItemsError, PlanError
+from .items import ItemDecoder, are_many, check_many, find_pattern, name_items, output_options, read_inputs
+from .many import run_many, skip
 from .models.noise import CONVENTIONS, DEFAULT_CONVENTION
-from .models.video_vae.specs import decoder_spec
-from .pipeline.postprocess import FrameChunk
 from .planning.options import parse_options
-from .planning.plan import DecodePlan
-from .planning.planner import plan_decode
-from .shapes import Grid
-from .tiling import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
-from .units import format_bytes
-from .vae import VideoVAE
-from .video import check_output, check_output_options, open_sink
+from .tiling import PRESETS
+from .video import check_output_options
 
 _DEMO_OUTPUT = "demo.mp4"
-
-
-@dataclass
-class Report:
-    """The report at the end of a run."""
-
-    plan: DecodePlan
-    fps: Fraction
-    outputs: list[str] = field(default_factory=list)
-    frames: int = 0
-    seconds: float = 0.0
-    first_frame_seconds: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as a JSON-serializable dict. `output` is a list if a batch was decoded to several videos."""
-        return {
-            "frames": self.frames,
-            "width": self.plan.width,
-            "height": self.plan.height,
-            "fps": float(self.fps),
-            "seconds": self.seconds,
-            "first_frame_seconds": self.first_frame_seconds,
-            "peak_memory_bytes": mx.get_peak_memory(),
-            "plan": self.plan.as_dict(),
-            "output": self.outputs[0] if len(self.outputs) == 1 else self.outputs,
-        }
-
-    def __str__(self) -> str:
-        rate = self.frames / self.seconds
-        return (
-            f"Frames: {self.frames}, {rate:.3f} frames-per-sec, first after {self.first_frame_seconds:.2f} s\n"
-            f"Peak memory: {format_bytes(mx.get_peak_memory())}"
-        )
+_ENDING = ".mp4"  # of the outputs of several inputs, if they have no other
 
 
 def build_parser() -> CommandParser:
     """Build the command-line parser."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.decode",
-        usage="%(prog)s LATENTS -m VAE -o OUT [options]\n       %(prog)s --demo [options]",
-        description="Decode LTX video latents to a video, exactly, in memory that does not grow with the clip.",
+        usage="%(prog)s LATENTS... -m VAE -o OUT [options]\n       %(prog)s --demo [options]",
+        description="Decode LTX video latents to videos, exactly, in memory that does not grow with the clip.",
         epilog=examples(
             "python -m mlx_ltx_vae.decode --demo",
             "python -m mlx_ltx_vae.decode clip.safetensors -m vae.safetensors -o clip.mp4",
-            "python -m mlx_ltx_vae.decode clip.npy -m vae/ --memory-budget 8GB --dry-run",
+            "python -m mlx_ltx_vae.decode a.npy b.npy @more.txt -m vae/ -o videos/",
         ),
     )
     _add_input_options(parser)
@@ -101,19 +54,27 @@ def build_parser() -> CommandParser:
     add_plan_options(how)
     _add_noise_options(how)
     _add_video_options(parser.add_argument_group("the video"))
+    add_many_options(parser)
     add_report_options(parser)
     add_common_options(parser)
     return parser
 
 
 def _add_input_options(parser: CommandParser) -> None:
-    parser.add_argument("latents", nargs="?", metavar="LATENTS", help="latent file: .safetensors, .latent, .npy, .npz")
+    parser.add_argument(
+        "latents",
+        nargs="*",
+        metavar="LATENTS",
+        help="latent files: .safetensors, .latent, .npy, .npz; @clips.txt for those that a list names, one a line; "
+        "clips.csv for a table with a column path, and optionally output",
+    )
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
         help="the format is that of the ending: .mp4 .mov .mkv .webm .gif .npy; folder/ or %%05d.png for stills; - "
-        "for raw frames on standard output (default with --demo: demo.mp4)",
+        "for raw frames on standard output (default with --demo: demo.mp4). For several inputs: folder/ for videos "
+        "named after them, folder/clip.mp4; or a pattern such as folder/{name}.mkv, or folder/{name}/ for stills",
     )
     parser.add_argument("-m", "--model", metavar="VAE", help="the checkpoint: file, folder, or hub repository id")
     parser.add_argument(
@@ -243,17 +204,18 @@ def _add_video_options(video: argparse._ArgumentGroup) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return the exit code."""
     parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     if arguments.demo:
         if arguments.latents or arguments.model:
             parser.error("--demo comes with latents and a VAE; leave out LATENTS and -m")
-        arguments.latents, arguments.model = str(demo.LATENTS), str(demo.VAE)
+        arguments.latents, arguments.model = [str(demo.LATENTS)], str(demo.VAE)
         arguments.output = arguments.output or _DEMO_OUTPUT
     if not arguments.latents:
         parser.error("LATENTS is missing (or --demo)")
     if not arguments.model:
         parser.error("-m VAE is missing: the checkpoint to decode with")
-    if not arguments.output and not arguments.dry_run:
+    has_table = any(name.lower().endswith(".csv") for name in arguments.latents)
+    if not arguments.output and not arguments.dry_run and not has_table:
         parser.error("-o OUT is missing: where to write the video")
     if arguments.json and arguments.output == "-":
         parser.error("--json and -o - both write to standard output; choose one")
@@ -270,123 +232,36 @@ def _check_usage(arguments: argparse.Namespace) -> None:
     if tiled and arguments.mode not in ("auto", "tiled"):
         raise PlanError(f"tiles go with --mode tiled, not {arguments.mode}")
     parse_options(mode="tiled" if tiled else arguments.mode, order=arguments.order, chunk=arguments.chunk)
-    if arguments.output:
-        check_output_options(arguments.output, **_output_options(arguments), fps=arguments.fps)
+    if are_many(arguments.latents):
+        check_many(arguments.latents, arguments.output)
+        if arguments.audio:
+            raise ItemsError("--audio goes with one input; add it to each video on its own")
+    pattern = find_pattern(arguments.latents, arguments.output, _ENDING)
+    if pattern:
+        check_output_options(pattern, **output_options(arguments), fps=arguments.fps)
 
 
 def _decode(arguments: argparse.Namespace) -> None:
+    pattern = find_pattern(arguments.latents, arguments.output, _ENDING)
+    items = name_items(read_inputs(arguments.latents, with_sizes=False), pattern, is_dry_run=arguments.dry_run)
+    is_many = are_many(arguments.latents)
     checkpoint = open_checkpoint(arguments.model, encoder=False)
-    config = checkpoint.config
-    file = open_latents(
-        arguments.latents,
-        latent_channels=config.latent_channels,
-        tensor=arguments.tensor,
-        grid=arguments.grid,
-        scale=config.scale,
-    )
-    shape = file.shape._replace(batch=1)
-    tiling = _tiling(arguments, config.scale.video_grid(shape.grid))
-    plan = plan_decode(
-        decoder_spec(config),
-        shape,
-        this_machine(DTYPES[arguments.dtype or checkpoint.networks["decoder"].dtype]),
-        memory_budget=arguments.memory_budget,
-        holds_latents=False,
-        mode="tiled" if tiling is not None and arguments.mode == "auto" else arguments.mode,
-        order=arguments.order,
-        tiling=tiling,
-        tile_batch_size=arguments.tile_batch_size,
-        chunk=arguments.chunk,
-    )
-    fps = arguments.fps or file.info.fps or DEFAULT_FPS
-    outputs = name_outputs(arguments.output, file.shape.batch) if arguments.output else []
-    for output in outputs:  # before the weights are read
-        check_output(output, **_output_options(arguments), size=plan.frame_size, fps=fps)
-    if arguments.dry_run:
-        print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
+    decoder = ItemDecoder(checkpoint, arguments, is_many=is_many)
+    if is_many:
+        run_many(decoder, items, arguments)
         return
-    statistics = checkpoint.read_statistics()
-    latents = file.map(statistics=statistics, unnormalized=arguments.unnormalized)
-    if looks_unnormalized(latents, *statistics):
-        warnings.warn(
-            f"{arguments.latents}: the channels have the statistics of unnormalized latents; if the picture is wrong, "
-            "add --unnormalized.",
-            stacklevel=2,
-        )
-    vae = VideoVAE.from_pretrained(checkpoint, dtype=arguments.dtype, encoder=False)
-    report = Report(plan, fps)
-    for item, output in enumerate(outputs):
-        _decode_one(vae, latents.item(item), output, report, arguments)
+    opened = decoder.open(items[0])
+    if skip(replace(items[0], outputs=tuple(opened.outputs)), arguments):
+        return
+    if arguments.dry_run:
+        print(json.dumps({"plan": opened.plan.as_dict()}) if arguments.json else opened.plan)
+        return
+    with progress_bar(opened.num_frames, arguments) as bar:
+        report = decoder.decode(opened, bar.update)
     if arguments.json:
         print(json.dumps(report.as_dict()))
     elif not arguments.quiet:
         print(report, file=sys.stderr if arguments.output == "-" else sys.stdout)
-
-
-def _tiling(arguments: argparse.Namespace, video_grid: Grid) -> TilingConfig | None:
-    """The tiling that the arguments request, or None."""
-    if arguments.preset:
-        num_frames, height, width = video_grid
-        return preset(arguments.preset, height, width, num_frames)
-    if not (arguments.tile or arguments.tile_frames):
-        return None
-    return TilingConfig(
-        spatial_config=SpatialTilingConfig(*arguments.tile) if arguments.tile else None,
-        temporal_config=TemporalTilingConfig(*arguments.tile_frames) if arguments.tile_frames else None,
-    )
-
-
-def _output_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `open_sink` and `check_output` that the command line determines."""
-    return {
-        "audio": arguments.audio,
-        "codec": arguments.codec,
-        "crf": arguments.crf,
-        "bit_depth": arguments.bit_depth,
-        "fragmented": arguments.live,
-    }
-
-
-def _decode_one(
-    vae: VideoVAE, latents: MappedLatents, output: str, report: Report, arguments: argparse.Namespace
-) -> None:
-    """Decode one batch item to one output."""
-    start = time.perf_counter()
-    chunks = vae.stream(
-        latents,
-        report.plan,
-        timestep=arguments.timestep,
-        seed=arguments.seed,
-        noise_scale=arguments.noise_scale,
-        like=arguments.like,
-        bit_depth=arguments.bit_depth,
-    )
-    with open_sink(output, **_output_options(arguments), size=report.plan.frame_size, fps=report.fps) as sink:
-        for chunk in with_progress(chunks, _count_frames, report.plan.num_frames, arguments):
-            sink.write(chunk.to_uint8() if arguments.bit_depth == 8 else chunk.to_uint16())
-            if not report.first_frame_seconds:
-                report.first_frame_seconds = time.perf_counter() - start
-            report.frames += _count_frames(chunk)
-    report.seconds += time.perf_counter() - start
-    report.outputs.append(output)
-
-
-def _count_frames(chunk: FrameChunk) -> int:
-    return chunk.frames.shape[1]
-
-
-def name_outputs(output: str, batch: int) -> list[str]:
-    """The output of each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png."""
-    if batch == 1:
-        return [output]
-    if output == "-":
-        raise LatentsError(f"the file has {batch} videos, and standard output takes one; name an output file.")
-    path = Path(output)
-    if output.endswith("/") or path.is_dir():
-        return [f"{path}-{item}/" for item in range(batch)]
-    if "%" in path.name:
-        return [str(path.parent.with_name(f"{path.parent.name}-{item}") / path.name) for item in range(batch)]
-    return [str(path.with_name(f"{path.stem}-{item}{path.suffix}")) for item in range(batch)]
 
 
 if __name__ == "__main__":

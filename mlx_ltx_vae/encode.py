@@ -1,101 +1,59 @@
-"""`python -m mlx_ltx_vae.encode`: encodes a video to a latent file."""
+"""`python -m mlx_ltx_vae.encode`: encodes videos to latent files."""
 
 import argparse
 import json
 import sys
-import time
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any
-
-import mlx.core as mx
 
 from . import demo
-from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint import open_checkpoint
 from .cli import (
     CommandParser,
     add_common_options,
+    add_many_options,
     add_plan_options,
     add_report_options,
     examples,
     frame_rate,
     frame_size,
     positive,
+    progress_bar,
     run_command,
     tile,
-    with_progress,
 )
-from .device import this_machine
-from .dtypes import DTYPES
-from .errors import LatentsError
-from .latents import check_latents_name, check_latents_target, save_latents
-from .models.video_vae.specs import encoder_spec
-from .planning.plan import EncodePlan
-from .planning.planner import plan_encode
-from .tiling import SpatialTilingConfig, TilingConfig
-from .units import format_bytes
-from .vae import VideoVAE
-from .video import Fit, VideoReader
+from .items import ItemEncoder, are_many, check_many, find_pattern, name_items, read_inputs
+from .latents import check_latents_name
+from .many import run_many, skip
 
-_UNKNOWN_LENGTH = 1001  # frames; a longer clip takes no more memory
-
-
-@dataclass(frozen=True)
-class Report:
-    """The report at the end of a run. `frames` is the number of frames that the latents decode to."""
-
-    frames: int
-    size: tuple[int, int]
-    fps: Fraction | None
-    source_fps: Fraction | None
-    seconds: float
-    latent_shape: tuple[int, ...]
-    plan: EncodePlan
-    output: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as a JSON-serializable dict. The frame rates of images are null, unless one is given."""
-        return {
-            "frames": self.frames,
-            "width": self.size[0],
-            "height": self.size[1],
-            "fps": None if self.fps is None else float(self.fps),
-            "source_fps": None if self.source_fps is None else float(self.source_fps),
-            "seconds": self.seconds,
-            "peak_memory_bytes": mx.get_peak_memory(),
-            "latent_shape": self.latent_shape,
-            "plan": self.plan.as_dict(),
-            "output": self.output,
-        }
-
-    def __str__(self) -> str:
-        rate = ""
-        if self.fps and self.source_fps and self.fps != self.source_fps:
-            change = "repeating" if self.fps > self.source_fps else "dropping"
-            rate = f"Frame rate: {float(self.source_fps):.6g} to {float(self.fps):.6g} fps, {change} frames\n"
-        speed = f"{self.frames / self.seconds:.3f} frames-per-sec"
-        return (
-            f"{rate}Frames: {self.frames}, {speed}, latents {self.latent_shape}\n"
-            f"Peak memory: {format_bytes(mx.get_peak_memory())}"
-        )
+_ENDING = ".safetensors"
 
 
 def build_parser() -> CommandParser:
     """Build the command-line parser."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.encode",
-        usage="%(prog)s VIDEO -m VAE -o LATENTS [options]",
-        description="Encode a video to LTX latents, exactly, in memory that does not grow with the clip.",
+        usage="%(prog)s VIDEO... -m VAE -o LATENTS [options]",
+        description="Encode videos to LTX latents, exactly, in memory that does not grow with the clip.",
         epilog=examples(
             "python -m mlx_ltx_vae.encode clip.mp4 -m vae.safetensors -o clip.safetensors",
             "python -m mlx_ltx_vae.encode clip.mov -m vae/ -o a.safetensors --size 768x512",
-            "python -m mlx_ltx_vae.encode stills/ --demo -o stills.safetensors --fps 24",
+            "python -m mlx_ltx_vae.encode clips.csv -m vae/ -o latents/ --skip-existing",
         ),
     )
     parser.add_argument(
-        "video", metavar="VIDEO", help="video or GIF, a folder of images, or a pattern such as %%05d.png"
+        "video",
+        nargs="+",
+        metavar="VIDEO",
+        help="videos or GIFs, folders of images, or patterns such as %%05d.png; @clips.txt for those that a list "
+        "names, one a line; clips.csv for a table with a column path, and optionally output, width, height, frames, "
+        "fps",
     )
-    parser.add_argument("-o", "--output", metavar="LATENTS", required=True, help="output file, .safetensors")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="LATENTS",
+        help="output file, .safetensors. For several inputs: folder/ for files named after them, "
+        "folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors",
+    )
     parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
     parser.add_argument("--demo", action="store_true", help="use the small VAE that ships with the package")
 
@@ -121,6 +79,7 @@ def build_parser() -> CommandParser:
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
     add_plan_options(how)
 
+    add_many_options(parser)
     add_report_options(parser)
     add_common_options(parser)
     return parser
@@ -129,78 +88,45 @@ def build_parser() -> CommandParser:
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return the exit code."""
     parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     if arguments.demo and arguments.model:
         parser.error("--demo comes with a VAE; leave out -m")
     if arguments.demo:
         arguments.model = str(demo.VAE)
     if not arguments.model:
         parser.error("-m VAE is missing: the checkpoint to encode with (or --demo)")
+    if not arguments.output and not any(name.lower().endswith(".csv") for name in arguments.video):
+        parser.error("-o LATENTS is missing: where to write the latents")
     with parser.wrong_usage():
-        check_latents_name(arguments.output)
+        if are_many(arguments.video):
+            check_many(arguments.video, arguments.output)
+        pattern = find_pattern(arguments.video, arguments.output, _ENDING)
+        if pattern:
+            check_latents_name(pattern)
     return run_command(_encode, arguments)
 
 
 def _encode(arguments: argparse.Namespace) -> None:
+    pattern = find_pattern(arguments.video, arguments.output, _ENDING)
+    items = name_items(read_inputs(arguments.video, with_sizes=True), pattern, is_dry_run=arguments.dry_run)
+    is_many = are_many(arguments.video)
     checkpoint = open_checkpoint(arguments.model, decoder=False)
-    with VideoReader(
-        arguments.video,
-        size=arguments.size,
-        fit=_fit(arguments),
-        multiple=checkpoint.config.spatial_scale,
-        max_frames=arguments.frames,
-        fps=arguments.fps,
-    ) as video:
-        plan = _plan(checkpoint, video, arguments)
+    encoder = ItemEncoder(checkpoint, arguments, is_many=is_many)
+    if is_many:
+        run_many(encoder, items, arguments)
+        return
+    if skip(encoder.measure(items[0]), arguments):
+        return
+    with encoder.open(items[0]) as (video, plan):
         if arguments.dry_run:
             print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
             return
-        report = _encode_video(checkpoint, video, plan, arguments)
+        with progress_bar(video.num_frames, arguments) as bar:
+            report = encoder.encode(items[0], video, plan, bar.update)
     if arguments.json:
         print(json.dumps(report.as_dict()))
     elif not arguments.quiet:
         print(report)
-
-
-def _fit(arguments: argparse.Namespace) -> Fit:
-    if arguments.crop:
-        return Fit.CROP
-    return Fit.RESIZE if arguments.resize or arguments.size else Fit.EXACT
-
-
-def _plan(checkpoint: Checkpoint, video: VideoReader, arguments: argparse.Namespace) -> EncodePlan:
-    """Plan the encode. A video may have an unknown number of frames until all of them are read."""
-    width, height = video.size
-    dtype = arguments.dtype or checkpoint.networks["encoder"].dtype
-    return plan_encode(
-        encoder_spec(checkpoint.config),
-        (video.num_frames or _UNKNOWN_LENGTH, height, width, 3),
-        this_machine(DTYPES["float32" if dtype == "float16" else dtype]),  # encoders are promoted
-        pad=arguments.pad,
-        memory_budget=arguments.memory_budget,
-        mode="tiled" if arguments.tile else "auto",
-        tiling=TilingConfig(SpatialTilingConfig(*arguments.tile)) if arguments.tile else None,
-        tile_batch_size=arguments.tile_batch_size,
-    )
-
-
-def _encode_video(
-    checkpoint: Checkpoint, video: VideoReader, plan: EncodePlan, arguments: argparse.Namespace
-) -> Report:
-    width, height = video.size
-    check_latents_target(arguments.output, fps=video.fps)
-    vae = VideoVAE.from_pretrained(checkpoint, dtype=arguments.dtype, decoder=False)
-    start = time.perf_counter()
-    frames = with_progress(video, len, video.num_frames, arguments)
-    parts = list(vae.encode_stream(frames, plan, pad=arguments.pad))
-    if not parts:
-        raise LatentsError(f"{arguments.video}: has no frames.")
-    latents = mx.concatenate(parts, axis=2)
-    num_frames = checkpoint.config.scale.video_grid(latents.shape[2:])[0]
-    save_latents(arguments.output, latents, fps=video.fps, num_frames=num_frames, height=height, width=width)
-    seconds = time.perf_counter() - start
-    rates = (video.fps, video.source_fps)
-    return Report(num_frames, video.size, *rates, seconds, latents.shape, plan, arguments.output)
 
 
 if __name__ == "__main__":

@@ -44,5 +44,20 @@ class DistributedError(LTXVAEError):
     """Several processes cannot work together: they cannot connect, differ in what they work on, or one has failed."""
 
 
+class ItemsError(LTXVAEError):
+    """A list of inputs cannot be read, two of them have the same output, or some of them failed."""
+
+
 class TilingError(PlanError, ValueError):
     """Invalid tiles. Also a ValueError, because apps with their own decoder catch that."""
+
+
+def describe_error(error: Exception) -> str:
+    """An error in one line, with the class name of errors that are not this package's own."""
+    text = one_line(error)
+    return text if isinstance(error, LTXVAEError) else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def one_line(message: object) -> str:
+    """A text with single spaces instead of line breaks."""
+    return " ".join(str(message).split())

@@ -97,3 +97,19 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], GoldenCa
 def weights(golden: Callable[[str], GoldenCase]) -> Callable[[str], dict[str, np.ndarray]]:
     """`weights("ltx2_3")`: the tensors of the golden checkpoint."""
     return lambda name: load_file(golden(name).checkpoint)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A list with an entry for each load of a VAE."""
+    from mlx_ltx_vae import VideoVAE  # after the environment is set
+
+    calls: list[Any] = []
+    load = VideoVAE.from_pretrained
+
+    def counted(*arguments, **options):
+        calls.append(arguments)
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(VideoVAE, "from_pretrained", counted)
+    return calls

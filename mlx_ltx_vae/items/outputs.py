@@ -1,0 +1,120 @@
+"""The names of outputs: of an item, and of the videos in its batch."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..errors import ItemsError, LatentsError
+from .inputs import Input, is_list
+from .item import Item
+
+#: Stands for the name of the input, in an output.
+NAME = "{name}"
+
+
+def are_many(arguments: Sequence[str]) -> bool:
+    """Whether arguments name more than one input; a list always does, whatever its length."""
+    return len(arguments) > 1 or any(map(is_list, arguments))
+
+
+def check_many(arguments: Sequence[str], output: str | None) -> None:
+    """Raise an `ItemsError` for standard input or output among many inputs."""
+    if "-" in arguments or output == "-":
+        raise ItemsError("- is standard input or output, which takes one input; name files.")
+
+
+def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> str | None:
+    """The output of each input, with `{name}` for the input's name. For many, `out/` is `out/{name}.mp4`.
+
+    Args:
+        ending: of the outputs in a folder, such as .mp4.
+
+    Raises:
+        ItemsError: for the name of one file, and many inputs.
+    """
+    if output is None or NAME in output or not are_many(arguments):
+        return output
+    if output.endswith(("/", os.sep)) or Path(output).is_dir():
+        return os.path.join(output, NAME + ending)
+    raise ItemsError(
+        f"{output}: is one output for several inputs; name a folder (out/) or a pattern (out/{NAME}{ending})."
+    )
+
+
+def name_items(inputs: Sequence[Input], pattern: str | None, *, is_dry_run: bool) -> list[Item]:
+    """The items of inputs.
+
+    Args:
+        pattern: with `{name}`. Outputs that a table states replace it; they are relative to its folder, and without a
+            pattern to the table's folder.
+        is_dry_run: whether items may be without output.
+
+    Raises:
+        ItemsError: for inputs that have the same output, one of several whose output is an input, and one without
+            output.
+    """
+    items = [Item(given.source, _output(given, pattern), given.size, given.max_frames, given.fps) for given in inputs]
+    check_distinct(items)
+    sources = {os.path.realpath(item.source) for item in items} if len(items) > 1 else set()
+    for item in items:
+        if item.output is None and not is_dry_run:
+            raise ItemsError(f"{item.source}: has no output; name a folder for it with -o.")
+        if item.output and os.path.realpath(item.output) in sources:
+            raise ItemsError(f"{item.source}: its output {item.output} is one of the inputs; name another folder.")
+    return items
+
+
+def _output(given: Input, pattern: str | None) -> str | None:
+    if given.output:
+        folder = given.folder if pattern is None else os.path.dirname(pattern.split(NAME)[0])
+        return os.path.join(folder, given.output)
+    return pattern and pattern.replace(NAME, given.name)
+
+
+def check_distinct(items: Sequence[Item]) -> None:
+    """Raise an `ItemsError` that names both if two items have the same output."""
+    owners: dict[str, int] = {}
+    for index, item in enumerate(items):
+        for output in item.outputs or [item.output]:
+            owner = index if output is None else owners.setdefault(os.path.normpath(output), index)
+            if owner != index:
+                raise ItemsError(
+                    f"{items[owner].source} and {item.source} would both be written to {output}; rename one, or name "
+                    "them in a list (@clips.txt), which keeps their folders."
+                )
+
+
+def all_exist(outputs: Iterable[str]) -> bool:
+    """Whether an item's outputs are there: files, or folders of stills that are not empty. False for no outputs."""
+    found = [_exists(output) for output in outputs]
+    return bool(found) and all(found)
+
+
+def _exists(output: str) -> bool:
+    path = Path(output)
+    if "%" in path.name and not path.exists():
+        path = path.parent
+    return output != "-" and (any(path.iterdir()) if path.is_dir() else path.exists())
+
+
+def nearest_existing(output: str) -> str:
+    """The output as if the nearest folder above it that exists were its own: what can be checked before it is made."""
+    path = Path(output)
+    folder = path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return os.path.join(folder, path.name) + ("/" if output.endswith("/") else "")
+
+
+def name_outputs(output: str, batch: int) -> list[str]:
+    """The output of each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png."""
+    if batch == 1:
+        return [output]
+    if output == "-":
+        raise LatentsError(f"the file has {batch} videos, and standard output takes one; name an output file.")
+    path = Path(output)
+    if output.endswith("/") or path.is_dir():
+        return [f"{path}-{item}/" for item in range(batch)]
+    if "%" in path.name:
+        return [str(path.parent.with_name(f"{path.parent.name}-{item}") / path.name) for item in range(batch)]
+    return [str(path.with_name(f"{path.stem}-{item}{path.suffix}")) for item in range(batch)]

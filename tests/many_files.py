@@ -1,0 +1,29 @@
+"""Helpers of the tests of many inputs."""
+
+from pathlib import Path
+
+from mlx_ltx_vae import demo
+from mlx_ltx_vae.decode import main as decode
+
+VAE = ["-m", str(demo.VAE)]
+
+
+def names(folder) -> list[str]:
+    """The files in a folder and the folders in it."""
+    folder = Path(folder)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def run(main, *arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def failed(capsys, *arguments, main=decode) -> str:
+    """The one error line of a command that must fail before anything is written."""
+    before = names(".")
+    assert run(main, *arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert names(".") == before
+    return line

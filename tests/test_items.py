@@ -1,0 +1,161 @@
+"""What arguments, lists and tables name, and what the outputs are called."""
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from mlx_ltx_vae.errors import ItemsError
+from mlx_ltx_vae.items import Input, Item, all_exist, find_pattern, longest_first, name_items
+from mlx_ltx_vae.items import read_inputs as read
+
+
+def read_inputs(arguments, with_sizes=True):
+    return read(arguments, with_sizes=with_sizes)
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def refusal(function, *arguments, **options) -> str:
+    """The one-line error of a call that must fail."""
+    with pytest.raises(ItemsError) as error:
+        function(*arguments, **options)
+    text = str(error.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    return text
+
+
+def test_a_list_names_a_file_a_line_relative_to_its_folder(tmp_path):
+    absolute = tmp_path / "elsewhere" / "c.npy"
+    lines = f"\ufeffa.npy\n\n  # a comment\n  sub/b 1.npy  \r\n{absolute}\n../d.npy\n"
+    (tmp_path / "set").mkdir()
+    found = read_inputs(["first.npy", "@" + write(tmp_path / "set" / "clips.txt", lines)])
+    folder = str(tmp_path / "set")
+    assert found == [
+        Input("first.npy", "first"),
+        Input(f"{folder}/a.npy", "a", folder=folder),
+        Input(f"{folder}/sub/b 1.npy", "sub/b 1", folder=folder),
+        Input(str(absolute), "c", folder=folder),
+        Input(f"{folder}/../d.npy", "d", folder=folder),
+    ]
+
+
+def test_absolute_paths_in_the_folder_of_a_list_keep_their_folders_too(tmp_path):
+    listed = write(tmp_path / "clips.txt", f"{tmp_path}/sub/a.npy\n")
+    assert [given.name for given in read_inputs(["@" + listed])] == ["sub/a"]
+
+
+def test_a_table_names_paths_outputs_and_sizes_and_other_columns_are_ignored(tmp_path):
+    text = (
+        "caption,Media_Path,width,height,num_frames,fps,output\r\n"
+        '"a dog, which\nbarks",sub/a.mp4,768,512,121.0,23.976,x/a.safetensors\r\n'
+        "plain,b.mp4,,,,,\r\n"
+    )
+    table = write(tmp_path / "clips.csv", "\ufeff" + text)
+    first, second = read_inputs([table])
+    folder = str(tmp_path)
+    assert first == Input(
+        f"{folder}/sub/a.mp4", "sub/a", "x/a.safetensors", folder, (768, 512), 121, Fraction(24000, 1001)
+    )
+    assert second == Input(f"{folder}/b.mp4", "b", folder=folder)
+    assert read_inputs([f"@{table}"]) == [first, second]
+    for given, found in zip([first, second], read_inputs([table], with_sizes=False), strict=True):
+        assert found == replace(given, size=None, max_frames=None, fps=None)
+
+
+@pytest.mark.parametrize("column", ["path", "media_path", "video", "video_path", "file", "file_name"])
+def test_the_path_has_the_column_names_of_data_sets(tmp_path, column):
+    assert [given.name for given in read_inputs([write(tmp_path / "clips.csv", f"{column}\nsub/a.mp4\n")])] == ["sub/a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "clips.csv: has no column with paths; its first line must name one of path, media_path"),
+        ("caption\na.mp4\n", "has no column with paths"),
+        ("path,video\na.mp4,b.mp4\n", "has the columns path and video"),
+        ("path\n", "clips.csv: names no file"),
+        ("path,width\n,64\n", "clips.csv, line 2: has no path"),
+        ("path,width\na.mp4,64\n", "line 2: states only one of width and height"),
+        ("path,width,height\na.mp4,64,64\nb.mp4,wide,64\n", "line 3: the width 'wide' is not a whole number"),
+        ("path,frames\na.mp4,0\n", "line 2: the frames '0' is not a whole number of at least 1"),
+        ("path,frames\na.mp4,1.5\n", "line 2: the frames '1.5' is not a whole number"),
+        ("path,fps\na.mp4,fast\n", "line 2: 'fast' is not a frame rate"),
+        ("path,caption\na.mp4,a dog, barking\n", "line 2: has more values than there are columns; put quotes"),
+        ("path\n-\n", "line 2: '-' is not the path of a file"),
+    ],
+)
+def test_a_wrong_table_is_an_error_that_names_the_line(tmp_path, text, words):
+    assert words in refusal(read_inputs, [write(tmp_path / "clips.csv", text)])
+
+
+def test_a_list_that_cannot_be_read_or_is_empty_is_an_error(tmp_path):
+    assert "missing.txt: there is no such list" in refusal(read_inputs, [f"@{tmp_path}/missing.txt"])
+    assert "missing.csv: there is no such list" in refusal(read_inputs, [f"{tmp_path}/missing.csv"])
+    assert "cannot be read (Is a directory)" in refusal(read_inputs, [f"@{tmp_path}"])
+    assert "names no file" in refusal(read_inputs, ["@" + write(tmp_path / "empty.txt", "# nothing\n\n")])
+    (tmp_path / "latin.txt").write_bytes(b"\xe4.npy\n")
+    assert "cannot be read as a list in UTF-8" in refusal(read_inputs, [f"@{tmp_path}/latin.txt"])
+
+
+def test_a_folder_takes_several_outputs_and_a_single_input_keeps_its_output(tmp_path):
+    several = ["a.npy", "b.npy"]
+    assert find_pattern(several, "out/", ".mp4") == "out/{name}.mp4"
+    assert find_pattern(several, str(tmp_path), ".mp4") == f"{tmp_path}/{{name}}.mp4"
+    assert find_pattern(several, "out/{name}/", ".mp4") == "out/{name}/"
+    assert find_pattern(["@clips.txt"], "out/", ".mp4") == "out/{name}.mp4"
+    assert find_pattern(["a.npy"], "out/", ".mp4") == "out/"
+    assert find_pattern(several, None, ".mp4") is None
+    assert "out.mp4: is one output for several inputs" in refusal(find_pattern, several, "out.mp4", ".mp4")
+
+
+def outputs(inputs, pattern):
+    return [item.output for item in name_items(inputs, pattern, is_dry_run=False)]
+
+
+def test_outputs_are_named_after_inputs_unless_the_table_names_them():
+    given = [Input("x/a.npy", "a"), Input("set/sub/b.npy", "sub/b", folder="set")]
+    named = Input("set/c.npy", "c", output="d/e.mkv", folder="set")
+    assert outputs(given, "out/{name}.mp4") == ["out/a.mp4", "out/sub/b.mp4"]
+    assert outputs([*given, named], "out/{name}/{name}.gif") == ["out/a/a.gif", "out/sub/b/sub/b.gif", "out/d/e.mkv"]
+    assert outputs([named], None) == ["set/d/e.mkv"]
+    assert outputs([Input("a.npy", "a")], "clip.mp4") == ["clip.mp4"]
+    assert "x/a.npy: has no output; name a folder for it with -o" in refusal(outputs, [*given, named], None)
+
+
+def test_two_inputs_with_one_output_are_an_error_that_names_both():
+    same = [Input("x/a.npy", "a"), Input("b.npy", "b"), Input("y/a.npy", "a")]
+    text = refusal(outputs, same, "out/{name}.mp4")
+    assert text.startswith("x/a.npy and y/a.npy would both be written to out/a.mp4; ")
+    assert "x/a.npy and x/a.npy" in refusal(outputs, [same[0], same[0]], "out/{name}.mp4")
+    assert "x/a.npy and b.npy" in refusal(outputs, [same[0], replace(same[1], output="./a.mp4")], "{name}.mp4")
+
+
+def test_an_output_that_is_an_input_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = [Input("a.npy", "a"), Input("b.npy", "b")]
+    assert "a.npy: its output ./a.npy is one of the inputs" in refusal(outputs, given, "./{name}.npy")
+
+
+def test_outputs_exist_if_all_files_are_there_and_folders_are_not_empty(tmp_path):
+    (tmp_path / "stills").mkdir()
+    (tmp_path / "a.mp4").touch()
+    here = str(tmp_path)
+    assert all_exist([f"{here}/a.mp4"])
+    assert not all_exist([])
+    assert not all_exist([f"{here}/a.mp4", f"{here}/b.mp4"])
+    for name in ("stills/", "stills/%05d.png"):
+        assert not all_exist([f"{here}/{name}"])
+    (tmp_path / "stills" / "00000.png").touch()
+    for name in ("stills/", "stills/%05d.png"):
+        assert all_exist([f"{here}/{name}"])
+
+
+def test_the_longest_items_come_first_and_equal_ones_in_their_order():
+    items = [Item(name, None, cost=cost) for name, cost in (("a", 1), ("b", 3), ("c", 1), ("d", 2))]
+    assert [item.source for item in longest_first(items)] == ["b", "d", "a", "c"]

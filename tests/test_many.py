@@ -1,0 +1,285 @@
+"""decode of many inputs, end to end."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from many_files import VAE, failed, names, run
+from mlx_ltx_vae import demo, load_latents, save_latents
+from mlx_ltx_vae.decode import main as decode
+
+
+@pytest.fixture
+def clips(tmp_path, monkeypatch):
+    """A folder with latents of 1, 9 and 17 frames of 64x64, a batch of two, and a file that is not latents."""
+    monkeypatch.chdir(tmp_path)
+    latents, _ = load_latents(demo.LATENTS)
+    for name, frames in (("one", 1), ("two", 2), ("three", 3)):
+        save_latents(f"{name}.safetensors", latents[:, :, :frames, :2, :2], fps=24)
+    pair = mx.concatenate([latents[:, :, :1, :2, :2], latents[:, :, 1:2, :2, :2]])
+    save_latents("pair.safetensors", pair, fps=24)
+    Path("broken.npy").write_text("not latents")
+    return tmp_path
+
+
+def test_many_files_become_the_videos_that_each_becomes_alone_with_one_load(clips, loads, capsys):
+    sources = ["one.safetensors", "two.safetensors", "three.safetensors"]
+    assert run(decode, *sources, *VAE, "-o", "out/{name}.npy") == 0
+    assert len(loads) == 1
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    *lines, summary, frames, peak = captured.out.splitlines()
+    assert [re.sub(r"[\d.]+ s$", "S", line) for line in lines] == [
+        "one.safetensors: 1 frames, S",
+        "two.safetensors: 9 frames, S",
+        "three.safetensors: 17 frames, S",
+    ]
+    assert summary == "Inputs: 3 done, 0 skipped, 0 failed"
+    assert re.fullmatch(r"Frames: 27, [\d.]+ frames-per-sec", frames)
+    assert re.fullmatch(r"Peak memory: [\d.]+ MB", peak)
+    assert names("out") == ["one.npy", "three.npy", "two.npy"]
+    for source in sources:
+        assert run(decode, source, *VAE, "-o", "alone.npy", "-q") == 0
+        assert np.array_equal(np.load("alone.npy"), np.load(f"out/{Path(source).stem}.npy"))
+
+
+def test_a_folder_holds_videos_of_many_and_stills_of_one(clips):
+    assert run(decode, "one.safetensors", "two.safetensors", *VAE, "-o", "out/", "-q") == 0
+    assert names("out") == ["one.mp4", "two.mp4"]
+    assert run(decode, "two.safetensors", *VAE, "-o", "stills/", "-q") == 0
+    assert names("stills") == [f"{index:05d}.png" for index in range(9)]
+    assert run(decode, "one.safetensors", "two.safetensors", *VAE, "-o", "shots/{name}/", "-q") == 0
+    assert names("shots") == ["one/00000.png", *(f"two/{index:05d}.png" for index in range(9))]
+    assert run(decode, "one.safetensors", *VAE, "-o", "out/{name}.gif", "-q") == 0
+    assert (clips / "out" / "one.gif").exists()
+
+
+def test_inputs_may_come_before_and_after_the_options(clips):
+    assert run(decode, "one.safetensors", *VAE, "two.safetensors", "-o", "out/", "-q", "three.safetensors") == 0
+    assert names("out") == ["one.mp4", "three.mp4", "two.mp4"]
+
+
+def test_a_broken_file_does_not_stop_the_others_and_the_exit_code_is_1(clips, capsys):
+    sources = ["one.safetensors", "broken.npy", "missing.npy", "two.safetensors"]
+    assert run(decode, *sources, *VAE, "-o", "out/") == 1
+    captured = capsys.readouterr()
+    assert "Inputs: 2 done, 0 skipped, 2 failed" in captured.out
+    broken, missing, last = captured.err.splitlines()
+    assert broken.startswith("error: broken.npy: is neither safetensors nor .npy nor .npz")
+    assert missing == "error: missing.npy: there is no such file."
+    assert last == "error: 2 of 4 inputs failed."
+    assert names("out") == ["one.mp4", "two.mp4"]
+    assert run(decode, *sources, *VAE, "-o", "out/", "-q") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [broken, missing, last]
+
+
+def test_an_error_in_the_middle_of_a_decode_leaves_nothing_of_that_file(clips, capsys):
+    values = mx.concatenate([load_latents("three.safetensors")[0], mx.full((1, 64, 1, 2, 2), float("nan"))], axis=2)
+    mx.save_safetensors("spoiled.safetensors", {"latents": values})
+    assert run(decode, "spoiled.safetensors", "one.safetensors", *VAE, "-o", "out/", "-q") == 1
+    assert capsys.readouterr().err.startswith("error: spoiled.safetensors: ")
+    assert names("out") == ["one.mp4"]
+
+
+def test_errors_that_do_not_name_their_file_are_shown_with_it(clips, capsys):
+    assert run(decode, "one.safetensors", "two.safetensors", *VAE, "-o", "out/", "--memory-budget", "1MB") == 1
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: one.safetensors: ")
+    assert second.startswith("error: two.safetensors: ")
+    assert "the least that works" in first
+    assert last == "error: 2 of 2 inputs failed."
+    assert not (clips / "out").exists()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_one_error_for_all(clips, capsys):
+    assert "nothing: no such file" in failed(
+        capsys, "one.safetensors", "two.safetensors", "-m", "nothing", "-o", "out/"
+    )
+
+
+def test_lists_and_tables_decode_and_keep_their_folders(clips, capsys):
+    for folder, name in (("x", "one"), ("y", "two")):
+        (clips / "set" / folder).mkdir(parents=True)
+        os.rename(f"{name}.safetensors", f"set/{folder}/clip.safetensors")
+    Path("set/clips.txt").write_text("x/clip.safetensors\n\n# later\ny/clip.safetensors\n")
+    Path("clips.csv").write_text('path,output,caption,width\nthree.safetensors,z/last.mkv,"a, b",640\n')
+    assert run(decode, "@set/clips.txt", "clips.csv", *VAE, "-o", "out/", "-q") == 0
+    assert names("out") == ["x/clip.mp4", "y/clip.mp4", "z/last.mkv"]
+    assert run(decode, "clips.csv", *VAE, "-q") == 0  # relative to the table
+    assert names("z") == ["last.mkv"]
+    assert "would both be written to out/clip.mp4" in failed(
+        capsys, "set/x/clip.safetensors", "set/y/clip.safetensors", *VAE, "-o", "out/"
+    )
+    assert "no such list" in failed(capsys, "@nothing.txt", *VAE, "-o", "out/")
+    Path("clips.csv").write_text("path\nthree.safetensors\n")
+    assert "has no output" in failed(capsys, "clips.csv", *VAE)
+
+
+def test_same_outputs_are_refused_before_anything_runs(clips, capsys):
+    save_latents("pair-0.safetensors", load_latents("one.safetensors")[0])
+    line = failed(capsys, "one.safetensors", "pair-0.safetensors", "pair.safetensors", *VAE, "-o", "out/")
+    assert line.startswith("error: pair-0.safetensors and pair.safetensors would both be written to out/pair-0.mp4")
+
+
+def test_a_batch_in_a_file_becomes_several_videos(clips, capsys):
+    assert run(decode, "one.safetensors", "pair.safetensors", *VAE, "-o", "out/", "--json") == 0
+    one, pair = json.loads(capsys.readouterr().out)["items"]
+    assert (one["frames"], one["output"]) == (1, "out/one.mp4")
+    assert (pair["frames"], pair["output"]) == (2, ["out/pair-0.mp4", "out/pair-1.mp4"])
+    assert names("out") == ["one.mp4", "pair-0.mp4", "pair-1.mp4"]
+
+
+def test_existing_outputs_are_skipped_and_nothing_is_loaded_for_them(clips, loads, capsys):
+    arguments = ["one.safetensors", "pair.safetensors", "two.safetensors", *VAE, "-o", "out/", "--skip-existing"]
+    (clips / "out").mkdir()
+    for name in ("one", "pair-0"):
+        Path(f"out/{name}.mp4").write_text("kept")
+    assert run(decode, *arguments) == 0
+    first, *_, summary, _, _ = capsys.readouterr().out.splitlines()
+    assert first == "one.safetensors: skipped, found out/one.mp4"
+    assert summary == "Inputs: 2 done, 1 skipped, 0 failed"
+    assert Path("out/one.mp4").read_text() == "kept"
+    assert Path("out/pair-0.mp4").stat().st_size > 100, "half a batch is decoded again"
+    loads.clear()
+    before = {path: path.stat().st_mtime_ns for path in (clips / "out").iterdir()}
+    assert run(decode, *arguments, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["skipped"] == 3
+    assert report["items"][1] == {
+        "source": "pair.safetensors",
+        "output": ["out/pair-0.mp4", "out/pair-1.mp4"],
+        "skipped": True,
+    }
+    assert loads == []
+    assert {path: path.stat().st_mtime_ns for path in (clips / "out").iterdir()} == before
+
+
+def test_a_single_input_can_be_skipped_too(clips, loads, capsys):
+    arguments = ["two.safetensors", *VAE, "-o", "stills/", "--skip-existing"]
+    assert run(decode, *arguments) == 0
+    assert len(loads) == 1
+    capsys.readouterr()
+    assert run(decode, *arguments) == 0
+    assert capsys.readouterr().out == "two.safetensors: skipped, found stills/\n"
+    assert run(decode, *arguments, "--json") == 0
+    skipped = {"source": "two.safetensors", "output": "stills/", "skipped": True}
+    assert json.loads(capsys.readouterr().out) == skipped
+    assert len(loads) == 1
+
+
+def test_json_of_many_has_the_report_of_each_and_its_error(clips, capsys):
+    assert run(decode, "two.safetensors", *VAE, "-o", "alone.mp4", "--json") == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert run(decode, "two.safetensors", "broken.npy", "one.safetensors", *VAE, "-o", "out/", "--json") == 1
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    two, broken, one = report["items"]
+    assert set(two) == {"source", *alone}
+    for key in ("frames", "width", "height", "fps"):
+        assert two[key] == alone[key]
+    assert two["plan"]["latent_shape"] == alone["plan"]["latent_shape"]
+    assert set(broken) == {"source", "output", "error"}
+    assert broken["error"].startswith("broken.npy: is neither")
+    assert (report["frames"], report["failed"], report["skipped"]) == (10, 1, 0)
+    assert report["seconds"] >= one["seconds"] + two["seconds"]
+    assert report["peak_memory_bytes"] == max(one["peak_memory_bytes"], two["peak_memory_bytes"])
+    assert one["peak_memory_bytes"] < two["peak_memory_bytes"], "each of its own item"
+
+
+def test_dry_run_plans_each_and_makes_no_folder(clips, loads, capsys):
+    arguments = ["one.safetensors", "pair.safetensors", "broken.npy", *VAE, "-o", "a/b/", "--dry-run"]
+    assert run(decode, *arguments) == 1
+    one, pair, summary = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"one.safetensors -> a/b/one.mp4: 1 frames of 64x64, exact by time, peak [\d.]+ MB", one)
+    assert pair.startswith("pair.safetensors -> a/b/pair-0.mp4, a/b/pair-1.mp4: 1 frames")
+    assert summary == "Inputs: 2 planned, 0 skipped, 1 failed"
+    assert run(decode, *arguments, "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["items"][0]["plan"]["mode"] == "exact"
+    assert set(report) == {"items", "skipped", "failed"}
+    assert run(decode, "one.safetensors", "two.safetensors", *VAE, "--dry-run") == 0
+    assert capsys.readouterr().out.startswith("one.safetensors: 1 frames of 64x64")
+    assert not (clips / "a").exists()
+    assert loads == []
+
+
+def test_pipes_are_refused_among_many_and_read_when_alone(clips, capsys):
+    os.mkfifo("pipe")
+    assert run(decode, "pipe", "one.safetensors", *VAE, "-o", "out/", "-q") == 1
+    assert capsys.readouterr().err.startswith("error: pipe: is a pipe, which can be read only once; ")
+    with subprocess.Popen(["sh", "-c", "cat one.safetensors > pipe"]) as writer:
+        assert run(decode, "pipe", *VAE, "-o", "out.mp4", "-q", "--skip-existing") == 0
+    assert writer.returncode == 0
+    assert (clips / "out.mp4").exists()
+
+
+def test_debug_shows_the_traceback_of_an_item(clips, capsys):
+    assert run(decode, "broken.npy", "one.safetensors", *VAE, "-o", "out/", "--debug") == 1
+    assert capsys.readouterr().err.count("Traceback") == 2
+
+
+def test_one_progress_bar_counts_the_frames_of_all(clips):
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", "one.safetensors", "two.safetensors", "broken.npy"]
+    done = subprocess.Popen([*command, *VAE, "-o", "out/"], stdout=subprocess.PIPE, stderr=slave, text=True)
+    os.close(slave)
+    shown = b""
+    try:
+        while data := os.read(master, 4096):
+            shown += data
+    except OSError:  # how Linux reports the end of a terminal
+        pass
+    os.close(master)
+    out, _ = done.communicate()
+    assert done.returncode == 1
+    text = shown.decode()
+    assert "10/10" in text
+    assert "2 of 3: " in text
+    assert out.splitlines()[0].startswith("one.safetensors: 1 frames")
+
+
+_DECODE_AND_ANNOUNCE = """
+import sys
+from mlx_ltx_vae.decode import main
+from mlx_ltx_vae import FrameChunk
+convert = FrameChunk.to_uint8
+def announced(chunk):
+    print("decoding", flush=True)
+    return convert(chunk)
+FrameChunk.to_uint8 = announced
+sys.exit(main())
+"""
+
+
+def test_interrupted_keeps_what_is_whole_and_leaves_nothing_partial(clips):
+    latents, _ = load_latents(demo.LATENTS)
+    save_latents("long.safetensors", latents, fps=24)
+    arguments = ["one.safetensors", "long.safetensors", "two.safetensors", *VAE, "-o", "out/", "-q"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _DECODE_AND_ANNOUNCE, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for _ in range(2):  # the frame of the first, and the first frames of the second
+        assert process.stdout.readline() == "decoding\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip() == "interrupted"
+    assert names("out") == ["one.mp4"]

@@ -1,0 +1,100 @@
+"""encode of many inputs, end to end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from many_files import VAE, failed, names, run
+from mlx_ltx_vae import VideoReader, load_latents
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.encode import main as encode
+from video_files import run_ffmpeg, save_images
+
+
+@pytest.fixture
+def videos(tmp_path, monkeypatch):
+    """A folder with videos made by ffmpeg: 9 frames of 64x64, 17 of 96x64 at 30 fps, and one that is damaged."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set" / "sub").mkdir(parents=True)
+    for name, frames, size, rate in (("a", 9, "64x64", 24), ("sub/b", 17, "96x64", 30)):
+        source = f"testsrc=size={size}:rate={rate}"
+        run_ffmpeg("-f", "lavfi", "-i", source, "-frames:v", frames, "-c:v", "ffv1", f"set/{name}.mkv")
+    Path("set/broken.mp4").write_bytes(b"\0" * 1000)
+    return tmp_path
+
+
+def shape(path) -> tuple[int, ...]:
+    return tuple(load_latents(path)[0].shape)
+
+
+def test_many_videos_become_latents_and_a_broken_one_does_not_stop_them(videos, loads, capsys):
+    arguments = ["set/a.mkv", "set/broken.mp4", "set/sub/b.mkv", "--demo", "-o", "latents/"]
+    assert run(encode, *arguments) == 1
+    captured = capsys.readouterr()
+    first, second, summary, *_ = captured.out.splitlines()
+    assert first.startswith("set/a.mkv: 9 frames, ")
+    assert second.startswith("set/sub/b.mkv: 17 frames, ")
+    assert summary == "Inputs: 2 done, 0 skipped, 1 failed"
+    broken, last = captured.err.splitlines()
+    assert broken.startswith("error: set/broken.mp4: ")
+    assert last == "error: 1 of 3 inputs failed."
+    assert len(loads) == 1
+    assert names("latents") == ["a.safetensors", "b.safetensors"]
+    assert (shape("latents/a.safetensors"), shape("latents/b.safetensors")) == ((1, 64, 2, 2, 2), (1, 64, 3, 2, 3))
+    assert run(encode, "set/a.mkv", "--demo", "-o", "alone.safetensors", "-q") == 0
+    assert Path("alone.safetensors").read_bytes() == Path("latents/a.safetensors").read_bytes()
+    assert run(encode, *arguments, "--skip-existing", "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [sorted({"skipped", "error"} & set(item)) for item in report["items"]] == [
+        ["skipped"],
+        ["error"],
+        ["skipped"],
+    ]
+
+
+def test_a_table_of_a_data_set_encodes_with_its_sizes_and_keeps_its_folders(videos, capsys):
+    rows = [
+        "media_path,caption,width,height,frames,fps,output",
+        'sub/b.mkv,"b, b",64,32,9,15,',
+        "a.mkv,a,,,,,x/first.safetensors",
+    ]
+    Path("set/clips.csv").write_text("\n".join(rows))
+    (videos / "latents").mkdir()
+    assert run(encode, "set/clips.csv", "--demo", "-o", "latents", "--json") == 0
+    second, first = json.loads(capsys.readouterr().out)["items"]
+    assert names("latents") == ["sub/b.safetensors", "x/first.safetensors"]
+    assert (second["source"], second["output"]) == ("set/sub/b.mkv", "latents/sub/b.safetensors")
+    assert (second["width"], second["height"], second["frames"], second["fps"]) == (64, 32, 9, 15)
+    assert (second["source_fps"], second["latent_shape"]) == (30, [1, 64, 2, 1, 2])
+    assert (first["width"], first["frames"], first["fps"]) == (64, 9, 24)
+    assert run(encode, "set/clips.csv", "--demo", "-o", "other/", "--size", "32x32", "--frames", "1", "-q") == 0
+    assert shape("other/sub/b.safetensors") == (1, 64, 1, 1, 1), "the command's options come first"
+
+
+def test_dry_run_of_many_videos_plans_each_and_writes_nothing(videos, capsys):
+    before = names(".")
+    assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "out/", "--dry-run") == 0
+    first, second, summary = capsys.readouterr().out.splitlines()
+    assert first.startswith("set/a.mkv -> out/a.safetensors: 9 frames of 64x64, exact by time, peak ")
+    assert second.startswith("set/sub/b.mkv -> out/b.safetensors: 17 frames of 96x64")
+    assert summary == "Inputs: 2 planned, 0 skipped, 0 failed"
+    assert names(".") == before
+    assert not (videos / "out").exists()
+
+
+def test_videos_with_one_output_are_refused_and_folders_of_images_are_inputs(videos, capsys):
+    assert "would both be written to out/a.safetensors" in failed(
+        capsys, "set/a.mkv", "set/a.mp4", "--demo", "-o", "out/", main=encode
+    )
+    save_images(Path("stills"), ["1.png"], (64, 64))
+    assert run(encode, "stills/", "set/a.mkv", "--demo", "-o", "out/", "-q") == 0
+    assert names("out") == ["a.safetensors", "stills.safetensors"]
+
+
+def test_encoded_files_decode_to_their_videos_again(videos):
+    assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "latents/", "-q") == 0
+    assert run(decode, "latents/a.safetensors", "latents/b.safetensors", *VAE, "-o", "out/{name}.mkv", "-q") == 0
+    for name, frames, size, fps in (("a", 9, (64, 64), 24), ("b", 17, (96, 64), 30)):
+        with VideoReader(f"out/{name}.mkv") as video:
+            assert (video.size, video.fps, sum(map(len, video))) == (size, fps, frames)
