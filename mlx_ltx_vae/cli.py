@@ -16,9 +16,18 @@ from tqdm import tqdm
 
 from . import __version__
 from .dtypes import DTYPES
-from .errors import LTXVAEError, describe_error, one_line
+from .errors import (
+    CheckpointError,
+    DecodeError,
+    DistributedError,
+    LatentsError,
+    LTXVAEError,
+    describe_error,
+    one_line,
+)
 from .frame_rate import parse_fps
 from .latents import parse_grid
+from .ranks import Work, launched_rank
 from .tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from .units import parse_bytes
 
@@ -36,8 +45,9 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2."""
-        self.exit(2, f'error: {one_line(message)}\nrun "{self.prog} --help" for the options\n')
+        """Exit with 2. Of several ranks, which have the same command line, the first says why."""
+        text = f'error: {one_line(message)}\nrun "{self.prog} --help" for the options\n'
+        self.exit(2, None if launched_rank() else text)
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:
@@ -83,6 +93,14 @@ def add_plan_options(group: argparse._ArgumentGroup) -> None:
         "is available; what does not fit is refused (default: 50%%, or more if nothing fits in that)",
     )
     group.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
+    group.add_argument(
+        "--distributed",
+        choices=["auto", *(work.value for work in Work)],
+        default="auto",
+        help="with mlx.launch, what its ranks share. rows: one video, each computes a band of its rows, exactly; the "
+        "memory budget is that of each. batch: several videos, each computes whole ones. off: the first rank works "
+        "alone. auto (default): batch for several videos, rows for one",
+    )
     group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and stop")
 
 
@@ -116,9 +134,24 @@ def run_command(command: Callable[[argparse.Namespace], None], arguments: argpar
     except Exception as error:  # every failure becomes one line and an exit code
         if arguments.debug:
             traceback.print_exc()
-        print(f"error: {describe_error(error)}", file=sys.stderr)
+        if text := _describe_for_rank(error):
+            print(f"error: {text}", file=sys.stderr)
         return 1
     return 0
+
+
+def _describe_for_rank(error: Exception) -> str | None:
+    """An error in one line; None if it is for another rank to report."""
+    rank = launched_rank()
+    if rank is None:
+        return describe_error(error)
+    from .distributed.agreement import is_lost_peer
+
+    if rank == 0:
+        return "another rank has ended before the work was done." if is_lost_peer(error) else describe_error(error)
+    # What all ranks raise, or what the end of another rank causes here, is reported by the first rank.
+    is_shared = is_lost_peer(error) or isinstance(error, (DecodeError, DistributedError, LatentsError, CheckpointError))
+    return None if is_shared else f"rank {rank}: {describe_error(error)}"
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from .items import ItemDecoder, are_many, check_many, find_pattern, name_items, 
 from .many import run_many, skip
 from .models.noise import CONVENTIONS, DEFAULT_CONVENTION
 from .planning.options import parse_options
+from .ranks import join_ranks
 from .tiling import PRESETS
 from .video import check_output_options
 
@@ -242,22 +243,31 @@ def _check_usage(arguments: argparse.Namespace) -> None:
 
 
 def _decode(arguments: argparse.Namespace) -> None:
+    ranks = join_ranks(arguments.distributed)
+    if ranks is None:
+        return
     pattern = find_pattern(arguments.latents, arguments.output, _ENDING)
     items = name_items(read_inputs(arguments.latents, with_sizes=False), pattern, is_dry_run=arguments.dry_run)
     is_many = are_many(arguments.latents)
-    checkpoint = open_checkpoint(arguments.model, encoder=False)
-    decoder = ItemDecoder(checkpoint, arguments, is_many=is_many)
+    checkpoint = ranks.together(lambda: open_checkpoint(arguments.model, encoder=False))
+    ranks.check_same({"the checkpoints": checkpoint.description})
+    decoder = ItemDecoder(checkpoint, arguments, is_many=is_many, ranks=ranks)
     if is_many:
-        run_many(decoder, items, arguments)
+        run_many(decoder, items, arguments, ranks)
         return
-    opened = decoder.open(items[0])
-    if skip(replace(items[0], outputs=tuple(opened.outputs)), arguments):
+    decoder.measure_machine()
+    opened = ranks.together(lambda: decoder.open(items[0]))
+    ranks.check_same(opened.description)
+    if ranks.together(lambda: skip(replace(items[0], outputs=tuple(opened.outputs)), arguments)):
         return
     if arguments.dry_run:
-        print(json.dumps({"plan": opened.plan.as_dict()}) if arguments.json else opened.plan)
+        if ranks.is_first:
+            print(json.dumps({"plan": opened.plan.as_dict()}) if arguments.json else opened.plan)
         return
     with progress_bar(opened.num_frames, arguments) as bar:
         report = decoder.decode(opened, bar.update)
+    if not ranks.is_first:
+        return
     if arguments.json:
         print(json.dumps(report.as_dict()))
     elif not arguments.quiet:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from contextlib import ExitStack
 
 from . import demo
 from .checkpoint import open_checkpoint
@@ -23,6 +24,7 @@ from .cli import (
 from .items import ItemEncoder, are_many, check_many, find_pattern, name_items, read_inputs
 from .latents import check_latents_name
 from .many import run_many, skip
+from .ranks import join_ranks
 
 _ENDING = ".safetensors"
 
@@ -107,22 +109,32 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _encode(arguments: argparse.Namespace) -> None:
+    ranks = join_ranks(arguments.distributed)
+    if ranks is None:
+        return
     pattern = find_pattern(arguments.video, arguments.output, _ENDING)
     items = name_items(read_inputs(arguments.video, with_sizes=True), pattern, is_dry_run=arguments.dry_run)
     is_many = are_many(arguments.video)
-    checkpoint = open_checkpoint(arguments.model, decoder=False)
-    encoder = ItemEncoder(checkpoint, arguments, is_many=is_many)
+    checkpoint = ranks.together(lambda: open_checkpoint(arguments.model, decoder=False))
+    ranks.check_same({"the checkpoints": checkpoint.description})
+    encoder = ItemEncoder(checkpoint, arguments, is_many=is_many, ranks=ranks)
     if is_many:
-        run_many(encoder, items, arguments)
+        run_many(encoder, items, arguments, ranks)
         return
-    if skip(encoder.measure(items[0]), arguments):
+    if ranks.together(lambda: skip(encoder.measure(items[0]), arguments)):
         return
-    with encoder.open(items[0]) as (video, plan):
+    encoder.measure_machine()
+    with ExitStack() as stack:
+        video, plan = ranks.together(lambda: stack.enter_context(encoder.open(items[0])))
+        ranks.check_same({"the videos": [video.size, video.num_frames, str(video.fps)], "the plans": plan.as_dict()})
         if arguments.dry_run:
-            print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
+            if ranks.is_first:
+                print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
             return
         with progress_bar(video.num_frames, arguments) as bar:
             report = encoder.encode(items[0], video, plan, bar.update)
+    if not ranks.is_first:
+        return
     if arguments.json:
         print(json.dumps(report.as_dict()))
     elif not arguments.quiet:

@@ -13,22 +13,29 @@ import mlx.core as mx
 from .cli import progress_bar, write_line
 from .errors import ItemsError, describe_error
 from .items import Item, Result, Runner, all_exist, check_distinct
+from .ranks import Ranks
 from .units import format_bytes
 
 
-def run_many(runner: Runner, items: Sequence[Item], arguments: argparse.Namespace) -> None:
+def run_many(runner: Runner, items: Sequence[Item], arguments: argparse.Namespace, ranks: Ranks) -> None:
     """Run items in order, or plan them in a dry run. An error of one does not stop the others.
+
+    Several ranks take whole items, longest first, and write what they make to their own disks. The first rank reports.
 
     Raises:
         ItemsError: at the end, if any failed; before anything runs, if two become the same output.
     """
     start = time.perf_counter()
-    entries = measure(runner, items, arguments)
-    waiting = [entry for entry in entries if isinstance(entry, Item)]
-    if waiting and not arguments.dry_run:
+    entries = ranks.together(lambda: measure(runner, items, arguments))
+    ranks.check_same({"the inputs": [[item.source, item.output] for item in items]})
+    dealt = ranks.deal([entry.cost if isinstance(entry, Item) else 0 for entry in entries])
+    own = [index for index, rank in enumerate(dealt) if rank == ranks.rank]
+    if not arguments.dry_run and any(isinstance(entries[index], Item) for index in own):
         runner.load()
-    results = _run_entries(runner, entries, arguments)
-    summarize(results, time.perf_counter() - start, arguments)
+    done = _run_entries(runner, [entries[index] for index in own], arguments)
+    results = _join(ranks, items, dict(zip(own, done, strict=True)))
+    if ranks.is_first:
+        summarize(results, time.perf_counter() - start, arguments)
     failed = sum(result.error is not None for result in results)
     if failed:
         raise ItemsError(f"{failed} of {len(results)} inputs failed.")
@@ -64,6 +71,16 @@ def run_one(runner: Runner, item: Item, arguments: argparse.Namespace, advance: 
         return Result(item, runner.run(item, advance).as_dict())
     except Exception as error:
         return _failed(item, error, arguments)
+
+
+def _join(ranks: Ranks, items: Sequence[Item], own: dict[int, Result]) -> list[Result]:
+    """The results of all ranks, in the order of the items."""
+    values: list[Any] = [[index, result.values, result.error, result.is_skipped] for index, result in own.items()]
+    results = dict(own)
+    for theirs in ranks.gather(values):
+        for index, reported, error, is_skipped in theirs:
+            results.setdefault(index, Result(items[index], reported, error=error, is_skipped=is_skipped))
+    return [results[index] for index in range(len(items))]
 
 
 def _failed(item: Item, error: Exception, arguments: argparse.Namespace) -> Result:

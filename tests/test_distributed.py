@@ -48,7 +48,7 @@ def launch(ranks, *arguments, timeout=300):
     return done.stdout, done.stderr
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def outcomes(request, golden, tmp_path_factory):
     """What all cases give on some ranks; one launch, since starting takes longest."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")

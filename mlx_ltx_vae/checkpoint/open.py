@@ -54,6 +54,14 @@ class Checkpoint:
     networks: Mapping[str, StoredNetwork]
     statistics: tuple[TensorInfo, TensorInfo]
 
+    @property
+    def description(self) -> dict[str, Any]:
+        """The tensors' headers and the sizes of their files, JSON-serializable: what ranks compare."""
+        infos = [info for stored in self.networks.values() for info in stored.tensors.values()]
+        files = sorted({info.path for info in infos if info.array is None})
+        tensors = sorted([info.name, info.dtype, *info.shape] for info in infos)
+        return {"config": self.raw_config, "sizes": [path.stat().st_size for path in files], "tensors": tensors}
+
     def read_statistics(self) -> tuple[mx.array, mx.array]:
         """The mean and the standard deviation of the latents, each (C,) float32.
 

@@ -34,7 +34,8 @@ def run_together(group: mx.distributed.Group, function: Callable[[], Result]) ->
     """Run a function on all ranks. If it fails on one, it fails on all, so that none waits for another.
 
     Raises:
-        DistributedError: if it failed on another rank, with that rank's error; its own error is raised as it is.
+        DistributedError: if it failed on another rank, with that rank's error. Its own error is raised as it is, the
+            first rank's also on ranks that failed with the same message.
     """
     result, error = None, None
     try:

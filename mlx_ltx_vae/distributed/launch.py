@@ -1,4 +1,4 @@
-"""Whether this process is one of several that a launcher has started, and its group."""
+"""The group of the processes that a launcher has started."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,6 @@ from pathlib import Path
 import mlx.core as mx
 
 from ..errors import DistributedError
-
-# Set by `mlx.launch` for its backends, and by the launchers of MPI.
-_RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-
-
-def is_launched() -> bool:
-    """Whether a launcher has started this process, with any number of ranks."""
-    return any(name in os.environ for name in _RANK_VARIABLES)
 
 
 def join_group() -> mx.distributed.Group | None:

@@ -2,7 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..checkpoint import Checkpoint
 from ..device import this_machine
@@ -21,15 +23,19 @@ from ..latents import LatentsFile, MappedLatents, looks_unnormalized, open_laten
 from ..machine import Machine
 from ..models.video_vae.specs import decoder_spec
 from ..part_file import writing_to
+from ..pipeline.decode_stream import DecodeStream
+from ..pipeline.postprocess import FrameChunk
 from ..planning.plan import DecodePlan
 from ..planning.planner import plan_decode
+from ..ranks import Ranks, Work
 from ..shapes import Grid, LatentShape
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from ..units import format_bytes
 from ..vae import VideoVAE
-from ..video import check_output, open_sink
+from ..video import Sink, check_output, open_sink
 from .item import Item
 from .outputs import all_exist, name_outputs, nearest_existing
+from .rank_report import RankReport, smallest
 
 if TYPE_CHECKING:
     import argparse
@@ -45,6 +51,7 @@ class DecodeReport:
     frames: int = 0
     seconds: float = 0.0
     first_frame_seconds: float = 0.0
+    ranks: RankReport | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a JSON-serializable dict. `output` is a list if a batch was decoded to several videos."""
@@ -58,13 +65,14 @@ class DecodeReport:
             "peak_memory_bytes": mx.get_peak_memory(),
             "plan": self.plan.as_dict(),
             "output": self.outputs[0] if len(self.outputs) == 1 else self.outputs,
+            **({} if self.ranks is None else self.ranks.as_dict()),
         }
 
     def __str__(self) -> str:
         rate = self.frames / self.seconds
         return (
             f"Frames: {self.frames}, {rate:.3f} frames-per-sec, first after {self.first_frame_seconds:.2f} s\n"
-            f"Peak memory: {format_bytes(mx.get_peak_memory())}"
+            f"Peak memory: {format_bytes(mx.get_peak_memory())}{self.ranks or ''}"
         )
 
 
@@ -76,6 +84,14 @@ class OpenLatents:
     plan: DecodePlan
     fps: Fraction
     outputs: list[str]
+    work: Work
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What ranks compare: the latents' header and the plan."""
+        file = self.file
+        header = [list(file.info.stored_shape), file.stored_dtype, file.layout, file.normalized, str(file.info.fps)]
+        return {"the latents": header, "the plans": [self.plan.as_dict(), str(self.fps), len(self.outputs)]}
 
     @property
     def num_frames(self) -> int:
@@ -91,19 +107,23 @@ class ItemDecoder:
         arguments: of the command `decode`.
         is_many: whether there are several items. Then missing folders of outputs are made, and pipes are refused, since
             every file is opened twice: to be measured, and to be decoded.
+        ranks: of the command. With one item they decode it together; several items are decoded by one rank each.
     """
 
-    def __init__(self, checkpoint: Checkpoint, arguments: "argparse.Namespace", *, is_many: bool = False) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, arguments: "argparse.Namespace", *, is_many: bool = False, ranks: Ranks
+    ) -> None:
         self._checkpoint = checkpoint
         self._arguments = arguments
         self._is_many = is_many
+        self._ranks = Ranks() if is_many else ranks
         self._plans: dict[LatentShape, DecodePlan] = {}
 
     @cached_property
     def _machine(self) -> Machine:
-        """Before the weights are loaded: a plan counts them itself."""
+        """Before the weights are loaded: a plan counts them itself. All ranks plan for the smallest machine."""
         dtype = self._arguments.dtype or self._checkpoint.networks["decoder"].dtype
-        return this_machine(DTYPES[dtype])
+        return smallest(this_machine(DTYPES[dtype]), self._ranks)
 
     @cached_property
     def _statistics(self) -> tuple[mx.array, mx.array]:
@@ -112,6 +132,10 @@ class ItemDecoder:
     @cached_property
     def _vae(self) -> VideoVAE:
         return VideoVAE.from_pretrained(self._checkpoint, dtype=self._arguments.dtype, encoder=False)
+
+    def measure_machine(self) -> None:
+        """Find out what a plan may use. All ranks call this, before they open anything that may fail on one of them."""
+        self._machine  # noqa: B018
 
     def open(self, item: Item) -> OpenLatents:
         """Read an item's header, plan its decode and check its outputs. No value and no weight is read."""
@@ -125,14 +149,15 @@ class ItemDecoder:
             grid=arguments.grid,
             scale=config.scale,
         )
-        plan = self._plan(file.shape._replace(batch=1))
+        work = self._ranks.choose(file.shape.batch)
+        plan = self._plan(file.shape._replace(batch=1), self._ranks.size if work is Work.ROWS else 1)
         fps = arguments.fps or file.info.fps or DEFAULT_FPS
         outputs = name_outputs(item.output, file.shape.batch) if item.output else []
         skips = arguments.skip_existing and all_exist(outputs)
-        for output in [] if skips else outputs:  # before the weights are read
+        for output in [] if skips or not self._ranks.is_first else outputs:  # before the weights are read
             checked = nearest_existing(output) if self._is_many else output
             check_output(checked, **output_options(arguments), size=plan.frame_size, fps=fps)
-        return OpenLatents(file, plan, fps, outputs)
+        return OpenLatents(file, plan, fps, outputs, work)
 
     def measure(self, item: Item) -> Item:
         """See `Runner`."""
@@ -163,39 +188,93 @@ class ItemDecoder:
             )
         self.load()
         report = DecodeReport(opened.plan, opened.fps)
-        for index, output in enumerate(opened.outputs):
-            if self._is_many:
-                with writing_to(output):
-                    Path(output).parent.mkdir(parents=True, exist_ok=True)
-            self._decode_video(latents.item(index), output, report, advance)
+        if opened.work is Work.BATCH:
+            sent = self._decode_batch(latents, opened, report, advance)
+        else:
+            videos = enumerate(opened.outputs)
+            sent = sum(self._decode_video(latents.item(index), output, report, advance) for index, output in videos)
+        if self._ranks.group is not None:
+            report.ranks = RankReport.gather(self._ranks, opened.work, sent)
         return report
 
     def _decode_video(
         self, latents: MappedLatents, output: str, report: DecodeReport, advance: Callable[[int], object]
-    ) -> None:
-        """Decode one batch item to one output."""
-        arguments = self._arguments
+    ) -> int:
+        """Decode one batch item to one output. Returns the bytes that this rank sent."""
         start = time.perf_counter()
-        chunks = self._vae.stream(
+        chunks = self._stream(latents, report.plan, self._ranks.group)
+        with self._open_sinks([output] if self._ranks.is_first else [], report) as sinks:
+            for chunk in chunks:
+                levels = self._levels(chunk)
+                for sink in sinks:
+                    sink.write(levels)
+                self._count(report, chunk.frames.shape[1], start, advance)
+        report.seconds += time.perf_counter() - start
+        report.outputs.append(output)
+        return chunks.sent_bytes
+
+    def _decode_batch(
+        self, latents: MappedLatents, opened: OpenLatents, report: DecodeReport, advance: Callable[[int], object]
+    ) -> int:
+        """Decode the videos of a file, one on each rank at a time. Returns the bytes that this rank sent."""
+        from ..distributed.batch import BatchGather  # not imported where one process works alone
+
+        ranks, start = self._ranks, time.perf_counter()
+        assert ranks.group is not None
+        gather = BatchGather(ranks.group)
+        for first in range(0, len(opened.outputs), ranks.size):
+            outputs = opened.outputs[first : first + ranks.size]
+            own = None
+            if ranks.rank < len(outputs):
+                own = map(self._levels, self._stream(latents.item(first + ranks.rank), report.plan, None))
+            with self._open_sinks(outputs if ranks.is_first else [], report) as sinks:
+                for chunks in gather.gather(own):
+                    for sink, frames in zip(sinks, chunks, strict=False):  # idle ranks have no sink
+                        sink.write(frames)
+                    self._count(report, len(outputs) * len(chunks[0]), start, advance)
+        report.seconds += time.perf_counter() - start
+        report.outputs += opened.outputs
+        return gather.sent_bytes
+
+    def _stream(self, latents: MappedLatents, plan: DecodePlan, group: "mx.distributed.Group | None") -> DecodeStream:
+        arguments = self._arguments
+        return self._vae.stream(
             latents,
-            report.plan,
+            plan,
             timestep=arguments.timestep,
             seed=arguments.seed,
             noise_scale=arguments.noise_scale,
             like=arguments.like,
             bit_depth=arguments.bit_depth,
+            group=group,
         )
-        with open_sink(output, **output_options(arguments), size=report.plan.frame_size, fps=report.fps) as sink:
-            for chunk in chunks:
-                sink.write(chunk.to_uint8() if arguments.bit_depth == 8 else chunk.to_uint16())
-                if not report.first_frame_seconds:
-                    report.first_frame_seconds = time.perf_counter() - start
-                report.frames += chunk.frames.shape[1]
-                advance(chunk.frames.shape[1])
-        report.seconds += time.perf_counter() - start
-        report.outputs.append(output)
 
-    def _plan(self, shape: LatentShape) -> DecodePlan:
+    def _levels(self, chunk: FrameChunk) -> np.ndarray:
+        return chunk.to_uint8() if self._arguments.bit_depth == 8 else chunk.to_uint16()
+
+    @contextmanager
+    def _open_sinks(self, outputs: Sequence[str], report: DecodeReport) -> Iterator[list[Sink]]:
+        """The sinks of some outputs until the end of the block."""
+        with ExitStack() as stack:
+            sinks = []
+            for output in outputs:
+                if self._is_many:
+                    with writing_to(output):
+                        Path(output).parent.mkdir(parents=True, exist_ok=True)
+                options = output_options(self._arguments)
+                sinks.append(
+                    stack.enter_context(open_sink(output, **options, size=report.plan.frame_size, fps=report.fps))
+                )
+            yield sinks
+
+    @staticmethod
+    def _count(report: DecodeReport, frames: int, start: float, advance: Callable[[int], object]) -> None:
+        if not report.first_frame_seconds:
+            report.first_frame_seconds = time.perf_counter() - start
+        report.frames += frames
+        advance(frames)
+
+    def _plan(self, shape: LatentShape, ranks: int) -> DecodePlan:
         """The plan of latents of one video. Files of one shape share it."""
         if shape not in self._plans:
             arguments, config = self._arguments, self._checkpoint.config
@@ -211,6 +290,7 @@ class ItemDecoder:
                 tiling=tiling,
                 tile_batch_size=arguments.tile_batch_size,
                 chunk=arguments.chunk,
+                ranks=ranks,
             )
         return self._plans[shape]
 

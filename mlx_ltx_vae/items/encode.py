@@ -23,11 +23,13 @@ from ..models.video_vae.specs import encoder_spec
 from ..part_file import writing_to
 from ..planning.plan import EncodePlan
 from ..planning.planner import plan_encode
+from ..ranks import Ranks, Work
 from ..tiling import SpatialTilingConfig, TilingConfig
 from ..units import format_bytes
 from ..vae import VideoVAE
 from ..video import Fit, VideoReader
 from .item import Item
+from .rank_report import RankReport, smallest
 
 if TYPE_CHECKING:
     import argparse
@@ -47,6 +49,7 @@ class EncodeReport:
     latent_shape: tuple[int, ...]
     plan: EncodePlan
     output: str
+    ranks: RankReport | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a JSON-serializable dict. The frame rates of images are null, unless one is given."""
@@ -61,6 +64,7 @@ class EncodeReport:
             "latent_shape": self.latent_shape,
             "plan": self.plan.as_dict(),
             "output": self.output,
+            **({} if self.ranks is None else self.ranks.as_dict()),
         }
 
     def __str__(self) -> str:
@@ -71,7 +75,7 @@ class EncodeReport:
         speed = f"{self.frames / self.seconds:.3f} frames-per-sec"
         return (
             f"{rate}Frames: {self.frames}, {speed}, latents {self.latent_shape}\n"
-            f"Peak memory: {format_bytes(mx.get_peak_memory())}"
+            f"Peak memory: {format_bytes(mx.get_peak_memory())}{self.ranks or ''}"
         )
 
 
@@ -82,18 +86,27 @@ class ItemEncoder:
         checkpoint: opened with `decoder=False`.
         arguments: of the command `encode`.
         is_many: whether there are several items. Then missing folders of outputs are made.
+        ranks: of the command. With one item they encode it together; several items are encoded by one rank each.
     """
 
-    def __init__(self, checkpoint: Checkpoint, arguments: "argparse.Namespace", *, is_many: bool = False) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, arguments: "argparse.Namespace", *, is_many: bool = False, ranks: Ranks
+    ) -> None:
         self._checkpoint = checkpoint
         self._arguments = arguments
         self._is_many = is_many
+        self._ranks = Ranks() if is_many else ranks
 
     @cached_property
     def _machine(self) -> Machine:
-        """Before the weights are loaded: a plan counts them itself."""
+        """Before the weights are loaded: a plan counts them itself. All ranks plan for the smallest machine."""
         dtype = self._arguments.dtype or self._checkpoint.networks["encoder"].dtype
-        return this_machine(DTYPES["float32" if dtype == "float16" else dtype])  # encoders are promoted
+        machine = this_machine(DTYPES["float32" if dtype == "float16" else dtype])  # encoders are promoted
+        return smallest(machine, self._ranks)
+
+    def measure_machine(self) -> None:
+        """Find out what a plan may use. All ranks call this, before they open anything that may fail on one of them."""
+        self._machine  # noqa: B018
 
     @cached_property
     def _vae(self) -> VideoVAE:
@@ -147,18 +160,27 @@ class ItemEncoder:
             with writing_to(item.output):
                 Path(item.output).parent.mkdir(parents=True, exist_ok=True)
         width, height = video.size
-        check_latents_target(item.output, fps=video.fps)
+        ranks = self._ranks
+        if ranks.is_first:
+            check_latents_target(item.output, fps=video.fps)
         self.load()
         start = time.perf_counter()
-        parts = list(self._vae.encode_stream(_counted(video, advance), plan, pad=self._arguments.pad))
+        frames = _counted(video, advance)
+        parts = list(self._vae.encode_stream(frames, plan, pad=self._arguments.pad, group=ranks.group))
         if not parts:
             raise LatentsError(f"{item.source}: has no frames.")
         latents = mx.concatenate(parts, axis=2)
         num_frames = self._checkpoint.config.scale.video_grid(latents.shape[2:])[0]
-        save_latents(item.output, latents, fps=video.fps, num_frames=num_frames, height=height, width=width)
+        if ranks.is_first:
+            save_latents(item.output, latents, fps=video.fps, num_frames=num_frames, height=height, width=width)
         seconds = time.perf_counter() - start
         rates = (video.fps, video.source_fps)
-        return EncodeReport(num_frames, video.size, *rates, seconds, latents.shape, plan, item.output)
+        of_ranks = None
+        if plan.bands:
+            # The plan's length is a guess for a video of unknown length.
+            sent = plan.exchanges[ranks.rank].given_bytes * num_frames // plan.num_frames
+            of_ranks = RankReport.gather(ranks, Work.ROWS, sent)
+        return EncodeReport(num_frames, video.size, *rates, seconds, latents.shape, plan, item.output, of_ranks)
 
     def _plan(self, video: VideoReader) -> EncodePlan:
         """Plan the encode. A video may have an unknown number of frames until all of them are read."""
@@ -173,6 +195,7 @@ class ItemEncoder:
             mode="tiled" if arguments.tile else "auto",
             tiling=TilingConfig(SpatialTilingConfig(*arguments.tile)) if arguments.tile else None,
             tile_batch_size=arguments.tile_batch_size,
+            ranks=self._ranks.size if self._ranks.choose(1) is Work.ROWS else 1,
         )
 
 

@@ -1,0 +1,121 @@
+"""How a command divides its work over the ranks that a launcher has started. One process alone is one rank."""
+
+import enum
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .errors import PlanError
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+Value = TypeVar("Value")
+
+# Set by `mlx.launch` for its backends, and by the launchers of MPI.
+_RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+class Work(enum.Enum):
+    """What ranks share."""
+
+    ROWS = "rows"  # one video: each computes a band of rows
+    BATCH = "batch"  # several videos: each computes whole ones
+    OFF = "off"  # nothing: the first rank does everything
+
+
+def launched_rank() -> int | None:
+    """The rank of this process; None if no launcher has started it."""
+    return next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), None)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a command.
+
+    Attributes:
+        group: None for one process alone; then nothing of `distributed` is imported.
+        wanted: what the user wants to be shared; None to choose.
+    """
+
+    group: "mx.distributed.Group | None" = None
+    wanted: Work | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return 1 if self.group is None else self.group.size()
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return 0 if self.group is None else self.group.rank()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes the output and the report."""
+        return self.rank == 0
+
+    def choose(self, num_videos: int) -> Work:
+        """What the ranks share: several videos, or the rows of one.
+
+        Raises:
+            PlanError: if the user wants to share what there is not.
+        """
+        if self.group is None:
+            return Work.OFF
+        if self.wanted is Work.BATCH and num_videos == 1:
+            raise PlanError("--distributed batch shares several videos, and there is one; use rows.")
+        return self.wanted or (Work.BATCH if num_videos > 1 else Work.ROWS)
+
+    def together(self, function: Callable[[], Value]) -> Value:
+        """What a function returns. If it fails on one rank, it fails on all."""
+        if self.group is None:
+            return function()
+        from .distributed.agreement import run_together
+
+        return run_together(self.group, function)
+
+    def gather(self, value: Value) -> list[Value]:
+        """The JSON-serializable values of all ranks, in order."""
+        if self.group is None:
+            return [value]
+        from .distributed.agreement import gather_values
+
+        return gather_values(self.group, value)
+
+    def check_same(self, things: Mapping[str, Any]) -> None:
+        """Raise a `DistributedError` if ranks work on different things, given by name."""
+        if self.group is not None:
+            from .distributed.agreement import check_same
+
+            check_same(self.group, things)
+
+    def deal(self, costs: Sequence[int]) -> list[int]:
+        """The rank of each item: longest first, each to the rank that has least to do."""
+        loads = [0] * self.size
+        ranks = [0] * len(costs)
+        for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+            ranks[index] = loads.index(min(loads))
+            loads[ranks[index]] += costs[index]
+        return ranks
+
+
+def join_ranks(distributed: str) -> Ranks | None:
+    """The ranks of this command; None if this process has nothing to do.
+
+    Args:
+        distributed: "auto", "rows", "batch" or "off", for a process that a launcher has started.
+
+    Raises:
+        DistributedError: if the processes cannot connect.
+    """
+    rank = launched_rank()
+    if rank is None:
+        return Ranks()
+    if distributed == Work.OFF.value:
+        return Ranks() if rank == 0 else None
+    from .distributed.launch import join_group
+
+    return Ranks(join_group(), None if distributed == "auto" else Work(distributed))
