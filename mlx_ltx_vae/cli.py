@@ -16,15 +16,7 @@ from tqdm import tqdm
 
 from . import __version__
 from .dtypes import DTYPES
-from .errors import (
-    CheckpointError,
-    DecodeError,
-    DistributedError,
-    LatentsError,
-    LTXVAEError,
-    describe_error,
-    one_line,
-)
+from .errors import DecodeError, DistributedError, LTXVAEError, describe_error, one_line
 from .frame_rate import parse_fps
 from .latents import parse_grid
 from .ranks import Work, launched_rank
@@ -150,7 +142,7 @@ def _describe_for_rank(error: Exception) -> str | None:
     if rank == 0:
         return "another rank has ended before the work was done." if is_lost_peer(error) else describe_error(error)
     # What all ranks raise, or what the end of another rank causes here, is reported by the first rank.
-    is_shared = is_lost_peer(error) or isinstance(error, (DecodeError, DistributedError, LatentsError, CheckpointError))
+    is_shared = is_lost_peer(error) or isinstance(error, (DecodeError, DistributedError))
     return None if is_shared else f"rank {rank}: {describe_error(error)}"
 
 

@@ -2,15 +2,19 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import distributed_ranks
-from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae import VideoReader, VideoVAE, load_latents, save_latents
+from mlx_ltx_vae import decode as decode_command
+from mlx_ltx_vae import encode as encode_command
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-5  # of float32 on any number of ranks
@@ -32,20 +36,32 @@ CASES = [
 ]
 
 
-def launch(ranks, *arguments, timeout=300):
-    """Run a Python script or module on some ranks; returns what it printed."""
+def launch(ranks, *arguments, timeout=300, change=None):
+    """Run a Python script or module on some ranks.
+
+    Args:
+        change: called with the launcher while the ranks run.
+
+    Returns:
+        What they printed to standard output and to standard error.
+    """
     command = [Path(sys.executable).with_name("mlx.launch"), "-n", str(ranks), "--backend", "ring", "--"]
-    environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
-    done = subprocess.run(
+    with subprocess.Popen(
         [*command, sys.executable, *map(str, arguments)],
-        capture_output=True,
+        stdin=subprocess.PIPE,  # open and silent: at its end, the launcher would take a core for reading it
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout,
-        env=environment,
+        env=os.environ | {"PYTHONPATH": str(HERE.parent)},
         cwd=HERE.parent,
-        stdin=subprocess.DEVNULL,
-    )
-    return done.stdout, done.stderr
+    ) as launcher:
+        if change is not None:
+            change(launcher)
+        try:
+            launcher.wait(timeout)
+        finally:
+            launcher.kill()
+        return launcher.stdout.read(), launcher.stderr.read()
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
@@ -78,9 +94,143 @@ def test_an_error_of_one_rank_is_raised_on_all(outcomes):
     by_rank = json.loads((folder / f"{len(CASES)}.json").read_text())
     assert len(by_rank) == ranks
     for rank, seen in enumerate(by_rank):
-        own = ["LTXVAEError", "no such file"]
-        assert seen["fails"] == (own if rank == 1 else ["DistributedError", "rank 1: no such file"])
+        assert seen["fails"] == ["DistributedError", "rank 1: no such file"]
         assert (seen["works"], seen["same"]) == (99, None)
         kind, text = seen["differ"]
         assert kind == "DistributedError"
         assert text.startswith("the latents differ between rank 0 and rank 1" if rank < 2 else "the latents differ")
+
+
+@pytest.fixture
+def clip(golden, tmp_path):
+    """A latent file with a batch of three videos, a file of one, and their checkpoint."""
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    latents = distributed_ranks.latents_of(vae, frames=2, height=3, batch=3)
+    save_latents(tmp_path / "batch.safetensors", latents)
+    save_latents(tmp_path / "one.safetensors", latents[:1])
+    return tmp_path, ["-m", golden("ltx2_3").checkpoint, "--json"]
+
+
+def test_the_command_decodes_one_video_in_bands_and_reports_all_ranks(clip):
+    folder, options = clip
+    assert (
+        decode_command.main([str(folder / "one.safetensors"), "-o", str(folder / "alone.npy"), *map(str, options)]) == 0
+    )
+    command = ["-m", "mlx_ltx_vae.decode", folder / "one.safetensors", *options]
+    out, err = launch(2, *command, "-o", folder / "rows.npy")
+    report = json.loads(out)
+    assert (report["ranks"], report["distributed"], err) == (2, "rows", "")
+    assert len(report["peak_memory_bytes_per_rank"]) == 2
+    assert [band["rows"] for band in report["plan"]["bands"]] == [[0, 2], [2, 3]]
+    sent = sum(band["sent_bytes"] for band in report["plan"]["bands"])
+    # The flags that the output is finite are not planned.
+    assert sent <= report["exchanged_bytes"] < sent + 1000
+    alone, rows = np.load(folder / "alone.npy"), np.load(folder / "rows.npy")
+    assert np.abs(alone.astype(int) - rows).max() <= 1
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "alone.npy",
+        "batch.safetensors",
+        "one.safetensors",
+        "rows.npy",
+    ]
+
+
+@pytest.mark.slow
+def test_a_batch_is_shared_unevenly_and_comes_back_in_order(clip):
+    folder, options = clip
+    command = ["mlx_ltx_vae.decode", folder / "batch.safetensors", *options]
+    assert decode_command.main([*map(str, command[1:]), "-o", str(folder / "alone.npy")]) == 0
+    report = json.loads(launch(2, "-m", *command, "-o", folder / "batch.npy")[0])
+    assert (report["ranks"], report["distributed"], report["frames"]) == (2, "batch", 27)
+    # Two rounds; in each, chunks of levels with their shapes, and nothing else.
+    frames = 4 * 9 * 96 * 64 * 3
+    assert frames <= report["exchanged_bytes"] < frames + 4000
+    for item in range(3):
+        alone, ranks = (np.load(folder / f"{name}-{item}.npy") for name in ("alone", "batch"))
+        assert np.array_equal(alone, ranks)
+
+
+@pytest.mark.slow
+def test_inputs_are_dealt_to_ranks_and_reported_in_order(clip):
+    folder, options = clip
+    (folder / "bad.safetensors").write_bytes(b"no latents")
+    names = ["one", "bad", "batch"]
+    inputs = [folder / f"{name}.safetensors" for name in names]
+    out, err = launch(2, "-m", "mlx_ltx_vae.decode", *inputs, *options, "-o", folder / "{name}.npy")
+    report = json.loads(out)
+    assert [Path(item["source"]).stem for item in report["items"]] == names
+    assert (report["failed"], report["frames"]) == (1, 36)
+    assert "1 of 3 inputs failed" in err
+    assert {path.name for path in folder.glob("*.npy")} == {"one.npy", "batch-0.npy", "batch-1.npy", "batch-2.npy"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("distributed", "bands"), [("off", []), ("rows", [[0, 2], [2, 3]])])
+def test_the_first_rank_works_alone_or_prints_the_plan(clip, distributed, bands):
+    folder, options = clip
+    command = ["-m", "mlx_ltx_vae.decode", folder / "one.safetensors", *options, "--distributed", distributed]
+    out, err = launch(2, *command, "--dry-run")
+    assert [band["rows"] for band in json.loads(out)["plan"]["bands"]] == bands
+    assert err == ""
+
+
+@pytest.mark.slow
+def test_a_video_is_encoded_in_bands(clip, golden):
+    folder, options = clip
+    decode = [str(folder / "one.safetensors"), *map(str, options), "-o", str(folder / "clip.mkv"), "--codec", "ffv1"]
+    assert decode_command.main(decode) == 0
+    command = [str(folder / "clip.mkv"), "-m", str(golden("ltx2_3").checkpoint), "--json", "-o"]
+    assert encode_command.main([*command, str(folder / "alone.safetensors")]) == 0
+    report = json.loads(launch(2, "-m", "mlx_ltx_vae.encode", *command, folder / "rows.safetensors")[0])
+    assert (report["ranks"], report["distributed"]) == (2, "rows")
+    alone, rows = (np.array(load_latents(folder / f"{name}.safetensors")[0]) for name in ("alone", "rows"))
+    assert np.abs(alone - rows).max() < TOLERANCE
+    with VideoReader(folder / "clip.mkv") as video:
+        assert video.num_frames == report["frames"]
+
+
+@pytest.mark.slow
+def test_wrong_usage_and_errors_of_all_ranks_are_one_line(clip):
+    folder, options = clip
+    command = ["-m", "mlx_ltx_vae.decode", folder / "one.safetensors", *options, "-o", folder / "out.npy"]
+    for extra, words in (
+        (["--mode", "single"], "goes with mode exact and order time"),
+        (["--crf", "3"], "takes no crf"),
+        (["--distributed", "batch"], "there is one; use rows"),
+    ):
+        out, err = launch(2, *command, *extra)
+        assert out == ""
+        assert err.count("error: ") == 1
+        assert words in err
+    assert not (folder / "out.npy").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_others_and_leaves_no_output(golden, tmp_path, rank):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    save_latents(tmp_path / "long.safetensors", distributed_ranks.latents_of(vae, frames=400, height=4, width=4))
+
+    def kill(launcher):
+        """Kill a rank when the first frames have been written."""
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".out*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)
+        os.kill(rank_processes(launcher.pid)[rank], signal.SIGKILL)
+        start.append(time.monotonic())
+
+    start = []
+    command = ["-m", "mlx_ltx_vae.decode", tmp_path / "long.safetensors", "-m", golden("ltx2_3").checkpoint]
+    _, err = launch(2, *command, "-o", tmp_path / "out.mp4", timeout=60, change=kill)
+    assert time.monotonic() - start[0] < 10
+    assert not (tmp_path / "out.mp4").exists()
+    assert err.count("error: ") == (1 if rank else 0)
+
+
+def rank_processes(launcher):
+    """The processes of the ranks, in order, from the system's table of processes."""
+    table = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in table.splitlines()]
+    children = [int(pid) for pid, parent, _ in rows if int(parent) == launcher]
+    return sorted(children)

@@ -34,8 +34,8 @@ def run_together(group: mx.distributed.Group, function: Callable[[], Result]) ->
     """Run a function on all ranks. If it fails on one, it fails on all, so that none waits for another.
 
     Raises:
-        DistributedError: if it failed on another rank, with that rank's error. Its own error is raised as it is, the
-            first rank's also on ranks that failed with the same message.
+        DistributedError: if it failed on any rank, with the error of the first one that did. On the first rank, which
+            reports errors, its own error is raised as it is.
     """
     result, error = None, None
     try:
@@ -43,11 +43,11 @@ def run_together(group: mx.distributed.Group, function: Callable[[], Result]) ->
     except Exception as caught:  # raised below, when all ranks know
         error = caught
     messages = gather_texts(group, "" if error is None else _describe(error))
-    if error is not None:
+    if error is not None and group.rank() == 0:
         raise error
     for rank, message in enumerate(messages):
         if message:
-            raise DistributedError(f"rank {rank}: {message}")
+            raise DistributedError(f"rank {rank}: {message}") from error
     return result  # type: ignore[return-value]  # there is one if there is no error
 
 

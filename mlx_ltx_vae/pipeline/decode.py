@@ -83,7 +83,7 @@ class DecodePipeline:
         if is_whole(given):
             plan = plan or self.make_plan(given.shape)
             run = self._decode_whole(given, plan, options, cancellation)
-            return DecodeStream(run.chunks(), cancellation, lambda: run.bands.sent_bytes if run.bands else 0)
+            return DecodeStream(run.chunks(), cancellation, run.bands)
         if plan is not None:
             _check_arriving(plan)
         chunks = self._decode_arriving(cast(LatentParts, given), plan, options, cancellation)

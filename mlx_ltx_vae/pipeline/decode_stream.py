@@ -1,11 +1,15 @@
 """The iterator that a decode returns to its caller."""
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ..errors import DecodeCancelled
 from .postprocess import FrameChunk
+
+if TYPE_CHECKING:
+    from ..distributed.row_bands import RowBands
 
 
 class Cancellation:
@@ -38,17 +42,17 @@ class DecodeStream(Iterator[FrameChunk]):
         self,
         chunks: Generator[FrameChunk, None, None],
         cancellation: Cancellation,
-        sent_bytes: Callable[[], int] = lambda: 0,
+        bands: "RowBands | None" = None,
     ) -> None:
         self._chunks = chunks
         self._cancellation = cancellation
-        self._sent_bytes = sent_bytes
+        self._bands = bands
         self._running = threading.Lock()
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that this process has sent to other ranks so far."""
-        return self._sent_bytes()
+        return 0 if self._bands is None else self._bands.sent_bytes
 
     def __next__(self) -> FrameChunk:
         with self._running:

@@ -19,7 +19,7 @@ from ..units import format_bytes, parse_bytes
 from .bands import split_rows
 from .clip import Clip
 from .exchange import make_exchange
-from .memory import Memory, StreamRun, largest_layer, make_steps, stream_memory, with_buffer_cache
+from .memory import Memory, StreamRun, largest_layer, layer_pieces, make_steps, stream_memory, with_buffer_cache
 from .options import PlanOptions, check_order, parse_options, why_not
 from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
 from .receptive_field import first_output_work, lookahead
@@ -33,6 +33,10 @@ MAX_LAYER_ELEMENTS = 2**29
 # processes the cached positions of its window; activating both of them again for every single position costs time.
 # Without prefetch, a GPU is idle between steps.
 _PACES = {Backend.CPU: ((2, 0), (1, 0)), Backend.GPU: ((2, 1), (1, 1), (1, 0))}
+
+# Of the frames that ranks gather: those of each rank, padded to one height, all of them, and whole frames.
+_GATHERED_COPIES = 3
+_LEVEL_BYTES = 2
 
 # Tiles to try if no exact plan fits: side lengths, largest first, and overlap, in latent cells.
 _LAST_RESORT_TILES = (32, 24, 16, 12, 8, 6)
@@ -182,7 +186,11 @@ class _Planner:
             pieces = clip.pieces(clip.grid[0], chunk)
             run = StreamRun(Axis.TIME, pieces, steps, prefetch, self._machine, is_band=True)
             memory = stream_memory(self._spec, largest.grid, clip.batch, run)
-            memory = replace(memory, inputs=largest.input_bytes(self._machine.itemsize, chunk))
+            # A piece of whole frames as levels: as each rank gives them, gathered and joined.
+            *_, output = layer_pieces(self._spec, largest.grid, run)
+            gathered = _GATHERED_COPIES * max(output) * clip.out_frame * _LEVEL_BYTES
+            inputs = largest.input_bytes(self._machine.itemsize, chunk)
+            memory = replace(memory, inputs=inputs, work=memory.work + gathered)
             plan = self._plan(Mode.EXACT, Order.TIME, chunk, step, steps, prefetch, memory)
             rows_of = [band.length for band in bands]
             exchanges = tuple(make_exchange(clip, run, rows_of, rank) for rank in range(ranks))
