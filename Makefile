@@ -17,7 +17,7 @@ demo: $(READY)
 	sh scripts/with_openblas.sh --install $(PY) -m mlx_ltx_vae.decode --demo -o demo.mp4
 
 test: $(READY)
-	sh scripts/with_openblas.sh --install $(PY) -m pytest
+	OPENBLAS_NUM_THREADS=1 sh scripts/with_openblas.sh --install $(PY) -m pytest -n 2
 
 lint: $(READY)
 	$(PY) -m ruff check .
