@@ -66,8 +66,8 @@ def _add_input_options(parser: CommandParser) -> None:
         "latents",
         nargs="*",
         metavar="LATENTS",
-        help="latent files: .safetensors, .latent, .npy, .npz; @clips.txt for those that a list names, one a line; "
-        "clips.csv for a table with a column path, and optionally output",
+        help="latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for those that a list "
+        "names, one a line; clips.csv for a table with a column path, and optionally output",
     )
     parser.add_argument(
         "-o",

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ import numpy as np
 
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.distributed.agreement import check_same, gather_values, run_together
+from mlx_ltx_vae.distributed.batch import BatchGather
 from mlx_ltx_vae.errors import LTXVAEError
 
 
@@ -57,11 +59,48 @@ def errors(group):
     }
 
 
+def batch(group, checkpoint):
+    """The calls of `mx.distributed` while a batch of three videos is decoded: all, and those while a network runs."""
+    calls, in_network = Counter(), Counter()
+    running = []
+
+    def counting(name, function):
+        def call(*arguments, **options):
+            (in_network if running else calls)[name] += 1
+            return function(*arguments, **options)
+
+        return call
+
+    for name in ("all_gather", "all_max", "all_min", "all_sum", "send", "recv", "recv_like"):
+        setattr(mx.distributed, name, counting(name, getattr(mx.distributed, name)))
+
+    def levels(stream):
+        while True:
+            running.append(True)
+            chunk = next(stream, None)
+            frames = None if chunk is None else chunk.to_uint8()
+            running.pop()
+            if frames is None:
+                return
+            yield frames
+
+    vae = VideoVAE.from_pretrained(checkpoint, encoder=False)
+    latents = latents_of(vae, batch=3)
+    gather = BatchGather(group)
+    chunks = 0
+    for first in range(0, 3, group.size()):
+        item = first + group.rank()
+        own = levels(vae.stream(latents[item : item + 1], bit_depth=8)) if item < 3 else None
+        chunks += sum(1 for _ in gather.gather(own))
+    return {"calls": calls, "in_network": in_network, "chunks": chunks, "rounds": -(-3 // group.size())}
+
+
 def main(folder, cases):
     group = mx.distributed.init()
     for index, (function, checkpoint, shape) in enumerate(cases):
-        if function == "errors":
-            result = gather_values(group, errors(group))
+        if function in ("errors", "batch"):
+            made = errors(group) if function == "errors" else batch(group, checkpoint)
+            result = gather_values(group, made)
             if group.rank() == 0:
                 (folder / f"{index}.json").write_text(json.dumps(result))
             continue

@@ -69,7 +69,8 @@ def outcomes(request, golden, tmp_path_factory):
     """What all cases give on some ranks; one launch, since starting takes longest."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
     cases = [(function, str(golden(name).checkpoint), shape) for function, name, shape in CASES]
-    printed = launch(request.param, HERE / "distributed_ranks.py", folder, json.dumps([*cases, ("errors", None, None)]))
+    more = [("errors", None, None), ("batch", str(golden("ltx2_3").checkpoint), None)]
+    printed = launch(request.param, HERE / "distributed_ranks.py", folder, json.dumps([*cases, *more]))
     return request.param, folder, "".join(printed)
 
 
@@ -99,6 +100,18 @@ def test_an_error_of_one_rank_is_raised_on_all(outcomes):
         kind, text = seen["differ"]
         assert kind == "DistributedError"
         assert text.startswith("the latents differ between rank 0 and rank 1" if rank < 2 else "the latents differ")
+
+
+def test_nothing_is_exchanged_while_the_networks_of_a_batch_run(outcomes):
+    """Besides finished chunks with their shapes, and the end of each round."""
+    ranks, folder, printed = outcomes
+    assert (folder / f"{len(CASES) + 1}.json").exists(), printed
+    by_rank = json.loads((folder / f"{len(CASES) + 1}.json").read_text())
+    assert len(by_rank) == ranks
+    for seen in by_rank:
+        assert seen["in_network"] == {}
+        assert seen["chunks"] > seen["rounds"]
+        assert seen["calls"] == {"all_gather": seen["chunks"], "all_max": seen["chunks"] + seen["rounds"]}
 
 
 @pytest.fixture
