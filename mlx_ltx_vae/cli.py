@@ -5,6 +5,7 @@ import atexit
 import re
 import shutil
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from .units import parse_bytes
 Value = TypeVar("Value")
 
 _MAX_HELP_WIDTH = 80
+_REPORT_SECONDS = 3
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -39,7 +41,10 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with 2. Of several ranks, which have the same command line, the first says why."""
         text = f'error: {one_line(message)}\nrun "{self.prog} --help" for the options\n'
-        self.exit(2, None if launched_rank() else text)
+        if launched_rank():
+            leave_it_to_the_first_rank()
+            self.exit(2)
+        self.exit(2, text)
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:
@@ -128,8 +133,15 @@ def run_command(command: Callable[[argparse.Namespace], None], arguments: argpar
             traceback.print_exc()
         if text := _describe_for_rank(error):
             print(f"error: {text}", file=sys.stderr)
+        else:
+            leave_it_to_the_first_rank()
         return 1
     return 0
+
+
+def leave_it_to_the_first_rank() -> None:
+    """Wait until the first rank has reported an error of all ranks: the launcher ends them as soon as one has ended."""
+    time.sleep(_REPORT_SECONDS)
 
 
 def _describe_for_rank(error: Exception) -> str | None:
