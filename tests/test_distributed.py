@@ -148,6 +148,23 @@ def test_the_command_decodes_one_video_in_bands_and_reports_all_ranks(clip):
     ]
 
 
+def test_alone_nothing_of_it_is_imported(clip):
+    folder, options = clip
+    script = (
+        "import sys; from mlx_ltx_vae.decode import main; code = main(sys.argv[1:]); "
+        "print([name for name in sys.modules if 'mlx_ltx_vae.distributed' in name], code)"
+    )
+    arguments = [folder / "one.safetensors", *options, "-q", "-o", folder / "alone.npy"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=HERE.parent,
+    )
+    assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
+
+
 @pytest.mark.slow
 def test_a_batch_is_shared_unevenly_and_comes_back_in_order(clip):
     folder, options = clip
