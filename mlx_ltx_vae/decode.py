@@ -258,7 +258,8 @@ def _decode(arguments: argparse.Namespace) -> None:
     decoder.measure_machine()
     opened = ranks.together(lambda: decoder.open(items[0]))
     ranks.check_same(opened.description)
-    if ranks.together(lambda: skip(replace(items[0], outputs=tuple(opened.outputs)), arguments)):
+    named = replace(items[0], outputs=tuple(opened.outputs))
+    if ranks.first_decides(lambda: skip(named, arguments)):
         return
     if arguments.dry_run:
         if ranks.is_first:

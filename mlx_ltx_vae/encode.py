@@ -59,7 +59,18 @@ def build_parser() -> CommandParser:
     parser.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
     parser.add_argument("--demo", action="store_true", help="use the small VAE that ships with the package")
 
-    video = parser.add_argument_group("the video")
+    _add_video_options(parser.add_argument_group("the video"))
+    how = parser.add_argument_group("how to encode")
+    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
+    add_plan_options(how)
+
+    add_many_options(parser)
+    add_report_options(parser)
+    add_common_options(parser)
+    return parser
+
+
+def _add_video_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--size", type=frame_size, metavar="WxH", help="frame size to encode (default: the video's)")
     fit = video.add_mutually_exclusive_group()
     fit.add_argument(
@@ -76,15 +87,6 @@ def build_parser() -> CommandParser:
         metavar="RATE",
         help="drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)",
     )
-
-    how = parser.add_argument_group("how to encode")
-    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
-    add_plan_options(how)
-
-    add_many_options(parser)
-    add_report_options(parser)
-    add_common_options(parser)
-    return parser
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -121,7 +123,7 @@ def _encode(arguments: argparse.Namespace) -> None:
     if is_many:
         run_many(encoder, items, arguments, ranks)
         return
-    if ranks.together(lambda: skip(encoder.measure(items[0]), arguments)):
+    if ranks.first_decides(lambda: skip(encoder.measure(items[0]), arguments)):
         return
     encoder.measure_machine()
     with ExitStack() as stack:

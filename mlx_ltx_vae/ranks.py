@@ -77,6 +77,10 @@ class Ranks:
 
         return run_together(self.group, function)
 
+    def first_decides(self, function: Callable[[], bool]) -> bool:
+        """What a function says on the first rank, which alone calls it; if it fails there, it fails on all."""
+        return self.gather(self.together(lambda: self.is_first and function()))[0]
+
     def gather(self, value: Value) -> list[Value]:
         """The JSON-serializable values of all ranks, in order."""
         if self.group is None:

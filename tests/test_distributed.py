@@ -24,6 +24,7 @@ CASES = [
     ("decode", "ltx2_3", {}),
     ("decode", "ltx2_3", {"height": 3, "frames": 2, "batch": 2}),
     ("decode", "ltx2", {}),
+    ("decode_for_the_first", "ltx2_3", {}),
     ("decode", "ltx2_3_reflect", {"height": 3}),
     ("decode", "ltx2_3_replicate", {}),
     ("decode", "ltx2_3_causal", {"height": 4}),
@@ -69,7 +70,7 @@ def outcomes(request, golden, tmp_path_factory):
     """What all cases give on some ranks; one launch, since starting takes longest."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
     cases = [(function, str(golden(name).checkpoint), shape) for function, name, shape in CASES]
-    more = [("errors", None, None), ("batch", str(golden("ltx2_3").checkpoint), None)]
+    more = [(function, str(golden("ltx2_3").checkpoint), None) for function in ("errors", "batch")]
     printed = launch(request.param, HERE / "distributed_ranks.py", folder, json.dumps([*cases, *more]))
     return request.param, folder, "".join(printed)
 
@@ -84,7 +85,8 @@ def test_bands_give_what_one_process_gives(outcomes, golden, index):
     expected, _ = getattr(distributed_ranks, function)(vae, **shape)
     assert (outcome["result"].shape, outcome["result"].dtype) == (expected.shape, expected.dtype)
     assert np.abs(outcome["result"] - expected).max() < TOLERANCE
-    assert np.ptp(outcome["sums"]) == 0, "all ranks get the same"
+    if function != "decode_for_the_first":
+        assert np.ptp(outcome["sums"]) == 0, "all ranks get the same"
     if function == "decode":
         assert (outcome["sent"] > 0).all() and len(outcome["sent"]) == ranks
 
@@ -97,6 +99,7 @@ def test_an_error_of_one_rank_is_raised_on_all(outcomes):
     for rank, seen in enumerate(by_rank):
         assert seen["fails"] == ["DistributedError", "rank 1: no such file"]
         assert (seen["works"], seen["same"]) == (99, None)
+        assert seen["plans"][1].startswith("the plans differ between rank 0 and rank ")
         kind, text = seen["differ"]
         assert kind == "DistributedError"
         assert text.startswith("the latents differ between rank 0 and rank 1" if rank < 2 else "the latents differ")

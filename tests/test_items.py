@@ -3,12 +3,14 @@
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mlx_ltx_vae.errors import ItemsError
-from mlx_ltx_vae.items import Input, Item, all_exist, find_pattern, longest_first, name_items
+from mlx_ltx_vae.items import Input, all_exist, find_pattern, name_items
 from mlx_ltx_vae.items import read_inputs as read
+from mlx_ltx_vae.ranks import Ranks
 
 
 def read_inputs(arguments, with_sizes=True):
@@ -156,6 +158,9 @@ def test_outputs_exist_if_all_files_are_there_and_folders_are_not_empty(tmp_path
         assert all_exist([f"{here}/{name}"])
 
 
-def test_the_longest_items_come_first_and_equal_ones_in_their_order():
-    items = [Item(name, None, cost=cost) for name, cost in (("a", 1), ("b", 3), ("c", 1), ("d", 2))]
-    assert [item.source for item in longest_first(items)] == ["b", "d", "a", "c"]
+def test_items_are_dealt_longest_first_to_the_rank_with_least_to_do():
+    two = Ranks(SimpleNamespace(size=lambda: 2, rank=lambda: 1))
+    assert two.deal([1, 3, 1, 2]) == [1, 0, 0, 1]
+    assert two.deal([5, 1, 1, 1, 1]) == [0, 1, 1, 1, 1]
+    assert two.deal([0, 0]) == [0, 0]
+    assert Ranks().deal([1, 3]) == [0, 0]

@@ -269,7 +269,7 @@ def test_pixels_that_are_not_finite_or_one_flat_patch_are_reported():
         ([patch], False, "flat patch"),
         ([good, bad, good], False, "not finite"),
     ):
-        check = OutputCheck(4, may_be_flat=lambda: may_be_flat)  # noqa: B023
+        check = OutputCheck(4, may_be_flat=lambda: mx.array(may_be_flat))  # noqa: B023
         for piece in pieces:
             check.update(piece)
         with pytest.raises(DecodeError, match=words) if words else nullcontext():

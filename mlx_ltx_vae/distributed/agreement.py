@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -60,6 +61,7 @@ def check_same(group: mx.distributed.Group, things: Mapping[str, Any]) -> None:
     Raises:
         DistributedError: if one differs, on all ranks.
     """
+    things = {**things, "the versions of mlx_ltx_vae": version("mlx_ltx_vae")}
     hashes = {name: hashlib.sha256(json.dumps(thing).encode()).hexdigest() for name, thing in things.items()}
     for rank, others in enumerate(gather_values(group, hashes)):
         for name in hashes:
@@ -67,7 +69,7 @@ def check_same(group: mx.distributed.Group, things: Mapping[str, Any]) -> None:
                 mine = group.rank()
                 raise DistributedError(
                     f"{name} differ between rank {min(rank, mine)} and rank {max(rank, mine)}; give all ranks the same "
-                    "files, options and version of mlx_ltx_vae."
+                    "files, options and memory budget."
                 )
 
 

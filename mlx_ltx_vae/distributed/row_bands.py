@@ -57,12 +57,15 @@ class RowBands:
         gathered = mx.distributed.all_gather(rows, group=self._group)
         gathered = gathered.reshape(len(self.rows), -1, batch, time, width, channels)
         parts = [gathered[rank, : count * scale] for rank, count in enumerate(self.rows)]
-        return mx.concatenate(parts).transpose(1, 2, 0, 3, 4)
+        joined = mx.concatenate(parts).transpose(1, 2, 0, 3, 4)
+        mx.async_eval(joined)  # at once, also where nobody looks at it: the other ranks wait for this one
+        return joined
 
     def all_true(self, flags: mx.array) -> mx.array:
         """Element by element, whether a flag is true on all ranks. Starts the exchange."""
-        self.sent_bytes += flags.size * (len(self.rows) - 1)
-        result = mx.distributed.all_min(flags.astype(mx.int32), group=self._group).astype(mx.bool_)
+        values = flags.astype(mx.int32)
+        self.sent_bytes += values.nbytes * (len(self.rows) - 1)
+        result = mx.distributed.all_min(values, group=self._group).astype(mx.bool_)
         mx.async_eval(result)
         return result
 

@@ -3,7 +3,7 @@
 from .decode import ItemDecoder, output_options
 from .encode import ItemEncoder
 from .inputs import Input, is_list, read_inputs
-from .item import Item, Result, Runner, longest_first
+from .item import Item, Result, Runner
 from .outputs import all_exist, are_many, check_distinct, check_many, find_pattern, name_items, name_outputs
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "check_many",
     "find_pattern",
     "is_list",
-    "longest_first",
     "name_items",
     "name_outputs",
     "output_options",

@@ -1,6 +1,6 @@
 """One input of `decode` or `encode`, and what became of it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -32,11 +32,6 @@ class Item:
     outputs: tuple[str, ...] = ()
     num_frames: int | None = None
     cost: int = 0
-
-
-def longest_first(items: Iterable[Item]) -> list[Item]:
-    """The items with the most work first, those of equal cost in their order."""
-    return sorted(items, key=lambda item: -item.cost)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,10 @@ class MappedLatents:
             raise LatentsError(
                 f"{self.source}: latents are stored as uint16 and are not bfloat16; save them as float32."
             )
+        with mx.stream(mx.cpu):  # to wait for a GPU would stop the decode that this slice is for
+            return self._read_checked(index)
+
+    def _read_checked(self, index: tuple[slice, ...]) -> mx.array:
         latents = self._read(index)
         part = [range(size)[axis] for size, axis in zip(self.shape, index, strict=True)]
         check_finite(latents, self.source, None if latents.shape == self.shape else part)

@@ -126,9 +126,7 @@ def draw(
         LatentsError: if the number of arrays or a shape does not match the network, a number is out of range, or the
             network takes no timestep or noise and one is given.
     """
-    if like not in CONVENTIONS:
-        raise LatentsError(f"{like!r} is not a known convention; expected {' or '.join(CONVENTIONS)}.")
-    convention = CONVENTIONS[like]
+    convention = _find_convention(like)
     timestep = _choose_timestep(spec, timestep, convention)
     scale = _choose_scale(spec, noise_scale, timestep, convention)
     maps = spec.noise_shapes(shape.grid)
@@ -150,6 +148,12 @@ def draw(
             latents = partial(_crop, arrays.pop(0).astype(mx.float32))
     by_name = {name: array.astype(dtype) for name, array in zip(maps, arrays, strict=True)}
     return Draws(timestep, scale, convention.is_late, by_name, latents)
+
+
+def _find_convention(name: str) -> Convention:
+    if name not in CONVENTIONS:
+        raise LatentsError(f"{name!r} is not a known convention; expected {' or '.join(CONVENTIONS)}.")
+    return CONVENTIONS[name]
 
 
 def _choose_timestep(spec: NetworkSpec, timestep: float | None, convention: Convention) -> float | None:

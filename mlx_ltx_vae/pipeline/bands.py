@@ -16,6 +16,7 @@ def make_bands(group: mx.distributed.Group | None, plan: Plan) -> "RowBands | No
 
     Raises:
         PlanError: if the plan was made for another number of ranks.
+        DistributedError: if the ranks' plans differ, since they must take the same steps.
     """
     ranks = 1 if group is None else group.size()
     planned = max(1, len(plan.bands))
@@ -23,6 +24,10 @@ def make_bands(group: mx.distributed.Group | None, plan: Plan) -> "RowBands | No
         raise PlanError(f"the plan was made for {planned} ranks, and the group has {ranks}; plan with ranks={ranks}.")
     if group is None or ranks == 1:
         return None
-    from ..distributed.row_bands import RowBands  # not imported where one process works alone
+    from ..distributed.agreement import check_same  # not imported where one process works alone
+    from ..distributed.row_bands import RowBands
 
-    return RowBands(group, [band.length for band in plan.bands])
+    lengths = [band.length for band in plan.bands]
+    steps = [list(plan.latent_shape), plan.num_frames, plan.chunk, list(plan.steps), plan.prefetch]
+    check_same(group, {"the plans": [steps, lengths]})
+    return RowBands(group, lengths)

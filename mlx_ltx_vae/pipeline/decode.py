@@ -137,13 +137,14 @@ class DecodePipeline:
         band = None if bands is None else plan.bands[bands.rank]
         source = make_source(preprocess, band)
         timesteps, maps = draws.timesteps(shape.batch), draws.maps
-        check = OutputCheck(decoder.spec.layers[-1].up[1], may_be_flat=preprocess.is_constant)
-        if bands is not None and band is not None:
+        if band is not None:
             whole = Interval(0, shape.width)
             maps = {name: mx.contiguous(crop_map(noise, shape, band, whole)) for name, noise in maps.items()}
-            check = OutputCheck(
-                decoder.spec.layers[-1].up[1], may_be_flat=preprocess.is_constant, combine=bands.all_true
-            )
+        check = OutputCheck(
+            decoder.spec.layers[-1].up[1],
+            may_be_flat=preprocess.is_constant,
+            combine=None if bands is None else bands.all_true,
+        )
         mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
         context = StreamContext(timesteps=timesteps, noise_maps=maps, neighbors=bands)
         run = Run(decoder, plan, source, context, check.update, cancellation.check)

@@ -17,7 +17,7 @@ from ..tiling.config import TilingConfig
 from .bands import make_bands
 from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess, to_channels_last
 from .run import Run
-from .sources import BandSource, Source
+from .sources import Source
 
 if TYPE_CHECKING:
     from ..distributed.row_bands import RowBands
@@ -87,7 +87,11 @@ class EncodePipeline:
         return Preprocess(self.encoder.spec.scale, self.encoder.dtype, options.pad)
 
     def _run(
-        self, source: Source, plan: EncodePlan | None, options: EncodeOptions, shape: Sequence[int]
+        self,
+        source: ClipSource | FrameStreamSource,
+        plan: EncodePlan | None,
+        options: EncodeOptions,
+        shape: Sequence[int],
     ) -> Iterator[mx.array]:
         if plan is None:
             mode = "tiled" if options.tiling else "auto"
@@ -98,7 +102,7 @@ class EncodePipeline:
         bands = make_bands(self.group, plan)
         if bands is not None:
             rows, scale = plan.bands[bands.rank], self.encoder.spec.scale.height
-            source = BandSource(source, slice(rows.start * scale, rows.end * scale))
+            source.take_rows(slice(rows.start * scale, rows.end * scale))
         return EncodeRun(self.encoder, plan, source, self.mean, self.std, bands).latents()
 
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import LatentsError
-from ..mlx_utils import count_nonfinite, evaluate, to_bool
+from ..mlx_utils import count_nonfinite, evaluate
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
 from ..shapes import Grid
@@ -61,9 +61,9 @@ class LatentPreprocess:
             latents = (latents.astype(mx.float32) - mean) / std
         return self._decoder.prepare(latents, self._mean, self._std, self._draws.crop(box))
 
-    def is_constant(self) -> bool:
-        """Whether all parts so far are constant in each channel, so that the picture may be flat."""
-        return to_bool(self._is_constant)
+    def is_constant(self) -> mx.array:
+        """A flag on the device: whether all parts so far are constant per channel, so that the picture may be flat."""
+        return self._is_constant
 
 
 class LatentSource:

@@ -108,18 +108,19 @@ class OutputCheck:
 
     Args:
         patch_size: pixels per cell of the network's finest grid, along each side.
-        may_be_flat: called at the end if all pieces are flat: whether the latents are constant.
-        combine: combines flags with those of other processes, which compute other parts of the frames.
+        may_be_flat: called at the end: a flag on the device, whether the latents are constant.
+        combine: combines flags with those of other processes, which compute other parts of the frames; None if there
+            are none.
     """
 
     def __init__(
         self,
         patch_size: int,
         *,
-        may_be_flat: Callable[[], bool],
-        combine: Callable[[mx.array], mx.array] = lambda flags: flags,
+        may_be_flat: Callable[[], mx.array],
+        combine: Callable[[mx.array], mx.array] | None = None,
     ) -> None:
-        self._combine = combine
+        self._combine = combine or (lambda flags: flags)
         self._patch_size = patch_size
         self._may_be_flat = may_be_flat
         self._is_flat = mx.array(True)
@@ -145,10 +146,11 @@ class OutputCheck:
         Raises:
             DecodeError: if a pixel was not finite, or if all pieces were the same patch everywhere.
         """
-        is_finite, is_flat = to_list(self._combine(mx.stack([self._is_finite, self._is_flat])))
+        flags = mx.stack([self._is_finite, self._is_flat, self._may_be_flat()])
+        is_finite, is_flat, may_be_flat = to_list(self._combine(flags))
         if not is_finite:
             raise DecodeError(_NOT_FINITE)
-        if is_flat and not self._may_be_flat():
+        if is_flat and not may_be_flat:
             raise DecodeError(
                 "the decoded pixels are one flat patch everywhere: a convolution on this device failed silently; "
                 "try another dtype, or mode exact with a chunk of 1."

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import mlx.core as mx
@@ -52,11 +52,13 @@ class Preprocess:
     Attributes:
         pad: whether to repeat the last frame until the clip fills its last latent frame. Otherwise excess frames at the
             end are dropped, with a warning.
+        rows: the rows of the frames that this process encodes; None for all.
     """
 
     scale: ScaleFactors
     dtype: mx.Dtype
     pad: bool
+    rows: slice | None = None
 
     def usable_frames(self, num_frames: int) -> int:
         """The number of frames of a clip to encode. Warns if frames are dropped."""
@@ -135,7 +137,7 @@ class Preprocess:
                     f"frames (batch, height, width, 3, type) {kind} follow frames of {first}; all must be alike."
                 )
             for start in range(0, frames.shape[1], chunk):
-                part = frames[:, start : start + chunk]
+                part = frames[:, start : start + chunk, self.rows or slice(None)]
                 yield part if isinstance(part, mx.array) else mx.array(np.ascontiguousarray(part))
 
     def _to_pixels(self, frames: mx.array) -> mx.array:
@@ -166,6 +168,10 @@ class ClipSource:
         self.batch: int = clip.shape[0]
         frames = preprocess.scale.usable_frames(clip.shape[1], pad=preprocess.pad)
         self.grid: Grid = (frames, clip.shape[2], clip.shape[3])
+
+    def take_rows(self, rows: slice) -> None:
+        """Provide only these rows of the frames, not in tiles."""
+        self._preprocess = replace(self._preprocess, rows=rows)
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         """See `Source`."""
@@ -201,6 +207,10 @@ class FrameStreamSource:
         self.grid: Grid = (1 + _LONG_CLIP * preprocess.scale.time, first.shape[2], first.shape[3])
         self._frames = chain([first], iterator)
         self._preprocess = preprocess
+
+    def take_rows(self, rows: slice) -> None:
+        """Provide only these rows of the frames, not in tiles."""
+        self._preprocess = replace(self._preprocess, rows=rows)
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         """See `Source`."""

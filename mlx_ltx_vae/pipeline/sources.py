@@ -31,28 +31,6 @@ class Source(Protocol):
         """
 
 
-class BandSource:
-    """The rows of another source that this process computes.
-
-    Args:
-        rows: rows of the input.
-    """
-
-    def __init__(self, source: Source, rows: slice) -> None:
-        self._source = source
-        self._rows = rows
-        self.batch: int = source.batch
-
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        """See `Source`."""
-        for piece in self._source.pieces(axis, chunk):
-            yield mx.contiguous(piece[:, :, self._rows])
-
-    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        """Bands are not cut into tiles."""
-        raise NotImplementedError
-
-
 def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[Box]) -> mx.array:
     """Crop (B, n, H, W, C) to the rows and columns of some boxes, as a batch with all items of the first box first."""
     return mx.concatenate([mx.array(frames[:, :, rows.as_slice, columns.as_slice]) for _, rows, columns in boxes])
