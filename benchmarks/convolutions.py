@@ -1,4 +1,4 @@
-"""The calls of `mx.conv3d` in a decode: recorded, and run alone."""
+"""The convolutions of a decode: recorded, and run alone."""
 
 import math
 import time
@@ -6,46 +6,53 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
+
+from mlx_ltx_vae.models.convolution.formulations import Padding
+from mlx_ltx_vae.models.convolution.module import Conv3d
 
 Operands = dict[tuple[tuple[int, ...], mx.Dtype], mx.array]
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """One call of `mx.conv3d`, with channels last in all shapes."""
+    """One call of a convolution, with channels last in all shapes.
 
+    Attributes:
+        dtype: of its input.
+    """
+
+    module: Conv3d
     input_shape: tuple[int, ...]
-    weight_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     dtype: mx.Dtype
-    options: dict[str, Any]
+    padding: Padding
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions."""
-        return 2 * math.prod(self.output_shape) * math.prod(self.weight_shape[1:])
+        """Multiplications and additions of its sums, without those for padding that a formulation adds."""
+        return 2 * math.prod(self.output_shape) * 27 * self.input_shape[-1]
 
 
 def recorded(record: Callable[[Convolution], object]) -> AbstractContextManager:
     """Calls `record` with every convolution while the block runs."""
-    conv3d = mx.conv3d
+    convolve = Conv3d.__call__
 
-    def recording(x: mx.array, weight: mx.array, **options: Any) -> mx.array:
-        output = conv3d(x, weight, **options)
-        record(Convolution(x.shape, weight.shape, output.shape, x.dtype, options))
+    def recording(module: Conv3d, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
+        output = convolve(module, frames, padding, skip)
+        record(Convolution(module, frames.shape, output.shape, frames.dtype, padding))
         return output
 
-    return patch.object(mx, "conv3d", recording)
+    return patch.object(Conv3d, "__call__", recording)
 
 
 def make_operands(convolutions: list[Convolution]) -> Operands:
-    """Noise of every shape and dtype of the inputs and weights."""
-    keys = {(shape, each.dtype) for each in convolutions for shape in (each.input_shape, each.weight_shape)}
-    operands = {(shape, dtype): mx.random.normal(shape).astype(dtype) for shape, dtype in keys}
+    """Noise of every shape and dtype of the inputs."""
+    operands = {
+        (each.input_shape, each.dtype): mx.random.normal(each.input_shape).astype(each.dtype) for each in convolutions
+    }
     mx.eval(list(operands.values()))
     return operands
 
@@ -55,8 +62,7 @@ def run_alone(convolutions: list[Convolution], operands: Operands, prefetch: int
     pending: deque[mx.array] = deque()
     start = time.perf_counter()
     for each in convolutions:
-        x, weight = operands[each.input_shape, each.dtype], operands[each.weight_shape, each.dtype]
-        pending.append(mx.conv3d(x, weight, **each.options))
+        pending.append(each.module(operands[each.input_shape, each.dtype], each.padding))
         mx.async_eval(pending[-1])
         if len(pending) > prefetch:
             mx.eval(pending.popleft())

@@ -43,7 +43,7 @@ def _plan(width: int, height: int, frames: int, *, mode: str = "auto", budget: i
         decoder_spec(config),
         (1, config.latent_channels, *config.scale.latent_grid((frames, height, width))),
         # Without a budget of its own a plan aims at half of what is available, and takes the least that works.
-        Machine(Backend.GPU, itemsize=2, available=None if budget is None else 2 * budget * int(GB)),
+        Machine(Backend.METAL, itemsize=2, available=None if budget is None else 2 * budget * int(GB)),
         mode=mode,
     )
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.machine import Backend, Machine
-from mlx_ltx_vae.models.specs import ConvSpec, NetworkSpec, winograd_elements
+from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
+from mlx_ltx_vae.models.specs import ConvSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.models.video_vae.specs import decoder_spec
@@ -31,7 +32,7 @@ DEFAULT_TFLOPS = 25
 
 _VIDEOS = ((768, 512), (1920, 1088), (3840, 2176))
 _RANKS = (1, 2, 3, 4, 8, 16)
-_MACHINE = Machine(Backend.GPU, itemsize=2)
+_MACHINE = Machine(Backend.METAL, itemsize=2)
 #: What each rank is worth, as parts of one machine, in the table of limits.
 _WORTH = (0.8, 0.5)
 
@@ -144,7 +145,8 @@ def _winograd_share(clip: Clip, rows: int, run: StreamRun) -> float:
         total += work
         if isinstance(layer, ConvSpec):
             frames = sorted(pieces)[len(pieces) // 2]  # of most steps: those at the ends of the clip are shorter
-            fast += work * (winograd_elements(layer.in_channels, layer.conv_channels, (frames, *extents[1:])) > 0)
+            shape = ConvShape((frames, *extents[1:]), layer.in_channels, layer.conv_channels)
+            fast += work * (winograd_elements(shape) > 0)
     return fast / total
 
 

@@ -18,6 +18,13 @@ def is_cpu() -> bool:
     return mx.default_device() == mx.Device(mx.cpu)
 
 
+def backend() -> Backend:
+    """The backend of the default device."""
+    if is_cpu():
+        return Backend.CPU
+    return Backend.METAL if mx.metal.is_available() else Backend.CUDA
+
+
 def this_machine(dtype: mx.Dtype, own: int = 0) -> Machine:
     """The default device, for a network that computes in `dtype`.
 
@@ -25,7 +32,7 @@ def this_machine(dtype: mx.Dtype, own: int = 0) -> Machine:
         dtype: the network's compute dtype.
         own: bytes already in use that a plan counts itself, such as loaded weights.
     """
-    return Machine(Backend.CPU if is_cpu() else Backend.GPU, dtype.size, available_memory(own))
+    return Machine(backend(), dtype.size, available_memory(own))
 
 
 def available_memory(own: int = 0) -> int:

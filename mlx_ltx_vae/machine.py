@@ -10,7 +10,8 @@ class Backend(enum.Enum):
     """The backend whose kernels run. Backends allocate different amounts of scratch memory."""
 
     CPU = "cpu"
-    GPU = "gpu"
+    METAL = "metal"
+    CUDA = "cuda"
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,10 @@ class Machine:
     Attributes:
         itemsize: bytes per element of the network's dtype.
         available: bytes of memory available to a plan; None for unlimited.
+        keeps_dtype: whether convolutions take their operands in the network's dtype although another is more accurate.
     """
 
     backend: Backend = Backend.CPU
     itemsize: int = FLOAT32_BYTES
     available: int | None = None
+    keeps_dtype: bool = False

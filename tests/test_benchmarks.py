@@ -18,6 +18,7 @@ from mlx_ltx_vae import demo
 from mlx_ltx_vae.bench.case import Case
 from mlx_ltx_vae.checkpoint.diffusers import read_diffusers_config
 from mlx_ltx_vae.latents import save_latents
+from mlx_ltx_vae.models.convolution.module import Conv3d
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from test_checkpoint_diffusers import CONFIGS
@@ -201,9 +202,10 @@ def test_a_waiting_sink_takes_every_frame(monkeypatch):
 
 
 def test_convolutions_are_recorded_with_what_they_compute():
-    x, weight = mx.zeros((1, 4, 6, 5, 8)), mx.zeros((16, 3, 3, 3, 8))
+    conv = Conv3d(8, 16)
     seen: list[Convolution] = []
     with recorded(seen.append):
-        mx.conv3d(x, weight, padding=(0, 1, 1))
+        conv(mx.zeros((1, 4, 6, 5, 8)), (0, 1, 1))
+    conv(mx.zeros((1, 4, 6, 5, 8)), (0, 1, 1))
     assert [each.output_shape for each in seen] == [(1, 2, 6, 5, 16)]
     assert seen[0].operations == 2 * (2 * 6 * 5 * 16) * (27 * 8)

@@ -20,7 +20,7 @@ from tolerances import PEAK_MARGIN, tolerance
 
 GB = 10**9
 REAL = encoder_spec(parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3"))
-GPU = Machine(Backend.GPU, 2)
+GPU = Machine(Backend.METAL, 2)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 
 GB = 10**9
 CONFIG = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3")
-GPU = Machine(Backend.GPU, 2)
+GPU = Machine(Backend.METAL, 2)
 LATENTS = (1, 128, 16, 16, 24)
 
 
@@ -139,7 +139,7 @@ def test_what_other_arrays_hold_is_not_available(monkeypatch):
     assert device.available_memory() == 8 * GB
     assert device.available_memory(own=2 * GB) == 10 * GB, "the plan counts its own weights"
     machine = device.this_machine(mx.bfloat16)
-    assert (machine.backend, machine.itemsize, machine.available) == (Backend.GPU, 2, 8 * GB)
+    assert (machine.backend, machine.itemsize, machine.available) == (Backend.METAL, 2, 8 * GB)
     shape = (1, 128, 16, 22, 40)
     assert plan_decode(decoder_spec(CONFIG), shape, machine).peak_bytes <= 4 * GB
     assert plan_decode(decoder_spec(CONFIG), shape, machine, memory_budget="95%").peak_bytes > 4 * GB

@@ -11,7 +11,7 @@ from mlx_ltx_vae import PlanError
 from mlx_ltx_vae.bench.decoding import decode
 from mlx_ltx_vae.bench.processes import Job, run_fresh
 from mlx_ltx_vae.machine import Backend, Machine
-from mlx_ltx_vae.models.specs import winograd_elements
+from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.models.video_vae.specs import decoder_spec
@@ -21,7 +21,7 @@ from mlx_ltx_vae.tiling import TilingConfig
 from tolerances import cpu_only
 
 GB = 10**9
-REAL = Machine(Backend.GPU, 2)
+REAL = Machine(Backend.METAL, 2)
 
 
 def config(name="LTX-2.3", **changes):
@@ -100,14 +100,18 @@ def test_rows_hold_less_than_time_where_frames_are_large_and_clips_short():
 
 
 def test_metals_winograd_scratch_is_a_term_of_its_own():
-    """MLX takes that route from 4096 positions and 256 channels on, both multiples of 32."""
-    assert winograd_elements(128, 128, [1, 64, 63]) == 0
-    assert winograd_elements(96, 128, [1, 64, 64]) == 0
-    assert winograd_elements(128, 136, [1, 64, 64]) == 0
-    one, two = (winograd_elements(128, 128, [frames, 66, 66]) for frames in (1, 2))
-    filters = 64 * 128 * 128
-    assert one - filters == (68 * 68) * 128 + 64 * 11 * 11 * 256
-    assert two - filters == 2 * (one - filters)
+    """MLX takes that route from 4096 positions and 256 channels on, multiples of 32; here for three taps joined."""
+
+    def scratch(channels, outputs, *grid):
+        return winograd_elements(ConvShape(grid, channels, outputs))
+
+    assert scratch(128, 128, 1, 64, 63) == 0
+    assert scratch(120, 128, 1, 64, 64) == 0
+    assert scratch(128, 136, 1, 64, 64) == 0
+    one, two = (scratch(128, 128, frames, 66, 66) for frames in (1, 2))
+    filters = 64 * 384 * 128
+    assert one - filters == (68 * 68) * 384 + 64 * 11 * 11 * 512
+    assert two == one, "one frame at a time"
 
 
 def test_plan_shows_what_it_will_do():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from conftest import CONV_CASES, ENCODER_CASES
 from mlx_ltx_vae import CheckpointError, PlanError, VideoVAE
 from mlx_ltx_vae.mlx_utils import take
+from mlx_ltx_vae.models.convolution.module import Conv3d
 from mlx_ltx_vae.models.layers.resnet import ResnetBlock
 from mlx_ltx_vae.models.specs import PaddingMode
 from mlx_ltx_vae.models.video_vae.block_types import RES_CHANGE, BlockConfig, NetworkOptions
@@ -252,8 +253,8 @@ def test_a_single_pass_is_one_step_per_layer_or_refused(golden, monkeypatch):
     latents = random_latents(vae, 5)
     plan = vae.plan(latents.shape, mode="single")
     calls = []
-    convolve = mx.conv3d
-    monkeypatch.setattr(mx, "conv3d", lambda x, *args, **kwargs: calls.append(x.size) or convolve(x, *args, **kwargs))
+    convolve = Conv3d.__call__
+    monkeypatch.setattr(Conv3d, "__call__", lambda self, x, *rest: calls.append(x.size) or convolve(self, x, *rest))
     exact = vae.decode(latents)
     convolutions = sum(layer.name != "unpatchify" for layer in vae.decoder.spec.layers)
     assert len(calls) > convolutions

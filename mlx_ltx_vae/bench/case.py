@@ -12,6 +12,7 @@ from ..checkpoint import open_checkpoint
 from ..dtypes import DTYPES
 from ..latents import load_latents
 from ..mlx_utils import named_parameters
+from ..models.convolution.module import prepare
 from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.decoder import ConvDecoder
 from ..models.video_vae.encoder import ConvEncoder
@@ -84,6 +85,7 @@ def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> 
     module = loaded_network(vae)
     module.set_dtype(DTYPES[case.dtype or "float32"])
     mx.eval(module.parameters())
+    prepare(module, keeps_dtype=False)
     return vae
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..mlx_utils import count_nonfinite, named_parameters, to_bool, to_float
+from ..models.convolution.module import prepare
 from ..models.video_vae.config import VAEConfig
 from .configuration import choose_config, complete_config, find_config, resolve_config
 from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
@@ -148,6 +149,9 @@ def load_network(
 ) -> Network | None:
     """Make a network and load its weights, cast to `dtype` unless it is None. None if the checkpoint does not have it.
 
+    Weights of convolutions are laid out for the default device; without a `dtype`, they may get a more accurate one of
+    the same size (see `models/convolution/precision.py`).
+
     Raises:
         CheckpointError: a tensor is missing, unexpected, of another shape, unreadable, not finite, or zero.
     """
@@ -185,6 +189,8 @@ def load_network(
             raise CheckpointError(f"{checkpoint.name}: tensor {name}.{key} {problem}; {remedy}.")
         loaded.append((key, weight))
     network.load_weights(loaded)
+    del loaded, weight
+    prepare(network, keeps_dtype=dtype is not None)
     return network
 
 

@@ -13,17 +13,10 @@ from typing import NamedTuple
 from ..machine import FLOAT32_BYTES, Backend, Machine
 from ..shapes import Grid, ScaleFactors
 from ..streaming.axis import Axis, WindowSpec
+from .convolution.rules import TAPS, ConvShape, choose, scratch_bytes
 
 #: Factors along time, height and width.
 Stride = tuple[int, int, int]
-
-_TAPS = 3  # taps of a 3x3x3 kernel along each axis
-
-# Winograd F(6x6, 3x3): a tile of 6x6 outputs takes 8x8 products.
-_WINOGRAD_TILE = 6
-_WINOGRAD_PRODUCTS = 64
-_WINOGRAD_MIN_POSITIONS = 4096
-_WINOGRAD_MIN_CHANNELS = 256
 
 
 class PaddingMode(enum.Enum):
@@ -142,25 +135,24 @@ class ConvSpec(LayerSpec):
         # The input concatenated to the cache, the next cache, the norm, and SiLU with its intermediate arrays.
         elements = (seen + position * cached + 3 * activated) * self.in_channels
         elements += seen * self.skip_channels
-        padded = math.prod(extent + _TAPS - 1 for extent in step.grid) * self.in_channels
+        padded = math.prod(extent + TAPS - 1 for extent in step.grid) * self.in_channels
         if step.axis is not Axis.TIME or step.is_whole:
             elements += padded  # time is padded by a copy and not by the convolution (see `conv.pad`)
         if step.is_band:
             elements += padded
         if self.padding is not PaddingMode.ZEROS:
             elements += 2 * padded  # height and width are padded by a copy each
-        results = self._conv_results(step) * self.conv_channels
+        results = math.prod(self._conv_grid(step)) * self.conv_channels
         is_rearranged = self.conv_channels != self.out_channels
         elements += results if is_rearranged else 0
         if self.has_residual:
             elements += (results if math.prod(self.up) > 1 else 0) + math.prod(step.grid) * self.in_channels
-        return (
-            elements * step.machine.itemsize + self._residual_mean_bytes(step) + self._conv_bytes(step, padded, results)
-        )
+        return elements * step.machine.itemsize + self._residual_mean_bytes(step) + self._conv_bytes(step)
 
-    def _conv_results(self, step: Step) -> int:
-        """Output positions of the convolution in one step."""
-        return math.prod(-(-extent // stride) for extent, stride in zip(step.grid, self.conv_stride, strict=True))
+    def _conv_grid(self, step: Step) -> Grid:
+        """(T, H, W) of the convolution's output in one step."""
+        time, height, width = (-(-extent // stride) for extent, stride in zip(step.grid, self.conv_stride, strict=True))
+        return time, height, width
 
     def _residual_mean_bytes(self, step: Step) -> int:
         """Bytes for averaging the rearranged input of a downsampling layer, which is done in float32."""
@@ -168,21 +160,22 @@ class ConvSpec(LayerSpec):
             return 0
         return math.prod(step.grid) * self.in_channels * (FLOAT32_BYTES + step.machine.itemsize)
 
-    def _conv_bytes(self, step: Step, padded: int, results: int) -> int:
+    def _conv_bytes(self, step: Step) -> int:
         """Bytes of the convolution's scratch memory and output."""
-        if step.machine.backend is Backend.CPU:
-            # The CPU backend unfolds the input for one matrix product, always in float32.
-            unfolded = self._conv_results(step) * _TAPS**3 * self.in_channels
-            scratch = (padded + unfolded + results) * FLOAT32_BYTES
-            if step.machine.itemsize != FLOAT32_BYTES:
-                # The output in its own dtype, the weight in float32, and the norm's squares and outputs in float32.
-                is_normed = self.activation is not Activation.NONE
-                weight = _TAPS**3 * self.in_channels * self.conv_channels
-                scratch += results * step.machine.itemsize + (weight + 2 * is_normed * padded) * FLOAT32_BYTES
-            return scratch
-        # On Metal, a 2D convolution per temporal tap is summed; their buffers are freed after all three are done.
-        winograd = winograd_elements(self.in_channels, self.conv_channels, step.grid)
-        return (padded + _TAPS * (results + winograd)) * step.machine.itemsize
+        machine = step.machine
+        on_cpu = machine.backend is Backend.CPU
+        is_half = machine.itemsize != FLOAT32_BYTES
+        is_normed = self.activation is not Activation.NONE
+        shape = ConvShape(
+            self._conv_grid(step), self.in_channels, self.conv_channels, is_strided=self.conv_stride != (1, 1, 1)
+        )
+        allows_winograd = not is_half or (is_normed and not machine.keeps_dtype)
+        formulation = choose(shape, machine.backend, allows_winograd=allows_winograd)
+        scratch = scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu)
+        if on_cpu and is_half and is_normed:
+            # The norm's squares and outputs in float32.
+            scratch += 2 * math.prod(extent + TAPS - 1 for extent in step.grid) * self.in_channels * FLOAT32_BYTES
+        return scratch
 
 
 @dataclass(frozen=True)
@@ -195,22 +188,6 @@ class FrameAttentionSpec(LayerSpec):
         elements = frames * height * width * self.in_channels
         scores = frames * (height * width) ** 2
         return elements * (2 * FLOAT32_BYTES + 6 * step.machine.itemsize) + 2 * scores * FLOAT32_BYTES
-
-
-def winograd_elements(in_channels: int, out_channels: int, grid: Grid) -> int:
-    """Scratch elements of Metal's Winograd kernel for one 3x3 convolution over (frames, rows, columns).
-
-    0 if Metal does not use that kernel. Taken from MLX 0.32's dispatch code, not measured on a Mac.
-    """
-    frames, height, width = grid
-    aligned = in_channels % 32 == 0 and out_channels % 32 == 0
-    large = math.prod(grid) >= _WINOGRAD_MIN_POSITIONS and in_channels + out_channels >= _WINOGRAD_MIN_CHANNELS
-    if not (aligned and large):
-        return 0
-    tiles_high, tiles_wide = -(-height // _WINOGRAD_TILE), -(-width // _WINOGRAD_TILE)
-    padded = (_WINOGRAD_TILE * tiles_high + 2) * (_WINOGRAD_TILE * tiles_wide + 2) * in_channels
-    transformed = _WINOGRAD_PRODUCTS * tiles_high * tiles_wide * (in_channels + out_channels)
-    return frames * (padded + transformed) + _WINOGRAD_PRODUCTS * in_channels * out_channels
 
 
 @dataclass(frozen=True)

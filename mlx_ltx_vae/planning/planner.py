@@ -32,7 +32,7 @@ MAX_LAYER_ELEMENTS = 2**29
 # Pairs of (positions per step of the layer with the largest activations, prefetch), fastest first. A convolution also
 # processes the cached positions of its window; activating both of them again for every single position costs time.
 # Without prefetch, a GPU is idle between steps.
-_PACES = {Backend.CPU: ((2, 0), (1, 0)), Backend.GPU: ((2, 1), (1, 1), (1, 0))}
+_PACES = {Backend.CPU: ((2, 0), (1, 0)), Backend.METAL: ((2, 1), (1, 1), (1, 0))}
 
 # Of the frames that ranks gather: those of each rank, padded to one height, all of them, and whole frames.
 _GATHERED_COPIES = 3

@@ -6,13 +6,14 @@ compiler vectorizes.
 """
 
 import math
-from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ...device import is_cpu
+from ...mlx_utils import to_float
 
 _TERMS = 6  # terms of the series
 _HALVINGS = 4  # times that x is halved, so that few terms suffice
@@ -37,22 +38,52 @@ def read_modulations(table: mx.array, embedding: mx.array) -> list[Modulation]:
     return [Modulation(shift, scale) for shift, scale in zip(values[::2], values[1::2], strict=True)]
 
 
-def activate(x: mx.array, norm: nn.Module, modulation: Modulation | None = None) -> mx.array:
-    """Apply the norm, the modulation (shift + x * (1 + scale)) and SiLU."""
+def norm_bound(channels: int, modulation: Modulation | None) -> float:
+    """The length that no position's vector exceeds after norm, modulation and SiLU. Evaluates the modulation."""
+    bound = math.sqrt(channels)
+    if modulation is None:
+        return bound
+    scale = mx.abs(1 + modulation.scale.astype(mx.float32)).max()
+    shift = mx.sqrt(mx.square(modulation.shift.astype(mx.float32)).sum(axis=-1)).max()
+    return to_float(scale * bound + shift)
+
+
+def activate(
+    x: mx.array, norm: nn.Module, modulation: Modulation | None = None, dtype: mx.Dtype | None = None
+) -> mx.array:
+    """Apply the norm, the modulation (shift + x * (1 + scale)) and SiLU.
+
+    Args:
+        dtype: of the result; None for that of `x`.
+    """
+    target = dtype or x.dtype
     x = norm(x)
     if modulation is not None:
-        x = (x * (1 + modulation.scale) + modulation.shift).astype(x.dtype)
-    return silu(x)
+        x = x * (1 + modulation.scale) + modulation.shift
+    return silu(x, target)
 
 
-def silu(x: mx.array) -> mx.array:
-    """x * sigmoid(x), in the dtype of `x`."""
-    return _silu_on_cpu(x) if is_cpu() else _silu_on_gpu(x)
+def silu(x: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
+    """x * sigmoid(x), computed in float32; in `dtype`, or in that of `x`."""
+    target = dtype or x.dtype
+    return _silu_on_cpu(x).astype(target) if is_cpu() else _silu_on_gpu(x, target)
 
 
-@partial(mx.compile, shapeless=True)
-def _silu_on_gpu(x: mx.array) -> mx.array:
-    return x * mx.sigmoid(x)
+def _silu_on_gpu(x: mx.array, dtype: mx.Dtype) -> mx.array:
+    return _SILU_KERNELS[dtype](x)
+
+
+def _silu_kernel(dtype: mx.Dtype) -> Callable[[mx.array], mx.array]:
+    """A single kernel: MLX rounds every operation in it to its dtype, which therefore is float32."""
+
+    def compute(x: mx.array) -> mx.array:
+        wide = x.astype(mx.float32)
+        return (wide * mx.sigmoid(wide)).astype(dtype)
+
+    return mx.compile(compute, shapeless=True)
+
+
+_SILU_KERNELS = {dtype: _silu_kernel(dtype) for dtype in (mx.float32, mx.bfloat16, mx.float16)}
 
 
 def _silu_on_cpu(x: mx.array) -> mx.array:

@@ -1,5 +1,7 @@
 """The 3x3x3 convolution of the LTX VAE: replication padding in time, configurable padding in space."""
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -9,8 +11,9 @@ from ...streaming.context import StreamContext
 from ...streaming.halo import Halo
 from ...streaming.stage import Stage
 from ...streaming.window import View, Window
+from ..convolution.module import Conv3d
 from ..specs import Activation, ConvSpec, PaddingMode
-from .activation import Modulation, activate
+from .activation import Modulation, activate, norm_bound
 from .norm import PixelNorm
 
 
@@ -20,14 +23,29 @@ class CausalConv3d(nn.Module):
     In time the edge frames are repeated: the first frame twice before the clip (causal), or the first frame once before
     it and the last frame once after it. In space there is one position of padding on each side.
 
-    Checkpoint keys: `<name>.conv.weight` (here (O, 3, 3, 3, I)), `<name>.conv.bias`.
+    Args:
+        order: the stored output channels in the order in which this layer returns them; None for the stored order.
+
+    Checkpoint keys: `<name>.conv.weight`, `<name>.conv.bias` (see `Conv3d`).
     """
 
-    def __init__(self, spec: ConvSpec) -> None:
+    def __init__(self, spec: ConvSpec, order: Sequence[int] | None = None) -> None:
         super().__init__()
-        shapes = dict(spec.weights)
-        self.conv = nn.Conv3d(spec.in_channels, shapes[f"{spec.name}.conv.bias"][0], 3)
+        (stored,) = dict(spec.weights)[f"{spec.name}.conv.bias"]
+        if order is None and stored != spec.conv_channels:
+            order = range(spec.conv_channels)  # an encoder computes only the means, not the log-variance
+        self.conv = Conv3d(
+            spec.in_channels,
+            stored,
+            stride=spec.conv_stride,
+            order=order,
+            is_normalized=spec.activation is not Activation.NONE,
+        )
         self.spec = spec
+
+    def operands(self, modulation: Modulation | None) -> mx.Dtype:
+        """The dtype in which it takes its input, which is behind a norm with this modulation."""
+        return self.conv.operands(lambda: norm_bound(self.spec.in_channels, modulation))
 
     def window(self, context: StreamContext) -> Window:
         """The cache of a new stream."""
@@ -35,32 +53,31 @@ class CausalConv3d(nn.Module):
         halo = None if neighbors is None else Halo(context.axis, neighbors, self.spec.window(neighbors.axis))
         return Window(context.axis, self.spec.window(context.axis), halo)
 
-    def __call__(self, view: View, frames: mx.array, context: StreamContext) -> mx.array:
+    def __call__(self, view: View, frames: mx.array, context: StreamContext, skip: mx.array | None = None) -> mx.array:
         """Convolve one step of a stream.
 
         Args:
             view: from the window; its padding along the axis of the stream is added here.
             frames: `view.frames` after norm and activation: (B, T, H, W, I).
             context: the stream. The other axes are complete, or bands with neighbors, and are padded at both ends.
+            skip: added to the outputs, of their shape.
 
         Returns:
             The outputs of this step: (B, T', H', W', O).
         """
         frames, conv_padding = pad(frames, view, self.spec, context)
-        weight, bias = self.conv.weight, self.conv.bias
-        if len(bias) != self.spec.conv_channels:  # an encoder computes only the means, not the log-variance
-            weight, bias = weight[: self.spec.conv_channels], bias[: self.spec.conv_channels]
-        return mx.conv3d(frames, weight, stride=self.spec.conv_stride, padding=conv_padding) + bias
+        return self.conv(frames, conv_padding, skip)
 
     def stages(self, context: StreamContext, *, modulation: Modulation | None = None) -> list[Stage]:
         """One stage: the convolution, after norm and SiLU if the spec requires them."""
         axis, spec = context.axis, self.spec
         window = self.window(context)
         norm = PixelNorm()
+        operands = self.operands(modulation) if spec.activation is not Activation.NONE else None
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:
-            if x is not None and spec.activation is not Activation.NONE:
-                x = activate(x, norm, modulation)
+            if x is not None and operands is not None:
+                x = activate(x, norm, modulation, operands)
             view = window.push(x, last)
             if view is None:
                 return None

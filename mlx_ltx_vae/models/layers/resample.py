@@ -1,8 +1,12 @@
 """Layers that rearrange channels into space and time, and back.
 
-There are two channel orders: (c, time, height, width) between blocks, and (c, width, height) for pixel patches. The
-symptom of unpatchifying in the wrong order is a picture whose 4x4 blocks are transposed.
+Checkpoints have two channel orders: (c, time, height, width) between blocks, and (c, width, height) for pixel patches.
+The symptom of the wrong order is a picture whose 4x4 blocks are transposed. Where a convolution is
+followed by upsampling, it returns its channels as (time, height, width, c) instead, so that they stay together in
+memory: see `interleave`.
 """
+
+import math
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -33,16 +37,32 @@ def space_to_depth(x: mx.array, stride: Stride) -> mx.array:
     return x.reshape(batch, time // p1, height // p2, width // p3, channels * p1 * p2 * p3)
 
 
-def unpatchify(x: mx.array, size: int) -> mx.array:
-    """(B, T, H, W, c*size*size) -> (B, T, H*size, W*size, c), channels ordered (c, width, height)."""
-    batch, time, height, width, channels = x.shape
-    x = x.reshape(batch, time, height, width, channels // size**2, size, size)
-    x = x.transpose(0, 1, 2, 6, 3, 5, 4)
-    return x.reshape(batch, time, height * size, width * size, -1)
+def interleave(x: mx.array, stride: Stride) -> mx.array:
+    """(B, T, H, W, p1*p2*p3*c) -> (B, T*p1, H*p2, W*p3, c), channels ordered (p1, p2, p3, c)."""
+    batch, time, height, width, _ = x.shape
+    p1, p2, p3 = stride
+    x = x.reshape(batch, time, height, width, p1, p2, p3, -1)
+    x = x.transpose(0, 1, 4, 2, 5, 3, 6, 7)
+    return x.reshape(batch, time * p1, height * p2, width * p3, -1)
+
+
+def depth_to_space_order(channels: int, stride: Stride) -> list[int]:
+    """The channels of a checkpoint, which are ordered (c, p1, p2, p3), as `interleave` takes them."""
+    p1, p2, p3 = stride
+    size, count = math.prod(stride), channels // math.prod(stride)
+    return [
+        c * size + (t * p2 + h) * p3 + w for t in range(p1) for h in range(p2) for w in range(p3) for c in range(count)
+    ]
+
+
+def patch_order(channels: int, size: int) -> list[int]:
+    """The channels of pixel patches, which a checkpoint orders (c, width, height), as `interleave` takes them."""
+    offsets = [w * size + h for h in range(size) for w in range(size)]
+    return [first + offset for offset in offsets for first in range(0, channels, size**2)]
 
 
 def patchify(x: mx.array, size: int) -> mx.array:
-    """(B, T, H*size, W*size, c) -> (B, T, H, W, c*size*size): the inverse of `unpatchify`."""
+    """(B, T, H*size, W*size, c) -> (B, T, H, W, c*size*size), channels ordered (c, width, height)."""
     batch, time, height, width, channels = x.shape
     x = x.reshape(batch, time, height // size, size, width // size, size, channels)
     x = x.transpose(0, 1, 2, 4, 6, 5, 3)
@@ -60,7 +80,7 @@ class DepthToSpaceUpsample(nn.Module):
 
     def __init__(self, spec: ConvSpec) -> None:
         super().__init__()
-        self.conv = CausalConv3d(spec)
+        self.conv = CausalConv3d(spec, depth_to_space_order(spec.conv_channels, spec.up))
         self.spec = spec
 
     def stages(self, context: StreamContext) -> list[Stage]:
@@ -72,7 +92,7 @@ class DepthToSpaceUpsample(nn.Module):
             view = window.push(x, last)
             if view is None:
                 return None
-            result = depth_to_space(self.conv(view, view.frames, context), up)
+            result = interleave(self.conv(view, view.frames, context), up)
             if self.spec.has_residual:
                 first = view.output - view.start
                 skip = depth_to_space(take(view.frames, axis, first, first + view.results), up)

@@ -52,6 +52,7 @@ class ResnetBlock(nn.Module):
         if embedding is not None:
             modulations = read_modulations(self.scale_shift_table, embedding)
         outer, inner = self.conv1.window(context), self.conv2.window(context)
+        first, second = (conv.operands(each) for conv, each in zip((self.conv1, self.conv2), modulations, strict=True))
         # The first convolution caches its input before the norm, so the skip needs no copy of its own.
         skip = Delay(context.axis, outer)
 
@@ -60,27 +61,28 @@ class ResnetBlock(nn.Module):
             if view is None:
                 return None
             skip.push_view(view)
-            result = self.conv1(view, activate(view.frames, self.norm, modulations[0]), context)
-            return self._add_noise(result, self.conv1.spec, view, context)
+            frames = activate(view.frames, self.norm, modulations[0], first)
+            return self.conv1(view, frames, context, self._noise(self.conv1.spec, view, context))
 
         def leave(x: mx.array | None, last: bool) -> mx.array | None:
             # The cache holds post-activation values.
-            view = inner.push(None if x is None else activate(x, self.norm, modulations[1]), last)
+            view = inner.push(None if x is None else activate(x, self.norm, modulations[1], second), last)
             if view is None:
                 return None
             past = skip.take(view.output, view.results)
             if "conv_shortcut" in self:
                 past = self.conv_shortcut(self.norm3(past))
-            return self._add_noise(self.conv2(view, view.frames, context), self.conv2.spec, view, context) + past
+            noise = self._noise(self.conv2.spec, view, context)
+            return self.conv2(view, view.frames, context, past if noise is None else past + noise)
 
         return [Stage(enter, outer), Stage(leave, inner, skip)]
 
-    def _add_noise(self, x: mx.array, spec: ConvSpec, view: View, context: StreamContext) -> mx.array:
-        """Add the noise map of a convolution, multiplied by its per-channel scale."""
+    def _noise(self, spec: ConvSpec, view: View, context: StreamContext) -> mx.array | None:
+        """The noise map of a convolution times its per-channel scale; None without one."""
         if not spec.has_noise:
-            return x
+            return None
         scale = self.per_channel_scale1 if spec is self.conv1.spec else self.per_channel_scale2
-        return x + scaled_noise(context.noise_maps[spec.name], scale, context.axis, view)
+        return scaled_noise(context.noise_maps[spec.name], scale, context.axis, view)
 
 
 class ResnetStack(nn.Module):

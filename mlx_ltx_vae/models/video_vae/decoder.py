@@ -14,7 +14,7 @@ from ..base import require_statistics
 from ..input_shapes import check_latent_shape
 from ..layers.activation import Modulation, read_modulations
 from ..layers.conv import CausalConv3d
-from ..layers.resample import unpatchify
+from ..layers.resample import interleave, patch_order
 from ..layers.time_embedding import TimeEmbedder
 from ..noise import LatentNoise, draw
 from .blocks import make_block
@@ -37,7 +37,7 @@ class ConvDecoder(nn.Module):
         parts = decoder_parts(config)
         self.conv_in = CausalConv3d(parts.conv_in)
         self.up_blocks = [make_block(block) for block in parts.blocks]
-        self.conv_out = CausalConv3d(parts.conv_out)
+        self.conv_out = CausalConv3d(parts.conv_out, patch_order(parts.conv_out.conv_channels, parts.patch_size))
         if parts.conv_out.is_modulated:
             self.timestep_scale_multiplier = mx.array(1000.0)
             self.last_time_embedder = TimeEmbedder(2 * parts.conv_out.in_channels)
@@ -82,7 +82,7 @@ class ConvDecoder(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """The compute dtype."""
-        return self.conv_in.conv.weight.dtype
+        return self.conv_in.conv.dtype
 
     def prepare(self, latents: mx.array, mean: mx.array, std: mx.array, noise: LatentNoise | None) -> mx.array:
         """Mix normalized latents (B, C, T, H, W) with noise and denormalize them: (B, T, H, W, C) in `dtype`."""
@@ -107,4 +107,4 @@ class ConvDecoder(nn.Module):
         for block in self.up_blocks:
             stages += block.stages(context)
         stages += self.conv_out.stages(context, modulation=modulation)
-        return [*stages, pointwise(partial(unpatchify, size=self._patch_size))]
+        return [*stages, pointwise(partial(interleave, stride=(1, self._patch_size, self._patch_size)))]

@@ -61,7 +61,7 @@ class ConvEncoder(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """The compute dtype."""
-        return self.conv_in.conv.weight.dtype
+        return self.conv_in.conv.dtype
 
     def stages(self, context: StreamContext) -> list[Stage]:
         """The forward pass of a new stream along time."""

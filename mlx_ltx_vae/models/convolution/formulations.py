@@ -1,0 +1,136 @@
+"""The formulations of a 3x3x3 convolution, in plain MLX operations.
+
+Each takes frames (B, T + 2, H, W, C) that are padded in time, zero padding in space, and a weight in the layout of
+`rules.layout_for`, and returns (B, T, H', W', O).
+
+Products over shifted views: in padded frames with rows of V = W + 2 positions, the input of tap (h, w) for the output
+at position p = row * V + column is the position p + h * V + w. All outputs of a tap are therefore one contiguous slice
+of the flattened frame and one matrix product; the last two outputs of each row belong to no window and are left out.
+"""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from .rules import TAPS, Formulation, KernelLayout, blocks
+
+Padding = tuple[int, int, int]
+
+_AXES = {
+    KernelLayout.STORED: (0, 1, 2, 3, 4),
+    KernelLayout.PRODUCTS: (1, 2, 3, 4, 0),
+    KernelLayout.JOINED: (0, 2, 3, 1, 4),
+}
+
+
+def arrange(weight: mx.array, source: KernelLayout, target: KernelLayout) -> mx.array:
+    """A weight in another layout, lazy."""
+    if source is target:
+        return weight
+    stored = tuple(_AXES[source].index(axis) for axis in range(weight.ndim))
+    return weight.transpose(*(stored[axis] for axis in _AXES[target]))
+
+
+def output_axis(layout: KernelLayout) -> int:
+    """The axis of a weight's output channels."""
+    return _AXES[layout].index(0)
+
+
+def by_taps(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding) -> mx.array:
+    """27 matrix products over shifted views, added up in blocks of rows. In float32."""
+    views, height, width = _flatten(_pad(frames, padding))
+    batch, time, channels = views.shape[0], views.shape[1] - TAPS + 1, views.shape[-1]
+    taps = weight.reshape(1, TAPS**3, channels, -1)
+    outputs = taps.shape[-1]
+    parts = []
+    for start, end in blocks(height - 2, time * width * outputs * taps.itemsize):
+        rows, length = end - start, (end - start) * width - 2
+        result = bias
+        for tap in range(TAPS**3):
+            depth, row, column = tap // TAPS**2, tap // TAPS % TAPS, tap % TAPS
+            first = (start + row) * width + column
+            view = views[:, depth : depth + time, first : first + length]
+            # A slice of one: an index would copy the weight.
+            result = mx.addmm(result, view, taps[:, tap : tap + 1])
+        strides = (time * length * outputs, length * outputs, width * outputs, outputs, 1)
+        parts.append(mx.as_strided(result, (batch, time, rows, width - 2, outputs), strides))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+
+def by_columns(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding) -> mx.array:
+    """9 matrix products over views of three neighboring columns joined along channels. In float32."""
+    padded = _pad(frames, padding)
+    batch, length, height, width, channels = padded.shape
+    time, rows, columns = length - TAPS + 1, height - 2, width - 2
+    joined = mx.concatenate([padded[:, :, :, tap : tap + columns] for tap in range(TAPS)], axis=-1)
+    joined = joined.reshape(batch, length, height * columns, TAPS * channels)
+    taps = weight.reshape(1, TAPS**2, TAPS * channels, -1)
+    result = bias
+    for tap in range(TAPS**2):
+        depth, row = divmod(tap, TAPS)
+        view = joined[:, depth : depth + time, row * columns : (row + rows) * columns]
+        result = mx.addmm(result, view, taps[:, tap : tap + 1])
+    return result.reshape(batch, time, rows, columns, -1)
+
+
+def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding) -> mx.array:
+    """One 2D convolution over three neighboring frames joined along channels, without bias."""
+    joined = _join_frames(frames)
+    batch, time, *grid, channels = joined.shape
+    kernel = weight.reshape(*weight.shape[:3], channels)
+    result = mx.conv2d(joined.reshape(batch * time, *grid, channels), kernel, padding=padding[1:])
+    return result.reshape(batch, time, *result.shape[1:])
+
+
+def by_rows(frames: mx.array, weight: mx.array, padding: Padding) -> mx.array:
+    """Three matrix products over overlapping rows of three joined frames, without bias.
+
+    A GPU reads the overlapping rows in place; the CPU backend copies them.
+    """
+    views, height, width = _flatten(_pad(_join_frames(frames), padding))
+    batch, time, positions, channels = views.shape
+    rows, length, depth = height - 2, (height - 2) * width - 2, TAPS * channels
+    kernel = weight.reshape(-1, TAPS, depth)
+    outputs = kernel.shape[0]
+    views = mx.contiguous(views)
+    overlapping = (time * positions * channels, positions * channels, channels, 1)
+
+    def product(row: int, total: mx.array | None) -> mx.array:
+        view = mx.as_strided(views, (batch, time, length, depth), overlapping, row * width * channels)
+        tap = kernel[:, row].T[None, None]
+        return view @ tap if total is None else mx.addmm(total, view, tap)
+
+    result = product(2, product(1, product(0, None)))
+    strides = (time * length * outputs, length * outputs, width * outputs, outputs, 1)
+    return mx.as_strided(result, (batch, time, rows, width - 2, outputs), strides)
+
+
+#: The formulations with a bias of their own, all for the CPU.
+PRODUCTS: dict[Formulation, Callable[[mx.array, mx.array, mx.array, Padding], mx.array]] = {
+    Formulation.TAPS: by_taps,
+    Formulation.COLUMNS: by_columns,
+}
+#: The formulations without a bias, all for a GPU.
+UNBIASED: dict[Formulation, Callable[[mx.array, mx.array, Padding], mx.array]] = {
+    Formulation.JOINED: by_joined_frames,
+    Formulation.ROWS: by_rows,
+}
+
+
+def _pad(frames: mx.array, padding: Padding) -> mx.array:
+    """Zero padding in space."""
+    if not any(padding):
+        return frames
+    return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)])
+
+
+def _flatten(padded: mx.array) -> tuple[mx.array, int, int]:
+    """(B, T, H * W, C), with H and W."""
+    batch, time, height, width, channels = padded.shape
+    return padded.reshape(batch, time, height * width, channels), height, width
+
+
+def _join_frames(frames: mx.array) -> mx.array:
+    """(B, T + 2, H, W, C) -> (B, T, H, W, 3C)."""
+    time = frames.shape[1] - TAPS + 1
+    return mx.concatenate([frames[:, tap : tap + time] for tap in range(TAPS)], axis=-1)

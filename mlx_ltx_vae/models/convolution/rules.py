@@ -1,0 +1,169 @@
+"""Which formulation of a 3x3x3 convolution runs, and the scratch memory that it takes. Pure arithmetic, no MLX.
+
+All formulations compute the same sums; they differ in the order of the additions, so that float32 results agree within
+rounding. `choose` is the only place that decides, from the backend, the dtype and the shape. The number of frames has
+no part in it, so that a clip gives the same result however it is cut into steps.
+
+CPU rules are measured (docs/performance.md). Metal's follow MLX 0.32's dispatch code and an emulation of its rounding,
+and have not been measured on a Mac; `python -m mlx_ltx_vae.bench --metal` tests them.
+"""
+
+import enum
+import math
+from typing import NamedTuple
+
+from ...machine import FLOAT32_BYTES, Backend
+from ...shapes import Grid
+
+TAPS = 3  # of the kernel along each axis
+
+# Frames with fewer positions are convolved by columns on a CPU: the two columns of padding that a product per tap also
+# computes are no longer negligible there.
+_COLUMNS_BELOW = 1536
+#: Bytes of output that one chain of matrix products on a CPU adds up, so that it stays in the processor's caches.
+BLOCK_BYTES = 2**20
+
+# Metal's Winograd F(6x6, 3x3): a tile of 6x6 outputs takes 8x8 products. Its conditions are those of MLX's dispatch.
+_WINOGRAD_TILE = 6
+_WINOGRAD_PRODUCTS = 64
+_WINOGRAD_MIN_POSITIONS = 4096
+_WINOGRAD_MIN_CHANNELS = 256
+_WINOGRAD_ALIGNMENT = 32
+# Smaller frames do not reach the positions of a Winograd kernel in one step of the plan, of about four frames.
+_WINOGRAD_MIN_FRAME = _WINOGRAD_MIN_POSITIONS // 4
+
+
+class Formulation(enum.Enum):
+    """How a convolution is computed."""
+
+    CONV3D = "conv3d"  # one call of mx.conv3d
+    TAPS = "taps"  # 27 matrix products, one per tap, over shifted views of the padded frames
+    COLUMNS = "columns"  # 9 matrix products over three neighboring columns joined along channels
+    JOINED = "joined"  # one mx.conv2d over three neighboring frames joined along channels
+    ROWS = "rows"  # 3 matrix products over overlapping rows of three joined frames
+
+
+class KernelLayout(enum.Enum):
+    """The axis order of a convolution's weight (O and I are output and input channels)."""
+
+    STORED = "O, D, H, W, I"
+    PRODUCTS = "D, H, W, I, O"
+    JOINED = "O, H, W, D, I"
+
+
+_LAYOUTS = {
+    Formulation.CONV3D: KernelLayout.STORED,
+    Formulation.TAPS: KernelLayout.PRODUCTS,
+    Formulation.COLUMNS: KernelLayout.PRODUCTS,
+    Formulation.JOINED: KernelLayout.JOINED,
+    Formulation.ROWS: KernelLayout.JOINED,
+}
+
+
+class ConvShape(NamedTuple):
+    """The shape of one convolution.
+
+    Attributes:
+        grid: (T, H, W) of the output.
+        is_strided: whether it has a stride along any axis.
+    """
+
+    grid: Grid
+    in_channels: int
+    out_channels: int
+    is_strided: bool = False
+
+    @property
+    def results(self) -> int:
+        """Output positions."""
+        return math.prod(self.grid)
+
+    @property
+    def padded_frame(self) -> int:
+        """Positions of one padded input frame."""
+        return (self.grid[1] + TAPS - 1) * (self.grid[2] + TAPS - 1)
+
+
+def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
+    """The formulation of a convolution.
+
+    Args:
+        allows_winograd: whether its operands keep enough accuracy in Metal's Winograd kernels: float16 and float32 do,
+            bfloat16 does not.
+    """
+    if shape.is_strided or backend is Backend.CUDA:
+        return Formulation.CONV3D
+    frame = shape.grid[1] * shape.grid[2]
+    if backend is Backend.CPU:
+        return Formulation.COLUMNS if frame < _COLUMNS_BELOW else Formulation.TAPS
+    # Winograd is faster than matrix products. Where MLX would not use it, products are faster than its implicit GEMM.
+    is_large = frame >= _WINOGRAD_MIN_FRAME
+    is_winograd = allows_winograd and is_large and _can_take_winograd(TAPS * shape.in_channels, shape.out_channels)
+    return Formulation.JOINED if is_winograd else Formulation.ROWS
+
+
+def layout_for(formulation: Formulation) -> KernelLayout:
+    """The weight's axis order that a formulation needs."""
+    return _LAYOUTS[formulation]
+
+
+def load_layout(backend: Backend, *, is_strided: bool) -> KernelLayout:
+    """The weight's axis order for all formulations that `choose` may return on a backend."""
+    shape = ConvShape((1, 1, 1), 1, 1, is_strided)
+    return layout_for(choose(shape, backend))
+
+
+def blocks(rows: int, row_bytes: int) -> list[tuple[int, int]]:
+    """The first row and the end of each block of about `BLOCK_BYTES`, of nearly equal heights."""
+    height = max(1, BLOCK_BYTES // max(1, row_bytes))
+    height = -(-rows // -(-rows // height))
+    return [(start, min(rows, start + height)) for start in range(0, rows, height)]
+
+
+def scratch_bytes(shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool) -> int:
+    """Bytes that a convolution allocates per batch item: copies of its input, intermediate results and the output.
+
+    Args:
+        itemsize: bytes per element of its input. On a CPU every product is computed in float32.
+    """
+    frames = shape.grid[0] + TAPS - 1
+    size = FLOAT32_BYTES if on_cpu else itemsize
+    padded = frames * shape.padded_frame * shape.in_channels
+    output = shape.results * shape.out_channels
+    weights = TAPS**3 * shape.in_channels * shape.out_channels
+    if formulation is Formulation.CONV3D:
+        # The CPU backend unfolds the input for one matrix product. Elsewhere a 2D convolution per temporal tap is added
+        # up; their buffers are freed after all three are done.
+        unfolded = shape.results * TAPS**3 * shape.in_channels if on_cpu else 0
+        elements = padded + unfolded + (output if on_cpu else TAPS * output)
+    elif formulation is Formulation.TAPS:
+        elements = padded + 2 * output
+    elif formulation is Formulation.COLUMNS:
+        columns = frames * (shape.grid[1] + TAPS - 1) * shape.grid[2] * TAPS * shape.in_channels
+        elements = padded + columns + 2 * output
+    elif formulation is Formulation.JOINED:
+        elements = TAPS * shape.results * shape.in_channels + 2 * output + winograd_elements(shape)
+    else:
+        joined = shape.grid[0] * shape.padded_frame * TAPS * shape.in_channels
+        elements = 2 * joined + 4 * output
+    half = (output * itemsize + weights * FLOAT32_BYTES) if on_cpu and itemsize != FLOAT32_BYTES else 0
+    return elements * size + half
+
+
+def winograd_elements(shape: ConvShape) -> int:
+    """Scratch elements of Metal's Winograd kernel for a joined convolution, one frame at a time; 0 if it is not used.
+
+    Taken from MLX 0.32's dispatch code, not measured on a Mac.
+    """
+    joined = TAPS * shape.in_channels
+    if shape.results < _WINOGRAD_MIN_POSITIONS or not _can_take_winograd(joined, shape.out_channels):
+        return 0
+    tiles_high, tiles_wide = (-(-extent // _WINOGRAD_TILE) for extent in shape.grid[1:])
+    padded = (_WINOGRAD_TILE * tiles_high + 2) * (_WINOGRAD_TILE * tiles_wide + 2) * joined
+    transformed = _WINOGRAD_PRODUCTS * tiles_high * tiles_wide * (joined + shape.out_channels)
+    return padded + transformed + _WINOGRAD_PRODUCTS * joined * shape.out_channels
+
+
+def _can_take_winograd(in_channels: int, out_channels: int) -> bool:
+    is_aligned = in_channels % _WINOGRAD_ALIGNMENT == 0 and out_channels % _WINOGRAD_ALIGNMENT == 0
+    return is_aligned and in_channels + out_channels >= _WINOGRAD_MIN_CHANNELS
