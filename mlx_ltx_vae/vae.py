@@ -1,7 +1,7 @@
 """`VideoVAE`, the main class of the public API."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from .models.video_vae.encoder import ConvEncoder
 from .pipeline.decode import DecodeOptions, DecodePipeline, LatentInput
 from .pipeline.decode_stream import DecodeStream
 from .pipeline.encode import EncodeOptions, EncodePipeline
+from .pipeline.encode_stream import EncodeStream
 from .pipeline.preprocess import Frames
 from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_decode, plan_encode
@@ -341,13 +342,14 @@ class VideoVAE:
         tile_batch_size: int = 1,
         pad: bool = False,
         group: mx.distributed.Group | None = None,
-    ) -> Iterator[mx.array]:
+    ) -> EncodeStream:
         """Yield latents as they are encoded, in memory that does not grow with the clip.
 
         Args:
             frames: arrays with the frames of a clip in order, each in a format that `encode` takes.
             plan: see `encode`. Its number of frames may differ, since memory does not depend on it.
             tiling: see `encode`; spatial tiles only.
+            group: see `stream`. All ranks get the whole latents.
 
         Returns:
             An iterator of normalized latents (B, C, n, H/s, W/s) in order along time.

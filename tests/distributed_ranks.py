@@ -41,8 +41,22 @@ def decode_for_the_first(vae, group=None, **shape):
     return np.zeros(1), 1
 
 
+def decode_arriving(vae, group=None, **shape):
+    latents = latents_of(vae, **shape)
+    stream = vae.stream((latents[:, :, at : at + 1] for at in range(latents.shape[2])), seed=3, group=group)
+    assert stream.sent_bytes == 0
+    frames = mx.concatenate([chunk.frames for chunk in stream], axis=1)
+    return np.array(frames), stream.sent_bytes
+
+
 def encode(vae, group=None, **shape):
     return np.array(vae.encode(pixels_of(vae, **shape), group=group)), 0
+
+
+def encode_stream(vae, group=None, **shape):
+    stream = vae.encode_stream([pixels_of(vae, **shape)], group=group)
+    latents = mx.concatenate(list(stream), axis=2)
+    return np.array(latents), stream.sent_bytes
 
 
 def raised(function):

@@ -25,6 +25,7 @@ CASES = [
     ("decode", "ltx2_3", {"height": 3, "frames": 2, "batch": 2}),
     ("decode", "ltx2", {}),
     ("decode_for_the_first", "ltx2_3", {}),
+    ("decode_arriving", "ltx2_3", {}),
     ("decode", "ltx2_3_reflect", {"height": 3}),
     ("decode", "ltx2_3_replicate", {}),
     ("decode", "ltx2_3_causal", {"height": 4}),
@@ -34,6 +35,7 @@ CASES = [
     ("encode", "ltxv_0_9_1", {"height": 3}),
     ("encode", "ltx2_3_reflect", {"height": 4}),
     ("encode", "conv_16x16x4", {}),
+    ("encode_stream", "ltx2_3", {}),
 ]
 
 
@@ -87,8 +89,11 @@ def test_bands_give_what_one_process_gives(outcomes, golden, index):
     assert np.abs(outcome["result"] - expected).max() < TOLERANCE
     if function != "decode_for_the_first":
         assert np.ptp(outcome["sums"]) == 0, "all ranks get the same"
-    if function == "decode":
+    if function in ("decode", "decode_arriving"):
         assert (outcome["sent"] > 0).all() and len(outcome["sent"]) == ranks
+    if function == "encode_stream":
+        plan = vae.plan_encode(distributed_ranks.pixels_of(vae, **shape).shape, ranks=ranks)
+        assert outcome["sent"].tolist() == [exchange.sent_bytes for exchange in plan.exchanges]
 
 
 def test_an_error_of_one_rank_is_raised_on_all(outcomes):

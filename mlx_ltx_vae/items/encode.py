@@ -166,7 +166,8 @@ class ItemEncoder:
         self.load()
         start = time.perf_counter()
         frames = _counted(video, advance)
-        parts = list(self._vae.encode_stream(frames, plan, pad=self._arguments.pad, group=ranks.group))
+        stream = self._vae.encode_stream(frames, plan, pad=self._arguments.pad, group=ranks.group)
+        parts = list(stream)
         if not parts:
             raise LatentsError(f"{item.source}: has no frames.")
         latents = mx.concatenate(parts, axis=2)
@@ -175,11 +176,7 @@ class ItemEncoder:
             save_latents(item.output, latents, fps=video.fps, num_frames=num_frames, height=height, width=width)
         seconds = time.perf_counter() - start
         rates = (video.fps, video.source_fps)
-        of_ranks = None
-        if plan.bands:
-            # The plan's length is a guess for a video of unknown length.
-            sent = plan.exchanges[ranks.rank].given_bytes * num_frames // plan.num_frames
-            of_ranks = RankReport.gather(ranks, Work.ROWS, sent)
+        of_ranks = RankReport.gather(ranks, Work.ROWS, stream.sent_bytes) if plan.bands else None
         return EncodeReport(num_frames, video.size, *rates, seconds, latents.shape, plan, item.output, of_ranks)
 
     def _plan(self, video: VideoReader) -> EncodePlan:

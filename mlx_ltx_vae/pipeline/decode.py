@@ -83,11 +83,12 @@ class DecodePipeline:
         if is_whole(given):
             plan = plan or self.make_plan(given.shape)
             run = self._decode_whole(given, plan, options, cancellation)
-            return DecodeStream(run.chunks(), cancellation, run.bands)
+            return DecodeStream(run.chunks(), cancellation, () if run.bands is None else (run.bands,))
         if plan is not None:
             _check_arriving(plan)
-        chunks = self._decode_arriving(cast(LatentParts, given), plan, options, cancellation)
-        return DecodeStream(chunks, cancellation)
+        bands: list[RowBands] = []
+        chunks = self._decode_arriving(cast(LatentParts, given), plan, options, cancellation, bands)
+        return DecodeStream(chunks, cancellation, bands)
 
     def _decode_whole(
         self, latents: Latents, plan: DecodePlan, options: DecodeOptions, cancellation: Cancellation
@@ -104,7 +105,9 @@ class DecodePipeline:
         plan: DecodePlan | None,
         options: DecodeOptions,
         cancellation: Cancellation,
+        bands: "list[RowBands]",
     ) -> Generator[FrameChunk, None, None]:
+        """Decode latents as they arrive. The run's `bands` are appended when the first latents have arrived."""
         shape, parts = peek(parts)
         if plan is None:
             plan = self.make_plan((*shape[:2], _LONG_CLIP, *shape[3:]))
@@ -112,7 +115,10 @@ class DecodePipeline:
         if options.noise is not None and options.noise != "zeros" and self.decoder.spec.has_latent_noise:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
         known = plan.latent_shape
-        yield from self._run(plan, options, cancellation, partial(LatentStreamSource, parts, known)).chunks()
+        run = self._run(plan, options, cancellation, partial(LatentStreamSource, parts, known))
+        if run.bands is not None:
+            bands.append(run.bands)
+        yield from run.chunks()
 
     def _run(
         self,

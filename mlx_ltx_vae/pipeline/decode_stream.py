@@ -1,7 +1,7 @@
 """The iterator that a decode returns to its caller."""
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -36,13 +36,17 @@ class DecodeStream(Iterator[FrameChunk]):
     """The chunks of one decode, in order. Usable as a context manager, which closes it.
 
     One thread at a time takes chunks; `cancel` may be called from any thread at any time.
+
+    Args:
+        bands: what exchanges data with other ranks. Empty without other ranks, and as long as the first latents have not
+            arrived.
     """
 
     def __init__(
         self,
         chunks: Generator[FrameChunk, None, None],
         cancellation: Cancellation,
-        bands: "RowBands | None" = None,
+        bands: "Sequence[RowBands]" = (),
     ) -> None:
         self._chunks = chunks
         self._cancellation = cancellation
@@ -52,7 +56,7 @@ class DecodeStream(Iterator[FrameChunk]):
     @property
     def sent_bytes(self) -> int:
         """Bytes that this process has sent to other ranks so far."""
-        return 0 if self._bands is None else self._bands.sent_bytes
+        return sum(bands.sent_bytes for bands in self._bands)
 
     def __next__(self) -> FrameChunk:
         with self._running:

@@ -1,7 +1,7 @@
 """Executes an encode plan: frames in, normalized latents out."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from ..streaming.context import StreamContext
 from ..tiling.batches import check_batch_size
 from ..tiling.config import TilingConfig
 from .bands import make_bands
+from .encode_stream import EncodeStream
 from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess, to_channels_last
 from .run import Run
 from .sources import Source
@@ -53,9 +54,9 @@ class EncodePipeline:
         """The latents of a whole clip; see `VideoVAE.encode`."""
         preprocess = self._preprocess(plan, options)
         source = ClipSource(to_channels_last(pixels), preprocess)
-        return self._run(source, plan, options, (source.batch, 3, *source.grid))
+        return self._run(source, plan, options, (source.batch, 3, *source.grid)).latents()
 
-    def stream(self, frames: Iterable[Frames], plan: EncodePlan | None, options: EncodeOptions) -> Iterator[mx.array]:
+    def stream(self, frames: Iterable[Frames], plan: EncodePlan | None, options: EncodeOptions) -> EncodeStream:
         """The latents of frames as they arrive; see `VideoVAE.encode_stream`."""
         preprocess = self._preprocess(plan, options)
         tiles = options.tiling or (plan.tiling if plan is not None else None)
@@ -65,13 +66,18 @@ class EncodePipeline:
                 "time and shorter tiles save no memory."
             )
 
-        def run() -> Iterator[mx.array]:
+        bands: list[RowBands] = []
+
+        def latents() -> Generator[mx.array, None, None]:
             source = FrameStreamSource(map(to_channels_last, frames), preprocess)
             _, height, width = source.grid
             num_frames = plan.num_frames if plan is not None else source.grid[0]  # a stream may have any number
-            yield from self._run(source, plan, options, (source.batch, 3, num_frames, height, width))
+            run = self._run(source, plan, options, (source.batch, 3, num_frames, height, width))
+            if run.bands is not None:
+                bands.append(run.bands)
+            yield from run.latents()
 
-        return run()
+        return EncodeStream(latents(), bands)
 
     def _preprocess(self, plan: EncodePlan | None, options: EncodeOptions) -> Preprocess:
         """Check the options and return the preprocessing of the encoder's input."""
@@ -92,7 +98,7 @@ class EncodePipeline:
         plan: EncodePlan | None,
         options: EncodeOptions,
         shape: Sequence[int],
-    ) -> Iterator[mx.array]:
+    ) -> "EncodeRun":
         if plan is None:
             mode = "tiled" if options.tiling else "auto"
             plan = self.make_plan(shape, mode=mode, tiling=options.tiling, tile_batch_size=options.tile_batch_size)
@@ -103,7 +109,7 @@ class EncodePipeline:
         if bands is not None:
             rows, scale = plan.bands[bands.rank], self.encoder.spec.scale.height
             source.take_rows(slice(rows.start * scale, rows.end * scale))
-        return EncodeRun(self.encoder, plan, source, self.mean, self.std, bands).latents()
+        return EncodeRun(self.encoder, plan, source, self.mean, self.std, bands)
 
 
 @dataclass(frozen=True)

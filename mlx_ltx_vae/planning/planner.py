@@ -193,7 +193,8 @@ class _Planner:
             memory = replace(memory, inputs=inputs, work=memory.work + gathered)
             plan = self._plan(Mode.EXACT, Order.TIME, chunk, step, steps, prefetch, memory)
             rows_of = [band.length for band in bands]
-            exchanges = tuple(make_exchange(clip, run, rows_of, rank) for rank in range(ranks))
+            itemsize = 1 if clip.is_decode else self._machine.itemsize  # of levels, or of latents
+            exchanges = tuple(make_exchange(clip, run, rows_of, rank, itemsize) for rank in range(ranks))
             yield replace(plan, bands=bands, exchanges=exchanges)
 
     def _steps(self, axis: Axis, step: int) -> tuple[int, ...]:
