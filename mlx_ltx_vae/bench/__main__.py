@@ -9,12 +9,15 @@ from itertools import product
 from typing import Any
 
 from ..cli import CommandParser, examples, positive, run_command
-from .command import MODES, add_decode_options, make_case, plot_file, report
+from ..ranks import join_ranks
+from .command import MODES, add_decode_options, add_rank_options, make_case, plot_file, report, report_ranks
 from .decoding import decode, encode
 from .processes import Job
 from .tables import timing_table
 
 _COMPARABLE = ("exact", "tiled")
+_DEFAULT_MODES = ["single", "exact"]
+_BAND_MODES = ("exact", "time")
 
 
 def build_parser() -> CommandParser:
@@ -23,11 +26,13 @@ def build_parser() -> CommandParser:
         prog="python -m mlx_ltx_vae.bench",
         usage="%(prog)s [-m VAE] [options]",
         description="Measure time and peak memory of decoding or encoding, each run in a fresh process. "
-        "Without -m it takes random weights in the shape of a published VAE.",
+        "Without -m it takes random weights in the shape of a published VAE. The ranks that mlx.launch has started "
+        "decode in bands of rows, in their own processes.",
         epilog=examples(
             "python -m mlx_ltx_vae.bench",
             "python -m mlx_ltx_vae.bench -m vae.safetensors --size 768x512 --frames 121",
             "python -m mlx_ltx_vae.bench --against --plot decodes.png",
+            "mlx.launch -n 2 --backend ring -- python -m mlx_ltx_vae.bench",
         ),
     )
     parser.add_argument(
@@ -51,6 +56,7 @@ def build_parser() -> CommandParser:
         "--plot", type=plot_file, metavar="FILE", help="draw memory and times of decodes to FILE (.png, .svg or .pdf)"
     )
     _add_what(parser)
+    add_rank_options(parser)
     return parser
 
 
@@ -61,7 +67,6 @@ def _add_what(parser: CommandParser) -> None:
         "--modes",
         nargs="+",
         choices=MODES,
-        default=["single", "exact"],
         metavar="MODE",
         help=f"decode in these modes, of {', '.join(MODES)}; time, rows and columns are the exact mode in that order "
         "(default: single exact)",
@@ -85,10 +90,18 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--plot draws decodes; leave out --encode")
     if options.plot and len(options.frames) > 1:
         parser.error("--plot draws decodes of one length; give --frames one number")
-    return run_command(_bench, options)
+    return run_command(partial(_bench, parser), options)
 
 
-def _bench(options: argparse.Namespace) -> None:
+def _bench(parser: CommandParser, options: argparse.Namespace) -> None:
+    ranks = join_ranks("auto")
+    if ranks is not None and ranks.size > 1:
+        _check_ranks(parser, options)
+        (mode,) = options.modes or ["exact"]
+        report_ranks(options, [make_case(options, mode, frames=frames) for frames in options.frames], ranks)
+        return
+    if options.one_rank:
+        parser.error("--one-rank goes with several ranks, which mlx.launch starts")
     if options.encode:
         notes = ["Metal may have a faster convolution for a batch of one than for more."]
         table = partial(timing_table, reference="stream", notes=notes if max(options.tile_batch_size) > 1 else ())
@@ -98,11 +111,26 @@ def _bench(options: argparse.Namespace) -> None:
         report(options, list(_decodes(options, folder)), partial(timing_table, reference="single"), options.plot)
 
 
+def _check_ranks(parser: CommandParser, options: argparse.Namespace) -> None:
+    """Refuse what does not go with several ranks, and choose how to measure one."""
+    refused = {
+        "--encode": options.encode,
+        "--against": options.against is not None,
+        "--plot": options.plot,
+        "--tile": options.tile,
+        "--tile-batch-size": options.tile_batch_size != [1],
+        f"--modes {' '.join(options.modes or [])}": options.modes and options.modes not in [[m] for m in _BAND_MODES],
+    }
+    if names := [name for name, is_given in refused.items() if is_given]:
+        parser.error(f"{names[0]} goes with one process; several ranks decode in bands of rows, exactly and by time")
+    options.one_rank = options.one_rank or "measure"
+
+
 def _decodes(options: argparse.Namespace, folder: str) -> Iterator[Job]:
     """Every mode with every length. `folder` is for frames that are compared."""
     compared = options.against is not None
     modes = ["single", *(name for name in _COMPARABLE if name in (options.against or _COMPARABLE))]
-    for frames, mode in product(options.frames, modes if compared else options.modes):
+    for frames, mode in product(options.frames, modes if compared else options.modes or _DEFAULT_MODES):
         run_options: dict[str, Any] = {"sampled": options.plot is not None}
         if compared:
             run_options["save" if mode == "single" else "reference"] = f"{folder}/{frames}.npy"

@@ -17,6 +17,7 @@ from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.decoder import ConvDecoder
 from ..models.video_vae.encoder import ConvEncoder
 from ..models.video_vae.generations import GENERATIONS
+from ..pipeline.decode_stream import DecodeStream
 from ..planning.plan import DecodePlan
 from ..tiling import SpatialTilingConfig, TilingConfig, preset
 from ..tiling.config import parse_tile
@@ -112,11 +113,16 @@ def load_case_latents(case: Case, vae: VideoVAE) -> mx.array:
 
 @dataclass(frozen=True)
 class Decode:
-    """One decode of latents (1, C, F', H', W'), ready to run any number of times."""
+    """One decode of latents (1, C, F', H', W'), ready to run any number of times.
+
+    Attributes:
+        group: the processes that decode together; None for this one alone.
+    """
 
     vae: VideoVAE
     latents: mx.array
     plan: DecodePlan
+    group: mx.distributed.Group | None = None
 
     @classmethod
     def from_case(cls, case: Case) -> "Decode":
@@ -136,7 +142,16 @@ class Decode:
 
     def run(self) -> Iterator[np.ndarray]:
         """Decode. Yields frames (n, H, W, 3) uint8 on the host, as they become final."""
-        for chunk in self.vae.stream(self.latents, self.plan, bit_depth=8):
+        return self.frames_of(self.stream())
+
+    def stream(self) -> DecodeStream:
+        """A new stream of levels."""
+        return self.vae.stream(self.latents, self.plan, bit_depth=8, group=self.group)
+
+    @staticmethod
+    def frames_of(stream: DecodeStream) -> Iterator[np.ndarray]:
+        """The frames (n, H, W, 3) uint8 of a stream of levels, on the host."""
+        for chunk in stream:
             frames = [chunk.to_uint8()]
             # A suspended generator must not hold what it has yielded.
             del chunk

@@ -2,8 +2,9 @@
 
 import argparse
 import json
+import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,19 @@ from tqdm import tqdm
 
 from ..cli import add_common_options, argument_type, frame_size, memory_budget, positive
 from ..dtypes import DTYPES
+from ..ranks import Ranks, Work
 from ..tiling import PRESETS
 from .case import GENERATION_NAMES, Case
+from .lockstep import find_recorded, measure_case
 from .plot import draw, new_figure
 from .processes import Job, Run, describe_machine, run_interleaved
+from .tables import rank_table, speed_ups
 
 _PLOT_ENDINGS = (".png", ".svg", ".pdf")
 _ORDERS = ("time", "rows", "columns")
+
+_MEASURE = "measure"
+_ONE_RANK = (_MEASURE, "skip")
 
 #: The choices of `--modes`. The exact mode in a given order goes by the order's name.
 MODES = ("exact", *_ORDERS, "single", "tiled")
@@ -88,6 +95,16 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add_common_options(parser)
 
 
+def add_rank_options(parser: argparse.ArgumentParser) -> None:
+    """Options of a measurement by several ranks."""
+    parser.add_argument_group("several ranks, with mlx.launch").add_argument(
+        "--one-rank",
+        metavar="WHAT",
+        help="the time of one rank, for the speed-up. measure (default): the first rank decodes alone too; skip; or a "
+        "FILE that --json wrote without mlx.launch, with --modes exact",
+    )
+
+
 def make_case(options: argparse.Namespace, mode: str = "exact", **changes: Any) -> Case:
     """The case of `add_decode_options` for one of `MODES` or another mode; `changes` override it."""
     names = ("model", "dtype", "generation", "base_width", "memory_budget")
@@ -109,9 +126,50 @@ def report(
         draw(figure, results)
         figure.savefig(plot, dpi=150)
     document = {"machine": describe_machine(), "runs": [run for runs in results for run in runs]}
+    _publish(options, document, table(results))
+
+
+def report_ranks(options: argparse.Namespace, cases: Sequence[Case], ranks: Ranks) -> None:
+    """Decode each case by all ranks, and by one as `--one-rank` says, and print it as `report` does, on the first rank.
+
+    Raises:
+        LTXVAEError: if something cannot be measured, on all ranks.
+    """
+    recorded = options.one_rank if options.one_rank not in _ONE_RANK else None
+    earlier: list[list[Run]] = []
+    if recorded:
+        earlier = ranks.together(lambda: [find_recorded(recorded, case) for case in cases] if ranks.is_first else [])
+    alone = options.one_rank == _MEASURE
+    results = [runs for case in cases for runs in measure_case(case, ranks, options.repeat, alone=alone)] + earlier
+    machines, hosts = zip(*ranks.gather([describe_machine(), platform.node()]), strict=True)
+    if not ranks.is_first:
+        return
+    ratios = [
+        {"frames": frames, "ranks": size, "speed_up": ratio} for (frames, size), ratio in speed_ups(results).items()
+    ]
+    document = {
+        "machine": machines[0],
+        "machines": machines,
+        "ranks": ranks.size,
+        "distributed": Work.ROWS.value,
+        "speed_ups": [each for each in ratios if each["ranks"] > 1],
+        "runs": [run for runs in results for run in runs],
+    }
+    notes = []
+    if alone:
+        notes.append("1 rank: the first rank alone, in the same process, while the others sleep.")
+    if recorded:
+        notes.append(f"1 rank: from {recorded}.")
+    if len(set(hosts)) < len(hosts):
+        notes.append("Ranks share a machine: mlx.launch takes a core, and so does each rank that waits for another.")
+    _publish(options, document, rank_table(results, notes))
+
+
+def _publish(options: argparse.Namespace, document: Mapping[str, Any], text: str) -> None:
+    """Print a report as text, and write it as `--json` says."""
     if options.json == "-":
         print(json.dumps(document))
         return
     if options.json:
         Path(options.json).write_text(json.dumps(document, indent=1), encoding="utf-8")
-    print(table(results))
+    print(text)

@@ -76,3 +76,58 @@ def _timing_row(runs: list[Run], baseline: dict[int, float]) -> dict[str, str]:
         "largest": f"{run['largest']:.0f}" if "largest" in run else "",
         "PSNR": format_psnr(run["psnr"]) if "psnr" in run else "",
     }
+
+
+def rank_table(results: Sequence[list[Run]], notes: Sequence[str] = ()) -> str:
+    """A row for each rank of decodes by several ranks, and of those by one: medians, and the largest peaks.
+
+    Args:
+        results: for each case its runs, as `lockstep.measure_case` returns them.
+        notes: further lines below the table.
+    """
+    run = results[0][0]
+    all_notes = [
+        "Peaks are those of each rank, without weights and latents, and with them. sent MB is per latent frame.",
+        *notes,
+        f"{run['width']}x{run['height']}; medians of {len(results[0])} runs; peaks are the largest.",
+    ]
+    ratios = speed_ups(results)
+    return table([row for runs in results for row in _rank_rows(runs, ratios)], all_notes)
+
+
+def speed_ups(results: Sequence[list[Run]]) -> dict[tuple[int, int], float]:
+    """The time of one rank divided by that of several, by (frames, ranks), where both were measured."""
+    medians = {(runs[0]["frames"], runs[0]["ranks"]): median(runs, "seconds") for runs in results}
+    return {
+        (frames, ranks): medians[frames, 1] / seconds
+        for (frames, ranks), seconds in medians.items()
+        if (frames, 1) in medians
+    }
+
+
+def _rank_rows(runs: list[Run], ratios: Mapping[tuple[int, int], float]) -> list[dict[str, str]]:
+    run = runs[0]
+    seconds, frames, ranks = median(runs, "seconds"), run["frames"], run["ranks"]
+    ratio = ratios.get((frames, ranks))
+    of_all = {
+        "ranks": str(ranks),
+        "frames": str(frames),
+        "seconds": f"{seconds:.2f}",
+        "speed-up": "" if ratio is None else f"{ratio:.2f}",
+        "frames/s": f"{frames / seconds:.2f}",
+        "first": f"{median(runs, 'first_frame_seconds'):.2f}",
+    }
+    rows = []
+    for rank in range(ranks):
+        peak, total = (
+            max(each[key][rank] for each in runs) / MB for key in ("peak_bytes_per_rank", "peak_memory_bytes_per_rank")
+        )
+        of_rank = {
+            "rank": str(rank),
+            "rows": str(run["rows"][rank]) if "rows" in run else "",
+            "peak MB": f"{peak:.1f}",
+            "with weights": f"{total:.1f}",
+            "sent MB": f"{run['sent_bytes_per_rank'][rank] / run['latent_frames'] / MB:.2f}" if ranks > 1 else "",
+        }
+        rows.append({**(of_all if rank == 0 else dict.fromkeys(of_all, "")), **of_rank})
+    return rows

@@ -38,8 +38,7 @@ class DecodeStream(Iterator[FrameChunk]):
     One thread at a time takes chunks; `cancel` may be called from any thread at any time.
 
     Args:
-        bands: what exchanges data with other ranks. Empty without other ranks, and as long as the first latents have not
-            arrived.
+        bands: what exchanges data with other ranks. Empty without other ranks, and before the first latents arrive.
     """
 
     def __init__(

@@ -13,8 +13,7 @@ class EncodeStream(Iterator[mx.array]):
     """The latents of one encode, (B, C, n, H', W') each, in order along time.
 
     Args:
-        bands: what exchanges data with other ranks. Empty without other ranks, and as long as the first frames have not
-            arrived.
+        bands: what exchanges data with other ranks. Empty without other ranks, and before the first frames arrive.
     """
 
     def __init__(self, latents: Generator[mx.array, None, None], bands: "Sequence[RowBands]" = ()) -> None:
