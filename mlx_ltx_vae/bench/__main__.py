@@ -32,7 +32,6 @@ def build_parser() -> CommandParser:
             "python -m mlx_ltx_vae.bench",
             "python -m mlx_ltx_vae.bench -m vae.safetensors --size 768x512 --frames 121",
             "python -m mlx_ltx_vae.bench --against --plot decodes.png",
-            "mlx.launch -n 2 --backend ring -- python -m mlx_ltx_vae.bench",
         ),
     )
     parser.add_argument(

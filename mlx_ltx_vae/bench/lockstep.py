@@ -50,7 +50,8 @@ def measure_case(case: Case, ranks: Ranks, repeat: int, *, alone: bool) -> list[
         ranks.check_same({"the checkpoints": ranks.together(partial(_describe_checkpoint, case.model))})
     vae = ranks.together(partial(load_vae, case))
     latents = ranks.together(partial(load_case_latents, case, vae))
-    measure = _Measure(case, vae, ranks)
+    machine = smallest(this_machine(vae.dtype, own=count_weight_bytes(vae)), ranks)
+    measure = _Measure(case, vae, machine, ranks)
     together: list[Run] = []
     by_one: list[Run] = []
     pause = 0.0
@@ -112,13 +113,13 @@ class _Measure:
 
     case: Case
     vae: VideoVAE
+    machine: Machine
     ranks: Ranks
 
     def together(self, latents: mx.array) -> Run:
         """One decode by all ranks."""
         ranks = self.ranks
-        machine = smallest(self._machine, ranks)
-        plan = ranks.together(lambda: self._plan(latents, machine, ranks.size))
+        plan = ranks.together(lambda: self._plan(latents, ranks.size))
         decode = Decode(self.vae, latents, plan, ranks.group)
         stream = decode.stream()
         ranks.gather(None)  # start at the same time
@@ -138,20 +139,16 @@ class _Measure:
         return self.ranks.gather(self.ranks.together(run))[0]
 
     def _decode_alone(self, latents: mx.array) -> Run:
-        plan = self._plan(latents, self._machine, 1)
+        plan = self._plan(latents, 1)
         measured = measure_frames(Decode(self.vae, latents, plan).run())
         return {**measured, **self._describe(plan, [measured], [0])}
 
-    @property
-    def _machine(self) -> Machine:
-        return this_machine(self.vae.dtype, own=count_weight_bytes(self.vae))
-
-    def _plan(self, latents: mx.array, machine: Machine, ranks: int) -> DecodePlan:
+    def _plan(self, latents: mx.array, ranks: int) -> DecodePlan:
         case = self.case
         return plan_decode(
             decoder_spec(self.vae.config),
             latents.shape,
-            machine,
+            self.machine,
             memory_budget=case.memory_budget,
             mode=case.mode,
             order=case.order,
