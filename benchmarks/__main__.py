@@ -12,6 +12,7 @@ from mlx_ltx_vae.bench.processes import Job
 from mlx_ltx_vae.cli import CommandParser, add_common_options, positive, run_command
 
 from .against import OTHERS, OURS, against_jobs, against_table
+from .emulation import emulation_jobs, emulation_table
 from .overlap import overlap, overlap_table
 from .plan_table import plan_table
 from .quality import precision_jobs, precision_table, quality_jobs, quality_table
@@ -36,6 +37,12 @@ def build_parser() -> CommandParser:
         "--only", nargs="+", choices=[*OURS, *OTHERS], default=[*OURS, *OTHERS], help="the single pass always runs"
     )
     against.add_argument("--plot", type=plot_file, metavar="FILE", help="draw memory and times to FILE")
+    emulation = add(
+        "emulation",
+        lambda options: report(options, emulation_jobs(), emulation_table),
+        "what Metal's convolutions cost in quality, emulated on the CPU, on the demo clip",
+    )
+    add_run_options(emulation)
     overlapping = add("overlap", _overlap, "whether frames are written while the next ones are decoded")
     _add_decode_options(overlapping, frames=241, modes=["exact"])
     overlapping.add_argument("--ffmpeg", action="store_true", help="write an mp4 too")
