@@ -32,6 +32,10 @@ class DecodeCancelled(LTXVAEError):
     """The decode was cancelled by `cancel` of its stream."""
 
 
+class DeviceError(LTXVAEError, RuntimeError):
+    """The device ran out of memory, or was stopped. Also a RuntimeError, which is what MLX raises."""
+
+
 class WriterError(LTXVAEError):
     """Frames could not be written."""
 

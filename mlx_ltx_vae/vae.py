@@ -10,6 +10,7 @@ import numpy as np
 
 from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
 from .device import this_machine
+from .device_errors import explained_device_errors
 from .dtypes import DTYPES
 from .errors import CheckpointError
 from .models.base import Decoder, Encoder, Network
@@ -239,6 +240,7 @@ class VideoVAE:
             PlanError: immediately, if the plan was made for another shape, or does not decode an iterator by time.
             DecodeError: while decoding, if the pixels are not finite, or are the same patch everywhere.
             DecodeCancelled: while decoding, if the stream's `cancel` was called.
+            DeviceError: while decoding, if the device runs out of memory, or is stopped.
         """
         options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized, bit_depth)
         make_plan = partial(self.plan, ranks=1 if group is None else group.size())
@@ -270,7 +272,8 @@ class VideoVAE:
         chunks = DecodePipeline(self._decoder, self.mean, self.std, self.plan).stream(latents, plan, options)
         if on_frames_ready is None:
             pixels = mx.concatenate([chunk.frames for chunk in chunks], axis=1).transpose(0, 4, 1, 2, 3)
-            mx.eval(pixels)  # so that another thread can use them
+            with explained_device_errors():
+                mx.eval(pixels)  # so that another thread can use them
             return pixels
         for chunk in chunks:
             chunk.check()
@@ -322,6 +325,7 @@ class VideoVAE:
             LatentsError: if the network cannot take the frames.
             PlanError: if the plan was made for other frames.
             TilingError: if the tiles or the tile batch size are invalid.
+            DeviceError: if the device runs out of memory, or is stopped.
         """
         options = EncodeOptions(tiling, tile_batch_size, pad)
         pipeline = self._encode_pipeline(group)
@@ -330,7 +334,8 @@ class VideoVAE:
         else:
             parts = pipeline.stream(pixels, plan, options)
         latents = mx.concatenate(list(parts), axis=2)
-        mx.eval(latents)  # so that another thread can use them
+        with explained_device_errors():
+            mx.eval(latents)  # so that another thread can use them
         return latents
 
     def encode_stream(

@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ..device_errors import explained_device_errors
 from ..errors import DecodeCancelled
 from .postprocess import FrameChunk
 
@@ -60,7 +61,8 @@ class DecodeStream(Iterator[FrameChunk]):
     def __next__(self) -> FrameChunk:
         with self._running:
             self._cancellation.check()
-            return next(self._chunks)
+            with explained_device_errors():
+                return next(self._chunks)
 
     def close(self) -> None:
         """End the decode and free its memory; later calls of `next` raise StopIteration.

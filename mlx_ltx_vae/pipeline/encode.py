@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from ..device_errors import explained_device_errors
 from ..errors import LatentsError, PlanError, TilingError
 from ..mlx_utils import to_bool
 from ..models.base import Encoder
@@ -135,10 +136,12 @@ class EncodeRun:
 
         Raises:
             LatentsError: at the first frames that the encoder cannot take, or if the latents are not finite.
+            DeviceError: if the device runs out of memory, or is stopped.
         """
         run = Run(self.encoder, self.plan, self.source, StreamContext(neighbors=self.bands))
-        for means in run.results():
-            yield self._normalize(means if self.bands is None else self.bands.gather(means))
+        with explained_device_errors():
+            for means in run.results():
+                yield self._normalize(means if self.bands is None else self.bands.gather(means))
 
     def _normalize(self, means: mx.array) -> mx.array:
         """Convert means (B, T, H, W, C) to normalized latents (B, C, T, H, W)."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from ..device_errors import explained_device_errors
 from ..errors import DecodeError
 from ..mlx_utils import to_bool, to_list
 from ..planning.tiled_memory import FRAMES_PER_CONVERSION
@@ -67,6 +68,7 @@ class FrameChunk:
 
         Raises:
             DecodeError: if the pixels are not finite.
+            DeviceError: if the device runs out of memory, or is stopped.
         """
         return self._levels(8)
 
@@ -79,15 +81,18 @@ class FrameChunk:
 
         Raises:
             DecodeError: if they are not finite.
+            DeviceError: if the device runs out of memory, or is stopped.
         """
-        if self.is_finite is not None and not to_bool(self.is_finite):
-            raise DecodeError(_NOT_FINITE)
+        with explained_device_errors():
+            if self.is_finite is not None and not to_bool(self.is_finite):
+                raise DecodeError(_NOT_FINITE)
 
     @property
     def _bit_depth(self) -> int | None:
         """The bit depth of integer levels; None for floats."""
         return next((depth for depth, dtype in _DTYPES.items() if self.frames.dtype == dtype), None)
 
+    @explained_device_errors()
     def _levels(self, bit_depth: int) -> np.ndarray:
         frames = self.frames
         own = self._bit_depth

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import mlx.core as mx
 
+from ..device_errors import explained_device_errors
 from ..mlx_utils import take
 from .axis import Axis
 from .stage import Stage
@@ -53,7 +54,11 @@ def run(
 
 
 def run_whole(stages: Sequence[Stage], clip: mx.array, *, check: Callable[[], None] = lambda: None) -> mx.array:
-    """The output for a whole clip: each stage runs once, in a single step. See `run` for `check`."""
+    """The output for a whole clip: each stage runs once, in a single step. See `run` for `check`.
+
+    Raises:
+        DeviceError: if the device runs out of memory, or is stopped.
+    """
     box = [clip]
     del clip
     for stage in stages:
@@ -63,7 +68,8 @@ def run_whole(stages: Sequence[Stage], clip: mx.array, *, check: Callable[[], No
             raise ValueError("the clip is too short for the network: a layer has no result.")
         box.append(result)
         del result
-        mx.eval(box)
+        with explained_device_errors():
+            mx.eval(box)
     return box.pop()
 
 

@@ -1,0 +1,43 @@
+"""MLX's errors about the device, in one sentence that says what to do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .errors import DeviceError
+
+# Parts of the messages of macOS, which MLX passes on: "[METAL] Command buffer execution failed: ...".
+_TOO_LONG = ("Impacting Interactivity", "Caused GPU Timeout Error")
+# Of macOS, of MLX's allocators for Metal and CUDA, and of CUDA: "cudaMallocAsync(...) failed: out of memory".
+_TOO_LARGE = (
+    "Insufficient Memory",
+    "[malloc] Unable to allocate",
+    "greater than the maximum allowed buffer size",
+    "failed: out of memory",
+)
+
+_EXPLANATIONS = {
+    _TOO_LONG: "macOS stopped the GPU because one step kept the display waiting for too long; use mode exact with a "
+    "smaller memory budget or chunk, or smaller tiles, and close other apps that use the GPU.",
+    _TOO_LARGE: "the device ran out of memory; use mode exact with a smaller memory budget or chunk, or smaller tiles, "
+    "and close other apps.",
+}
+
+
+@contextmanager
+def explained_device_errors() -> Iterator[None]:
+    """Explain errors of MLX in this block that are about the device's memory, or the time that it took.
+
+    Raises:
+        DeviceError: in place of such an error, which is its `__cause__`. Other errors pass.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        explanation = _explain(str(error))
+        if explanation is None:
+            raise
+        raise DeviceError(explanation) from error
+
+
+def _explain(message: str) -> str | None:
+    return next((text for parts, text in _EXPLANATIONS.items() if any(part in message for part in parts)), None)
