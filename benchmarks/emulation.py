@@ -122,5 +122,6 @@ def emulation_table(results: list[list[Run]]) -> str:
         f"Against float32 on the CPU, unless stated otherwise. {run['width']}x{run['height']}, {run['frames']} frames.",
         "Differences are of 2, from black to white. By Winograd: of all 2D convolutions, by a rule for pictures",
         f"{LIKE_REAL.magnification} times as large and networks of any width.",
+        "An emulation: nothing was measured on a GPU.",
     ]
     return table(rows, notes)

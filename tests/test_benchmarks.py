@@ -88,6 +88,14 @@ def test_quality_of_every_mode_and_dtype_is_printed(measure, small_demo):
 
 
 @pytest.mark.slow
+def test_what_metal_costs_is_emulated_and_printed(measure, small_demo):
+    (run,), printed = measure("emulation")
+    psnr = {way["way"]: way["psnr"] for way in run["ways"]}
+    assert 20 < psnr["bfloat16"] < psnr["float16"] < psnr["float32"]
+    assert "| emulated on the CPU " in printed and "nothing was measured on a GPU" in printed
+
+
+@pytest.mark.slow
 def test_plans_are_validated(measure, monkeypatch):
     case = Case(base_width=8, dtype="float32", width=64, height=64, frames=9)
     monkeypatch.setattr(validation, "validation_cases", lambda: [case])
