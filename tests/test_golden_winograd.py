@@ -1,0 +1,49 @@
+"""A decode at real widths in which Metal computes convolutions by Winograd, with Winograd and without."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import winograd_ltx2_3
+from benchmarks.metal_emulation import EmulatedGPU
+from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae.machine import Backend, Machine
+from mlx_ltx_vae.models.specs import ConvSpec
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.specs import decoder_spec
+from mlx_ltx_vae.planning.planner import plan_decode
+from tolerances import gpu_only, tolerance
+
+NO_WINOGRAD = gpu_only("the CPU has no Winograd convolutions to switch off")
+
+
+@pytest.mark.full_width
+@pytest.mark.parametrize("winograd", ["1", pytest.param("0", marks=NO_WINOGRAD)])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=gpu_only("takes a minute"))])
+def test_published_widths_agree_with_the_cpu_on_latents_large_enough_for_winograd(golden, monkeypatch, dtype, winograd):
+    monkeypatch.setenv("MLX_CONV_WINOGRAD", winograd)  # MLX reads it at every convolution
+    vae = VideoVAE.from_pretrained(golden(winograd_ltx2_3.WEIGHTS).checkpoint, dtype=dtype, encoder=False)
+    latents = winograd_ltx2_3.make_latents()
+    plan = vae.plan(latents.shape, mode="exact", order="time")
+    pixels = np.array(vae.decode(latents, plan).astype(mx.float32))
+    positions, expected = winograd_ltx2_3.load_samples()
+    assert pixels.shape == (1, 3, 9, 256, 384)
+    got = pixels.ravel()[positions]
+    if dtype == "float32":
+        assert np.abs(got - expected).max() < tolerance(1e-4)
+    else:
+        assert np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2)) < 0.03
+
+
+def test_the_case_reaches_winograd_on_metal_at_several_widths():
+    spec = decoder_spec(parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3"))
+    machine = Machine(Backend.GPU, itemsize=2, available=None)
+    plan = plan_decode(spec, winograd_ltx2_3.SHAPE, machine, mode="exact", order="time")
+    grid, widths = winograd_ltx2_3.SHAPE[2:], set()
+    for (layer, (frames, height, width)), step in zip(spec.walk(grid), plan.steps, strict=True):
+        if isinstance(layer, ConvSpec):
+            frames_in = (min(frames, step), height, width, layer.in_channels)
+            if EmulatedGPU().takes_winograd(frames_in, (layer.conv_channels, 3, 3, layer.in_channels)):
+                widths.add(layer.in_channels)
+    assert widths >= {128, 256}
