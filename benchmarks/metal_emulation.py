@@ -99,6 +99,7 @@ def emulated(gpu: EmulatedGPU = EmulatedGPU()) -> Iterator[Counter[str]]:
         for name, module in list(sys.modules.items()):
             if name.split(".")[0] == "mlx_ltx_vae" and getattr(module, "is_cpu", None) is is_cpu:
                 stack.enter_context(patch.object(module, "is_cpu", lambda: False))
+        stack.enter_context(patch.object(mx.metal, "is_available", lambda: True))
         for name in ("conv2d", "conv3d", "matmul", "addmm"):
             stack.enter_context(patch.object(mx, name, getattr(emulation, name)))
         stack.enter_context(patch.object(mx.array, "__matmul__", lambda one, other: emulation.matmul(one, other)))

@@ -19,9 +19,11 @@ TAPS = 3  # of the kernel along each axis
 
 # Frames with fewer positions are convolved by columns on a CPU: the two columns of padding that a product per tap also
 # computes are no longer negligible there.
-_COLUMNS_BELOW = 1536
-#: Bytes of output that one chain of matrix products on a CPU adds up, so that it stays in the processor's caches.
-BLOCK_BYTES = 2**20
+_COLUMNS_BELOW = 1024
+# Bytes of output that one chain of matrix products on a CPU adds up: it should stay in the processor's caches, but with
+# few channels a product of less is too short to be shared by several threads.
+_BLOCK_BYTES = 2**21
+_BLOCK_BYTES_TIMES_CHANNELS = 2**27
 
 # Metal's Winograd F(6x6, 3x3): a tile of 6x6 outputs takes 8x8 products. Its conditions are those of MLX's dispatch.
 _WINOGRAD_TILE = 6
@@ -113,9 +115,14 @@ def load_layout(backend: Backend, *, is_strided: bool) -> KernelLayout:
     return layout_for(choose(shape, backend))
 
 
-def blocks(rows: int, row_bytes: int) -> list[tuple[int, int]]:
-    """The first row and the end of each block of about `BLOCK_BYTES`, of nearly equal heights."""
-    height = max(1, BLOCK_BYTES // max(1, row_bytes))
+def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]:
+    """The rows of each chain of matrix products on a CPU, as (start, end), in blocks of nearly equal heights.
+
+    Args:
+        row_bytes: bytes of one row of the output, of all frames.
+    """
+    size = max(_BLOCK_BYTES, _BLOCK_BYTES_TIMES_CHANNELS // in_channels)
+    height = max(1, size // max(1, row_bytes))
     height = -(-rows // -(-rows // height))
     return [(start, min(rows, start + height)) for start in range(0, rows, height)]
 
