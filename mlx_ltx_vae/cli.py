@@ -2,8 +2,10 @@
 
 import argparse
 import atexit
+import os
 import re
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -16,11 +18,13 @@ import mlx.core as mx
 from tqdm import tqdm
 
 from . import __version__
+from .cleanup import Cleanup
 from .dtypes import DTYPES
 from .errors import DecodeError, DistributedError, LTXVAEError, describe_error, one_line
 from .frame_rate import parse_fps
 from .latents import parse_grid
 from .ranks import Work, launched_rank
+from .signals import die_by_termination, ended_by_signals
 from .tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from .units import parse_bytes
 
@@ -115,17 +119,18 @@ def add_many_options(parser: argparse.ArgumentParser) -> None:
 def run_command(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> int:
     """Run a command and return its exit code.
 
-    0: done. 1: failed, with one line on standard error. 130: interrupted. (`CommandParser` exits with 2.)
-    Each warning is one line on standard error.
+    0: done. 1: failed, with one line on standard error. 130, 143, 129, 131: ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT.
+    (`CommandParser` exits with 2.) Each warning is one line on standard error.
     """
     # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
     atexit.unregister(mx.clear_streams)
     atexit.register(mx.clear_streams)
     try:
-        with warnings.catch_warnings():
+        # After the block signals are ignored, so that an error is the only line.
+        with ended_by_signals(_is_silent), warnings.catch_warnings():
             warnings.showwarning = _show_warning
             command(arguments)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # where another program calls the command's function
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:  # every failure becomes one line and an exit code
@@ -139,8 +144,15 @@ def run_command(command: Callable[[argparse.Namespace], None], arguments: argpar
     return 0
 
 
+def _is_silent(number: signal.Signals) -> bool:
+    """Whether others report the end by a signal: of several ranks, the launcher ends all when one has failed."""
+    rank = launched_rank()
+    return rank is not None and (rank > 0 or number is not signal.SIGINT)
+
+
 def leave_it_to_the_first_rank() -> None:
     """Wait until the first rank has reported an error of all ranks: the launcher ends them as soon as one has ended."""
+    die_by_termination()
     time.sleep(_REPORT_SECONDS)
 
 
@@ -168,7 +180,10 @@ def progress_bar(num_frames: int | None, arguments: argparse.Namespace) -> Itera
     """
     hidden = arguments.quiet or arguments.json or not sys.stderr.isatty()
     with tqdm(total=num_frames, unit="frame", disable=hidden) as bar:
+        end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if not hidden else None
         yield bar
+        if end_line is not None:
+            end_line.cancel()
 
 
 def write_line(text: str, file: TextIO) -> None:

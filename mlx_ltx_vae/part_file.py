@@ -2,11 +2,11 @@
 
 import os
 import secrets
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .cleanup import Cleanup, remove_file, uninterrupted
 from .errors import WriterError
 
 
@@ -39,15 +39,15 @@ class PartFile:
             raise WriterError(f"{target}: cannot be written (it is a folder).")
         self.target = target
         self.path = part_path(target)
-        with writing_to(target):
+        with uninterrupted(), writing_to(target):
             self.path.open("xb").close()
-        self._remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
+            self._remove = Cleanup(self, remove_file, self.path)
 
     def complete(self) -> None:
         """Rename the file to its target, replacing an earlier file."""
-        with writing_to(self.target):
+        with uninterrupted(), writing_to(self.target):
             os.replace(self.path, self.target)
-        self._remove.detach()
+            self._remove.cancel()
 
     def discard(self) -> None:
         """Remove the file if it has not been renamed."""

@@ -5,16 +5,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import mlx.core as mx
 
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.stored_network import LAYOUT_KEY, WeightLayout
+from ..cleanup import Cleanup, remove_folder, uninterrupted
 from ..dtypes import dtype_name
 from ..errors import CheckpointError, WriterError
 from ..mlx_utils import count_nonfinite
-from ..part_file import writing_to
+from ..part_file import part_path, writing_to
 from .result import Conversion, Written, make_card
 from .verify import STATISTICS, Progress, one_by_one, read_all, verify_conversion
 
@@ -92,10 +92,15 @@ def _part_folder(folder: Path) -> Iterator[Path]:
     with writing_to(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise WriterError(f"{folder}: it exists and is not an empty folder; remove it or choose another name.")
-        temporary = TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part")
-    with temporary as parent:
-        part = Path(parent) / folder.name
+        parent = part_path(folder)
+        with uninterrupted():
+            parent.mkdir()
+            remove = Cleanup(None, remove_folder, parent)
+    try:
+        part = parent / folder.name  # verification names it in errors
         part.mkdir()
         yield part
-        with writing_to(folder):
+        with uninterrupted(), writing_to(folder):
             part.rename(folder)
+    finally:
+        remove()

@@ -4,12 +4,12 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from ..cleanup import temporary_folder
 from ..errors import LatentsError
 from .formats import START_BYTES, find_format
 from .stored import OpenFile
@@ -75,8 +75,8 @@ def _open(source: str) -> IO[bytes]:
 @contextmanager
 def _spooled(stream: IO[bytes], source: str) -> Iterator[tuple[OpenFile, Path]]:
     """A copy of a stream in a temporary folder, as `open_source`."""
-    with tempfile.TemporaryDirectory(prefix="mlx_ltx_vae-") as folder:
-        path = Path(folder) / "latents"
+    with temporary_folder() as folder:
+        path = folder / "latents"
         try:
             with path.open("wb") as copy:
                 start = stream.read(START_BYTES)
@@ -85,7 +85,7 @@ def _spooled(stream: IO[bytes], source: str) -> Iterator[tuple[OpenFile, Path]]:
                 shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
         except OSError as error:
             raise LatentsError(
-                f"{source}: cannot be copied to {Path(folder).parent} ({error.strerror or error}); set TMPDIR to a "
+                f"{source}: cannot be copied to {folder.parent} ({error.strerror or error}); set TMPDIR to a "
                 "larger disk, or name a file."
             ) from error
         with path.open("rb") as file:

@@ -1,7 +1,8 @@
 """The ffmpeg program as a source and a sink of raw frames. No other module starts a program for video.
 
-The binary is the one that imageio-ffmpeg installs. Its `write_frames` is not used: it raises nothing for an unknown
-codec, and returns neither the exit code nor the reason when ffmpeg fails.
+The binary is the one that imageio-ffmpeg installs, or that the environment variable IMAGEIO_FFMPEG_EXE names. The
+`write_frames` of imageio-ffmpeg is not used: it raises nothing for an unknown codec, and returns neither the exit code
+nor the reason when ffmpeg fails.
 """
 
 import io
@@ -18,10 +19,12 @@ from typing import IO
 
 from imageio_ffmpeg import get_ffmpeg_exe
 
+from ..cleanup import Cleanup, kill_program, uninterrupted
 from ..errors import LTXVAEError, ReaderError, WriterError
 
 _FORWARDED_AT_ONCE = 1 << 16  # bytes; what a pipe holds
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
+_PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
 _GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-nostats")
 _ADDRESS = re.compile(r"^(\[[^\]]*\] )+")  # "[vost#0:0/libx264 @ 0x55cb] [enc:libx264 @ 0x55cc] "
 # After the cause, ffmpeg logs its consequences, one line for each of its threads.
@@ -44,17 +47,8 @@ class _Ffmpeg:
         self, name: str, error: type[LTXVAEError], arguments: Sequence[str], stdin: int, inherited: Sequence[int] = ()
     ) -> None:
         self.name = name
-        with _ffmpeg_program(error) as program:
-            self.process = subprocess.Popen(
-                [program, *_GLOBAL_OPTIONS, "-loglevel", "error", *arguments],
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                env=os.environ | {"SVT_LOG": "1"},  # SVT-AV1 ignores ffmpeg's log level; 1 is errors only
-                start_new_session=True,  # Ctrl-C on a terminal reaches this process only, which then ends ffmpeg
-                pass_fds=inherited,
-            )
+        arguments = [*_GLOBAL_OPTIONS, "-loglevel", "error", *arguments]
+        self.process, self._end = _start(arguments, error, self, stdin, inherited)
         assert self.process.stdout is not None and self.process.stderr is not None
         self._stdout = self.process.stdout
         # Read all the time: an ffmpeg whose log pipe is full stops.
@@ -67,6 +61,7 @@ class _Ffmpeg:
 
     def release(self) -> None:
         """Close the pipes of an ffmpeg that has ended."""
+        self._end.cancel()
         self._log.lines()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
@@ -272,17 +267,46 @@ def _probe(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEErr
 
 
 def _run(arguments: Sequence[str], error: type[LTXVAEError]) -> subprocess.CompletedProcess[bytes]:
-    with _ffmpeg_program(error) as program:
-        return subprocess.run([program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    """Run ffmpeg to its end, without input."""
+    process, end = _start(arguments, error, None, subprocess.DEVNULL)
+    try:
+        with process:
+            stdout, stderr = process.communicate()
+    finally:
+        end()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def _start(
+    arguments: Sequence[str], error: type[LTXVAEError], owner: object | None, stdin: int, inherited: Sequence[int] = ()
+) -> tuple[subprocess.Popen[bytes], Cleanup]:
+    """Start ffmpeg. It is ended with its owner, and at the latest with this process."""
+    with uninterrupted(), _ffmpeg_program(error) as program:
+        process = subprocess.Popen(
+            [program, *arguments],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=os.environ | {"SVT_LOG": "1"},  # SVT-AV1 ignores ffmpeg's log level; 1 is errors only
+            start_new_session=True,  # Ctrl-C on a terminal reaches this process only, which then ends ffmpeg
+            pass_fds=inherited,
+        )
+        return process, Cleanup(owner, kill_program, process)
 
 
 @contextmanager
 def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
     """The path of ffmpeg. Raises `error` if it is not found, or cannot be started in the with-block."""
+    chosen = os.environ.get(_PROGRAM_VARIABLE)
+    remedy = f"correct or unset {_PROGRAM_VARIABLE}" if chosen else "reinstall imageio-ffmpeg"
     try:
         yield get_ffmpeg_exe()
-    except (RuntimeError, OSError) as problem:
-        raise error(f"ffmpeg cannot be started ({problem}); reinstall imageio-ffmpeg.") from problem
+    except OSError as problem:
+        name = f"{chosen}: ffmpeg" if chosen else "ffmpeg"
+        raise error(f"{name} cannot be started ({problem.strerror or problem}); {remedy}.") from problem
+    except RuntimeError as problem:
+        raise error(f"ffmpeg cannot be started ({problem}); {remedy}.") from problem
 
 
 def _reason(lines: Sequence[str], return_code: int) -> str:

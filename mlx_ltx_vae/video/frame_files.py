@@ -1,7 +1,6 @@
 """Outputs that need no ffmpeg: numbered PNG files, a .npy file, and raw frames to standard output."""
 
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import imageio.v3 as iio
 import numpy as np
 from numpy.lib import format as npy_format
 
+from ..cleanup import Cleanup, remove_file, remove_folder, uninterrupted
 from ..errors import WriterError
 from ..part_file import PartFile, part_path, writing_to
 from ..shapes import Size
@@ -39,8 +39,9 @@ class StillsWriter(Sink):
         self._moved: list[Path] = []
         # Inside an existing folder, which may be on another file system than its parent; beside a new one.
         self._part = part_path(self.folder / "stills" if self.folder.is_dir() else self.folder)
-        with writing_to(self.name):
+        with uninterrupted(), writing_to(self.name):
             self._part.mkdir()
+            self._remove = Cleanup(self, _remove_stills, self._part, self._moved)
 
     def _consume(self, frames: np.ndarray) -> None:
         for frame in frames:
@@ -48,6 +49,12 @@ class StillsWriter(Sink):
             self._index += 1
 
     def _finish(self) -> None:
+        with uninterrupted():
+            self._move()
+            self._remove.cancel()
+            remove_folder(self._part)
+
+    def _move(self) -> None:
         if not self.folder.is_dir():
             os.rename(self._part, self.folder)  # fails if another program has created and filled the folder since
             return
@@ -58,13 +65,16 @@ class StillsWriter(Sink):
             target.open("xb").close()
             self._moved.append(target)
             os.replace(self._part / target.name, target)
-        shutil.rmtree(self._part, ignore_errors=True)
 
     def _discard(self) -> None:
-        shutil.rmtree(self._part, ignore_errors=True)  # already gone if _finish renamed it
-        for still in self._moved:
-            with suppress(OSError):
-                still.unlink()
+        self._remove()
+
+
+def _remove_stills(part: Path, moved: list[Path]) -> None:
+    """Remove the folder of a `StillsWriter`, and the stills that it has moved already."""
+    remove_folder(part)
+    for still in moved:
+        remove_file(still)
 
 
 def find_stills_target(path: str | os.PathLike, bit_depth: int) -> tuple[Path, str]:

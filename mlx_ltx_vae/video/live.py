@@ -4,10 +4,10 @@ import io
 import os
 import stat
 import sys
-import weakref
 from pathlib import Path
 from typing import Protocol
 
+from ..cleanup import Cleanup, remove_file, uninterrupted
 from ..errors import WriterError
 from ..part_file import writing_to
 
@@ -79,16 +79,20 @@ class LiveOutput:
     def __init__(self, target: Target) -> None:
         self.name = target_name(target)
         self._opened: io.FileIO | None = None
-        self._remove: weakref.finalize | None = None
+        self._remove: Cleanup | None = None
         if not isinstance(target, (str, os.PathLike)):
             self._file: BinaryFile = target
             return
-        with writing_to(self.name):
-            self._opened = io.FileIO(target, "w")
+        if Path(target).is_fifo():  # opened when somebody reads it, which a signal may interrupt
+            with writing_to(self.name):
+                self._opened = io.FileIO(target, "w")
+        else:
+            with uninterrupted(), writing_to(self.name):
+                self._opened = io.FileIO(target, "w")
+                if stat.S_ISREG(os.fstat(self._opened.fileno()).st_mode):
+                    # The file that a symbolic link points to, which itself is kept.
+                    self._remove = Cleanup(self, remove_file, Path(target).resolve())
         self._file = self._opened
-        if stat.S_ISREG(os.fstat(self._opened.fileno()).st_mode):
-            # At the latest when the interpreter exits, so that Ctrl-C at any point leaves nothing behind.
-            self._remove = weakref.finalize(self, Path(target).unlink, missing_ok=True)
 
     def write(self, data: bytes) -> None:
         """Write all bytes, past the buffer of a buffered file object.
@@ -109,7 +113,7 @@ class LiveOutput:
         """Keep the file."""
         self._close()
         if self._remove is not None:
-            self._remove.detach()
+            self._remove.cancel()
 
     def discard(self) -> None:
         """Remove the file unless it is complete."""

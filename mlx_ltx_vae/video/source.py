@@ -2,10 +2,10 @@
 
 import os
 import re
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from ..cleanup import temporary_folder
 from ..errors import ReaderError
 from .ffmpeg import file_url
 
@@ -38,11 +38,11 @@ def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[l
     for image in images:
         _check_not_empty(image)
     # ffmpeg reads image sequences with consecutive numbers, so it is given links of such names.
-    links = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx_ltx_vae-"))
+    links = stack.enter_context(temporary_folder())
     name = "%06d" + images[0].suffix
     for number, image in enumerate(images):
-        os.symlink(image.absolute(), Path(links) / (name % number))
-    sequence = file_url(Path(links.replace("%", "%%")) / name)
+        os.symlink(image.absolute(), links / (name % number))
+    sequence = file_url(Path(str(links).replace("%", "%%")) / name)
     return ["-f", "image2", "-i", sequence], images
 
 

@@ -1,0 +1,109 @@
+"""What a process must not leave behind: partial files, temporary folders, and programs that it has started.
+
+Each is created and registered in one `uninterrupted` block. A signal that ends a command (see `signals`) waits for the
+end of such a block, removes what is registered, and lets no further block begin. In other programs, it is removed when
+its owner is collected, at the latest when the interpreter exits.
+"""
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+_REMOVAL_ATTEMPTS = 100
+
+_lock = threading.RLock()
+_pending: list["Cleanup"] = []
+
+
+def uninterrupted() -> AbstractContextManager[object]:
+    """A block that a signal does not interrupt, if this process is a command. Blocks may be nested; keep them short."""
+    return _lock
+
+
+class Cleanup:
+    """Calls a function once: when it is called itself, or when its owner is collected, or at the end of the process.
+
+    Args:
+        owner: None for one that lives as long as the process.
+        function: must not refer to its owner.
+    """
+
+    def __init__(self, owner: object | None, function: Callable[..., object], *arguments: Any) -> None:
+        with _lock:
+            _pending[:] = [cleanup for cleanup in _pending if cleanup._finalizer.alive]
+            self._finalizer: weakref.finalize = weakref.finalize(
+                Cleanup if owner is None else owner, _call, function, arguments
+            )
+            _pending.append(self)
+
+    def __call__(self) -> None:
+        """Call the function, unless that has been done, or cancelled."""
+        with _lock:
+            self._finalizer()
+
+    def cancel(self) -> None:
+        """Never call the function."""
+        self._finalizer.detach()
+
+
+def _call(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    with _lock:
+        function(*arguments)
+
+
+def clean_up_for_good() -> None:
+    """Call all functions, the last registered first. Other threads then wait for the end of the process."""
+    _lock.acquire()
+    while _pending:
+        with suppress(Exception):  # the others are called all the same
+            _pending.pop()()
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if there is one."""
+    path.unlink(missing_ok=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder with all it contains, also if a thread still writes files into it."""
+    for _ in range(_REMOVAL_ATTEMPTS):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+
+
+class Program(Protocol):
+    """The part of `subprocess.Popen` that is needed to end it."""
+
+    pid: int
+    returncode: int | None
+
+
+def kill_program(program: Program) -> None:
+    """End a program of this process at once, and wait for its end, after which it creates no more files.
+
+    Not by its `kill` and `wait`, which wait for each other where a thread waits for the program already.
+    """
+    if program.returncode is None:
+        with suppress(ProcessLookupError, ChildProcessError):  # it has ended
+            os.kill(program.pid, signal.SIGKILL)
+            os.waitpid(program.pid, 0)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """An empty folder in the folder for temporary files, until the end of the block."""
+    with uninterrupted():
+        folder = Path(tempfile.mkdtemp(prefix="mlx_ltx_vae-"))
+        remove = Cleanup(None, remove_folder, folder)
+    try:
+        yield folder
+    finally:
+        remove()

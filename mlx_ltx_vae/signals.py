@@ -1,0 +1,81 @@
+"""Signals that end a command: everything partial is removed first. Only commands install handlers."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import NoReturn
+
+from . import startup
+from .cleanup import clean_up_for_good, uninterrupted
+
+#: The signals that end a command, and what it then prints. Its exit code is 128 and the signal's number.
+WORDS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "hung up",
+    signal.SIGQUIT: "quit",
+}
+_STANDARD_ERROR = 2
+
+
+@contextmanager
+def ended_by_signals(is_silent: Callable[[signal.Signals], bool]) -> Iterator[None]:
+    """Let signals end the process during the block, and ignore them afterwards, when only the exit is left to do.
+
+    A thread of its own ends the process, at any moment: the main thread may be in a long computation, in which Python
+    calls no handler, or in one of the callbacks whose exceptions Python drops. A signal that was ignored before, as
+    SIGHUP is under nohup, stays ignored. In a process that is not a command, nothing happens.
+
+    Args:
+        is_silent: whether to print nothing.
+    """
+    if not startup.IS_COMMAND:
+        yield
+        return
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    done = threading.Event()
+    threading.Thread(target=_wait, args=(read_end, is_silent, done), name="signals", daemon=True).start()
+    handled = [number for number in WORDS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, _leave_to_the_thread)
+    try:
+        yield
+    finally:
+        with uninterrupted():
+            done.set()
+            for number in handled:
+                signal.signal(number, signal.SIG_IGN)
+
+
+def die_by_termination() -> None:
+    """Let SIGTERM end this process again, if it is a command that is done."""
+    if startup.IS_COMMAND and signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _leave_to_the_thread(number: int, frame: FrameType | None) -> None:
+    """A handler, so that Python writes the signal's number to the pipe."""
+
+
+def _wait(read_end: int, is_silent: Callable[[signal.Signals], bool], done: threading.Event) -> None:
+    """End the process at the first signal, unless the command is done."""
+    while data := os.read(read_end, 1):
+        if data[0] not in WORDS:  # a signal that something else handles
+            continue
+        with uninterrupted():
+            if not done.is_set():
+                _end(signal.Signals(data[0]), is_silent)
+
+
+def _end(number: signal.Signals, is_silent: Callable[[signal.Signals], bool]) -> NoReturn:
+    clean_up_for_good()
+    if not is_silent(number):
+        with suppress(OSError):  # the terminal may be gone
+            os.write(_STANDARD_ERROR, f"{WORDS[number]}\n".encode())
+    # Not sys.exit: MLX, and Python's buffers, may be in the middle of anything.
+    os._exit(128 + number)

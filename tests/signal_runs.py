@@ -1,0 +1,165 @@
+"""Runs commands, sends them signals at given times, and finds what they leave behind.
+
+    python tests/signal_runs.py 200
+
+prints what became of 200 runs of every command, with signals at random times.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_ltx_vae import VideoWriter, save_latents
+
+sys.path.insert(0, str(Path(__file__).parent / "fixtures"))
+from synthetic_checkpoint import write_checkpoint  # noqa: E402  (a script beside the golden data)
+
+#: Before Python has run a line of the package, Ctrl-C is Python's: it then prints a traceback.
+PYTHON_STARTS = 0.08  # seconds, on a busy machine
+
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGQUIT: 131}
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        leftovers: partial files, files in the temporary folder, and processes that still run.
+        outputs: the names of whole outputs.
+    """
+
+    returncode: int
+    stderr: str
+    leftovers: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def problem(self, sent: signal.Signals) -> str | None:
+        """What is wrong with it, after that signal; None if nothing is."""
+        if self.leftovers:
+            return f"left {', '.join(self.leftovers)}"
+        if self.returncode == 0:
+            return None if self.outputs and not self.stderr else "exit 0 without an output, or with an error"
+        expected = {-sent: "", SIGNALS[sent]: f"{WORDS[sent]}\n"}
+        if self.returncode not in expected:
+            return f"exit {self.returncode}: {self.stderr[-300:]}"
+        return None if self.stderr == expected[self.returncode] else f"printed {self.stderr[-300:]!r}"
+
+
+class Commands:
+    """Commands that take about a second, by name, and the files that they need."""
+
+    def __init__(self, folder: Path, checkpoint: Path) -> None:
+        self._folder = folder
+        self._latents = folder / "latents.safetensors"
+        self._checkpoint = checkpoint
+        self._kernels = folder / "mlx"
+        self._kernels.mkdir()
+        rng = np.random.default_rng(0)
+        save_latents(self._latents, mx.array(rng.normal(size=(1, 8, 10, 3, 3)).astype(np.float32)), fps=24)
+        self._video = folder / "video.mkv"
+        with VideoWriter(self._video, size=(96, 96), fps=24, codec="ffv1") as video:
+            video.write(rng.integers(0, 256, (65, 96, 96, 3), np.uint8))
+        self.run("video", [])  # compiles MLX's kernels, which later runs find
+
+    def arguments(self, name: str, out: Path) -> list[object]:
+        """The arguments of a command that writes into the folder `out`, after `python`."""
+        decode = ["-m", "mlx_ltx_vae.decode", self._latents, "-m", self._checkpoint, "-q", "-o"]
+        return {
+            "video": [*decode, out / "whole.mp4"],
+            "live": [*decode, out / "whole.mp4", "--live"],
+            "rows": [*decode, out / "whole.npy", "--order", "rows"],
+            "stills": [*decode, f"{out}/whole/"],
+            "encode": ["-m", "mlx_ltx_vae.encode", self._video, "-m", self._checkpoint, "-q", "-o",
+                       out / "whole.safetensors"],
+            "convert": ["-m", "mlx_ltx_vae.convert", self._checkpoint, "-q", "-o", out / "whole"],
+        }[name]  # fmt: skip
+
+    def run(self, name: str, sent: Sequence[tuple[float, signal.Signals]]) -> tuple[Outcome, float]:
+        """Run a command and send its process group signals at these seconds after its start, as a terminal does.
+
+        Returns:
+            The outcome, and the seconds that it took.
+        """
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            out, temporary = Path(folder) / "out", Path(folder) / "tmp"
+            out.mkdir()
+            temporary.mkdir()
+            (temporary / "mlx").symlink_to(self._kernels)  # what MLX compiles for the CPU, which it keeps
+            start = time.monotonic()
+            process = subprocess.Popen(
+                [sys.executable, *map(str, self.arguments(name, out))],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"TMPDIR": str(temporary)},
+                start_new_session=True,
+            )
+            for seconds, number in sent:
+                time.sleep(max(0, start + seconds - time.monotonic()))
+                if process.poll() is None:
+                    os.killpg(process.pid, number)
+            _, stderr = process.communicate(timeout=60)
+            seconds = time.monotonic() - start
+            names = sorted(path.name for path in out.iterdir())
+            partial = [name for name in names if not name.startswith("whole")]
+            left = [*partial, *sorted({path.name for path in temporary.iterdir()} - {"mlx"}), *running(folder)]
+            outputs = tuple(name for name in names if name not in partial)
+            return Outcome(process.returncode, stderr, tuple(left), outputs), seconds
+
+    def random_runs(
+        self, name: str, count: int, numbers: Sequence[signal.Signals], rng: random.Random
+    ) -> Iterator[tuple[signal.Signals, float, Outcome]]:
+        """Run a command many times, with one, two or ten signals of a kind, the first at any time in its run."""
+        _, whole = self.run(name, [])
+        for index in range(count):
+            first = rng.uniform(PYTHON_STARTS, 1.05 * whole)
+            repeats = rng.choice([1, 1, 2, 10])
+            number = numbers[index % len(numbers)]
+            sent = [(first, number)]
+            for _ in range(repeats - 1):
+                sent.append((sent[-1][0] + rng.choice([0, 0.005, 0.03]), number))
+            outcome, _ = self.run(name, sent)
+            yield number, first / whole, outcome
+
+
+def running(words: str) -> list[str]:
+    """The processes with these words in their command lines."""
+    table = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True, check=True).stdout
+    return [line for line in table.splitlines() if words in line and not line.startswith("Z")]
+
+
+def main() -> None:
+    """Print what became of many runs."""
+    count, names = int(sys.argv[1]), sys.argv[2:] or ["video", "live", "rows", "stills", "encode", "convert"]
+    fixtures = Path(__file__).parent / "fixtures"
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / "vae.safetensors"
+        write_checkpoint(json.loads((fixtures / "ltx2_3.json").read_text()), checkpoint)
+        commands = Commands(Path(folder), checkpoint)
+        for name in names:
+            codes: Counter[int] = Counter()
+            problems: Counter[str] = Counter()
+            for number, when, outcome in commands.random_runs(name, count, list(SIGNALS), random.Random(0)):
+                codes[outcome.returncode] += 1
+                if problem := outcome.problem(number):
+                    problems["leftovers" if outcome.leftovers else "exit code or text"] += 1
+                    print(f"  {name}, {number.name} at {when:.2f}: {problem}")
+            print(f"{name}: {count} runs, exit codes {dict(codes)}, problems {dict(problems)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Signals at any moment: a command ends with the signal's exit code and at most one line, and leaves nothing."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mlx_ltx_vae import demo
+from signal_runs import SIGNALS, WORDS, Commands, running
+
+
+@pytest.fixture(scope="module")
+def commands(golden, tmp_path_factory):
+    return Commands(tmp_path_factory.mktemp("commands"), golden("ltx2_3").checkpoint)
+
+
+@pytest.mark.parametrize("name", ["video", "rows", "stills", "convert"])
+def test_nothing_is_left_whenever_signals_come(commands, name):
+    check_runs(commands, name, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["video", "live", "rows", "stills", "encode", "convert"])
+def test_nothing_is_left_by_200_runs(commands, name):
+    check_runs(commands, name, 200)
+
+
+def check_runs(commands, name, count):
+    runs = commands.random_runs(name, count, list(SIGNALS), random.Random())
+    problems = [(number.name, round(when, 2), outcome.problem(number)) for number, when, outcome in runs]
+    assert [problem for problem in problems if problem[2]] == []
+
+
+def start(*arguments, **options):
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", *map(str, arguments)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, **options)
+
+
+def wait_for_part(process, folder):
+    """Wait until ffmpeg has begun to write."""
+    while not any(path.stat().st_size for path in folder.iterdir()):
+        assert process.poll() is None
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", list(SIGNALS))
+def test_a_signal_ends_the_command_its_ffmpeg_and_its_file(tmp_path, number):
+    process = start("--demo", "-o", tmp_path / "out.mp4")
+    wait_for_part(process, tmp_path)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (128 + number, f"{WORDS[number]}\n")
+    assert list(tmp_path.iterdir()) == []
+    assert running(str(tmp_path)) == []
+
+
+def test_a_command_under_nohup_survives_the_end_of_its_terminal(commands, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, *map(str, commands.arguments("video", tmp_path))],
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # as nohup does
+    )
+    while process.poll() is None:
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.02)
+    assert process.returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["whole.mp4"]
+
+
+def test_a_program_that_uses_the_package_keeps_its_handlers(tmp_path):
+    """Also one that calls a command's function, which raises no signal's default action."""
+    code = """
+import signal
+before = [signal.getsignal(number) for number in signal.valid_signals()]
+from mlx_ltx_vae.decode import main
+assert main(["--demo", "--dry-run", "-q"]) == 0
+assert before == [signal.getsignal(number) for number in signal.valid_signals()]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["module", "package", "script", "convert"])
+def test_an_interrupt_during_the_imports_prints_nothing(tmp_path, kind):
+    command = {
+        "module": [sys.executable, "-m", "mlx_ltx_vae.decode", "--demo"],
+        "package": [sys.executable, "-u", "-m", "mlx_ltx_vae", "decode", "--demo"],
+        "script": [os.path.join(os.path.dirname(sys.executable), "mlx_ltx_vae.decode"), "--demo"],
+        "convert": [sys.executable, "-m", "weights_convert", str(demo.VAE), "-o", str(tmp_path / "vae")],
+    }[kind]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    maps = f"/proc/{process.pid}/maps"
+    if not os.path.exists(maps):
+        time.sleep(0.15)
+    else:
+        while "mlx" not in Path(maps).read_text() and process.poll() is None:  # its libraries are being imported
+            time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (-signal.SIGINT, "")
+    assert list(tmp_path.iterdir()) == []
