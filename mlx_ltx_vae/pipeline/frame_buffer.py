@@ -1,27 +1,31 @@
 """Buffers frames on disk until their last rows or columns are decoded."""
 
+import errno
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import ExitStack
 from types import TracebackType
 
 import mlx.core as mx
 import numpy as np
 
+from ..cleanup import uninterrupted
 from ..errors import PlanError
 from ..streaming.axis import Axis
 from ..units import format_bytes
 
 _FRAMES_AT_ONCE = 8
+_ZEROS_AT_ONCE = 2**20  # bytes
 
 # numpy has no bfloat16, so the bits are stored as unsigned integers.
 _BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 
 class FrameBuffer:
-    """A context manager that stores a whole video in a memory-mapped file in a temporary folder.
+    """A context manager that stores a whole video in a memory-mapped file without a name in the temporary folder.
 
     Args:
         shape: (B, F, H, W, 3).
@@ -33,18 +37,22 @@ class FrameBuffer:
 
     def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
         self._dtype = dtype
-        self._folder = tempfile.TemporaryDirectory(prefix="mlx_ltx_vae-")
-        needed = math.prod(shape) * dtype.size
-        free = shutil.disk_usage(self._folder.name).free
-        if needed > free:
-            place = Path(self._folder.name).parent
-            self._folder.cleanup()
+        size = math.prod(shape) * dtype.size
+        try:
+            # It has no name, so that nothing stays even if the process is killed.
+            with uninterrupted():
+                self._file = tempfile.TemporaryFile(prefix="mlx_ltx_vae-")  # noqa: SIM115
+            with ExitStack() as stack:
+                stack.callback(self._file.close)
+                _reserve(self._file.fileno(), size)
+                self._frames = np.memmap(self._file, np.dtype(f"u{dtype.size}"), "r+", shape=shape)
+                stack.pop_all()
+        except OSError as error:
             raise PlanError(
-                f"decoding by rows or columns keeps {format_bytes(needed)} of frames in {place}, which has "
-                f"{format_bytes(free)} left; set TMPDIR to a larger disk, or decode with order time."
-            )
-        item = np.dtype(f"u{dtype.size}")
-        self._frames = np.memmap(Path(self._folder.name) / "frames", item, "w+", shape=shape)
+                f"decoding by rows or columns keeps {format_bytes(size)} of frames in {tempfile.gettempdir()}, which "
+                f"does not take them ({error.strerror or error}); set TMPDIR to a larger disk, or decode with order "
+                "time."
+            ) from error
 
     def write(self, part: mx.array, axis: Axis, start: int) -> None:
         """Store a part of every frame, (B, F, h, w, 3), at index `start` along `axis`."""
@@ -65,4 +73,23 @@ class FrameBuffer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         del self._frames
-        self._folder.cleanup()
+        self._file.close()
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Give an empty file this size in bytes, and all its blocks on the disk.
+
+    A mapped file whose blocks are missing when the disk is full ends the process with SIGBUS.
+
+    Raises:
+        OSError: if the disk does not have them, or a limit forbids such a file.
+    """
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if size > free:  # do not fill the disk first
+        raise OSError(errno.ENOSPC, f"{format_bytes(free)} left")
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    zeros = memoryview(bytes(_ZEROS_AT_ONCE))  # macOS
+    while size:
+        size -= os.write(descriptor, zeros[:size])
