@@ -267,9 +267,14 @@ def test_pixels_that_are_not_finite_or_one_flat_patch_are_reported():
         ([good, patch], False, None),
         ([patch] * 2, True, None),
         ([patch], False, "flat patch"),
-        ([good, bad, good], False, "not finite"),
+        ([good, bad, good], False, r"not finite: because\.$"),
     ):
-        check = OutputCheck(4, may_be_flat=lambda: mx.array(may_be_flat))  # noqa: B023
+        check = OutputCheck(
+            4,
+            may_be_flat=lambda: mx.array(may_be_flat),  # noqa: B023
+            explain=lambda: "because.",
+            find_cause=lambda: None,
+        )
         for piece in pieces:
             check.update(piece)
         with pytest.raises(DecodeError, match=words) if words else nullcontext():
@@ -282,13 +287,38 @@ def test_frames_that_are_not_finite_are_never_handed_over_as_levels(golden):
     handed = []
     for order in ("time", "rows"):
         chunks = vae.stream(latents_of(2), vae.plan(latents_of(2).shape, order=order), bit_depth=8)
-        with pytest.raises(DecodeError, match="not finite"):
+        with pytest.raises(DecodeError, match=r"not finite: NaN weights in decoder\.conv_out\.conv\.bias \(48 of 48\)"):
             handed.append(next(chunks).to_uint8())
     with pytest.raises(DecodeError, match="not finite"):
         vae.decode(latents_of(2), on_frames_ready=lambda frames, start: handed.append(start))
     with pytest.raises(DecodeError, match="not finite"):
         vae.decode(latents_of(2))
     assert handed == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("order", ["time", "rows"])
+def test_latents_that_no_model_makes_are_named_as_the_cause(golden, dtype, order):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False, dtype=dtype)
+    latents = latents_of(2)
+    huge = 1e30 * latents / mx.abs(latents).max()
+    with pytest.raises(
+        DecodeError, match=r"pixels are .*: the latents reach 1e\+30, .* check the program that made them"
+    ):
+        vae.decode(huge, vae.plan(huge.shape, order=order))
+    unnormalized = huge * vae.std.reshape(-1, 1, 1, 1) + vae.mean.reshape(-1, 1, 1, 1)
+    with pytest.raises(DecodeError, match=r"the latents reach 1e\+30"):
+        vae.decode(unnormalized, unnormalized=True)
+
+
+@pytest.mark.parametrize(("dtype", "words"), [("float16", "float16; try dtype float32"), ("float32", "float32, which")])
+def test_a_network_that_overflows_by_itself_is_named_as_the_cause(golden, dtype, words):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False, dtype=dtype)
+    conv = vae.decoder.conv_out.conv
+    largest = {"float16": 6e4, "float32": 3e38}[dtype]
+    conv.weight = mx.full(conv.weight.shape, largest, conv.weight.dtype)
+    with pytest.raises(DecodeError, match=f"pixels are not finite: the decoder overflowed in {words}"):
+        vae.decode(latents_of(2))
 
 
 def test_a_convolution_that_returns_zeros_is_noticed(golden):

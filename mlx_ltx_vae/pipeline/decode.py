@@ -17,6 +17,7 @@ from ..streaming.context import StreamContext
 from ..tiling.intervals import Interval
 from .bands import make_bands
 from .decode_stream import Cancellation, DecodeStream
+from .diagnosis import explain_not_finite, find_cause
 from .frame_buffer import FrameBuffer
 from .latent_sources import (
     LatentPreprocess,
@@ -149,6 +150,8 @@ class DecodePipeline:
         check = OutputCheck(
             decoder.spec.layers[-1].up[1],
             may_be_flat=preprocess.is_constant,
+            explain=lambda: explain_not_finite(decoder, "decoder", preprocess.largest()),
+            find_cause=lambda: find_cause(decoder, "decoder", preprocess.largest()),
             combine=None if bands is None else bands.all_true,
         )
         mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
@@ -195,7 +198,7 @@ class DecodeRun:
         frames = self.run.results() if plan.order is Order.TIME else self._buffered()
         start = 0
         for piece in frames:
-            chunk = [FrameChunk(start, self._finish(piece), check.is_finite)]
+            chunk = [FrameChunk(start, self._finish(piece), check.is_finite, check.explain)]
             start += piece.shape[1]
             del piece
             yield chunk.pop()

@@ -16,6 +16,7 @@ from ..streaming.context import StreamContext
 from ..tiling.batches import check_batch_size
 from ..tiling.config import TilingConfig
 from .bands import make_bands
+from .diagnosis import explain_not_finite
 from .encode_stream import EncodeStream
 from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess, to_channels_last
 from .run import Run
@@ -148,5 +149,5 @@ class EncodeRun:
         latents = (means.astype(mx.float32) - self.mean) / self.std
         latents = latents.astype(self.encoder.dtype).transpose(0, 4, 1, 2, 3)
         if not to_bool(mx.isfinite(latents).all()):
-            raise LatentsError("the encoded latents are not finite: the network overflowed; try dtype float32.")
+            raise LatentsError(f"the encoded latents are not finite: {explain_not_finite(self.encoder, 'encoder')}")
         return latents

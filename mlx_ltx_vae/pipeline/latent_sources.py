@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import LatentsError
-from ..mlx_utils import count_nonfinite, evaluate
+from ..mlx_utils import count_nonfinite, evaluate, to_float
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
 from ..shapes import Grid
@@ -48,6 +48,7 @@ class LatentPreprocess:
         self._unnormalized = unnormalized
         self._first: mx.array | None = None
         self._is_constant = mx.array(True)
+        self._largest = mx.array(0.0)
 
     def __call__(self, latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
         """Convert the part `box` of the latents, (B, C, n, h, w), to (B, n, h, w, C) in the decoder's dtype."""
@@ -55,15 +56,20 @@ class LatentPreprocess:
         if self._first is None:
             self._first = mx.contiguous(latents[:, :, :1, :1, :1])
         self._is_constant = self._is_constant & (latents == self._first).all()
-        mx.async_eval(self._is_constant)
         if self._unnormalized:
             mean, std = (array.reshape(-1, 1, 1, 1) for array in (self._mean, self._std))
             latents = (latents.astype(mx.float32) - mean) / std
+        self._largest = mx.maximum(self._largest, mx.abs(latents).max())
+        mx.async_eval(self._is_constant, self._largest)
         return self._decoder.prepare(latents, self._mean, self._std, self._draws.crop(box))
 
     def is_constant(self) -> mx.array:
         """A flag on the device: whether all parts so far are constant per channel, so that the picture may be flat."""
         return self._is_constant
+
+    def largest(self) -> float:
+        """The largest magnitude of all parts so far, normalized."""
+        return to_float(self._largest)
 
 
 class LatentSource:

@@ -11,7 +11,9 @@ from ..errors import DecodeError
 from ..mlx_utils import to_bool, to_list
 from ..planning.tiled_memory import FRAMES_PER_CONVERSION
 
-_NOT_FINITE = "the decoded pixels are not finite: the network overflowed; try dtype float32."
+_NOT_FINITE = "the decoded pixels are not finite"
+_FLAT = "the decoded pixels are one flat patch everywhere"
+_SILENT_FAILURE = "a convolution on this device failed silently; try another dtype, or mode exact with a chunk of 1."
 
 _PEAKS = {8: 255, 10: 65535}
 _DTYPES = {8: mx.uint8, 10: mx.uint16}
@@ -45,11 +47,13 @@ class FrameChunk:
         frames: (B, n, H, W, 3): floats approximately in [-1, 1], in the network's dtype; or integer levels, if the
             stream has a bit depth.
         is_finite: a flag on the device: whether all pixels decoded so far are finite; None if not checked.
+        explain: why they are not, for the error.
     """
 
     start: int
     frames: mx.array
     is_finite: mx.array | None = None
+    explain: Callable[[], str] | None = None
 
     @property
     def pixels(self) -> mx.array:
@@ -85,7 +89,7 @@ class FrameChunk:
         """
         with explained_device_errors():
             if self.is_finite is not None and not to_bool(self.is_finite):
-                raise DecodeError(_NOT_FINITE)
+                raise DecodeError(f"{_NOT_FINITE}: {self.explain()}" if self.explain else f"{_NOT_FINITE}.")
 
     @property
     def _bit_depth(self) -> int | None:
@@ -114,6 +118,8 @@ class OutputCheck:
     Args:
         patch_size: pixels per cell of the network's finest grid, along each side.
         may_be_flat: called at the end: a flag on the device, whether the latents are constant.
+        explain: why pixels are not finite.
+        find_cause: why pixels are flat, if it is not the device.
         combine: combines flags with those of other processes, which compute other parts of the frames; None if there
             are none.
     """
@@ -123,9 +129,13 @@ class OutputCheck:
         patch_size: int,
         *,
         may_be_flat: Callable[[], mx.array],
+        explain: Callable[[], str],
+        find_cause: Callable[[], str | None],
         combine: Callable[[mx.array], mx.array] | None = None,
     ) -> None:
         self._combine = combine or (lambda flags: flags)
+        self.explain = explain
+        self._find_cause = find_cause
         self._patch_size = patch_size
         self._may_be_flat = may_be_flat
         self._is_flat = mx.array(True)
@@ -154,9 +164,6 @@ class OutputCheck:
         flags = mx.stack([self._is_finite, self._is_flat, self._may_be_flat()])
         is_finite, is_flat, may_be_flat = to_list(self._combine(flags))
         if not is_finite:
-            raise DecodeError(_NOT_FINITE)
+            raise DecodeError(f"{_NOT_FINITE}: {self.explain()}")
         if is_flat and not may_be_flat:
-            raise DecodeError(
-                "the decoded pixels are one flat patch everywhere: a convolution on this device failed silently; "
-                "try another dtype, or mode exact with a chunk of 1."
-            )
+            raise DecodeError(f"{_FLAT}: {self._find_cause() or _SILENT_FAILURE}")
