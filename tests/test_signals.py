@@ -19,7 +19,7 @@ def commands(golden, tmp_path_factory):
     return Commands(tmp_path_factory.mktemp("commands"), golden("ltx2_3").checkpoint)
 
 
-@pytest.mark.parametrize("name", ["video", "rows", "stills", "convert"])
+@pytest.mark.parametrize("name", ["video", "rows", "stills"])
 def test_nothing_is_left_whenever_signals_come(commands, name):
     check_runs(commands, name, 4)
 

@@ -1,0 +1,108 @@
+"""Decoding by rows with a full disk for temporary files: refused in one sentence, never a SIGBUS while it decodes."""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_ltx_vae.pipeline.frame_buffer import FrameBuffer
+from mlx_ltx_vae.streaming.axis import Axis
+
+SHAPE = (1, 17, 64, 96, 3)  # 1.3 MB in float32, a third of that in 8 bits
+SIZE = 4 * 17 * 64 * 96 * 3
+
+
+@pytest.fixture
+def latents(tmp_path):
+    np.save(tmp_path / "latents.npy", np.random.default_rng(0).normal(size=(1, 8, 3, 2, 3)).astype(np.float32))
+    return tmp_path / "latents.npy"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 4 MB. Mounting it takes root."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]
+    if sys.platform != "linux" or not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("cannot mount a file system here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def fill(folder):
+    """Write to a disk until it is full."""
+    with (folder / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(2**12))
+        except OSError:
+            return
+
+
+def decode(latents, checkpoint, temporary, **options):
+    """The command, by rows, with its one error line, which must name the folder, the size and TMPDIR."""
+    out = latents.parent / "out"
+    out.mkdir()
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", latents, "-m", checkpoint, "--order", "rows"]
+    done = subprocess.run(
+        [*map(str, command), "-o", str(out / "out.npy")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        **options,
+    )
+    assert done.returncode == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert f"keeps 313 kB of frames in {temporary}, which does not take them (" in done.stderr
+    assert "set TMPDIR to a larger disk" in done.stderr
+    assert list(out.iterdir()) == []
+    return done.stderr
+
+
+def test_a_full_disk_is_refused_in_one_sentence(golden, latents, small_disk):
+    fill(small_disk)
+    with (small_disk / "filler").open("r+b") as file:
+        file.truncate(os.path.getsize(file.name) - 2**16)
+    assert "kB left)" in decode(latents, golden("ltx2_3").checkpoint, small_disk)
+    assert sorted(os.listdir(small_disk)) == ["filler"]
+
+
+def test_a_limit_of_file_sizes_is_refused_in_one_sentence(golden, latents, tmp_path):
+    """Blocks are reserved before the decode, which needs no root to test."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    text = decode(latents, golden("ltx2_3").checkpoint, temporary, preexec_fn=limit)
+    assert "(File too large)" in text
+    assert os.listdir(temporary) == []
+
+
+def test_the_blocks_of_a_buffer_are_reserved(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for has_call in (True, False):
+        if not has_call:  # as on macOS
+            monkeypatch.delattr(os, "posix_fallocate", raising=False)
+        with FrameBuffer(SHAPE, mx.float32) as buffer:
+            assert os.fstat(buffer._file.fileno()).st_blocks * 512 >= SIZE
+            assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_that_others_fill_meanwhile_does_not_matter(small_disk, monkeypatch):
+    """With a sparse file, the first write would end the process with SIGBUS."""
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    rows = mx.random.normal(SHAPE)
+    with FrameBuffer(SHAPE, mx.float32) as buffer:
+        fill(small_disk)
+        buffer.write(rows, Axis.HEIGHT, 0)
+        assert mx.array_equal(mx.concatenate(list(buffer.read()), axis=1), rows)
