@@ -1,5 +1,6 @@
 # make demo, make test and make lint first create .venv where it is missing or older than pyproject.toml.
 # They need Python 3.10 or newer. To choose one: make clean, then make test PYTHON=python3.12
+# On Linux, as root, demo and test install OpenBLAS with apt-get; to leave it out: make demo INSTALL=
 # MLX's backend on Linux is one of cpu, cuda12, cuda13: make demo BACKEND=cuda13
 
 ifeq ($(shell uname -s),Linux)
@@ -8,16 +9,18 @@ else
 BACKEND =
 endif
 
+INSTALL ?= --install
+
 PY := .venv/bin/python
 READY := .venv/.ready$(if $(BACKEND),-$(BACKEND))
 
 .PHONY: demo test lint clean
 
 demo: $(READY)
-	sh scripts/with_openblas.sh --install $(PY) -m mlx_ltx_vae.decode --demo -o demo.mp4
+	sh scripts/with_openblas.sh $(INSTALL) $(PY) -m mlx_ltx_vae.decode --demo -o demo.mp4
 
 test: $(READY)
-	OPENBLAS_NUM_THREADS=1 sh scripts/with_openblas.sh --install $(PY) -m pytest -n 2
+	OPENBLAS_NUM_THREADS=1 sh scripts/with_openblas.sh $(INSTALL) $(PY) -m pytest -n 2
 
 lint: $(READY)
 	$(PY) -m ruff check .

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae.video import Fit, VideoReader
-from mlx_ltx_vae.video import source as video_source
 from video_files import SIZE, noise, numbered, numbers, read, refusal, run_ffmpeg, save_images, write
 
 COLORS = np.array(
@@ -143,7 +142,7 @@ def test_transparent_pixels_are_composited_over_black(tmp_path: Path, fit: Fit) 
 def test_images_of_a_folder_are_in_natural_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
     folder, temporary = tmp_path / "it's 100%d of it: a folder", tmp_path / "50%d"
     temporary.mkdir()
-    monkeypatch.setattr(video_source.tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
     save_images(folder, [f"Take 2 - {number}{ending}" for number in (1, 2, 9, 10, 11, 100)])
     (folder / "notes.txt").write_text("no image")
     (folder / ".hidden.gif").touch()

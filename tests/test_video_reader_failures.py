@@ -9,7 +9,6 @@ import pytest
 
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.video import Fit, VideoReader
-from mlx_ltx_vae.video import source as video_source
 from video_files import is_running, noise, numbered, read, refusal, run_ffmpeg, save_images, write
 
 
@@ -148,7 +147,7 @@ def test_missing_ffmpeg_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.
 def test_leaving_early_ends_ffmpeg_and_removes_the_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: str
 ) -> None:
-    monkeypatch.setattr(video_source.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     save_images(tmp_path / "stills", [f"{number}.png" for number in range(60)], (512, 512))
     problem = {"close": None, "error": ValueError, "interrupt": KeyboardInterrupt}[leave]
@@ -169,7 +168,7 @@ def test_leaving_early_ends_ffmpeg_and_removes_the_links(
 
 
 def test_refused_images_leave_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video_source.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     save_images(tmp_path / "stills", ["1.png"], (100, 70))
     with pytest.raises(ReaderError) as refusal:

@@ -298,15 +298,23 @@ def _start(
 @contextmanager
 def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
     """The path of ffmpeg. Raises `error` if it is not found, or cannot be started in the with-block."""
-    chosen = os.environ.get(_PROGRAM_VARIABLE)
-    remedy = f"correct or unset {_PROGRAM_VARIABLE}" if chosen else "reinstall imageio-ffmpeg"
+    is_chosen = _PROGRAM_VARIABLE in os.environ
+    remedy = f"correct or unset {_PROGRAM_VARIABLE}" if is_chosen else "reinstall imageio-ffmpeg"
     try:
-        yield get_ffmpeg_exe()
-    except OSError as problem:
-        name = f"{chosen}: ffmpeg" if chosen else "ffmpeg"
-        raise error(f"{name} cannot be started ({problem.strerror or problem}); {remedy}.") from problem
-    except RuntimeError as problem:
-        raise error(f"ffmpeg cannot be started ({problem}); {remedy}.") from problem
+        program = get_ffmpeg_exe()
+        if is_chosen and not _is_ffmpeg(program):
+            raise RuntimeError(f"{program}: is another program")
+        yield program
+    except (RuntimeError, OSError) as problem:
+        reason = f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) else problem
+        raise error(f"ffmpeg cannot be started ({reason}); {remedy}.") from problem
+
+
+@lru_cache
+def _is_ffmpeg(program: str) -> bool:
+    """Whether a program says that it is ffmpeg. Raises `OSError` if it cannot be started."""
+    done = subprocess.run([program, "-version"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return done.stdout.startswith(b"ffmpeg ")
 
 
 def _reason(lines: Sequence[str], return_code: int) -> str:
