@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 import mlx.core as mx
 from tqdm import tqdm
 
-from . import __version__
+from . import __version__, startup
 from .cleanup import Cleanup
 from .dtypes import DTYPES
 from .errors import DecodeError, DistributedError, LTXVAEError, describe_error, one_line
@@ -32,6 +32,7 @@ Value = TypeVar("Value")
 
 _MAX_HELP_WIDTH = 80
 _REPORT_SECONDS = 3
+_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -57,6 +58,14 @@ class CommandParser(argparse.ArgumentParser):
             yield
         except LTXVAEError as error:
             self.error(str(error))
+        except OSError as error:  # such as a name that is too long
+            self.error(f"{error.filename}: {error.strerror}")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Exit, after `--help` with an error if that could not be printed."""
+        if problem := finish_output():
+            status, message = problem
+        super().exit(status, message)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -141,7 +150,28 @@ def run_command(command: Callable[[argparse.Namespace], None], arguments: argpar
         else:
             leave_it_to_the_first_rank()
         return 1
+    if problem := finish_output():
+        code, message = problem
+        sys.stderr.write(message)
+        return code
     return 0
+
+
+def finish_output() -> tuple[int, str] | None:
+    """Write what standard output holds back; the exit code and the error if it cannot be written.
+
+    The reader of a pipe that has read enough, as `head` does, gets no message. The code is then what a shell reports of
+    programs that end by such a pipe.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if startup.IS_COMMAND:  # Python writes the rest when it exits, which would be one more error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return _BROKEN_PIPE, ""
+        return 1, f"error: standard output: cannot be written ({error.strerror}).\n"
+    return None
 
 
 def _is_silent(number: signal.Signals) -> bool:

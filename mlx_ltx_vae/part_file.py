@@ -2,12 +2,18 @@
 
 import os
 import secrets
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .cleanup import Cleanup, remove_file, uninterrupted
 from .errors import WriterError
+
+_MAX_STEM = 200  # bytes
+_MAX_ENDING = 20  # characters
 
 
 @contextmanager
@@ -19,9 +25,20 @@ def writing_to(name: str | os.PathLike) -> Iterator[None]:
         raise WriterError(f"{name}: cannot be written ({error.strerror or error}).") from error
 
 
+def check_name(target: str | os.PathLike) -> None:
+    """Raise a `WriterError` for a name that the file system cannot have, since it is too long."""
+    with writing_to(target), suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(target)
+
+
 def part_path(target: Path) -> Path:
-    """A hidden, unused name with the same ending beside `target`, so that a rename stays on one file system."""
-    return target.with_name(f".{target.stem}.{secrets.token_hex(4)}.part{target.suffix}")
+    """A hidden, unused name with the same ending beside `target`, so that a rename stays on one file system.
+
+    It is at most 255 bytes long, which file systems allow.
+    """
+    stem = os.fsencode(target.stem)[:_MAX_STEM].decode(sys.getfilesystemencoding(), "ignore")
+    ending = target.suffix if len(target.suffix) <= _MAX_ENDING else ""
+    return target.with_name(f".{stem}.{secrets.token_hex(4)}.part{ending}")
 
 
 class PartFile:
@@ -30,23 +47,35 @@ class PartFile:
     It is created at once, so that a missing or read-only folder is refused before any work is done. It is removed
     with this object, at the latest when the interpreter exits, so that Ctrl-C at any point leaves nothing behind.
 
+    A symbolic link stays, and the file that it points to is replaced. A named pipe or a device stays too, and gets the
+    bytes of the file when it is whole, which until then is in the folder for temporary files.
+
     Raises:
         WriterError: if it cannot be created, or if `target` is a folder.
     """
 
     def __init__(self, target: Path) -> None:
-        if target.is_dir():
+        if os.path.isdir(target):
             raise WriterError(f"{target}: cannot be written (it is a folder).")
+        check_name(target)
         self.target = target
-        self.path = part_path(target)
+        self._real = Path(os.path.realpath(target))
+        self._is_special = os.path.exists(target) and not os.path.isfile(target)
+        real = self._real.with_suffix(target.suffix)
+        self.path = part_path(Path(tempfile.gettempdir(), target.name) if self._is_special else real)
         with uninterrupted(), writing_to(target):
             self.path.open("xb").close()
             self._remove = Cleanup(self, remove_file, self.path)
 
     def complete(self) -> None:
         """Rename the file to its target, replacing an earlier file."""
+        if self._is_special:
+            with writing_to(self.target), self.path.open("rb") as whole, self.target.open("wb") as target:
+                shutil.copyfileobj(whole, target)
+            self._remove()
+            return
         with uninterrupted(), writing_to(self.target):
-            os.replace(self.path, self.target)
+            os.replace(self.path, self._real)
             self._remove.cancel()
 
     def discard(self) -> None:

@@ -44,10 +44,13 @@ def _prepare() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_standard_files()
     reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:  # print any file name, also where the terminal's encoding lacks its letters
-        reconfigure(errors="backslashreplace")
+    if reconfigure is not None:
+        # Any file name is printed, also where the encoding lacks its letters. What is printed is written at the end,
+        # where errors are expected, also with `python -u`.
+        reconfigure(errors="backslashreplace", write_through=False)
 
 
+#: Whether this process is a command, which may set signal handlers and exit.
 IS_COMMAND = _runs_a_command()
 if IS_COMMAND:
     _prepare()

@@ -2,12 +2,13 @@
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+from ..cleanup import temporary_folder
 from ..cli import CommandParser, examples, positive, run_command
 from ..ranks import join_ranks
 from .command import MODES, add_decode_options, add_rank_options, make_case, plot_file, report, report_ranks
@@ -106,7 +107,7 @@ def _bench(parser: CommandParser, options: argparse.Namespace) -> None:
         table = partial(timing_table, reference="stream", notes=notes if max(options.tile_batch_size) > 1 else ())
         report(options, list(_encodes(options)), table)
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         report(options, list(_decodes(options, folder)), partial(timing_table, reference="single"), options.plot)
 
 
@@ -125,7 +126,7 @@ def _check_ranks(parser: CommandParser, options: argparse.Namespace) -> None:
     options.one_rank = options.one_rank or "measure"
 
 
-def _decodes(options: argparse.Namespace, folder: str) -> Iterator[Job]:
+def _decodes(options: argparse.Namespace, folder: Path) -> Iterator[Job]:
     """Every mode with every length. `folder` is for frames that are compared."""
     compared = options.against is not None
     modes = ["single", *(name for name in _COMPARABLE if name in (options.against or _COMPARABLE))]

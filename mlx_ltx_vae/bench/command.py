@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from ..cli import add_common_options, argument_type, frame_size, memory_budget, positive
 from ..dtypes import DTYPES
+from ..part_file import PartFile
 from ..ranks import Ranks, Work
 from ..tiling import PRESETS
 from .case import GENERATION_NAMES, Case
@@ -120,13 +121,16 @@ def report(
     options: argparse.Namespace, jobs: list[Job], table: Callable[[list[list[Run]]], str], plot: str | None = None
 ) -> None:
     """Run the jobs as `add_run_options` say, print their runs as `table` formats them, and draw decodes to `plot`."""
+    json_file = _new_json(options)
+    plot_part = PartFile(Path(plot)) if plot else None
     figure = new_figure() if plot else None
     results = run_interleaved(jobs, options.repeat, partial(tqdm, unit="run", disable=not sys.stderr.isatty()))
-    if figure and plot:
+    if figure and plot_part:
         draw(figure, results)
-        figure.savefig(plot, dpi=150)
+        figure.savefig(plot_part.path, dpi=150)
+        plot_part.complete()
     document = {"machine": describe_machine(), "runs": [run for runs in results for run in runs]}
-    _publish(options, document, table(results))
+    _publish(options, json_file, document, table(results))
 
 
 def report_ranks(options: argparse.Namespace, cases: Sequence[Case], ranks: Ranks) -> None:
@@ -135,6 +139,7 @@ def report_ranks(options: argparse.Namespace, cases: Sequence[Case], ranks: Rank
     Raises:
         LTXVAEError: if something cannot be measured, on all ranks.
     """
+    json_file = ranks.together(lambda: _new_json(options) if ranks.is_first else None)
     recorded = options.one_rank if options.one_rank not in _ONE_RANK else None
     earlier: list[list[Run]] = []
     if recorded:
@@ -162,14 +167,20 @@ def report_ranks(options: argparse.Namespace, cases: Sequence[Case], ranks: Rank
         notes.append(f"1 rank: from {recorded}.")
     if len(set(hosts)) < len(hosts):
         notes.append("Ranks share a machine: mlx.launch takes a core, and so does each rank that waits for another.")
-    _publish(options, document, rank_table(results, notes))
+    _publish(options, json_file, document, rank_table(results, notes))
 
 
-def _publish(options: argparse.Namespace, document: Mapping[str, Any], text: str) -> None:
+def _new_json(options: argparse.Namespace) -> PartFile | None:
+    """The file of `--json`, created before anything is measured, so that a folder that is missing is said first."""
+    return PartFile(Path(options.json)) if options.json and options.json != "-" else None
+
+
+def _publish(options: argparse.Namespace, json_file: PartFile | None, document: Mapping[str, Any], text: str) -> None:
     """Print a report as text, and write it as `--json` says."""
     if options.json == "-":
         print(json.dumps(document))
         return
-    if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=1), encoding="utf-8")
+    if json_file:
+        json_file.path.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        json_file.complete()
     print(text)

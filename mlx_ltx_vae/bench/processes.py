@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..cleanup import Cleanup, kill_program, uninterrupted
 from ..errors import LTXVAEError
 from .case import Case
 
@@ -64,11 +65,17 @@ def run_fresh(job: Job) -> Run:
     task, case = job.measure.__name__, asdict(job.case)
     payload = {"module": job.measure.__module__, "function": task, "case": case, "options": dict(job.options)}
     command = [sys.executable, "-m", f"{__package__}.worker", json.dumps(payload)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    with uninterrupted():
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        end = Cleanup(None, kill_program, process)
+    try:
+        stdout, stderr = process.communicate()
+    finally:
+        end()
+    if process.returncode:
+        last = (stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         raise LTXVAEError(f"{task} of {job.case.frames} frames (mode {job.case.mode}) failed: {last}")
-    return {"task": task, **case, **json.loads(done.stdout)}
+    return {"task": task, **case, **json.loads(stdout)}
 
 
 def describe_machine() -> dict[str, Any]:

@@ -34,7 +34,7 @@ def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> s
     """
     if output is None or NAME in output or not are_many(arguments):
         return output
-    if output.endswith(("/", os.sep)) or Path(output).is_dir():
+    if output.endswith(("/", os.sep)) or os.path.isdir(output):
         return os.path.join(output, NAME + ending)
     raise ItemsError(
         f"{output}: is one output for several inputs; name a folder (out/) or a pattern (out/{NAME}{ending})."
@@ -113,7 +113,7 @@ def name_outputs(output: str, batch: int) -> list[str]:
     if output == "-":
         raise LatentsError(f"the file has {batch} videos, and standard output takes one; name an output file.")
     path = Path(output)
-    if output.endswith("/") or path.is_dir():
+    if output.endswith("/") or os.path.isdir(path):
         return [f"{path}-{item}/" for item in range(batch)]
     if "%" in path.name:
         return [str(path.parent.with_name(f"{path.parent.name}-{item}") / path.name) for item in range(batch)]

@@ -10,7 +10,7 @@ from numpy.lib import format as npy_format
 
 from ..cleanup import Cleanup, remove_file, remove_folder, uninterrupted
 from ..errors import WriterError
-from ..part_file import PartFile, part_path, writing_to
+from ..part_file import PartFile, check_name, part_path, writing_to
 from ..shapes import Size
 from .live import StandardOutput
 from .sink import Sink
@@ -38,7 +38,7 @@ class StillsWriter(Sink):
         self._index = 0
         self._moved: list[Path] = []
         # Inside an existing folder, which may be on another file system than its parent; beside a new one.
-        self._part = part_path(self.folder / "stills" if self.folder.is_dir() else self.folder)
+        self._part = part_path(self.folder / "stills" if os.path.isdir(self.folder) else self.folder)
         with uninterrupted(), writing_to(self.name):
             self._part.mkdir()
             self._remove = Cleanup(self, _remove_stills, self._part, self._moved)
@@ -55,7 +55,7 @@ class StillsWriter(Sink):
             remove_folder(self._part)
 
     def _move(self) -> None:
-        if not self.folder.is_dir():
+        if not os.path.isdir(self.folder):
             os.rename(self._part, self.folder)  # fails if another program has created and filled the folder since
             return
         _refuse_other_stills(self.name, self.folder, self._pattern)
@@ -81,9 +81,10 @@ def find_stills_target(path: str | os.PathLike, bit_depth: int) -> tuple[Path, s
     """The folder and the pattern of the names of stills, see `StillsWriter`. Nothing is created."""
     name = os.fspath(path)
     folder, pattern = parse_stills_path(path, bit_depth)
-    if folder.is_dir():
+    check_name(folder)
+    if os.path.isdir(folder):
         _refuse_other_stills(name, folder, pattern)
-    elif folder.exists():
+    elif os.path.exists(folder):
         raise WriterError(f"{name}: cannot be written ({folder} is a file, not a folder).")
     return folder, pattern
 
@@ -94,7 +95,7 @@ def parse_stills_path(path: str | os.PathLike, bit_depth: int) -> tuple[Path, st
     if bit_depth != 8:
         raise WriterError(f"{name}: PNG stills have 8 bits; write an .mkv with ffv1 to keep more.")
     given = Path(path)
-    is_pattern = given.suffix.lower() == ".png" and not given.is_dir()
+    is_pattern = given.suffix.lower() == ".png" and not os.path.isdir(given)
     folder, pattern = (given.parent, given.name) if is_pattern else (given, "%05d.png")
     if match_numbered(pattern) is None:
         raise WriterError(f"{name}: use a folder, or a name with exactly one number field, such as %05d.png.")

@@ -55,6 +55,8 @@ class StandardOutput:
     name = "standard output"
 
     def __init__(self, content: str) -> None:
+        if sys.stdout is None:
+            raise WriterError(f"{self.name}: is closed; redirect {content} to a file or another program.")
         if sys.stdout.isatty():
             raise WriterError(f"{self.name}: is a terminal; redirect {content} to a file or another program.")
         sys.stdout.flush()

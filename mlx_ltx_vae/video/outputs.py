@@ -5,6 +5,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from ..errors import WriterError
+from ..part_file import check_name
 from ..shapes import Size
 from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, quality_arguments
 from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path
@@ -93,8 +94,10 @@ def check_output(
             return
     elif kind is GifWriter:
         check_gif(name, find_frame_rate(name, fps), bit_depth)
-    folder = target if target.is_dir() else target.parent
-    if not os.access(folder, os.W_OK | os.X_OK):
+    check_name(target)
+    folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
+    is_special = os.path.exists(target) and not target.is_file() and not target.is_dir()  # a named pipe
+    if not is_special and not os.access(folder, os.W_OK | os.X_OK):
         raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
 
 
@@ -136,7 +139,7 @@ def _choose_sink(
     """The class of the sink for `path`. Raises `WriterError` for an unknown ending and for unsupported options."""
     name = os.fspath(path)
     ending = Path(name).suffix.lower()
-    is_folder = name.endswith(("/", os.sep)) or Path(name).is_dir()
+    is_folder = name.endswith(("/", os.sep)) or os.path.isdir(name)
     if (ending in CONTAINER_ENDINGS and not is_folder) or (name == "-" and fragmented):
         return VideoWriter
     if fragmented:

@@ -1,0 +1,122 @@
+"""Closed, full and ended standard streams, and terminals of any kind: one line at most, and never a traceback."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlx_ltx_vae import convert, decode, encode, info
+from mlx_ltx_vae.bench import __main__ as bench
+
+NAME = "vä漢é"
+ENCODINGS = [
+    {"PYTHONIOENCODING": "ascii"},
+    {"PYTHONIOENCODING": "latin-1"},
+    {"LC_ALL": "C"},
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+]
+FULL = Path("/dev/full")
+
+
+@pytest.fixture
+def files(golden, tmp_path):
+    """The arguments of a small decode without its output, in a folder of its own."""
+    np.save(tmp_path / "latents.npy", np.random.default_rng(0).normal(size=(1, 8, 1, 2, 2)).astype(np.float32))
+    (tmp_path / f"{NAME}.safetensors").symlink_to(golden("ltx2_3").checkpoint)
+    return ["latents.npy", "-m", f"{NAME}.safetensors"]
+
+
+@pytest.fixture
+def shell(tmp_path, files):
+    """`shell("decode {} -o out.mp4 2>&-", ...)`: its exit code, standard output and standard error."""
+
+    def run(line, **environment):
+        command, _, rest = line.partition(" ")
+        words = f"'{sys.executable}' -m mlx_ltx_vae.{command} " + rest.format(" ".join(files))
+        done = subprocess.run(
+            ["sh", "-c", words],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd=tmp_path,
+            env=os.environ | environment,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr + done.stdout
+        assert "Exception ignored" not in done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def test_closed_standard_error_and_input_do_not_matter(shell, tmp_path):
+    code, out, _ = shell("decode {} -o out.mp4 2>&- <&-")
+    assert code == 0
+    assert out.startswith("Frames: 1, ")
+    assert (tmp_path / "out.mp4").stat().st_size
+    assert shell("decode missing.npy {} -o out/ 2>&-")[0] == 1
+
+
+def test_a_video_does_not_get_the_number_of_a_closed_stream(shell, tmp_path):
+    """Warnings would be written into the file otherwise."""
+    assert shell("decode {} -o whole.npy -q")[0] == 0
+    assert shell("decode {} -o out.npy -q <&- >&- 2>&-")[0] == 0
+    assert (tmp_path / "out.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
+@pytest.mark.parametrize("line", ["decode {} -o -", "decode {} -o out.mp4", "info " + NAME + ".safetensors"])
+def test_closed_standard_output_is_one_line(shell, line):
+    assert shell(f"{line} >&-")[::2] == (1, "error: standard output: cannot be written (Bad file descriptor).\n")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("line", ["decode {} -o -", "decode {} -o out.mp4 --json", "info latents.npy", "decode --help"])
+def test_full_standard_output_is_one_line(shell, line):
+    expected = "error: standard output: cannot be written (No space left on device).\n"
+    assert shell(f"{line} >{FULL}")[::2] == (1, expected)
+
+
+@pytest.mark.parametrize("arguments", [["info", "latents.npy"], ["decode", "--help"]])
+def test_a_reader_that_has_read_enough_ends_a_command_quietly(files, tmp_path, arguments):
+    """As `head` does. The exit code is that of programs that end by the pipe."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", f"mlx_ltx_vae.{arguments[0]}", *arguments[1:]]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("environment", ENCODINGS, ids=lambda values: "-".join(values.values()))
+def test_names_are_printed_and_written_in_any_encoding(shell, tmp_path, environment):
+    code, out, errors = shell(f"info {NAME}.safetensors", **environment)
+    assert (code, errors) == (0, "")
+    assert ".safetensors, " in out.splitlines()[0]
+    code, out, errors = shell("decode {} nothing漢.npy -o 'videos漢/'", **environment)
+    assert code == 1
+    assert len(errors.splitlines()) == 2
+    assert (tmp_path / "videos漢" / "latents.mp4").exists()
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "7"])
+def test_help_fits_any_terminal(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    for command in (bench, convert, decode, encode, info):
+        assert "--help" in command.build_parser().format_help()
+
+
+def test_json_is_whole_in_any_encoding(shell, tmp_path):
+    code, out, _ = shell("decode {} -o '漢.mp4' --json", PYTHONIOENCODING="ascii")
+    assert code == 0
+    assert json.loads(out)["output"] == "漢.mp4"
+
+
+def test_a_bench_that_cannot_store_its_results_fails_before_it_measures(shell, tmp_path):
+    code, out, errors = shell("bench --json out.json --plot missing/out.png --repeat 1000")
+    assert (code, out) == (1, "")
+    assert errors == "error: missing/out.png: cannot be written (No such file or directory).\n"
+    assert not list(tmp_path.glob("*out*"))
