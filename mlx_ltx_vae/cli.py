@@ -20,7 +20,7 @@ from tqdm import tqdm
 from . import __version__, startup
 from .cleanup import Cleanup
 from .dtypes import DTYPES
-from .errors import DecodeError, DistributedError, LTXVAEError, describe_error, one_line
+from .errors import DecodeError, DistributedError, LTXVAEError, WriterError, describe_error, one_line
 from .frame_rate import parse_fps
 from .latents import parse_grid
 from .ranks import Work, launched_rank
@@ -134,27 +134,40 @@ def run_command(command: Callable[[argparse.Namespace], None], arguments: argpar
     # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
     atexit.unregister(mx.clear_streams)
     atexit.register(mx.clear_streams)
+    code = _run(command, arguments)
+    problem = finish_output()
+    if problem and code == 0:
+        code, message = problem
+        _print_error(message)
+    return code
+
+
+def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> int:
     try:
         # After the block signals are ignored, so that an error is the only line.
         with ended_by_signals(_is_silent), warnings.catch_warnings():
             warnings.showwarning = _show_warning
             command(arguments)
     except KeyboardInterrupt:  # where another program calls the command's function
-        print("interrupted", file=sys.stderr)
+        _print_error("interrupted\n")
         return 130
+    except BrokenPipeError:  # of standard output: those of ffmpeg have become errors that name the file
+        return _BROKEN_PIPE
     except Exception as error:  # every failure becomes one line and an exit code
         if arguments.debug:
             traceback.print_exc()
         if text := _describe_for_rank(error):
-            print(f"error: {text}", file=sys.stderr)
+            _print_error(f"error: {text}\n")
         else:
             leave_it_to_the_first_rank()
         return 1
-    if problem := finish_output():
-        code, message = problem
-        sys.stderr.write(message)
-        return code
     return 0
+
+
+def _print_error(text: str) -> None:
+    with suppress(OSError):  # nobody can be told then, but by the exit code
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def finish_output() -> tuple[int, str] | None:
@@ -164,14 +177,19 @@ def finish_output() -> tuple[int, str] | None:
     programs that end by such a pipe.
     """
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError as error:
         if startup.IS_COMMAND:  # Python writes the rest when it exits, which would be one more error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return _BROKEN_PIPE, ""
-        return 1, f"error: standard output: cannot be written ({error.strerror}).\n"
+        return 1, f"error: {_describe_output_error(error)}\n"
     return None
+
+
+def _describe_output_error(error: OSError) -> str:
+    return f"standard output: cannot be written ({error.strerror or error})."
 
 
 def _is_silent(number: signal.Signals) -> bool:
@@ -217,9 +235,20 @@ def progress_bar(num_frames: int | None, arguments: argparse.Namespace) -> Itera
 
 
 def write_line(text: str, file: TextIO) -> None:
-    """Print a line at once, also into a file, and keep a progress bar intact."""
-    tqdm.write(text, file=file)
-    file.flush()
+    """Print a line at once, also into a file, and keep a progress bar intact.
+
+    Raises:
+        WriterError: if standard output cannot be written; `BrokenPipeError` if nobody reads it any more.
+    """
+    try:
+        tqdm.write(text, file=file)
+        file.flush()
+    except BrokenPipeError:
+        if file is not sys.stderr:
+            raise
+    except OSError as error:
+        if file is not sys.stderr:
+            raise WriterError(_describe_output_error(error)) from error
 
 
 def frame_size(text: str) -> tuple[int, int]:

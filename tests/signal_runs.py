@@ -153,11 +153,11 @@ def main() -> None:
         for name in names:
             codes: Counter[int] = Counter()
             problems: Counter[str] = Counter()
-            for number, when, outcome in commands.random_runs(name, count, list(SIGNALS), random.Random(0)):
+            for number, when, outcome in commands.random_runs(name, count, list(SIGNALS), random.Random()):
                 codes[outcome.returncode] += 1
                 if problem := outcome.problem(number):
                     problems["leftovers" if outcome.leftovers else "exit code or text"] += 1
-                    print(f"  {name}, {number.name} at {when:.2f}: {problem}")
+                    print(f"  {name}, {number.name} at {when:.2f}: {problem}", flush=True)
             print(f"{name}: {count} runs, exit codes {dict(codes)}, problems {dict(problems)}", flush=True)
 
 

@@ -245,7 +245,8 @@ def test_wrong_usage_and_errors_of_all_ranks_are_one_line(clip):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process", [0, 1])  # the launcher starts the ranks in any order
-def test_a_killed_rank_ends_the_others_and_leaves_no_output(golden, tmp_path, process):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_rank_ends_the_others_and_leaves_no_output(golden, tmp_path, process, number):
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
     save_latents(tmp_path / "long.safetensors", distributed_ranks.latents_of(vae, frames=400, height=4, width=4))
 
@@ -255,7 +256,7 @@ def test_a_killed_rank_ends_the_others_and_leaves_no_output(golden, tmp_path, pr
         while not list(tmp_path.glob(".out*")) and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(1)
-        os.kill(rank_processes(launcher.pid)[process], signal.SIGKILL)
+        os.kill(rank_processes(launcher.pid)[process], number)
         start.append(time.monotonic())
 
     start = []
@@ -264,6 +265,9 @@ def test_a_killed_rank_ends_the_others_and_leaves_no_output(golden, tmp_path, pr
     assert time.monotonic() - start[0] < 10
     assert not (tmp_path / "out.mp4").exists()
     assert err.count("error: ") <= 1  # of the first rank, if it is not the killed one
+    assert "terminated" not in err
+    if number == signal.SIGTERM:
+        assert not list(tmp_path.glob(".out*"))
 
 
 def rank_processes(launcher):

@@ -91,6 +91,16 @@ def test_a_reader_that_has_read_enough_ends_a_command_quietly(files, tmp_path, a
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.skipif(not FULL.exists(), reason="the system has no /dev/full")
+def test_full_standard_error_and_output_of_many_inputs(shell, tmp_path):
+    """The line of the first input cannot be printed, which ends the command."""
+    (tmp_path / "second.npy").symlink_to(tmp_path / "latents.npy")
+    code, _, errors = shell(f"decode {{}} second.npy -o out/ >{FULL}")
+    assert (code, errors) == (1, "error: standard output: cannot be written (No space left on device).\n")
+    assert (tmp_path / "out" / "latents.mp4").exists()
+    assert shell(f"decode missing.npy {{}} -o out/ 2>{FULL}")[0] == 1
+
+
 @pytest.mark.parametrize("environment", ENCODINGS, ids=lambda values: "-".join(values.values()))
 def test_names_are_printed_and_written_in_any_encoding(shell, tmp_path, environment):
     code, out, errors = shell(f"info {NAME}.safetensors", **environment)
