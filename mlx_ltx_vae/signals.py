@@ -5,7 +5,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import NoReturn
 
 from . import startup
@@ -41,11 +40,15 @@ def ended_by_signals(is_silent: Callable[[signal.Signals], bool]) -> Iterator[No
     done = threading.Event()
     threading.Thread(target=_wait, args=(read_end, is_silent, done), name="signals", daemon=True).start()
     handled = [number for number in WORDS if signal.getsignal(number) is not signal.SIG_IGN]
+    received = threading.Event()
     for number in handled:
-        signal.signal(number, _leave_to_the_thread)
+        # A handler, so that Python writes the signal's number to the pipe.
+        signal.signal(number, lambda *_: received.set())
     try:
         yield
     finally:
+        if received.is_set():  # an error may be its consequence, if it has ended a program that was started
+            threading.Event().wait()  # until the thread has ended the process
         with uninterrupted():
             done.set()
             for number in handled:
@@ -56,10 +59,6 @@ def die_by_termination() -> None:
     """Let SIGTERM end this process again, if it is a command that is done."""
     if startup.IS_COMMAND and signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _leave_to_the_thread(number: int, frame: FrameType | None) -> None:
-    """A handler, so that Python writes the signal's number to the pipe."""
 
 
 def _wait(read_end: int, is_silent: Callable[[signal.Signals], bool], done: threading.Event) -> None:

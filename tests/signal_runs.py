@@ -53,6 +53,8 @@ class Outcome:
             return f"left {', '.join(self.leftovers)}"
         if self.returncode == 0:
             return None if self.outputs and not self.stderr else "exit 0 without an output, or with an error"
+        if self.returncode < 0 and self.outputs:
+            return f"died by the signal and left {', '.join(self.outputs)}"
         expected = {-sent: "", SIGNALS[sent]: f"{WORDS[sent]}\n"}
         if self.returncode not in expected:
             return f"exit {self.returncode}: {self.stderr[-300:]}"
