@@ -1,24 +1,28 @@
 """What Metal's convolutions cost in quality: whole decodes of the demo, emulated, compared with float32 on the CPU."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
 from mlx_ltx_vae import VideoVAE, demo
-from mlx_ltx_vae.bench.case import Case, Decode, load_case_latents, load_vae
+from mlx_ltx_vae.bench.case import Case, load_case_latents, load_vae
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import format_psnr, table
 from mlx_ltx_vae.metrics import compare
+from mlx_ltx_vae.models.convolution.rules import Formulation
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 
 from .metal_emulation import ConvOptions, EmulatedGPU, emulated
 
 #: The demo VAE is narrow and its clip small. Winograd is taken as for a real video.
 LIKE_REAL = EmulatedGPU(any_width=True, magnification=6)
+#: The same, with every convolution as one call of mx.conv3d.
+CONV3D = replace(LIKE_REAL, formulation=Formulation.CONV3D)
 
 _LATENT_FRAMES = 4
-_EXACT, _SINGLE = "exact", "single"
 _DIRECT = ConvOptions(winograd=False)
 _HALF = ConvOptions(operands=mx.float16)
 
@@ -28,37 +32,46 @@ class Way:
     """One way to decode on the emulated GPU.
 
     Attributes:
-        dtype: of the network.
+        dtype: given when the network is loaded; None for weights that are stored in bfloat16.
+        mode: a mode, or "rows".
         reference: the name of the way to compare with; None for float32 on the CPU.
     """
 
     name: str
-    dtype: str
+    dtype: str | None
     gpu: EmulatedGPU = LIKE_REAL
-    mode: str = _EXACT
+    mode: str = "exact"
     reference: str | None = None
 
 
 WAYS = (
-    Way("bfloat16", "bfloat16"),
-    Way("bfloat16, single pass", "bfloat16", mode=_SINGLE),
-    Way("bfloat16, single pass against exact", "bfloat16", mode=_SINGLE, reference="bfloat16"),
-    Way("bfloat16, no Winograd", "bfloat16", replace(LIKE_REAL, convolutions=_DIRECT)),
-    Way("bfloat16, float16 operands", "bfloat16", replace(LIKE_REAL, convolutions=_HALF)),
+    Way("bfloat16 as stored: the package's default", None),
+    Way("the same, single pass", None, mode="single"),
+    Way("the same, by rows", None, mode="rows"),
+    Way("the same, in tiles, against tiles in float32", None, mode="tiled", reference="tiled in float32"),
+    Way("--dtype bfloat16", "bfloat16"),
+    Way("--dtype float16", "float16"),
+    Way("--dtype float32", "float32"),
+    Way("--dtype float32, TF32 products", "float32", replace(LIKE_REAL, tf32=True)),
+    Way("conv3d: bfloat16", "bfloat16", CONV3D),
+    Way("conv3d: bfloat16, single pass", "bfloat16", CONV3D, mode="single"),
+    Way("conv3d: bfloat16, single pass against exact", "bfloat16", CONV3D, mode="single", reference="conv3d: bfloat16"),
+    Way("conv3d: bfloat16, no Winograd", "bfloat16", replace(CONV3D, convolutions=_DIRECT)),
+    Way("conv3d: bfloat16, float16 operands", "bfloat16", replace(CONV3D, convolutions=_HALF)),
     Way(
-        "bfloat16, float16 operands but for upsampling",
+        "conv3d: bfloat16, float16 operands but for upsampling",
         "bfloat16",
-        replace(LIKE_REAL, convolutions=_HALF, upsampling=ConvOptions()),
+        replace(CONV3D, convolutions=_HALF, upsampling=ConvOptions()),
     ),
     Way(
-        "bfloat16, float16 operands but for upsampling without Winograd",
+        "conv3d: bfloat16, float16 operands but for upsampling without Winograd",
         "bfloat16",
-        replace(LIKE_REAL, convolutions=_HALF, upsampling=_DIRECT),
+        replace(CONV3D, convolutions=_HALF, upsampling=_DIRECT),
     ),
-    Way("float16", "float16"),
-    Way("float32, float16 operands", "float32", replace(LIKE_REAL, convolutions=_HALF)),
-    Way("float32, TF32 products", "float32", replace(LIKE_REAL, tf32=True)),
-    Way("float32", "float32"),
+    Way("conv3d: float16", "float16", CONV3D),
+    Way("conv3d: float32, float16 operands", "float32", replace(CONV3D, convolutions=_HALF)),
+    Way("conv3d: float32, TF32 products", "float32", replace(CONV3D, tf32=True)),
+    Way("conv3d: float32", "float32", CONV3D),
 )
 
 
@@ -82,26 +95,43 @@ def measure_ways(case: Case, ways: tuple[Way, ...]) -> Iterator[tuple[Way, dict[
     """Decode a case in these ways; see `emulation`."""
     vae = load_vae(replace(case, dtype="float32"))
     latents = load_case_latents(case, vae)[:, :, :_LATENT_FRAMES]
-    expected = _decode_pixels(vae, latents, _EXACT)
-    references: dict[str | None, mx.array] = {None: expected}
+    expected = {
+        None: _decode_pixels(vae, latents, "exact"),
+        "tiled in float32": _decode_pixels(vae, latents, "tiled"),
+    }
+    references: dict[str | None, mx.array] = dict(expected)
     for way in ways:
-        pixels, share = _decode(replace(case, dtype=way.dtype), way, latents)
+        pixels, share = _decode(way, latents)
         references[way.name] = pixels
         yield way, {**compare(pixels, references[way.reference]), "winograd": share}
 
 
-def _decode(case: Case, way: Way, latents: mx.array) -> tuple[mx.array, float]:
-    """The clipped pixels, and the share of 2D convolutions that took Winograd."""
-    vae = load_vae(case)
+def _decode(way: Way, latents: mx.array) -> tuple[mx.array, float]:
+    """The clipped pixels, and the share of 2D convolutions and matrix products that took Winograd."""
     with emulated(way.gpu) as routes:
+        # Loaded inside, since weights are laid out for the device.
+        vae = _stored_in_bfloat16() if way.dtype is None else VideoVAE.from_pretrained(demo.VAE, dtype=way.dtype)
         pixels = _decode_pixels(vae, latents, way.mode)
-    return pixels, routes["winograd"] / (routes["winograd"] + routes["direct"])
+    return pixels, routes["winograd"] / sum(routes.values())
+
+
+def _stored_in_bfloat16() -> VideoVAE:
+    """The demo VAE, as a checkpoint that is stored in bfloat16 loads."""
+    weights, metadata = cast(Any, mx.load(str(demo.VAE), return_metadata=True))
+    stored = {name: array if "statistics" in name else array.astype(mx.bfloat16) for name, array in weights.items()}
+    return VideoVAE.from_weights(stored, json.loads(metadata["config"]))
 
 
 def _decode_pixels(vae: VideoVAE, latents: mx.array, mode: str) -> mx.array:
     """Pixels in float32, clipped to [-1, 1]."""
-    pixels = Decode(vae, latents, vae.plan(latents.shape, mode=mode)).decode_pixels()
-    pixels = mx.clip(pixels.astype(mx.float32), -1, 1)
+    plan = vae.plan(
+        latents.shape,
+        mode="exact" if mode == "rows" else mode,
+        order="rows" if mode == "rows" else "auto",
+        tiling=TilingConfig(SpatialTilingConfig(192, 64)) if mode == "tiled" else None,
+    )
+    chunks = [chunk.pixels.astype(mx.float32) for chunk in vae.stream(latents, plan)]
+    pixels = mx.clip(mx.concatenate(chunks, axis=2), -1, 1)
     mx.eval(pixels)
     return pixels
 
@@ -120,8 +150,8 @@ def emulation_table(results: list[list[Run]]) -> str:
     ]
     notes = [
         f"Against float32 on the CPU, unless stated otherwise. {run['width']}x{run['height']}, {run['frames']} frames.",
-        "Differences are of 2, from black to white. By Winograd: of all 2D convolutions, by a rule for pictures",
-        f"{LIKE_REAL.magnification} times as large and networks of any width.",
+        "Differences are of 2, from black to white. By Winograd: of 2D convolutions and products, by a rule for",
+        f"pictures {LIKE_REAL.magnification} times as large and networks of any width.",
         "An emulation: nothing was measured on a GPU.",
     ]
     return table(rows, notes)

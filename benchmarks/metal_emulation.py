@@ -16,6 +16,9 @@ from unittest.mock import patch
 import mlx.core as mx
 
 from mlx_ltx_vae import device
+from mlx_ltx_vae.machine import Backend
+from mlx_ltx_vae.models.convolution import module, rules
+from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation
 from mlx_ltx_vae.models.layers.conv import CausalConv3d
 from mlx_ltx_vae.models.specs import ConvSpec
 
@@ -61,6 +64,8 @@ class EmulatedGPU:
         tf32: whether float32 matrix products round their operands to TF32, as on M5 and on CUDA.
         magnification: the rule for Winograd counts this many times the positions that there are, for small pictures.
         any_width: the rule for Winograd ignores the sum of channels, for narrow models.
+        formulation: of all convolutions; None for what the package chooses. With `CONV3D`, bias and skip are added one
+            by one, each rounded, as programs do that call nn.Conv3d.
     """
 
     convolutions: ConvOptions = ConvOptions()
@@ -68,6 +73,17 @@ class EmulatedGPU:
     tf32: bool = False
     magnification: int = 1
     any_width: bool = False
+    formulation: Formulation | None = None
+
+    def choose(self, shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
+        """What the package chooses for the picture and the network that this GPU pretends to see."""
+        if self.formulation is not None:
+            return self.formulation
+        time, height, width = shape.grid
+        seen = shape._replace(grid=(time, height * self.magnification, width))
+        if self.any_width and shape.out_channels % _CHANNEL_STEP == 0:
+            seen = seen._replace(out_channels=_MIN_CHANNELS * shape.out_channels)
+        return rules.choose(seen, backend, allows_winograd=allows_winograd)
 
     def takes_winograd(self, input_shape: Sequence[int], weight_shape: Sequence[int]) -> bool:
         """MLX's rule for a 2D convolution of stride 1: (N, H, W, C) with (O, 3, 3, C)."""
@@ -96,10 +112,13 @@ def emulated(gpu: EmulatedGPU = EmulatedGPU()) -> Iterator[Counter[str]]:
     emulation = _Emulation(gpu)
     default, is_cpu = mx.default_device(), device.is_cpu
     with ExitStack() as stack:
-        for name, module in list(sys.modules.items()):
-            if name.split(".")[0] == "mlx_ltx_vae" and getattr(module, "is_cpu", None) is is_cpu:
-                stack.enter_context(patch.object(module, "is_cpu", lambda: False))
+        for name, loaded in list(sys.modules.items()):
+            if name.split(".")[0] == "mlx_ltx_vae" and getattr(loaded, "is_cpu", None) is is_cpu:
+                stack.enter_context(patch.object(loaded, "is_cpu", lambda: False))
         stack.enter_context(patch.object(mx.metal, "is_available", lambda: True))
+        stack.enter_context(patch.object(module, "choose", gpu.choose))
+        if gpu.formulation is Formulation.CONV3D:
+            stack.enter_context(patch.object(module, "_finish", _add_one_by_one))
         for name in ("conv2d", "conv3d", "matmul", "addmm"):
             stack.enter_context(patch.object(mx, name, getattr(emulation, name)))
         stack.enter_context(patch.object(mx.array, "__matmul__", lambda one, other: emulation.matmul(one, other)))
@@ -152,10 +171,10 @@ class _Emulation:
     def layer(self, call: Callable[..., mx.array]) -> Callable[..., mx.array]:
         """Wrap a convolution's `__call__`, so that its spec is known inside."""
 
-        def wrapped(module: CausalConv3d, *arguments: Any, **options: Any) -> mx.array:
-            self._spec = module.spec
+        def wrapped(layer: CausalConv3d, *arguments: Any, **options: Any) -> mx.array:
+            self._spec = layer.spec
             try:
-                return call(module, *arguments, **options)
+                return call(layer, *arguments, **options)
             finally:
                 self._spec = None
 
@@ -251,6 +270,11 @@ class _Emulation:
     def _operands(self, x: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
         dtype = self._options.operands or mx.result_type(x, weight)
         return x.astype(dtype), weight.astype(dtype)
+
+
+def _add_one_by_one(result: mx.array, bias: mx.array, skip: mx.array | None) -> mx.array:
+    result = result.astype(bias.dtype) + bias
+    return result if skip is None else result + skip
 
 
 def round_to_tf32(x: mx.array) -> mx.array:

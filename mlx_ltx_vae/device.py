@@ -1,4 +1,4 @@
-"""The default device, its available memory, and the limit of MLX's buffer cache."""
+"""The default device, its available memory, and MLX's settings for a run."""
 
 import os
 import threading
@@ -11,6 +11,7 @@ import mlx.core as mx
 from .machine import Backend, Machine
 
 _MEMINFO = Path("/proc/meminfo")
+_WINOGRAD_BATCH = "MLX_CONV_WINOGRAD_TILE_BATCH"
 
 
 def is_cpu() -> bool:
@@ -25,14 +26,15 @@ def backend() -> Backend:
     return Backend.METAL if mx.metal.is_available() else Backend.CUDA
 
 
-def this_machine(dtype: mx.Dtype, own: int = 0) -> Machine:
+def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:
     """The default device, for a network that computes in `dtype`.
 
     Args:
         dtype: the network's compute dtype.
         own: bytes already in use that a plan counts itself, such as loaded weights.
+        keeps_dtype: see `Machine`.
     """
-    return Machine(backend(), dtype.size, available_memory(own))
+    return Machine(backend(), dtype.size, available_memory(own), keeps_dtype)
 
 
 def available_memory(own: int = 0) -> int:
@@ -69,13 +71,18 @@ def _free_host_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-class _CacheLimits:
-    """The cache limits of all active runs: the smallest applies, and the last run to end restores the original."""
+class _Runs:
+    """The settings of MLX for all active runs. The last run to end restores the original ones.
+
+    The buffer cache has the smallest of the runs' limits. On Metal, `MLX_CONV_WINOGRAD_TILE_BATCH` makes Winograd
+    convolutions work on one frame at a time, which bounds their scratch memory; MLX reads it at every convolution.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._limits: list[int] = []
         self._original = 0
+        self._sets_variable = False
 
     def add(self, limit: int) -> None:
         with self._lock:
@@ -83,23 +90,32 @@ class _CacheLimits:
             previous = mx.set_cache_limit(min(self._limits))
             if len(self._limits) == 1:
                 self._original = previous
+                self._sets_variable = backend() is Backend.METAL and _WINOGRAD_BATCH not in os.environ
+                if self._sets_variable:
+                    os.environ[_WINOGRAD_BATCH] = "1"
 
     def remove(self, limit: int) -> None:
         with self._lock:
             self._limits.remove(limit)
             mx.set_cache_limit(min(self._limits, default=self._original))
+            if self._sets_variable and not self._limits:
+                os.environ.pop(_WINOGRAD_BATCH, None)
 
 
-_cache_limits = _CacheLimits()
+_runs = _Runs()
 
 
 @contextmanager
-def limited_cache(limit: int) -> Iterator[None]:
-    """Limit MLX's buffer cache to `limit` bytes inside the block. The cache is cleared before and after."""
+def run_settings(cache_limit: int) -> Iterator[None]:
+    """MLX's settings for a run, inside the block.
+
+    Its buffer cache has at most `cache_limit` bytes, and is cleared before and after. Winograd convolutions take one
+    frame at a time.
+    """
     mx.clear_cache()
-    _cache_limits.add(limit)
+    _runs.add(cache_limit)
     try:
         yield
     finally:
-        _cache_limits.remove(limit)
+        _runs.remove(cache_limit)
         mx.clear_cache()

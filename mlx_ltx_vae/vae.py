@@ -50,6 +50,7 @@ class VideoVAE:
         std: mx.array,
         *,
         encoder_is_promoted: bool = False,
+        keeps_dtype: bool = False,
     ) -> None:
         if encoder is None and decoder is None:
             raise CheckpointError("a VideoVAE needs an encoder or a decoder.")
@@ -63,6 +64,7 @@ class VideoVAE:
             if network is not None:
                 network.statistics = (self.mean, self.std)
         self._encoder_is_promoted = encoder_is_promoted
+        self._keeps_dtype = keeps_dtype
 
     @classmethod
     def from_pretrained(
@@ -78,8 +80,10 @@ class VideoVAE:
         Args:
             source: a file in any supported layout (only the VAE's tensors are read, even from a 40 GB file), a folder,
                 a hub repository id, or an open checkpoint.
-            dtype: "float32", "bfloat16" or "float16"; None for the checkpoint's own. A float16 encoder computes in
-                float32, since float16 may overflow there, and warns when it is used.
+            dtype: "float32", "bfloat16" or "float16"; None for the checkpoint's own. On Apple GPUs, convolutions of a
+                bfloat16 network take float16 operands where their range allows it, which is more accurate; given
+                explicitly, bfloat16 is used throughout. A float16 encoder computes in float32, since float16 may
+                overflow there, and warns when it is used.
             encoder: whether to load the encoder.
             decoder: whether to load the decoder.
 
@@ -102,7 +106,15 @@ class VideoVAE:
         if decoder:
             loaded_decoder = load_network(checkpoint, "decoder", lambda: ConvDecoder(config), target)
         mean, std = checkpoint.read_statistics()
-        return cls(config, loaded_encoder, loaded_decoder, mean, std, encoder_is_promoted=promoted)
+        return cls(
+            config,
+            loaded_encoder,
+            loaded_decoder,
+            mean,
+            std,
+            encoder_is_promoted=promoted,
+            keeps_dtype=dtype is not None,
+        )
 
     @classmethod
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: str | None = None) -> "VideoVAE":
@@ -156,7 +168,7 @@ class VideoVAE:
         return plan_decode(
             self._decoder.spec,
             latent_shape,
-            this_machine(self._decoder.dtype, own=_loaded_bytes(self._decoder)),
+            this_machine(self._decoder.dtype, own=_loaded_bytes(self._decoder), keeps_dtype=self._keeps_dtype),
             memory_budget=memory_budget,
             mode=mode,
             order=order,
@@ -187,7 +199,7 @@ class VideoVAE:
         return plan_encode(
             self._encoder.spec,
             frame_shape,
-            this_machine(self._encoder.dtype, own=_loaded_bytes(self._encoder)),
+            this_machine(self._encoder.dtype, own=_loaded_bytes(self._encoder), keeps_dtype=self._keeps_dtype),
             memory_budget=memory_budget,
             pad=pad,
             mode=mode,

@@ -33,12 +33,13 @@ def test_published_widths_agree_with_the_cpu_on_latents_large_enough_for_winogra
     if dtype == "float32":
         assert np.abs(got - expected).max() < tolerance(1e-4)
     else:
-        assert np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2)) < 0.03
+        # 1.2 times the error without Winograd, which is 0.015 in the emulation; Winograd in bfloat16 gives 0.022.
+        assert np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2)) < 0.018
 
 
 def test_the_case_reaches_winograd_on_metal_at_several_widths():
     spec = decoder_spec(parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3"))
-    machine = Machine(Backend.GPU, itemsize=2, available=None)
+    machine = Machine(Backend.METAL, itemsize=2, available=None)
     plan = plan_decode(spec, winograd_ltx2_3.SHAPE, machine, mode="exact", order="time")
     grid, widths = winograd_ltx2_3.SHAPE[2:], set()
     for (layer, (frames, height, width)), step in zip(spec.walk(grid), plan.steps, strict=True):

@@ -134,6 +134,7 @@ def test_cuda_memory_is_the_devices_and_not_the_hosts(monkeypatch):
 
 def test_what_other_arrays_hold_is_not_available(monkeypatch):
     monkeypatch.setattr(device, "is_cpu", lambda: False)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 30 * GB})
     monkeypatch.setattr(mx, "get_active_memory", lambda: 22 * GB)
     assert device.available_memory() == 8 * GB

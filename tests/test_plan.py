@@ -138,7 +138,7 @@ def test_the_planned_peak_holds_and_is_near(case):
     assert 0.99 <= run["planned_bytes"] / run["total_peak_bytes"] <= 1.3
 
 
-@pytest.mark.parametrize("part", [0.999, 0.9])
+@pytest.mark.parametrize("part", [0.999, 0.93])
 def test_a_decode_under_a_budget_never_exceeds_it(part):
     """A little less than the best plan takes makes it take another, which then has to keep to the budget."""
     case = replace(validation_cases()[0], generation="ltx-2.3", mode="auto", order="auto", width=256)

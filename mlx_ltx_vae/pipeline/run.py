@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
-from ..device import limited_cache
+from ..device import run_settings
 from ..mlx_utils import split
 from ..models.base import Network
 from ..planning.plan import Mode, Plan
@@ -43,7 +43,7 @@ class Run:
 
         The dtype is float32 if tiles are blended, otherwise that of the network.
         """
-        with limited_cache(self.plan.memory.buffer_cache):
+        with run_settings(self.plan.memory.buffer_cache):
             if self.plan.mode is Mode.SINGLE:
                 results = self._single()
             elif self.plan.layout is None:

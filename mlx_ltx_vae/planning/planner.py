@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import PlanError
 from ..machine import Backend, Machine
 from ..models.input_shapes import check_frame_shape, check_latent_shape
 from ..models.specs import NetworkSpec
-from ..shapes import LatentShape
+from ..shapes import Grid, LatentShape
 from ..streaming.axis import Axis
 from ..tiling.batches import tile_batches
 from ..tiling.config import SpatialTilingConfig, TilingConfig
@@ -18,7 +18,7 @@ from ..tiling.layout import TileLayout
 from ..units import format_bytes, parse_bytes
 from .bands import split_rows
 from .clip import Clip
-from .exchange import make_exchange
+from .exchange import layer_multiply_adds, make_exchange
 from .memory import Memory, StreamRun, largest_layer, layer_pieces, make_steps, stream_memory, with_buffer_cache
 from .options import PlanOptions, check_order, parse_options, why_not
 from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
@@ -29,10 +29,35 @@ from .tiled_memory import tiled_memory
 #: than about 1.6e9 elements; this is a third of that.
 MAX_LAYER_ELEMENTS = 2**29
 
-# Pairs of (positions per step of the layer with the largest activations, prefetch), fastest first. A convolution also
-# processes the cached positions of its window; activating both of them again for every single position costs time.
-# Without prefetch, a GPU is idle between steps.
-_PACES = {Backend.CPU: ((2, 0), (1, 0)), Backend.METAL: ((2, 1), (1, 1), (1, 0))}
+# Multiply-adds of one step on a GPU: what Apple's slowest supported chip (M1, about 0.8e12 per second by a model, not
+# measured) computes in two seconds. macOS stops programs whose work occupies the GPU for several seconds.
+_STEP_MULTIPLY_ADDS = 16 * 10**11
+
+
+class _Pace(NamedTuple):
+    """How much of the clip is processed at a time.
+
+    Attributes:
+        step: positions per step of the layer with the largest activations. A convolution also processes the cached
+            positions of its window; activating both of them again for every single position costs time.
+        prefetch: steps in flight beyond the one that is waited for. Without any, a GPU is idle between steps.
+        chunk: default pieces per piece that the network takes.
+    """
+
+    step: int
+    prefetch: int
+    chunk: int = 1
+
+
+# Fastest first. On a GPU, larger steps use Metal's fast convolutions better: those work on tiles of 6x6 outputs and
+# transform their filters once per step. The figures follow a model of Metal's kernels and were not measured on a Mac.
+_ON_GPU = (_Pace(4, 1, 2), _Pace(2, 1), _Pace(1, 1), _Pace(1, 0))
+_PACES = {
+    Backend.CPU: (_Pace(2, 0), _Pace(1, 0)),
+    Backend.METAL: _ON_GPU,
+    Backend.CUDA: _ON_GPU,
+}
+_ROWS_ON_GPU = (_Pace(6, 1), *_ON_GPU[1:])
 
 # Of the frames that ranks gather: those of each rank, padded to one height, all of them, and whole frames.
 _GATHERED_COPIES = 3
@@ -111,7 +136,6 @@ class _Planner:
         self._budget = available // 2 if available else None
         if memory_budget is not None:
             self._budget = parse_bytes(memory_budget, available or 0)
-        self._chunk = options.chunk or clip.default_chunk()
 
     def choose(self) -> Plan:
         """The first way with a plan that fits the budget; within a way, a plan whose buffer cache is not tight."""
@@ -167,9 +191,9 @@ class _Planner:
     def _exact(self, order: Order) -> Iterator[Plan]:
         clip, axis = self._clip, order.axis
         length = clip.grid[axis.grid]
-        chunk = min(self._chunk, length)
-        for step, prefetch in _PACES[self._machine.backend]:
-            steps = self._steps(axis, step)
+        for pace in self._paces(axis):
+            step, prefetch, chunk = pace.step, pace.prefetch, min(self._chunk(pace), length)
+            steps = self._steps(clip.grid, axis, step)
             run = StreamRun(axis, clip.pieces(length, chunk), steps, prefetch, self._machine)
             memory = self._stream_memory(run, chunk)
             yield self._plan(Mode.EXACT, order, chunk, step, steps, prefetch, memory)
@@ -180,9 +204,9 @@ class _Planner:
         bands = split_rows(clip.latent_shape.height, ranks)
         rows = clip.grid[1] // clip.latent_shape.height * bands[0].length
         largest = replace(self._clip, grid=(clip.grid[0], rows, clip.grid[2]))
-        chunk = min(self._chunk, clip.grid[0])
-        for step, prefetch in _PACES[self._machine.backend]:
-            steps = make_steps(self._spec, largest.grid, Axis.TIME, step, MAX_LAYER_ELEMENTS // clip.batch)
+        for pace in self._paces(Axis.TIME):
+            step, prefetch, chunk = pace.step, pace.prefetch, min(self._chunk(pace), clip.grid[0])
+            steps = self._steps(largest.grid, Axis.TIME, step)
             pieces = clip.pieces(clip.grid[0], chunk)
             run = StreamRun(Axis.TIME, pieces, steps, prefetch, self._machine, is_band=True)
             memory = stream_memory(self._spec, largest.grid, clip.batch, run)
@@ -197,8 +221,28 @@ class _Planner:
             exchanges = tuple(make_exchange(clip, run, rows_of, rank, itemsize) for rank in range(ranks))
             yield replace(plan, bands=bands, exchanges=exchanges)
 
-    def _steps(self, axis: Axis, step: int) -> tuple[int, ...]:
-        return make_steps(self._spec, self._clip.grid, axis, step, MAX_LAYER_ELEMENTS // self._clip.batch)
+    def _paces(self, axis: Axis) -> tuple[_Pace, ...]:
+        """The paces to try, fastest first."""
+        paces = _PACES[self._machine.backend]
+        return _ROWS_ON_GPU if paces is _ON_GPU and axis is not Axis.TIME else paces
+
+    def _chunk(self, pace: _Pace) -> int:
+        return self._options.chunk or pace.chunk * self._clip.default_chunk()
+
+    def _steps(self, grid: Grid, axis: Axis, step: int) -> tuple[int, ...]:
+        """Positions per step of each layer, within the limits of a layer's size and, on a GPU, of a step's work."""
+        batch = self._clip.batch
+        steps = make_steps(self._spec, grid, axis, step, MAX_LAYER_ELEMENTS // batch)
+        if self._machine.backend is Backend.CPU:
+            return steps
+        position_work = (
+            batch * layer_multiply_adds(layer, extents, extents) // extents[axis.grid]
+            for layer, extents in self._spec.walk(grid)
+        )
+        return tuple(
+            min(size, max(1, _STEP_MULTIPLY_ADDS // max(1, work)))
+            for size, work in zip(steps, position_work, strict=True)
+        )
 
     def _stream_memory(self, run: StreamRun, chunk: int) -> Memory:
         memory = stream_memory(self._spec, self._clip.grid, self._clip.batch, run)
@@ -213,10 +257,10 @@ class _Planner:
             for group in layout.groups()
             for together in tile_batches(group, self._options.tile_batch_size)
         ]
-        chunk = min(self._chunk, clip.grid[0])
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
-        for step, prefetch in _PACES[self._machine.backend]:
-            steps = self._steps(Axis.TIME, step)
+        for pace in self._paces(Axis.TIME):
+            step, prefetch, chunk = pace.step, pace.prefetch, min(self._chunk(pace), clip.grid[0])
+            steps = self._steps(clip.grid, Axis.TIME, step)
             memory = tiled_memory(clip, layout, calls, StreamRun(Axis.TIME, (), steps, prefetch, self._machine), chunk)
             plan = self._plan(Mode.TILED, Order.TIME, chunk, step, steps, prefetch, memory)
             if len(layout.time.latent) > 1:

@@ -1,0 +1,258 @@
+"""The formulations of the 3x3x3 convolution, the rule that chooses one, and the operands' precision."""
+
+import math
+import os
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.metal_emulation import EmulatedGPU, emulated
+from mlx_ltx_vae import VideoVAE, device
+from mlx_ltx_vae.machine import Backend
+from mlx_ltx_vae.models.convolution import module, rules
+from mlx_ltx_vae.models.convolution.module import Conv3d
+from mlx_ltx_vae.models.convolution.precision import half_range
+from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, blocks, choose, scratch_bytes
+from mlx_ltx_vae.models.layers.activation import Modulation, norm_bound
+from mlx_ltx_vae.models.layers.resample import (
+    depth_to_space,
+    depth_to_space_order,
+    interleave,
+    patch_order,
+    patchify,
+)
+from tolerances import tolerance
+
+FORMULATIONS = list(Formulation)
+
+
+def make_conv(channels=8, outputs=16, dtype=mx.float32, **options):
+    mx.random.seed(0)
+    conv = Conv3d(channels, outputs, **options)
+    conv.bias = mx.random.normal((outputs,))
+    conv.set_dtype(dtype)
+    return conv
+
+
+def noise(*shape, seed=1):
+    return mx.random.normal(shape, key=mx.random.key(seed))
+
+
+def expected_of(conv, x, padding, skip=None, stride=(1, 1, 1)):
+    result = mx.conv3d(x, conv.weight, stride=stride, padding=padding) + conv.bias
+    return result if skip is None else result + skip
+
+
+def largest(one, other):
+    assert one.shape == other.shape
+    return mx.abs(one.astype(mx.float32) - other.astype(mx.float32)).max().item()
+
+
+@pytest.mark.parametrize("formulation", FORMULATIONS)
+@settings(max_examples=12, deadline=None)
+@given(
+    batch=st.integers(1, 2),
+    grid=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 7)),
+    channels=st.tuples(st.sampled_from([1, 3, 16]), st.sampled_from([1, 5, 48])),
+    padding=st.tuples(st.just(0), st.integers(0, 1), st.integers(0, 1)),
+    has_skip=st.booleans(),
+)
+def test_formulations_agree(formulation, batch, grid, channels, padding, has_skip):
+    time, height, width = grid
+    conv = make_conv(*channels)
+    x = noise(batch, time + 2, height + 2 * (1 - padding[1]), width + 2 * (1 - padding[2]), channels[0])
+    skip = noise(batch, *grid, channels[1], seed=2) if has_skip else None
+    expected = expected_of(conv, x, padding, skip)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "choose", lambda *_, **__: formulation)
+        if formulation in (Formulation.JOINED, Formulation.ROWS):
+            patch.setattr(module, "backend", lambda: Backend.METAL)
+        assert largest(conv(x, padding, skip), expected) < tolerance(2e-5)
+        conv.prepare()
+        assert largest(conv(x, padding, skip), expected) < tolerance(2e-5)
+
+
+def test_blocks_of_rows_change_nothing(monkeypatch):
+    conv, x = make_conv(4, 6), noise(1, 4, 40, 48, 4)
+    expected = expected_of(conv, x, (0, 1, 1))
+    monkeypatch.setattr(module, "choose", lambda *_, **__: Formulation.TAPS)
+    for size in (1, 3000, 10**9):
+        monkeypatch.setattr(rules, "_BLOCK_BYTES", size)
+        monkeypatch.setattr(rules, "_BLOCK_BYTES_TIMES_CHANNELS", 1)
+        assert largest(conv(x, (0, 1, 1)), expected) < tolerance(2e-5)
+
+
+@given(rows=st.integers(1, 300), row_bytes=st.integers(1, 10**8), channels=st.integers(1, 1024))
+def test_blocks_cover_all_rows_once(rows, row_bytes, channels):
+    parts = blocks(rows, row_bytes, channels)
+    assert [row for start, end in parts for row in range(start, end)] == list(range(rows))
+    heights = [end - start for start, end in parts]
+    assert max(heights) - min(heights[:-1], default=max(heights)) == 0
+
+
+def test_a_strided_convolution_and_fewer_outputs():
+    conv = make_conv(8, 12, stride=(2, 2, 2), order=range(5))
+    x = noise(1, 7, 8, 10, 8)
+    expected = expected_of(conv, x, (0, 1, 1), stride=(2, 2, 2))[..., :5]
+    for _ in range(2):
+        assert largest(conv(x, (0, 1, 1)), expected) < tolerance(1e-5)
+        conv.prepare()
+    assert conv.weight.shape == (5, 3, 3, 3, 8)
+
+
+def test_a_network_that_changes_its_device_after_loading_still_computes(monkeypatch):
+    conv, x = make_conv(), noise(1, 3, 8, 8, 8)
+    expected = expected_of(conv, x, (0, 1, 1))
+    conv.prepare()
+    with emulated():
+        assert largest(conv(x, (0, 1, 1)), expected) < 2e-5
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_on_a_cpu_half_precision_is_rounded_once(dtype):
+    conv, x = make_conv(dtype=dtype), noise(1, 3, 9, 8, 8).astype(dtype)
+    wide = make_conv()
+    wide.weight, wide.bias = conv.weight.astype(mx.float32), conv.bias.astype(mx.float32)
+    result = conv(x, (0, 1, 1))
+    assert result.dtype == dtype
+    assert mx.array_equal(result, expected_of(wide, x.astype(mx.float32), (0, 1, 1)).astype(dtype)) or largest(
+        result, expected_of(wide, x.astype(mx.float32), (0, 1, 1))
+    ) < (0.02 if dtype == mx.bfloat16 else 0.002)
+
+
+@given(
+    frames=st.integers(1, 64),
+    rows=st.integers(1, 600),
+    columns=st.integers(1, 1000),
+    channels=st.sampled_from([16, 32, 128, 512]),
+    backend=st.sampled_from(list(Backend)),
+)
+def test_the_choice_does_not_depend_on_the_number_of_frames(frames, rows, columns, channels, backend):
+    one, many = (ConvShape((time, rows, columns), channels, channels) for time in (1, frames))
+    assert choose(one, backend) is choose(many, backend)
+    formulation = choose(many, backend)
+    assert scratch_bytes(many, formulation, 4, on_cpu=backend is Backend.CPU) >= 4 * math.prod(many.grid) * channels
+
+
+def test_bfloat16_never_takes_winograd_and_cuda_takes_its_own_kernels():
+    large = ConvShape((4, 128, 192), 128, 128)
+    assert choose(large, Backend.METAL) is Formulation.JOINED
+    assert choose(large, Backend.METAL, allows_winograd=False) is Formulation.ROWS
+    assert choose(large._replace(out_channels=48), Backend.METAL) is Formulation.ROWS
+    assert choose(large._replace(grid=(4, 16, 24)), Backend.METAL) is Formulation.ROWS
+    assert choose(large, Backend.CUDA) is choose(large._replace(is_strided=True), Backend.CPU) is Formulation.CONV3D
+
+
+@pytest.mark.parametrize("stride", [(2, 2, 2), (1, 2, 2), (2, 1, 1), (1, 4, 4)])
+def test_reordered_channels_are_rearranged_as_before(stride):
+    x = noise(1, 2, 3, 4, 3 * math.prod(stride))
+    order = mx.array(depth_to_space_order(x.shape[-1], stride))
+    assert mx.array_equal(interleave(mx.take(x, order, axis=-1), stride), depth_to_space(x, stride))
+
+
+def test_patches_are_put_back():
+    pixels = noise(1, 2, 8, 12, 3)
+    patches = patchify(pixels, 4)
+    order = mx.array(patch_order(48, 4))
+    assert mx.array_equal(interleave(mx.take(patches, order, axis=-1), (1, 4, 4)), pixels)
+
+
+def loaded_on_metal(dtype=None, **changes):
+    conv = make_conv(32, 32, mx.bfloat16, is_normalized=True)
+    for name, value in changes.items():
+        setattr(conv, name, value)
+    with emulated():
+        conv.prepare(keeps_dtype=dtype is not None)
+    return conv
+
+
+def test_operands_behind_a_norm_are_float16_on_metal_unless_a_dtype_is_given():
+    conv = loaded_on_metal()
+    assert (conv.weight.dtype, conv.dtype, conv.operands(lambda: math.sqrt(32))) == (
+        mx.float16,
+        mx.bfloat16,
+        mx.float16,
+    )
+    assert loaded_on_metal("bfloat16").weight.dtype == mx.bfloat16
+    on_cpu = make_conv(32, 32, mx.bfloat16, is_normalized=True)
+    on_cpu.prepare()
+    assert on_cpu.weight.dtype == mx.bfloat16
+    raw = make_conv(32, 32, mx.bfloat16)
+    with emulated():
+        raw.prepare()
+    assert raw.weight.dtype == mx.bfloat16
+
+
+def test_weights_or_inputs_without_the_range_stay_bfloat16():
+    weight = make_conv(32, 32, mx.bfloat16).weight
+    assert loaded_on_metal(weight=weight * 1e4).weight.dtype == mx.bfloat16
+    assert loaded_on_metal(weight=weight * 1e8).weight.dtype == mx.bfloat16
+    conv = loaded_on_metal()
+    assert conv.operands(lambda: 1e6) == mx.bfloat16
+    x = noise(1, 3, 8, 8, 32).astype(mx.bfloat16)
+    with emulated() as routes:
+        mx.eval(conv(x, (0, 1, 1)))
+    assert dict(routes) == {"product": 3}
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), channels=st.sampled_from([32, 64]), scale=st.sampled_from([0.01, 1.0, 30.0]))
+def test_nothing_overflows_within_the_half_range(seed, channels, scale):
+    """The worst input of one output: every position along the tap's own weight, as long as is allowed."""
+    weight = scale * noise(32, 3, 3, 3, channels, seed=seed)
+    length = half_range(weight)
+    taps = weight[seed % 32]
+    unit = taps / mx.sqrt(mx.square(taps).sum(axis=-1, keepdims=True))
+    x = (length * mx.tile(unit, (1, 4, 4, 1)))[None].astype(mx.float16)
+    with emulated(EmulatedGPU(any_width=True, magnification=10**6)) as routes:
+        joined = mx.concatenate([x[0, tap : tap + 1] for tap in range(3)], axis=-1)
+        kernel = weight.astype(mx.float16).transpose(0, 2, 3, 1, 4).reshape(32, 3, 3, -1)
+        results = [mx.conv2d(joined, kernel, padding=1), mx.conv3d(x, weight.astype(mx.float16), padding=(0, 1, 1))]
+        assert routes["winograd"] == 4
+    assert all(mx.isfinite(result).all().item() for result in results)
+
+
+def test_the_bound_of_a_modulated_norm_holds():
+    scale, shift = noise(1, 1, 1, 1, 16), noise(1, 1, 1, 1, 16, seed=2)
+    bound = norm_bound(16, Modulation(shift, scale))
+    x = noise(1, 1, 20, 20, 16, seed=3)
+    x = x * mx.rsqrt(mx.square(x).mean(axis=-1, keepdims=True))
+    lengths = mx.sqrt(mx.square(x * (1 + scale) + shift).sum(axis=-1))
+    assert norm_bound(16, None) == 4 < lengths.max().item() <= bound
+
+
+def test_winograd_takes_one_frame_at_a_time_during_a_run_on_metal_only(golden, monkeypatch):
+    name = "MLX_CONV_WINOGRAD_TILE_BATCH"
+    monkeypatch.delenv(name, raising=False)
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    latents = noise(1, vae.config.latent_channels, 3, 2, 2)
+
+    def seen():
+        return [os.environ.get(name) for _ in vae.stream(latents)]
+
+    assert set(seen()) == {None}
+    with emulated():
+        assert device.backend() is Backend.METAL
+        assert set(seen()) == {"1"} and name not in os.environ
+        monkeypatch.setenv(name, "3")
+        assert set(seen()) == {"3"} and os.environ[name] == "3", "the user's own value stays"
+
+
+@pytest.mark.parametrize("name", ["ltx2_3", "ltx2", "ltxv_0_9_5"])
+@pytest.mark.parametrize(
+    ("gpu", "limit"), [(EmulatedGPU(), 2e-5), (EmulatedGPU(any_width=True, magnification=100), 2e-4)]
+)
+def test_what_runs_on_metal_gives_the_same_video(golden, name, gpu, limit):
+    """Joined frames and rows, interleaved channels and the rest of the GPU's path, in float32; then with Winograd."""
+    checkpoint = golden(name).checkpoint
+    on_cpu = VideoVAE.from_pretrained(checkpoint, encoder=False)
+    latents = noise(1, on_cpu.config.latent_channels, 2, 3, 4)
+    expected = np.array(on_cpu.decode(latents))
+    with emulated(gpu) as routes:
+        vae = VideoVAE.from_pretrained(checkpoint, encoder=False)
+        result = np.array(vae.decode(latents))
+    assert routes["product"] > 10
+    assert np.abs(result - expected).max() < limit
