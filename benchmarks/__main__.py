@@ -13,6 +13,7 @@ from mlx_ltx_vae.cli import CommandParser, add_common_options, positive, run_com
 
 from .against import OTHERS, OURS, against_jobs, against_table
 from .emulation import emulation_jobs, emulation_table
+from .formulations import formulation_jobs, formulation_table
 from .overlap import overlap, overlap_table
 from .plan_table import plan_table
 from .quality import precision_jobs, precision_table, quality_jobs, quality_table
@@ -43,6 +44,12 @@ def build_parser() -> CommandParser:
         "what Metal's convolutions cost in quality, emulated on the CPU, on the demo clip",
     )
     add_run_options(emulation)
+    formulations = add(
+        "formulations",
+        lambda options: report(options, formulation_jobs(), formulation_table),
+        "what the choice of the convolutions' formulations gains over mx.conv3d alone",
+    )
+    add_run_options(formulations)
     overlapping = add("overlap", _overlap, "whether frames are written while the next ones are decoded")
     _add_decode_options(overlapping, frames=241, modes=["exact"])
     overlapping.add_argument("--ffmpeg", action="store_true", help="write an mp4 too")

@@ -1,0 +1,96 @@
+"""What the choice of formulations gains: decodes and encodes with it, and with every convolution as `mx.conv3d`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.decoding import decode, encode
+from mlx_ltx_vae.bench.processes import Job, Run
+from mlx_ltx_vae.bench.tables import median, table
+from mlx_ltx_vae.models.convolution import module
+from mlx_ltx_vae.models.convolution.rules import Formulation, KernelLayout
+
+_DECODES = ((32, 768, 512, 17), (64, 256, 256, 57), (128, 384, 256, 9), (32, 256, 256, 57), (32, 192, 128, 97))
+_ENCODE = (32, 768, 512, 49)
+#: Frames of growing size, for the cost per pixel.
+_GROWING = ((256, 256), (512, 512), (1024, 768), (1920, 1088))
+_GROWING_WIDTH, _GROWING_FRAMES = 16, 25
+
+
+def formulation_jobs() -> list[Job]:
+    """Each case with `mx.conv3d` alone and as the package chooses; then growing frames."""
+    jobs = []
+    for measure, cases in ((decode_by, _DECODES), (encode_by, (_ENCODE,))):
+        for base_width, width, height, frames in cases:
+            case = Case(base_width=base_width, width=width, height=height, frames=frames)
+            jobs += [Job(measure, case, {"conv3d": only}) for only in (True, False)]
+    growing = (
+        Case(base_width=_GROWING_WIDTH, width=width, height=height, frames=_GROWING_FRAMES)
+        for width, height in _GROWING
+    )
+    return jobs + [Job(decode_by, case, {"conv3d": False}) for case in growing]
+
+
+def decode_by(case: Case, *, conv3d: bool) -> dict[str, Any]:
+    """`conv3d` and what `decode` returns."""
+    with _conv3d_alone() if conv3d else _as_chosen():
+        return {"conv3d": conv3d, **decode(case)}
+
+
+def encode_by(case: Case, *, conv3d: bool) -> dict[str, Any]:
+    """`conv3d` and what `encode` returns."""
+    with _conv3d_alone() if conv3d else _as_chosen():
+        return {"conv3d": conv3d, **encode(case)}
+
+
+@contextmanager
+def _conv3d_alone() -> Iterator[None]:
+    with (
+        patch.object(module, "choose", lambda *_, **__: Formulation.CONV3D),
+        patch.object(module, "load_layout", lambda *_, **__: KernelLayout.STORED),
+    ):
+        yield
+
+
+@contextmanager
+def _as_chosen() -> Iterator[None]:
+    yield
+
+
+def formulation_table(results: list[list[Run]]) -> str:
+    """Markdown tables."""
+    count = 2 * (len(_DECODES) + 1)
+    rows = []
+    for before, after in zip(results[:count:2], results[1:count:2], strict=True):
+        run = after[0]
+        seconds = [median(runs, "seconds") for runs in (before, after)]
+        peaks = [max(run["peak_bytes"] for run in runs) for runs in (before, after)]
+        rows.append(
+            {
+                "": run["task"].removesuffix("_by"),
+                "base width": str(run["base_width"]),
+                "size": f"{run['width']}x{run['height']}",
+                "frames": str(run["frames"]),
+                "time": f"{seconds[1] / seconds[0]:.2f}",
+                "peak": f"{peaks[1] / peaks[0]:.2f}",
+                "seconds": f"{seconds[0]:.1f} -> {seconds[1]:.1f}",
+                "MB": f"{peaks[0] / 1e6:.0f} -> {peaks[1] / 1e6:.0f}",
+            }
+        )
+    costs = {
+        (run["width"], run["height"]): median(runs, "seconds") / (run["frames"] * run["width"] * run["height"])
+        for runs in results[count:]
+        for run in runs[:1]
+    }
+    growth = [
+        {
+            "size": f"{width}x{height}",
+            "microseconds per pixel and frame": f"{cost * 1e6:.2f}",
+            "of the least": f"{cost / min(costs.values()):.2f}",
+        }
+        for (width, height), cost in costs.items()
+    ]
+    notes = [f"Medians of {len(results[0])} fresh processes in turns; peaks without the weights."]
+    return f"{table(rows, notes)}\n\n{table(growth, [f'Base width {_GROWING_WIDTH}, {_GROWING_FRAMES} frames.'])}"
