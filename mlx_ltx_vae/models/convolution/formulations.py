@@ -43,7 +43,7 @@ def by_taps(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding
     taps = weight.reshape(1, TAPS**3, channels, -1)
     outputs = taps.shape[-1]
     parts = []
-    for start, end in blocks(height - 2, time * width * outputs * taps.itemsize, channels):
+    for start, end in blocks(height - 2, width * outputs * taps.itemsize, channels):
         rows, length = end - start, (end - start) * width - 2
         result = bias
         for tap in range(TAPS**3):

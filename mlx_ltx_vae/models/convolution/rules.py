@@ -119,7 +119,8 @@ def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]
     """The rows of each chain of matrix products on a CPU, as (start, end), in blocks of nearly equal heights.
 
     Args:
-        row_bytes: bytes of one row of the output, of all frames.
+        row_bytes: bytes of one row of one frame of the output. The number of frames has no part in it: the rounding of
+            a matrix product may depend on its size, and frames should not depend on how a clip is cut.
     """
     size = max(_BLOCK_BYTES, _BLOCK_BYTES_TIMES_CHANNELS // in_channels)
     height = max(1, size // max(1, row_bytes))
