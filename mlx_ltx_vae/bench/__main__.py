@@ -13,6 +13,7 @@ from ..cli import CommandParser, examples, positive, run_command
 from ..ranks import join_ranks
 from .command import MODES, add_decode_options, add_rank_options, make_case, plot_file, report, report_ranks
 from .decoding import decode, encode
+from .metal import command as metal
 from .processes import Job
 from .tables import timing_table
 
@@ -33,6 +34,7 @@ def build_parser() -> CommandParser:
             "python -m mlx_ltx_vae.bench",
             "python -m mlx_ltx_vae.bench -m vae.safetensors --size 768x512 --frames 121",
             "python -m mlx_ltx_vae.bench --against --plot decodes.png",
+            "python -m mlx_ltx_vae.bench --metal",
         ),
     )
     parser.add_argument(
@@ -79,11 +81,20 @@ def _add_what(parser: CommandParser) -> None:
         help="decode in a single pass and in these modes, and compare their frames too (default: exact tiled); "
         "comparisons with other programs are in benchmarks/ of the repository",
     )
+    what.add_argument(
+        "--metal",
+        action="store_true",
+        help="on a Mac: which convolutions, dtypes and steps its GPU wants, with options of its own, which --metal "
+        "--help explains",
+    )
     what.add_argument("--encode", action="store_true", help="encode as a stream, and in tiles with --tile")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if "--metal" in arguments:
+        return metal.main(arguments)
     parser = build_parser()
     options = parser.parse_args(argv)
     if options.plot and options.encode:

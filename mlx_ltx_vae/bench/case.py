@@ -37,6 +37,8 @@ class Case:
         generation: of random weights, a key of `GENERATION_NAMES`.
         base_width: base channels of random weights; the published models have 128.
         dtype: what to compute in; None for the checkpoint's own, or float32 for random weights.
+        keeps_dtype: whether convolutions of random weights take their operands in `dtype` although another is more
+            accurate, as those of a checkpoint do if `dtype` is given.
         mode: of a decode; of an encode "stream" or "tiled"; of another program its name.
         tiles: a preset's name, or SIZE:OVERLAP in pixels.
         memory_budget: bytes, or a size such as "8GB".
@@ -47,6 +49,7 @@ class Case:
     generation: str = "ltx-2.3"
     base_width: int = 32
     dtype: str | None = None
+    keeps_dtype: bool = False
     width: int = 256
     height: int = 256
     frames: int = 57
@@ -86,7 +89,7 @@ def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> 
     module = loaded_network(vae)
     module.set_dtype(DTYPES[case.dtype or "float32"])
     mx.eval(module.parameters())
-    prepare(module, keeps_dtype=False)
+    prepare(module, keeps_dtype=case.keeps_dtype)
     return vae
 
 

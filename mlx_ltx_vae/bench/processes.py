@@ -28,12 +28,14 @@ class Job:
         measure: a module's function, which returns a dictionary for JSON.
         options: values that JSON can represent.
         once: whether one run is enough, because it repeats by itself or gives the same result every time.
+        variables: added to the environment of the process.
     """
 
     measure: Callable[..., dict[str, Any]]
     case: Case
     options: Mapping[str, Any] = field(default_factory=dict)
     once: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_interleaved(
@@ -65,8 +67,9 @@ def run_fresh(job: Job) -> Run:
     task, case = job.measure.__name__, asdict(job.case)
     payload = {"module": job.measure.__module__, "function": task, "case": case, "options": dict(job.options)}
     command = [sys.executable, "-m", f"{__package__}.worker", json.dumps(payload)]
+    environment = {**os.environ, **job.variables}
     with uninterrupted():
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         end = Cleanup(None, kill_program, process)
     try:
         stdout, stderr = process.communicate()

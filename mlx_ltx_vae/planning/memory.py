@@ -5,7 +5,7 @@ consumed yet, and the work of the layer that runs. The peak is the largest such 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -184,25 +184,35 @@ def layer_pieces(spec: NetworkSpec, grid: Grid, run: StreamRun) -> Iterator[list
     yield pieces
 
 
-def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis) -> list[int]:
-    """The lengths of a layer's outputs for input pieces of these lengths and at most `step` positions per step.
+def step_results(pieces: Iterable[int], layer: LayerSpec, axis: Axis) -> list[int]:
+    """The number of results of each step of a layer that has any, before upsampling.
 
-    The layer waits for the positions that its window needs, and flushes the remaining outputs at the end.
+    The layer waits for the positions that its window needs, and flushes the remaining results at the end.
+
+    Args:
+        pieces: the lengths that it takes one step for, as `layer_pieces` yields them.
     """
     window = layer.window(axis)
-    up, trim = layer.up[axis.grid], layer.trim if axis is Axis.TIME else 0
     seen = done = 0
     results = []
-    for length in [part for piece in pieces for part in cut(piece, step)]:
+    for length in pieces:
         seen += length
         # The largest number of outputs that need no more than the input so far.
         ready = max(0, (seen + window.behind - window.kernel) // window.stride + 1)
         if ready > done:
-            results.append((ready - done) * up)
+            results.append(ready - done)
             done = ready
     total = window.results(seen)
     if total > done:
-        results.append((total - done) * up)
+        results.append(total - done)
+    return results
+
+
+def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis) -> list[int]:
+    """The lengths of a layer's outputs for input pieces of these lengths and at most `step` positions per step."""
+    up, trim = layer.up[axis.grid], layer.trim if axis is Axis.TIME else 0
+    parts = (part for piece in pieces for part in cut(piece, step))
+    results = [up * length for length in step_results(parts, layer, axis)]
     if results:
         results[0] -= trim
     return [length for length in results if length > 0] or [1]

@@ -105,7 +105,7 @@ class Conv3d(nn.Module):
             result = mx.conv3d(frames, weight, stride=self._stride, padding=padding)
         else:
             result = formulations.UNBIASED[formulation](frames, weight, padding)
-        return _finish(result, bias, skip)
+        return add_bias(result, bias, skip)
 
     @property
     def _is_strided(self) -> bool:
@@ -132,8 +132,8 @@ def prepare(network: nn.Module, *, keeps_dtype: bool) -> None:
             module.prepare(keeps_dtype=keeps_dtype)
 
 
-def _finish(result: mx.array, bias: mx.array, skip: mx.array | None) -> mx.array:
-    """Add bias and skip in float32, in one kernel; in the dtype of the bias."""
+def add_bias(result: mx.array, bias: mx.array, skip: mx.array | None) -> mx.array:
+    """Add bias and skip to a convolution's result in float32, in one kernel; in the dtype of the bias."""
     return _add(result, bias) if skip is None else _add_skip(result, bias, skip)
 
 
