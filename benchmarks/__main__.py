@@ -14,6 +14,7 @@ from mlx_ltx_vae.cli import CommandParser, add_common_options, positive, run_com
 from .against import OTHERS, OURS, against_jobs, against_table
 from .emulation import emulation_jobs, emulation_table
 from .formulations import formulation_jobs, formulation_table
+from .measurements import write_pages
 from .overlap import overlap, overlap_table
 from .plan_table import plan_table
 from .quality import precision_jobs, precision_table, quality_jobs, quality_table
@@ -69,6 +70,13 @@ def build_parser() -> CommandParser:
     )
     add_run_options(validate)
     add_common_options(add("plan-table", lambda _: print(plan_table()), "LTX-2.3's planned peaks on a Mac"))
+    add_common_options(
+        add(
+            "measurements",
+            lambda _: print(f"changed: {', '.join(write_pages()) or 'nothing'}"),
+            "write the tables of README.md and docs/performance.md from docs/measurements/",
+        )
+    )
     scaling = add(
         "scaling",
         lambda options: print(scaling_tables(options.tflops, options.frames)),

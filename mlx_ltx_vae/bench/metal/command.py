@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 from tqdm import tqdm
 
 from ... import __version__
@@ -90,7 +91,7 @@ def main(argv: list[str]) -> int:
     parser = build_parser()
     options = parser.parse_args(argv)
     if backend() is not Backend.METAL and not options.any_device:
-        parser.error("--metal needs Apple's GPU, and MLX's default device here is not one")
+        parser.exit(2, f"error: --metal needs Apple's GPU; MLX's default device here is {mx.default_device()}\n")
     return run_command(_measure, options)
 
 

@@ -49,7 +49,9 @@ def timed_decode(
         subject = Decode.from_case(case)
         plan = change_plan(subject.plan, decoder_spec(subject.vae.config), prefetch, cache_limit)
         short = subject.latents[:, :, :_WARM_UP_FRAMES]
-        for _ in Decode(subject.vae, short, subject.vae.plan(short.shape, mode=case.mode, chunk=case.chunk)).run():
+        for _ in Decode(
+            subject.vae, short, subject.vae.plan(short.shape, mode=case.mode, order=case.order, chunk=case.chunk)
+        ).run():
             pass
         measured = measure_frames(replace(subject, plan=plan).run())
     return {
@@ -78,7 +80,10 @@ def change_plan(plan: DecodePlan, spec: NetworkSpec, prefetch: int | None, cache
 
 @contextmanager
 def forced(formulation: str | None) -> Iterator[None]:
-    """Inside the block, all convolutions that are loaded and planned have one formulation, a value of `Formulation`."""
+    """Inside the block, all convolutions that are loaded and planned have one formulation, a value of `Formulation`.
+
+    A network that is loaded inside must run inside. A CPU runs only conv3d, taps and columns.
+    """
     if formulation is None:
         yield
         return
