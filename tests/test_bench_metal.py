@@ -143,6 +143,25 @@ def test_without_apples_gpu_it_says_so_in_one_line(monkeypatch, capsys):
     assert "--metal needs Apple's GPU" in line
 
 
+def test_the_help_of_the_measurement_fits_80_columns_and_its_examples_are_correct_usage(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as caught:
+        main(["--metal", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert caught.value.code == 0 and max(map(len, lines)) <= 80
+    monkeypatch.setattr(command, "run_command", lambda measure, options: 0)
+    for line in lines[lines.index("examples:") + 1 :]:
+        assert main([*line.split()[3:], "--any-device"]) == 0
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [("--encode", "--encode"), ("--repeat 3", "--repeat 3")])
+def test_options_of_other_measurements_are_refused(arguments, complaint, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--metal", *arguments.split()])
+    assert caught.value.code == 2
+    assert f"unrecognized arguments: {complaint}" in capsys.readouterr().err
+
+
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(in_process, capsys):
     assert main([*TINY, "--submit", "/nowhere/x.json"]) == 1
     assert "/nowhere/x.json: cannot be written" in capsys.readouterr().err
@@ -217,8 +236,16 @@ def test_the_footprint_grows_with_memory_in_use():
     before = system.footprint()
     held = bytearray(b"x" * 50_000_000)
     after = system.footprint()
-    assert after["peak_footprint_bytes"] >= after["footprint_bytes"] > before["footprint_bytes"]
+    assert after["lifetime_footprint_bytes"] >= after["footprint_bytes"] > before["footprint_bytes"]
     assert len(held) == 50_000_000
+
+
+def test_the_sampled_footprint_is_that_of_the_block():
+    before = bytearray(b"x" * 200_000_000)
+    del before
+    with system.sampled_footprint() as samples:
+        pass
+    assert 0 < max(samples) < system.footprint()["lifetime_footprint_bytes"] - 100_000_000
 
 
 def test_the_footprint_of_macos_is_read_from_the_words_of_apples_header(monkeypatch):
@@ -230,7 +257,7 @@ def test_the_footprint_of_macos_is_read_from_the_words_of_apples_header(monkeypa
     library = type("Library", (), {"proc_pid_rusage": staticmethod(proc_pid_rusage)})
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(system.sys, "platform", "darwin")
-    assert system.footprint() == {"footprint_bytes": 123, "peak_footprint_bytes": 456}
+    assert system.footprint() == {"footprint_bytes": 123, "lifetime_footprint_bytes": 456}
 
 
 def test_a_case_keeps_its_dtype_only_if_asked(monkeypatch):

@@ -34,7 +34,6 @@ def build_parser() -> CommandParser:
             "python -m mlx_ltx_vae.bench",
             "python -m mlx_ltx_vae.bench -m vae.safetensors --size 768x512 --frames 121",
             "python -m mlx_ltx_vae.bench --against --plot decodes.png",
-            "python -m mlx_ltx_vae.bench --metal",
         ),
     )
     parser.add_argument(

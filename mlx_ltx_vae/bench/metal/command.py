@@ -44,7 +44,7 @@ def build_parser() -> CommandParser:
         "are right for this GPU.",
         epilog=examples(
             "python -m mlx_ltx_vae.bench --metal",
-            "python -m mlx_ltx_vae.bench --metal -m vae.safetensors --submit docs/measurements/",
+            "python -m mlx_ltx_vae.bench --metal -m VAE --submit docs/measurements/",
         ),
     )
     parser.add_argument("--metal", action="store_true", help="this measurement")

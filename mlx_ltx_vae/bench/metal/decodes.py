@@ -23,7 +23,7 @@ from ...planning.memory import stream_memory, with_buffer_cache
 from ...planning.plan import DecodePlan
 from ..case import Case, Decode, loaded_network
 from ..decoding import measure_frames
-from .system import footprint, thermal_state
+from .system import footprint, sampled_footprint, thermal_state
 from .workload import stream_run
 
 _WARM_UP_FRAMES = 3  # latent frames
@@ -41,8 +41,8 @@ def timed_decode(
 
     Returns:
         What `decoding.measure_frames` does, and step, prefetch, planned_bytes (of what MLX's peak counts),
-        planned_total_bytes (with the buffer cache), footprint_bytes, peak_footprint_bytes and start_footprint_bytes
-        (before anything was loaded), thermal.
+        planned_total_bytes (with the buffer cache), start_footprint_bytes (before anything was loaded),
+        peak_footprint_bytes (of the decode), lifetime_footprint_bytes (with loading), thermal.
     """
     before = footprint()["footprint_bytes"]
     with forced(formulation):
@@ -53,7 +53,8 @@ def timed_decode(
             subject.vae, short, subject.vae.plan(short.shape, mode=case.mode, order=case.order, chunk=case.chunk)
         ).run():
             pass
-        measured = measure_frames(replace(subject, plan=plan).run())
+        with sampled_footprint() as footprints:
+            measured = measure_frames(replace(subject, plan=plan).run())
     return {
         **measured,
         "step": plan.step,
@@ -61,7 +62,8 @@ def timed_decode(
         "planned_bytes": plan.memory.active,
         "planned_total_bytes": plan.peak_bytes,
         "start_footprint_bytes": before,
-        **footprint(),
+        "peak_footprint_bytes": max(footprints, default=None),
+        "lifetime_footprint_bytes": footprint()["lifetime_footprint_bytes"],
         "thermal": thermal_state(),
     }
 

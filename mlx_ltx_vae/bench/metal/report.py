@@ -140,7 +140,7 @@ def _decodes(document: Document) -> str:
     rows = [_decode_row(run, reference) for run in document["decodes"]]
     notes = [
         "Each in a fresh process, after a short decode. ratio: to the faster run as planned.",
-        "peak: MLX's, and what was planned. footprint: the process's largest, with Python and libraries; in all: the "
+        "peak: MLX's, and what was planned. footprint: the process's largest in the decode, with Python; in all: the "
         "plan with MLX's buffer cache.",
     ]
     return table(rows, notes) if rows else ""

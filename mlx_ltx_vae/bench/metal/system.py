@@ -8,6 +8,7 @@ import ctypes
 import os
 import platform
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -21,6 +22,7 @@ from ...device import backend
 #: Variables that MLX reads: at every convolution, but for the last, which it reads once in a process.
 WINOGRAD, TILE_BATCH, TF32 = "MLX_CONV_WINOGRAD", "MLX_CONV_WINOGRAD_TILE_BATCH", "MLX_ENABLE_TF32"
 
+_SAMPLE_SECONDS = 0.02
 _STATUS = Path("/proc/self/status")
 
 # <sys/resource.h>: `struct rusage_info_v4` is a UUID of two words and then words; later versions only append.
@@ -58,11 +60,37 @@ def footprint() -> dict[str, int | None]:
     """Bytes of memory that this process takes of the machine.
 
     Returns:
-        footprint_bytes, now, and peak_footprint_bytes, the largest so far. On macOS this is the physical footprint that
-        Activity Monitor shows, GPU buffers included; on Linux the resident memory; None where neither is known.
+        footprint_bytes, now, and lifetime_footprint_bytes, the largest so far. On macOS this is the physical footprint
+        that Activity Monitor shows, GPU buffers included; on Linux the resident memory; None where neither is known.
     """
     now, largest = _footprint_of_macos() if sys.platform == "darwin" else _resident_memory()
-    return {"footprint_bytes": now, "peak_footprint_bytes": largest}
+    return {"footprint_bytes": now, "lifetime_footprint_bytes": largest}
+
+
+@contextmanager
+def sampled_footprint() -> Iterator[list[int]]:
+    """Sample the footprint every 20 ms from a thread while the block runs, and once at its end: a list of bytes.
+
+    The largest footprint so far would include what loading took.
+    """
+    samples: list[int] = []
+    done = threading.Event()
+
+    def sample() -> None:
+        is_last = False
+        while not is_last:
+            is_last = done.wait(_SAMPLE_SECONDS)
+            now = footprint()["footprint_bytes"]
+            if now is not None:
+                samples.append(now)
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        thread.join()
 
 
 def _footprint_of_macos() -> tuple[int | None, int | None]:
