@@ -224,10 +224,11 @@ def test_a_job_has_its_variables_in_its_process(monkeypatch):
 
     def fake(command, env, **_):
         seen.update(env)
-        return processes.subprocess.CompletedProcess(command, 0, "{}", "")
+        raise ChildProcessError
 
-    monkeypatch.setattr(processes.subprocess, "run", fake)
-    processes.run_fresh(processes.Job(change_plan, Case(), variables={"MLX_ENABLE_TF32": "0", "PROBE": "1"}))
+    monkeypatch.setattr(processes.subprocess, "Popen", fake)
+    with pytest.raises(ChildProcessError):
+        processes.run_fresh(processes.Job(change_plan, Case(), variables={"MLX_ENABLE_TF32": "0", "PROBE": "1"}))
     assert (seen["MLX_ENABLE_TF32"], seen["PROBE"], seen["PATH"]) == ("0", "1", os.environ["PATH"])
     assert "PROBE" not in os.environ
 
