@@ -118,7 +118,7 @@ def emulated(gpu: EmulatedGPU = EmulatedGPU()) -> Iterator[Counter[str]]:
         stack.enter_context(patch.object(mx.metal, "is_available", lambda: True))
         stack.enter_context(patch.object(module, "choose", gpu.choose))
         if gpu.formulation is Formulation.CONV3D:
-            stack.enter_context(patch.object(module, "_finish", _add_one_by_one))
+            stack.enter_context(patch.object(module, "add_bias", _add_one_by_one))
         for name in ("conv2d", "conv3d", "matmul", "addmm"):
             stack.enter_context(patch.object(mx, name, getattr(emulation, name)))
         stack.enter_context(patch.object(mx.array, "__matmul__", lambda one, other: emulation.matmul(one, other)))

@@ -230,4 +230,5 @@ def test_memory_of_a_stream_does_not_grow_with_the_clip(vae):
         return mx.get_peak_memory() - before
 
     with pytest.warns(UserWarning, match="left out"):
-        assert peak(256) <= 1.02 * peak(96)
+        # MLX runs a few operations ahead, so the peak of so small an encode varies by some percent.
+        assert peak(256) <= 1.1 * peak(96)
