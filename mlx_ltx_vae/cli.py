@@ -20,10 +20,11 @@ from tqdm import tqdm
 from . import __version__, startup
 from .cleanup import Cleanup
 from .dtypes import DTYPES
-from .errors import DecodeError, DistributedError, LTXVAEError, WriterError, describe_error, one_line
+from .errors import DecodeError, DistributedError, LTXVAEError, WriterError, describe_error, excerpt, one_line, quote
 from .frame_rate import parse_fps
 from .latents import parse_grid
 from .ranks import Work, launched_rank
+from .shapes import MAX_PIXELS, is_possible_size
 from .signals import die_by_termination, ended_by_signals
 from .tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from .units import parse_bytes
@@ -31,6 +32,7 @@ from .units import parse_bytes
 Value = TypeVar("Value")
 
 _MAX_HELP_WIDTH = 80
+_MAX_MESSAGE = 260  # characters of what argparse says, which quotes an argument of any length
 _REPORT_SECONDS = 3
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 
@@ -45,7 +47,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2. Of several ranks, which have the same command line, the first says why."""
-        text = f'error: {one_line(message)}\nrun "{self.prog} --help" for the options\n'
+        text = f'error: {excerpt(message, _MAX_MESSAGE)}\nrun "{self.prog} --help" for the options\n'
         if launched_rank():
             leave_it_to_the_first_rank()
             self.exit(2)
@@ -253,16 +255,19 @@ def write_line(text: str, file: TextIO) -> None:
 
 def frame_size(text: str) -> tuple[int, int]:
     """The type of `--size 768x512`: (width, height)."""
-    match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
+    match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", text)
     if not match or not int(match[1]) or not int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a width and a height such as 768x512")
-    return int(match[1]), int(match[2])
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not a width and a height such as 768x512")
+    size = int(match[1]), int(match[2])
+    if not is_possible_size(size):
+        raise argparse.ArgumentTypeError(f"{text} is larger than any video; frames have at most {MAX_PIXELS:,} pixels")
+    return size
 
 
 def positive(text: str) -> int:
     """The type of `--chunk 2`: a whole number above 0."""
-    if not re.fullmatch(r"[0-9]+", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 1")
     return int(text)
 
 
@@ -272,7 +277,7 @@ def share(text: str) -> float:
         value = float(text)
         if 0 <= value <= 1:
             return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    raise argparse.ArgumentTypeError(f"{quote(text)} is not a number from 0 to 1")
 
 
 def argument_type(parse: Callable[[str], Value]) -> Callable[[str], Value]:

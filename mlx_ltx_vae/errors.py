@@ -3,6 +3,10 @@
 Every message is one sentence: the file or shape at fault, what was expected, what to do.
 """
 
+from collections.abc import Callable
+
+_MAX_SHOWN = 1000  # characters of an error, whose longest part is the name of a file
+
 
 class LTXVAEError(Exception):
     """Base class of all errors that this package raises."""
@@ -58,10 +62,34 @@ class TilingError(PlanError, ValueError):
 
 def describe_error(error: Exception) -> str:
     """An error in one line, with the class name of errors that are not this package's own."""
-    text = one_line(error)
+    text = excerpt(error, _MAX_SHOWN)
     return text if isinstance(error, LTXVAEError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 def one_line(message: object) -> str:
-    """A text with single spaces instead of line breaks."""
-    return " ".join(str(message).split())
+    """A text with single spaces instead of line breaks, and with control characters escaped (a terminal obeys them)."""
+    text = " ".join(str(message).split())
+    return text if text.isprintable() else "".join(map(_escape, text))
+
+
+def excerpt(content: object, limit: int = 80) -> str:
+    """What a file contains, for a message: one line of at most `limit` characters, and "..." if there were more."""
+    return _clip(content, str, limit)
+
+
+def quote(value: object, limit: int = 80) -> str:
+    """As `excerpt`, of the value's `repr`: strings in quotes."""
+    return _clip(value, repr, limit)
+
+
+def _clip(value: object, to_text: Callable[[object], str], limit: int) -> str:
+    try:
+        text = to_text(value)
+    except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
+        return f"a {type(value).__name__} that is too large to show"
+    line = one_line(text[: limit + 1])
+    return line if len(line) <= limit and len(text) <= limit else f"{line[:limit]}..."
+
+
+def _escape(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")

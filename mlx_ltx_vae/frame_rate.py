@@ -4,6 +4,8 @@ import math
 import re
 from fractions import Fraction
 
+from .errors import quote
+
 #: Frames per second of a video whose latent file states no rate.
 DEFAULT_FPS = Fraction(24)
 
@@ -32,7 +34,7 @@ def parse_fps(rate: str | float | Fraction) -> Fraction:
     elif _NUMBER.fullmatch(text):
         fps = _snap_to_ntsc(Fraction(text))
     else:
-        raise ValueError(f"{text!r} is not a frame rate; write frames per second as 24, 23.976 or 24000/1001.")
+        raise ValueError(f"{quote(text)} is not a frame rate; write frames per second as 24, 23.976 or 24000/1001.")
     if not 0 < fps <= _MAX_FPS:
         raise ValueError(f"a frame rate must be above 0 and at most {_MAX_FPS}, not {text}.")
     return fps

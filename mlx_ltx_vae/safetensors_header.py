@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
+from .errors import excerpt
+
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64", "BOOL": "bool",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
@@ -40,7 +42,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
         reason = str(error).removeprefix("Error while deserializing header: ")
         if _WRONG_SIZE in reason:
             reason = f"it has {path.stat().st_size} bytes, not as many as its header says: it is truncated or damaged"
-        raise ValueError(reason) from error
+        raise ValueError(excerpt(reason, 120)) from error
 
 
 def _tensor_header(stored: Any) -> TensorHeader:

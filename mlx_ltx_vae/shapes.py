@@ -11,6 +11,10 @@ Grid = tuple[int, int, int]
 #: Width and height of a frame, in pixels.
 Size = tuple[int, int]
 
+#: The largest number of pixels of a frame, about 16,000 x 16,000. It is ffmpeg's, which adds something to the sides.
+MAX_PIXELS = 2**28
+_ADDED_TO_SIDES = 128
+
 
 class ScaleFactors(NamedTuple):
     """Pixels per latent cell along each axis. The first latent frame corresponds to a single video frame."""
@@ -68,6 +72,12 @@ class LatentShape(NamedTuple):
     def grid(self) -> Grid:
         """(F', H', W')."""
         return self.frames, self.height, self.width
+
+
+def is_possible_size(size: Size) -> bool:
+    """Whether ffmpeg can have frames of this size."""
+    width, height = size
+    return (width + _ADDED_TO_SIDES) * (height + _ADDED_TO_SIDES) < MAX_PIXELS
 
 
 def format_size(width: int, height: int) -> str:

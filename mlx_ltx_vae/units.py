@@ -3,7 +3,7 @@
 import math
 import re
 
-from .errors import PlanError
+from .errors import PlanError, quote
 
 MB, GB = 1e6, 1e9
 
@@ -39,9 +39,9 @@ def parse_bytes(text: str | int | float, available: int) -> int:
     if isinstance(text, (int, float)) and not isinstance(text, bool) and 0 < text < float("inf"):
         return int(text)
     if re.fullmatch(r"\s*[0-9.]+\s*", str(text)):
-        raise PlanError(f"a memory budget needs a unit, such as 8GB, 500MB or 50%; {text!r} has none.")
+        raise PlanError(f"a memory budget needs a unit, such as 8GB, 500MB or 50%; {quote(text)} has none.")
     match = re.fullmatch(r"\s*([0-9]{0,15}\.?[0-9]{1,15})\s*(%|[KMGT](?:I?B)?)\s*", str(text).upper())
     if isinstance(text, bool) or not match or float(match[1]) <= 0:
-        raise PlanError(f"a memory budget is a size such as 8GB, 500MB or 50%, not {text!r}.")
+        raise PlanError(f"a memory budget is a size such as 8GB, 500MB or 50%, not {quote(text)}.")
     unit = available / 100 if match[2] == "%" else _UNITS[match[2]]
     return int(float(match[1]) * unit)

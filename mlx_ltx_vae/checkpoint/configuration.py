@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, excerpt
 from ..models.video_vae.block_types import DECODER_BLOCKS, ENCODER_BLOCKS
 from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.generations import GENERATIONS
@@ -136,7 +136,8 @@ def _metadata(archives: Sequence[Archive]) -> Iterator[object]:
                 yield json.loads(archive.metadata["config"])
             except (TypeError, ValueError, RecursionError) as error:
                 raise CheckpointError(
-                    f"{archive.path}: its metadata entry 'config' is not JSON ({error}); download the file again."
+                    f"{archive.path}: its metadata entry 'config' is not JSON ({excerpt(error)}); download the file "
+                    "again."
                 ) from error
 
 

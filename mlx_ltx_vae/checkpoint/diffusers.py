@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, excerpt, quote
 from .names import BLOCK_STEMS
 
 _LTX_VIDEO = "AutoencoderKLLTXVideo"
@@ -97,8 +97,8 @@ class DiffusersVAE:
             prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
             if prefix is None:
                 raise CheckpointError(
-                    f"{self.source}: its tensor {network}.{name} belongs to no block of its config.json; use the "
-                    "config.json that came with the weights."
+                    f"{self.source}: its tensor {network}.{excerpt(name)} belongs to no block of its config.json; use "
+                    "the config.json that came with the weights."
                 )
             original = prefixes[prefix] + name.removeprefix(prefix)
             renamed[name] = original.replace(".conv_shortcut.conv.", ".conv_shortcut.")
@@ -124,8 +124,8 @@ def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
         decoder, decoder_base = _walk_decoder(class_name, config)
     except (LookupError, ArithmeticError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{source}: the lists of its config.json do not describe one network ({error}); use the config.json that "
-            "came with the weights."
+            f"{source}: the lists of its config.json do not describe one network ({excerpt(error)}); use the "
+            "config.json that came with the weights."
         ) from error
     original = {
         "_class_name": "CausalVideoAutoencoder",
@@ -151,19 +151,24 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
             "folder of the convolutional VAE (vae)."
         )
     if class_name not in _DEFAULTS:
-        raise CheckpointError(f"{source}: its class {class_name} is not supported; use an {_LTX_VIDEO} or {_LTX_2}.")
+        raise CheckpointError(
+            f"{source}: its class {excerpt(class_name)} is not supported; use an {_LTX_VIDEO} or {_LTX_2}."
+        )
     defaults = _SHARED_DEFAULTS | _DEFAULTS[class_name]
     config = defaults | {key: value for key, value in raw.items() if not key.startswith("_")}
     unknown = sorted(config.keys() - defaults.keys())
     if unknown:
+        key, value = quote(unknown[0], 40), quote(config[unknown[0]])
         raise CheckpointError(
-            f"{source}: its configuration has the unknown key {unknown[0]!r} = {config[unknown[0]]!r}, which could "
+            f"{source}: its configuration has the unknown key {key} = {value}, which could "
             "change the result; a newer mlx_ltx_vae may know it."
         )
     for key, expected in _FIXED.items():
         if config[key] != expected:
             found = config[key]
-            raise CheckpointError(f"{source}: its configuration has {key} = {found!r}; only {expected!r} is supported.")
+            raise CheckpointError(
+                f"{source}: its configuration has {key} = {quote(found)}; only {expected!r} is supported."
+            )
     return config
 
 
@@ -180,8 +185,8 @@ def _padding(config: Mapping[str, Any], source: str) -> dict[str, str]:
     if decoder == ("zeros" if config["timestep_conditioning"] else "reflect"):
         return {"encoder_spatial_padding_mode": encoder}
     raise CheckpointError(
-        f"{source}: its encoder pads with {encoder} and its decoder with {decoder}, a combination of no published "
-        "VAE; use the config.json that came with the weights."
+        f"{source}: its encoder pads with {excerpt(encoder)} and its decoder with {excerpt(decoder)}, a combination "
+        "of no published VAE; use the config.json that came with the weights."
     )
 
 

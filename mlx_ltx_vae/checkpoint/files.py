@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..dtypes import DTYPES
-from ..errors import CheckpointError, LatentsError
+from ..errors import CheckpointError, LatentsError, excerpt, quote
 from ..mlx_utils import evaluate, load_safetensors
 from ..safetensors_header import read_header
 from .weight_files import is_index, shard_problem
@@ -85,7 +85,7 @@ def open_arrays(name: str, arrays: Mapping[str, mx.array | np.ndarray]) -> Archi
     for key, array in arrays.items():
         if not isinstance(key, str) or not isinstance(array, (mx.array, np.ndarray)):
             raise CheckpointError(
-                f"{name}: expected names with mx.array or numpy arrays, and {key!r} is a {type(array).__name__}."
+                f"{name}: expected names with mx.array or numpy arrays, and {quote(key)} is a {type(array).__name__}."
             )
         dtype = str(array.dtype).rpartition(".")[2]
         tensors[key] = TensorInfo(Path(name), key, dtype, tuple(array.shape), array)
@@ -105,7 +105,7 @@ def shard_names(index: Path) -> list[str]:
     for name in names:
         if PurePath(name).is_absolute() or ".." in PurePath(name).parts or not PurePath(name).name:
             raise CheckpointError(
-                f"{index}: it names the shard {name[:80]!r}, which is not in its folder; download the index again from "
+                f"{index}: it names the shard {quote(name)}, which is not in its folder; download the index again from "
                 "the original."
             )
     return names
@@ -116,7 +116,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: expected JSON ({error}); download it again or repair it.") from error
+        raise CheckpointError(
+            f"{path}: expected JSON ({excerpt(error, 120)}); download it again or repair it."
+        ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object and found a {type(content).__name__}.")
     return content
@@ -127,8 +129,8 @@ def check_dtypes(tensors: Iterable[TensorInfo]) -> None:
     for info in tensors:
         if info.dtype not in DTYPES:
             raise CheckpointError(
-                f"{info.path}: {info.name} is stored as {info.dtype}, and only float32, float16 and bfloat16 are "
-                "supported; use a file whose VAE is not quantized."
+                f"{info.path}: {excerpt(info.name)} is stored as {info.dtype}, and only float32, float16 and bfloat16 "
+                "are supported; use a file whose VAE is not quantized."
             )
 
 
@@ -180,7 +182,7 @@ def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[t
 def _open_shard(index: Path, name: str) -> Archive:
     if not os.path.isfile(index.parent / name):  # not Path.is_file, which raises for a name that is too long
         raise CheckpointError(
-            f"{index}: its shard {name[:80]} is missing; download all the files that the index names."
+            f"{index}: its shard {excerpt(name)} is missing; download all the files that the index names."
         )
     return _open_file(index.parent / name)
 

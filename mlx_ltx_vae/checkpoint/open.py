@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, excerpt
 from ..mlx_utils import count_nonfinite, named_parameters, to_bool, to_float
 from ..models.convolution.module import prepare
 from ..models.video_vae.config import VAEConfig
@@ -111,7 +111,9 @@ def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
         try:
             stated = choose_config([json.loads(json.dumps(config))])
         except (TypeError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"weights: their configuration cannot be JSON ({error}); pass a dict.") from error
+            raise CheckpointError(
+                f"weights: their configuration cannot be JSON ({excerpt(error)}); pass a dict."
+            ) from error
         if stated is None:
             raise CheckpointError(
                 "weights: their configuration describes no video VAE; pass a dict with encoder_blocks and "
@@ -165,9 +167,10 @@ def load_network(
         sorted(stored.tensors.keys() - expected.keys()),
     )
     if names := missing or unexpected:
+        fault = "lacks" if missing else "has the unexpected"
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise CheckpointError(
-            f"{checkpoint.name}: its {name} {'lacks' if missing else 'has the unexpected'} tensor {names[0]}{more}, so "
+            f"{checkpoint.name}: its {name} {fault} tensor {excerpt(names[0])}{more}, so "
             "the file does not match its configuration; download both again from one release."
         )
     loaded = []
@@ -182,7 +185,9 @@ def load_network(
         try:
             mx.eval(weight)
         except RuntimeError as error:
-            raise CheckpointError(f"{checkpoint.name}: tensor {name}.{key} cannot be read ({error}).") from error
+            raise CheckpointError(
+                f"{checkpoint.name}: tensor {name}.{key} cannot be read ({excerpt(error, 120)})."
+            ) from error
         if problem := _problem(key, weight):
             is_half = dtype is not None and dtype == mx.float16
             remedy = "use bfloat16 or float32" if is_half else "download the file again"
@@ -224,7 +229,7 @@ def _find_networks(archives: Sequence[Archive], wanted: Sequence[str], name: str
         )
     if not networks:
         found = [tensor for archive in archives for tensor in archive.tensors]
-        shown = ", ".join(found[:_NAMED_TENSORS]) + (" ..." if len(found) > _NAMED_TENSORS else "")
+        shown = excerpt(", ".join(found[:_NAMED_TENSORS])) + (" ..." if len(found) > _NAMED_TENSORS else "")
         raise CheckpointError(
             f"{name}: expected a video VAE (vae.encoder.*, vae.decoder.* or the like) and found "
             f"{shown or 'no tensor'}; give the file of the VAE."

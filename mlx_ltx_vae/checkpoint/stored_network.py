@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..dtypes import DTYPES
-from ..errors import CheckpointError
+from ..errors import CheckpointError, quote
 from .files import TensorInfo, read_tensors
 
 Shape = tuple[int, ...]
@@ -86,8 +86,8 @@ def stated_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | No
     except ValueError:
         known = " and ".join(f"({layout.value})" for layout in WeightLayout)
         raise CheckpointError(
-            f"{source}: its metadata states the {LAYOUT_KEY} {stated!r}, and known are {known}; convert it again from "
-            "the original."
+            f"{source}: its metadata states the {LAYOUT_KEY} {quote(stated)}, and known are {known}; convert it again "
+            "from the original."
         ) from None
 
 

@@ -7,7 +7,7 @@ from ..checkpoint.files import Archive
 from ..checkpoint.locate import locate
 from ..checkpoint.names import NETWORKS, find_diffusion_decoder, find_network
 from ..checkpoint.weight_files import is_index
-from ..errors import CheckpointError
+from ..errors import CheckpointError, excerpt
 from ..latents.files import KNOWN_NAMES
 from ..shapes import Grid
 from .checkpoint import CheckpointReport, inspect_checkpoint
@@ -33,8 +33,9 @@ def inspect(
             were given for a checkpoint.
         LatentsError: as `open_latents`.
     """
-    path = Path(source).expanduser()
+    path = Path(source)
     location = None if _is_numpy_file(path) else locate(source)
+    path = path.expanduser()  # which `locate` has found to be possible
     is_single_file = path.is_file() and not is_index(path.name)
     if location is None or (is_single_file and _has_latents(location.archives[0], tensor)):
         return inspect_latents(path, None if vae is None else open_checkpoint(vae), tensor=tensor, grid=grid)
@@ -46,10 +47,14 @@ def inspect(
 
 
 def _is_numpy_file(path: Path) -> bool:
-    if not path.is_file():
+    try:
+        path = path.expanduser()
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(8).startswith(_NUMPY_STARTS)
+    except (OSError, RuntimeError):  # no file that can be read, which `locate` reports
         return False
-    with path.open("rb") as file:
-        return file.read(8).startswith(_NUMPY_STARTS)
 
 
 def _has_latents(archive: Archive, tensor: str | None) -> bool:
@@ -59,7 +64,7 @@ def _has_latents(archive: Archive, tensor: str | None) -> bool:
     is_known = len(archive.tensors) == 1 or not archive.tensors.keys().isdisjoint(KNOWN_NAMES)
     if tensor is None and not is_known:
         names = list(archive.tensors)
-        shown = ", ".join(names[:_NAMED_TENSORS]) + (", ..." if len(names) > _NAMED_TENSORS else "")
+        shown = excerpt(", ".join(names[:_NAMED_TENSORS])) + (", ..." if len(names) > _NAMED_TENSORS else "")
         found = f"{len(names)} tensors ({shown})" if names else "no tensor"
         raise CheckpointError(
             f"{archive.path}: expected a video VAE (vae.encoder.*, vae.decoder.* or the like) or latents "

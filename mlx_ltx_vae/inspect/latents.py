@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..checkpoint import Checkpoint
-from ..errors import LatentsError
+from ..errors import LatentsError, excerpt, one_line
 from ..frame_rate import DEFAULT_FPS
 from ..latents import LatentsFile, MappedLatents, open_latents
 from ..latents.mapped import channel_moments, read_frames
@@ -86,8 +86,9 @@ class LatentsReport:
         hint = ": perhaps not normalized, or a plain, still clip" if 2 * unusual > channels else ""
         return "\n".join(
             [
-                f"file     {info.source}",
-                f"tensor   {info.tensor}, {info.stored_shape} {self.file.stored_dtype}, read as {self.file.layout}",
+                f"file     {one_line(info.source)}",
+                f"tensor   {excerpt(info.tensor)}, {info.stored_shape} {self.file.stored_dtype}, "
+                f"read as {self.file.layout}",
                 f"latents  {videos}{channels} channels, {frames} x {rows} x {columns} (frames x rows x columns)",
                 f"values   {self._describe_normalized()}",
                 f"         mean {values['mean']:.3f}, std {values['std']:.3f}, all finite, "

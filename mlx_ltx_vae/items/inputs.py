@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from ..errors import ItemsError
+from ..errors import ItemsError, quote
 from ..frame_rate import parse_fps
 from ..shapes import Size
 
@@ -96,7 +96,7 @@ def _read_lines(path: str) -> Iterator[Input]:
 def _listed(line: str, path: str, where: str) -> Input:
     """The input that a line of a list names, relative to the list's folder."""
     if line == _STANDARD_INPUT or "\0" in line:
-        raise ItemsError(f"{where}: {line!r} is not the path of a file.")
+        raise ItemsError(f"{where}: {quote(line)} is not the path of a file.")
     folder = os.path.dirname(path)
     source = os.path.join(folder, line)
     inside = os.path.relpath(source, folder or ".")
@@ -149,5 +149,5 @@ def _whole(row: dict[str, str], name: str, where: str) -> int | None:
         return None
     digits, _, decimals = text.partition(".")
     if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits)) or decimals.strip("0"):
-        raise ItemsError(f"{where}: the {name} {text!r} is not a whole number of at least 1.")
+        raise ItemsError(f"{where}: the {name} {quote(text)} is not a whole number of at least 1.")
     return int(digits)

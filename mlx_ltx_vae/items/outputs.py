@@ -11,6 +11,8 @@ from .item import Item
 #: Stands for the name of the input, in an output.
 NAME = "{name}"
 
+_MAX_BATCH = 10_000
+
 
 def are_many(arguments: Sequence[str]) -> bool:
     """Whether arguments name more than one input; a list always does, whatever its length."""
@@ -110,6 +112,8 @@ def name_outputs(output: str, batch: int) -> list[str]:
     """The output of each video of a batch: clip.mp4 -> clip-0.mp4; out/ -> out-0/; f/%05d.png -> f-0/%05d.png."""
     if batch == 1:
         return [output]
+    if batch > _MAX_BATCH:
+        raise LatentsError(f"the file has {batch} videos, and at most {_MAX_BATCH} are decoded at once; split it.")
     if output == "-":
         raise LatentsError(f"the file has {batch} videos, and standard output takes one; name an output file.")
     path = Path(output)

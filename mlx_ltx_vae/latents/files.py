@@ -22,7 +22,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from ..errors import LatentsError, WriterError
+from ..errors import LatentsError, WriterError, excerpt, quote
 from ..frame_rate import parse_fps
 from ..part_file import PartFile
 from ..shapes import Grid, LatentShape, ScaleFactors
@@ -38,6 +38,7 @@ _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 
 # uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
 _READABLE_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint16")
+_SHOWN_NAMES = 120  # characters
 _LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
 
 
@@ -165,7 +166,9 @@ def open_latents(
     )
     _check_shape(layout.shape, latent_channels, source)
     if stored.dtype not in _READABLE_DTYPES:
-        raise LatentsError(f"{source}: {name} is stored as {stored.dtype}; save it as float32, float16 or bfloat16.")
+        raise LatentsError(
+            f"{source}: {excerpt(name)} is stored as {stored.dtype}; save it as float32, float16 or bfloat16."
+        )
     info = LatentsInfo(source, name, stored.shape, metadata.fps)
     check_sizes(metadata, layout.shape.grid, scale, source)
     if not states_grid(metadata, layout.shape.grid):
@@ -296,12 +299,13 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
     if wanted in names:
         return wanted
     if wanted is not None:
-        shown = ", ".join(sorted(names)[:8]) or "nothing"
-        raise LatentsError(f"{source}: has no tensor {wanted!r}; it has {shown}.")
+        shown = excerpt(", ".join(sorted(names)[:8]), _SHOWN_NAMES) or "nothing"
+        raise LatentsError(f"{source}: has no tensor {quote(wanted)}; it has {shown}.")
     if not candidates:
         raise LatentsError(f"{source}: has no tensors.")
     if len(candidates) > 1:
-        found = f"{len(candidates)} tensors that could be the latents ({', '.join(sorted(candidates)[:8])})"
+        shown = excerpt(", ".join(sorted(candidates)[:8]), _SHOWN_NAMES)
+        found = f"{len(candidates)} tensors that could be the latents ({shown})"
         raise LatentsError(f"{source}: has {found}; choose one with tensor= (--tensor).")
     return candidates[0]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..errors import LatentsError
+from ..errors import LatentsError, excerpt, quote
 from ..shapes import Grid, LatentShape
 
 #: The layout of this package: one letter per axis.
@@ -73,7 +73,7 @@ def parse_grid(text: str) -> Grid:
     """`(F', H', W')` from "16x22x40". Raises `ValueError` for anything but three whole numbers above 0."""
     match = _GRID.fullmatch(text.strip())
     if not match:
-        raise ValueError(f"{text!r} is not a latent grid; write F'xH'xW', such as 16x22x40.")
+        raise ValueError(f"{quote(text)} is not a latent grid; write F'xH'xW', such as 16x22x40.")
     return int(match[1]), int(match[2]), int(match[3])
 
 
@@ -95,7 +95,9 @@ def find_layout(
     """
     layouts = [Layout(axes, stored_shape) for axes in _LAYOUTS.get(len(stored_shape), ())]
     if not layouts:
-        raise LatentsError(f"{source}: latents {stored_shape} fit no known layout; save them as (B, C, F', H', W').")
+        raise LatentsError(
+            f"{source}: latents {excerpt(stored_shape)} fit no known layout; save them as (B, C, F', H', W')."
+        )
     if latent_channels is None:
         layouts = layouts[:1]
     if grid is None and sizes is not None and any(layout.has_grid(sizes) for layout in layouts):

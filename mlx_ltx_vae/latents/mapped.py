@@ -136,9 +136,15 @@ def channel_moments(frames: Iterable[mx.array]) -> tuple[np.ndarray, np.ndarray]
     """Mean and standard deviation (C,), float64, of all latent frames (B, C, 1, H', W') together."""
     means, variances = [], []
     for values in frames:
-        means.append(np.array(values.mean(axis=(0, 2, 3, 4)), np.float64))
-        variances.append(np.array(values.var(axis=(0, 2, 3, 4)), np.float64))
+        # In float64, in which no square of a float32 is infinite. Channel by channel, since it takes twice the memory.
+        moments = [_moments(channel.astype(np.float64)) for channel in np.moveaxis(np.array(values), 1, 0)]
+        means.append([mean for mean, _ in moments])
+        variances.append([variance for _, variance in moments])
     return np.mean(means, axis=0), np.sqrt(np.mean(variances, axis=0) + np.var(means, axis=0))
+
+
+def _moments(values: np.ndarray) -> tuple[float, float]:
+    return float(values.mean()), float(values.var())
 
 
 def check_finite(latents: mx.array, source: str, part: Sequence[range] | None = None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from ..errors import LatentsError
+from ..errors import LatentsError, quote
 from ..frame_rate import parse_fps
 from ..shapes import DEFAULT_SCALE, Grid, ScaleFactors
 from .layouts import CHANNELS_FIRST, format_grid, parse_grid
@@ -110,7 +110,7 @@ def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
         try:
             values[key] = parse(metadata[key])
         except (KeyError, ValueError):
-            found = f"{key} = {metadata[key][:_SHOWN]!r}, which is not {expected}"
+            found = f"{key} = {quote(metadata[key][:_SHOWN])}, which is not {expected}"
             raise LatentsError(f"{source}: its metadata has {found}.") from None
     frames, rows, columns = (values.pop(key, None) for key in _GRID_SIZES)
     values["latent_sizes"] = frames, rows, columns

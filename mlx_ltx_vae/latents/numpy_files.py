@@ -14,7 +14,7 @@ from typing import IO, Literal
 import numpy as np
 from numpy.lib import format as npy_format
 
-from ..errors import LatentsError
+from ..errors import LatentsError, excerpt
 from ..units import format_bytes
 from .formats import torch_error
 from .stored import OpenFile, StoredTensor
@@ -22,6 +22,8 @@ from .stored import OpenFile, StoredTensor
 _MAX_NPY_HEADER = 2**14  # bytes; numpy itself refuses headers of more than 10,000
 _ZIP_HEADER = 30  # bytes before the name; the lengths of the name and of what follows it are the last four
 _COPIED_AT_ONCE = 2**20  # bytes
+_MAX_COMPRESSION, _MAX_UNSUSPECTED = 100, 10**8  # deflate makes noise 1 to 2 times smaller, and zeros 1,000 times
+_SHOWN = 40  # characters of a name or shape in an error
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class _NpyHeader:
         read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, is_fortran, dtype = read_header(start)
         if min(shape, default=0) < 0:
-            raise ValueError(f"its shape is {shape}")
+            raise ValueError(f"its shape is {excerpt(shape)}")
         return cls(shape, "F" if is_fortran else "C", dtype, start.tell())
 
     @property
@@ -93,12 +95,13 @@ def open_npz(file: OpenFile) -> dict[str, StoredTensor]:
 
 def _open_member(file: OpenFile, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> StoredTensor:
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{name} is compressed in a way that numpy does not write")
+        raise ValueError(f"{excerpt(name, _SHOWN)} is compressed in a way that numpy does not write")
     with archive.open(entry) as member:
         header = _NpyHeader.read(member)
     expected = header.size + header.data_bytes
     if not header.dtype.hasobject and entry.file_size != expected:
-        raise ValueError(f"{name} has {entry.file_size} bytes, where its shape {header.shape} takes {expected}")
+        found = f"{excerpt(name, _SHOWN)} has {entry.file_size} bytes"
+        raise ValueError(f"{found}, where its shape {excerpt(header.shape, _SHOWN)} takes {expected}")
     if entry.compress_type == zipfile.ZIP_STORED:
         sizes = file.read(entry.header_offset + _ZIP_HEADER - 4, 4)
         names_bytes = int.from_bytes(sizes[:2], "little") + int.from_bytes(sizes[2:], "little")
@@ -129,6 +132,11 @@ class _CompressedMember:
 
     def _decompress(self) -> OpenFile:
         source, place, needed = self.file.source, tempfile.gettempdir(), self.entry.file_size
+        if needed > max(_MAX_UNSUSPECTED, _MAX_COMPRESSION * self.entry.compress_size):
+            raise LatentsError(
+                f"{source}: takes {format_bytes(self.entry.compress_size)} and would take {format_bytes(needed)} "
+                "decompressed, which is a decompression bomb, or values that are all alike; save it uncompressed."
+            )
         free = shutil.disk_usage(place).free
         if needed > free:
             raise LatentsError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from ..cleanup import temporary_folder
-from ..errors import LatentsError
+from ..errors import LatentsError, excerpt
 from .formats import START_BYTES, find_format
 from .stored import OpenFile
 
@@ -58,6 +58,7 @@ def _standard_input() -> IO[bytes]:
 
 
 def _open(source: str) -> IO[bytes]:
+    shown = excerpt(source, 200)
     try:
         mode = os.stat(source).st_mode  # before it is opened: opening a device may have effects
         if stat.S_ISDIR(mode):
@@ -66,10 +67,10 @@ def _open(source: str) -> IO[bytes]:
             raise LatentsError(f"{source}: is a device or a socket; expected a latent file, or a pipe with one.")
         return open(source, "rb")
     except FileNotFoundError:
-        raise LatentsError(f"{source}: there is no such file.") from None
+        raise LatentsError(f"{shown}: there is no such file.") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
-        raise LatentsError(f"{source}: cannot be read ({reason}).") from error
+        raise LatentsError(f"{shown}: cannot be read ({reason}).") from error
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import IO, Literal
 
 import numpy as np
 
-from ..errors import LatentsError
+from ..errors import LatentsError, excerpt
 
 
 class OpenFile:
@@ -80,5 +80,5 @@ def reading(source: str) -> Iterator[None]:
     except LatentsError:
         raise
     except Exception as error:  # a damaged header can make each of the parsers fail in its own way
-        reason = str(error).split("\n")[0].rstrip(".") or type(error).__name__
+        reason = excerpt(str(error).split("\n")[0].rstrip("."), 120) or type(error).__name__
         raise LatentsError(f"{source}: cannot be read as safetensors, .npy or .npz ({reason}).") from error

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 from ..errors import LatentsError
-from ..shapes import Grid, LatentShape
+from ..shapes import MAX_PIXELS, Grid, LatentShape, format_size, is_possible_size
 from ..streaming.axis import Axis
 from .specs import NetworkSpec, PaddingMode
+
+_MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second; a plan goes through all of them
 
 
 def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
@@ -24,6 +26,17 @@ def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
         raise LatentsError(
             f"latents have the shape {shown} with {latent_shape.channels} channels; this VAE decodes "
             f"{spec.in_channels} (axes are (B, C, F', H', W'))."
+        )
+    frames, height, width = spec.out_grid(latent_shape.grid)
+    if latent_shape.frames > _MAX_LATENT_FRAMES:
+        raise LatentsError(
+            f"latents have the shape {shown}; at most {_MAX_LATENT_FRAMES} latent frames are decoded at once, so "
+            "decode them in parts."
+        )
+    if not is_possible_size((width, height)):
+        raise LatentsError(
+            f"latents have the shape {shown} and decode to {format_size(width, height)}; frames have at most "
+            f"{MAX_PIXELS:,} pixels."
         )
     _check_reflection(spec, latent_shape.grid, f"latents have the shape {shown}")
     return latent_shape

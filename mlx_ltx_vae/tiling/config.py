@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from ..errors import TilingError
+from ..errors import TilingError, quote
 
 #: The names that `preset` accepts.
 PRESETS = ("auto", "default", "aggressive", "conservative", "spatial_only", "temporal_only")
@@ -121,9 +121,9 @@ def parse_tile(text: str) -> tuple[int, int]:
     Raises:
         TilingError: if the text has another form.
     """
-    match = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", text)
+    match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text)
     if not match:
-        raise TilingError(f"{text!r} is not a tile size with an optional overlap; write it as 512 or 512:64.")
+        raise TilingError(f"{quote(text)} is not a tile size with an optional overlap; write it as 512 or 512:64.")
     return int(match[1]), int(match[2] or 0)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..errors import WriterError
+from ..errors import WriterError, quote
 from .ffmpeg import has_encoder
 
 SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
@@ -118,7 +118,7 @@ def find_codec(name: str, ending: str, codec: str | None) -> Codec:
     key = (codec or ("vp9" if ending == ".webm" else "h264")).lower()
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
-        raise WriterError(f"{name}: the codec {codec!r} is not supported; use one of {', '.join(CODECS)}.")
+        raise WriterError(f"{name}: the codec {quote(codec)} is not supported; use one of {', '.join(CODECS)}.")
     found = CODECS[key]
     if ending not in found.endings:
         raise WriterError(f"{name}: {key} is not supported in {ending}; use {' or '.join(found.endings)}.")

@@ -20,7 +20,7 @@ from typing import IO
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from ..cleanup import Cleanup, kill_program, uninterrupted
-from ..errors import LTXVAEError, ReaderError, WriterError
+from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
 
 _FORWARDED_AT_ONCE = 1 << 16  # bytes; what a pipe holds
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
@@ -233,7 +233,7 @@ def describe(name: str, input_arguments: Sequence[str]) -> str:
 def check_audio(path: str | os.PathLike) -> None:
     """Raise a `WriterError` that names the file if ffmpeg cannot read the beginning of its first audio stream."""
     if not os.path.isfile(path):
-        raise WriterError(f"{path}: there is no such audio file.")
+        raise WriterError(f"{excerpt(path, 200)}: there is no such audio file.")
     _probe(os.fspath(path), "audio", ["-i", file_url(path), "-map", "0:a:0", "-frames:a", "1"], WriterError)
 
 

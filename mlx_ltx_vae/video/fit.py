@@ -5,7 +5,7 @@ from enum import Enum, auto
 from fractions import Fraction
 
 from ..errors import ReaderError
-from ..shapes import Size, format_size
+from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 
 
 class Fit(Enum):
@@ -28,6 +28,8 @@ def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: i
     """
     if wanted is not None and any(side < 1 or side % multiple for side in wanted):
         raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; both sides must be multiples of {multiple}.")
+    if wanted is not None and not is_possible_size(wanted):
+        raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; frames have at most {MAX_PIXELS:,} pixels.")
     within = _map(lambda side: side // multiple * multiple, source)
     nearest = _map(lambda side: max(1, round(side / multiple)) * multiple, source)
     if fit is Fit.RESIZE:

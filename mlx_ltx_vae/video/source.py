@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..cleanup import temporary_folder
-from ..errors import ReaderError
+from ..errors import ReaderError, excerpt
 from .ffmpeg import file_url
 
 #: Endings of images, and the kind of each.
@@ -26,14 +26,14 @@ def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[l
         ReaderError: for a missing file, folders without images or with images of several kinds, patterns without
             exactly one number field, gaps in the numbers, and images that are empty or cannot be opened.
     """
-    if path.is_file():
+    if os.path.isfile(path):  # which, unlike `Path.is_file`, takes a name that is too long
         return ["-i", file_url(path)], []
-    if path.is_dir():
+    if os.path.isdir(path):
         images = _images_of_folder(path)
     elif "%" in path.name:
         images = _images_of_pattern(path)
     else:
-        raise ReaderError(f"{path}: there is no such file or folder.")
+        raise ReaderError(f"{excerpt(path, 200)}: there is no such file or folder.")
     images = images[:max_images]
     for image in images:
         _check_not_empty(image)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, quote
 from .block_types import (
     DECODER_BLOCKS,
     DOWNSAMPLE,
@@ -23,6 +23,7 @@ InputChannels = Callable[[str], int | None]
 _BLOCKS = {"encoder": ENCODER_BLOCKS, "decoder": DECODER_BLOCKS}
 _STEMS = {"encoder": "down_blocks", "decoder": "up_blocks"}
 _DEFAULT_BASE = 128
+_MAX_LAYERS = 256  # of all blocks: ten times as many as any published network, and a plan still takes no time
 _FRACTION_TOLERANCE = 0.01  # of the width: a fraction is written with few digits
 
 
@@ -109,7 +110,7 @@ def _read_entries(network: str, blocks: Sequence[Any], source: str) -> list[_Ent
     for index, (name, raw_options) in enumerate(blocks if network == "encoder" else reversed(blocks)):
         meaning = _BLOCKS[network].get(name)
         if meaning is None:
-            raise CheckpointError(f"{source}: its {network} has a block of the unknown kind {name[:80]!r}.")
+            raise CheckpointError(f"{source}: its {network} has a block of the unknown kind {quote(name)}.")
         options = check_block(name, raw_options, source)
         if options["inject_noise"] and network == "encoder":
             raise CheckpointError(f"{source}: its encoder injects noise, which no known encoder does.")
@@ -118,6 +119,11 @@ def _read_entries(network: str, blocks: Sequence[Any], source: str) -> list[_Ent
                 f"{source}: its decoder injects noise in a {meaning.type.name} block, which is not known."
             )
         result.append(_Entry(name, meaning, options, f"{_STEMS[network]}.{index}"))
+    num_layers = sum(entry.options["num_layers"] for entry in result)
+    if num_layers > _MAX_LAYERS:
+        raise CheckpointError(
+            f"{source}: its {network} has {num_layers} layers in its configuration; expected at most {_MAX_LAYERS}."
+        )
     return result
 
 

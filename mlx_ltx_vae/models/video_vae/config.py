@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, quote
 from ...shapes import ScaleFactors
 from ..specs import PaddingMode
 from .block_lists import InputChannels, resolve_blocks
@@ -162,7 +162,9 @@ def _to_enum(kind: type[EnumT], value: Any, key: str, source: str) -> EnumT:
         return kind(value)
     except ValueError:
         names = ", ".join(str(member.value) for member in kind)
-        raise CheckpointError(f"{source}: its configuration has {key} = {value!r}; supported are {names}.") from None
+        raise CheckpointError(
+            f"{source}: its configuration has {key} = {quote(value)}; supported are {names}."
+        ) from None
 
 
 def _padding_modes(values: Mapping[str, Any], generation: str, source: str) -> tuple[PaddingMode, PaddingMode]:

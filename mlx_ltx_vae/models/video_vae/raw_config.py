@@ -4,9 +4,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, quote
 
-_MAX_SHOWN = 80  # characters of a value in an error message
 _MAX_BLOCKS = 100
 
 
@@ -71,7 +70,7 @@ _KEYS = {
     "decoder_blocks": _blocks(),
 }
 _BLOCK_OPTIONS = {
-    "num_layers": _whole(1, 1, 1000),
+    "num_layers": _whole(1, 1, 256),
     "multiplier": _number(None, 1, 64),
     "out_channels": _whole(None, 1, 2**20),
     "residual": _flag(None),
@@ -108,17 +107,19 @@ def check_config(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     for key, expected in _FIXED.items():
         if key in raw and (isinstance(raw[key], (list, Mapping)) or raw[key] != expected):
             raise CheckpointError(
-                f"{source}: its configuration has {key} = {_show(raw[key])}; only {expected!r} is supported."
+                f"{source}: its configuration has {key} = {quote(raw[key])}; only {expected!r} is supported."
             )
     for key in sorted(raw.keys() - _FIXED.keys() - _KEYS.keys() - _WITHOUT_EFFECT):
         if key.startswith("_"):
             continue
         if raw[key]:
             raise CheckpointError(
-                f"{source}: its configuration has the unknown key {key[:_MAX_SHOWN]!r} = {_show(raw[key])}, which "
+                f"{source}: its configuration has the unknown key {quote(key, 40)} = {quote(raw[key])}, which "
                 "could change the result; a newer mlx_ltx_vae may know it."
             )
-        warnings.warn(f"{source}: the unknown configuration key {key!r} is switched off and ignored.", stacklevel=4)
+        warnings.warn(
+            f"{source}: the unknown configuration key {quote(key)} is switched off and ignored.", stacklevel=4
+        )
     return _check(raw, _KEYS, f"{source}: its configuration")
 
 
@@ -131,8 +132,8 @@ def check_block(name: str, options: Any, source: str) -> dict[str, Any]:
     given = options if isinstance(options, Mapping) else {"num_layers": options}
     unknown = sorted(given.keys() - _BLOCK_OPTIONS.keys())
     if unknown:
-        raise CheckpointError(f"{source}: block {name!r} has the unknown option {unknown[0][:_MAX_SHOWN]!r}.")
-    return _check(given, _BLOCK_OPTIONS, f"{source}: block {name[:_MAX_SHOWN]!r}")
+        raise CheckpointError(f"{source}: block {quote(name)} has the unknown option {quote(unknown[0])}.")
+    return _check(given, _BLOCK_OPTIONS, f"{source}: block {quote(name)}")
 
 
 def _check(raw: Mapping[str, Any], keys: Mapping[str, _Key], what: str) -> dict[str, Any]:
@@ -140,14 +141,5 @@ def _check(raw: Mapping[str, Any], keys: Mapping[str, _Key], what: str) -> dict[
     for name, key in keys.items():
         checked[name] = raw.get(name, key.default)
         if name in raw and not key.is_valid(raw[name]):
-            raise CheckpointError(f"{what} has {name} = {_show(raw[name])}; expected {key.expected}.")
+            raise CheckpointError(f"{what} has {name} = {quote(raw[name])}; expected {key.expected}.")
     return checked
-
-
-def _show(value: Any) -> str:
-    """A value of any size in an error message."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
-        return f"a {type(value).__name__} that is too large to show"
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

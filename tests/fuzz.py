@@ -1,0 +1,256 @@
+"""Damages files at random, gives them to the package, and reports whatever is not a clean error.
+
+    python tests/fuzz.py 20000            # as many inputs, from seed 0 on
+    python tests/fuzz.py 1 --seed 1234    # one input again, with its traceback; --keep FOLDER keeps its files
+
+A clean error is a `LTXVAEError` with one line of at most 300 characters. It comes within two seconds of processor time,
+and after at most four times the file's size and 64 MB of new memory (measured on Linux only).
+"""
+
+import argparse
+import json
+import re
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "fixtures")]
+
+import mlx.core as mx
+
+from fuzz_corpus import CHANNELS, samples, small_config, small_weights
+from fuzz_mutations import Damage
+from mlx_ltx_vae import LTXVAEError, VideoVAE
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.checkpoint.diffusers import is_diffusers_config, read_diffusers_config
+from mlx_ltx_vae.checkpoint.files import read_json
+from mlx_ltx_vae.errors import PlanError
+from mlx_ltx_vae.inspect import inspect
+from mlx_ltx_vae.items import read_inputs
+from mlx_ltx_vae.latents import open_latents
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.specs import decoder_spec, encoder_spec
+from mlx_ltx_vae.planning.planner import plan_decode
+from mlx_ltx_vae.shapes import DEFAULT_SCALE
+
+SECONDS = 2  # of processor time, so that a busy machine is no hang
+_WAITING_SECONDS = 60  # for what blocks without using the processor
+_MEMORY_FACTOR, _MEMORY_CONSTANT = 4, 64e6
+_MAX_MESSAGE = 300
+_MAX_COMMAND = 900  # an error about a file of torch has the command that converts it
+_VAE = "vae-of-the-fuzzer.safetensors"
+
+
+class Hang(BaseException):
+    """Raised by a timer; not an `Exception`, which a reader may catch."""
+
+
+class Finding(NamedTuple):
+    """What was wrong with one input: the seed that makes it, and a name that is the same for the same fault."""
+
+    seed: int
+    sample: str
+    kind: str
+    detail: str
+
+
+def fuzz(seed: int, folder: Path) -> Finding | None:
+    """Damage one sample and read it in every way that fits its kind. None if all was well."""
+    sample = samples()[seed % len(samples())]
+    files = Damage(seed).apply(sample)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    try:
+        for name, target in TARGETS[sample.kind].items():
+            if problem := _problem(target, folder / sample.named, sum(map(len, files.values()))):
+                return Finding(seed, sample.name, f"{name}: {problem[0]}", problem[1])
+        return None
+    finally:
+        for name in files:
+            (folder / name).unlink()
+
+
+def write_vae(folder: Path) -> None:
+    """A checkpoint that `info` is given with latents."""
+    from safetensors.numpy import save_file
+
+    config = small_config("ltx2_3")
+    save_file(small_weights(config), folder / _VAE, {"config": json.dumps({"vae": config})})
+
+
+def _problem(target, path: Path, size: int) -> tuple[str, str] | None:
+    """What is wrong with the way in which `target(path)` ends, and the details."""
+    try:
+        with _time_limit(), _peak_memory() as grown:
+            try:
+                target(path)
+            except LTXVAEError as error:
+                return _unclean(error, path)
+    except Hang:
+        return "hangs", traceback.format_exc()
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "mlx_ltx_vae" in frame.filename]
+        place = f"{Path(frames[-1].filename).name}, {frames[-1].name}" if frames else "?"
+        return f"{type(error).__name__} in {place}", traceback.format_exc()
+    if grown() > _MEMORY_FACTOR * size + _MEMORY_CONSTANT:
+        return "takes too much memory", f"{grown() / 1e6:.0f} MB for {size} bytes"
+    return None
+
+
+def _unclean(error: LTXVAEError, path: Path) -> tuple[str, str] | None:
+    text = str(error).replace(str(path.parent), "")
+    if _has_memory_error(error):
+        return "allocates before it refuses", text
+    if not text.isprintable():
+        return "a message with control characters", repr(text)
+    if len(text) > (_MAX_COMMAND if "python -c" in text else _MAX_MESSAGE):
+        return f"a message of more than {_MAX_MESSAGE} characters", f"{len(text)}: {text[:1000]}"
+    return None
+
+
+def _has_memory_error(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise Hang
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, _WAITING_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _peak_memory() -> Iterator[object]:
+    """A function that returns by how many bytes the process was larger at its largest; 0 where that is unknown."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        before = _resident("VmRSS")
+    except OSError:
+        yield lambda: 0
+        return
+    yield lambda: _resident("VmHWM") - before
+
+
+def _resident(entry: str) -> int:
+    return 1000 * int(re.search(rf"{entry}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+
+def _read_latents(path: Path) -> None:
+    open_latents(path).read()
+
+
+def _read_latents_for_a_vae(path: Path) -> None:
+    statistics = (mx.zeros(CHANNELS), mx.ones(CHANNELS))
+    file = open_latents(path, latent_channels=CHANNELS, scale=DEFAULT_SCALE)
+    file.read(statistics=statistics if file.normalized is False else None)
+
+
+def _inspect(path: Path) -> None:
+    report = inspect(str(path))
+    assert str(report).replace("\n", "").isprintable(), "a report with control characters"
+    json.loads(json.dumps(report.as_dict(), allow_nan=False))
+
+
+def _inspect_for_a_vae(path: Path) -> None:
+    str(inspect(str(path), vae=str(path.parents[1] / _VAE)))
+
+
+def _load(path: Path) -> None:
+    VideoVAE.from_pretrained(path)
+
+
+@cache
+def _weights() -> dict:
+    return {name: mx.array(array) for name, array in small_weights(small_config("ltx2_3", 3)).items()}
+
+
+def _parse_config(path: Path) -> None:
+    raw = read_json(path)
+    if is_diffusers_config(raw):
+        raw = read_diffusers_config(raw, str(path)).raw_config
+    config = parse_vae_config(raw, str(path))
+    if config.encoder:
+        encoder_spec(config)
+    if config.decoder:
+        with suppress(PlanError):  # a large network does not fit
+            str(plan_decode(decoder_spec(config), (1, config.latent_channels, 2, 2, 2), memory_budget="8GB"))
+
+
+def _use_config(path: Path) -> None:
+    VideoVAE.from_weights(_weights(), read_json(path))
+
+
+def _read_list(path: Path) -> None:
+    name = str(path)
+    read_inputs([name if name.endswith(".csv") else f"@{name}"], with_sizes=True)
+
+
+TARGETS = {
+    "latents": {
+        "read": _read_latents,
+        "read for a VAE": _read_latents_for_a_vae,
+        "info": _inspect,
+        "info for a VAE": _inspect_for_a_vae,
+    },
+    "checkpoint": {"open": open_checkpoint, "info": _inspect, "load": _load},
+    "configuration": {"parse": _parse_config, "from_weights": _use_config},
+    "list": {"read": _read_list},
+}
+
+
+def main() -> int:
+    """Run the command; 1 if anything was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", metavar="FOLDER")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if arguments.keep:
+        sample = samples()[arguments.seed % len(samples())]
+        for name, content in Damage(arguments.seed).apply(sample).items():
+            Path(arguments.keep, name).write_bytes(content)
+    found: list[Finding] = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_vae(Path(folder))
+        for seed in range(arguments.seed, arguments.seed + arguments.count):
+            inner = Path(folder, "damaged")
+            inner.mkdir(exist_ok=True)
+            if finding := fuzz(seed, inner):
+                found.append(finding)
+    for kind, count in Counter(finding.kind for finding in found).most_common():
+        first = next(finding for finding in found if finding.kind == kind)
+        print(
+            f"{count:6}  {kind}  (seed {first.seed}, {first.sample})\n{first.detail}"
+            if arguments.count < 20
+            else f"{count:6}  {kind}  (seed {first.seed}, {first.sample})"
+        )
+    print(f"{len(found)} of {arguments.count} inputs did not end cleanly")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Damaged files end in one clean error each. `python tests/fuzz.py` says what that is, and tries as many as wanted."""
+
+import warnings
+
+import pytest
+
+from fuzz import TARGETS, fuzz, write_vae
+from fuzz_corpus import samples
+from fuzz_mutations import Damage
+from mlx_ltx_vae import LTXVAEError
+
+_GROUPS, _IN_GROUP = 10, 50
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_vae(tmp_path)
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    return damaged
+
+
+def assert_clean(seeds, folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        findings = [finding for seed in seeds if (finding := fuzz(seed, folder))]
+    assert not findings, "\n".join(map(str, findings))
+
+
+@pytest.mark.parametrize("group", range(_GROUPS))
+def test_damaged_files_end_in_a_clean_error(folder, group):
+    assert_clean(range(group * _IN_GROUP, (group + 1) * _IN_GROUP), folder)
+
+
+@pytest.mark.slow
+def test_20000_damaged_files_end_in_a_clean_error(folder):
+    assert_clean(range(20_000), folder)
+
+
+@pytest.mark.parametrize("sample", samples(), ids=lambda sample: sample.name)
+def test_the_samples_themselves_are_read_and_pickles_refused(folder, sample):
+    for name, content in sample.files.items():
+        (folder / name).write_bytes(content)
+    for target in TARGETS[sample.kind].values():
+        try:
+            target(folder / sample.named)
+        except LTXVAEError as error:
+            # A configuration is also given to weights of another one.
+            assert sample.name in ("objects.npy", "clip.pt", "old.pt") or sample.kind == "configuration", error
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_damage_is_the_same_for_the_same_seed():
+    for seed, sample in enumerate(samples()):
+        assert Damage(seed).apply(sample) == Damage(seed).apply(sample)

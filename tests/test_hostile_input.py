@@ -1,0 +1,139 @@
+"""Absurd shapes, sizes and numbers, and compressed bombs, are refused by the commands before anything is allocated."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+from mlx_ltx_vae import demo
+from video_files import write
+
+DIGITS = "9" * 5000
+MEMORY = (
+    400_000_000  # bytes: of Python, numpy and MLX, with nothing read; and half of what the smallest bomb would take
+)
+
+_RUN = """
+import resource, sys
+from mlx_ltx_vae import decode, encode, info
+command = {"decode": decode, "encode": encode, "info": info}[sys.argv[1]]
+try:
+    code = command.main(sys.argv[2:])
+except SystemExit as ended:
+    code = ended.code
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+print("peak", peak)
+sys.exit(code)
+"""
+
+
+def refused(folder, *arguments):
+    """The error of a command, which must be one short line after little memory."""
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode in (1, 2), done
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("error: ")
+    assert len(lines) == done.returncode  # wrong usage has a second line, which names --help
+    assert max(map(len, lines)) <= 300
+    assert int(re.fullmatch(r"peak (\d+)", done.stdout.strip())[1]) < MEMORY
+    return lines[0]
+
+
+def npy_header(shape):
+    file = io.BytesIO()
+    np.lib.format.write_array_header_2_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def write_sparse(path, shape):
+    """A whole .npy file of zeros that takes no space on the disk."""
+    header = npy_header(shape)
+    path.write_bytes(header)
+    os.truncate(path, len(header) + 4 * int(np.prod(shape, dtype=object)))
+    return path
+
+
+def test_a_bomb_in_a_npz_file_is_refused_before_it_is_decompressed(tmp_path):
+    shape = (1, 64, 16, 256, 256)
+    bomb = zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED)
+    with bomb, bomb.open("latents.npy", "w") as member:
+        member.write(npy_header(shape))
+        for _ in range(64):
+            member.write(bytes(4 * 16 * 256 * 256))
+    for command in (["decode", "bomb.npz", "-m", demo.VAE, "-o", "clip.mp4"], ["info", "bomb.npz"]):
+        assert "decompression bomb" in refused(tmp_path, *command)
+
+
+@pytest.mark.parametrize("command", ["decode", "info"])
+@pytest.mark.parametrize("shape", [(320000,) * 5, (2**32,) * 5, (2**63, 0, 1, 1, 1), (1,) * 3000])
+def test_absurd_shapes_in_headers_are_refused(tmp_path, command, shape):
+    (tmp_path / "clip.npy").write_bytes(npy_header(shape) + bytes(100))
+    output = ["-o", "clip.mp4"] if command == "decode" else []
+    assert "clip.npy" in refused(tmp_path, command, "clip.npy", "-m", demo.VAE, *output)
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 1, 10_000, 10_000), (1, 64, 10**6, 1, 1), (10**6, 64, 1, 1, 1)])
+def test_latents_that_no_video_can_be_made_of_are_refused(tmp_path, shape):
+    write_sparse(tmp_path / "clip.npy", shape)
+    assert "at most" in refused(tmp_path, "decode", "clip.npy", "-m", demo.VAE, "-o", "clip.mp4")
+
+
+@pytest.mark.parametrize("fit", ["--resize", "--crop"])
+def test_frames_that_no_video_has_are_refused(tmp_path, fit):
+    write(tmp_path / "clip.mkv", np.zeros((9, 64, 64, 3), np.uint8))
+    command = ["encode", "clip.mkv", "--demo", "-o", "clip.safetensors", "--size", "320000x320000", fit]
+    assert "is larger than any video" in refused(tmp_path, *command)
+    (tmp_path / "clips.csv").write_text("path,width,height\nclip.mkv,320000,320000\n")
+    text = refused_in_a_table(tmp_path, fit)
+    assert "320000x320000; frames have at most" in text
+
+
+def refused_in_a_table(folder, fit):
+    command = ["encode", "clips.csv", "--demo", "-o", "latents/", fit]
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, *command], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    return done.stdout + done.stderr
+
+
+NUMBERS = ["--chunk", "--seed", "--crf", "--fps", "--timestep", "--memory-budget", "--tile", "--tile-frames", "--grid"]
+NUMBERS += ["--codec", "--tensor", "--noise-scale", "--tile-batch-size", "--bit-depth", "--audio", "-m", "-o"]
+
+
+@pytest.mark.parametrize("option", NUMBERS)
+def test_a_number_of_5000_digits_is_refused(option, capsys, tmp_path, monkeypatch):
+    from mlx_ltx_vae import decode
+
+    monkeypatch.chdir(tmp_path)
+    model = [] if option == "-m" else ["-m", str(demo.VAE)]
+    output = [] if option == "-o" else ["-o", "clip.mp4"]
+    try:
+        code = decode.main([str(demo.LATENTS), *model, *output, option, DIGITS])
+    except SystemExit as ended:
+        code = ended.code
+    assert code in (1, 2)
+    assert max(map(len, capsys.readouterr().err.splitlines())) <= 300
+
+
+@pytest.mark.parametrize("option", ["--size", "--frames", "--fps", "--tile", "--tile-batch-size"])
+def test_a_number_of_5000_digits_is_refused_by_encode(option, capsys, tmp_path):
+    from mlx_ltx_vae import encode
+
+    with pytest.raises(SystemExit, match="2"):
+        encode.main(["clip.mkv", "--demo", "-o", str(tmp_path / "clip.safetensors"), option, DIGITS])
+    assert max(map(len, capsys.readouterr().err.splitlines())) <= 300
+
+
+@pytest.mark.parametrize("command", ["info", "decode", "encode"])
+def test_a_file_name_of_5000_characters_is_refused(command, tmp_path):
+    output = {"decode": ["-o", "clip.mp4"], "encode": ["-o", "clip.safetensors"], "info": []}[command]
+    model = [] if command == "info" else ["-m", demo.VAE]
+    refused(tmp_path, command, DIGITS, *model, *output)
