@@ -101,23 +101,23 @@ def measure_ways(case: Case, ways: tuple[Way, ...]) -> Iterator[tuple[Way, dict[
     }
     references: dict[str | None, mx.array] = dict(expected)
     for way in ways:
-        pixels, share = _decode(way, latents)
+        pixels, share = _decode(way, case.model, latents)
         references[way.name] = pixels
         yield way, {**compare(pixels, references[way.reference]), "winograd": share}
 
 
-def _decode(way: Way, latents: mx.array) -> tuple[mx.array, float]:
+def _decode(way: Way, model: str | None, latents: mx.array) -> tuple[mx.array, float]:
     """The clipped pixels, and the share of 2D convolutions and matrix products that took Winograd."""
     with emulated(way.gpu) as routes:
         # Loaded inside, since weights are laid out for the device.
-        vae = _stored_in_bfloat16() if way.dtype is None else VideoVAE.from_pretrained(demo.VAE, dtype=way.dtype)
+        vae = VideoVAE.from_pretrained(model, dtype=way.dtype) if way.dtype else _stored_in_bfloat16(model)
         pixels = _decode_pixels(vae, latents, way.mode)
     return pixels, routes["winograd"] / sum(routes.values())
 
 
-def _stored_in_bfloat16() -> VideoVAE:
-    """The demo VAE, as a checkpoint that is stored in bfloat16 loads."""
-    weights, metadata = cast(Any, mx.load(str(demo.VAE), return_metadata=True))
+def _stored_in_bfloat16(model: str | None) -> VideoVAE:
+    """A VAE of a checkpoint in float32, as one that is stored in bfloat16 loads."""
+    weights, metadata = cast(Any, mx.load(str(model), return_metadata=True))
     stored = {name: array if "statistics" in name else array.astype(mx.bfloat16) for name, array in weights.items()}
     return VideoVAE.from_weights(stored, json.loads(metadata["config"]))
 

@@ -91,7 +91,8 @@ def test_quality_of_every_mode_and_dtype_is_printed(measure, small_demo):
 def test_what_metal_costs_is_emulated_and_printed(measure, small_demo):
     (run,), printed = measure("emulation")
     psnr = {way["way"]: way["psnr"] for way in run["ways"]}
-    assert 20 < psnr["bfloat16"] < psnr["float16"] < psnr["float32"]
+    assert 20 < psnr["conv3d: bfloat16"] < psnr["conv3d: float16"] < psnr["conv3d: float32"]
+    assert psnr["conv3d: bfloat16"] < psnr["bfloat16 as stored: the package's default"] < psnr["--dtype float32"]
     assert "| emulated on the CPU " in printed and "nothing was measured on a GPU" in printed
 
 

@@ -43,8 +43,9 @@ def _side_by_side(clip: Clip, tiles: Sequence[Memory], run: StreamRun, chunk: in
     """Tiles in space only: each is a separate stream, and all streams are interleaved."""
     # The number of frames that are blended at once is that of the last layer's output.
     frames = 1 if run.steps is None else run.steps[-1]
-    # Tiles, weighted tiles, their sum so far and the new one. A single tile is not weighted.
-    blended = (3 if len(tiles) == 1 else 4) * frames * clip.out_frame * FLOAT32_BYTES
+    # Tiles, weighted tiles, their sum so far and the new one. A single tile is only converted to float32.
+    copies = 4 if len(tiles) > 1 else int(run.machine.itemsize != FLOAT32_BYTES)
+    blended = copies * frames * clip.out_frame * FLOAT32_BYTES
     work = max(tile.work for tile in tiles) + blended
     inputs = clip.input_bytes(run.machine.itemsize, chunk)
     return Memory(tiles[0].weights, inputs, sum(tile.caches for tile in tiles), work)

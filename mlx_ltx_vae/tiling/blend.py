@@ -54,8 +54,13 @@ class SpatialBlender:
     def blend_numbered(self, parts: Iterator[tuple[int, mx.array]]) -> mx.array:
         """As `blend`, for tiles in any order, each with its number. No tile is kept while the next one is computed."""
         index, part = next(parts)
-        frames = mx.zeros((*part.shape[:2], *self._size, part.shape[-1]))
-        self._add(frames, index, part)
+        if len(self._positions) == 1:
+            _check_shape(part, (*part.shape[:2], *self._size, part.shape[-1]), f"tile {index}")
+            frames = part.astype(mx.float32)
+            mx.eval(frames)
+        else:
+            frames = mx.zeros((*part.shape[:2], *self._size, part.shape[-1]))
+            self._add(frames, index, part)
         del part
         for index, part in parts:
             self._add(frames, index, part)
