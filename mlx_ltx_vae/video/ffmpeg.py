@@ -27,6 +27,12 @@ _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pi
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
 _GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-nostats")
 _ADDRESS = re.compile(r"^(\[[^\]]*\] )+")  # "[vost#0:0/libx264 @ 0x55cb] [enc:libx264 @ 0x55cc] "
+# Formats that are lists, scripts and descriptions of other files and addresses, which ffmpeg would open.
+_REFERRING = {
+    "hls", "dash", "webm_dash_manifest", "concat", "imf", "sdp", "sap", "rtp", "rtsp", "avisynth", "vapoursynth",
+    "vobsub", "dvdvideo", "svg_pipe",
+}  # fmt: skip
+_NOT_LISTED = "Format not on whitelist"  # in ffmpeg's error for them
 # After the cause, ffmpeg logs its consequences, one line for each of its threads.
 _CONSEQUENCE = re.compile(
     r"Task finished|Terminating thread|Error sending frames|Nothing was written|Could not open encoder"
@@ -234,18 +240,31 @@ def check_audio(path: str | os.PathLike) -> None:
     """Raise a `WriterError` that names the file if ffmpeg cannot read the beginning of its first audio stream."""
     if not os.path.isfile(path):
         raise WriterError(f"{excerpt(path, 200)}: there is no such audio file.")
-    _probe(os.fspath(path), "audio", ["-i", file_url(path), "-map", "0:a:0", "-frames:a", "1"], WriterError)
+    _probe(os.fspath(path), "audio", [*input_arguments(path), "-map", "0:a:0", "-frames:a", "1"], WriterError)
 
 
 def check_image(path: Path) -> None:
     """Raise a `ReaderError` that names the image if ffmpeg cannot read it as one of a sequence, by its ending."""
-    image = ["-f", "image2", "-pattern_type", "none", "-i", file_url(path)]
+    image = ["-f", "image2", "-pattern_type", "none", *input_arguments(path)]
     decoder = FfmpegDecoder(str(path), [*image, "-map", "0:V:0", "-f", "null", "-"])
     try:
         decoder.finish()
     finally:
         decoder.kill()
         decoder.release()
+
+
+def input_arguments(path: str | os.PathLike) -> list[str]:
+    """The arguments for ffmpeg to read a file, and no other file, address or device that the file may name."""
+    return ["-protocol_whitelist", "file,pipe", "-format_whitelist", _formats(), "-i", file_url(path)]
+
+
+@lru_cache
+def _formats() -> str:
+    """The formats that ffmpeg reads, without those whose files name others."""
+    rows = listing("-demuxers", ReaderError)  # "D", "d" for a device, names separated by commas, a description
+    names = [row[1] for row in rows if row[:1] == ["D"] and len(row) > 2 and row[1] != "d"]
+    return ",".join(name for name in names if name not in _REFERRING)
 
 
 def file_url(path: str | os.PathLike) -> str:
@@ -260,6 +279,11 @@ def _probe(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEErr
     if done.returncode != 0:
         if "matches no streams" in log:
             raise error(f"{name}: contains no {kind} stream.")
+        if _NOT_LISTED in log:
+            raise error(
+                f"{name}: is a playlist or the like, which names other files; they are never followed, so name the "
+                f"{kind} itself."
+            )
         errors = [line for line in log.splitlines() if "[error]" in line or "[fatal]" in line]
         reason = _reason(errors, done.returncode)
         raise error(f"{name}: contains no {kind} that ffmpeg can read: {reason}.")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..cleanup import temporary_folder
 from ..errors import ReaderError, excerpt
-from .ffmpeg import file_url
+from .ffmpeg import input_arguments
 
 #: Endings of images, and the kind of each.
 _IMAGES = {
@@ -27,7 +27,7 @@ def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[l
             exactly one number field, gaps in the numbers, and images that are empty or cannot be opened.
     """
     if os.path.isfile(path):  # which, unlike `Path.is_file`, takes a name that is too long
-        return ["-i", file_url(path)], []
+        return input_arguments(path), []
     if os.path.isdir(path):
         images = _images_of_folder(path)
     elif "%" in path.name:
@@ -42,8 +42,7 @@ def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[l
     name = "%06d" + images[0].suffix
     for number, image in enumerate(images):
         os.symlink(image.absolute(), links / (name % number))
-    sequence = file_url(Path(str(links).replace("%", "%%")) / name)
-    return ["-f", "image2", "-i", sequence], images
+    return ["-f", "image2", *input_arguments(Path(str(links).replace("%", "%%")) / name)], images
 
 
 def match_numbered(pattern: str) -> re.Pattern[str] | None:

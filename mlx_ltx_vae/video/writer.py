@@ -20,7 +20,7 @@ from .codecs import (
     live_arguments,
     quality_arguments,
 )
-from .ffmpeg import FfmpegEncoder, check_audio, file_url
+from .ffmpeg import FfmpegEncoder, check_audio, file_url, input_arguments
 from .live import LiveOutput, Target, target_name
 from .sink import Sink
 
@@ -161,7 +161,7 @@ def video_arguments(
             raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
         encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
         # Without -shortest, which would cut the longer of the two.
-        arguments = ["-i", file_url(audio), *arguments, "-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
+        arguments = [*input_arguments(audio), *arguments, "-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
     return arguments + container_arguments(ending, found, fragmented=fragmented)
 
 

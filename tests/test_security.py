@@ -1,0 +1,213 @@
+"""What the package never does with a user's files: see docs/reliability.md, Security."""
+
+import ast
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlx_ltx_vae
+from mlx_ltx_vae import LTXVAEError, VideoReader, demo, load_latents
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.errors import ReaderError, WriterError
+from mlx_ltx_vae.video.ffmpeg import check_audio
+from video_files import noise, run_ffmpeg, write
+
+PACKAGE = Path(mlx_ltx_vae.__file__).parent
+
+# Runs commands, one a line of JSON, and records what Python's audit events say that they do.
+_WATCHED = """
+import json, os, socket, sys
+events = []
+NAMES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod",
+         "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect", "socket.getaddrinfo",
+         "socket.bind", "pickle.find_class", "webbrowser.open")
+
+def watch(event, arguments):
+    if event in NAMES:
+        shown = [each.decode() if isinstance(each, bytes) else each for each in arguments]
+        events.append([event, [each if isinstance(each, (str, int, type(None))) else repr(each) for each in shown]])
+
+from mlx_ltx_vae import convert, decode, encode, info
+commands = {"convert": convert, "decode": decode, "encode": encode, "info": info}
+sys.addaudithook(watch)
+codes = [commands[name].main(arguments) for name, *arguments in json.loads(sys.argv[1])]
+recorded = list(events)
+print(json.dumps({"codes": codes, "events": recorded}), file=sys.__stdout__)
+"""
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """The audit events of every command, and the folders where it ran."""
+    root = tmp_path_factory.mktemp("watched")
+    folders = {name: root / name for name in ("target", "temporary", "home", "working")}
+    for folder in folders.values():
+        folder.mkdir()
+    write(folders["target"] / "clip.mkv", noise(9, (64, 64)))
+    target = str(folders["target"])
+    commands = [
+        ["decode", "--demo", "-o", f"{target}/clip.mp4", "--order", "rows", "-q"],
+        ["decode", "--demo", "-o", f"{target}/stills/", "-q"],
+        ["encode", f"{target}/clip.mkv", "--demo", "-o", f"{target}/clip.safetensors", "-q"],
+        ["info", f"{target}/clip.safetensors", "--json"],
+        ["convert", str(demo.VAE), "-o", f"{target}/converted"],
+    ]
+    surroundings = {"TMPDIR": str(folders["temporary"]), "HOME": str(folders["home"])}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", _WATCHED, json.dumps(commands)],
+        cwd=folders["working"],
+        env=os.environ | surroundings | {"PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["codes"] == [0] * len(commands), done.stderr
+    return folders, result["events"]
+
+
+def test_commands_write_to_the_folder_of_the_output_and_to_tmpdir_only(watched):
+    folders, events = watched
+    allowed = tuple(str(folders[name]) for name in ("target", "temporary"))
+    written = [arguments[0] for event, arguments in events if event == "open" and _writes(arguments)]
+    changes = [(event, arguments) for event, arguments in events if event in _CHANGES]
+    # Names relative to an open folder are those in a temporary folder that is removed.
+    changed = [path for event, arguments in changes if arguments[-1] == -1 for path in arguments[: _CHANGES[event]]]
+    assert written
+    outside = {path for path in (*written, *changed) if isinstance(path, str) and not path.startswith(allowed)}
+    assert outside <= {os.devnull}
+    assert not any(folders["home"].iterdir())
+    assert not any(folders["working"].iterdir())
+    left = {path.name for path in folders["temporary"].iterdir()}
+    assert left <= {"mlx"}  # the kernels that MLX compiles for the CPU
+
+
+_CHANGES = {"os.rename": 2, "os.remove": 1, "os.mkdir": 1, "os.rmdir": 1, "os.chmod": 1}
+
+
+def _writes(arguments):
+    _, mode, flags = arguments
+    return bool(
+        (mode or "r")[0] in "wax" or "+" in (mode or "") or (flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    )
+
+
+def test_commands_without_a_hub_id_use_no_network(watched):
+    _, events = watched
+    assert not [event for event, _ in events if event.startswith("socket.")]
+
+
+def test_commands_start_ffmpeg_and_nothing_else_and_no_shell(watched):
+    _, events = watched
+    started = [arguments for event, arguments in events if event == "subprocess.Popen"]
+    assert started
+    assert {Path(arguments[0]).name.partition("-")[0] for arguments in started} == {"ffmpeg"}
+    assert all(arguments[1].startswith("[") for arguments in started)  # a list of arguments is not split by a shell
+    assert not [event for event, _ in events if event in ("os.system", "os.exec", "os.posix_spawn", "webbrowser.open")]
+
+
+def test_commands_unpickle_nothing(watched):
+    _, events = watched
+    assert "pickle.find_class" not in [event for event, _ in events]
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, evidence):
+        self.evidence = evidence
+
+    def __reduce__(self):
+        return Path.touch, (self.evidence,)
+
+
+@pytest.mark.parametrize("name", ["clip.pt", "clip.pkl", "clip.ckpt", "clip.bin", "clip.safetensors", "clip.npy"])
+@pytest.mark.parametrize("read", [load_latents, open_checkpoint])
+def test_pickles_are_refused_unread_whatever_their_name(tmp_path, name, read):
+    (tmp_path / name).write_bytes(pickle.dumps(Bomb(tmp_path / "evidence")))
+    with pytest.raises(LTXVAEError, match="pickle"):
+        read(tmp_path / name)
+    assert not (tmp_path / "evidence").exists()
+
+
+_FORBIDDEN = {"eval", "exec", "compile", "__import__", "breakpoint"}
+_FORBIDDEN_MODULES = {
+    "pickle",
+    "marshal",
+    "shelve",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "yaml",
+    "socket",
+    "urllib",
+    "http",
+}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_no_module_evaluates_text_unpickles_opens_sockets_or_uses_a_shell(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            assert not (isinstance(node.func, ast.Name) and node.func.id in _FORBIDDEN), ast.unparse(node)
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            assert given.get("shell", "False") == given.get("allow_pickle", "False") == "False", ast.unparse(node)
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import) or node.level == 0:
+                assert not {name.partition(".")[0] for name in names} & _FORBIDDEN_MODULES
+
+
+PLAYLISTS = {
+    "list.m3u8": "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nclip.ts\n#EXT-X-ENDLIST\n",
+    "url.m3u8": "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1:9/clip.ts\n#EXT-X-ENDLIST\n",
+    "list.ffconcat": "ffconcat version 1.0\nfile clip.ts\n",
+    "list.mp4": "ffconcat version 1.0\nfile clip.ts\n",
+    "stream.sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\n"
+    "a=rtpmap:96 H264/90000\n",
+    "script.avs": 'DirectShowSource("clip.ts")\n',
+}
+
+
+@pytest.fixture
+def clip(tmp_path):
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64:duration=0.4", "-f", "lavfi", "-i", "sine=duration=0.4",
+               tmp_path / "clip.ts")  # fmt: skip
+    return tmp_path / "clip.ts"
+
+
+def test_the_clip_that_playlists_name_is_read_itself(clip):
+    with VideoReader(clip) as video:
+        assert sum(frames.shape[0] for frames in video) == 10
+    check_audio(clip)
+
+
+@pytest.mark.parametrize("name", PLAYLISTS)
+def test_playlists_and_scripts_are_not_followed(clip, name):
+    playlist = clip.with_name(name)
+    playlist.write_text(PLAYLISTS[name])
+    with pytest.raises(ReaderError, match=r"is a playlist|no video|is text"):
+        VideoReader(playlist)
+    with pytest.raises(WriterError, match=r"is a playlist|no audio"):
+        check_audio(playlist)
+
+
+def test_a_dash_manifest_is_not_followed(clip):
+    manifest = clip.with_name("stream.mpd")
+    run_ffmpeg("-i", clip, "-an", "-c:v", "libx264", "-f", "dash", manifest)
+    with pytest.raises(ReaderError, match="is a playlist"):
+        VideoReader(manifest)
+
+
+def test_tensors_in_numpy_files_of_objects_are_refused(tmp_path):
+    np.save(tmp_path / "clip.npy", np.array([Bomb(tmp_path / "evidence")], dtype=object), allow_pickle=True)
+    with pytest.raises(LTXVAEError):
+        load_latents(tmp_path / "clip.npy")
+    assert not (tmp_path / "evidence").exists()
