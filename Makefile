@@ -1,4 +1,4 @@
-# make demo, make test and make lint first create .venv where it is missing or older than pyproject.toml.
+# make demo, make test, make lint and make docs first create .venv where it is missing or older than pyproject.toml.
 # They need Python 3.10 or newer. To choose one: make clean, then make test PYTHON=python3.12
 # On Linux, as root, demo and test install OpenBLAS with apt-get; to leave it out: make demo INSTALL=
 # MLX's backend on Linux is one of cpu, cuda12, cuda13: make demo BACKEND=cuda13
@@ -14,7 +14,7 @@ INSTALL ?= --install
 PY := .venv/bin/python
 READY := .venv/.ready$(if $(BACKEND),-$(BACKEND))
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 demo: $(READY)
 	sh scripts/with_openblas.sh $(INSTALL) $(PY) -m mlx_ltx_vae.decode --demo -o demo.mp4
@@ -27,6 +27,11 @@ lint: $(READY)
 	$(PY) -m ruff format --check .
 	.venv/bin/lint-imports
 	$(PY) -m mypy
+
+# The reference of the Python API, from the docstrings: build/docs/index.html
+docs: $(READY)
+	.venv/bin/pdoc --docformat google --output-directory build/docs mlx_ltx_vae mlx_ltx_vae.planning.plan \
+		mlx_ltx_vae.tiling mlx_ltx_vae.conversion
 
 $(READY): pyproject.toml scripts/make_venv.sh
 	PYTHON="$(PYTHON)" sh scripts/make_venv.sh $(BACKEND)

@@ -93,6 +93,7 @@ def emulation(case: Case) -> dict[str, Any]:
 
 def measure_ways(case: Case, ways: tuple[Way, ...]) -> Iterator[tuple[Way, dict[str, Any]]]:
     """Decode a case in these ways; see `emulation`."""
+    model = case.model or str(demo.VAE)
     vae = load_vae(replace(case, dtype="float32"))
     latents = load_case_latents(case, vae)[:, :, :_LATENT_FRAMES]
     expected = {
@@ -101,12 +102,12 @@ def measure_ways(case: Case, ways: tuple[Way, ...]) -> Iterator[tuple[Way, dict[
     }
     references: dict[str | None, mx.array] = dict(expected)
     for way in ways:
-        pixels, share = _decode(way, case.model, latents)
+        pixels, share = _decode(way, model, latents)
         references[way.name] = pixels
         yield way, {**compare(pixels, references[way.reference]), "winograd": share}
 
 
-def _decode(way: Way, model: str | None, latents: mx.array) -> tuple[mx.array, float]:
+def _decode(way: Way, model: str, latents: mx.array) -> tuple[mx.array, float]:
     """The clipped pixels, and the share of 2D convolutions and matrix products that took Winograd."""
     with emulated(way.gpu) as routes:
         # Loaded inside, since weights are laid out for the device.
@@ -115,9 +116,9 @@ def _decode(way: Way, model: str | None, latents: mx.array) -> tuple[mx.array, f
     return pixels, routes["winograd"] / sum(routes.values())
 
 
-def _stored_in_bfloat16(model: str | None) -> VideoVAE:
+def _stored_in_bfloat16(model: str) -> VideoVAE:
     """A VAE of a checkpoint in float32, as one that is stored in bfloat16 loads."""
-    weights, metadata = cast(Any, mx.load(str(model), return_metadata=True))
+    weights, metadata = cast(Any, mx.load(model, return_metadata=True))
     stored = {name: array if "statistics" in name else array.astype(mx.bfloat16) for name, array in weights.items()}
     return VideoVAE.from_weights(stored, json.loads(metadata["config"]))
 

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import imageio_ffmpeg
 import mlx.core as mx
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
+from examples.server import make_app
 from mlx_ltx_vae import VideoReader, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.mlx_utils import named_parameters
 from mlx_ltx_vae.models.layers import resnet
@@ -91,3 +94,27 @@ def test_the_example_block_of_the_architecture_page_streams_along_all_axes(monke
     vae = VideoVAE(config, None, decoder, mx.zeros(8), mx.ones(8))
     pixels = assert_all_orders_agree(vae, mx.random.normal((1, 8, 4, 5, 3)))
     assert pixels.shape == (1, 3, 7, 40, 24)
+
+
+def test_the_server_is_mounted_in_an_app_as_its_page_says(tmp_path, monkeypatch):
+    shutil.copy(demo.VAE, tmp_path / "ltx-2.5-video-vae-conv-bf16.safetensors")
+    monkeypatch.chdir(tmp_path)
+    names = {"app": Starlette(), "make_app": make_app, "VideoVAE": VideoVAE}
+    run_examples("docs/server.md", names)
+    response = TestClient(names["app"]).get("/ltx/")
+    assert response.status_code == 200
+    assert "MediaSource" in response.text
+
+
+def test_every_python_block_of_the_pages_is_run_by_a_test():
+    """So that a new one is not forgotten: where it is run depends on what it needs."""
+    run_here = {"README.md": [""], "architecture.md": ["class nearestdecoder", "gate"], "server.md": [""]}
+    sections = re.findall(r'section\("([^"]+)"\)', (ROOT / "tests" / "test_integrations.py").read_text())
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text()
+        if page.name == "integrations.md":
+            for section in re.split(r"^## ", text, flags=re.MULTILINE):
+                assert "```python" not in section or section.partition("\n")[0] in sections
+            continue
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            assert any(part in block.lower() for part in run_here.get(page.name, [])), f"{page.name}: {block}"

@@ -1,0 +1,120 @@
+"""The commands in the README and docs/ run as they are printed, on the demo model and files of the names they use.
+
+Not run here: installations, `make`, `hf` and `git`; pipes and Python blocks (test_readme.py, test_integrations.py); the
+server (test_example_server.py). Of measurements, which take minutes, only the options are checked. What a launcher
+starts is run alone.
+"""
+
+import os
+import re
+import shlex
+import sys
+import wave
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_ltx_vae.__main__ as list_commands
+import weights_convert.__main__ as convert_command
+from benchmarks.__main__ import build_parser as benchmarks_parser
+from mlx_ltx_vae import decode, demo, encode, info, load_latents, save_latents
+from mlx_ltx_vae.bench.__main__ import build_parser as bench_parser
+from mlx_ltx_vae.bench.metal.command import build_parser as metal_parser
+from video_files import noise, write
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = {
+    "mlx_ltx_vae": list_commands.main,
+    "mlx_ltx_vae.decode": decode.main,
+    "mlx_ltx_vae.encode": encode.main,
+    "mlx_ltx_vae.info": info.main,
+    "weights_convert": convert_command.main,
+}
+PARSERS = {"benchmarks": benchmarks_parser, "mlx_ltx_vae.bench": bench_parser}
+SHAPE = (2, 3, 4)  # F', H', W'
+OLD = 1e9  # the time of the files that are there before a command runs
+
+
+def documented_commands(page):
+    """The words after `python -m` of each command of a page, comments and pipes left out."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE).replace("\\\n", "")
+    for match in re.finditer(r"^    (\S.*)$|`([^`\n]+)`", text, re.MULTILINE):
+        line = (match[1] or match[2]).replace("... decode", "python -m mlx_ltx_vae.decode")
+        line = line.replace("... encode", "python -m mlx_ltx_vae.encode")
+        line = line.replace("--pad ...", "--pad -m VAE -o clip.safetensors")
+        command = re.search(r"(?:^|[ =\w]* )python -m ((?:mlx_ltx_vae|weights_convert|benchmarks)\b.*)", " " + line)
+        if command and "|" not in line:
+            yield shlex.split(command[1], comments=True)
+
+
+FOUND = sorted({tuple(words) for page in PAGES for words in documented_commands(page)})
+RUN = [words for words in FOUND if words[0] in COMMANDS]
+PARSED = [words for words in FOUND if words[0] in PARSERS]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working folder, with the files that the commands name."""
+    monkeypatch.chdir(tmp_path)
+    frames, rows, columns = SHAPE
+    latents = load_latents(demo.LATENTS)[0][:, :, :frames, :rows, :columns]
+    save_latents("clip.safetensors", latents, fps=24)
+    Path("output/latents").mkdir(parents=True)
+    for name in ("clip.latent", "latents.safetensors", "output/latents/ComfyUI_00001_.latent"):
+        Path(name).write_bytes(Path("clip.safetensors").read_bytes())
+    array = np.array(latents.astype(mx.float32))
+    for name in ("clip.npy", "a.npy", "b.npy"):
+        np.save(name, array)
+    np.savez("clip.npz", latents=array)
+    Path("more.txt").write_text("a.npy\n".replace("a", "clip"))
+    write(tmp_path / "clip.mov", noise(9, (64, 64)), codec="prores")
+    Path("clips.csv").write_text("path\nclip.mov\n")
+    for name in ("VAE", "A", "B", "ltx-2-19b-dev.safetensors", "ltx-2"):
+        Path(name).symlink_to(demo.VAE)
+    with wave.open("voice.wav", "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
+        sound.writeframes(bytes(8000))
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (OLD, OLD), follow_symlinks=False)
+    return tmp_path
+
+
+def small(words):
+    """The command for the small files: another grid, and the tensor's name."""
+    arguments = ["latents" if word == "NAME" else word for word in words]
+    if "--grid" in arguments:
+        arguments[arguments.index("--grid") + 1] = "x".join(map(str, SHAPE))
+        source = next(word for word in arguments if word.startswith("clip."))
+        packed = np.load("clip.npy").reshape(1, 64, -1).transpose(0, 2, 1)
+        np.save("clip.npy", packed)
+        arguments[arguments.index(source)] = "clip.npy"
+    return arguments
+
+
+def test_the_commands_of_all_pages_are_found():
+    assert len(RUN) >= 20
+    assert len(PARSED) >= 15
+    assert {words[0] for words in FOUND} == {*COMMANDS, *PARSERS}
+
+
+@pytest.mark.parametrize("words", RUN, ids=" ".join)
+def test_a_documented_command_runs(words, folder, monkeypatch):
+    name, *arguments = words
+    monkeypatch.setattr(sys, "argv", [name])
+    assert COMMANDS[name](small(arguments)) in (0, None)
+    if "-o" in arguments:
+        output = folder / arguments[arguments.index("-o") + 1]
+        assert output.stat().st_mtime > OLD
+
+
+@pytest.mark.parametrize("words", PARSED, ids=" ".join)
+def test_the_options_of_a_documented_measurement_exist(words, folder):
+    name, *arguments = words
+    if "--metal" in arguments:  # has a command line of its own
+        arguments.remove("--metal")
+        metal_parser().parse_args(arguments)
+    elif arguments or name == "mlx_ltx_vae.bench":
+        PARSERS[name]().parse_args(arguments)

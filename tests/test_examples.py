@@ -1,0 +1,103 @@
+"""The examples run as scripts, on the demo model. (The server has its own tests.)"""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from examples.encode_folder import encode_folder
+from examples.generation_app import Decode
+from examples.replace_tiler import decode
+from mlx_ltx_vae import VideoReader, VideoVAE, WriterError, demo, load_latents
+from video_files import noise, write
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name, *arguments):
+    command = [sys.executable, EXAMPLES / name, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def vae():
+    return VideoVAE.from_pretrained(demo.VAE)
+
+
+@pytest.fixture
+def latents(vae):
+    latents, _ = load_latents(demo.LATENTS)
+    return latents[:, :, :4, :3, :4]
+
+
+def test_a_generation_app_decodes_with_progress(tmp_path):
+    done = run("generation_app.py", tmp_path / "clip.mp4")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "73 of 73 frames"
+    assert len(lines) > 5
+    with VideoReader(tmp_path / "clip.mp4") as video:
+        assert sum(len(frames) for frames in video) == 73
+
+
+def test_a_generation_app_cancels_a_decode_and_keeps_nothing(tmp_path, vae, latents):
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def show(done, total):
+        has_begun.set()
+        may_go_on.wait(60)
+
+    decoding = Decode(vae, latents, str(tmp_path / "clip.mp4"), show)
+    assert has_begun.wait(60)
+    decoding.cancel()
+    may_go_on.set()
+    decoding.wait()
+    assert decoding.was_cancelled
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_generation_app_gets_the_error_of_its_decode(tmp_path, vae, latents):
+    decoding = Decode(vae, latents, str(tmp_path / "missing" / "clip.mp4"), lambda done, total: None)
+    with pytest.raises(WriterError):
+        decoding.wait()
+    assert not decoding.was_cancelled
+
+
+def test_a_folder_is_encoded_and_a_damaged_video_stops_nothing(tmp_path, vae, capsys):
+    (tmp_path / "videos").mkdir()
+    for name, length in (("a.mkv", 9), ("b.mkv", 12)):
+        write(tmp_path / "videos" / name, noise(length, (70, 64)), fps=25)
+    (tmp_path / "videos" / "broken.mp4").write_bytes(b"no video")
+    errors = encode_folder(tmp_path / "videos", tmp_path / "latents", vae)
+    assert [path.name for path in errors] == ["broken.mp4"]
+    for name, frames in (("a", 2), ("b", 3)):
+        latents, info = load_latents(tmp_path / "latents" / f"{name}.safetensors")
+        assert (latents.shape, info.fps) == ((1, 64, frames, 2, 2), 25)
+
+
+def test_the_folder_example_runs_as_a_script(tmp_path):
+    (tmp_path / "videos").mkdir()
+    write(tmp_path / "videos" / "a.mkv", noise(9, (64, 64)))
+    done = run("encode_folder.py", tmp_path / "videos", tmp_path / "latents")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "a.mkv: latents (1, 64, 2, 2, 2)\n"
+
+
+def test_the_tiler_takes_the_place_of_an_apps_own(vae):
+    full, _ = load_latents(demo.LATENTS)
+    wide = mx.concatenate([full[:, :, :2, :2]] * 2, axis=-1)  # 24 columns are 768 pixels, over the threshold
+    received = []
+    video = decode(vae.decoder, wide, lambda frames, start: received.append((start, np.array(frames))))
+    assert video.shape == (1, 3, 9, 64, 768)
+    assert [start for start, _ in received] == sorted(start for start, _ in received)
+    assert np.array_equal(np.concatenate([frames for _, frames in received], axis=2), np.array(video))
+
+
+def test_the_tiler_example_runs_as_a_script():
+    done = run("replace_tiler.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "video (1, 3, 73, 256, 384)"
