@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from .host_allocator import keep_freed_memory, return_freed_memory
 from .machine import Backend, Machine
 
 _MEMINFO = Path("/proc/meminfo")
@@ -75,7 +76,8 @@ class _Runs:
     """The settings of MLX for all active runs. The last run to end restores the original ones.
 
     The buffer cache has the smallest of the runs' limits. On Metal, `MLX_CONV_WINOGRAD_TILE_BATCH` makes Winograd
-    convolutions work on one frame at a time, which bounds their scratch memory; MLX reads it at every convolution.
+    convolutions work on one frame at a time, which bounds their scratch memory; MLX reads it at every convolution. On a
+    CPU the C library keeps freed memory.
     """
 
     def __init__(self) -> None:
@@ -93,13 +95,19 @@ class _Runs:
                 self._sets_variable = backend() is Backend.METAL and _WINOGRAD_BATCH not in os.environ
                 if self._sets_variable:
                     os.environ[_WINOGRAD_BATCH] = "1"
+                if is_cpu():
+                    keep_freed_memory()
 
     def remove(self, limit: int) -> None:
         with self._lock:
             self._limits.remove(limit)
             mx.set_cache_limit(min(self._limits, default=self._original))
-            if self._sets_variable and not self._limits:
+            if self._limits:
+                return
+            if self._sets_variable:
                 os.environ.pop(_WINOGRAD_BATCH, None)
+            if is_cpu():
+                return_freed_memory()
 
 
 _runs = _Runs()

@@ -1,0 +1,38 @@
+"""Large buffers of the CPU backend during and after a run."""
+
+import os
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_ltx_vae.device import is_cpu, run_settings
+from mlx_ltx_vae.host_allocator import _glibc
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not is_cpu() or _glibc() is None, reason="for MLX's CPU backend with glibc"
+)
+
+SIZE = 100_000_000  # bytes; malloc always maps buffers of more than 32 MB by themselves
+
+
+def resident():
+    """Bytes of memory in use."""
+    return os.sysconf("SC_PAGE_SIZE") * int(Path("/proc/self/statm").read_text().split()[1])
+
+
+def take_and_free():
+    mx.eval(mx.ones(SIZE // 4))
+    mx.synchronize()
+
+
+def test_freed_memory_is_kept_during_a_run_and_returned_after_it():
+    before = resident()
+    with run_settings(0):
+        with run_settings(0):
+            take_and_free()
+        assert resident() > before + 0.9 * SIZE, "the outer run goes on"
+    assert resident() < before + 0.1 * SIZE
+    take_and_free()
+    assert resident() < before + 0.1 * SIZE, "as before any run"
