@@ -48,7 +48,7 @@ def build_parser() -> CommandParser:
     formulations = add(
         "formulations",
         lambda options: report(options, formulation_jobs(), formulation_table),
-        "what the choice of the convolutions' formulations gains over mx.conv3d alone",
+        "what the package's convolutions gain over plain MLX",
     )
     add_run_options(formulations)
     overlapping = add("overlap", _overlap, "whether frames are written while the next ones are decoded")
