@@ -1,9 +1,8 @@
 """One timed decode or encode, in this process."""
 
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import mlx.core as mx
@@ -13,11 +12,11 @@ from ..metrics import compare
 from ..planning.plan import Plan
 from ..vae import VideoVAE
 from .case import Case, Decode, count_weight_bytes, load_vae
+from .sampling import sampled
 
 #: Seconds since the start, bytes in use, and the largest number of bytes in use so far.
 Sample = tuple[float, int, int]
 
-_SAMPLE_SECONDS = 0.02
 _PART_FRAMES = 8
 
 
@@ -74,26 +73,10 @@ def measure_frames(
     return measured
 
 
-@contextmanager
-def sample_memory() -> Iterator[list[Sample]]:
-    """Sample MLX's memory from a thread every 20 ms while the block runs, and once at its end."""
-    samples: list[Sample] = []
-    done = threading.Event()
+def sample_memory() -> AbstractContextManager[list[Sample]]:
+    """Sample MLX's memory every 20 ms while the block runs, and once at its end."""
     start = time.perf_counter()
-
-    def sample() -> None:
-        is_last = False
-        while not is_last:
-            is_last = done.wait(_SAMPLE_SECONDS)
-            samples.append((time.perf_counter() - start, mx.get_active_memory(), mx.get_peak_memory()))
-
-    thread = threading.Thread(target=sample, daemon=True)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        done.set()
-        thread.join()
+    return sampled(lambda: (time.perf_counter() - start, mx.get_active_memory(), mx.get_peak_memory()))
 
 
 def encode(case: Case) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def timed_decode(
         "planned_bytes": plan.memory.active,
         "planned_total_bytes": plan.peak_bytes,
         "start_footprint_bytes": before,
-        "peak_footprint_bytes": max(footprints, default=None),
+        "peak_footprint_bytes": max((size for size in footprints if size is not None), default=None),
         "lifetime_footprint_bytes": footprint()["lifetime_footprint_bytes"],
         "thermal": thermal_state(),
     }

@@ -8,9 +8,8 @@ import ctypes
 import os
 import platform
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ from typing import Any
 import mlx.core as mx
 
 from ...device import backend
+from ..sampling import sampled
 
 #: Variables that MLX reads: at every convolution, but for the last, which it reads once in a process.
 WINOGRAD, TILE_BATCH, TF32 = "MLX_CONV_WINOGRAD", "MLX_CONV_WINOGRAD_TILE_BATCH", "MLX_ENABLE_TF32"
 
-_SAMPLE_SECONDS = 0.02
 _STATUS = Path("/proc/self/status")
 
 # <sys/resource.h>: `struct rusage_info_v4` is a UUID of two words and then words; later versions only append.
@@ -67,30 +66,12 @@ def footprint() -> dict[str, int | None]:
     return {"footprint_bytes": now, "lifetime_footprint_bytes": largest}
 
 
-@contextmanager
-def sampled_footprint() -> Iterator[list[int]]:
-    """Sample the footprint every 20 ms from a thread while the block runs, and once at its end: a list of bytes.
+def sampled_footprint() -> AbstractContextManager[list[int | None]]:
+    """Sample the footprint in bytes every 20 ms while the block runs, and once at its end.
 
     The largest footprint so far would include what loading took.
     """
-    samples: list[int] = []
-    done = threading.Event()
-
-    def sample() -> None:
-        is_last = False
-        while not is_last:
-            is_last = done.wait(_SAMPLE_SECONDS)
-            now = footprint()["footprint_bytes"]
-            if now is not None:
-                samples.append(now)
-
-    thread = threading.Thread(target=sample, daemon=True)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        done.set()
-        thread.join()
+    return sampled(lambda: footprint()["footprint_bytes"])
 
 
 def _footprint_of_macos() -> tuple[int | None, int | None]:
