@@ -30,6 +30,9 @@ def validation_cases() -> list[Case]:
     grid += [{**tiled, "tiles": "spatial_only", "width": 704}, {**tiled, "tiles": "temporal_only", "frames": 81}]
     grid += [{**tiled, "tiles": "aggressive", "dtype": "bfloat16"}, {**tiled, "tiles": "default", "width": 608}]
     grid += [{**tiled, "tiles": name, "tile_batch_size": 2} for name in ("256:64", "aggressive")]
+    # Six tiles side by side, for a clip that is shorter than the network's delay, and for a longer one.
+    grid += [{**tiled, "tiles": "256:64", "width": 576, "base_width": 32, "dtype": "bfloat16", "frames": 25}]
+    grid += [{**tiled, "tiles": "256:64", "width": 576, "frames": 81}]
     return [replace(base, **change) for change in grid]
 
 

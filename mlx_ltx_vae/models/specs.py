@@ -93,6 +93,10 @@ class LayerSpec:
         results = math.ceil(positions * math.prod(self.up) / math.prod(self.down))
         return (seen * self.in_channels + results * self.out_channels) * step.machine.itemsize
 
+    def weight_copy_bytes(self, machine: Machine) -> int:
+        """Bytes of copies of the weights that one step makes, whatever the batch."""
+        return 0
+
 
 class Activation(enum.Enum):
     """Whether, and where, norm and SiLU are applied before a convolution."""
@@ -148,6 +152,12 @@ class ConvSpec(LayerSpec):
         if self.has_residual:
             elements += (results if math.prod(self.up) > 1 else 0) + math.prod(step.grid) * self.in_channels
         return elements * step.machine.itemsize + self._residual_mean_bytes(step) + self._conv_bytes(step)
+
+    def weight_copy_bytes(self, machine: Machine) -> int:
+        """Bytes of the kernel in float32, in which the CPU backend computes in any precision."""
+        if machine.backend is not Backend.CPU or machine.itemsize == FLOAT32_BYTES:
+            return 0
+        return TAPS**3 * self.in_channels * self.conv_channels * FLOAT32_BYTES
 
     def _conv_grid(self, step: Step) -> Grid:
         """(T, H, W) of the convolution's output in one step."""

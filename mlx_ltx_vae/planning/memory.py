@@ -32,6 +32,7 @@ class Memory:
         caches: the caches of all layers between two steps.
         work: one step of the largest layer including its queued input, times the number of steps in flight.
         buffer_cache: maximum size of MLX's cache of freed buffers.
+        idle_caches: the largest caches, with what waits to be consumed, that the stream holds while another one runs.
     """
 
     weights: int
@@ -39,6 +40,7 @@ class Memory:
     caches: int
     work: int
     buffer_cache: int = 0
+    idle_caches: int = 0
 
     @property
     def active(self) -> int:
@@ -139,7 +141,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         caches.append(min(window.cached, extent) * position * itemsize)
         step_grid = _replace(extents, axis, taken)
         work = layer.work_bytes(Step(axis, step_grid, run.steps is None, run.machine, run.is_band))
-        works.append(waiting + batch * work)
+        works.append(waiting + batch * work + layer.weight_copy_bytes(run.machine))
         pieces = _advance(pieces, step, layer, axis)
         delay += window.ahead / rate
         rate = rate * layer.up[axis.grid] / layer.down[axis.grid]
@@ -149,12 +151,16 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     # the consumer while the next output is computed.
     results = out_position * max(pieces) * (itemsize + max(itemsize, 2 * FLOAT32_BYTES + 1))
     works[-1] = max(works[-1], waiting + results)
-    cached, work = _worst(delays, [] if run.steps is None else caches, works, length)
+    # Between two results, a stream that yields several for each of its input pieces has not consumed what waits.
+    queued = waiting if len(pieces) > len(run.pieces) else 0
+    moments = _moments(delays, [] if run.steps is None else caches, works, length)
+    cached, work = max(moments, key=sum)
     return Memory(
         weights=spec.num_weights * itemsize,
         inputs=0,
         caches=math.ceil(_MARGIN * cached),
         work=math.ceil(_MARGIN * work * (1 + run.prefetch)) + (0 if run.steps is None else results // 2),
+        idle_caches=math.ceil(_MARGIN * max(cached for cached, _ in moments)) + queued,
     )
 
 
@@ -218,8 +224,8 @@ def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis) -> list
     return [length for length in results if length > 0] or [1]
 
 
-def _worst(delays: list[Fraction], caches: list[int], works: list[int], length: int) -> tuple[int, int]:
-    """Caches and work at the moment when their sum is largest.
+def _moments(delays: list[Fraction], caches: list[int], works: list[int], length: int) -> list[tuple[int, int]]:
+    """Caches and work while each layer runs.
 
     A clip shorter than the network's delay never occupies all layers at once: while a layer runs, only layers whose
     delay differs from its own by less than the clip's length have non-empty caches.
@@ -228,4 +234,4 @@ def _worst(delays: list[Fraction], caches: list[int], works: list[int], length: 
     for delay, work in zip(delays, works, strict=True):
         alive = sum(cache for other, cache in zip(delays, caches, strict=False) if abs(other - delay) < length)
         moments.append((alive, work))
-    return max(moments, key=sum)
+    return moments

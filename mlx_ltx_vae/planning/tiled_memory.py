@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..machine import FLOAT32_BYTES
 from ..tiling.layout import Tile, TileLayout
 from .clip import Clip
-from .memory import Memory, StreamRun, stream_memory
+from .memory import Memory, StreamRun, layer_pieces, stream_memory
 
 #: Frames that are converted to levels at once.
 FRAMES_PER_CONVERSION = 8
@@ -42,13 +42,15 @@ def tiled_memory(
 def _side_by_side(clip: Clip, tiles: Sequence[Memory], run: StreamRun, chunk: int) -> Memory:
     """Tiles in space only: each is a separate stream, and all streams are interleaved."""
     # The number of frames that are blended at once is that of the last layer's output.
-    frames = 1 if run.steps is None else run.steps[-1]
-    # Tiles, weighted tiles, their sum so far and the new one. A single tile is only converted to float32.
-    copies = 4 if len(tiles) > 1 else int(run.machine.itemsize != FLOAT32_BYTES)
-    blended = copies * frames * clip.out_frame * FLOAT32_BYTES
-    work = max(tile.work for tile in tiles) + blended
+    *_, results = layer_pieces(clip.spec, clip.grid, replace(run, pieces=clip.pieces(clip.grid[0], chunk)))
+    frames = max(results) * clip.out_frame * FLOAT32_BYTES
+    is_alone = len(tiles) == 1  # and then only converted to float32
+    # The other tiles' frames wait while a tile runs. Then there are all tiles, a weighted one, and two sums.
+    waiting = 0 if is_alone and run.machine.itemsize == FLOAT32_BYTES else frames
+    largest = max(tiles, key=lambda tile: tile.caches + tile.work - tile.idle_caches)
+    caches = largest.caches + sum(tile.idle_caches for tile in tiles) - largest.idle_caches
     inputs = clip.input_bytes(run.machine.itemsize, chunk)
-    return Memory(tiles[0].weights, inputs, sum(tile.caches for tile in tiles), work)
+    return Memory(largest.weights, inputs, caches, max(largest.work + waiting, 4 * frames))
 
 
 def _one_by_one(

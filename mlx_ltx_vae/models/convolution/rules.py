@@ -138,7 +138,6 @@ def scratch_bytes(shape: ConvShape, formulation: Formulation, itemsize: int, *, 
     size = FLOAT32_BYTES if on_cpu else itemsize
     padded = frames * shape.padded_frame * shape.in_channels
     output = shape.results * shape.out_channels
-    weights = TAPS**3 * shape.in_channels * shape.out_channels
     if formulation is Formulation.CONV3D:
         # The CPU backend unfolds the input for one matrix product. Elsewhere a 2D convolution per temporal tap is added
         # up; their buffers are freed after all three are done.
@@ -154,7 +153,7 @@ def scratch_bytes(shape: ConvShape, formulation: Formulation, itemsize: int, *, 
     else:
         joined = shape.grid[0] * shape.padded_frame * TAPS * shape.in_channels
         elements = 2 * joined + 4 * output
-    half = (output * itemsize + weights * FLOAT32_BYTES) if on_cpu and itemsize != FLOAT32_BYTES else 0
+    half = output * itemsize if on_cpu and itemsize != FLOAT32_BYTES else 0
     return elements * size + half
 
 
