@@ -134,8 +134,9 @@ SAMPLE = [case for index, case in enumerate(validation_cases()) if index % 3 == 
 @cpu_only("on a Mac `python -m benchmarks validate-plan` measures how near plans are")
 @pytest.mark.parametrize("case", SAMPLE, ids=lambda case: f"{case.generation}-{case.mode}-{case.order}")
 def test_the_planned_peak_holds_and_is_near(case):
-    run = run_fresh(Job(decode, case))
-    assert 0.99 <= run["planned_bytes"] / run["total_peak_bytes"] <= 1.3
+    # MLX's timing moves some peaks by a tenth, so the plan is compared with the largest of two.
+    runs = [run_fresh(Job(decode, case)) for _ in range(2)]
+    assert 0.99 <= runs[0]["planned_bytes"] / max(run["total_peak_bytes"] for run in runs) <= 1.3
 
 
 @pytest.mark.parametrize("part", [0.999, 0.93])
