@@ -4,11 +4,12 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
 from mlx_ltx_vae.bench.command import MODES, add_decode_options, add_run_options, make_case, plot_file, report
-from mlx_ltx_vae.bench.processes import Job
+from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.cli import CommandParser, add_common_options, positive, run_command
 
 from .against import OTHERS, OURS, against_jobs, against_table
@@ -21,6 +22,18 @@ from .quality import precision_jobs, precision_table, quality_jobs, quality_tabl
 from .roofline import roofline, roofline_table
 from .scaling import DEFAULT_TFLOPS, scaling_tables
 from .validation import validation_jobs, validation_table
+
+#: Measurements of fixed cases: what makes their jobs and their table, and a description.
+_FIXED = {
+    "emulation": (
+        emulation_jobs,
+        emulation_table,
+        "what Metal's convolutions cost in quality, emulated on the CPU, on the demo clip",
+    ),
+    "formulations": (formulation_jobs, formulation_table, "what the package's convolutions gain over plain MLX"),
+    "quality": (quality_jobs, quality_table, "what tiles and half precision cost in quality, on the demo clip"),
+    "validate-plan": (validation_jobs, validation_table, "planned peaks against measured ones"),
+}
 
 
 def build_parser() -> CommandParser:
@@ -39,36 +52,14 @@ def build_parser() -> CommandParser:
         "--only", nargs="+", choices=[*OURS, *OTHERS], default=[*OURS, *OTHERS], help="the single pass always runs"
     )
     against.add_argument("--plot", type=plot_file, metavar="FILE", help="draw memory and times to FILE")
-    emulation = add(
-        "emulation",
-        lambda options: report(options, emulation_jobs(), emulation_table),
-        "what Metal's convolutions cost in quality, emulated on the CPU, on the demo clip",
-    )
-    add_run_options(emulation)
-    formulations = add(
-        "formulations",
-        lambda options: report(options, formulation_jobs(), formulation_table),
-        "what the package's convolutions gain over plain MLX",
-    )
-    add_run_options(formulations)
     overlapping = add("overlap", _overlap, "whether frames are written while the next ones are decoded")
     _add_decode_options(overlapping, frames=241, modes=["exact"])
     overlapping.add_argument("--ffmpeg", action="store_true", help="write an mp4 too")
     _add_decode_options(add("precision", _precision, "time, memory and accuracy of each dtype"), frames=57)
     limits = add("roofline", _roofline, "decodes against their convolutions alone, and synchronizations")
     _add_decode_options(limits, frames=57, modes=["exact", "single"])
-    quality = add(
-        "quality",
-        lambda options: report(options, quality_jobs(), quality_table),
-        "what tiles and half precision cost in quality, on the demo clip",
-    )
-    add_run_options(quality)
-    validate = add(
-        "validate-plan",
-        lambda options: report(options, validation_jobs(), validation_table),
-        "planned peaks against measured ones",
-    )
-    add_run_options(validate)
+    for name, (jobs, make_table, description) in _FIXED.items():
+        add_run_options(add(name, partial(_report_fixed, jobs, make_table), description))
     add_common_options(add("plan-table", lambda _: print(plan_table()), "LTX-2.3's planned peaks on a Mac"))
     add_common_options(
         add(
@@ -107,6 +98,12 @@ def _add_decode_options(parser: argparse.ArgumentParser, *, frames: int, modes: 
     if modes:
         parser.add_argument("--modes", nargs="+", choices=MODES, default=modes, help=f"default: {' '.join(modes)}")
     add_decode_options(parser)
+
+
+def _report_fixed(
+    jobs: Callable[[], list[Job]], make_table: Callable[[list[list[Run]]], str], options: argparse.Namespace
+) -> None:
+    report(options, jobs(), make_table)
 
 
 def _against(options: argparse.Namespace) -> None:

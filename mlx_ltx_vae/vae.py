@@ -106,15 +106,8 @@ class VideoVAE:
         if decoder:
             loaded_decoder = load_network(checkpoint, "decoder", lambda: ConvDecoder(config), target)
         mean, std = checkpoint.read_statistics()
-        return cls(
-            config,
-            loaded_encoder,
-            loaded_decoder,
-            mean,
-            std,
-            encoder_is_promoted=promoted,
-            keeps_dtype=dtype is not None,
-        )
+        keeps = dtype is not None
+        return cls(config, loaded_encoder, loaded_decoder, mean, std, encoder_is_promoted=promoted, keeps_dtype=keeps)
 
     @classmethod
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: str | None = None) -> "VideoVAE":

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -162,17 +162,7 @@ def load_network(
         return None
     network = make()
     expected = {key: array.shape for key, array in named_parameters(network).items()}
-    missing, unexpected = (
-        sorted(expected.keys() - stored.tensors.keys()),
-        sorted(stored.tensors.keys() - expected.keys()),
-    )
-    if names := missing or unexpected:
-        fault = "lacks" if missing else "has the unexpected"
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise CheckpointError(
-            f"{checkpoint.name}: its {name} {fault} tensor {excerpt(names[0])}{more}, so "
-            "the file does not match its configuration; download both again from one release."
-        )
+    _check_names(checkpoint, name, expected.keys(), stored.tensors.keys())
     loaded = []
     for key, weight in stored.read():
         if weight.shape != expected[key]:
@@ -197,6 +187,18 @@ def load_network(
     del loaded, weight
     prepare(network, keeps_dtype=dtype is not None)
     return network
+
+
+def _check_names(checkpoint: Checkpoint, network: str, expected: Set[str], stored: Set[str]) -> None:
+    """Raise a `CheckpointError` unless a network's tensors are those that are stored."""
+    missing, unexpected = sorted(expected - stored), sorted(stored - expected)
+    if names := missing or unexpected:
+        fault = "lacks" if missing else "has the unexpected"
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise CheckpointError(
+            f"{checkpoint.name}: its {network} {fault} tensor {excerpt(names[0])}{more}, so "
+            "the file does not match its configuration; download both again from one release."
+        )
 
 
 def _problem(key: str, weight: mx.array) -> str | None:

@@ -74,16 +74,21 @@ def build_parser() -> CommandParser:
         help=f"ways to compute a convolution, of {'; '.join(FORMS)} (default: all but taps and columns, which are for "
         "CPUs)",
     )
-    random = parser.add_argument_group("random weights, without -m")
-    random.add_argument("--generation", choices=sorted(GENERATION_NAMES), default="ltx-2.3", help="default: ltx-2.3")
-    random.add_argument(
-        "--base-width", type=positive, default=128, metavar="N", help="channels of the last layers (default: 128)"
-    )
+    _add_random_weights(parser)
     parser.add_argument(
         "--any-device", action="store_true", help="for developers: run without a Metal device, on any other"
     )
     add_common_options(parser)
     return parser
+
+
+def _add_random_weights(parser: CommandParser) -> None:
+    """Add the options of random weights."""
+    random = parser.add_argument_group("random weights, without -m")
+    random.add_argument("--generation", choices=sorted(GENERATION_NAMES), default="ltx-2.3", help="default: ltx-2.3")
+    random.add_argument(
+        "--base-width", type=positive, default=128, metavar="N", help="channels of the last layers (default: 128)"
+    )
 
 
 def main(argv: list[str]) -> int:
