@@ -117,8 +117,8 @@ _runs = _Runs()
 def run_settings(cache_limit: int) -> Iterator[None]:
     """MLX's settings for a run, inside the block.
 
-    Its buffer cache has at most `cache_limit` bytes, and is cleared before and after. Metal's Winograd convolutions take
-    one frame at a time. On a CPU with glibc, freed memory is kept until the end (see `host_allocator`).
+    Its buffer cache has at most `cache_limit` bytes, and is cleared before and after. Metal's Winograd convolutions
+    take one frame at a time. On a CPU with glibc, freed memory is kept until the end (see `host_allocator`).
     """
     mx.clear_cache()
     _runs.add(cache_limit)
