@@ -72,58 +72,96 @@ def _free_host_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-class _Runs:
-    """The settings of MLX for all active runs. The last run to end restores the original ones.
+class _Steps:
+    """MLX's settings while steps of any runs are computed. What the app sets meanwhile stays.
 
-    The buffer cache has the smallest of the runs' limits. On Metal, `MLX_CONV_WINOGRAD_TILE_BATCH` makes Winograd
-    convolutions work on one frame at a time, which bounds their scratch memory; MLX reads it at every convolution. On a
-    CPU the C library keeps freed memory.
+    The buffer cache has the smallest of the runs' limits and the app's. On Metal, `MLX_CONV_WINOGRAD_TILE_BATCH` makes
+    Winograd convolutions work on one frame at a time, which bounds their scratch memory; MLX reads it at every
+    convolution.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._limits: list[int] = []
-        self._original = 0
+        self._of_app = 0
+        self._ours: int | None = None
         self._sets_variable = False
 
-    def add(self, limit: int) -> None:
+    def begin(self, limit: int) -> None:
         with self._lock:
             self._limits.append(limit)
-            previous = mx.set_cache_limit(min(self._limits))
+            self._set_limit()
             if len(self._limits) == 1:
-                self._original = previous
                 self._sets_variable = backend() is Backend.METAL and _WINOGRAD_BATCH not in os.environ
                 if self._sets_variable:
                     os.environ[_WINOGRAD_BATCH] = "1"
-                if is_cpu():
-                    keep_freed_memory()
 
-    def remove(self, limit: int) -> None:
+    def end(self, limit: int) -> None:
         with self._lock:
             self._limits.remove(limit)
-            mx.set_cache_limit(min(self._limits, default=self._original))
-            if self._limits:
-                return
-            if self._sets_variable:
+            self._set_limit()
+            if self._sets_variable and not self._limits:
                 os.environ.pop(_WINOGRAD_BATCH, None)
-            if is_cpu():
+
+    def _set_limit(self) -> None:
+        # MLX tells the limit only when one is set.
+        found = mx.set_cache_limit(min(self._limits) if self._ours is None else self._ours)
+        if found != self._ours:  # at the first step, or since the app has set another one
+            self._of_app = found
+        self._ours = min([*self._limits, self._of_app])
+        mx.set_cache_limit(self._ours)
+        if not self._limits:
+            self._ours = None
+
+
+class _Runs:
+    """On a CPU, the C library keeps freed memory while there are runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def add(self) -> None:
+        with self._lock:
+            self._count += 1
+            if self._count == 1:
+                keep_freed_memory()
+
+    def remove(self) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
                 return_freed_memory()
 
 
+_steps = _Steps()
 _runs = _Runs()
 
 
 @contextmanager
-def run_settings(cache_limit: int) -> Iterator[None]:
-    """MLX's settings for a run, inside the block.
-
-    Its buffer cache has at most `cache_limit` bytes, and is cleared before and after. Metal's Winograd convolutions
-    take one frame at a time. On a CPU with glibc, freed memory is kept until the end (see `host_allocator`).
-    """
+def run_settings() -> Iterator[None]:
+    """Clear MLX's buffer cache before and after a run. On a CPU, keep freed memory until its end (`host_allocator`)."""
+    on_cpu = is_cpu()
     mx.clear_cache()
-    _runs.add(cache_limit)
+    if on_cpu:
+        _runs.add()
     try:
         yield
     finally:
-        _runs.remove(cache_limit)
+        if on_cpu:
+            _runs.remove()
         mx.clear_cache()
+
+
+@contextmanager
+def step_settings(cache_limit: int) -> Iterator[None]:
+    """MLX's settings while a step of a run is computed, inside the block.
+
+    Its buffer cache has at most `cache_limit` bytes, and Metal's Winograd convolutions take one frame at a time. A run
+    that waits for its caller leaves the app its own settings.
+    """
+    _steps.begin(cache_limit)
+    try:
+        yield
+    finally:
+        _steps.end(cache_limit)

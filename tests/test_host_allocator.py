@@ -29,8 +29,8 @@ def take_and_free():
 
 def test_freed_memory_is_kept_during_a_run_and_returned_after_it():
     before = resident()
-    with run_settings(0):
-        with run_settings(0):
+    with run_settings():
+        with run_settings():
             take_and_free()
         assert resident() > before + 0.9 * SIZE, "the outer run goes on"
     assert resident() < before + 0.1 * SIZE

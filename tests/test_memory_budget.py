@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import PlanError, VideoVAE, device
+from mlx_ltx_vae.device import step_settings
 from mlx_ltx_vae.machine import Backend, Machine
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
@@ -42,16 +43,38 @@ def limited_to(vae, limit, frames=24):
     return replace(plan, memory=replace(plan.memory, buffer_cache=limit))
 
 
-def test_the_buffer_cache_is_limited_while_a_decode_runs_and_given_back(vae):
+@pytest.fixture
+def limits(monkeypatch):
+    """MLX's cache limit at each evaluation, appended as they come."""
+    seen = []
+
+    def recording(function):
+        def call(*arguments):
+            seen.append(cache_limit())
+            return function(*arguments)
+
+        return call
+
+    for name in ("eval", "async_eval"):
+        monkeypatch.setattr(mx, name, recording(getattr(mx, name)))
+    return seen
+
+
+def test_the_buffer_cache_is_limited_while_a_step_runs_and_only_then(vae, limits):
     before = cache_limit()
     stream = vae.stream(latents_of(24), limited_to(vae, 123_000))
-    assert cache_limit() == before
+    assert 123_000 not in limits
     next(stream)
-    assert cache_limit() == 123_000
+    assert 123_000 in limits and cache_limit() == before, "a stream that waits leaves the process its limit"
+    mx.set_cache_limit(7_000_000)
+    next(stream)
+    assert cache_limit() == 7_000_000
     stream.close()
-    assert cache_limit() == before
+    assert cache_limit() == 7_000_000, "what the app sets meanwhile stays"
+    mx.set_cache_limit(before)
 
     def fail(frames, start):
+        assert cache_limit() == before
         raise ValueError("the sink is full")
 
     with pytest.raises(ValueError, match="the sink is full"):
@@ -59,16 +82,36 @@ def test_the_buffer_cache_is_limited_while_a_decode_runs_and_given_back(vae):
     assert cache_limit() == before
 
 
-def test_of_two_decodes_at_once_the_smaller_limit_counts_and_the_last_one_gives_it_back(vae):
+def test_latents_that_arrive_are_made_with_the_limit_of_their_app(vae, limits):
+    before, seen = cache_limit(), []
+
+    def parts():
+        for index in range(6):
+            seen.append(cache_limit())
+            yield latents_of(24)[:, :, 4 * index : 4 * index + 4]
+
+    list(vae.stream(parts(), limited_to(vae, 123_000)))
+    assert set(seen) == {before} and 123_000 in limits
+
+
+def test_a_limit_of_the_app_that_is_lower_than_the_planned_one_stays(vae, limits):
+    before = mx.set_cache_limit(1_000)
+    vae.decode(latents_of(24), limited_to(vae, 123_000))
+    assert set(limits) == {1_000} and mx.set_cache_limit(before) == 1_000
+
+
+def test_of_two_steps_at_once_the_smaller_limit_counts_and_what_is_set_meanwhile_stays():
     before = cache_limit()
-    streams = [vae.stream(latents_of(24), limited_to(vae, limit)) for limit in (2_000_000, 1_000_000)]
-    for stream in streams:
-        next(stream)
-    assert cache_limit() == 1_000_000
-    streams[1].close()
-    assert cache_limit() == 2_000_000
-    streams[0].close()
+    with step_settings(2_000_000):
+        with step_settings(1_000_000):
+            assert cache_limit() == 1_000_000
+        assert cache_limit() == 2_000_000
     assert cache_limit() == before
+    with step_settings(2_000_000):
+        mx.set_cache_limit(3_000_000)
+        with step_settings(1_000_000):
+            assert cache_limit() == 1_000_000
+    assert mx.set_cache_limit(before) == 3_000_000
 
 
 def test_the_buffer_cache_is_emptied_before_and_after(vae, monkeypatch):

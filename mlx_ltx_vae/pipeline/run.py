@@ -1,12 +1,12 @@
 """Executes a plan, for decoding and encoding: a single pass, a stream, or tiles."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
-from ..device import run_settings
+from ..device import run_settings, step_settings
 from ..mlx_utils import split
 from ..models.base import Network
 from ..planning.plan import Mode, Plan
@@ -43,7 +43,7 @@ class Run:
 
         The dtype is float32 if tiles are blended, otherwise that of the network.
         """
-        with run_settings(self.plan.memory.buffer_cache):
+        with run_settings():
             if self.plan.mode is Mode.SINGLE:
                 results = self._single()
             elif self.plan.layout is None:
@@ -54,6 +54,12 @@ class Run:
                 results = self._tiles(self.plan.layout)
             yield from results
 
+    @contextmanager
+    def _around_step(self) -> Iterator[None]:
+        self.check()
+        with step_settings(self.plan.memory.buffer_cache):
+            yield
+
     @property
     def _axis(self) -> Axis:
         return self.plan.order.axis
@@ -62,7 +68,7 @@ class Run:
         pieces = list(self.source.pieces(Axis.TIME, self.plan.chunk))
         box = [mx.concatenate(pieces, axis=Axis.TIME)]
         del pieces
-        box = [run_whole(self.network.stages(self.context), box.pop(), check=self.check)]
+        box = [run_whole(self.network.stages(self.context), box.pop(), around_step=self._around_step)]
         self.update(box[0])
         yield box.pop()
 
@@ -70,7 +76,9 @@ class Run:
         """One stream, piece by piece."""
         stages = self.network.stages(replace(context, axis=self._axis))
         plan = self.plan
-        results = run(stages, pieces, axis=self._axis, steps=plan.steps, prefetch=plan.prefetch, check=self.check)
+        results = run(
+            stages, pieces, axis=self._axis, steps=plan.steps, prefetch=plan.prefetch, around_step=self._around_step
+        )
         for piece in results:
             self.update(piece)
             # A suspended generator must not hold a reference to the array that it has yielded.

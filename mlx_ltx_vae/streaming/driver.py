@@ -10,6 +10,7 @@ the array can be freed.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import mlx.core as mx
 
@@ -19,6 +20,7 @@ from .axis import Axis
 from .stage import Stage
 
 Flow = Iterator[list[mx.array]]
+AroundStep = Callable[[], AbstractContextManager[object]]
 
 
 def run(
@@ -28,7 +30,7 @@ def run(
     axis: Axis = Axis.TIME,
     steps: Sequence[int] | None = None,
     prefetch: int = 0,
-    check: Callable[[], None] = lambda: None,
+    around_step: AroundStep = nullcontext,
 ) -> Iterator[mx.array]:
     """Stream `pieces` through `stages`.
 
@@ -39,22 +41,23 @@ def run(
         steps: for each stage, the maximum number of positions along `axis` per step; None for whole pieces.
         prefetch: steps submitted to the device ahead of the one that is waited for. Without prefetch, a GPU is idle
             between steps.
-        check: called before each step is evaluated; an exception in it ends the stream.
+        around_step: makes the context in which each step is evaluated; an exception in it ends the stream. The pieces
+            are taken outside of it.
 
     Yields:
         The output in order along `axis`, evaluated or being evaluated, in pieces of any length. Concatenated, they
         equal the output of `run_whole`.
     """
     flow = _box(pieces)
-    schedule = _Schedule(prefetch, check)
+    schedule = _Schedule(prefetch, around_step)
     for index, stage in enumerate(stages):
         flow = _advance(stage, flow, axis, None if steps is None else steps[index], schedule)
     for box in flow:
         yield box.pop()
 
 
-def run_whole(stages: Sequence[Stage], clip: mx.array, *, check: Callable[[], None] = lambda: None) -> mx.array:
-    """The output for a whole clip: each stage runs once, in a single step. See `run` for `check`.
+def run_whole(stages: Sequence[Stage], clip: mx.array, *, around_step: AroundStep = nullcontext) -> mx.array:
+    """The output for a whole clip: each stage runs once, in a single step. See `run` for `around_step`.
 
     Raises:
         DeviceError: if the device runs out of memory, or is stopped.
@@ -62,13 +65,12 @@ def run_whole(stages: Sequence[Stage], clip: mx.array, *, check: Callable[[], No
     box = [clip]
     del clip
     for stage in stages:
-        check()
         result = stage.step(box.pop(), True)
         if result is None:
             raise ValueError("the clip is too short for the network: a layer has no result.")
         box.append(result)
         del result
-        with explained_device_errors():
+        with around_step(), explained_device_errors():
             mx.eval(box)
     return box.pop()
 
@@ -83,25 +85,26 @@ def _box(pieces: Iterable[mx.array]) -> Flow:
 class _Schedule:
     """Evaluates the steps of one stream, and waits for them."""
 
-    def __init__(self, prefetch: int, check: Callable[[], None]) -> None:
+    def __init__(self, prefetch: int, around_step: AroundStep) -> None:
         self._prefetch = prefetch
-        self._check = check
+        self._around_step = around_step
         self._under_way: deque[list[mx.array]] = deque()
 
     def compute(self, result: mx.array | None, stage: Stage) -> list[mx.array]:
         """Evaluate a step's result and the stage's caches; returns an empty list if there is no result yet."""
-        self._check()
         box = [] if result is None else [result]
         kept = stage.arrays
-        if not self._prefetch:
-            mx.eval(box, kept)
-            return box
-        mx.async_eval(box, kept)
-        # The caches stay alive anyway. Waiting for them keeps no result alive that the next stage has already consumed.
-        if kept:
-            self._under_way.append(kept)
-        if len(self._under_way) > self._prefetch:
-            mx.eval(self._under_way.popleft())
+        with self._around_step():
+            if not self._prefetch:
+                mx.eval(box, kept)
+                return box
+            mx.async_eval(box, kept)
+            # The caches stay alive anyway. Waiting for them keeps no result alive that the next stage has already
+            # consumed.
+            if kept:
+                self._under_way.append(kept)
+            if len(self._under_way) > self._prefetch:
+                mx.eval(self._under_way.popleft())
         return box
 
 
