@@ -8,11 +8,32 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from .errors import DeviceError
 from .host_allocator import keep_freed_memory, return_freed_memory
 from .machine import Backend, Machine
 
 _MEMINFO = Path("/proc/meminfo")
 _WINOGRAD_BATCH = "MLX_CONV_WINOGRAD_TILE_BATCH"
+
+
+_was_forked = False
+
+
+def _note_fork() -> None:
+    global _was_forked
+    _was_forked = mx.get_peak_memory() > 0  # the parent has made arrays
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def check_process() -> None:
+    """Raise a `DeviceError` in a process that was forked after MLX was used, where evaluations never end."""
+    if _was_forked:
+        raise DeviceError(
+            "this process was forked from one that had used MLX, whose threads do not exist here; start it by spawn, "
+            'for example with multiprocessing.get_context("spawn").'
+        )
 
 
 def is_cpu() -> bool:

@@ -1,5 +1,7 @@
 """Small MLX helpers. Gaps in MLX's type stubs are worked around only here."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,6 +64,17 @@ def evaluate(what: str, *arrays: mx.array) -> None:
 def count_nonfinite(array: mx.array) -> int:
     """The number of NaN or infinite values. Evaluates the array."""
     return array.size - to_int(mx.isfinite(array).sum())
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Give this thread's random state, from which new layers draw their weights, back after the block."""
+    (state,) = cast(list[mx.array], mx.random.state)
+    high, low = to_list(state)
+    try:
+        yield
+    finally:
+        mx.random.seed(high << 32 | low)
 
 
 def load_safetensors(path: Path) -> dict[str, mx.array]:

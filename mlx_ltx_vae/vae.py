@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
-from .device import this_machine
+from .device import check_process, this_machine
 from .device_errors import explained_device_errors
 from .dtypes import DTYPES
 from .errors import CheckpointError
@@ -90,6 +90,7 @@ class VideoVAE:
         Raises:
             CheckpointError: if the source cannot be read, is not a VAE, is incomplete, or is not supported.
         """
+        check_process()
         if dtype is not None and dtype not in DTYPES:
             raise CheckpointError(f"dtype {dtype!r} is not known; expected {', '.join(DTYPES)}.")
         if isinstance(source, Checkpoint):

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..errors import CheckpointError, excerpt
-from ..mlx_utils import count_nonfinite, named_parameters, to_bool, to_float
+from ..mlx_utils import count_nonfinite, kept_random_state, named_parameters, to_bool, to_float
 from ..models.convolution.module import prepare
 from ..models.video_vae.config import VAEConfig
 from .configuration import choose_config, complete_config, find_config, resolve_config
@@ -160,7 +160,8 @@ def load_network(
     stored = checkpoint.networks.get(name)
     if stored is None:
         return None
-    network = make()
+    with kept_random_state():
+        network = make()
     expected = {key: array.shape for key, array in named_parameters(network).items()}
     _check_names(checkpoint, name, expected.keys(), stored.tensors.keys())
     loaded = []

@@ -7,6 +7,7 @@ from itertools import product
 import mlx.core as mx
 import numpy as np
 
+from ..device import check_process
 from ..errors import LatentsError
 from ..mlx_utils import count_nonfinite, to_float, to_int
 from ..shapes import LatentShape
@@ -60,6 +61,7 @@ class MappedLatents:
         """
         if not isinstance(index, tuple) or len(index) > self.ndim or not all(isinstance(each, slice) for each in index):
             raise TypeError(f"latents in a file are indexed with a tuple of up to five slices, not {index!r}.")
+        check_process()
         index += (slice(None),) * (self.ndim - len(index))
         if self._stored_dtype == "uint16" and not self._is_bfloat16:
             raise LatentsError(

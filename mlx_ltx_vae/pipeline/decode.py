@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 import numpy as np
 
+from ..device import check_process
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
 from ..models.noise import DEFAULT_CONVENTION, Noise, draw
@@ -77,6 +78,7 @@ class DecodePipeline:
             LatentsError: if the network cannot take the latents or the noise.
             PlanError: if the plan was made for another shape, or cannot decode latents as they arrive.
         """
+        check_process()
         if options.bit_depth not in (None, 8, 10):
             raise LatentsError(f"the bit depth must be 8 or 10, not {options.bit_depth!r}.")
         given = as_latents(latents)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from ..device import check_process
 from ..device_errors import explained_device_errors
 from ..errors import LatentsError, PlanError, TilingError
 from ..mlx_utils import to_bool
@@ -83,6 +84,7 @@ class EncodePipeline:
 
     def _preprocess(self, plan: EncodePlan | None, options: EncodeOptions) -> Preprocess:
         """Check the options and return the preprocessing of the encoder's input."""
+        check_process()
         check_batch_size(options.tile_batch_size)
         if plan is not None and (options.tiling is not None or options.tile_batch_size != 1):
             raise PlanError("the plan says how to tile; leave out tiling and tile_batch_size.")
