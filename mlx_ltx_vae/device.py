@@ -11,11 +11,13 @@ import mlx.core as mx
 from .errors import DeviceError
 from .host_allocator import keep_freed_memory, return_freed_memory
 from .machine import Backend, Machine
+from .mlx_utils import to_int
 
 _MEMINFO = Path("/proc/meminfo")
 _WINOGRAD_BATCH = "MLX_CONV_WINOGRAD_TILE_BATCH"
 
 
+_PROBE = 4096  # elements
 _was_forked = False
 
 
@@ -46,6 +48,17 @@ def backend() -> Backend:
     if is_cpu():
         return Backend.CPU
     return Backend.METAL if mx.metal.is_available() else Backend.CUDA
+
+
+def confirm_device() -> None:
+    """Wait for the device, and check that it still computes: MLX may report a failure only at the next computation.
+
+    Raises:
+        DeviceError: if a known sum comes out wrong. MLX's own errors pass.
+    """
+    mx.synchronize()
+    if to_int(mx.arange(_PROBE).sum()) != _PROBE * (_PROBE - 1) // 2:
+        raise DeviceError("the device no longer computes correctly, so the result cannot be trusted; start again.")
 
 
 def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:

@@ -17,7 +17,8 @@ _TOO_LARGE = (
 
 _EXPLANATIONS = {
     _TOO_LONG: "macOS stopped the GPU because one step kept the display waiting for too long; use mode exact with a "
-    "smaller memory budget or chunk, or smaller tiles, and close other apps that use the GPU.",
+    "smaller memory budget or chunk, or smaller tiles, let the display sleep, close other apps that use the GPU, or "
+    "(reported to help before M5) set AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1 in the environment.",
     _TOO_LARGE: "the device ran out of memory; use mode exact with a smaller memory budget or chunk, or smaller tiles, "
     "and close other apps.",
 }

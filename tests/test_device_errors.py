@@ -141,3 +141,26 @@ def test_commands_print_the_sentence_and_fail(golden, fail, tmp_path, monkeypatc
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: macOS stopped the GPU because one step")
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("command", [decode_command, encode_command])
+@pytest.mark.parametrize("failure", ["an error that MLX reports late", "a wrong result"])
+def test_a_file_gets_its_name_only_after_the_device_has_answered_once_more(
+    golden, tmp_path, monkeypatch, capsys, command, failure
+):
+    monkeypatch.chdir(tmp_path)
+    np.save("latents.npy", LATENTS)
+    imageio.mimwrite("frames.gif", list(PIXELS))
+
+    def late_error():
+        raise RuntimeError(TOO_LONG[0])
+
+    if failure == "a wrong result":
+        monkeypatch.setattr("mlx_ltx_vae.device.to_int", lambda array: 0)
+    else:
+        monkeypatch.setattr(mx, "synchronize", late_error)
+    source, output = ("latents.npy", "out.mp4") if command is decode_command else ("frames.gif", "out.safetensors")
+    assert command([source, "-m", str(golden("ltx2_3").checkpoint), "-o", output]) == 1
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and ("no longer computes" in line or "AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1" in line)
+    assert not list(tmp_path.glob("out*"))

@@ -15,6 +15,7 @@ from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.models.video_vae.specs import decoder_spec
+from mlx_ltx_vae.planning import planner
 from mlx_ltx_vae.planning.plan import Mode, Order
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.tiling import TilingConfig
@@ -63,6 +64,21 @@ def test_4k_decodes_exactly_within_8_gb_at_the_real_widths_weights_included():
     assert chosen.redundant_work == 0
     assert chosen.memory.weights == pytest.approx(0.814 * GB, rel=0.01)
     assert chosen.peak_bytes <= 8 * GB
+
+
+@pytest.mark.parametrize(
+    ("grid", "options"),
+    [
+        ((131_072, 128, 128), {"mode": "exact", "order": "rows"}),
+        ((16, 400, 400), {"mode": "exact", "order": "time"}),
+        ((9, 128, 128), {"mode": "tiled"}),
+    ],
+)
+def test_no_array_reaches_the_size_that_kernels_cannot_index(monkeypatch, grid, options):
+    with pytest.raises(PlanError, match=r"an array of 2\^31 elements, beyond which results are wrong"):
+        plan_decode(decoder_spec(config()), (1, 128, *grid), REAL, **options)
+    monkeypatch.setattr(planner, "MAX_ARRAY_ELEMENTS", 2**40)
+    assert plan_decode(decoder_spec(config()), (1, 128, *grid), REAL, **options).peak_bytes > 2**31
 
 
 def test_blended_tiles_are_the_last_resort():

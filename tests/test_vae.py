@@ -13,6 +13,8 @@ from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, 
 from mlx_ltx_vae.models.noise import draw
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.pipeline.postprocess import OutputCheck, to_levels
+from mlx_ltx_vae.pipeline.run import Run
+from mlx_ltx_vae.planning.plan import Order
 from mlx_ltx_vae.shapes import LatentShape
 
 
@@ -259,26 +261,56 @@ def test_levels_of_a_batch_keep_its_axis_and_those_of_one_video_have_none(vae):
         assert np.abs(clip.astype(int) - clips[item]).max() <= 1
 
 
-def test_pixels_that_are_not_finite_or_one_flat_patch_are_reported():
+def test_pixels_that_are_not_finite_and_frames_of_one_flat_patch_are_reported():
     good = mx.random.normal((1, 2, 8, 8, 3))
-    patch = mx.tile(mx.random.normal((1, 1, 4, 4, 3)), (1, 1, 2, 2, 1))
+    patch = mx.tile(mx.random.normal((1, 1, 4, 4, 3)), (1, 2, 2, 2, 1))
     bad = mx.where(good > 1, mx.inf, good)
+    constant, varying = mx.ones(40, mx.bool_), mx.zeros(40, mx.bool_)
     for pieces, may_be_flat, words in (
-        ([good, patch], False, None),
-        ([patch] * 2, True, None),
-        ([patch], False, "flat patch"),
-        ([good, bad, good], False, r"not finite: because\.$"),
+        ([good] * 20, varying, None),
+        ([good, patch], constant, None),
+        ([good, 0 * patch - 1], varying, None),  # black
+        ([patch] * 2, varying, "pixels are one flat patch everywhere"),
+        ([good] * 9 + [patch] + [good] * 9, varying, "2 of the frames 18 to 19 of 38 are one flat patch"),
+        ([mx.concatenate([good, patch])], varying, "flat patch everywhere"),  # one of two videos
+        ([good, bad, good], varying, r"not finite: because\.$"),
     ):
         check = OutputCheck(
             4,
-            may_be_flat=lambda: mx.array(may_be_flat),  # noqa: B023
+            may_be_flat=lambda: may_be_flat[: 2 * len(pieces)],  # noqa: B023
             explain=lambda: "because.",
             find_cause=lambda: None,
         )
-        for piece in pieces:
-            check.update(piece)
+        for index, piece in enumerate(pieces):
+            check.update(piece, 2 * index)
         with pytest.raises(DecodeError, match=words) if words else nullcontext():
             check.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"order": "rows"}, {"mode": "single"}, {"mode": "tiled"}])
+def test_frames_that_a_device_leaves_constant_are_named(vae, monkeypatch, options):
+    latents = latents_of(5)
+    latents[:, :, 3:] = latents[:, :, 3:, :1, :1]  # the latents of the frames from 17 on
+    plan = vae.plan(latents.shape, **options)
+    results = Run.results
+
+    def gray(first):
+        """Makes the network's frames gray, from the one of this index on."""
+
+        def change(run):
+            start = 0
+            for frames in results(run):
+                frames[:, max(0, first - start) :] = 0.1
+                start += frames.shape[1] if plan.order is Order.TIME else 0
+                yield frames
+
+        monkeypatch.setattr(Run, "results", change)
+
+    gray(17)
+    list(vae.stream(latents, plan))
+    gray(9)
+    with pytest.raises(DecodeError, match="8 of the frames 9 to 16 of 33 are one flat patch"):
+        list(vae.stream(latents, plan))
 
 
 def test_frames_that_are_not_finite_are_never_handed_over_as_levels(golden):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 import numpy as np
 
-from ..device import check_process
+from ..device import check_process, confirm_device
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
 from ..models.noise import DEFAULT_CONVENTION, Noise, draw
@@ -151,14 +151,14 @@ class DecodePipeline:
             maps = {name: mx.contiguous(crop_map(noise, shape, band, whole)) for name, noise in maps.items()}
         check = OutputCheck(
             decoder.spec.layers[-1].up[1],
-            may_be_flat=preprocess.is_constant,
+            may_be_flat=preprocess.may_be_flat,
             explain=lambda: explain_not_finite(decoder, "decoder", preprocess.largest()),
             find_cause=lambda: find_cause(decoder, "decoder", preprocess.largest()),
             combine=None if bands is None else bands.all_true,
         )
         mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
         context = StreamContext(timesteps=timesteps, noise_maps=maps, neighbors=bands)
-        run = Run(decoder, plan, source, context, check.update, cancellation.check)
+        run = Run(decoder, plan, source, context, cancellation.check)
         return DecodeRun(run, source, check, bands, options.bit_depth)
 
 
@@ -193,21 +193,25 @@ class DecodeRun:
         """Yield every frame once, in order.
 
         Raises:
-            DecodeError: if the pixels are not finite, or are the same patch everywhere.
+            DecodeError: if the pixels are not finite, or a frame is the same patch everywhere.
+            DeviceError: if the device has failed.
             PlanError: if frames are buffered on disk and there is not enough free space.
         """
         plan, check = self.run.plan, self.check
         frames = self.run.results() if plan.order is Order.TIME else self._buffered()
         start = 0
         for piece in frames:
+            if plan.order is Order.TIME:
+                check.update(piece, start)
             chunk = [FrameChunk(start, self._finish(piece), check.is_finite, check.explain)]
             start += piece.shape[1]
             del piece
             yield chunk.pop()
-        check.close()
         expected, _, _ = self.run.network.spec.out_grid(self.source.grid)
         if start != expected:
             raise DecodeError(f"{start} frames came out of the network, and {expected} should have.")
+        check.close()
+        confirm_device()
 
     @property
     def _dtype(self) -> mx.Dtype:
@@ -232,6 +236,7 @@ class DecodeRun:
         with FrameBuffer(shape, self._dtype) as buffer:
             start = 0
             for part in self.run.results():
+                self.check.update(part, 0)
                 buffer.write(self._finish(part), axis, start)
                 start += part.shape[axis]
                 del part

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..device import check_process
+from ..device import check_process, confirm_device
 from ..device_errors import explained_device_errors
 from ..errors import LatentsError, PlanError, TilingError
 from ..mlx_utils import to_bool
@@ -145,6 +145,7 @@ class EncodeRun:
         with explained_device_errors():
             for means in run.results():
                 yield self._normalize(means if self.bands is None else self.bands.gather(means))
+            confirm_device()
 
     def _normalize(self, means: mx.array) -> mx.array:
         """Convert means (B, T, H, W, C) to normalized latents (B, C, T, H, W)."""

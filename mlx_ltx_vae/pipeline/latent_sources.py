@@ -14,6 +14,7 @@ from ..models.noise import Draws, LatentBox
 from ..shapes import Grid
 from ..streaming.axis import Axis
 from ..tiling.intervals import Interval
+from .postprocess import FrameFlags
 from .sources import Box, crop_pieces
 
 _ALL = slice(None)
@@ -46,26 +47,26 @@ class LatentPreprocess:
         self._std = std
         self._draws = draws
         self._unnormalized = unnormalized
-        self._first: mx.array | None = None
-        self._is_constant = mx.array(True)
+        self._is_constant = FrameFlags()
         self._largest = mx.array(0.0)
 
     def __call__(self, latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
         """Convert the part `box` of the latents, (B, C, n, h, w), to (B, n, h, w, C) in the decoder's dtype."""
         latents = latents if isinstance(latents, mx.array) else mx.array(latents)
-        if self._first is None:
-            self._first = mx.contiguous(latents[:, :, :1, :1, :1])
-        self._is_constant = self._is_constant & (latents == self._first).all()
+        # Parts that are constant, and differ, would make a picture that is not flat, which is no error either.
+        is_constant = (latents == latents[:, :, :, :1, :1]).all(axis=(1, 3, 4)).any(axis=0)
+        self._is_constant.update(box[0].start, is_constant)
         if self._unnormalized:
             mean, std = (array.reshape(-1, 1, 1, 1) for array in (self._mean, self._std))
             latents = (latents.astype(mx.float32) - mean) / std
         self._largest = mx.maximum(self._largest, mx.abs(latents).max())
-        mx.async_eval(self._is_constant, self._largest)
+        mx.async_eval(self._largest)
         return self._decoder.prepare(latents, self._mean, self._std, self._draws.crop(box))
 
-    def is_constant(self) -> mx.array:
-        """A flag on the device: whether all parts so far are constant per channel, so that the picture may be flat."""
-        return self._is_constant
+    def may_be_flat(self) -> mx.array:
+        """A flag on the device for each frame, (F,): whether its latents are constant per channel."""
+        is_constant = self._is_constant.all()
+        return mx.concatenate([is_constant[:1], mx.repeat(is_constant[1:], self._decoder.spec.scale.time)])
 
     def largest(self) -> float:
         """The largest magnitude of all parts so far, normalized."""

@@ -15,6 +15,9 @@ _NOT_FINITE = "the decoded pixels are not finite"
 _FLAT = "the decoded pixels are one flat patch everywhere"
 _SILENT_FAILURE = "a convolution on this device failed silently; try another dtype, or mode exact with a chunk of 1."
 
+_MAX_PARTS = 64  # of flags, so that a long clip does not hold many small arrays
+_NEARLY_BLACK = 0.95  # of 1: a flat frame of larger magnitude is black or white
+
 _PEAKS = {8: 255, 10: 65535}
 _DTYPES = {8: mx.uint8, 10: mx.uint16}
 
@@ -109,15 +112,41 @@ class FrameChunk:
         return levels
 
 
+class FrameFlags:
+    """A flag per frame on the device: the logical and of all pieces that have the frame."""
+
+    def __init__(self) -> None:
+        self._parts: list[mx.array] = []
+        self._length = 0
+
+    def update(self, start: int, flags: mx.array) -> None:
+        """Add the flags (n,) of the frames from `start` on, at most one after the last."""
+        known = min(self._length - start, flags.shape[0])
+        if known > 0:
+            joined = self.all()
+            joined[start : start + known] = joined[start : start + known] & flags[:known]
+            self._parts, flags = [joined], flags[known:]
+        self._parts.append(flags)
+        self._length += flags.shape[0]
+        if len(self._parts) > _MAX_PARTS:
+            self._parts = [self.all()]
+        mx.async_eval(self._parts[-2:])
+
+    def all(self) -> mx.array:
+        """The flags of all frames so far, (F,) bool."""
+        return mx.concatenate(self._parts)
+
+
 class OutputCheck:
-    """Checks that a decoder's output is finite and not the same patch everywhere.
+    """Checks that a decoder's output is finite, and that no frame is the same patch everywhere.
 
     If a convolution silently returns zeros (a known failure of GPU kernels on huge inputs), only the last bias remains,
-    which is identical in every patch. A real picture never repeats bit for bit, unless its latents are constant.
+    which is identical in every patch. A real picture never repeats bit for bit, unless its latents are constant, or it
+    is black or white.
 
     Args:
         patch_size: pixels per cell of the network's finest grid, along each side.
-        may_be_flat: called at the end: a flag on the device, whether the latents are constant.
+        may_be_flat: called at the end: a flag on the device for each frame, (F,), whether its latents are constant.
         explain: why pixels are not finite.
         find_cause: why pixels are flat, if it is not the device.
         combine: combines flags with those of other processes, which compute other parts of the frames; None if there
@@ -138,7 +167,7 @@ class OutputCheck:
         self._find_cause = find_cause
         self._patch_size = patch_size
         self._may_be_flat = may_be_flat
-        self._is_flat = mx.array(True)
+        self._is_flat = FrameFlags()
         self._is_finite = mx.array(True)
 
     @property
@@ -146,24 +175,29 @@ class OutputCheck:
         """A flag on the device: whether all pixels so far are finite."""
         return self._combine(self._is_finite)
 
-    def update(self, frames: mx.array) -> None:
-        """Check a piece (B, n, h, w, 3), asynchronously; the result stays on the device."""
-        step = self._patch_size
-        down = (frames[:, :, step:] == frames[:, :, :-step]).all()
-        across = (frames[:, :, :, step:] == frames[:, :, :, :-step]).all()
-        self._is_flat = self._is_flat & down & across
+    def update(self, frames: mx.array, start: int) -> None:
+        """Check a piece (B, n, h, w, 3) of the frames from `start` on, asynchronously."""
+        step, others = self._patch_size, (2, 3, 4)
+        down = (frames[:, :, step:] == frames[:, :, :-step]).all(axis=others)
+        across = (frames[:, :, :, step:] == frames[:, :, :, :-step]).all(axis=others)
+        is_flat = down & across & (mx.abs(frames) < _NEARLY_BLACK).any(axis=others)
+        self._is_flat.update(start, is_flat.any(axis=0))
         self._is_finite = self._is_finite & mx.isfinite(frames).all()
-        mx.async_eval(self._is_flat, self._is_finite)
+        mx.async_eval(self._is_finite)
 
     def close(self) -> None:
         """Wait for all checks.
 
         Raises:
-            DecodeError: if a pixel was not finite, or if all pieces were the same patch everywhere.
+            DecodeError: if a pixel was not finite, or if frames were the same patch everywhere.
         """
-        flags = mx.stack([self._is_finite, self._is_flat, self._may_be_flat()])
-        is_finite, is_flat, may_be_flat = to_list(self._combine(flags))
+        flags = mx.concatenate([self._is_finite[None], self._is_flat.all(), self._may_be_flat()])
+        is_finite, *flat_flags = to_list(self._combine(flags))
         if not is_finite:
             raise DecodeError(f"{_NOT_FINITE}: {self.explain()}")
-        if is_flat and not may_be_flat:
-            raise DecodeError(f"{_FLAT}: {self._find_cause() or _SILENT_FAILURE}")
+        count = len(flat_flags) // 2
+        flat = [frame for frame in range(count) if flat_flags[frame] and not flat_flags[count + frame]]
+        if flat:
+            where = f"{len(flat)} of the frames {flat[0]} to {flat[-1]} of {count}"
+            found = _FLAT if len(flat) == count else f"{where} are one flat patch, and their latents are not constant"
+            raise DecodeError(f"{found}: {self._find_cause() or _SILENT_FAILURE}")

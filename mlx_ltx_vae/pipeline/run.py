@@ -27,7 +27,6 @@ class Run:
 
     Attributes:
         context: timesteps and noise maps of the whole picture.
-        update: called with each piece of the network's output.
         check: called before each step; an exception in it ends the run.
     """
 
@@ -35,7 +34,6 @@ class Run:
     plan: Plan
     source: Source
     context: StreamContext = field(default_factory=StreamContext)
-    update: Callable[[mx.array], None] = lambda piece: None
     check: Callable[[], None] = lambda: None
 
     def results(self) -> Generator[mx.array, None, None]:
@@ -69,7 +67,6 @@ class Run:
         box = [mx.concatenate(pieces, axis=Axis.TIME)]
         del pieces
         box = [run_whole(self.network.stages(self.context), box.pop(), around_step=self._around_step)]
-        self.update(box[0])
         yield box.pop()
 
     def _stream(self, pieces: Iterator[mx.array], context: StreamContext) -> Iterator[mx.array]:
@@ -80,7 +77,6 @@ class Run:
             stages, pieces, axis=self._axis, steps=plan.steps, prefetch=plan.prefetch, around_step=self._around_step
         )
         for piece in results:
-            self.update(piece)
             # A suspended generator must not hold a reference to the array that it has yielded.
             box = [piece]
             del piece

@@ -5,7 +5,7 @@ consumed yet, and the work of the layer that runs. The peak is the largest such 
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -94,6 +94,17 @@ def largest_layer(spec: NetworkSpec, grid: Grid, batch: int) -> int:
     """Elements of the largest input or output of a layer for the whole clip at once."""
     entering = max(layer.in_channels * math.prod(extents) for layer, extents in spec.walk(grid))
     return batch * max(entering, spec.out_channels * math.prod(spec.out_grid(grid)))
+
+
+def largest_step(spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: Sequence[int]) -> int:
+    """Elements of the largest array in a step: a layer's input with what is cached, or its output."""
+    largest = 0
+    for (layer, extents), step in zip(spec.walk(grid), steps, strict=True):
+        position = batch * position_elements(layer, extents, axis)
+        taken = min(step, extents[axis.grid])
+        out = taken * position * layer.out_channels * math.prod(layer.up) // (layer.in_channels * math.prod(layer.down))
+        largest = max(largest, (taken + layer.window(axis).cached) * position, out)
+    return largest
 
 
 def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit: int) -> tuple[int, ...]:

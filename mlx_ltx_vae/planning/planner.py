@@ -19,7 +19,16 @@ from ..units import format_bytes, parse_bytes
 from .bands import split_rows
 from .clip import Clip
 from .exchange import layer_multiply_adds, make_exchange
-from .memory import Memory, StreamRun, largest_layer, layer_pieces, make_steps, stream_memory, with_buffer_cache
+from .memory import (
+    Memory,
+    StreamRun,
+    largest_layer,
+    largest_step,
+    layer_pieces,
+    make_steps,
+    stream_memory,
+    with_buffer_cache,
+)
 from .options import PlanOptions, check_order, parse_options, why_not
 from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
 from .receptive_field import first_output_work, lookahead
@@ -28,6 +37,9 @@ from .tiled_memory import tiled_memory
 #: Maximum number of elements per layer and step. Metal's convolutions have silently returned zeros for inputs of more
 #: than about 1.6e9 elements; this is a third of that.
 MAX_LAYER_ELEMENTS = 2**29
+
+#: MLX's kernels compute with 32-bit indices, and no array of a run reaches this number of elements.
+MAX_ARRAY_ELEMENTS = 2**31
 
 # Multiply-adds of one step on a GPU: what Apple's slowest supported chip (M1, about 0.8e12 per second by a model, not
 # measured) computes in two seconds. macOS stops programs whose work occupies the GPU for several seconds.
@@ -146,6 +158,11 @@ class _Planner:
             fitting = [plan for plan in plans if self._budget is None or plan.memory.total <= self._budget]
             if fitting:
                 return next((plan for plan in fitting if not plan.is_cache_tight), fitting[0])
+        if not seen:
+            raise PlanError(
+                f"{self._clip.describe()} cannot be computed: a single step would have an array of 2^31 elements, "
+                "beyond which results are wrong; use smaller frames or tiles, shorter clips, or fewer videos at once."
+            )
         least = min(seen, key=lambda plan: plan.memory.active)
         if self._must_fit and self._budget is not None:
             needed = format_bytes(least.memory.active, round_up=True)
@@ -194,6 +211,8 @@ class _Planner:
         for pace in self._paces(axis):
             step, prefetch, chunk = pace.step, pace.prefetch, min(self._chunk(pace), length)
             steps = self._steps(clip.grid, axis, step)
+            if largest_step(self._spec, clip.grid, axis, clip.batch, steps) >= MAX_ARRAY_ELEMENTS:
+                continue
             run = StreamRun(axis, clip.pieces(length, chunk), steps, prefetch, self._machine)
             memory = self._stream_memory(run, chunk)
             yield self._plan(Mode.EXACT, order, chunk, step, steps, prefetch, memory)
@@ -207,6 +226,8 @@ class _Planner:
         for pace in self._paces(Axis.TIME):
             step, prefetch, chunk = pace.step, pace.prefetch, min(self._chunk(pace), clip.grid[0])
             steps = self._steps(largest.grid, Axis.TIME, step)
+            if largest_step(self._spec, largest.grid, Axis.TIME, clip.batch, steps) >= MAX_ARRAY_ELEMENTS:
+                continue
             pieces = clip.pieces(clip.grid[0], chunk)
             run = StreamRun(Axis.TIME, pieces, steps, prefetch, self._machine, is_band=True)
             memory = stream_memory(self._spec, largest.grid, clip.batch, run)
@@ -257,10 +278,18 @@ class _Planner:
             for group in layout.groups()
             for together in tile_batches(group, self._options.tile_batch_size)
         ]
+        time = (layout.decoded() if clip.is_decode else layout.encoded())[0].intervals
+        blended = clip.out_frame * (max(span.length for span in time) if len(time) > 1 else clip.scale.time)
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
         for pace in self._paces(Axis.TIME):
             step, prefetch, chunk = pace.step, pace.prefetch, min(self._chunk(pace), clip.grid[0])
             steps = self._steps(clip.grid, Axis.TIME, step)
+            in_tiles = (
+                largest_step(self._spec, clip.boxes(tile)[0], Axis.TIME, count * clip.batch, steps)
+                for count, tile in calls
+            )
+            if max(blended, *in_tiles) >= MAX_ARRAY_ELEMENTS:
+                continue
             memory = tiled_memory(clip, layout, calls, StreamRun(Axis.TIME, (), steps, prefetch, self._machine), chunk)
             plan = self._plan(Mode.TILED, Order.TIME, chunk, step, steps, prefetch, memory)
             if len(layout.time.latent) > 1:
