@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+import wave
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,6 +14,7 @@ from safetensors.numpy import save_file
 
 from mlx_ltx_vae import VideoReader, VideoVAE, load_latents, save_latents
 from mlx_ltx_vae import decode as decode_command
+from mlx_ltx_vae.errors import TilingError
 from mlx_ltx_vae.tiling import preset
 
 PAGE = Path(__file__).parents[1] / "docs" / "integrations.md"
@@ -126,10 +128,40 @@ def test_mlx_video_keeps_its_decoder_and_uses_the_result_of_the_tiler(vae):
     assert mx.array_equal(mx.concatenate(streamed, axis=2), video)
 
 
-def test_ltx_2_mlx_writes_video_and_audio(checkpoint, latents, tmp_path):
-    written = section("ltx-2-mlx")["decode_and_stream"](
-        checkpoint, latents, str(tmp_path / "clip.mp4"), frame_rate=25.0
+def test_mlx_video_may_keep_its_own_class_of_tiling_configurations(vae):
+    """Its command makes one, and its dataclasses have no height_config and width_config."""
+    theirs = SimpleNamespace(
+        spatial_config=SimpleNamespace(tile_size_in_pixels=256, tile_overlap_in_pixels=64),
+        temporal_config=SimpleNamespace(tile_size_in_frames=32, tile_overlap_in_frames=8),
     )
+    ours = preset("aggressive", 64, 544, 9)
+    latents = mx.random.normal((1, vae.config.latent_channels, 5, 2, 17), key=mx.random.key(0))
+    decode_with_tiling = section("mlx-video")["decode_with_tiling"]
+    assert mx.array_equal(
+        decode_with_tiling(vae.decoder, latents, theirs), decode_with_tiling(vae.decoder, latents, ours)
+    )
+    plans = [vae.plan(latents.shape, mode="tiled", tiling=tiling) for tiling in (theirs, ours)]
+    assert plans[0].tiling == plans[1].tiling and plans[0].layout == plans[1].layout
+    in_space = SimpleNamespace(spatial_config=None, temporal_config=None)
+    assert mx.array_equal(decode_with_tiling(vae.decoder, latents, in_space), vae.decoder(latents))
+    for wrong in ({"spatial_config": None}, SimpleNamespace(spatial_config=512, temporal_config=None)):
+        with pytest.raises(TilingError, match="expected a TilingConfig, or an object with the same attributes"):
+            decode_with_tiling(vae.decoder, latents, wrong)
+
+
+def test_ltx_2_mlx_writes_video_and_audio(checkpoint, latents, tmp_path):
+    class VideoDecoder:
+        """Of the program, which calls its method."""
+
+        def decode_and_stream(self, latent, output_path, *, frame_rate, audio_path=None):
+            raise NotImplementedError
+
+    with wave.open(str(tmp_path / "voice.wav"), "wb") as voice:
+        voice.setparams((1, 2, 16000, 0, "NONE", ""))
+        voice.writeframes(bytes(2 * 6000))
+    section("ltx-2-mlx")["replace_decoder"](VideoDecoder, checkpoint)
+    written = tmp_path / "clip.mp4"
+    VideoDecoder().decode_and_stream(latents, str(written), frame_rate=25.0, audio_path=str(tmp_path / "voice.wav"))
     with VideoReader(written) as reader:
         assert reader.fps == 25
     assert frames_of(written).shape == (9, 64, 96, 3)
@@ -141,11 +173,25 @@ def test_latents_of_diffusers_decode_in_memory(checkpoint, vae, latents):
     assert_levels(frames, vae.decode_uint8(latents))
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_latents_of_diffusers_decode_from_a_file(checkpoint, vae, latents, tmp_path, is_packed):
-    packed = np.array(latents).reshape(1, 8, -1).transpose(0, 2, 1)
-    output = SimpleNamespace(frames=Tensor(packed if is_packed else unnormalized(vae, latents)))
-    command = section("diffusers")["save_for_decode"](output, str(tmp_path / "clip.npy"), 9, 64, 96)
+@pytest.mark.parametrize(
+    ("pipeline", "kind"),
+    [
+        ("LTXPipeline", "packed"),
+        ("LTXImageToVideoPipeline", "packed"),
+        ("LTXConditionPipeline", "normalized"),
+        ("LTXLatentUpsamplePipeline", "normalized"),
+        ("LTX2Pipeline", "unnormalized"),
+        ("LTX2LatentUpsamplePipeline", "unnormalized"),
+    ],
+)
+def test_latents_of_diffusers_decode_from_a_file(checkpoint, vae, latents, tmp_path, pipeline, kind):
+    kinds = {
+        "packed": np.array(latents).reshape(1, 8, -1).transpose(0, 2, 1),
+        "normalized": np.array(latents),
+        "unnormalized": unnormalized(vae, latents),
+    }
+    output, pipe = SimpleNamespace(frames=Tensor(kinds[kind])), type(pipeline, (), {})()
+    command = section("diffusers")["save_for_decode"](pipe, output, str(tmp_path / "clip.npy"), 9, 64, 96)
     words = shlex.split(command.replace("-m VAE", f"-m {checkpoint}").replace("clip.mp4", str(tmp_path / "out.npy")))
     assert words[:3] == ["python", "-m", "mlx_ltx_vae.decode"]
     assert decode_command.main([*words[3:], "-q"]) == 0

@@ -36,11 +36,16 @@ def parse_options(
 
     Raises:
         PlanError: if a value is unknown, or if options contradict each other.
-        TilingError: if the tile batch size is invalid.
+        TilingError: if the tiles or the tile batch size are invalid.
     """
     check_batch_size(tile_batch_size)
     options = PlanOptions(
-        _parse(mode, Mode, "mode"), _parse(order, Order, "order"), tiling, tile_batch_size, chunk, ranks
+        _parse(mode, Mode, "mode"),
+        _parse(order, Order, "order"),
+        None if tiling is None else TilingConfig.of(tiling),
+        tile_batch_size,
+        chunk,
+        ranks,
     )
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
         raise PlanError(f"a chunk must be a whole number of positions, at least 1, not {chunk!r}.")

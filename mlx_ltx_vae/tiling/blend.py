@@ -148,7 +148,7 @@ def decode_with_tiling(
             chunked_conv=chunked_conv)` with latents (B, C, f, h, w). It returns pixels (B, 3, F, H, W) with
             F = 1 + temporal_scale * (f - 1).
         latents: (B, C, F', H', W').
-        tiling_config: None decodes everything as one tile.
+        tiling_config: an app's own class will do (see `TilingConfig.of`); None decodes everything as one tile.
         spatial_scale: pixels per latent cell, along height and width.
         temporal_scale: frames per latent frame.
         on_frames_ready: called with frames (B, 3, n, H, W) and their start index as soon as they are final, once per
@@ -171,7 +171,8 @@ def decode_with_tiling(
     if on_frames_ready is None and not keep_output:
         raise PlanError("keep_output=False discards every frame; pass on_frames_ready, or leave keep_output out.")
     scale = ScaleFactors(temporal_scale, spatial_scale, spatial_scale)
-    layout = TileLayout.make(tiling_config or TilingConfig(), latents.shape[2:], scale)
+    config = TilingConfig() if tiling_config is None else TilingConfig.of(tiling_config)
+    layout = TileLayout.make(config, latents.shape[2:], scale)
     decode = partial(decoder_fn, causal=causal, timestep=timestep, debug=False, chunked_conv=chunked_conv)
     return _decode_tiles(decode, latents, layout, on_frames_ready, keep_output)
 

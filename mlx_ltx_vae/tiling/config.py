@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import TilingError, quote
 
@@ -58,6 +59,29 @@ class TilingConfig:
     temporal_config: TemporalTilingConfig | None = None
     height_config: SpatialTilingConfig | None = None
     width_config: SpatialTilingConfig | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> "TilingConfig":
+        """The configuration that any object with `spatial_config` and `temporal_config` describes, as apps have them.
+
+        Raises:
+            TilingError: for an object without these attributes, and for invalid sizes.
+        """
+        if isinstance(config, cls):
+            return config
+        try:
+            axes = [config.spatial_config, *(getattr(config, f"{axis}_config", None) for axis in ("height", "width"))]
+            height_and_width = [
+                axis and SpatialTilingConfig(axis.tile_size_in_pixels, axis.tile_overlap_in_pixels) for axis in axes
+            ]
+            time = config.temporal_config
+            in_time = time and TemporalTilingConfig(time.tile_size_in_frames, time.tile_overlap_in_frames)
+        except AttributeError as error:
+            raise TilingError(
+                f"the tiles are a {type(config).__name__} ({error}); expected a TilingConfig, or an object with the same "
+                "attributes."
+            ) from error
+        return cls(height_and_width[0], in_time, *height_and_width[1:])
 
     @classmethod
     def default(cls) -> "TilingConfig":
