@@ -145,7 +145,7 @@ def test_mlx_video_may_keep_its_own_class_of_tiling_configurations(vae):
     in_space = SimpleNamespace(spatial_config=None, temporal_config=None)
     assert mx.array_equal(decode_with_tiling(vae.decoder, latents, in_space), vae.decoder(latents))
     for wrong in ({"spatial_config": None}, SimpleNamespace(spatial_config=512, temporal_config=None)):
-        with pytest.raises(TilingError, match="expected a TilingConfig, or an object with the same attributes"):
+        with pytest.raises(TilingError, match="expected a TilingConfig, or an object with its attributes"):
             decode_with_tiling(vae.decoder, latents, wrong)
 
 

@@ -78,7 +78,7 @@ class TilingConfig:
             in_time = time and TemporalTilingConfig(time.tile_size_in_frames, time.tile_overlap_in_frames)
         except AttributeError as error:
             raise TilingError(
-                f"the tiles are a {type(config).__name__} ({error}); expected a TilingConfig, or an object with the same "
+                f"the tiles are a {type(config).__name__} ({error}); expected a TilingConfig, or an object with its "
                 "attributes."
             ) from error
         return cls(height_and_width[0], in_time, *height_and_width[1:])
