@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from .cli import progress_bar, write_line
 from .errors import ItemsError, describe_error
-from .items import Item, Result, Runner, all_exist, check_distinct
+from .items import Item, Result, Runner, all_exist, check_outputs
 from .ranks import Ranks
 from .units import format_bytes
 
@@ -58,7 +58,7 @@ def measure(runner: Runner, items: Sequence[Item], arguments: argparse.Namespace
             continue
         is_skipped = arguments.skip_existing and all_exist(measured.outputs)
         entries.append(Result(measured, {}, is_skipped=True) if is_skipped else measured)
-    check_distinct([entry.item if isinstance(entry, Result) else entry for entry in entries])
+    check_outputs([entry.item if isinstance(entry, Result) else entry for entry in entries])
     return entries
 
 

@@ -135,6 +135,21 @@ def test_same_outputs_are_refused_before_anything_runs(clips, capsys):
     assert line.startswith("error: pair-0.safetensors and pair.safetensors would both be written to out/pair-0.mp4")
 
 
+@pytest.mark.parametrize("output", ["../precious.npy", "{here}/precious.npy", "./", "%05d.png", "link.npy"])
+def test_a_table_writes_nowhere_but_into_the_folder_of_outputs(clips, capsys, output, loads):
+    """The batch of two would become `out-0/` and `out-1/`, beside `out/`."""
+    Path("precious.npy").write_text("kept")
+    Path("out").mkdir()
+    Path("out/link-1.npy").symlink_to(clips / "precious.npy")
+    row = output.format(here=clips)
+    Path("clips.csv").write_text(f"path,output\none.safetensors,one.mp4\npair.safetensors,{row}\n")
+    line = failed(capsys, "clips.csv", *VAE, "-o", "out/")
+    assert line.startswith("error: clips.csv, line 3: its output ")
+    assert "is not inside the folder out; " in line
+    assert Path("precious.npy").read_text() == "kept"
+    assert loads == []
+
+
 def test_a_batch_in_a_file_becomes_several_videos(clips, capsys):
     assert run(decode, "one.safetensors", "pair.safetensors", *VAE, "-o", "out/", "--json") == 0
     one, pair = json.loads(capsys.readouterr().out)["items"]

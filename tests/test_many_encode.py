@@ -92,6 +92,16 @@ def test_videos_with_one_output_are_refused_and_folders_of_images_are_inputs(vid
     assert names("out") == ["a.safetensors", "stills.safetensors"]
 
 
+def test_a_table_writes_latents_nowhere_but_into_the_folder_of_outputs(videos, capsys):
+    Path("kept.safetensors").write_text("kept")
+    for output in ("../kept.safetensors", f"{videos}/kept.safetensors"):
+        Path("set/clips.csv").write_text(f"path,output\na.mkv,{output}\n")
+        for options in (["-o", "out/"], []):
+            line = failed(capsys, "set/clips.csv", "--demo", *options, main=encode)
+            assert line.startswith("error: set/clips.csv, line 2: its output ")
+    assert Path("kept.safetensors").read_text() == "kept"
+
+
 def test_encoded_files_decode_to_their_videos_again(videos):
     assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "latents/", "-q") == 0
     assert run(decode, "latents/a.safetensors", "latents/b.safetensors", *VAE, "-o", "out/{name}.mkv", "-q") == 0

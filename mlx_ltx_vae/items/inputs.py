@@ -4,7 +4,7 @@ import csv
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -27,6 +27,7 @@ class Input:
         output: of a table's column `output`.
         folder: the table's, to which `output` is relative if the command has no output.
         size, max_frames, fps: of a table, see `Item`.
+        where: the line of the list or table, for errors; None for an argument of the command.
     """
 
     source: str
@@ -36,6 +37,7 @@ class Input:
     size: Size | None = None
     max_frames: int | None = None
     fps: Fraction | None = None
+    where: str | None = field(default=None, compare=False)
 
 
 def is_list(argument: str) -> bool:
@@ -63,7 +65,8 @@ def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Input]:
 
 
 def _stem(source: str) -> str:
-    return Path(source).stem or Path(source).resolve().stem  # "." has none
+    name = Path(source).name
+    return Path(source if name.strip(".") else os.path.realpath(source)).stem  # "." and ".." are no names
 
 
 def _read_list(path: str, with_sizes: bool) -> list[Input]:
@@ -95,13 +98,18 @@ def _read_lines(path: str) -> Iterator[Input]:
 
 def _listed(line: str, path: str, where: str) -> Input:
     """The input that a line of a list names, relative to the list's folder."""
-    if line == _STANDARD_INPUT or "\0" in line:
-        raise ItemsError(f"{where}: {quote(line)} is not the path of a file.")
+    _check_path(line, where)
     folder = os.path.dirname(path)
     source = os.path.join(folder, line)
     inside = os.path.relpath(source, folder or ".")
     is_inside = inside.split(os.sep)[0] not in (os.pardir, os.curdir)
-    return Input(source, os.path.splitext(inside)[0] if is_inside else _stem(source), folder=folder)
+    name = os.path.splitext(inside)[0] if is_inside else _stem(source)
+    return Input(source, name, folder=folder, where=where)
+
+
+def _check_path(text: str, where: str) -> None:
+    if text == _STANDARD_INPUT or "\0" in text:
+        raise ItemsError(f"{where}: {quote(text)} is not the path of a file.")
 
 
 def _read_table(path: str, with_sizes: bool) -> Iterator[Input]:
@@ -122,6 +130,7 @@ def _read_table(path: str, with_sizes: bool) -> Iterator[Input]:
             if not row[paths[0]]:
                 raise ItemsError(f"{where}: has no {paths[0]}.")
             listed = replace(_listed(row[paths[0]], path, where), output=row.get("output") or None)
+            _check_path(listed.output or "", where)
             yield _with_sizes(listed, row, where) if with_sizes else listed
 
 

@@ -15,6 +15,8 @@ class Item:
 
     Attributes:
         output: None if there is none, in a dry run.
+        where: the line of the list or table that names it; None for an argument of the command.
+        folder: where all its outputs must be, after links are resolved, if it has a `where`.
         size: (width, height) to encode at.
         max_frames: to encode.
         fps: to encode at.
@@ -29,6 +31,8 @@ class Item:
     size: Size | None = None
     max_frames: int | None = None
     fps: Fraction | None = None
+    where: str | None = None
+    folder: str = ""
     outputs: tuple[str, ...] = ()
     num_frames: int | None = None
     cost: int = 0
