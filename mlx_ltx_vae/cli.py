@@ -123,8 +123,15 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_many_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of commands that take many inputs."""
-    parser.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
+    """Add the options of commands that take many inputs: what to do with outputs that exist."""
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
+    existing.add_argument(
+        "-n",
+        "--no-overwrite",
+        action="store_true",
+        help="fail for inputs whose output exists, and replace nothing",
+    )
 
 
 def run_command(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> int:

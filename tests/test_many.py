@@ -196,6 +196,33 @@ def test_a_single_input_can_be_skipped_too(clips, loads, capsys):
     assert len(loads) == 1
 
 
+def test_outputs_are_not_replaced_where_that_is_unwanted(clips, loads, capsys):
+    Path("pair-1.mp4").write_text("kept")
+    for option in ([], ["--dry-run"], ["--live"]):
+        line = failed(capsys, "pair.safetensors", *VAE, "-o", "pair.mp4", "-n", *option)
+        assert line.startswith("error: pair-1.mp4: exists, and is not to be overwritten; ")
+    assert run(decode, "one.safetensors", *VAE, "-o", "pair-1.mp4", "-n", "-q") == 1
+    assert loads == []
+    (clips / "out").mkdir()
+    for name in ("one.mp4", "pair-0.mp4"):
+        Path("out", name).write_text("kept")
+    Path("two.mp4").write_text("a file of that name in a folder above is none")
+    sources = ["one.safetensors", "two.safetensors", "pair.safetensors"]
+    capsys.readouterr()
+    assert run(decode, *sources, *VAE, "-o", "out/", "--no-overwrite", "-q") == 1
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert [line.partition(": exists, ")[0] for line in lines] == [
+        "error: one.safetensors: out/one.mp4",
+        "error: pair.safetensors: out/pair-0.mp4",
+    ]
+    assert last == "error: 2 of 3 inputs failed."
+    assert names("out") == ["one.mp4", "pair-0.mp4", "two.mp4"]
+    assert run(decode, "two.safetensors", "three.safetensors", *VAE, "-o", "a/b/{name}.mp4", "-n", "-q") == 0
+    for _ in range(2):  # stills replace nothing, whatever else is in the folder
+        assert run(decode, "one.safetensors", *VAE, "-o", "out/%05d.png", "-n", "-q") == 0
+        os.rename("out/00000.png", "out/first.png")
+
+
 def test_json_of_many_has_the_report_of_each_and_its_error(clips, capsys):
     assert run(decode, "two.safetensors", *VAE, "-o", "alone.mp4", "--json") == 0
     alone = json.loads(capsys.readouterr().out)

@@ -92,6 +92,18 @@ def test_videos_with_one_output_are_refused_and_folders_of_images_are_inputs(vid
     assert names("out") == ["a.safetensors", "stills.safetensors"]
 
 
+def test_latents_are_not_replaced_where_that_is_unwanted(videos, loads, capsys):
+    Path("a.safetensors").write_text("kept")
+    for option in ([], ["--dry-run"]):
+        line = failed(capsys, "set/a.mkv", "--demo", "-o", "a.safetensors", "-n", *option, main=encode)
+        assert line.startswith("error: a.safetensors: exists, and is not to be overwritten; ")
+    assert loads == []
+    assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "./", "-n", "-q") == 1
+    assert capsys.readouterr().err.startswith("error: set/a.mkv: ./a.safetensors: exists, and is not")
+    assert Path("a.safetensors").read_text() == "kept"
+    assert shape("b.safetensors") == (1, 64, 3, 2, 3)
+
+
 def test_a_table_writes_latents_nowhere_but_into_the_folder_of_outputs(videos, capsys):
     Path("kept.safetensors").write_text("kept")
     for output in ("../kept.safetensors", f"{videos}/kept.safetensors"):
