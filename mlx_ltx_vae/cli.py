@@ -20,7 +20,17 @@ from tqdm import tqdm
 from . import __version__, startup
 from .cleanup import Cleanup
 from .dtypes import DTYPES
-from .errors import DecodeError, DistributedError, LTXVAEError, WriterError, describe_error, excerpt, one_line, quote
+from .errors import (
+    DecodeError,
+    DistributedError,
+    LTXVAEError,
+    WriterError,
+    describe_error,
+    excerpt,
+    one_line,
+    printable,
+    quote,
+)
 from .frame_rate import parse_fps
 from .latents import parse_grid
 from .ranks import Work, launched_rank
@@ -164,7 +174,7 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
         return _BROKEN_PIPE
     except Exception as error:  # every failure becomes one line and an exit code
         if arguments.debug:
-            traceback.print_exc()
+            print_traceback(error)
         if text := _describe_for_rank(error):
             _print_error(f"error: {text}\n")
         else:
@@ -243,14 +253,28 @@ def progress_bar(num_frames: int | None, arguments: argparse.Namespace) -> Itera
             end_line.cancel()
 
 
+def print_report(report: object, file: TextIO | None = None) -> None:
+    """Print a text of several lines, each `printable`. Names in it must be so before: they may have line breaks."""
+    print(_escape_lines(report), file=file)
+
+
+def print_traceback(error: Exception) -> None:
+    """Print an exception as Python does, `printable`."""
+    _print_error(_escape_lines("".join(traceback.format_exception(error))))
+
+
+def _escape_lines(text: object) -> str:
+    return "\n".join(map(printable, str(text).split("\n")))
+
+
 def write_line(text: str, file: TextIO) -> None:
-    """Print a line at once, also into a file, and keep a progress bar intact.
+    """Print a line at once, `printable`, also into a file, and keep a progress bar intact.
 
     Raises:
         WriterError: if standard output cannot be written; `BrokenPipeError` if nobody reads it any more.
     """
     try:
-        tqdm.write(text, file=file)
+        tqdm.write(printable(text), file=file)
         file.flush()
     except BrokenPipeError:
         if file is not sys.stderr:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
 
+from ..errors import one_line
 from ..planning.plan import DecodePlan, EncodePlan
 from ..shapes import Size
 
@@ -64,7 +65,7 @@ class Result:
     def __str__(self) -> str:
         source = self.item.source
         if self.error is not None:
-            return self.error if self.error.startswith(f"{source}: ") else f"{source}: {self.error}"
+            return self.error if self.error.startswith(f"{one_line(source)}: ") else f"{source}: {self.error}"
         if self.is_skipped:
             return f"{source}: skipped, found {', '.join(self.item.outputs)}"
         return f"{source}: {self.values['frames']} frames, {self.values['seconds']:.2f} s"
