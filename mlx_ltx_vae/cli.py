@@ -55,6 +55,16 @@ class CommandParser(argparse.ArgumentParser):
         self.suggest_on_error = True  # of Python 3.14; other versions ignore it
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
 
+    def parse_inputs(self, argv: list[str] | None) -> argparse.Namespace:
+        """Parse inputs before, between and after options. "--" ends the options: what follows are names of files."""
+        arguments = sys.argv[1:] if argv is None else argv
+        if "--" in arguments:
+            # argparse's intermixed parsing forgets the mark, and no name looks like an option behind a folder.
+            end = arguments.index("--")
+            names = [f"./{name}" if name.startswith("-") and name != "-" else name for name in arguments[end + 1 :]]
+            arguments = [*arguments[:end], *names]
+        return self.parse_intermixed_args(arguments)
+
     def error(self, message: str) -> NoReturn:
         """Exit with 2. Of several ranks, which have the same command line, the first says why."""
         text = f'error: {excerpt(message, _MAX_MESSAGE)}\nrun "{self.prog} --help" for the options\n'

@@ -206,7 +206,7 @@ def _add_video_options(video: argparse._ArgumentGroup) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return the exit code."""
     parser = build_parser()
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser.parse_inputs(argv)
     if arguments.demo:
         if arguments.latents or arguments.model:
             parser.error("--demo comes with latents and a VAE; leave out LATENTS and -m")

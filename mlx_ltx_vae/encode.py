@@ -93,7 +93,7 @@ def _add_video_options(video: argparse._ArgumentGroup) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return the exit code."""
     parser = build_parser()
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser.parse_inputs(argv)
     if arguments.demo and arguments.model:
         parser.error("--demo comes with a VAE; leave out -m")
     if arguments.demo:

@@ -71,6 +71,22 @@ def test_inputs_may_come_before_and_after_the_options(clips):
     assert names("out") == ["one.mp4", "three.mp4", "two.mp4"]
 
 
+def test_names_behind_two_dashes_may_begin_with_a_dash(clips, capsys, monkeypatch):
+    for name in ("-i.safetensors", "--help"):
+        os.link("one.safetensors", name)
+    assert run(decode, *VAE, "-o", "out.npy", "-q", "--", "-i.safetensors") == 0
+    assert (
+        run(decode, "two.safetensors", *VAE, "-o", "out/", "-q", "--", "--help", "-i.safetensors", "three.safetensors")
+        == 0
+    )
+    assert names("out") == ["--help.mp4", "-i.mp4", "three.mp4", "two.mp4"]
+    monkeypatch.setattr("sys.argv", ["decode", *VAE, "-o", "main.npy", "-q", "--", "-i.safetensors"])
+    assert decode() == 0
+    with pytest.raises(SystemExit, match="2"):
+        run(decode, *VAE, "-o", "out.npy", "--")
+    assert "LATENTS is missing" in capsys.readouterr().err
+
+
 def test_a_broken_file_does_not_stop_the_others_and_the_exit_code_is_1(clips, capsys):
     sources = ["one.safetensors", "broken.npy", "missing.npy", "two.safetensors"]
     assert run(decode, *sources, *VAE, "-o", "out/") == 1

@@ -53,6 +53,12 @@ def test_many_videos_become_latents_and_a_broken_one_does_not_stop_them(videos, 
     ]
 
 
+def test_names_behind_two_dashes_may_begin_with_a_dash(videos):
+    Path("set/a.mkv").rename("-i.mkv")
+    assert run(encode, "--demo", "-o", "i.safetensors", "-q", "--", "-i.mkv") == 0
+    assert shape("i.safetensors") == (1, 64, 2, 2, 2)
+
+
 def test_a_table_of_a_data_set_encodes_with_its_sizes_and_keeps_its_folders(videos, capsys):
     rows = [
         "media_path,caption,width,height,frames,fps,output",
