@@ -78,6 +78,7 @@ def check_outputs(items: Sequence[Item]) -> None:
         ItemsError: for the first two items that have the same output, or the first whose output is elsewhere.
     """
     owners: dict[str, int] = {}
+    folders = {folder: os.path.realpath(folder) for folder in {item.folder for item in items}}
     for index, item in enumerate(items):
         for output in item.outputs or [item.output]:
             if output is None:
@@ -89,7 +90,7 @@ def check_outputs(items: Sequence[Item]) -> None:
                     f"{items[owner].source} and {item.source} would both be written to {output}; rename one, or name "
                     "them in a list (@clips.txt), which keeps their folders."
                 )
-            folder = os.path.realpath(item.folder)
+            folder = folders[item.folder]
             if item.where and os.path.commonpath([folder, real]) != folder:
                 raise ItemsError(
                     f"{item.where}: its output {quote(output)} is not inside the folder {item.folder or os.curdir}; "
