@@ -20,7 +20,17 @@ from tqdm import tqdm
 from . import __version__, startup
 from .cleanup import Cleanup
 from .dtypes import DTYPES
-from .errors import DecodeError, DistributedError, LTXVAEError, WriterError, describe_error, excerpt, one_line, quote
+from .errors import (
+    DecodeError,
+    DistributedError,
+    LTXVAEError,
+    WriterError,
+    describe_error,
+    excerpt,
+    one_line,
+    printable,
+    quote,
+)
 from .frame_rate import parse_fps
 from .latents import parse_grid
 from .ranks import Work, launched_rank
@@ -44,6 +54,16 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, "formatter_class": _HelpFormatter, **options})
         self.suggest_on_error = True  # of Python 3.14; other versions ignore it
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
+
+    def parse_inputs(self, argv: list[str] | None) -> argparse.Namespace:
+        """Parse inputs before, between and after options. "--" ends the options: what follows are names of files."""
+        arguments = sys.argv[1:] if argv is None else argv
+        if "--" in arguments:
+            # argparse's intermixed parsing forgets the mark, and no name looks like an option behind a folder.
+            end = arguments.index("--")
+            names = [f"./{name}" if name.startswith("-") and name != "-" else name for name in arguments[end + 1 :]]
+            arguments = [*arguments[:end], *names]
+        return self.parse_intermixed_args(arguments)
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2. Of several ranks, which have the same command line, the first says why."""
@@ -123,8 +143,15 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_many_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of commands that take many inputs."""
-    parser.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
+    """Add the options of commands that take many inputs: what to do with outputs that exist."""
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
+    existing.add_argument(
+        "-n",
+        "--no-overwrite",
+        action="store_true",
+        help="fail for inputs whose output exists, and replace nothing",
+    )
 
 
 def run_command(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> int:
@@ -157,7 +184,7 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
         return _BROKEN_PIPE
     except Exception as error:  # every failure becomes one line and an exit code
         if arguments.debug:
-            traceback.print_exc()
+            print_traceback(error)
         if text := _describe_for_rank(error):
             _print_error(f"error: {text}\n")
         else:
@@ -236,14 +263,28 @@ def progress_bar(num_frames: int | None, arguments: argparse.Namespace) -> Itera
             end_line.cancel()
 
 
+def print_report(report: object, file: TextIO | None = None) -> None:
+    """Print a text of several lines, each `printable`. Names in it must be so before: they may have line breaks."""
+    print(_escape_lines(report), file=file)
+
+
+def print_traceback(error: Exception) -> None:
+    """Print an exception as Python does, `printable`."""
+    _print_error(_escape_lines("".join(traceback.format_exception(error))))
+
+
+def _escape_lines(text: object) -> str:
+    return "\n".join(map(printable, str(text).split("\n")))
+
+
 def write_line(text: str, file: TextIO) -> None:
-    """Print a line at once, also into a file, and keep a progress bar intact.
+    """Print a line at once, `printable`, also into a file, and keep a progress bar intact.
 
     Raises:
         WriterError: if standard output cannot be written; `BrokenPipeError` if nobody reads it any more.
     """
     try:
-        tqdm.write(text, file=file)
+        tqdm.write(printable(text), file=file)
         file.flush()
     except BrokenPipeError:
         if file is not sys.stderr:

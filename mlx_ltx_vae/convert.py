@@ -13,9 +13,10 @@ from tqdm import tqdm
 
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.names import NETWORKS
-from .cli import CommandParser, add_common_options, add_report_options, examples, run_command
+from .cli import CommandParser, add_common_options, add_report_options, examples, print_report, run_command
 from .conversion import Progress, Verification, convert_checkpoint, verify_conversion
 from .dtypes import DTYPES
+from .errors import printable
 from .units import format_bytes
 
 
@@ -69,8 +70,9 @@ def _convert(arguments: argparse.Namespace) -> None:
     conversion = convert_checkpoint(checkpoint, arguments.output, dtype=dtype, progress=_progress(arguments))
     seconds, written = time.perf_counter() - start, conversion.written
     summary = (
-        f"{conversion.output}: {' and '.join(conversion.networks)} ({conversion.generation}), {written.tensors} "
-        f"tensors in {' and '.join(written.dtypes)}, {format_bytes(written.bytes)}, in {seconds:.1f} s\n"
+        f"{printable(conversion.output)}: {' and '.join(conversion.networks)} ({conversion.generation}), "
+        f"{written.tensors} tensors in {' and '.join(written.dtypes)}, {format_bytes(written.bytes)}, "
+        f"in {seconds:.1f} s\n"
     )
     _report(arguments, {**asdict(conversion), "seconds": seconds}, summary, conversion.verification)
 
@@ -88,10 +90,10 @@ def _open(source: str, only: str | None) -> Checkpoint:
 def _report(arguments: argparse.Namespace, values: dict[str, Any], summary: str, verification: Verification) -> None:
     peak = mx.get_peak_memory()
     if arguments.json:
-        print(json.dumps({**values, "peak_memory_bytes": peak}))
+        print_report(json.dumps({**values, "peak_memory_bytes": peak}))
     elif not arguments.quiet:
         before, after = verification.load_seconds
-        print(
+        print_report(
             f"{summary}Verified: {verification}\n"
             f"Loading: {after:.2f} s, the source {before:.2f} s\n"
             f"Peak memory: {format_bytes(peak)}"

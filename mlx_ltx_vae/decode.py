@@ -17,6 +17,7 @@ from .cli import (
     frame_rate,
     grid,
     positive,
+    print_report,
     progress_bar,
     run_command,
     share,
@@ -205,7 +206,7 @@ def _add_video_options(video: argparse._ArgumentGroup) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return the exit code."""
     parser = build_parser()
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser.parse_inputs(argv)
     if arguments.demo:
         if arguments.latents or arguments.model:
             parser.error("--demo comes with latents and a VAE; leave out LATENTS and -m")
@@ -263,16 +264,16 @@ def _decode(arguments: argparse.Namespace) -> None:
         return
     if arguments.dry_run:
         if ranks.is_first:
-            print(json.dumps({"plan": opened.plan.as_dict()}) if arguments.json else opened.plan)
+            print_report(json.dumps({"plan": opened.plan.as_dict()}) if arguments.json else opened.plan)
         return
     with progress_bar(opened.num_frames, arguments) as bar:
         report = decoder.decode(opened, bar.update)
     if not ranks.is_first:
         return
     if arguments.json:
-        print(json.dumps(report.as_dict()))
+        print_report(json.dumps(report.as_dict()))
     elif not arguments.quiet:
-        print(report, file=sys.stderr if arguments.output == "-" else sys.stdout)
+        print_report(report, file=sys.stderr if arguments.output == "-" else sys.stdout)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from .cli import (
     frame_rate,
     frame_size,
     positive,
+    print_report,
     progress_bar,
     run_command,
     tile,
@@ -92,7 +93,7 @@ def _add_video_options(video: argparse._ArgumentGroup) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return the exit code."""
     parser = build_parser()
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser.parse_inputs(argv)
     if arguments.demo and arguments.model:
         parser.error("--demo comes with a VAE; leave out -m")
     if arguments.demo:
@@ -131,16 +132,16 @@ def _encode(arguments: argparse.Namespace) -> None:
         ranks.check_same({"the videos": [video.size, video.num_frames, str(video.fps)], "the plans": plan.as_dict()})
         if arguments.dry_run:
             if ranks.is_first:
-                print(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
+                print_report(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
             return
         with progress_bar(video.num_frames, arguments) as bar:
             report = encoder.encode(items[0], video, plan, bar.update)
     if not ranks.is_first:
         return
     if arguments.json:
-        print(json.dumps(report.as_dict()))
+        print_report(json.dumps(report.as_dict()))
     elif not arguments.quiet:
-        print(report)
+        print_report(report)
 
 
 if __name__ == "__main__":

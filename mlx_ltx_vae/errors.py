@@ -67,8 +67,12 @@ def describe_error(error: Exception) -> str:
 
 
 def one_line(message: object) -> str:
-    """A text with single spaces instead of line breaks, and with control characters escaped (a terminal obeys them)."""
-    text = " ".join(str(message).split())
+    """A text with single spaces instead of line breaks, and otherwise as `printable`."""
+    return printable(" ".join(str(message).split()))
+
+
+def printable(text: str) -> str:
+    """A name, or another line, with control characters escaped: a terminal obeys them, or shows other text."""
     return text if text.isprintable() else "".join(map(_escape, text))
 
 

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from .cli import CommandParser, add_common_options, examples, grid, run_command
+from .cli import CommandParser, add_common_options, examples, grid, print_report, run_command
 from .inspect import inspect
 
 
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _info(arguments: argparse.Namespace) -> None:
     report = inspect(arguments.file, vae=arguments.model, tensor=arguments.tensor, grid=arguments.grid)
-    print(json.dumps(report.as_dict()) if arguments.json else report)
+    print_report(json.dumps(report.as_dict()) if arguments.json else report)
 
 
 if __name__ == "__main__":

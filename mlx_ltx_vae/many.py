@@ -4,15 +4,14 @@ import argparse
 import json
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
-from .cli import progress_bar, write_line
+from .cli import print_report, print_traceback, progress_bar, write_line
 from .errors import ItemsError, describe_error
-from .items import Item, Result, Runner, all_exist, check_distinct
+from .items import Item, Result, Runner, all_exist, check_outputs
 from .ranks import Ranks
 from .units import format_bytes
 
@@ -58,7 +57,7 @@ def measure(runner: Runner, items: Sequence[Item], arguments: argparse.Namespace
             continue
         is_skipped = arguments.skip_existing and all_exist(measured.outputs)
         entries.append(Result(measured, {}, is_skipped=True) if is_skipped else measured)
-    check_distinct([entry.item if isinstance(entry, Result) else entry for entry in entries])
+    check_outputs([entry.item if isinstance(entry, Result) else entry for entry in entries])
     return entries
 
 
@@ -87,7 +86,7 @@ def _join(ranks: Ranks, items: Sequence[Item], own: dict[int, Result]) -> list[R
 
 def _failed(item: Item, error: Exception, arguments: argparse.Namespace) -> Result:
     if arguments.debug:
-        traceback.print_exception(error)
+        print_traceback(error)
     return Result(item, {}, error=describe_error(error))
 
 
@@ -119,7 +118,7 @@ def skip(item: Item, arguments: argparse.Namespace) -> bool:
         return False
     result = Result(item, {}, is_skipped=True)
     if arguments.json:
-        print(json.dumps(result.as_dict()))
+        print_report(json.dumps(result.as_dict()))
     show(result, arguments)
     return True
 
@@ -147,9 +146,11 @@ def summarize(results: Sequence[Result], seconds: float, arguments: argparse.Nam
         summary["seconds"] = seconds
         summary["peak_memory_bytes"] = max((values["peak_memory_bytes"] for values in done), default=0)
     if arguments.json:
-        print(json.dumps(summary))
+        print_report(json.dumps(summary))
     elif not arguments.quiet:
-        print(f"Inputs: {len(done)} {'planned' if arguments.dry_run else 'done'}, {skipped} skipped, {failed} failed")
+        print_report(
+            f"Inputs: {len(done)} {'planned' if arguments.dry_run else 'done'}, {skipped} skipped, {failed} failed"
+        )
         if done and not arguments.dry_run:
-            print(f"Frames: {summary['frames']}, {summary['frames'] / seconds:.3f} frames-per-sec")
-            print(f"Peak memory: {format_bytes(summary['peak_memory_bytes'])}")
+            print_report(f"Frames: {summary['frames']}, {summary['frames'] / seconds:.3f} frames-per-sec")
+            print_report(f"Peak memory: {format_bytes(summary['peak_memory_bytes'])}")

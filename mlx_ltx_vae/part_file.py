@@ -31,6 +31,12 @@ def check_name(target: str | os.PathLike) -> None:
         os.lstat(target)
 
 
+def check_absent(target: str | os.PathLike) -> None:
+    """Raise a `WriterError` for a file that exists. Named pipes, devices and folders are never replaced anyway."""
+    if os.path.isfile(target):
+        raise WriterError(f"{target}: exists, and is not to be overwritten; remove it or choose another name.")
+
+
 def part_path(target: Path) -> Path:
     """A hidden, unused name with the same ending beside `target`, so that a rename stays on one file system.
 
@@ -50,15 +56,21 @@ class PartFile:
     A symbolic link stays, and the file that it points to is replaced. A named pipe or a device stays too, and gets the
     bytes of the file when it is whole, which until then is in the folder for temporary files.
 
+    Args:
+        overwrite: whether to replace a file at `target`, also one that appears meanwhile.
+
     Raises:
-        WriterError: if it cannot be created, or if `target` is a folder.
+        WriterError: if it cannot be created, or if `target` is a folder, or a file that is not to be replaced.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, *, overwrite: bool = True) -> None:
         if os.path.isdir(target):
             raise WriterError(f"{target}: cannot be written (it is a folder).")
         check_name(target)
+        if not overwrite:
+            check_absent(target)
         self.target = target
+        self._overwrite = overwrite
         self._real = Path(os.path.realpath(target))
         self._is_special = os.path.exists(target) and not os.path.isfile(target)
         real = self._real.with_suffix(target.suffix)
@@ -68,13 +80,15 @@ class PartFile:
             self._remove = Cleanup(self, remove_file, self.path)
 
     def complete(self) -> None:
-        """Rename the file to its target, replacing an earlier file."""
+        """Rename the file to its target, replacing an earlier file if that is allowed."""
         if self._is_special:
             with writing_to(self.target), self.path.open("rb") as whole, self.target.open("wb") as target:
                 shutil.copyfileobj(whole, target)
             self._remove()
             return
         with uninterrupted(), writing_to(self.target):
+            if not self._overwrite:
+                self._real.open("xb").close()  # takes the name, or fails: a rename would replace another file
             os.replace(self.path, self._real)
             self._remove.cancel()
 

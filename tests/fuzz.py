@@ -5,19 +5,24 @@
 
 A clean error is a `LTXVAEError` with one line of at most 300 characters. It comes within two seconds of processor time,
 and after at most four times the file's size and 64 MB of new memory (measured on Linux only).
+
+Lists are given to the commands, too: what they print has no control characters, and nothing appears outside `out/`.
 """
 
 import argparse
+import io
 import json
+import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -27,13 +32,16 @@ if __name__ == "__main__":
 
 import mlx.core as mx
 
-from fuzz_corpus import CHANNELS, samples, small_config, small_weights
+from fuzz_corpus import CHANNELS, HERE, Special, samples, small_config, small_weights
 from fuzz_mutations import Damage
 from mlx_ltx_vae import LTXVAEError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.diffusers import is_diffusers_config, read_diffusers_config
 from mlx_ltx_vae.checkpoint.files import read_json
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import PlanError
+from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.inspect import inspect
 from mlx_ltx_vae.items import read_inputs
 from mlx_ltx_vae.latents import open_latents
@@ -67,16 +75,32 @@ def fuzz(seed: int, folder: Path) -> Finding | None:
     """Damage one sample and read it in every way that fits its kind. None if all was well."""
     sample = samples()[seed % len(samples())]
     files = Damage(seed).apply(sample)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    size = sum(len(content) for content in files.values() if isinstance(content, bytes))
+    write_files(folder, files)
     try:
         for name, target in TARGETS[sample.kind].items():
-            if problem := _problem(target, folder / sample.named, sum(map(len, files.values()))):
+            if problem := _problem(target, folder / sample.named, size):
                 return Finding(seed, sample.name, f"{name}: {problem[0]}", problem[1])
         return None
     finally:
-        for name in files:
-            (folder / name).unlink()
+        shutil.rmtree(folder)
+        folder.mkdir()
+
+
+def write_files(folder: Path, files: Mapping[str, bytes | Special]) -> None:
+    """Write files, and what is none."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content.replace(HERE, os.fsencode(folder)))
+        elif content is Special.PIPE:
+            os.mkfifo(path)
+        elif content is Special.ENDLESS:
+            path.symlink_to("/dev/zero")
+        else:
+            with path.open("wb") as file:
+                file.truncate(6 * 10**9)
 
 
 def write_vae(folder: Path) -> None:
@@ -99,7 +123,7 @@ def _problem(target, path: Path, size: int) -> tuple[str, str] | None:
         return "hangs", traceback.format_exc()
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "mlx_ltx_vae" in frame.filename]
-        place = f"{Path(frames[-1].filename).name}, {frames[-1].name}" if frames else "?"
+        place = f"{Path(frames[-1].filename).name}, {frames[-1].name}" if frames else str(error).partition(":")[0]
         return f"{type(error).__name__} in {place}", traceback.format_exc()
     if grown() > _MEMORY_FACTOR * size + _MEMORY_CONSTANT:
         return "takes too much memory", f"{grown() / 1e6:.0f} MB for {size} bytes"
@@ -107,7 +131,7 @@ def _problem(target, path: Path, size: int) -> tuple[str, str] | None:
 
 
 def _unclean(error: LTXVAEError, path: Path) -> tuple[str, str] | None:
-    text = str(error).replace(str(path.parent), "")
+    text = str(error).replace(path.name or "/", "").replace(str(path.parent), "")  # which commands escape
     if _has_memory_error(error):
         return "allocates before it refuses", text
     if not text.isprintable():
@@ -170,7 +194,6 @@ def _read_latents_for_a_vae(path: Path) -> None:
 
 def _inspect(path: Path) -> None:
     report = inspect(str(path))
-    assert str(report).replace("\n", "").isprintable(), "a report with control characters"
     json.loads(json.dumps(report.as_dict(), allow_nan=False))
 
 
@@ -208,16 +231,73 @@ def _read_list(path: Path) -> None:
     read_inputs([name if name.endswith(".csv") else f"@{name}"], with_sizes=True)
 
 
+def _run(main: Callable[[list[str]], int], *arguments: str) -> None:
+    """Run a command, which must print nothing that a terminal obeys."""
+    out, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(errors):
+        code = main(list(arguments))
+    printed = out.getvalue() + errors.getvalue()
+    assert printed.replace("\n", "").isprintable(), f"printed control characters: {printed!r}"
+    assert not any(line.startswith("9") for line in printed.splitlines()), f"printed a name in two lines: {printed!r}"
+    assert code in (0, 1), code
+
+
+def _info(path: Path) -> None:
+    _run(info, str(path))
+
+
+def _entries(folder: Path) -> dict[str, int]:
+    found = (path for path in folder.rglob("*") if "out" not in path.relative_to(folder).parts)
+    return {str(path): path.lstat().st_mtime_ns for path in found if not path.is_dir()}
+
+
+def _run_list(path: Path, main: Callable[[list[str]], int], *options: str) -> None:
+    """Give a list to a command, which must write nothing outside `out/`, which has links to other places."""
+    folder = path.parent
+    (folder / "out").mkdir(exist_ok=True)
+    for name, target in (("link", folder), *((f"{name}.npy", folder / "x.npy") for name in ("link", "link-0"))):
+        if not (folder / "out" / name).is_symlink():
+            (folder / "out" / name).symlink_to(target)
+    before = _entries(folder.parent)
+    named = str(path) if path.suffix == ".csv" else f"@{path}"
+    _run(main, named, "-m", str(folder.parent / _VAE), *options)
+    assert _entries(folder.parent) == before, f"wrote outside: {folder / 'out'}"
+
+
+def _decode_list(path: Path) -> None:
+    _run_list(path, decode, "-o", f"{path.parent}/out/{{name}}.npy")
+
+
+def _decode_list_again(path: Path) -> None:
+    _run_list(path, decode, "-o", f"{path.parent}/out/{{name}}.npy", "--skip-existing", "--debug")
+
+
+def _decode_list_dry(path: Path) -> None:
+    _run_list(path, decode, "-o", f"{path.parent}/out/", "--dry-run")
+
+
+def _encode_list(path: Path) -> None:
+    _run_list(path, encode, "-o", f"{path.parent}/out/")
+
+
 TARGETS = {
     "latents": {
         "read": _read_latents,
         "read for a VAE": _read_latents_for_a_vae,
         "info": _inspect,
         "info for a VAE": _inspect_for_a_vae,
+        "printed": _info,
     },
-    "checkpoint": {"open": open_checkpoint, "info": _inspect, "load": _load},
+    "checkpoint": {"open": open_checkpoint, "info": _inspect, "load": _load, "printed": _info},
     "configuration": {"parse": _parse_config, "from_weights": _use_config},
     "list": {"read": _read_list},
+    "run": {
+        "read": _read_list,
+        "dry run": _decode_list_dry,
+        "decode": _decode_list,
+        "decode again": _decode_list_again,
+        "encode": _encode_list,
+    },
 }
 
 
@@ -230,9 +310,7 @@ def main() -> int:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     if arguments.keep:
-        sample = samples()[arguments.seed % len(samples())]
-        for name, content in Damage(arguments.seed).apply(sample).items():
-            Path(arguments.keep, name).write_bytes(content)
+        write_files(Path(arguments.keep), Damage(arguments.seed).apply(samples()[arguments.seed % len(samples())]))
     found: list[Finding] = []
     with tempfile.TemporaryDirectory() as folder:
         write_vae(Path(folder))

@@ -1,5 +1,6 @@
 """The files that the fuzzer starts from: one of each kind that users name, small, made from the tests' fixtures."""
 
+import enum
 import io
 import json
 import pickle
@@ -14,6 +15,11 @@ from safetensors.numpy import save
 import synthetic_checkpoint
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.specs import decoder_spec, encoder_spec
+
+#: A name that a terminal obeys, shows from right to left, and breaks into lines.
+HOSTILE_NAME = "no\x1b[2J\x9b\u202e\u2028\u2066\rInputs\n9"
+#: Stands for the folder of the sample, in a list.
+HERE = b"@HERE@"
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CHANNELS = 8
@@ -35,9 +41,10 @@ class Sample:
     """Files in a folder, of which the user names one, or the folder itself.
 
     Attributes:
-        kind: "latents", "checkpoint", "configuration" or "list".
+        kind: "latents", "checkpoint", "configuration", "list", or "run": a list for the commands, of files that exist.
         named: the file to give to the package; "" for the folder.
         target: the file to damage.
+        specials: what the target may be in place of a file. A pipe of latents or names is one that the package reads.
     """
 
     name: str
@@ -45,6 +52,18 @@ class Sample:
     files: dict[str, bytes]
     named: str
     target: str
+
+    @property
+    def specials(self) -> tuple["Special", ...]:
+        return tuple(Special)[0 if self.kind in ("checkpoint", "configuration") else 1 :]
+
+
+class Special(enum.Enum):
+    """What is no file, or none of the size that it seems to have."""
+
+    PIPE = "a pipe without a writer"
+    ENDLESS = "a link to /dev/zero"
+    SPARSE = "a file of 6 GB without data"
 
 
 def latents_array(dtype: str = "float32", shape: tuple[int, ...] = (1, CHANNELS, 2, 3, 4)) -> np.ndarray:
@@ -54,7 +73,7 @@ def latents_array(dtype: str = "float32", shape: tuple[int, ...] = (1, CHANNELS,
 @cache
 def samples() -> tuple[Sample, ...]:
     """All samples, each of which the package reads without an error (but for pickles, which it refuses)."""
-    return (*_latents(), *_checkpoints(), *_configurations(), *_lists())
+    return (*_latents(), *_checkpoints(), *_configurations(), *_lists(), *_runs())
 
 
 def npy(array: np.ndarray, allow_pickle: bool = False) -> bytes:
@@ -92,6 +111,7 @@ def _latents() -> list[Sample]:
         _single("own.safetensors", "latents", save({"latents": array}, metadata)),
         _single("comfy.latent", "latents", save({"latent_tensor": array, "latent_format_version_0": np.empty(0)})),
         _single("packed.safetensors", "latents", save({"samples": packed.copy()}, {"grid": "2x3x4"})),
+        _single(f"{HOSTILE_NAME}.safetensors", "latents", save({"latents": array}, metadata)),
         _single("half.npy", "latents", npy(array.astype("float16"))),
         _single("bits.npy", "latents", npy((array.view("uint32") >> 16).astype("uint16"))),
         _single("fortran.npy", "latents", npy(np.asfortranarray(array.astype("float64")))),
@@ -166,4 +186,16 @@ def _lists() -> list[Sample]:
     return [
         _single("clips.csv", "list", table.encode()),
         _single("more.txt", "list", b"# clips\nfirst.npy\nfolder/second.npy\n"),
+    ]
+
+
+def _runs() -> list[Sample]:
+    names = ("a.safetensors", "sub/b.safetensors", f"{HOSTILE_NAME.splitlines()[0]}.safetensors")
+    clip = save({"latents": latents_array(shape=(1, CHANNELS, 1, 1, 1))})
+    files = dict.fromkeys(names, clip) | {"pair.npy": npy(latents_array(shape=(2, CHANNELS, 1, 1, 1)))}
+    table = "path,output\n" + "".join(f"{name},{place}.npy\n" for place, name in enumerate(files))
+    lines = "".join(f"{name}\n" for name in files)
+    return [
+        Sample(f"run {name}", "run", files | {name: text.encode()}, name, name)
+        for name, text in (("table.csv", table), ("names.txt", lines))
     ]

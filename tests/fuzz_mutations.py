@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-from fuzz_corpus import Sample
+from fuzz_corpus import HERE, Sample, Special
 
 #: JSON texts that readers get wrong: each is put in the place of a value.
 VALUES = (
@@ -46,7 +46,9 @@ _CONTENTS = (
 )  # fmt: skip
 _FIELDS = (
     b"", b",", b'"', b"\x00", b"\xff", b"9" * 5000, b"x" * 200_000, b"path", b"-", b"#", b"~", b"../..", b"\x1b[2J",
-    b"320000", b"1e5", b"24/0", b"\xef\xbb\xbf", b"\r", b"\xd9\xa3",
+    b"320000", b"1e5", b"24/0", b"\xef\xbb\xbf", b"\r", b"\xd9\xa3", "\x9b\u202e\u2066.npy".encode(), b'"a\nb\x1b.npy"',
+    b"../x.npy", b"sub/../../x.npy", HERE + b"/x.npy", HERE + b"/out/x.npy", b"link/x.npy", b"link.npy", b"link-0.npy",
+    b"link/", b"./", b"%05d.png", b"link/%05d.png", b"..", b"a/..", b"x/",
 )  # fmt: skip
 
 
@@ -56,8 +58,10 @@ class Damage:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
-    def apply(self, sample: Sample) -> dict[str, bytes]:
-        """The files of a sample, one of them damaged in one to three ways."""
+    def apply(self, sample: Sample) -> dict[str, bytes | Special]:
+        """The files of a sample, one of them damaged in one to three ways, or in the place of one something else."""
+        if self.random.random() < 0.03:
+            return sample.files | {sample.target: self.random.choice(sample.specials)}
         content = sample.files[sample.target]
         for _ in range(self.random.choice((1, 1, 1, 2, 3))):
             content = self._change(sample.target, content)

@@ -4,10 +4,10 @@ import warnings
 
 import pytest
 
-from fuzz import TARGETS, fuzz, write_vae
+from fuzz import TARGETS, fuzz, write_files, write_vae
 from fuzz_corpus import samples
 from fuzz_mutations import Damage
-from mlx_ltx_vae import LTXVAEError
+from mlx_ltx_vae import LTXVAEError, cli, items, many
 
 _GROUPS, _IN_GROUP = 10, 50
 
@@ -37,10 +37,24 @@ def test_20000_damaged_files_end_in_a_clean_error(folder):
     assert_clean(range(20_000), folder)
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "fault"),
+    [(cli, "printable", "printed control characters"), (items.outputs, "check_outputs", "wrote outside")],
+)
+def test_the_fuzzer_finds_what_it_looks_for(folder, monkeypatch, module, name, fault):
+    """Without the function that prevents it."""
+    monkeypatch.setattr(module, name, lambda given: given)
+    if module is items.outputs:
+        monkeypatch.setattr(many, name, lambda given: given)
+    runs = [index for index, sample in enumerate(samples()) if sample.kind == "run"]
+    seeds = (start + index for start in range(0, 2000, len(samples())) for index in runs)
+    found = (finding.kind for seed in seeds if (finding := fuzz(seed, folder)))
+    assert next(kind for kind in found if fault in kind)
+
+
 @pytest.mark.parametrize("sample", samples(), ids=lambda sample: sample.name)
 def test_the_samples_themselves_are_read_and_pickles_refused(folder, sample):
-    for name, content in sample.files.items():
-        (folder / name).write_bytes(content)
+    write_files(folder, sample.files)
     for target in TARGETS[sample.kind].values():
         try:
             target(folder / sample.named)

@@ -1,8 +1,10 @@
 """Absurd shapes, sizes and numbers, and compressed bombs, are refused by the commands before anything is allocated."""
 
 import io
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,11 +21,12 @@ MEMORY = (
 )
 
 _RUN = """
-import resource, sys
+import json, resource, sys
 from mlx_ltx_vae import decode, encode, info
-command = {"decode": decode, "encode": encode, "info": info}[sys.argv[1]]
+modules = {"decode": decode, "encode": encode, "info": info}
+commands = json.loads(sys.argv[2]) if sys.argv[1] == "many" else [sys.argv[1:]]
 try:
-    code = command.main(sys.argv[2:])
+    code = max(modules[name].main(arguments) for name, *arguments in commands)
 except SystemExit as ended:
     code = ended.code
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -32,18 +35,79 @@ sys.exit(code)
 """
 
 
-def refused(folder, *arguments):
-    """The error of a command, which must be one short line after little memory."""
+def run_limited(folder, *arguments):
+    """A command that must fail after little memory."""
     done = subprocess.run(
         [sys.executable, "-c", _RUN, *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=60
     )
     assert done.returncode in (1, 2), done
+    assert int(re.fullmatch(r"peak (\d+)", done.stdout.strip())[1]) < MEMORY
+    return done
+
+
+def refused(folder, *arguments):
+    """The error of a command, which must be one short line after little memory."""
+    done = run_limited(folder, *arguments)
     lines = done.stderr.splitlines()
     assert lines[0].startswith("error: ")
     assert len(lines) == done.returncode  # wrong usage has a second line, which names --help
     assert max(map(len, lines)) <= 300
-    assert int(re.fullmatch(r"peak (\d+)", done.stdout.strip())[1]) < MEMORY
     return lines[0]
+
+
+SPECIALS = {
+    "device": "a device or a socket in place of a file",
+    "pipe": "a pipe in place of a file",
+    "holes": "more than",
+}
+
+
+def write_special(path, kind):
+    """A link to an endless device, a pipe that nobody writes to, or a file of 6 GB that takes no space."""
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.touch()
+        os.truncate(path, 6 * 10**9)
+
+
+@pytest.mark.parametrize("kind", SPECIALS)
+def test_what_is_no_file_of_an_expected_size_is_refused_unread(tmp_path, kind):
+    """All in one process with little memory, which waits for nothing."""
+    for name in ("index", "configuration"):
+        (tmp_path / name).mkdir()
+    shutil.copy(demo.VAE, tmp_path / "configuration" / "model.safetensors")
+    write_special(tmp_path / "index" / "model.safetensors.index.json", kind)
+    write_special(tmp_path / "configuration" / "config.json", kind)
+    lists = ["@clips.txt", "clips.csv"] if kind != "pipe" else []  # a pipe with names may be written later
+    for name in lists:
+        write_special(tmp_path / name.strip("@"), kind)
+    commands = [["info", name] for name in ("index", "index/model.safetensors.index.json", "configuration")]
+    if kind != "holes":  # a file without a header is none
+        write_special(tmp_path / "weights.safetensors", kind)
+        commands.append(["info", "weights.safetensors"])
+    commands += [["decode", str(demo.LATENTS), "-m", "index", "-o", "clip.mp4"]]
+    commands += [["decode", name, "-m", str(demo.VAE), "-o", "out/"] for name in lists]
+    commands += [["encode", name, "-m", str(demo.VAE), "-o", "out/"] for name in lists]
+    done = run_limited(tmp_path, "many", json.dumps(commands))
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(commands)
+    for command, line in zip(commands, lines, strict=True):
+        assert line.startswith("error: "), command
+        assert SPECIALS[kind] in line, command
+        assert len(line) <= 300
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["configuration", "index"]
+
+
+def test_a_pipe_may_name_inputs_but_not_without_end(tmp_path):
+    (tmp_path / "clip.safetensors").symlink_to(demo.LATENTS)
+    command = f"{sys.executable} -m mlx_ltx_vae.decode @/dev/stdin -m {demo.VAE} -o out/ --dry-run"
+    for writer, words in (("ls *.safetensors", "clip.safetensors -> out/clip.mp4: "), ("yes x", "more than 64.0 MB")):
+        shell = ["sh", "-c", f"{writer} | {command}"]
+        done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert words in done.stdout + done.stderr
 
 
 def npy_header(shape):

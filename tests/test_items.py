@@ -138,6 +138,55 @@ def test_two_inputs_with_one_output_are_an_error_that_names_both():
     assert "x/a.npy and b.npy" in refusal(outputs, [same[0], replace(same[1], output="./a.mp4")], "{name}.mp4")
 
 
+@pytest.mark.parametrize(
+    ("row", "pattern"),
+    [
+        ("a.npy,{here}/precious.mp4", "out/{name}.mp4"),
+        ("a.npy,../precious.mp4", "out/{name}.mp4"),
+        ("a.npy,sub/../../precious.mp4", "out/{name}.mp4"),
+        ("a.npy,../out-of-here/precious.mp4", "out/{name}.mp4"),  # whose name begins like the folder's
+        ("a.npy,link/precious.mp4", "out/{name}.mp4"),
+        ("a.npy,link/%05d.png", "out/{name}/"),
+        ("a.npy,link/", "out/{name}/"),
+        ("a.npy,link.mp4", "out/{name}.mp4"),
+        ("a.npy,../precious.mp4", "{name}.mp4"),
+        ("a.npy,../precious.mp4", None),
+        ("link/a.npy,", "out/{name}.mp4"),
+    ],
+)
+def test_an_output_of_a_table_that_is_outside_the_folder_of_outputs_is_an_error(tmp_path, monkeypatch, row, pattern):
+    working = tmp_path / "working"
+    (working / "out").mkdir(parents=True)
+    (working / "out-of-here").mkdir()
+    (working / "out" / "link").symlink_to(tmp_path)
+    (working / "out" / "link.mp4").symlink_to(tmp_path / "precious.mp4")
+    monkeypatch.chdir(working)
+    given = read_inputs([write(Path("clips.csv"), f"path,output\nfirst.npy,b.mp4\n{row.format(here=tmp_path)}\n")])
+    text = refusal(outputs, given, pattern)
+    assert text.startswith("clips.csv, line 3: its output ")
+    assert f"is not inside the folder {'out' if pattern and 'out' in pattern else '.'}; " in text
+
+
+def test_outputs_of_a_table_may_be_anywhere_inside_the_folder_of_outputs(tmp_path, monkeypatch):
+    (tmp_path / "disk" / "deep").mkdir(parents=True)
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "link").symlink_to(tmp_path / "disk" / "deep")
+    monkeypatch.chdir(tmp_path)
+    named = [f"{tmp_path}/out/a.mp4", "link/b.mp4", "new/../c.mp4", "./"]
+    rows = "".join(f"{index}.npy,{name}\n" for index, name in enumerate(named))
+    given = read_inputs([write(Path("clips.csv"), f"path,output\n{rows}")])
+    assert outputs(given, "out/{name}.mp4") == [named[0], "out/link/b.mp4", "out/new/../c.mp4", "out/./"]
+    monkeypatch.chdir(tmp_path / "out")  # a link that an argument of the command names is the user's
+    Path("a.mp4").symlink_to(tmp_path / "elsewhere.mp4")
+    assert outputs([Input("a.npy", "a"), Input("b.npy", "b")], "{name}.mp4") == ["a.mp4", "b.mp4"]
+
+
+@pytest.mark.parametrize("output", ["-", "a\0b.mp4"])
+def test_an_output_of_a_table_that_is_no_name_of_a_file_is_an_error(tmp_path, output):
+    table = write(tmp_path / "clips.csv", f"path,output\na.npy,{output}\n")
+    assert f"clips.csv, line 2: {output!r} is not the path of a file" in refusal(read_inputs, [table])
+
+
 def test_an_output_that_is_an_input_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = [Input("a.npy", "a"), Input("b.npy", "b")]

@@ -71,6 +71,22 @@ def test_inputs_may_come_before_and_after_the_options(clips):
     assert names("out") == ["one.mp4", "three.mp4", "two.mp4"]
 
 
+def test_names_behind_two_dashes_may_begin_with_a_dash(clips, capsys, monkeypatch):
+    for name in ("-i.safetensors", "--help"):
+        os.link("one.safetensors", name)
+    assert run(decode, *VAE, "-o", "out.npy", "-q", "--", "-i.safetensors") == 0
+    assert (
+        run(decode, "two.safetensors", *VAE, "-o", "out/", "-q", "--", "--help", "-i.safetensors", "three.safetensors")
+        == 0
+    )
+    assert names("out") == ["--help.mp4", "-i.mp4", "three.mp4", "two.mp4"]
+    monkeypatch.setattr("sys.argv", ["decode", *VAE, "-o", "main.npy", "-q", "--", "-i.safetensors"])
+    assert decode() == 0
+    with pytest.raises(SystemExit, match="2"):
+        run(decode, *VAE, "-o", "out.npy", "--")
+    assert "LATENTS is missing" in capsys.readouterr().err
+
+
 def test_a_broken_file_does_not_stop_the_others_and_the_exit_code_is_1(clips, capsys):
     sources = ["one.safetensors", "broken.npy", "missing.npy", "two.safetensors"]
     assert run(decode, *sources, *VAE, "-o", "out/") == 1
@@ -135,6 +151,21 @@ def test_same_outputs_are_refused_before_anything_runs(clips, capsys):
     assert line.startswith("error: pair-0.safetensors and pair.safetensors would both be written to out/pair-0.mp4")
 
 
+@pytest.mark.parametrize("output", ["../precious.npy", "{here}/precious.npy", "./", "%05d.png", "link.npy"])
+def test_a_table_writes_nowhere_but_into_the_folder_of_outputs(clips, capsys, output, loads):
+    """The batch of two would become `out-0/` and `out-1/`, beside `out/`."""
+    Path("precious.npy").write_text("kept")
+    Path("out").mkdir()
+    Path("out/link-1.npy").symlink_to(clips / "precious.npy")
+    row = output.format(here=clips)
+    Path("clips.csv").write_text(f"path,output\none.safetensors,one.mp4\npair.safetensors,{row}\n")
+    line = failed(capsys, "clips.csv", *VAE, "-o", "out/")
+    assert line.startswith("error: clips.csv, line 3: its output ")
+    assert "is not inside the folder out; " in line
+    assert Path("precious.npy").read_text() == "kept"
+    assert loads == []
+
+
 def test_a_batch_in_a_file_becomes_several_videos(clips, capsys):
     assert run(decode, "one.safetensors", "pair.safetensors", *VAE, "-o", "out/", "--json") == 0
     one, pair = json.loads(capsys.readouterr().out)["items"]
@@ -179,6 +210,33 @@ def test_a_single_input_can_be_skipped_too(clips, loads, capsys):
     skipped = {"source": "two.safetensors", "output": "stills/", "skipped": True}
     assert json.loads(capsys.readouterr().out) == skipped
     assert len(loads) == 1
+
+
+def test_outputs_are_not_replaced_where_that_is_unwanted(clips, loads, capsys):
+    Path("pair-1.mp4").write_text("kept")
+    for option in ([], ["--dry-run"], ["--live"]):
+        line = failed(capsys, "pair.safetensors", *VAE, "-o", "pair.mp4", "-n", *option)
+        assert line.startswith("error: pair-1.mp4: exists, and is not to be overwritten; ")
+    assert run(decode, "one.safetensors", *VAE, "-o", "pair-1.mp4", "-n", "-q") == 1
+    assert loads == []
+    (clips / "out").mkdir()
+    for name in ("one.mp4", "pair-0.mp4"):
+        Path("out", name).write_text("kept")
+    Path("two.mp4").write_text("a file of that name in a folder above is none")
+    sources = ["one.safetensors", "two.safetensors", "pair.safetensors"]
+    capsys.readouterr()
+    assert run(decode, *sources, *VAE, "-o", "out/", "--no-overwrite", "-q") == 1
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert [line.partition(": exists, ")[0] for line in lines] == [
+        "error: one.safetensors: out/one.mp4",
+        "error: pair.safetensors: out/pair-0.mp4",
+    ]
+    assert last == "error: 2 of 3 inputs failed."
+    assert names("out") == ["one.mp4", "pair-0.mp4", "two.mp4"]
+    assert run(decode, "two.safetensors", "three.safetensors", *VAE, "-o", "a/b/{name}.mp4", "-n", "-q") == 0
+    for _ in range(2):  # stills replace nothing, whatever else is in the folder
+        assert run(decode, "one.safetensors", *VAE, "-o", "out/%05d.png", "-n", "-q") == 0
+        os.rename("out/00000.png", "out/first.png")
 
 
 def test_json_of_many_has_the_report_of_each_and_its_error(clips, capsys):

@@ -53,6 +53,12 @@ def test_many_videos_become_latents_and_a_broken_one_does_not_stop_them(videos, 
     ]
 
 
+def test_names_behind_two_dashes_may_begin_with_a_dash(videos):
+    Path("set/a.mkv").rename("-i.mkv")
+    assert run(encode, "--demo", "-o", "i.safetensors", "-q", "--", "-i.mkv") == 0
+    assert shape("i.safetensors") == (1, 64, 2, 2, 2)
+
+
 def test_a_table_of_a_data_set_encodes_with_its_sizes_and_keeps_its_folders(videos, capsys):
     rows = [
         "media_path,caption,width,height,frames,fps,output",
@@ -90,6 +96,28 @@ def test_videos_with_one_output_are_refused_and_folders_of_images_are_inputs(vid
     save_images(Path("stills"), ["1.png"], (64, 64))
     assert run(encode, "stills/", "set/a.mkv", "--demo", "-o", "out/", "-q") == 0
     assert names("out") == ["a.safetensors", "stills.safetensors"]
+
+
+def test_latents_are_not_replaced_where_that_is_unwanted(videos, loads, capsys):
+    Path("a.safetensors").write_text("kept")
+    for option in ([], ["--dry-run"]):
+        line = failed(capsys, "set/a.mkv", "--demo", "-o", "a.safetensors", "-n", *option, main=encode)
+        assert line.startswith("error: a.safetensors: exists, and is not to be overwritten; ")
+    assert loads == []
+    assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "./", "-n", "-q") == 1
+    assert capsys.readouterr().err.startswith("error: set/a.mkv: ./a.safetensors: exists, and is not")
+    assert Path("a.safetensors").read_text() == "kept"
+    assert shape("b.safetensors") == (1, 64, 3, 2, 3)
+
+
+def test_a_table_writes_latents_nowhere_but_into_the_folder_of_outputs(videos, capsys):
+    Path("kept.safetensors").write_text("kept")
+    for output in ("../kept.safetensors", f"{videos}/kept.safetensors"):
+        Path("set/clips.csv").write_text(f"path,output\na.mkv,{output}\n")
+        for options in (["-o", "out/"], []):
+            line = failed(capsys, "set/clips.csv", "--demo", *options, main=encode)
+            assert line.startswith("error: set/clips.csv, line 2: its output ")
+    assert Path("kept.safetensors").read_text() == "kept"
 
 
 def test_encoded_files_decode_to_their_videos_again(videos):

@@ -17,9 +17,9 @@ FRAMES = np.random.default_rng(0).integers(0, 256, (3, SIZE[1], SIZE[0], 3), np.
 ENDINGS = [".mp4", ".mkv", ".gif", ".npy", "/"]
 
 
-def write(path, **options):
-    check_output(path, size=SIZE, fps=24, **options)
-    with open_sink(path, size=SIZE, fps=24, **options) as out:
+def write(path):
+    check_output(path, size=SIZE, fps=24)
+    with open_sink(path, size=SIZE, fps=24) as out:
         out.write(FRAMES)
 
 
@@ -69,6 +69,34 @@ def test_a_failed_live_video_removes_the_target_of_a_link_and_not_the_link(tmp_p
     link.symlink_to(real)
     open_sink(link, size=SIZE, fps=24, fragmented=True).abort()
     assert names(tmp_path) == ["link.mp4"]
+
+
+@pytest.mark.parametrize(("ending", "fragmented"), [(".mp4", False), (".mp4", True), (".gif", False), (".npy", False)])
+def test_a_file_is_not_replaced_where_that_is_unwanted(tmp_path, ending, fragmented):
+    path = tmp_path / f"clip{ending}"
+    options = {"size": SIZE, "fps": 24, "overwrite": False, "fragmented": fragmented}
+    path.write_text("kept")
+    with pytest.raises(WriterError, match="exists, and is not to be overwritten"):
+        open_sink(path, **options)
+    path.unlink()
+    if not fragmented:  # which takes the name at once
+        with pytest.raises(WriterError, match="cannot be written .File exists."), open_sink(path, **options) as out:
+            out.write(FRAMES)
+            path.write_text("kept")
+        assert path.read_text() == "kept"
+        path.unlink()
+    with open_sink(path, **options) as out:
+        out.write(FRAMES)
+    assert path.stat().st_size > 1000
+    assert names(tmp_path) == [path.name]
+
+
+def test_latents_are_not_replaced_where_that_is_unwanted(tmp_path):
+    path, latents = tmp_path / "clip.safetensors", mx.zeros((1, 8, 1, 1, 1))
+    save_latents(path, latents, overwrite=False)
+    with pytest.raises(WriterError, match="exists, and is not to be overwritten"):
+        save_latents(path, latents, overwrite=False)
+    assert names(tmp_path) == [path.name]
 
 
 @pytest.mark.parametrize("ending", [".mp4", ".mkv", ".npy"])

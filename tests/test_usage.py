@@ -39,6 +39,8 @@ WRONG = [
     (decode, "a.npy b.npy -m vae -o out/ --crf 99", "out/{name}.mp4: a crf of 99 is not between 0 and 51"),
     (decode, "a.npy b.npy -m vae -o out/{name}.avi", "out/{name}.avi: its ending is not supported"),
     (decode, "a.npy b.npy --demo -o out/", "--demo comes with latents and a VAE; leave out LATENTS"),
+    (decode, f"{DECODE} -n --skip-existing", "--skip-existing: not allowed with argument -n/--no-overwrite"),
+    (encode, f"{ENCODE} -n --skip-existing", "--skip-existing: not allowed with argument -n/--no-overwrite"),
     (decode, f"{DECODE} --bogus", "unrecognized arguments: --bogus"),
     (decode, f"{DECODE} --memory 8GB", "unrecognized arguments: --memory"),  # no abbreviations
     (decode, f"{DECODE} --chunk", "--chunk: expected one argument"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..cli import add_common_options, argument_type, frame_size, memory_budget, positive
+from ..cli import add_common_options, argument_type, frame_size, memory_budget, positive, print_report
 from ..dtypes import DTYPES
 from ..part_file import PartFile
 from ..ranks import Ranks, Work
@@ -178,9 +178,9 @@ def _new_json(options: argparse.Namespace) -> PartFile | None:
 def _publish(options: argparse.Namespace, json_file: PartFile | None, document: Mapping[str, Any], text: str) -> None:
     """Print a report as text, and write it as `--json` says."""
     if options.json == "-":
-        print(json.dumps(document))
+        print_report(json.dumps(document))
         return
     if json_file:
         json_file.path.write_text(json.dumps(document, indent=1), encoding="utf-8")
         json_file.complete()
-    print(text)
+    print_report(text)

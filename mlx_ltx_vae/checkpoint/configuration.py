@@ -40,7 +40,7 @@ def find_config(archives: Sequence[Archive], folders: Sequence[Path]) -> dict[st
     See `choose_config`; the metadata comes first.
     """
     files = (folder / name for folder in folders for name in CONFIG_NAMES)
-    return choose_config([*_metadata(archives), *(read_json(file) for file in files if file.is_file())])
+    return choose_config([*_metadata(archives), *(read_json(file) for file in files if file.exists())])
 
 
 def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:

@@ -16,9 +16,12 @@ import numpy as np
 
 from ..dtypes import DTYPES
 from ..errors import CheckpointError, LatentsError, excerpt, quote
+from ..input_file import open_file, read_small_file
 from ..mlx_utils import evaluate, load_safetensors
 from ..safetensors_header import read_header
 from .weight_files import is_index, shard_problem
+
+_MAX_JSON = 16_000_000  # bytes
 
 # numpy has no bfloat16; its bits are read as integers.
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
@@ -112,12 +115,13 @@ def shard_names(index: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
+    """The JSON object in a configuration or an index, which have at most 16 MB."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_small_file(path, _MAX_JSON).decode())
     except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"{path}: expected JSON ({excerpt(error, 120)}); download it again or repair it."
+            f"{path}: expected JSON ({excerpt(reason, 120)}); download it again or repair it."
         ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object and found a {type(content).__name__}.")
@@ -189,9 +193,7 @@ def _open_shard(index: Path, name: str) -> Archive:
 
 def _open_file(path: Path) -> Archive:
     try:
-        if not path.is_file():
-            raise CheckpointError(f"{path}: no such file; check the path.")
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             start = stream.read(32)
         for magic, description in _OTHER_FORMATS:
             # A header length can have any first byte, but a header follows it.
@@ -202,6 +204,8 @@ def _open_file(path: Path) -> Archive:
         headers, metadata = read_header(path)
     except ValueError as error:
         raise CheckpointError(f"{path}: not a whole safetensors file ({error}); download it again.") from error
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such file; check the path.") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}).") from error
     return Archive(path, {name: TensorInfo(path, name, *header) for name, header in headers.items()}, metadata)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from .. import __version__
 from ..checkpoint.stored_network import WeightLayout
+from ..errors import printable
 from ..models.video_vae.config import VAEConfig
 from ..shapes import format_size
 from ..units import format_bytes
@@ -83,7 +84,7 @@ def make_card(conversion: Conversion, config: VAEConfig) -> str:
         "size": f"{format_bytes(written.bytes)}: {written.parameters:,} parameters in {written.tensors} tensors",
         "dtype": " and ".join(written.dtypes) + " (the statistics of the latents are always float32)",
         "weight layout": f"({WeightLayout.CHANNELS_LAST.value})",
-        "source": f"`{conversion.source}`",
+        "source": f"`{printable(conversion.source)}`",
         "converter": f"mlx_ltx_vae {__version__}",
     }
     return _CARD.format(

@@ -8,7 +8,7 @@ from typing import Any
 from ..checkpoint import Checkpoint, StoredNetwork
 from ..device import this_machine
 from ..dtypes import DTYPES
-from ..errors import PlanError
+from ..errors import PlanError, excerpt, printable
 from ..models.video_vae.block_types import BlockConfig
 from ..models.video_vae.config import NetworkConfig
 from ..models.video_vae.specs import decoder_spec
@@ -137,7 +137,8 @@ class CheckpointReport:
         time, height, width = config.scale
         total, used = format_bytes(self.file_bytes), format_bytes(self.vae_bytes)
         return [
-            f"file     {self.checkpoint.name}, {total}" + (f", of which the VAE takes {used}" if total != used else ""),
+            f"file     {printable(self.checkpoint.name)}, {total}"
+            + (f", of which the VAE takes {used}" if total != used else ""),
             f"VAE      {config.generation}, {self._describe_source()}",
             f"latents  {config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)} "
             f"pixels, patches are {config.patch_size}x{config.patch_size}",
@@ -162,7 +163,7 @@ class CheckpointReport:
     def _describe_source(self) -> str:
         if self.checkpoint.is_inferred:
             return "inferred from its tensors: it has no configuration"
-        return f"a {self.checkpoint.class_name}" if self.checkpoint.class_name else "as its configuration says"
+        return f"a {excerpt(self.checkpoint.class_name)}" if self.checkpoint.class_name else "as its configuration says"
 
     def _describe_networks(self) -> list[str]:
         missing = "".join(f" (no {name} here)" for name in ("encoder", "decoder") if name not in self.networks)

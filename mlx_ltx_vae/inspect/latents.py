@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..checkpoint import Checkpoint
-from ..errors import LatentsError, excerpt, one_line
+from ..errors import LatentsError, excerpt, printable
 from ..frame_rate import DEFAULT_FPS
 from ..latents import LatentsFile, MappedLatents, open_latents
 from ..latents.mapped import channel_moments, read_frames
@@ -86,7 +86,7 @@ class LatentsReport:
         hint = ": perhaps not normalized, or a plain, still clip" if 2 * unusual > channels else ""
         return "\n".join(
             [
-                f"file     {one_line(info.source)}",
+                f"file     {printable(info.source)}",
                 f"tensor   {excerpt(info.tensor)}, {info.stored_shape} {self.file.stored_dtype}, "
                 f"read as {self.file.layout}",
                 f"latents  {videos}{channels} channels, {frames} x {rows} x {columns} (frames x rows x columns)",
@@ -102,7 +102,7 @@ class LatentsReport:
 
     def _describe_normalized(self) -> str:
         if self.file.normalized is False and self.vae is not None:
-            return f"unnormalized in the file; normalized with {self.vae.name}:"
+            return f"unnormalized in the file; normalized with {printable(self.vae.name)}:"
         return "normalized, as the file states" if self.file.normalized else "assumed normalized: the file does not say"
 
     def _describe_video(self) -> str:
@@ -111,7 +111,9 @@ class LatentsReport:
         cell = f"{self.scale.time} frames of {format_size(self.scale.width, self.scale.height)} pixels a cell"
         lines = [
             f"{frames} frames of {format_size(width, height)}, {self.seconds:.2f} s at {rate}",
-            f"with {self.vae.name}: {cell}" if self.vae else f"at the usual scale, {cell}; -m VAE to be sure",
+            f"with {printable(self.vae.name)}: {cell}"
+            if self.vae
+            else f"at the usual scale, {cell}; -m VAE to be sure",
         ]
         stated = info.num_frames, info.height, info.width
         if None not in stated and stated != self.video_grid:

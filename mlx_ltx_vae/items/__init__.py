@@ -4,7 +4,7 @@ from .decode import ItemDecoder, output_options
 from .encode import ItemEncoder
 from .inputs import Input, is_list, read_inputs
 from .item import Item, Result, Runner
-from .outputs import all_exist, are_many, check_distinct, check_many, find_pattern, name_items, name_outputs
+from .outputs import all_exist, are_many, check_many, check_outputs, find_pattern, name_items, name_outputs
 
 __all__ = [
     "Input",
@@ -15,7 +15,7 @@ __all__ = [
     "Runner",
     "all_exist",
     "are_many",
-    "check_distinct",
+    "check_outputs",
     "check_many",
     "find_pattern",
     "is_list",

@@ -22,7 +22,7 @@ from ..frame_rate import DEFAULT_FPS
 from ..latents import LatentsFile, MappedLatents, looks_unnormalized, open_latents
 from ..machine import Machine
 from ..models.video_vae.specs import decoder_spec
-from ..part_file import writing_to
+from ..part_file import check_absent, writing_to
 from ..pipeline.decode_stream import DecodeStream
 from ..pipeline.postprocess import FrameChunk
 from ..planning.plan import DecodePlan
@@ -155,6 +155,8 @@ class ItemDecoder:
         outputs = name_outputs(item.output, file.shape.batch) if item.output else []
         skips = arguments.skip_existing and all_exist(outputs)
         for output in [] if skips or not self._ranks.is_first else outputs:  # before the weights are read
+            if arguments.no_overwrite:
+                check_absent(output)
             checked = nearest_existing(output) if self._is_many else output
             check_output(checked, **output_options(arguments), size=plan.frame_size, fps=fps)
         return OpenLatents(file, plan, fps, outputs, work)
@@ -262,6 +264,7 @@ class ItemDecoder:
                     with writing_to(output):
                         Path(output).parent.mkdir(parents=True, exist_ok=True)
                 options = output_options(self._arguments)
+                options |= {"overwrite": not self._arguments.no_overwrite}
                 sinks.append(
                     stack.enter_context(open_sink(output, **options, size=report.plan.frame_size, fps=report.fps))
                 )

@@ -20,7 +20,7 @@ from ..errors import ItemsError, LatentsError
 from ..latents import check_latents_name, check_latents_target, save_latents
 from ..machine import Machine
 from ..models.video_vae.specs import encoder_spec
-from ..part_file import writing_to
+from ..part_file import check_absent, writing_to
 from ..planning.plan import EncodePlan
 from ..planning.planner import plan_encode
 from ..ranks import Ranks, Work
@@ -134,6 +134,8 @@ class ItemEncoder:
         if item.output is None:
             return replace(item, cost=cost)
         check_latents_name(item.output)
+        if self._arguments.no_overwrite:
+            check_absent(item.output)
         return replace(item, outputs=(item.output,), cost=cost)
 
     def plan(self, item: Item) -> EncodePlan:
@@ -173,7 +175,15 @@ class ItemEncoder:
         latents = mx.concatenate(parts, axis=2)
         num_frames = self._checkpoint.config.scale.video_grid(latents.shape[2:])[0]
         if ranks.is_first:
-            save_latents(item.output, latents, fps=video.fps, num_frames=num_frames, height=height, width=width)
+            save_latents(
+                item.output,
+                latents,
+                fps=video.fps,
+                num_frames=num_frames,
+                height=height,
+                width=width,
+                overwrite=not self._arguments.no_overwrite,
+            )
         seconds = time.perf_counter() - start
         rates = (video.fps, video.source_fps)
         of_ranks = RankReport.gather(ranks, Work.ROWS, stream.sent_bytes) if plan.bands else None

@@ -1,21 +1,27 @@
 """What the arguments of a command name: files, lists of files (`@clips.txt`), and tables (`clips.csv`)."""
 
 import csv
+import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 
 from ..errors import ItemsError, quote
 from ..frame_rate import parse_fps
+from ..input_file import read_small_file
 from ..shapes import Size
 
 #: Columns with the path, as data sets name them.
 PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")
 _FRAMES_COLUMNS = ("frames", "num_frames")
 _STANDARD_INPUT = "-"
+_MAX_LIST = 64_000_000  # bytes
+_MAX_INPUTS = 1_000_000
+_DESCRIPTORS = ("/dev/fd/", "/dev/stdin")  # of a shell's `@<(ls *.npy)`, whose names are relative to the working folder
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,7 @@ class Input:
         output: of a table's column `output`.
         folder: the table's, to which `output` is relative if the command has no output.
         size, max_frames, fps: of a table, see `Item`.
+        where: the line of the list or table, for errors; None for an argument of the command.
     """
 
     source: str
@@ -36,6 +43,7 @@ class Input:
     size: Size | None = None
     max_frames: int | None = None
     fps: Fraction | None = None
+    where: str | None = field(default=None, compare=False)
 
 
 def is_list(argument: str) -> bool:
@@ -63,20 +71,25 @@ def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Input]:
 
 
 def _stem(source: str) -> str:
-    return Path(source).stem or Path(source).resolve().stem  # "." has none
+    name = Path(source).name
+    return Path(source if name.strip(".") else os.path.realpath(source)).stem  # "." and ".." are no names
 
 
 def _read_list(path: str, with_sizes: bool) -> list[Input]:
-    found = list(_read_table(path, with_sizes) if path.lower().endswith(".csv") else _read_lines(path))
+    read = _read_table(path, with_sizes) if path.lower().endswith(".csv") else _read_lines(path)
+    found = list(islice(read, _MAX_INPUTS + 1))
     if not found:
         raise ItemsError(f"{path}: names no file; write one path a line.")
+    if len(found) > _MAX_INPUTS:
+        raise ItemsError(f"{path}: names more than {_MAX_INPUTS:,} files; split it.")
     return found
 
 
 @contextmanager
-def _reading(path: str) -> Iterator[None]:
+def _open_list(path: str, newline: str | None = None) -> Iterator[io.TextIOWrapper]:
+    """A list, which may be a pipe, as text."""
     try:
-        yield
+        yield io.TextIOWrapper(io.BytesIO(read_small_file(path, _MAX_LIST, pipes=True)), "utf-8-sig", newline=newline)
     except FileNotFoundError:
         raise ItemsError(f"{path}: there is no such list.") from None
     except OSError as error:
@@ -86,26 +99,30 @@ def _reading(path: str) -> Iterator[None]:
 
 
 def _read_lines(path: str) -> Iterator[Input]:
-    with _reading(path):
-        lines = Path(path).read_text("utf-8-sig").splitlines()
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if line and not line.startswith("#"):
-            yield _listed(line, path, f"{path}, line {number}")
+    with _open_list(path) as lines:
+        for number, line in enumerate(map(str.strip, lines), 1):
+            if line and not line.startswith("#"):
+                yield _listed(line, path, f"{path}, line {number}")
 
 
 def _listed(line: str, path: str, where: str) -> Input:
     """The input that a line of a list names, relative to the list's folder."""
-    if line == _STANDARD_INPUT or "\0" in line:
-        raise ItemsError(f"{where}: {quote(line)} is not the path of a file.")
-    folder = os.path.dirname(path)
+    _check_path(line, where)
+    folder = "" if path.startswith(_DESCRIPTORS) else os.path.dirname(path)
     source = os.path.join(folder, line)
     inside = os.path.relpath(source, folder or ".")
     is_inside = inside.split(os.sep)[0] not in (os.pardir, os.curdir)
-    return Input(source, os.path.splitext(inside)[0] if is_inside else _stem(source), folder=folder)
+    name = os.path.splitext(inside)[0] if is_inside else _stem(source)
+    return Input(source, name, folder=folder, where=where)
+
+
+def _check_path(text: str, where: str) -> None:
+    if text == _STANDARD_INPUT or "\0" in text:
+        raise ItemsError(f"{where}: {quote(text)} is not the path of a file.")
 
 
 def _read_table(path: str, with_sizes: bool) -> Iterator[Input]:
-    with _reading(path), open(path, newline="", encoding="utf-8-sig") as file:
+    with _open_list(path, newline="") as file:
         reader = csv.DictReader(file, restkey="")
         columns = {name.strip().lower(): name for name in reader.fieldnames or ()}
         paths = [name for name in PATH_COLUMNS if name in columns]
@@ -122,6 +139,7 @@ def _read_table(path: str, with_sizes: bool) -> Iterator[Input]:
             if not row[paths[0]]:
                 raise ItemsError(f"{where}: has no {paths[0]}.")
             listed = replace(_listed(row[paths[0]], path, where), output=row.get("output") or None)
+            _check_path(listed.output or "", where)
             yield _with_sizes(listed, row, where) if with_sizes else listed
 
 

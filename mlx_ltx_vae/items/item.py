@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
 
+from ..errors import one_line
 from ..planning.plan import DecodePlan, EncodePlan
 from ..shapes import Size
 
@@ -15,6 +16,8 @@ class Item:
 
     Attributes:
         output: None if there is none, in a dry run.
+        where: the line of the list or table that names it; None for an argument of the command.
+        folder: where all its outputs must be, after links are resolved, if it has a `where`.
         size: (width, height) to encode at.
         max_frames: to encode.
         fps: to encode at.
@@ -29,6 +32,8 @@ class Item:
     size: Size | None = None
     max_frames: int | None = None
     fps: Fraction | None = None
+    where: str | None = None
+    folder: str = ""
     outputs: tuple[str, ...] = ()
     num_frames: int | None = None
     cost: int = 0
@@ -60,7 +65,7 @@ class Result:
     def __str__(self) -> str:
         source = self.item.source
         if self.error is not None:
-            return self.error if self.error.startswith(f"{source}: ") else f"{source}: {self.error}"
+            return self.error if self.error.startswith(f"{one_line(source)}: ") else f"{source}: {self.error}"
         if self.is_skipped:
             return f"{source}: skipped, found {', '.join(self.item.outputs)}"
         return f"{source}: {self.values['frames']} frames, {self.values['seconds']:.2f} s"

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..errors import ItemsError, LatentsError
+from ..errors import ItemsError, LatentsError, quote
 from .inputs import Input, is_list
 from .item import Item
 
@@ -52,11 +52,10 @@ def name_items(inputs: Sequence[Input], pattern: str | None, *, is_dry_run: bool
         is_dry_run: whether items may be without output.
 
     Raises:
-        ItemsError: for inputs that have the same output, one of several whose output is an input, and one without
-            output.
+        ItemsError: see `check_outputs`; for one of several inputs whose output is an input, and one without output.
     """
-    items = [Item(given.source, _output(given, pattern), given.size, given.max_frames, given.fps) for given in inputs]
-    check_distinct(items)
+    items = [_item(given, pattern) for given in inputs]
+    check_outputs(items)
     sources = {os.path.realpath(item.source) for item in items} if len(items) > 1 else set()
     for item in items:
         if item.output is None and not is_dry_run:
@@ -66,23 +65,36 @@ def name_items(inputs: Sequence[Input], pattern: str | None, *, is_dry_run: bool
     return items
 
 
-def _output(given: Input, pattern: str | None) -> str | None:
-    if given.output:
-        folder = given.folder if pattern is None else os.path.dirname(pattern.split(NAME)[0])
-        return os.path.join(folder, given.output)
-    return pattern and pattern.replace(NAME, given.name)
+def _item(given: Input, pattern: str | None) -> Item:
+    folder = given.folder if pattern is None else os.path.dirname(pattern.split(NAME)[0])
+    output = os.path.join(folder, given.output) if given.output else pattern and pattern.replace(NAME, given.name)
+    return Item(given.source, output, given.size, given.max_frames, given.fps, given.where, folder)
 
 
-def check_distinct(items: Sequence[Item]) -> None:
-    """Raise an `ItemsError` that names both if two items have the same output."""
+def check_outputs(items: Sequence[Item]) -> None:
+    """Check that outputs differ, and that those of lists and tables stay in their folder, also through links.
+
+    Raises:
+        ItemsError: for the first two items that have the same output, or the first whose output is elsewhere.
+    """
     owners: dict[str, int] = {}
+    folders = {folder: os.path.realpath(folder) for folder in {item.folder for item in items}}
     for index, item in enumerate(items):
         for output in item.outputs or [item.output]:
-            owner = index if output is None else owners.setdefault(os.path.normpath(output), index)
+            if output is None:
+                continue
+            real = os.path.realpath(output)
+            owner = owners.setdefault(real, index)
             if owner != index:
                 raise ItemsError(
                     f"{items[owner].source} and {item.source} would both be written to {output}; rename one, or name "
                     "them in a list (@clips.txt), which keeps their folders."
+                )
+            folder = folders[item.folder]
+            if item.where and os.path.commonpath([folder, real]) != folder:
+                raise ItemsError(
+                    f"{item.where}: its output {quote(output)} is not inside the folder {item.folder or os.curdir}; "
+                    "name a file in that folder, or another folder with -o."
                 )
 
 

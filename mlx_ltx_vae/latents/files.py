@@ -206,6 +206,7 @@ def save_latents(
     num_frames: int | None = None,
     height: int | None = None,
     width: int | None = None,
+    overwrite: bool = True,
 ) -> None:
     """Write normalized latents `(B, C, F', H', W')` as safetensors. The file appears under its name only when whole.
 
@@ -214,6 +215,7 @@ def save_latents(
         latents: float32, float16 or bfloat16.
         fps: frames per second of the video (see `parse_fps`).
         num_frames, height, width: of the video, in frames and pixels.
+        overwrite: whether to replace a file of this name.
 
     Raises:
         LatentsError: for latents that `check_latents` refuses, and sizes that no video of them has.
@@ -226,7 +228,7 @@ def save_latents(
     stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
     metadata = {key: str(value) for key, value in stated.items() if value is not None}
     metadata |= {"normalized": "true", LAYOUT_KEY: CHANNELS_FIRST}
-    part = PartFile(target)
+    part = PartFile(target, overwrite=overwrite)
     try:
         mx.save_safetensors(str(part.path), {"latents": latents}, metadata)
         part.complete()

@@ -115,9 +115,9 @@ def _refuse_other_stills(name: str, folder: Path, pattern: str) -> None:
 class NpyWriter(Sink):
     """A `.npy` file `(frames, height, width, 3)`, uint8 or uint16, written frame by frame."""
 
-    def __init__(self, path: str | os.PathLike, size: Size, bit_depth: int) -> None:
+    def __init__(self, path: str | os.PathLike, size: Size, bit_depth: int, overwrite: bool = True) -> None:
         super().__init__(os.fspath(path), size, bit_depth)
-        self._part = PartFile(Path(path))
+        self._part = PartFile(Path(path), overwrite=overwrite)
         with writing_to(self.name):
             self._file = self._part.path.open("wb")
         self._write_header(0)

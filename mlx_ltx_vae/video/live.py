@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ..cleanup import Cleanup, remove_file, uninterrupted
 from ..errors import WriterError
-from ..part_file import writing_to
+from ..part_file import check_absent, writing_to
 
 
 class BinaryFile(Protocol):
@@ -74,11 +74,14 @@ class LiveOutput:
     A path is created, or emptied, at once. `discard` removes the file, unless it is a named pipe or a device. A file
     object stays open, and what it has received stays there.
 
+    Args:
+        overwrite: whether to empty a file that exists.
+
     Raises:
         WriterError: if the path cannot be written.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, overwrite: bool = True) -> None:
         self.name = target_name(target)
         self._opened: io.FileIO | None = None
         self._remove: Cleanup | None = None
@@ -89,8 +92,10 @@ class LiveOutput:
             with writing_to(self.name):
                 self._opened = io.FileIO(target, "w")
         else:
+            if not overwrite:
+                check_absent(target)
             with uninterrupted(), writing_to(self.name):
-                self._opened = io.FileIO(target, "w")
+                self._opened = io.FileIO(target, "w" if overwrite or os.path.exists(target) else "x")
                 if stat.S_ISREG(os.fstat(self._opened.fileno()).st_mode):
                     # The file that a symbolic link points to, which itself is kept.
                     self._remove = Cleanup(self, remove_file, Path(target).resolve())

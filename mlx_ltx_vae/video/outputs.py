@@ -26,6 +26,7 @@ def open_sink(
     crf: int | None = None,
     bit_depth: int = 8,
     fragmented: bool = False,
+    overwrite: bool = True,
 ) -> Sink:
     """The sink for `path`, chosen by its ending.
 
@@ -38,6 +39,7 @@ def open_sink(
         audio, codec, crf: for videos only, see `VideoWriter`.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
         fragmented: make a video that plays while it grows, see `VideoWriter`.
+        overwrite: whether to replace a file; stills never do.
 
     Raises:
         WriterError: for an unknown ending, and for options that this output does not support.
@@ -46,13 +48,21 @@ def open_sink(
     if kind is VideoWriter:
         target = StandardOutput("the video") if os.fspath(path) == "-" else path
         return VideoWriter(
-            target, size=size, fps=fps, audio=audio, codec=codec, crf=crf, bit_depth=bit_depth, fragmented=fragmented
+            target,
+            size=size,
+            fps=fps,
+            audio=audio,
+            codec=codec,
+            crf=crf,
+            bit_depth=bit_depth,
+            fragmented=fragmented,
+            overwrite=overwrite,
         )
     if kind is GifWriter:
-        return GifWriter(path, size, fps, bit_depth)
+        return GifWriter(path, size, fps, bit_depth, overwrite)
     if kind is RawWriter:
         return RawWriter(size, bit_depth)
-    return StillsWriter(path, size, bit_depth) if kind is StillsWriter else NpyWriter(path, size, bit_depth)
+    return StillsWriter(path, size, bit_depth) if kind is StillsWriter else NpyWriter(path, size, bit_depth, overwrite)
 
 
 def check_output(

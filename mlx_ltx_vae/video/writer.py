@@ -96,6 +96,7 @@ class VideoWriter(FfmpegSink):
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
         fragmented: make an mp4 or mov that plays while it grows.
+        overwrite: whether to replace a file of this name, also one that appears while the video is written.
 
     Raises:
         WriterError: for invalid options, before ffmpeg is started.
@@ -112,6 +113,7 @@ class VideoWriter(FfmpegSink):
         crf: int | None = None,
         bit_depth: int = 8,
         fragmented: bool = False,
+        overwrite: bool = True,
     ) -> None:
         super().__init__(target_name(path), size, fps, bit_depth)
         is_path = isinstance(path, (str, os.PathLike))
@@ -128,7 +130,8 @@ class VideoWriter(FfmpegSink):
             bit_depth=bit_depth,
             fragmented=fragmented,
         )
-        self._start(LiveOutput(path) if fragmented else PartFile(Path(self.name)), arguments)
+        target = LiveOutput(path, overwrite) if fragmented else PartFile(Path(self.name), overwrite=overwrite)
+        self._start(target, arguments)
 
 
 def video_arguments(
@@ -173,12 +176,14 @@ class GifWriter(FfmpegSink):
     `fps` is at most 50: GIF delays are in hundredths of a second, and players slow down delays below two.
     """
 
-    def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, bit_depth: int) -> None:
+    def __init__(
+        self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, bit_depth: int, overwrite: bool = True
+    ) -> None:
         super().__init__(os.fspath(path), size, fps, bit_depth)
         check_gif(self.name, self.fps, bit_depth)
         palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
         filters = f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4"
-        self._start(PartFile(Path(path)), ["-vf", filters, "-f", "gif"])
+        self._start(PartFile(Path(path), overwrite=overwrite), ["-vf", filters, "-f", "gif"])
 
 
 def check_gif(name: str, fps: Fraction, bit_depth: int) -> None:

@@ -14,7 +14,7 @@ import mlx.core as mx
 from tqdm import tqdm
 
 from ... import __version__
-from ...cli import CommandParser, add_common_options, examples, frame_size, positive, run_command
+from ...cli import CommandParser, add_common_options, examples, frame_size, positive, print_report, run_command
 from ...device import backend
 from ...errors import LTXVAEError
 from ...machine import Backend
@@ -113,7 +113,7 @@ def _measure(options: argparse.Namespace) -> None:
     document["verdicts"] = make_verdicts(document)
     if "json" in targets:
         _write(targets["json"], document)
-    print(json.dumps(document) if options.json == "-" else full_report(document))
+    print_report(json.dumps(document) if options.json == "-" else full_report(document))
     if "submit" in targets:
         _write(targets["submit"], submission(document))
     if failed := errors_of(document):
