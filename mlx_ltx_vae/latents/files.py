@@ -127,7 +127,7 @@ class LatentsFile:
         Raises:
             LatentsError: for a file that cannot be read, and values that are not finite.
         """
-        latents = MappedLatents(self.info.source, self.shape, self.stored_dtype, self._map_stored, None)
+        latents = replace(self, normalized=None).map()  # as they are stored
         frames = self.shape.frames
         step = max(1, _HASHED_VALUES * frames // prod(self.shape))
         total = hashlib.sha256()
