@@ -6,7 +6,8 @@
     curl --data-binary @clip.safetensors http://127.0.0.1:8000/video/clip.safetensors | ffplay -
 
 `POST /video/NAME` takes a latent file and answers with an mp4 in fragments, or with 400 and one line that says what is
-wrong with the file. A decode waits for a client that reads slowly, and ends when its client disconnects.
+wrong with the file. A decode waits for a client that reads slowly, and ends when its client disconnects or reads
+nothing for a minute.
 """
 
 import argparse
@@ -16,14 +17,19 @@ import os
 import tempfile
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import mlx.core as mx
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -32,27 +38,77 @@ from mlx_ltx_vae import LatentsError, LTXVAEError, VideoVAE, VideoWriter, demo, 
 
 PAGE = Path(__file__).with_name("server.html")
 MAX_UPLOAD = 1 << 30  # bytes
+MAX_CONNECTIONS = 200
 READ_AT_ONCE = 1 << 16
+RETRY_AFTER = "30"  # seconds
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+
+
+class Stalled(Exception):
+    """A client has not read for too long."""
+
+
+class Pool:
+    """The threads that decode, as many as videos at a time, and the places of clients that use them or wait for them.
+
+    Threads live as long as the server: one that has used MLX leaves a thread of the system when it ends. A client that
+    waits takes none.
+    """
+
+    def __init__(self, decodes: int, waiting: int) -> None:
+        self._decodes, self.places = decodes, decodes + waiting
+        self.threads, self.free = ThreadPoolExecutor(decodes, "decode"), asyncio.Semaphore(decodes)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place until the end of the block, from before the upload on. Raises 503 if there is none."""
+        if not self.places:
+            raise HTTPException(503, "too many clients are waiting; try again later.", {"Retry-After": RETRY_AFTER})
+        self.places -= 1
+        try:
+            yield
+        finally:
+            self.places += 1
+
+    def close(self) -> None:
+        """End the threads, when their decodes have ended."""
+        all_here = threading.Barrier(self._decodes)
+
+        def clear() -> None:
+            all_here.wait()  # so that each thread does it once
+            mx.clear_streams()  # a thread that has used MLX does this before it ends, and cannot use MLX afterwards
+
+        for _ in range(self._decodes):
+            self.threads.submit(clear)
+        self.threads.shutdown()
 
 
 class Decode:
-    """A decode on a thread of its own, and the pipe through which its video comes.
+    """A decode on a thread of the pool, and the pipe through which its video comes.
 
     The pipe holds little, so the decode waits while nobody reads. `done` is its end, with its error.
     """
 
     @classmethod
-    async def start(cls, slots: threading.Semaphore, vae: VideoVAE, upload: Path, memory_budget: str) -> "Decode":
-        """Decode as soon as one of the slots is free."""
-        read_end, write_end = os.pipe()
+    async def start(cls, pool: Pool, vae: VideoVAE, upload: Path, memory_budget: str) -> "Decode":
+        """Decode as soon as one of the threads is free."""
+        await pool.free.acquire()
         self = cls()
+        self._stream, self._cancelled = None, False
+        try:
+            read_end, write_end = os.pipe()
+        except OSError:
+            pool.free.release()
+            raise
+        self.done = pool.threads.submit(self._run, io.FileIO(write_end, "w"), vae, upload, memory_budget)
+        asyncio.wrap_future(self.done).add_done_callback(lambda done: (done.exception(), pool.free.release()))
         self._reader = asyncio.StreamReader(limit=READ_AT_ONCE)
         protocol, pipe = asyncio.StreamReaderProtocol(self._reader), io.FileIO(read_end)
-        self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
-        self._stream, self._cancelled = None, False
-        thread = ThreadPoolExecutor(1, "decode")
-        self.done = thread.submit(self._run, slots, io.FileIO(write_end, "w"), vae, upload, memory_budget)
-        thread.shutdown(wait=False)
+        try:
+            self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+        except BaseException:
+            pipe.close()  # which ends the decode
+            raise
         return self
 
     async def read(self) -> bytes:
@@ -69,15 +125,13 @@ class Decode:
             self._stream.cancel()
         self._pipe.close()  # a writer that waits for the pipe fails
 
-    def _run(self, slots: threading.Semaphore, file: io.FileIO, *arguments: Any) -> None:
+    def _run(self, file: io.FileIO, *arguments: Any) -> None:
         try:
-            with file, slots:
+            with file:
                 self._decode(file, *arguments)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # `done` keeps the error, which would keep the decode's memory
             raise
-        finally:
-            mx.clear_streams()  # a thread that has used MLX does this before it ends
 
     def _decode(self, file: io.FileIO, vae: VideoVAE, upload: Path, memory_budget: str) -> None:
         latents, info = load_latents(upload, latent_channels=vae.config.latent_channels)
@@ -94,22 +148,84 @@ class Decode:
 
 
 class VideoResponse(StreamingResponse):
-    """The video of a decode, which ends with the response, for whatever reason."""
+    """The video of a decode. When it has ended, for whatever reason, `resources` are closed.
 
-    def __init__(self, decode: Decode, first: bytes) -> None:
+    Args:
+        timeout: seconds for which the client may read nothing.
+    """
+
+    def __init__(self, decode: Decode, first: bytes, timeout: float, resources: ExitStack) -> None:
         super().__init__(self._parts(first), media_type="video/mp4", headers={"Cache-Control": "no-store"})
-        self._decode = decode
+        self._decode, self._timeout, self._resources = decode, timeout, resources
 
     async def _parts(self, data: bytes) -> AsyncIterator[bytes]:
         while data:
             yield data
             data = await self._decode.read()
 
-    async def __call__(self, *arguments: Any) -> None:
-        try:
-            await super().__call__(*arguments)
-        finally:
-            self._decode.cancel()
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_in_time(message: Any) -> None:
+            try:
+                await asyncio.wait_for(send(message), self._timeout)
+            except asyncio.TimeoutError:
+                raise Stalled from None
+
+        with self._resources:
+            try:
+                await super().__call__(scope, receive, send_in_time)
+            except Stalled:
+                return  # uvicorn closes the connection of a response that is not complete
+
+
+class Guard:
+    """Refuses what a page of another site can make a browser send.
+
+    Such a page can post, though it cannot read the answer; and it can read it under a host name of its own that it lets
+    point to this machine (DNS rebinding). Programs other than browsers send neither Sec-Fetch-Site nor Origin.
+    """
+
+    def __init__(self, app: Any, allowed_hosts: Sequence[str]) -> None:
+        self._app, self._allowed_hosts = app, allowed_hosts
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and (problem := self._problem(Headers(scope=scope), scope["method"])):
+            await PlainTextResponse(problem, 403)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _problem(self, headers: Headers, method: str) -> str | None:
+        host = headers.get("host", "")
+        name = host[: host.rfind("]") + 1] or host.partition(":")[0]  # without the port; [::1] has colons
+        if name.lower() not in self._allowed_hosts:
+            return "this server does not go by that name; start it with --allowed-host NAME."
+        if method in ("GET", "HEAD"):
+            return None
+        origin = headers.get("origin")
+        is_other = origin is not None and urlsplit(origin).netloc != host
+        if is_other or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return "pages of other sites may not use this server."
+        return None
+
+
+async def save_upload(request: Request, path: Path, timeout: float) -> None:
+    """Write a request's body to a file. Raises 413 for one that is too large, and 408 for a client that stalls."""
+    name = request.path_params["name"]
+    too_large = HTTPException(413, f"{name}: is larger than {MAX_UPLOAD} bytes.")
+    if int(request.headers.get("content-length", 0)) > MAX_UPLOAD:
+        raise too_large
+    is_whole = False
+    with path.open("wb") as file:
+        while not is_whole:
+            try:
+                message = await asyncio.wait_for(request.receive(), timeout)
+            except asyncio.TimeoutError:
+                raise HTTPException(408, f"{name}: was not sent for {timeout:g} s.") from None
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            file.write(message.get("body", b""))
+            if file.tell() > MAX_UPLOAD:
+                raise too_large
+            is_whole = not message.get("more_body", False)
 
 
 async def unless_disconnected(request: Request, awaitable: Awaitable) -> Any:
@@ -123,40 +239,64 @@ async def unless_disconnected(request: Request, awaitable: Awaitable) -> Any:
     finally:
         work.cancel()
         gone.cancel()
+        await asyncio.wait({work})
 
 
-def make_app(vae: VideoVAE, *, decodes: int = 2) -> Starlette:
-    """The server. Up to `decodes` videos are decoded at the same time, and further requests wait."""
-    slots = threading.Semaphore(decodes)
+def make_app(
+    vae: VideoVAE,
+    *,
+    decodes: int = 2,
+    waiting: int = 8,
+    client_timeout: float = 60,
+    allowed_hosts: Sequence[str] = LOCAL,
+) -> Starlette:
+    """The server. Up to `decodes` videos are decoded at the same time, `waiting` clients wait, and others get a 503.
+
+    Where an app mounts it, call `state.pool.close()` of it at the end of that app.
+
+    Args:
+        client_timeout: seconds for which a client may neither send nor read.
+        allowed_hosts: names under which browsers reach it, without port.
+    """
+    pool = Pool(decodes, waiting)
 
     async def page(_: Request) -> Response:
         return FileResponse(PAGE)
 
     async def video(request: Request) -> Response:
-        name = request.path_params["name"]
-        with tempfile.TemporaryDirectory() as folder:
+        with ExitStack() as resources:
+            resources.enter_context(pool.place())
+            folder = resources.enter_context(tempfile.TemporaryDirectory())
             upload = Path(folder) / "upload"
-            with upload.open("wb") as file:
-                async for part in request.stream():
-                    file.write(part)
-                    if file.tell() > MAX_UPLOAD:
-                        return PlainTextResponse(f"{name}: is larger than {MAX_UPLOAD} bytes.", 413)
-            decode = await Decode.start(slots, vae, upload, f"{50 // decodes}%")
+            await save_upload(request, upload, client_timeout)
+
+            async def begin() -> tuple[Decode, bytes]:
+                decode = await Decode.start(pool, vae, upload, f"{50 // decodes}%")
+                resources.callback(decode.cancel)
+                return decode, await decode.read()
+
             try:
-                return VideoResponse(decode, await unless_disconnected(request, decode.read()))
-            except BaseException as error:
-                decode.cancel()
-                if not isinstance(error, LTXVAEError):
-                    raise
-                return PlainTextResponse(str(error).replace(str(upload), name), 400)
+                decode, first = await unless_disconnected(request, begin())
+            except LTXVAEError as error:
+                return PlainTextResponse(str(error).replace(str(upload), request.path_params["name"]), 400)
+            return VideoResponse(decode, first, client_timeout, resources.pop_all())
 
     async def disconnected(_: Request, __: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it
 
-    return Starlette(
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        pool.close()
+
+    app = Starlette(
         routes=[Route("/", page), Route("/video/{name}", video, methods=["POST"])],
         exception_handlers={ClientDisconnect: disconnected},
+        middleware=[Middleware(Guard, allowed_hosts=[name.lower() for name in allowed_hosts])],
+        lifespan=lifespan,
     )
+    app.state.pool = pool
+    return app
 
 
 def main() -> None:
@@ -168,12 +308,40 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, which other machines cannot reach")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")
     parser.add_argument("--decodes", type=int, default=2, help="decodes at the same time; others wait (default: 2)")
+    parser.add_argument("--waiting", type=int, default=8, help="clients that wait; others get a 503 (default: 8)")
+    parser.add_argument(
+        "--client-timeout",
+        type=float,
+        default=60,
+        metavar="SECONDS",
+        help="a client that neither sends nor reads for this long loses its place (default: 60)",
+    )
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        metavar="NAME",
+        default=[],
+        help=f"a name under which browsers reach the server, besides {', '.join(LOCAL)} and that of --host; may be "
+        "repeated",
+    )
     arguments = parser.parse_args()
     vae = VideoVAE.from_pretrained(demo.VAE if arguments.demo else arguments.model, encoder=False)
     if arguments.demo:
         print(f"Latents to try: {demo.LATENTS}")
-    app = make_app(vae, decodes=arguments.decodes)
-    uvicorn.run(app, host=arguments.host, port=arguments.port, timeout_graceful_shutdown=3)
+    app = make_app(
+        vae,
+        decodes=arguments.decodes,
+        waiting=arguments.waiting,
+        client_timeout=arguments.client_timeout,
+        allowed_hosts=[*LOCAL, arguments.host, *arguments.allowed_host],
+    )
+    uvicorn.run(
+        app,
+        host=arguments.host,
+        port=arguments.port,
+        timeout_graceful_shutdown=3,
+        limit_concurrency=MAX_CONNECTIONS,
+    )
     mx.clear_streams()
 
 

@@ -33,7 +33,7 @@ from .errors import (
 )
 from .frame_rate import parse_fps
 from .latents import parse_grid
-from .ranks import Work, launched_rank
+from .ranks import DEFAULT_TIMEOUT, Work, launched_rank
 from .shapes import MAX_PIXELS, is_possible_size
 from .signals import die_by_termination, ended_by_signals
 from .tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
@@ -43,7 +43,7 @@ Value = TypeVar("Value")
 
 _MAX_HELP_WIDTH = 80
 _MAX_MESSAGE = 260  # characters of what argparse says, which quotes an argument of any length
-_REPORT_SECONDS = 3
+_REPORT_SECONDS = 10  # more than the ranks start one after the other
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
@@ -66,12 +66,12 @@ class CommandParser(argparse.ArgumentParser):
         return self.parse_intermixed_args(arguments)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2. Of several ranks, which have the same command line, the first says why."""
-        text = f'error: {excerpt(message, _MAX_MESSAGE)}\nrun "{self.prog} --help" for the options\n'
-        if launched_rank():
+        """Exit with 2. Of several ranks with the same command line, the first says why."""
+        text = excerpt(message, _MAX_MESSAGE)
+        if rank := _rank():
             leave_it_to_the_first_rank()
-            self.exit(2)
-        self.exit(2, text)
+            text = f"rank {rank}: {text}"
+        self.exit(2, f'error: {text}\nrun "{self.prog} --help" for the options\n')
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:
@@ -133,6 +133,14 @@ def add_plan_options(group: argparse._ArgumentGroup) -> None:
         "memory budget is that of each. batch: several videos, each computes whole ones. off: the first rank works "
         "alone. auto (default): batch for several videos, rows for one",
     )
+    group.add_argument(
+        "--rank-timeout",
+        type=positive,
+        default=DEFAULT_TIMEOUT,
+        metavar="SECONDS",
+        help="with mlx.launch, end if the ranks exchange nothing for this long, because one is stopped or asleep "
+        "(default: %(default)s)",
+    )
     group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and stop")
 
 
@@ -185,10 +193,7 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
     except Exception as error:  # every failure becomes one line and an exit code
         if arguments.debug:
             print_traceback(error)
-        if text := _describe_for_rank(error):
-            _print_error(f"error: {text}\n")
-        else:
-            leave_it_to_the_first_rank()
+        _print_error(f"error: {_describe_for_rank(error)}\n")
         return 1
     return 0
 
@@ -223,28 +228,39 @@ def _describe_output_error(error: OSError) -> str:
 
 def _is_silent(number: signal.Signals) -> bool:
     """Whether others report the end by a signal: of several ranks, the launcher ends all when one has failed."""
-    rank = launched_rank()
+    rank = _rank()
     return rank is not None and (rank > 0 or number is not signal.SIGINT)
 
 
+def _rank() -> int | None:
+    """The rank of this process; None also if it is not a number, which is an error where ranks are joined."""
+    with suppress(DistributedError):
+        return launched_rank()
+    return None
+
+
 def leave_it_to_the_first_rank() -> None:
-    """Wait until the first rank has reported an error of all ranks: the launcher ends them as soon as one has ended."""
+    """Let the first rank report an error that it has, too: the launcher then ends this process before this returns."""
     die_by_termination()
     time.sleep(_REPORT_SECONDS)
 
 
-def _describe_for_rank(error: Exception) -> str | None:
-    """An error in one line; None if it is for another rank to report."""
-    rank = launched_rank()
+def _describe_for_rank(error: Exception) -> str:
+    """An error in one line. If it may be for the first rank to report, this returns only if that rank does not."""
+    rank = _rank()
     if rank is None:
         return describe_error(error)
     from .distributed.agreement import is_lost_peer
+    from .distributed.time_limit import end_time_limit
 
+    end_time_limit()
+    is_lost = is_lost_peer(error)
+    text = "another rank has ended before the work was done." if is_lost else describe_error(error)
     if rank == 0:
-        return "another rank has ended before the work was done." if is_lost_peer(error) else describe_error(error)
-    # What all ranks raise, or what the end of another rank causes here, is reported by the first rank.
-    is_shared = is_lost_peer(error) or isinstance(error, (DecodeError, DistributedError))
-    return None if is_shared else f"rank {rank}: {describe_error(error)}"
+        return text
+    if is_lost or isinstance(error, (DecodeError, DistributedError)):  # all ranks raise it, or another one caused it
+        leave_it_to_the_first_rank()
+    return f"rank {rank}: {text}"
 
 
 @contextmanager

@@ -244,7 +244,7 @@ def _check_usage(arguments: argparse.Namespace) -> None:
 
 
 def _decode(arguments: argparse.Namespace) -> None:
-    ranks = join_ranks(arguments.distributed)
+    ranks = join_ranks(arguments.distributed, arguments.rank_timeout)
     if ranks is None:
         return
     pattern = find_pattern(arguments.latents, arguments.output, _ENDING)
@@ -252,6 +252,7 @@ def _decode(arguments: argparse.Namespace) -> None:
     is_many = are_many(arguments.latents)
     checkpoint = ranks.together(lambda: open_checkpoint(arguments.model, encoder=False))
     ranks.check_same({"the checkpoints": checkpoint.description})
+    ranks.check_same_contents(lambda: {"the weights": checkpoint.sample()})
     decoder = ItemDecoder(checkpoint, arguments, is_many=is_many, ranks=ranks)
     if is_many:
         run_many(decoder, items, arguments, ranks)
@@ -266,6 +267,7 @@ def _decode(arguments: argparse.Namespace) -> None:
         if ranks.is_first:
             print_report(json.dumps({"plan": opened.plan.as_dict()}) if arguments.json else opened.plan)
         return
+    ranks.check_same_contents(lambda: {"the values of the latents": opened.file.digest()})
     with progress_bar(opened.num_frames, arguments) as bar:
         report = decoder.decode(opened, bar.update)
     if not ranks.is_first:

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 from . import demo
 from .checkpoint import open_checkpoint
@@ -22,6 +23,7 @@ from .cli import (
     run_command,
     tile,
 )
+from .file_samples import sample_path
 from .items import ItemEncoder, are_many, check_many, find_pattern, name_items, read_inputs
 from .latents import check_latents_name
 from .many import run_many, skip
@@ -112,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _encode(arguments: argparse.Namespace) -> None:
-    ranks = join_ranks(arguments.distributed)
+    ranks = join_ranks(arguments.distributed, arguments.rank_timeout)
     if ranks is None:
         return
     pattern = find_pattern(arguments.video, arguments.output, _ENDING)
@@ -120,6 +122,7 @@ def _encode(arguments: argparse.Namespace) -> None:
     is_many = are_many(arguments.video)
     checkpoint = ranks.together(lambda: open_checkpoint(arguments.model, decoder=False))
     ranks.check_same({"the checkpoints": checkpoint.description})
+    ranks.check_same_contents(lambda: {"the weights": checkpoint.sample()})
     encoder = ItemEncoder(checkpoint, arguments, is_many=is_many, ranks=ranks)
     if is_many:
         run_many(encoder, items, arguments, ranks)
@@ -134,6 +137,7 @@ def _encode(arguments: argparse.Namespace) -> None:
             if ranks.is_first:
                 print_report(json.dumps({"plan": plan.as_dict()}) if arguments.json else plan)
             return
+        ranks.check_same_contents(lambda: {"the contents of the videos": sample_path(Path(items[0].source))})
         with progress_bar(video.num_frames, arguments) as bar:
             report = encoder.encode(items[0], video, plan, bar.update)
     if not ranks.is_first:

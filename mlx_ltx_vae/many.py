@@ -29,6 +29,7 @@ def run_many(runner: Runner, items: Sequence[Item], arguments: argparse.Namespac
     ranks.check_same({"the inputs": [[item.source, item.output] for item in items]})
     # By what the first rank sees, so that all deal alike, also where a file is missing on one of them.
     costs = ranks.gather([entry.cost if isinstance(entry, Item) else 0 for entry in entries])[0]
+    ranks.work_alone()
     dealt = ranks.deal(costs)
     own = [index for index, rank in enumerate(dealt) if rank == ranks.rank]
     if not arguments.dry_run and any(isinstance(entries[index], Item) for index in own):

@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import PlanError
+from .errors import DistributedError, PlanError, quote
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
 Value = TypeVar("Value")
 
+DEFAULT_TIMEOUT = 1800  # seconds; longer than the reader of an output pauses, or a checkpoint takes to be read
+
 # Set by `mlx.launch` for its backends, and by the launchers of MPI.
 _RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_MAX_DIGITS = 10
 
 
 class Work(enum.Enum):
@@ -26,8 +29,20 @@ class Work(enum.Enum):
 
 
 def launched_rank() -> int | None:
-    """The rank of this process; None if no launcher has started it."""
-    return next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), None)
+    """The rank of this process; None if no launcher has started it.
+
+    Raises:
+        DistributedError: if the launcher's variable is not a number.
+    """
+    name = next((name for name in _RANK_VARIABLES if name in os.environ), None)
+    if name is None:
+        return None
+    text = os.environ[name]
+    if not (text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS):
+        raise DistributedError(
+            f"{name} is {quote(text)}, which is not the number of a rank; unset it, or use mlx.launch."
+        )
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -96,6 +111,18 @@ class Ranks:
 
             check_same(self.group, things)
 
+    def check_same_contents(self, read: Callable[[], Mapping[str, Any]]) -> None:
+        """As `check_same`, of what `read` returns on each rank. One process alone does not call it."""
+        if self.group is not None:
+            self.check_same(self.together(read))
+
+    def work_alone(self) -> None:
+        """No longer limit the time between two exchanges: from now on, ranks may have any time to themselves."""
+        if self.group is not None:
+            from .distributed.time_limit import end_time_limit
+
+            end_time_limit()
+
     def deal(self, costs: Sequence[int]) -> list[int]:
         """The rank of each item: longest first, each to the rank that has least to do."""
         loads = [0] * self.size
@@ -106,11 +133,12 @@ class Ranks:
         return ranks
 
 
-def join_ranks(distributed: str) -> Ranks | None:
+def join_ranks(distributed: str, timeout: int | None = None) -> Ranks | None:
     """The ranks of this command; None if this process has nothing to do.
 
     Args:
         distributed: "auto", "rows", "batch" or "off", for a process that a launcher has started.
+        timeout: seconds after which a command ends with one line if its ranks exchange nothing; None for no limit.
 
     Raises:
         DistributedError: if the processes cannot connect.
@@ -122,4 +150,4 @@ def join_ranks(distributed: str) -> Ranks | None:
         return Ranks() if rank == 0 else None
     from .distributed.launch import join_group
 
-    return Ranks(join_group(), None if distributed == "auto" else Work(distributed))
+    return Ranks(join_group(timeout), None if distributed == "auto" else Work(distributed))

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -15,8 +17,21 @@ import distributed_ranks
 from mlx_ltx_vae import VideoReader, VideoVAE, load_latents, save_latents
 from mlx_ltx_vae import decode as decode_command
 from mlx_ltx_vae import encode as encode_command
+from mlx_ltx_vae import info as info_command
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.file_samples import SAMPLE_BYTES, sample_path
+from mlx_ltx_vae.latents import open_latents
 
 HERE = Path(__file__).parent
+#: Runs Python in a folder of the rank's own, named by its number, with more arguments for it alone.
+AS_RANK = """
+import json, os, sys
+os.chdir(os.path.join(sys.argv[1], os.environ["MLX_RANK"]))
+with open("process", "w") as file:
+    file.write(str(os.getpid()))
+more = json.load(open("arguments.json")) if os.path.exists("arguments.json") else []
+os.execv(sys.executable, [sys.executable, *sys.argv[2:], *more])
+"""
 TOLERANCE = 1e-5  # of float32 on any number of ranks
 
 #: Every padding mode, causal and not, with noise, with attention; the second size has a band of one row.
@@ -276,3 +291,170 @@ def rank_processes(launcher):
     rows = [line.split(None, 2) for line in table.splitlines()]
     children = [int(pid) for pid, parent, _ in rows if int(parent) == launcher]
     return sorted(children)
+
+
+@pytest.fixture
+def folders(clip, golden):
+    """A folder for each of two ranks, with the same latents `clip.safetensors` and checkpoint `vae.safetensors`."""
+    folder, _ = clip
+    for rank in ("0", "1"):
+        (folder / rank).mkdir()
+        shutil.copy(folder / "one.safetensors", folder / rank / "clip.safetensors")
+        shutil.copy(golden("ltx2_3").checkpoint, folder / rank / "vae.safetensors")
+    return folder
+
+
+def launch_in_folders(folders, *arguments, **options):
+    return launch(2, "-c", AS_RANK, folders, *arguments, **options)
+
+
+DECODE = ["-m", "mlx_ltx_vae.decode", "clip.safetensors", "-m", "vae.safetensors", "-o", "out.mp4"]
+
+
+def with_changed_byte(path, offset):
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+def first_data_byte(path):
+    return 8 + int.from_bytes(path.read_bytes()[:8], "little")
+
+
+def test_other_latents_on_another_rank_are_an_error_before_the_decode(folders, golden):
+    with_changed_byte(folders / "1" / "clip.safetensors", -2)
+    out, err = launch_in_folders(folders, *DECODE)
+    assert (out, err.count("error: ")) == ("", 1)
+    assert "error: the values of the latents differ between rank 0 and rank 1; give all ranks the same files" in err
+    assert not list(folders.glob("*/*out*"))
+
+
+@pytest.mark.slow
+def test_other_weights_or_videos_on_another_rank_are_an_error(folders):
+    weights, video = folders / "1" / "vae.safetensors", folders / "1" / "clip.mkv"
+    latents, checkpoint, output = (str(folders / "0" / name) for name in ("clip.safetensors", weights.name, video.name))
+    assert decode_command.main([latents, "-m", checkpoint, "-o", output, "--codec", "ffv1", "-q"]) == 0
+    shutil.copy(folders / "0" / "clip.mkv", video)
+    encode = ["-m", "mlx_ltx_vae.encode", "clip.mkv", "-m", "vae.safetensors", "-o", "out.safetensors"]
+    with_changed_byte(video, -SAMPLE_BYTES // 2)
+    _, err = launch_in_folders(folders, *encode)
+    assert err.count("error: ") == 1 and "error: the contents of the videos differ between rank 0 and rank 1" in err
+    with_changed_byte(weights, first_data_byte(weights))
+    _, err = launch_in_folders(folders, *DECODE)
+    assert err.count("error: ") == 1 and "error: the weights differ between rank 0 and rank 1" in err
+
+
+def test_a_digest_of_latents_is_that_of_their_values_in_any_layout_and_of_all_of_them(tmp_path, monkeypatch):
+    values = np.random.default_rng(0).normal(size=(1, 8, 5, 3, 4)).astype(np.float32)
+    paths = [tmp_path / "a.npy", tmp_path / "packed.npz", tmp_path / "c.safetensors", tmp_path / "d.npy"]
+    np.save(paths[0], values)
+    np.savez_compressed(paths[1], latents=values.reshape(1, 8, -1).transpose(0, 2, 1))
+    save_latents(paths[2], mx.array(values))
+    values[0, 7, 4, 2, 3] += 1e-6
+    np.save(paths[3], values)
+    monkeypatch.setattr("mlx_ltx_vae.latents.files._HASHED_VALUES", 200)  # two frames at a time
+    digests = [open_latents(path, latent_channels=8, grid=(5, 3, 4)).digest() for path in paths]
+    assert digests[0] == digests[1] == digests[2] != digests[3]
+
+
+def test_a_sample_of_a_checkpoint_has_the_ends_of_each_tensor(golden, tmp_path):
+    vae = tmp_path / "vae.safetensors"
+    shutil.copy(golden("ltx2_3").checkpoint, vae)
+    sample = open_checkpoint(vae).sample()
+    assert sample == open_checkpoint(golden("ltx2_3").checkpoint).sample()
+    for offset in (first_data_byte(vae), -1):
+        with_changed_byte(vae, offset)
+        assert open_checkpoint(vae).sample() != sample
+        with_changed_byte(vae, offset)
+    for network in ("encoder", "decoder"):
+        assert open_checkpoint(vae, **{network: False}).sample() != sample
+
+
+def test_a_sample_of_a_file_has_its_size_and_three_parts_and_that_of_a_folder_has_all_files(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(bytes(10 * SAMPLE_BYTES))
+    sample = sample_path(path)
+    assert sample_path(tmp_path / "missing") == []
+    for offset, is_seen in ((0, True), (2 * SAMPLE_BYTES, False), (5 * SAMPLE_BYTES, True), (-1, True)):
+        with_changed_byte(path, offset)
+        assert (sample_path(path) != sample) is is_seen
+        with_changed_byte(path, offset)
+    shutil.copy(path, tmp_path / "b.png")
+    assert [(name, size) for name, size, _ in sample_path(tmp_path)] == [
+        (f"{name}.png", 10 * SAMPLE_BYTES) for name in "ab"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_stopped_rank_ends_all_with_one_line(folders, rank, batch):
+    vae = VideoVAE.from_pretrained(folders / "0" / "vae.safetensors", encoder=False)
+    latents = distributed_ranks.latents_of(vae, frames=400, height=4, width=4, batch=batch)
+    for each in ("0", "1"):
+        save_latents(folders / each / "clip.safetensors", latents)
+
+    def stop(launcher):
+        deadline = time.monotonic() + 60
+        while not list(folders.glob("0/.out*")):  # the ranks decode
+            assert launcher.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(int((folders / rank / "process").read_text()), signal.SIGSTOP)
+
+    out, err = launch_in_folders(folders, *DECODE, "--rank-timeout", "20", timeout=120, change=stop)
+    name = "" if rank == "1" else "rank 1: "  # of the rank that is not stopped
+    assert (out, err.count("error: ")) == ("", 1)
+    assert f"error: {name}the ranks have exchanged nothing for 20 s; see that none is stopped, asleep" in err
+    assert not list(folders.glob("*/*out*"))
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, ""), (1, "rank 1: ")])
+def test_a_time_limit_cleans_up_and_ends_the_other_processes_of_the_launcher(tmp_path, rank, name):
+    script = """
+import signal, subprocess, sys, threading
+from mlx_ltx_vae.cleanup import Cleanup
+from mlx_ltx_vae.distributed.time_limit import restart_time_limit, set_time_limit
+peer = subprocess.Popen([sys.executable, "-c", "print('ready', flush=True); import time; time.sleep(60)"], stdout=-1)
+peer.stdout.readline()
+peer.send_signal(signal.SIGSTOP)
+Cleanup(None, open(sys.argv[2], "w").close)
+Cleanup(None, lambda: print("cleaned up", flush=True))
+set_time_limit(0.2, int(sys.argv[1]), [1, peer.pid])
+restart_time_limit()
+threading.Thread(target=peer.wait).start()
+threading.Event().wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(rank), str(tmp_path / "file")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=HERE.parent,
+        start_new_session=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "cleaned up\n")
+    assert done.stderr.startswith(f"error: {name}the ranks have exchanged nothing for 0.2 s; ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_rank_says_what_is_wrong_with_its_command_line_alone(folders):
+    (folders / "1" / "arguments.json").write_text('["--crf", "300"]')
+    out, err = launch_in_folders(folders, *DECODE)
+    assert (out, err.count("error: ")) == ("", 1)
+    assert "error: rank 1: out.mp4: a crf of 300 is not between 0 and 51." in err
+
+
+@pytest.mark.parametrize("variable", ["MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])
+@pytest.mark.parametrize("text", ["abc", "", "-1", "\u0661", "1" * 5000])
+def test_a_rank_that_is_no_number_is_one_line(monkeypatch, capsys, tmp_path, variable, text):
+    monkeypatch.setenv(variable, text)
+    for command, output in ((decode_command, "a.mp4"), (encode_command, "a.safetensors")):
+        assert command.main(["missing", "-m", "vae.safetensors", "-o", str(tmp_path / output)]) == 1
+        err = capsys.readouterr().err
+        assert err.startswith(f"error: {variable} is '{text[:70]}") and err.count("\n") == 1
+    assert info_command.main([str(tmp_path / "missing")]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}")
+    with pytest.raises(SystemExit, match="2"):
+        decode_command.main(["--crf", "300"])
+    assert capsys.readouterr().err.startswith("error: LATENTS is missing")

@@ -1,5 +1,6 @@
 """The example of a web server: a real server, a real client, and a decode that the tests can hold up."""
 
+import os
 import socket
 import subprocess
 import threading
@@ -32,7 +33,7 @@ class HeldStream:
     def __init__(self, chunks: Iterator[FrameChunk], hold_at: int, error: Exception | None = None) -> None:
         self._chunks, self._hold_at, self._error = chunks, hold_at, error
         self.frames = 0
-        self.released, self.cancelled = threading.Event(), threading.Event()
+        self.released, self.cancelled, self.closed = threading.Event(), threading.Event(), threading.Event()
 
     def __iter__(self) -> "HeldStream":
         return self
@@ -56,6 +57,7 @@ class HeldStream:
 
     def __exit__(self, *_: object) -> None:
         self._chunks.close()
+        self.closed.set()
 
 
 class HeldVAE:
@@ -94,9 +96,10 @@ def upload(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @contextmanager
-def serving(vae: object, **options: int) -> Iterator[str]:
+def serving(vae: object, **options: object) -> Iterator[str]:
     """The address of the example, run by uvicorn on a thread."""
-    runner = uvicorn.Server(uvicorn.Config(server.make_app(vae, **options), port=0, log_level="warning"))
+    app = server.make_app(vae, **options)
+    runner = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=runner.run)
     thread.start()
     try:
@@ -105,6 +108,8 @@ def serving(vae: object, **options: int) -> Iterator[str]:
     finally:
         runner.should_exit = runner.force_exit = True
         thread.join()
+        app.state.pool.close()  # which the end of the server does without `force_exit`
+        assert not decode_threads()
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -152,7 +157,6 @@ def test_the_video_plays_before_it_is_decoded_and_has_the_frames_of_a_decode(
     assert psnr(mx.array(result), mx.array(expected), span=255) > 35
     assert 0 < len(early) < FRAMES
     np.testing.assert_array_equal(early, result[: len(early)])
-    until(lambda: not decode_threads())
 
 
 @pytest.fixture
@@ -177,7 +181,6 @@ def test_a_client_that_disconnects_ends_the_decode_and_ffmpeg_and_frees_memory(
             next(response.iter_raw())
             assert mx.get_active_memory() > before
         assert vae.streams[0].cancelled.wait(PATIENCE)
-        until(lambda: not decode_threads())
     assert vae.streams[0].frames < FRAMES
     assert not is_running(writers[0]._ffmpeg.process.pid)
     vae.streams.clear()
@@ -193,7 +196,6 @@ def test_a_client_that_disconnects_before_the_first_byte_ends_the_decode(
             httpx.post(f"{address}/video/x", content=upload, timeout=httpx.Timeout(PATIENCE, read=2))
         until(lambda: bool(vae.streams))
         assert vae.streams[0].cancelled.wait(PATIENCE)
-        until(lambda: not decode_threads())
     assert not is_running(writers[0]._ffmpeg.process.pid)
 
 
@@ -209,13 +211,12 @@ def test_clients_are_served_at_once_and_those_beyond_the_limit_wait(vae: HeldVAE
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(f"{address}/video/x", content=upload, timeout=httpx.Timeout(PATIENCE, read=1))
             assert len(vae.streams) == 2
-            assert len(decode_threads()) == 4
+            assert len(decode_threads()) == 2
             vae.hold_at = FRAMES
             for stream in vae.streams[:2]:
                 stream.released.set()
             results = [one.read(), two.read()]
         waiting.join()
-        until(lambda: not decode_threads())
     results += third
     for result in results[1:]:
         np.testing.assert_array_equal(play(result), play(results[0]))
@@ -263,8 +264,75 @@ def test_the_decode_waits_for_a_client_that_does_not_read(demo_vae: VideoVAE, up
                 next(parts)
             until(lambda: vae.streams[0].frames > frames)
         assert vae.streams[0].cancelled.wait(PATIENCE)
-        until(lambda: not decode_threads())
     assert vae.streams[0].frames < 8000
+
+
+def test_a_client_that_stops_reading_loses_its_place_to_the_next(demo_vae: VideoVAE, upload: bytes) -> None:
+    vae = NoiseVAE(demo_vae)
+    small = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)])
+    with (
+        serving(vae, decodes=1, waiting=0, client_timeout=1) as address,
+        httpx.Client(transport=small, timeout=PATIENCE) as client,
+        client.stream("POST", f"{address}/video/x", content=upload) as response,
+    ):
+        next(response.iter_raw(1 << 20))
+        assert vae.streams[0].cancelled.wait(PATIENCE)
+        assert vae.streams[0].closed.wait(PATIENCE)
+        with post(address, upload) as second:
+            assert second.status_code == 200
+
+
+def send(address: str, head: str, body: bytes = b"") -> socket.socket:
+    """A connection on which a request has been sent."""
+    url = httpx.URL(address)
+    connection = socket.create_connection((url.host, url.port), PATIENCE)
+    connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
+    return connection
+
+
+def answer_on(connection: socket.socket) -> bytes:
+    with connection:
+        return connection.makefile("rb").read()
+
+
+def test_clients_that_leave_while_they_wait_take_no_threads_and_no_descriptors(
+    vae: HeldVAE, upload: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = server.Pool(1, waiting=3)
+    monkeypatch.setattr(server, "Pool", lambda *_: pool)
+    head = f"POST /video/x HTTP/1.1\nHost: localhost\nContent-Length: {len(upload)}"
+    with serving(vae) as address, post(address, upload) as first:
+        assert first.status_code == 200
+        descriptors, threads = len(os.listdir("/dev/fd")), threading.active_count()
+        for _ in range(3):
+            waiting = [send(address, head, upload) for _ in range(3)]
+            until(lambda: pool.places == 0)
+            assert answer_on(send(address, head)).startswith(b"HTTP/1.1 503 ")
+            for connection in waiting:
+                connection.close()
+            until(lambda: len(os.listdir("/dev/fd")) == descriptors and pool.places == 3)
+            assert threading.active_count() == threads
+        vae.hold_at = FRAMES
+        vae.streams[0].released.set()
+        first.read()
+        assert httpx.post(f"{address}/video/x", content=upload, timeout=PATIENCE).status_code == 200
+        assert len(vae.streams) == 2, "nobody who has left is decoded"
+
+
+def test_one_client_too_many_is_told_to_come_back(vae: HeldVAE, upload: bytes) -> None:
+    with serving(vae, decodes=1, waiting=0) as address, post(address, upload):
+        answer = httpx.post(f"{address}/video/x", content=upload, timeout=PATIENCE)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+        assert len(vae.streams) == 1
+
+
+def test_all_decodes_run_on_the_same_threads(vae: HeldVAE, upload: bytes) -> None:
+    vae.hold_at = FRAMES
+    with serving(vae, decodes=2) as address:
+        for _ in range(4):
+            assert httpx.post(f"{address}/video/x", content=upload, timeout=PATIENCE).status_code == 200
+            names = {thread.name for thread in decode_threads()}
+            assert names <= {"decode_0", "decode_1"}
 
 
 @pytest.mark.parametrize("content", ["text", "nothing", "channels", "batch"])
@@ -276,7 +344,6 @@ def test_a_file_that_cannot_be_decoded_is_one_line_and_400(vae: HeldVAE, tmp_pat
         save_latents(path, mx.zeros({"channels": (1, 7, 2, 3, 4), "batch": (2, 64, 2, 3, 4)}[content]))
     with serving(vae) as address:
         answer = httpx.post(f"{address}/video/bad.safetensors", content=path.read_bytes(), timeout=PATIENCE)
-        until(lambda: not decode_threads())
     assert answer.status_code == 400
     assert answer.headers["content-type"].startswith("text/plain")
     assert answer.text.endswith(".")
@@ -290,8 +357,51 @@ def test_an_upload_that_is_too_large_is_413(vae: HeldVAE, upload: bytes, monkeyp
     monkeypatch.setattr(server, "MAX_UPLOAD", 1000)
     with serving(vae) as address:
         answer = httpx.post(f"{address}/video/clip.safetensors", content=upload, timeout=PATIENCE)
+        declared = answer_on(send(address, "POST /video/x HTTP/1.1\nHost: localhost\nContent-Length: 1001"))
+        undeclared = httpx.post(f"{address}/video/x", content=iter([upload]), timeout=PATIENCE)
     assert (answer.status_code, answer.text) == (413, "clip.safetensors: is larger than 1000 bytes.")
+    assert declared.startswith(b"HTTP/1.1 413 "), "although none of it was sent"
+    assert undeclared.status_code == 413
     assert not vae.streams
+
+
+def test_an_upload_that_stops_is_408_and_loses_its_place(vae: HeldVAE, upload: bytes) -> None:
+    head = f"POST /video/x HTTP/1.1\nHost: localhost\nContent-Length: {len(upload)}"
+    with serving(vae, decodes=1, waiting=0, client_timeout=1) as address:
+        assert answer_on(send(address, head, upload[:1000])).startswith(b"HTTP/1.1 408 ")
+        vae.hold_at = FRAMES
+        assert httpx.post(f"{address}/video/x", content=upload, timeout=PATIENCE).status_code == 200
+
+
+#: What Chromium, Firefox and Safari send with a page's request, and what other programs send.
+SAME_SITE = [
+    {},
+    {"Host": "LOCALHOST"},
+    {"Host": "[::1]:8000"},
+    {"Host": "mac.local:8000", "Origin": "http://mac.local:8000", "Sec-Fetch-Site": "same-origin"},
+]
+OTHER_SITE = [
+    {"Host": "rebound.example:8000"},
+    {"Host": ""},
+    {"Host": "localhost.rebound.example"},
+    {"Host": "localhost:8000", "Origin": "https://other.example", "Sec-Fetch-Site": "cross-site"},
+    {"Host": "localhost:8000", "Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"},
+    {"Host": "localhost:8000", "Origin": "null"},
+    {"Host": "localhost:8000", "Origin": "https://other.example"},
+    {"Host": "localhost:8000", "Sec-Fetch-Site": "cross-site"},
+]
+
+
+def test_pages_of_other_sites_and_other_names_of_the_server_are_refused(vae: HeldVAE) -> None:
+    with serving(vae, allowed_hosts=[*server.LOCAL, "mac.local"]) as address, httpx.Client(timeout=PATIENCE) as client:
+        for headers in SAME_SITE:
+            assert client.post(f"{address}/video/x", content=b"", headers=headers).status_code == 400, headers
+            assert client.get(address, headers=headers).status_code == 200
+        for headers in OTHER_SITE:
+            assert client.post(f"{address}/video/x", content=b"", headers=headers).status_code == 403, headers
+        assert client.get(address, headers=OTHER_SITE[0]).status_code == 403
+        linked = {"Host": "localhost", "Sec-Fetch-Site": "cross-site"}
+        assert client.get(address, headers=linked).status_code == 200, "a link to the page may be anywhere"
 
 
 def test_an_error_after_the_first_bytes_breaks_the_response_off(vae: HeldVAE, upload: bytes) -> None:

@@ -3,19 +3,22 @@
 The VAE is 1 to 2 GB of a 40 GB checkpoint, so a file is known by its header, and only requested tensors are read.
 """
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from ..dtypes import DTYPES
 from ..errors import CheckpointError, LatentsError, excerpt, quote
+from ..file_samples import read_sample
 from ..input_file import open_file, read_small_file
 from ..mlx_utils import evaluate, load_safetensors
 from ..safetensors_header import read_header
@@ -172,15 +175,35 @@ def _evaluated(array: mx.array | np.ndarray) -> mx.array:
 
 
 def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:
-    """From a file that `read_header` has accepted, so that its header is valid and has no gaps."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
+    positions = _read_positions(path)
     for key, info in tensors.items():
-        offset = 8 + length + header[info.name]["data_offsets"][0]
+        offset, _ = positions[info.name]
         values = np.fromfile(path, _NUMPY_DTYPES[info.dtype], math.prod(info.shape), offset=offset)
         array = mx.array(values.reshape(info.shape))
         yield key, array.view(mx.bfloat16) if info.dtype == "bfloat16" else array
+
+
+def sample_tensors(tensors: Iterable[TensorInfo]) -> str:
+    """A hash of a sample (see `read_sample`) of each tensor in files that `read_header` has accepted."""
+    digest = hashlib.sha256()
+    with ExitStack() as stack:
+        files: dict[Path, tuple[IO[bytes], dict[str, tuple[int, int]]]] = {}
+        for info in tensors:
+            if info.path not in files:
+                files[info.path] = stack.enter_context(info.path.open("rb")), _read_positions(info.path)
+            file, positions = files[info.path]
+            digest.update(read_sample(file, *positions[info.name]))
+    return digest.hexdigest()
+
+
+def _read_positions(path: Path) -> dict[str, tuple[int, int]]:
+    """Where each tensor begins and ends in a file that `read_header` has accepted, so that its header has no gaps."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    start = 8 + length
+    spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    return {name: (start + begin, start + end) for name, (begin, end) in spans.items()}
 
 
 def _open_shard(index: Path, name: str) -> Archive:

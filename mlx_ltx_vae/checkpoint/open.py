@@ -17,7 +17,7 @@ from ..models.convolution.module import prepare
 from ..models.video_vae.config import VAEConfig
 from .configuration import choose_config, complete_config, find_config, resolve_config
 from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
-from .files import Archive, TensorInfo, check_dtypes, open_arrays, read_tensors
+from .files import Archive, TensorInfo, check_dtypes, open_arrays, read_tensors, sample_tensors
 from .locate import Location, locate
 from .names import NETWORKS, find_diffusion_decoder, find_network, find_statistics
 from .stored_network import StoredNetwork, infer_layout, stated_layout
@@ -62,6 +62,11 @@ class Checkpoint:
         files = sorted({info.path for info in infos if info.array is None})
         tensors = sorted([info.name, info.dtype, *info.shape] for info in infos)
         return {"config": self.raw_config, "sizes": [path.stat().st_size for path in files], "tensors": tensors}
+
+    def sample(self) -> str:
+        """A hash of a sample of each tensor, the statistics included. The tensors must be in files."""
+        tensors = [stored.tensors[name] for stored in self.networks.values() for name in sorted(stored.tensors)]
+        return sample_tensors([*tensors, *self.statistics])
 
     def read_statistics(self) -> tuple[mx.array, mx.array]:
         """The mean and the standard deviation of the latents, each (C,) float32.

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import DistributedError, LTXVAEError
+from .time_limit import restart_time_limit
 
 Result = TypeVar("Result")
 
@@ -84,4 +85,7 @@ def _describe(error: Exception) -> str:
 
 def _gather(group: mx.distributed.Group, values: np.ndarray) -> np.ndarray:
     """The values of all ranks, stacked along a new first axis."""
-    return np.array(mx.distributed.all_gather(mx.array(values)[None], group=group))
+    restart_time_limit()
+    gathered = np.array(mx.distributed.all_gather(mx.array(values)[None], group=group))
+    restart_time_limit()
+    return gathered

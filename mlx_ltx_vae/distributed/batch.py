@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import mlx.core as mx
 import numpy as np
 
+from .time_limit import restart_time_limit
+
 
 class BatchGather:
     """Brings the frames that each rank decodes to all ranks, chunk by chunk.
@@ -27,6 +29,7 @@ class BatchGather:
             frames: this rank's chunks (n, H, W, 3), uint8 or uint16; None if it has no video in this round.
         """
         while True:
+            restart_time_limit()
             chunk = None if frames is None else next(frames, None)
             shape = self._agree(chunk)
             if not shape[0]:

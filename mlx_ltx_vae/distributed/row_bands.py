@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from ..mlx_utils import take
 from ..streaming.axis import Axis
+from .time_limit import restart_time_limit
 
 
 class RowBands:
@@ -33,6 +34,7 @@ class RowBands:
         Ranks meet in pairs, first those of 0 and 1, 2 and 3 and so on, then the others. In a pair the upper band sends
         first. No two ranks ever wait for each other, however large the rows are.
         """
+        restart_time_limit()
         above = below = None
         for parity in (0, 1):
             if self.rank % 2 == parity:
@@ -47,6 +49,7 @@ class RowBands:
 
     def gather(self, frames: mx.array) -> mx.array:
         """See `Neighbors`: (B, T, h, W, C) of each band to (B, T, H, W, C)."""
+        restart_time_limit()
         batch, time, height, width, channels = frames.shape
         scale = height // self.rows[self.rank]
         missing = (max(self.rows) - self.rows[self.rank]) * scale

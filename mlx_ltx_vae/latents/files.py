@@ -13,10 +13,12 @@ Facts about the files of other programs:
   `final_video_latent`.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from math import prod
 from pathlib import Path
 
 import mlx.core as mx
@@ -38,6 +40,7 @@ _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 
 # uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
 _READABLE_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint16")
+_HASHED_VALUES = 2**22  # at a time
 _SHOWN_NAMES = 120  # characters
 _LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
 
@@ -117,6 +120,20 @@ class LatentsFile:
             statistics = (statistics[0].astype(mx.float32), statistics[1].astype(mx.float32))
             mx.eval(statistics)  # lazy, they could be used in this thread only
         return MappedLatents(source, self.shape, self.stored_dtype, self._map_stored, statistics)
+
+    def digest(self) -> str:
+        """A hash of the stored values, all of which are read.
+
+        Raises:
+            LatentsError: for a file that cannot be read, and values that are not finite.
+        """
+        latents = replace(self, normalized=None).map()  # as they are stored
+        frames = self.shape.frames
+        step = max(1, _HASHED_VALUES * frames // prod(self.shape))
+        total = hashlib.sha256()
+        for start in range(0, frames, step):
+            total.update(np.array(latents[:, :, start : start + step].view(mx.uint8)).tobytes())
+        return total.hexdigest()
 
     def _is_unnormalized(self, unnormalized: bool | None) -> bool:
         """What the caller says, or the metadata if the caller does not say. They must not contradict each other."""
