@@ -71,6 +71,28 @@ def test_every_mode_and_chunk_writes_the_same_array_up_to_rounding(clip, tmp_pat
         assert np.abs(got.astype(int) - frames).max() <= 1
 
 
+@pytest.mark.parametrize("is_normalized", [True, False])
+def test_latents_that_look_normalized_otherwise_than_said_are_a_warning(golden, tmp_path, capsys, is_normalized):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    latents = mx.random.normal((1, 8, 1, 6, 7), key=mx.random.key(0))
+    if not is_normalized:
+        latents = latents * vae.std.reshape(-1, 1, 1, 1) + vae.mean.reshape(-1, 1, 1, 1)
+    np.save(tmp_path / "clip.npy", latents)
+    command = [
+        str(tmp_path / "clip.npy"),
+        "-m",
+        str(golden("ltx2_3").checkpoint),
+        "-o",
+        str(tmp_path / "out.npy"),
+        "-q",
+    ]
+    assert main([*command, *([] if is_normalized else ["--unnormalized"])]) == 0
+    assert capsys.readouterr().err == ""
+    assert main([*command, *(["--unnormalized"] if is_normalized else [])]) == 0
+    looks, remedy = ("normalized", "leave out") if is_normalized else ("unnormalized", "add")
+    assert f"of {looks} latents; if the picture is wrong, {remedy} --unnormalized." in capsys.readouterr().err
+
+
 def test_packed_and_unnormalized_latents_decode_to_the_same_video(clip, tmp_path, capsys):
     path, checkpoint, frames = clip
     vae = VideoVAE.from_pretrained(checkpoint, encoder=False)

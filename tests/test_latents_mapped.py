@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import looks_unnormalized, mapped, numpy_files, open_latents
+from mlx_ltx_vae.latents import looks_normalized_twice, looks_unnormalized, mapped, numpy_files, open_latents
 from test_latents_layouts import STORED_AS
 
 CHANNELS = 7
@@ -234,8 +234,10 @@ def test_unnormalized_latents_are_noticed_in_a_file_as_in_an_array(tmp_path: Pat
     mean, std = mx.linspace(-0.8, 0.9, CHANNELS), mx.linspace(0.3, 3.0, CHANNELS)
     latents = mx.array(make_latents((2, CHANNELS, frames, 6, 7)))
     for values, expected in [(latents, False), (latents * std.reshape(-1, 1, 1, 1) + mean.reshape(-1, 1, 1, 1), True)]:
-        in_file = open_latents(write(tmp_path / "clip.safetensors", values)).map()
-        assert looks_unnormalized(in_file, mean, std) is looks_unnormalized(values, mean, std) is expected
+        file = open_latents(write(tmp_path / "clip.safetensors", values))
+        assert looks_unnormalized(file.map(), mean, std) is looks_unnormalized(values, mean, std) is expected
+        normalized = file.map(statistics=(mean, std), unnormalized=True)
+        assert looks_normalized_twice(normalized, mean, std) is not expected
 
 
 def test_at_most_eight_frames_spread_over_the_clip_are_looked_at(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ..device import this_machine
 from ..dtypes import DTYPES
 from ..errors import ItemsError
 from ..frame_rate import DEFAULT_FPS
-from ..latents import LatentsFile, MappedLatents, looks_unnormalized, open_latents
+from ..latents import LatentsFile, MappedLatents, looks_normalized_twice, looks_unnormalized, open_latents
 from ..machine import Machine
 from ..models.video_vae.specs import decoder_spec
 from ..part_file import check_absent, writing_to
@@ -182,10 +182,14 @@ class ItemDecoder:
         """Decode an opened item. `advance(n)` is called whenever n more frames are done."""
         source = opened.file.info.source
         latents = opened.file.map(statistics=self._statistics, unnormalized=self._arguments.unnormalized)
-        if looks_unnormalized(latents, *self._statistics):
+        looks, remedy = "", ""
+        if self._arguments.unnormalized and looks_normalized_twice(latents, *self._statistics):
+            looks, remedy = "normalized", "leave out --unnormalized"
+        elif looks_unnormalized(latents, *self._statistics):
+            looks, remedy = "unnormalized", "add --unnormalized"
+        if looks:
             warnings.warn(
-                f"{source}: the channels have the statistics of unnormalized latents; if the picture is wrong, "
-                "add --unnormalized.",
+                f"{source}: the channels have the statistics of {looks} latents; if the picture is wrong, {remedy}.",
                 stacklevel=2,
             )
         self.load()

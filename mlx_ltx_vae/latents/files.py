@@ -272,14 +272,30 @@ def looks_unnormalized(latents: mx.array | MappedLatents, mean: mx.array, std: m
 
     Up to 8 latent frames, spread over the clip, decide.
     """
+    own, standard = _statistics_distances(latents, mean, std, was_normalized=False)
+    return own < _MUCH_NEARER * standard
+
+
+def looks_normalized_twice(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
+    """As `looks_unnormalized`, of latents after normalization: whether their channels had 0 and 1 before it."""
+    own, standard = _statistics_distances(latents, mean, std, was_normalized=True)
+    return standard < _MUCH_NEARER * own
+
+
+def _statistics_distances(
+    latents: mx.array | MappedLatents, mean: mx.array, std: mx.array, *, was_normalized: bool
+) -> tuple[float, float]:
+    """How far the channels are from the VAE's statistics and from 0 and 1; before normalization, if that was done."""
+    vae_mean, vae_std = (np.array(array.astype(mx.float32)) for array in (mean, std))
     means, spreads = channel_moments(read_frames(latents, sampled_frames(latents.shape[2])))
+    if was_normalized:
+        means, spreads = means * vae_std + vae_mean, spreads * vae_std
     spreads = np.maximum(spreads, _LEAST_STD)
 
     def distance(center: np.ndarray, scale: np.ndarray) -> float:
         return float((np.abs(means - center) / scale + np.abs(np.log(spreads / scale))).mean())
 
-    vae_mean, vae_std = (np.array(array.astype(mx.float32)) for array in (mean, std))
-    return distance(vae_mean, vae_std) < _MUCH_NEARER * distance(np.zeros_like(vae_mean), np.ones_like(vae_std))
+    return distance(vae_mean, vae_std), distance(np.zeros_like(vae_mean), np.ones_like(vae_std))
 
 
 def check_latents(latents: mx.array, latent_channels: int | None, source: str) -> None:
