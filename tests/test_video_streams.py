@@ -11,6 +11,8 @@ from PIL import Image
 
 from video_files import SIZE, numbered, numbers, read, run_ffmpeg
 
+FLAT = np.array([200, 100, 50], np.uint8)
+
 
 def raw(frames: np.ndarray, fps: object = 25) -> list[object]:
     """ffmpeg's arguments to read frames `(n, height, width, 3 or 4)` from its standard input."""
@@ -31,6 +33,22 @@ def write_parts(path: Path, stream: str, codec: str, parts: list[list[str]]) -> 
     if joined != path:
         run_ffmpeg("-framerate", 25, "-i", joined, "-c", "copy", path)
     return path
+
+
+def transparent(num_frames: int, dtype: type = np.uint8) -> np.ndarray:
+    """Frames of one color: opaque, half transparent, and transparent from left to right."""
+    top = np.iinfo(dtype).max
+    frames = np.empty((num_frames, SIZE[1], SIZE[0], 4), dtype)
+    frames[..., :3] = FLAT.astype(dtype) * (top // 255)
+    frames[..., :32, 3], frames[..., 32:64, 3], frames[..., 64:, 3] = top, top // 2 + 1, 0
+    return frames
+
+
+def check_composited(frames: np.ndarray, tolerance: float) -> None:
+    """Check that frames are `transparent` ones over black."""
+    assert frames.dtype == np.uint8
+    for column, alpha in ((16, 1), (48, 128 / 255), (80, 0)):
+        assert np.abs(frames[:, 8:-8, column].astype(int) - FLAT * alpha).max() <= tolerance
 
 
 @pytest.mark.parametrize(
@@ -97,3 +115,29 @@ def test_all_frames_are_read_if_their_times_do_not_increase(tmp_path: Path) -> N
     result = numbers(read(path))
     assert sorted(set(result)) == decoded
     assert result == sorted(result)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize(("name", "codec"), [("clip.mov", "png"), ("clip.mkv", "ffv1"), ("clip.apng", "apng")])
+def test_transparency_is_composited_exactly(tmp_path: Path, name: str, codec: str, dtype: type) -> None:
+    top = np.iinfo(dtype).max
+    random = np.random.default_rng(0)
+    frames = random.integers(0, top, (3, SIZE[1], SIZE[0], 4), dtype, endpoint=True)
+    frames[:, : SIZE[1] // 2, :, 3] = top
+    pixels = "gbrap16le" if codec == "ffv1" else "rgba64be"
+    options = [] if dtype == np.uint8 and codec != "ffv1" else ["-pix_fmt", "bgra" if dtype == np.uint8 else pixels]
+    run_ffmpeg(*raw(frames), "-c:v", codec, *options, tmp_path / name, data=frames.tobytes())
+    result = read(tmp_path / name)
+    assert result.dtype == dtype
+    opaque = slice(None), slice(SIZE[1] // 2)
+    np.testing.assert_array_equal(result[opaque], frames[opaque][..., :3])
+    assert np.abs(result - frames[..., :3] * (frames[..., 3:] / top)).max() <= 1
+
+
+def test_transparency_that_comes_after_the_first_picture_is_composited(tmp_path: Path) -> None:
+    frames = transparent(4)
+    for index, frame in enumerate(frames):
+        Image.fromarray(frame[..., :3] if index % 2 == 0 else frame).save(tmp_path / f"{index}.png")
+    result = read(tmp_path)
+    assert np.array_equal(result[0], frames[0, ..., :3])
+    check_composited(result[1::2], 1)

@@ -27,6 +27,9 @@ _HDR_TRANSFERS = {"smpte2084": "PQ", "arib-std-b67": "HLG"}
 # the clock rate (up to 1000 per second), of an interlaced video the field rate.
 _MAX_NOMINAL = Fraction(3, 2)
 
+# Codecs of pictures, of which each may have another pixel format, with transparency or without.
+_PICTURES = {"png", "apng", "webp", "webp_anim", "tiff", "bmp", "gif"}
+
 # ffmpeg's filters that convert what is read as it is, see `VideoInfo.warnings`.
 _TO_SDR = (
     "zscale=t=linear:npl=100,format=gbrpf32le,zscale=p=bt709,tonemap=hable:desat=0,"
@@ -47,6 +50,7 @@ class VideoInfo:
         is_variable: whether the frames come at irregular times, and `fps` is only their average rate.
         seconds: the duration of the file (its longest stream); None if unknown.
         pixel_format: ffmpeg's name of it.
+        is_pictures: whether frames are coded as pictures that may have transparency if the first one has none.
         has_matrix: whether the color matrix is tagged, or is not needed (RGB).
         transfer: ffmpeg's name of the transfer function.
         primaries: ffmpeg's name of the color primaries.
@@ -59,6 +63,7 @@ class VideoInfo:
     is_variable: bool
     seconds: Fraction | None
     pixel_format: str
+    is_pictures: bool
     has_matrix: bool
     transfer: str
     primaries: str
@@ -105,6 +110,7 @@ def parse_log(log: str, name: str) -> VideoInfo:
         is_variable=fps is not None and _rate(_CLOCK, log) > _MAX_NOMINAL * fps,
         seconds=_seconds(log),
         pixel_format=frame[1],
+        is_pictures=re.split(r"\W", _chosen_stream(log), maxsplit=1)[0] in _PICTURES,
         has_matrix=matrix not in ("unknown", "reserved"),
         transfer=transfer,
         primaries=primaries,

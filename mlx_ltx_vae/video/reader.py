@@ -93,7 +93,9 @@ class VideoReader(Iterator[np.ndarray]):
             self.fps = wanted_fps or info.fps
             self.num_frames = len(self._images) or _estimate_num_frames(info, self.fps, max_frames)
             self.dtype = np.dtype(np.uint16 if bits > 8 else np.uint8)
-            filters = _filters(info, scaled, self.size, bits=8 * self.dtype.itemsize, has_alpha=has_alpha)
+            filters = _filters(
+                info, scaled, self.size, bits=8 * self.dtype.itemsize, has_alpha=has_alpha or info.is_pictures
+            )
             output = ["-map", "0:V:0", "-vf", ",".join(filters), "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*source_arguments, *output])
             stack.callback(self._ffmpeg.release)
@@ -215,9 +217,10 @@ def _filters(info: VideoInfo, scaled: Size, target: Size, *, bits: int, has_alph
     def scale(width: int, height: int) -> str:
         return f"scale={width}:{height}:in_color_matrix={matrix}:flags={SCALER}"
 
-    # Composited over black before scaling, which would mix the colors of transparent pixels into their neighbors.
-    planes = "format=gbrap" if bits == 8 else "format=gbrap16le"
-    over_black = [scale(*info.size), planes, "premultiply=inplace=1"] if has_alpha else []
+    depth = "" if bits == 8 else "16le"
+    over_black = [scale(*info.size), f"format=gbrap{depth}", f"{scale(*info.size)}:alphablend=uniform_color"]
+    # Before scaling, which would mix the colors of transparent pixels into their neighbors.
+    over_black = [*over_black, f"format=gbrp{depth}"] if has_alpha else []
     rgb = "format=rgb24" if bits == 8 else "format=rgb48le"
     left, top = ((scaled[axis] - target[axis]) // 2 for axis in range(2))
     crop = f"crop={target[0]}:{target[1]}:{left}:{top}"
