@@ -1,6 +1,7 @@
 """Reading unusual streams: every frame of streams that change, start late or have their transparency apart."""
 
 import re
+import shlex
 import struct
 from io import BytesIO
 from pathlib import Path
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from video_files import SIZE, numbered, numbers, read, run_ffmpeg
+from mlx_ltx_vae.video import Fit, VideoReader
+from video_files import SIZE, noise, numbered, numbers, read, refusal, run_ffmpeg
 
 FLAT = np.array([200, 100, 50], np.uint8)
 
@@ -117,6 +119,16 @@ def test_all_frames_are_read_if_their_times_do_not_increase(tmp_path: Path) -> N
     assert result == sorted(result)
 
 
+@pytest.mark.parametrize("name", ["libvpx.webm", "libvpx-vp9.webm", "libvpx-vp9.mkv"])
+def test_transparency_of_webm_is_composited_over_black(tmp_path: Path, name: str) -> None:
+    frames = transparent(9)
+    options = ["-pix_fmt", "yuva420p", "-auto-alt-ref", 0, "-crf", 4, "-b:v", "2M"]
+    run_ffmpeg(*raw(frames), "-c:v", Path(name).stem, *options, tmp_path / name, data=frames.tobytes())
+    result = read(tmp_path / name)
+    assert len(result) == 9
+    check_composited(result, 4)
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize(("name", "codec"), [("clip.mov", "png"), ("clip.mkv", "ffv1"), ("clip.apng", "apng")])
 def test_transparency_is_composited_exactly(tmp_path: Path, name: str, codec: str, dtype: type) -> None:
@@ -141,3 +153,89 @@ def test_transparency_that_comes_after_the_first_picture_is_composited(tmp_path:
     result = read(tmp_path)
     assert np.array_equal(result[0], frames[0, ..., :3])
     check_composited(result[1::2], 1)
+
+
+def test_all_pictures_of_an_avif_sequence_are_read(tmp_path: Path) -> None:
+    pictures = [Image.fromarray(frame) for frame in numbered(6)]
+    pictures[0].save(tmp_path / "clip.avif", save_all=True, append_images=pictures[1:], duration=100)
+    with VideoReader(tmp_path / "clip.avif") as video:
+        assert video.fps == 10
+        assert numbers(np.concatenate(list(video))) == list(range(6))
+    pictures[3].save(tmp_path / "one.avif")
+    with VideoReader(tmp_path / "one.avif") as video:
+        assert video.fps is None
+        assert numbers(next(video)) == [3]
+
+
+@pytest.mark.parametrize("num_frames", [1, 3])
+def test_transparency_of_avif_is_reported_and_the_given_line_joins_it(tmp_path: Path, num_frames: int) -> None:
+    pictures = [Image.fromarray(frame) for frame in transparent(num_frames)]
+    several = {"save_all": True, "append_images": pictures[1:], "duration": 100} if num_frames > 1 else {}
+    pictures[0].save(tmp_path / "clip.avif", quality=95, **several)
+    with pytest.warns(UserWarning, match="its transparency is not read") as caught:
+        assert len(read(tmp_path / "clip.avif")) == num_frames
+    line = re.search(r"ffmpeg -i VIDEO (.*) NEW\.mkv\.$", str(caught[0].message))
+    assert line
+    run_ffmpeg("-i", tmp_path / "clip.avif", *shlex.split(line[1]), tmp_path / "new.mkv")
+    result = read(tmp_path / "new.mkv")
+    assert len(result) == num_frames
+    check_composited(result, 5)
+
+
+@pytest.mark.filterwarnings("ignore:.*is marked as interlaced")
+@pytest.mark.parametrize(
+    ("fps", "size", "pixels"), [("25", (720, 576), "yuv420p"), ("30000/1001", (720, 480), "yuv411p")]
+)
+def test_tapes_are_read(tmp_path: Path, fps: str, size: tuple, pixels: str) -> None:
+    frames = numbered(9, size)
+    run_ffmpeg(*raw(frames, fps), "-pix_fmt", pixels, "-c:v", "dvvideo", tmp_path / "tape.dv", data=frames.tobytes())
+    with VideoReader(tmp_path / "tape.dv", fit=Fit.CROP) as video:
+        assert str(video.fps) == fps
+        assert abs(video.num_frames - 9) <= 1
+        assert numbers(np.concatenate(list(video))) == list(range(9))
+
+
+def write_broadcast(path: Path) -> Path:
+    """A transport stream that starts in the middle of a group of pictures."""
+    source = ["-f", "lavfi", "-i", "testsrc2=s=192x128:r=10:d=4"]
+    run_ffmpeg(*source, "-c:v", "libx264", "-g", 12, "-bf", 2, path)
+    packets = path.read_bytes()
+    path.write_bytes(packets[len(packets) // 188 // 4 * 188 :])
+    return path
+
+
+def damage(path: Path, packets: range) -> None:
+    """Overwrite the inside of packets of a transport stream, whose headers stay."""
+    data, garbage = bytearray(path.read_bytes()), noise(1).tobytes()
+    for packet in packets:
+        data[packet * 188 + 40 : packet * 188 + 180] = garbage[packet : packet + 140]
+    path.write_bytes(data)
+
+
+def test_a_stream_that_starts_late_is_read_from_its_first_picture(tmp_path: Path) -> None:
+    path = write_broadcast(tmp_path / "clip.ts")
+    with pytest.warns(UserWarning, match="starts within a group of pictures") as caught:
+        frames = read(path)
+    assert len(caught) == 1
+    assert 20 < len(frames) < 30
+    run_ffmpeg("-i", path, "-c:v", "ffv1", "-pix_fmt", "yuv420p", tmp_path / "whole.mkv")
+    np.testing.assert_array_equal(frames, read(tmp_path / "whole.mkv"))
+
+
+@pytest.mark.filterwarnings("ignore:.*starts within a group of pictures")
+@pytest.mark.parametrize("position", [0.5, 0.7, 0.9])
+def test_later_damage_of_a_stream_that_starts_late_is_an_error(tmp_path: Path, position: float) -> None:
+    path = write_broadcast(tmp_path / "clip.ts")
+    packet = round(path.stat().st_size // 188 * position)
+    damage(path, range(packet, packet + 12))
+    text = refusal(path)
+    assert "damaged or truncated" in text
+    assert "repeated" not in text
+
+
+@pytest.mark.filterwarnings("ignore:.*starts within a group of pictures")
+@pytest.mark.parametrize("packet", [8, 10, 12])
+def test_damage_in_the_first_picture_is_an_error(tmp_path: Path, packet: int) -> None:
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=192x128:r=10:d=1", "-c:v", "libx264", tmp_path / "clip.ts")
+    damage(tmp_path / "clip.ts", range(packet, packet + 1))
+    assert "damaged or truncated" in refusal(tmp_path / "clip.ts")

@@ -16,11 +16,13 @@ class FfmpegDecoder(FfmpegProcess):
 
     Args:
         arguments: all but the output.
+        num_known_errors: how many lines of ffmpeg's log are no reason to fail, see `errors_before_first_frame`.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str]) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], num_known_errors: int = 0) -> None:
         read_end, write_end = os.pipe()
         self._times = open(read_end, "rb")  # noqa: SIM115
+        self._num_known_errors = num_known_errors
         self._num_timed = 0
         times = ["-enc_time_base", "demux", "-stats_enc_pre", f"pipe:{write_end}", "-stats_enc_pre_fmt", _TIME]
         in_order = ["-bsf:v", "setts=ts=N"]  # ffmpeg refuses to write frames whose times do not increase
@@ -62,7 +64,7 @@ class FfmpegDecoder(FfmpegProcess):
         if is_enough:
             self.kill()
         has_failed = self.process.wait() != 0 and not is_enough
-        if has_failed or any(self._log.lines()):
+        if has_failed or self._log.count() > self._num_known_errors:
             raise ReaderError(f"{self.name}: is damaged or truncated; ffmpeg says: {self._reason()}.")
 
     def release(self) -> None:
@@ -71,10 +73,17 @@ class FfmpegDecoder(FfmpegProcess):
         super().release()
 
 
-def describe(name: str, input_arguments: Sequence[str]) -> str:
+def describe(name: str, input_arguments: Sequence[str], stream: str) -> str:
     """ffmpeg's log of an input and of its first frame (from the filter `showinfo`), which it must be able to read."""
-    first_frame = ["-map", "0:V:0", "-vf", "showinfo=checksum=0", "-frames:v", "1"]
+    first_frame = ["-map", stream, "-vf", "showinfo=checksum=0", "-frames:v", "1"]
     return read_log(name, "video", [*input_arguments, *first_frame], ReaderError)
+
+
+def errors_before_first_frame(name: str, input_arguments: Sequence[str], stream: str) -> list[str]:
+    """The errors that ffmpeg logs, with one thread, until it has decoded a frame."""
+    first_frame = ["-debug_ts", *input_arguments, "-map", stream, "-frames:v", "1"]
+    before, _, _ = read_log(name, "video", first_frame, ReaderError).partition("decoder -> ")
+    return [line for line in before.splitlines() if "[error]" in line]
 
 
 def check_image(path: Path) -> None:

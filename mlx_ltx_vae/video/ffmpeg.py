@@ -185,6 +185,7 @@ class _TailReader:
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._lines: deque[str] = deque(maxlen=50)
+        self._count = 0
         self._thread = threading.Thread(target=self._run, args=(pipe,), name="ffmpeg-reader", daemon=True)
         self._thread.start()
 
@@ -193,9 +194,15 @@ class _TailReader:
         self._thread.join()
         return list(self._lines)
 
+    def count(self) -> int:
+        """Wait for the end of the pipe and return the number of lines that are not empty."""
+        self._thread.join()
+        return self._count
+
     def _run(self, pipe: IO[bytes]) -> None:
         for line in pipe:
             self._lines.append(line.decode(errors="replace").strip())
+            self._count += bool(self._lines[-1])
 
 
 def has_encoder(name: str) -> bool:

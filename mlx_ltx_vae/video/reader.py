@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from fractions import Fraction
 from itertools import chain, count, islice, repeat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,9 +16,9 @@ from ..errors import ReaderError
 from ..frame_rate import parse_fps
 from ..shapes import Size, format_size
 from .codecs import SCALER
-from .decoder import FfmpegDecoder, check_image, describe
+from .decoder import FfmpegDecoder, check_image, describe, errors_before_first_frame
 from .fit import Fit, fit_size
-from .probe import VideoInfo, describe_pixel_format, parse_log
+from .probe import FIRST_STREAM, VideoInfo, choose_stream, describe_pixel_format, may_start_anywhere, parse_log
 from .rate import RateConverter
 from .source import find_source
 
@@ -25,6 +26,7 @@ _FRAMES_AT_ONCE = 8
 # For a stream without a tagged matrix, players assume BT.709 from either of these sizes on, and BT.601 below. ffmpeg
 # always assumes BT.601.
 _HD_WIDTH, _HD_HEIGHT = 1280, 577
+_STARTS_LATE = "{}: starts within a group of pictures; those that need pictures before it are left out."
 _OTHER_SIZE = "non positive size for width"  # in ffmpeg's error for a frame of another size, see `_filters`
 
 
@@ -39,7 +41,8 @@ class VideoReader(Iterator[np.ndarray]):
     transfer function are unchanged, so HDR stays HDR, and fields are not deinterlaced; a warning (`UserWarning`) says
     how to convert such a video. The rotation in the file's metadata is applied. Transparent pixels are composited over
     black. Pixels are treated as square. Videos are converted to the constant rate `fps` at unchanged speed, by
-    repeating and dropping frames; at its end, a warning counts those of a variable rate if no `fps` was given.
+    repeating and dropping frames; at its end, a warning counts those of a variable rate if no `fps` was given. A stream
+    that starts within a group of pictures is read from its first whole picture, with a warning.
 
     Closing the reader ends ffmpeg at once; so do an exception in the with-block and Ctrl-C.
 
@@ -83,8 +86,9 @@ class VideoReader(Iterator[np.ndarray]):
             source_arguments, self._images = find_source(Path(path), stack, max_frames)
             if self._images:
                 check_image(self._images[0])  # ffmpeg would skip it and describe the next one
-            info = parse_log(describe(self.name, source_arguments), self.name)
-            for text in info.warnings(self.name):
+            source = _open_source(self.name, source_arguments)
+            info = parse_log(source.log, self.name)
+            for text in info.warnings(self.name) + [_STARTS_LATE.format(self.name)] * (source.num_errors > 0):
                 warnings.warn(text, stacklevel=2)
             bits, has_alpha = describe_pixel_format(info.pixel_format)
             scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
@@ -96,8 +100,8 @@ class VideoReader(Iterator[np.ndarray]):
             filters = _filters(
                 info, scaled, self.size, bits=8 * self.dtype.itemsize, has_alpha=has_alpha or info.is_pictures
             )
-            output = ["-map", "0:V:0", "-vf", ",".join(filters), "-fps_mode", "passthrough", "-f", "rawvideo"]
-            self._ffmpeg = FfmpegDecoder(self.name, [*source_arguments, *output])
+            output = ["-map", source.stream, "-vf", ",".join(filters), "-fps_mode", "passthrough", "-f", "rawvideo"]
+            self._ffmpeg = FfmpegDecoder(self.name, [*source.arguments, *output], source.num_errors)
             stack.callback(self._ffmpeg.release)
             stack.callback(self._ffmpeg.kill)
             self._resources = stack.pop_all()
@@ -183,6 +187,27 @@ class VideoReader(Iterator[np.ndarray]):
             for image in self._images[self._num_read :] + self._images[: self._num_read]:
                 check_image(image)
             raise
+
+
+class _Source(NamedTuple):
+    """What ffmpeg reads: its arguments for the input, the stream, its log of that, and how many errors it may log."""
+
+    arguments: list[str]
+    stream: str
+    log: str
+    num_errors: int
+
+
+def _open_source(name: str, arguments: list[str]) -> _Source:
+    log = describe(name, arguments, FIRST_STREAM)
+    options, stream = choose_stream(log)
+    if options or stream != FIRST_STREAM:
+        arguments = [*options, *arguments]
+        log = describe(name, arguments, stream)
+    if "[error]" not in log or not may_start_anywhere(log):
+        return _Source(arguments, stream, log, 0)
+    arguments = ["-threads", "1", *arguments]  # so that the errors are always the same
+    return _Source(arguments, stream, log, len(errors_before_first_frame(name, arguments, stream)))
 
 
 def _rate_converter(info: VideoInfo, fps: Fraction | None) -> RateConverter | None:
