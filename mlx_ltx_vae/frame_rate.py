@@ -12,7 +12,8 @@ DEFAULT_FPS = Fraction(24)
 #: Rates that broadcast video slows down by 1000/1001, usually written with two or three decimals.
 _NTSC_RATES = [Fraction(1000 * rate, 1001) for rate in (24, 30, 48, 60, 120)]
 _NTSC_TOLERANCE = Fraction(1, 100)  # covers 23.97 and 23.98 alike; 24 itself is 0.024 away
-_MAX_FPS = 1000
+#: The highest frame rate that is taken for one.
+MAX_FPS = 1000
 _NUMBER = re.compile(r"(\d{1,9})(\.\d{0,20})?")
 _RATIO = re.compile(r"\d{1,9}/0*[1-9]\d{0,8}")
 
@@ -35,8 +36,8 @@ def parse_fps(rate: str | float | Fraction) -> Fraction:
         fps = _snap_to_ntsc(Fraction(text))
     else:
         raise ValueError(f"{quote(text)} is not a frame rate; write frames per second as 24, 23.976 or 24000/1001.")
-    if not 0 < fps <= _MAX_FPS:
-        raise ValueError(f"a frame rate must be above 0 and at most {_MAX_FPS}, not {text}.")
+    if not 0 < fps <= MAX_FPS:
+        raise ValueError(f"a frame rate must be above 0 and at most {MAX_FPS}, not {text}.")
     return fps
 
 

@@ -63,6 +63,7 @@ LOG = """\
         ("30/1", "", Fraction(30)),
         ("1000/1", "24.50 fps, ", Fraction(49, 2)),  # the clock of a screen recording
         ("60000/1001", "29.97 fps, ", Fraction(30000, 1001)),  # the field rate
+        ("25/1", "60k fps, ", Fraction(25)),  # the clock of DV
         ("0/0", "12 fps, ", Fraction(12)),
         ("1/0", "", None),
     ],
@@ -84,6 +85,8 @@ def test_logs_with_missing_properties_are_parsed_or_refused() -> None:
     assert not parse_log(log.replace("color_space", "color"), "clip").has_matrix
     with pytest.raises(ReaderError, match="clip: contains no frames"):
         parse_log(log.replace("n:   0", "n:   1"), "clip")
+    with pytest.raises(ReaderError, match="clip: is a picture in several tiles"):
+        parse_log(f"{log}[info]   Stream group #0:0[0x31]: Tile Grid: hevc (Main), yuv420p, 4032x3024", "clip")
     with pytest.raises(ReaderError, match="clip: a frame rate must be"):
         parse_log(LOG.format(nominal="90000/1", average="", matrix="bt709"), "clip")
 

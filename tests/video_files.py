@@ -16,10 +16,12 @@ from mlx_ltx_vae.video import VideoReader, VideoWriter, open_sink
 SIZE = (96, 64)
 
 
-def run_ffmpeg(*arguments: object, data: bytes | None = None) -> None:
+def run_ffmpeg(*arguments: object, data: bytes | None = None) -> bytes:
+    """What ffmpeg writes to its standard output."""
     command = [get_ffmpeg_exe(), "-v", "error", "-y", *map(str, arguments)]
     done = subprocess.run(command, input=data, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
 
 
 def noise(num_frames: int, size: tuple[int, int] = SIZE, dtype: type = np.uint8) -> np.ndarray:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from typing import IO
 
 from imageio_ffmpeg import get_ffmpeg_exe
@@ -42,7 +41,7 @@ _CONSEQUENCE = re.compile(
 )
 
 
-class _Ffmpeg:
+class FfmpegProcess:
     """A running ffmpeg. The end of its log is kept, as the reason of a failure.
 
     Raises:
@@ -50,10 +49,15 @@ class _Ffmpeg:
     """
 
     def __init__(
-        self, name: str, error: type[LTXVAEError], arguments: Sequence[str], stdin: int, inherited: Sequence[int] = ()
+        self,
+        name: str,
+        error: type[LTXVAEError],
+        arguments: Sequence[str],
+        stdin: int = subprocess.DEVNULL,
+        inherited: Sequence[int] = (),
     ) -> None:
         self.name = name
-        arguments = [*_GLOBAL_OPTIONS, "-loglevel", "error", *arguments]
+        arguments = [*_GLOBAL_OPTIONS, "-loglevel", "repeat+error", *arguments]
         self.process, self._end = _start(arguments, error, self, stdin, inherited)
         assert self.process.stdout is not None and self.process.stderr is not None
         self._stdout = self.process.stdout
@@ -77,7 +81,7 @@ class _Ffmpeg:
         return _reason(self._log.lines(), self.process.returncode)
 
 
-class FfmpegEncoder(_Ffmpeg):
+class FfmpegEncoder(FfmpegProcess):
     """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
 
     Args:
@@ -148,30 +152,6 @@ class FfmpegEncoder(_Ffmpeg):
         return WriterError(f"{self.name}: ffmpeg failed: {self._reason()}.")
 
 
-class FfmpegDecoder(_Ffmpeg):
-    """A running ffmpeg that writes raw frames to its standard output (`pipe:1`, the last of its arguments)."""
-
-    def __init__(self, name: str, arguments: Sequence[str]) -> None:
-        # -xerror stops at the first error. (-err_detect explode finds no more errors, and hangs.)
-        super().__init__(name, ReaderError, ["-xerror", *arguments], subprocess.DEVNULL)
-
-    def read_into(self, buffer: memoryview) -> int:
-        """Fill a buffer of bytes and return their number, which is less than its length only at the end."""
-        descriptor, filled = self._stdout.fileno(), 0
-        while filled < len(buffer) and (count := os.readv(descriptor, [buffer[filled:]])):
-            filled += count
-        return filled
-
-    def finish(self) -> None:
-        """Wait for ffmpeg, whose output has ended.
-
-        Raises:
-            ReaderError: if ffmpeg fails or logs an error. For a truncated file it only logs, and returns 0.
-        """
-        if self.process.wait() != 0 or any(self._log.lines()):
-            raise ReaderError(f"{self.name}: is damaged or truncated; ffmpeg says: {self._reason()}.")
-
-
 class _Forwarder:
     """Passes on what arrives in a pipe, on a thread, and closes the pipe."""
 
@@ -205,6 +185,7 @@ class _TailReader:
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._lines: deque[str] = deque(maxlen=50)
+        self._count = 0
         self._thread = threading.Thread(target=self._run, args=(pipe,), name="ffmpeg-reader", daemon=True)
         self._thread.start()
 
@@ -213,9 +194,15 @@ class _TailReader:
         self._thread.join()
         return list(self._lines)
 
+    def count(self) -> int:
+        """Wait for the end of the pipe and return the number of lines that are not empty."""
+        self._thread.join()
+        return self._count
+
     def _run(self, pipe: IO[bytes]) -> None:
         for line in pipe:
             self._lines.append(line.decode(errors="replace").strip())
+            self._count += bool(self._lines[-1])
 
 
 def has_encoder(name: str) -> bool:
@@ -230,28 +217,29 @@ def listing(option: str, error: type[LTXVAEError]) -> list[list[str]]:
     return [line.split() for line in output.decode(errors="replace").splitlines()]
 
 
-def describe(name: str, input_arguments: Sequence[str]) -> str:
-    """ffmpeg's log of an input and of its first frame (from the filter `showinfo`), which it must be able to read."""
-    first_frame = ["-map", "0:V:0", "-vf", "showinfo=checksum=0", "-frames:v", "1"]
-    return _probe(name, "video", [*input_arguments, *first_frame], ReaderError)
+def read_log(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEError]) -> str:
+    """ffmpeg's log of reading an input without writing anything. Raises `error` if it fails."""
+    done = _run([*_GLOBAL_OPTIONS, "-loglevel", "repeat+level+info", *arguments, "-f", "null", "-"], error)
+    log = done.stderr.decode(errors="replace")
+    if done.returncode != 0:
+        if "matches no streams" in log:
+            raise error(f"{name}: contains no {kind} stream.")
+        if _NOT_LISTED in log:
+            raise error(
+                f"{name}: is a playlist or the like, which names other files; they are never followed, so name the "
+                f"{kind} itself."
+            )
+        errors = [line for line in log.splitlines() if "[error]" in line or "[fatal]" in line]
+        reason = _reason(errors, done.returncode)
+        raise error(f"{name}: contains no {kind} that ffmpeg can read: {reason}.")
+    return log
 
 
 def check_audio(path: str | os.PathLike) -> None:
     """Raise a `WriterError` that names the file if ffmpeg cannot read the beginning of its first audio stream."""
     if not os.path.isfile(path):
         raise WriterError(f"{excerpt(path, 200)}: there is no such audio file.")
-    _probe(os.fspath(path), "audio", [*input_arguments(path), "-map", "0:a:0", "-frames:a", "1"], WriterError)
-
-
-def check_image(path: Path) -> None:
-    """Raise a `ReaderError` that names the image if ffmpeg cannot read it as one of a sequence, by its ending."""
-    image = ["-f", "image2", "-pattern_type", "none", *input_arguments(path)]
-    decoder = FfmpegDecoder(str(path), [*image, "-map", "0:V:0", "-f", "null", "-"])
-    try:
-        decoder.finish()
-    finally:
-        decoder.kill()
-        decoder.release()
+    read_log(os.fspath(path), "audio", [*input_arguments(path), "-map", "0:a:0", "-frames:a", "1"], WriterError)
 
 
 def input_arguments(path: str | os.PathLike) -> list[str]:
@@ -270,24 +258,6 @@ def _formats() -> str:
 def file_url(path: str | os.PathLike) -> str:
     """A path that ffmpeg reads as a file even with colons, dashes and percent signs."""
     return f"file:{path}"
-
-
-def _probe(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEError]) -> str:
-    """ffmpeg's log of reading an input without writing anything. Raises `error` if it fails."""
-    done = _run([*_GLOBAL_OPTIONS, "-loglevel", "level+info", *arguments, "-f", "null", "-"], error)
-    log = done.stderr.decode(errors="replace")
-    if done.returncode != 0:
-        if "matches no streams" in log:
-            raise error(f"{name}: contains no {kind} stream.")
-        if _NOT_LISTED in log:
-            raise error(
-                f"{name}: is a playlist or the like, which names other files; they are never followed, so name the "
-                f"{kind} itself."
-            )
-        errors = [line for line in log.splitlines() if "[error]" in line or "[fatal]" in line]
-        reason = _reason(errors, done.returncode)
-        raise error(f"{name}: contains no {kind} that ffmpeg can read: {reason}.")
-    return log
 
 
 def _run(arguments: Sequence[str], error: type[LTXVAEError]) -> subprocess.CompletedProcess[bytes]:

@@ -9,23 +9,33 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..errors import ReaderError
-from ..frame_rate import parse_fps
+from ..frame_rate import MAX_FPS, parse_fps
 from .ffmpeg import listing
 
+FIRST_STREAM = "0:V:0"  # ffmpeg's name of the first video stream that is not a picture of a cover
 _INPUT = re.compile(r"Input #0, (\S+), from ")
 _DURATION = re.compile(r"Duration: (\d+):(\d\d):(\d\d\.\d+)")
+_BRAND = re.compile(r" major_brand +: (\w+)")
+_TRACK = re.compile(r"Stream #(0:\d+)\S*\(\w+\): Video: ")  # has a language, unlike a single picture
+_TILES = re.compile(r"Stream group #\S+ Tile Grid:")
 _CHOSEN = re.compile(r"Stream #(0:\d+) -> #0:0")
+# Decoders of libvpx, which unlike ffmpeg's own also read transparency.
+_ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 _FIELDS = re.compile(r"\b(top|bottom) (coded )?first\b")  # after the pixel format of an interlaced stream
 _AVERAGE = re.compile(r", ([\d.]+)(k?) fps\b")
 _CLOCK = re.compile(r", ([\d.]+)(k?) tbr\b")  # the least rate that has all times of the first frames
 _NOMINAL = re.compile(r"config in time_base: \S+ frame_rate: (\d+)/(\d+)")
 _FRAME = re.compile(r"n: +0 .* fmt:(\S+) .*\bs:(\d+)x(\d+) i:(\S)")
 _COLORS = re.compile(r"color_space:(\S+) color_primaries:(\S+) color_trc:(\S+)")
+_BROADCASTS = {"mpegts", "mpeg", "mpegvideo", "h264", "hevc", "vvc", "m4v", "dv"}  # formats, without an index
 _HDR_TRANSFERS = {"smpte2084": "PQ", "arib-std-b67": "HLG"}
 
 # A nominal rate above this multiple of the average is not a frame rate. Of a video with a variable rate ffmpeg reports
 # the clock rate (up to 1000 per second), of an interlaced video the field rate.
 _MAX_NOMINAL = Fraction(3, 2)
+
+# Codecs of pictures, of which each may have another pixel format, with transparency or without.
+_PICTURES = {"png", "apng", "webp", "webp_anim", "tiff", "bmp", "gif"}
 
 # ffmpeg's filters that convert what is read as it is, see `VideoInfo.warnings`.
 _TO_SDR = (
@@ -47,10 +57,12 @@ class VideoInfo:
         is_variable: whether the frames come at irregular times, and `fps` is only their average rate.
         seconds: the duration of the file (its longest stream); None if unknown.
         pixel_format: ffmpeg's name of it.
+        is_pictures: whether frames are coded as pictures that may have transparency if the first one has none.
         has_matrix: whether the color matrix is tagged, or is not needed (RGB).
         transfer: ffmpeg's name of the transfer function.
         primaries: ffmpeg's name of the color primaries.
         is_interlaced: whether the stream or its first frame is marked as interlaced.
+        apart: ffmpeg's names of the streams with its color and its transparency, if they are two.
     """
 
     size: tuple[int, int]
@@ -59,10 +71,12 @@ class VideoInfo:
     is_variable: bool
     seconds: Fraction | None
     pixel_format: str
+    is_pictures: bool
     has_matrix: bool
     transfer: str
     primaries: str
     is_interlaced: bool
+    apart: tuple[str, str] | None
 
     def warnings(self, name: str) -> list[str]:
         """What looks wrong if the frames are read as they are, and how to convert the video: a sentence each."""
@@ -76,6 +90,9 @@ class VideoInfo:
         if self.is_interlaced:
             fields = f"{name}: is marked as interlaced, and both fields are read as one frame"
             found.append(f"{fields}; deinterlace it first: ffmpeg -i VIDEO -vf {_TO_FRAMES} NEW.")
+        if self.apart is not None:
+            join = f"-filter_complex '[{']['.join(self.apart)}]alphamerge' -c:v ffv1"
+            found.append(f"{name}: its transparency is not read; join it first: ffmpeg -i VIDEO {join} NEW.mkv.")
         return found
 
 
@@ -83,7 +100,7 @@ def parse_log(log: str, name: str) -> VideoInfo:
     """The properties in a log that `describe` returned.
 
     Raises:
-        ReaderError: for a file without frames, for text, and for an invalid frame rate.
+        ReaderError: for a file without frames, for text, for a picture in tiles, and for an invalid frame rate.
     """
     demuxer = _INPUT.search(log)
     frame = _FRAME.search(log)
@@ -91,7 +108,10 @@ def parse_log(log: str, name: str) -> VideoInfo:
         raise ReaderError(f"{name}: contains no frames.")
     if demuxer[1] == "tty":
         raise ReaderError(f"{name}: is text, not a video.")
-    is_still = demuxer[1] == "image2" or demuxer[1].endswith("_pipe")
+    if _TILES.search(log):
+        raise ReaderError(f"{name}: is a picture in several tiles, which are not joined; convert it to PNG first.")
+    is_picture = _brand(log) in ("avif", "heic", "heix", "mif1")
+    is_still = is_picture or demuxer[1] == "image2" or demuxer[1].endswith("_pipe")
     try:
         fps = None if is_still else _frame_rate(log)
     except ValueError as error:
@@ -105,11 +125,34 @@ def parse_log(log: str, name: str) -> VideoInfo:
         is_variable=fps is not None and _rate(_CLOCK, log) > _MAX_NOMINAL * fps,
         seconds=_seconds(log),
         pixel_format=frame[1],
+        is_pictures=re.split(r"\W", _chosen_stream(log), maxsplit=1)[0] in _PICTURES,
         has_matrix=matrix not in ("unknown", "reserved"),
         transfer=transfer,
         primaries=primaries,
+        apart=_apart(log),
         is_interlaced=frame[4] in "TB" or _FIELDS.search(_chosen_stream(log)) is not None,
     )
+
+
+def choose_stream(log: str) -> tuple[list[str], str]:
+    """Options for the input, and the video stream to read, of a log that `describe` returned for the first one.
+
+    It is another one in an AVIF sequence, whose first stream is only its cover. The options choose a decoder that reads
+    the transparency of VP8 and VP9.
+    """
+    if _brand(log) == "avis" and (track := _TRACK.search(log)):
+        return [], track[1]
+    chosen = _CHOSEN.search(log)
+    number = chosen[1] if chosen else ""
+    codec = re.search(rf"Stream #{number}\b.*: Video: (vp[89])\b.*\n(?:(?!.* Stream #).*\n)*?.* alpha_mode +: 1\b", log)
+    options = [f"-c:{number.removeprefix('0:')}", _ALPHA_DECODERS[codec[1]]] if codec else []
+    return options, FIRST_STREAM
+
+
+def may_start_anywhere(log: str) -> bool:
+    """Whether a file may start with pictures that depend on others which it does not have, as a recorded broadcast."""
+    demuxer = _INPUT.search(log)
+    return demuxer is not None and demuxer[1] in _BROADCASTS
 
 
 def describe_pixel_format(name: str) -> tuple[int, bool]:
@@ -120,6 +163,20 @@ def describe_pixel_format(name: str) -> tuple[int, bool]:
     return max(map(int, depths.split("-"))), components in ("2", "4") or "P" in flags
 
 
+def _apart(log: str) -> tuple[str, str] | None:
+    """The streams with the colors and the transparency of an AVIF, which follow each other."""
+    chosen = _CHOSEN.search(log)
+    if chosen is None or _brand(log) not in ("avif", "avis") or re.search(r" title +: Alpha\b", log) is None:
+        return None
+    return chosen[1], f"0:{int(chosen[1].removeprefix('0:')) + 1}"
+
+
+def _brand(log: str) -> str:
+    """The first brand of an MP4, AVIF or the like."""
+    brand = _BRAND.search(log)
+    return brand[1] if brand else ""
+
+
 def _seconds(log: str) -> Fraction | None:
     duration = _DURATION.search(log)
     return duration and 3600 * int(duration[1]) + 60 * int(duration[2]) + Fraction(duration[3])
@@ -128,7 +185,8 @@ def _seconds(log: str) -> Fraction | None:
 def _frame_rate(log: str) -> Fraction | None:
     """The nominal rate, exactly, unless only the average is plausible."""
     average_rate = _rate(_AVERAGE, log)
-    average = parse_fps(average_rate) if average_rate else None
+    # Of a stream whose length is unknown, such as DV, ffmpeg reports its clock.
+    average = parse_fps(average_rate) if 0 < average_rate <= MAX_FPS else None
     nominal = _NOMINAL.search(log)
     if nominal is None or "0" in nominal.groups():
         return average

@@ -1,11 +1,14 @@
 """Reading the frames of a video file or of images, a few at a time."""
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from fractions import Fraction
+from itertools import chain, count, islice, repeat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,15 +16,17 @@ from ..errors import ReaderError
 from ..frame_rate import parse_fps
 from ..shapes import Size, format_size
 from .codecs import SCALER
-from .ffmpeg import FfmpegDecoder, check_image, describe
+from .decoder import FfmpegDecoder, check_image, describe, errors_before_first_frame
 from .fit import Fit, fit_size
-from .probe import VideoInfo, describe_pixel_format, parse_log
+from .probe import FIRST_STREAM, VideoInfo, choose_stream, describe_pixel_format, may_start_anywhere, parse_log
+from .rate import RateConverter
 from .source import find_source
 
 _FRAMES_AT_ONCE = 8
 # For a stream without a tagged matrix, players assume BT.709 from either of these sizes on, and BT.601 below. ffmpeg
 # always assumes BT.601.
 _HD_WIDTH, _HD_HEIGHT = 1280, 577
+_STARTS_LATE = "{}: starts within a group of pictures; those that need pictures before it are left out."
 _OTHER_SIZE = "non positive size for width"  # in ffmpeg's error for a frame of another size, see `_filters`
 
 
@@ -36,7 +41,8 @@ class VideoReader(Iterator[np.ndarray]):
     transfer function are unchanged, so HDR stays HDR, and fields are not deinterlaced; a warning (`UserWarning`) says
     how to convert such a video. The rotation in the file's metadata is applied. Transparent pixels are composited over
     black. Pixels are treated as square. Videos are converted to the constant rate `fps` at unchanged speed, by
-    repeating and dropping frames.
+    repeating and dropping frames; at its end, a warning counts those of a variable rate if no `fps` was given. A stream
+    that starts within a group of pictures is read from its first whole picture, with a warning.
 
     Closing the reader ends ffmpeg at once; so do an exception in the with-block and Ctrl-C.
 
@@ -80,8 +86,9 @@ class VideoReader(Iterator[np.ndarray]):
             source_arguments, self._images = find_source(Path(path), stack, max_frames)
             if self._images:
                 check_image(self._images[0])  # ffmpeg would skip it and describe the next one
-            info = parse_log(describe(self.name, source_arguments), self.name)
-            for text in info.warnings(self.name):
+            source = _open_source(self.name, source_arguments)
+            info = parse_log(source.log, self.name)
+            for text in info.warnings(self.name) + [_STARTS_LATE.format(self.name)] * (source.num_errors > 0):
                 warnings.warn(text, stacklevel=2)
             bits, has_alpha = describe_pixel_format(info.pixel_format)
             scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
@@ -90,34 +97,46 @@ class VideoReader(Iterator[np.ndarray]):
             self.fps = wanted_fps or info.fps
             self.num_frames = len(self._images) or _estimate_num_frames(info, self.fps, max_frames)
             self.dtype = np.dtype(np.uint16 if bits > 8 else np.uint8)
-            filters = _filters(info, self.fps, scaled, self.size, bits=8 * self.dtype.itemsize, has_alpha=has_alpha)
-            limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
-            output = ["-map", "0:V:0", "-vf", ",".join(filters), "-fps_mode", "passthrough", *limit, "-f", "rawvideo"]
-            self._ffmpeg = FfmpegDecoder(self.name, [*source_arguments, *output, "pipe:1"])
+            filters = _filters(
+                info, scaled, self.size, bits=8 * self.dtype.itemsize, has_alpha=has_alpha or info.is_pictures
+            )
+            output = ["-map", source.stream, "-vf", ",".join(filters), "-fps_mode", "passthrough", "-f", "rawvideo"]
+            self._ffmpeg = FfmpegDecoder(self.name, [*source.arguments, *output], source.num_errors)
             stack.callback(self._ffmpeg.release)
             stack.callback(self._ffmpeg.kill)
             self._resources = stack.pop_all()
+        self._rate = _rate_converter(info, self.fps)
+        self._warns_of_rate = wanted_fps is None
+        self._num_left = sys.maxsize if max_frames is None else max_frames
         self._num_read = 0
-        self._closed = False
+        self._has_ended = self._closed = False
+        # Held from one read to the next is the last frame: the time of the next decides how often it is returned.
+        self._buffer = np.empty((0, *self.size[::-1], 3), self.dtype)
+        self._indices: Iterator[int] = iter(())  # of the frames to return, with repetitions
 
     def __next__(self) -> np.ndarray:
         """The next frames `(n, height, width, 3)`, n at most 8. A closed reader has no more."""
         if self._closed:
             raise StopIteration
-        width, height = self.size
-        frames = np.empty((_FRAMES_AT_ONCE, height, width, 3), self.dtype)
         try:
-            num_frames, rest = divmod(self._ffmpeg.read_into(frames.data.cast("B")), frames[0].nbytes)
-            self._num_read += num_frames
-            if num_frames < _FRAMES_AT_ONCE:
-                self._check_end(rest)
-                self.close()
+            indices: list[int] = []
+            while not indices and not self._closed:
+                indices = list(islice(self._indices, min(_FRAMES_AT_ONCE, self._num_left)))
+                self._num_left -= len(indices)
+                if self._num_left == 0 and not self._has_ended:
+                    self._ffmpeg.finish(is_enough=True)
+                if self._num_left == 0 or (self._has_ended and not indices):
+                    self.close()
+                elif not indices:
+                    self._read()
         except BaseException:  # also Ctrl-C
             self.close()
             raise
-        if num_frames == 0:
+        if not indices:
             raise StopIteration
-        return frames[:num_frames]
+        first, last = indices[0], indices[-1]
+        are_all = indices == list(range(first, last + 1))
+        return self._buffer[first : last + 1] if are_all else self._buffer[indices]
 
     def close(self) -> None:
         """Stop reading. A second call does nothing."""
@@ -129,6 +148,27 @@ class VideoReader(Iterator[np.ndarray]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _read(self) -> None:
+        """Read the next frames behind the one that is held, and find out how often each is returned."""
+        held = self._buffer[-1:]
+        buffer = np.empty((_FRAMES_AT_ONCE + 1, *held.shape[1:]), self.dtype)
+        buffer[: len(held)] = held
+        num_frames, rest = divmod(self._ffmpeg.read_into(buffer[len(held) :].data.cast("B")), buffer[0].nbytes)
+        self._num_read += num_frames
+        self._has_ended = len(held) + num_frames < len(buffer)
+        self._buffer = buffer[: len(held) + num_frames]
+        times = self._ffmpeg.read_times(num_frames)
+        # For each frame, how often the one before it is returned; the first of all has none before it.
+        counts = [1 if self._rate is None else self._rate.add(time) for time in times][1 - len(held) :]
+        if self._has_ended:
+            self._check_end(rest)
+            self._resources.close()
+            if self._num_read:
+                counts.append(1 if self._rate is None else self._rate.end())
+            if self._rate is not None and self._warns_of_rate and (text := self._rate.warning(self.name)):
+                warnings.warn(text, stacklevel=3)
+        self._indices = chain.from_iterable(map(repeat, count(), counts))
 
     def _check_end(self, rest: int) -> None:
         """Raise an error of ffmpeg. `rest` is the number of bytes after the last whole frame."""
@@ -149,6 +189,32 @@ class VideoReader(Iterator[np.ndarray]):
             raise
 
 
+class _Source(NamedTuple):
+    """What ffmpeg reads: its arguments for the input, the stream, its log of that, and how many errors it may log."""
+
+    arguments: list[str]
+    stream: str
+    log: str
+    num_errors: int
+
+
+def _open_source(name: str, arguments: list[str]) -> _Source:
+    log = describe(name, arguments, FIRST_STREAM)
+    options, stream = choose_stream(log)
+    if options or stream != FIRST_STREAM:
+        arguments = [*options, *arguments]
+        log = describe(name, arguments, stream)
+    if "[error]" not in log or not may_start_anywhere(log):
+        return _Source(arguments, stream, log, 0)
+    arguments = ["-threads", "1", *arguments]  # so that the errors are always the same
+    return _Source(arguments, stream, log, len(errors_before_first_frame(name, arguments, stream)))
+
+
+def _rate_converter(info: VideoInfo, fps: Fraction | None) -> RateConverter | None:
+    """The conversion of a video to the constant rate `fps`; None for what has no times."""
+    return None if info.is_still or fps is None else RateConverter(fps, info.fps, is_variable=info.is_variable)
+
+
 def _parse_fps(name: str, fps: str | float | Fraction | None) -> Fraction | None:
     try:
         return None if fps is None else parse_fps(fps)
@@ -163,10 +229,11 @@ def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int 
     return num_frames if max_frames is None else min(num_frames, max_frames)
 
 
-def _filters(
-    info: VideoInfo, fps: Fraction | None, scaled: Size, target: Size, *, bits: int, has_alpha: bool
-) -> list[str]:
-    """ffmpeg's filters from the file's frames to RGB of 8 or 16 bits, scaled, then cropped evenly to `target`."""
+def _filters(info: VideoInfo, scaled: Size, target: Size, *, bits: int, has_alpha: bool) -> list[str]:
+    """ffmpeg's filters from the file's frames to RGB of 8 or 16 bits, scaled, then cropped evenly to `target`.
+
+    None of them holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format.
+    """
     # Fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
     same_size = "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*info.size)
     is_hd = info.size[0] >= _HD_WIDTH or info.size[1] >= _HD_HEIGHT
@@ -175,20 +242,11 @@ def _filters(
     def scale(width: int, height: int) -> str:
         return f"scale={width}:{height}:in_color_matrix={matrix}:flags={SCALER}"
 
-    # Composited over black before scaling, which would mix the colors of transparent pixels into their neighbors.
-    planes = "format=gbrap" if bits == 8 else "format=gbrap16le"
-    over_black = [scale(*info.size), planes, "premultiply=inplace=1"] if has_alpha else []
+    depth = "" if bits == 8 else "16le"
+    over_black = [scale(*info.size), f"format=gbrap{depth}", f"{scale(*info.size)}:alphablend=uniform_color"]
+    # Before scaling, which would mix the colors of transparent pixels into their neighbors.
+    over_black = [*over_black, f"format=gbrp{depth}"] if has_alpha else []
     rgb = "format=rgb24" if bits == 8 else "format=rgb48le"
     left, top = ((scaled[axis] - target[axis]) // 2 for axis in range(2))
     crop = f"crop={target[0]}:{target[1]}:{left}:{top}"
-    return [same_size, *_rate_filters(info, fps), *over_black, scale(*scaled), rgb, crop]
-
-
-def _rate_filters(info: VideoInfo, fps: Fraction | None) -> list[str]:
-    """ffmpeg's filters that give a video the constant rate `fps`."""
-    if info.is_still or fps is None:
-        return []
-    # First the exact times of the video's own rate. Containers round times to milliseconds, which would decide between
-    # two frames that are equally near, as in every second frame from 60 to 30 fps.
-    rates = [fps] if info.fps is None or info.is_variable else [info.fps, fps]
-    return [f"fps={rate}" for rate in dict.fromkeys(rates)]
+    return [same_size, *over_black, scale(*scaled), rgb, crop]

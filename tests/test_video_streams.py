@@ -1,0 +1,241 @@
+"""Reading unusual streams: every frame of streams that change, start late or have their transparency apart."""
+
+import re
+import shlex
+import struct
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlx_ltx_vae.video import Fit, VideoReader
+from video_files import SIZE, noise, numbered, numbers, read, refusal, run_ffmpeg
+
+FLAT = np.array([200, 100, 50], np.uint8)
+
+
+def raw(frames: np.ndarray, fps: object = 25) -> list[object]:
+    """ffmpeg's arguments to read frames `(n, height, width, 3 or 4)` from its standard input."""
+    pixels = {(3, 1): "rgb24", (4, 1): "rgba", (4, 2): "rgba64le"}[frames.shape[3], frames.itemsize]
+    size = f"{frames.shape[2]}x{frames.shape[1]}"
+    return ["-f", "rawvideo", "-pixel_format", pixels, "-video_size", size, "-framerate", fps, "-i", "-"]
+
+
+def write_parts(path: Path, stream: str, codec: str, parts: list[list[str]]) -> Path:
+    """A video of `numbered` frames, 10 for each part, whose parts are encoded with different options."""
+    joined, frames = path.with_suffix(f".{stream}"), numbered(10 * len(parts))
+    for index, options in enumerate(parts):
+        data = frames[10 * index : 10 * index + 10]
+        part = path.with_name(f"part{index}.{stream}")
+        run_ffmpeg(*raw(data), "-c:v", codec, "-q:v", 2, *options, part, data=data.tobytes())
+        with joined.open("ab") as file:
+            file.write(part.read_bytes())
+    if joined != path:
+        run_ffmpeg("-framerate", 25, "-i", joined, "-c", "copy", path)
+    return path
+
+
+def transparent(num_frames: int, dtype: type = np.uint8) -> np.ndarray:
+    """Frames of one color: opaque, half transparent, and transparent from left to right."""
+    top = np.iinfo(dtype).max
+    frames = np.empty((num_frames, SIZE[1], SIZE[0], 4), dtype)
+    frames[..., :3] = FLAT.astype(dtype) * (top // 255)
+    frames[..., :32, 3], frames[..., 32:64, 3], frames[..., 64:, 3] = top, top // 2 + 1, 0
+    return frames
+
+
+def check_composited(frames: np.ndarray, tolerance: float) -> None:
+    """Check that frames are `transparent` ones over black."""
+    assert frames.dtype == np.uint8
+    for column, alpha in ((16, 1), (48, 128 / 255), (80, 0)):
+        assert np.abs(frames[:, 8:-8, column].astype(int) - FLAT * alpha).max() <= tolerance
+
+
+@pytest.mark.parametrize(
+    ("name", "stream", "codec", "parts"),
+    [
+        ("pixels.avi", "mjpeg", "mjpeg", [["-pix_fmt", f"yuvj4{c}p"] for c in ("20", "44", "22", "20")]),
+        ("pixels.mkv", "mjpeg", "mjpeg", [["-pix_fmt", f"yuvj4{c}p"] for c in ("44", "20", "44")]),
+        ("depth.h264", "h264", "libx264", [["-pix_fmt", p, "-bf", 0] for p in ("yuv444p", "yuv444p10le")]),
+        ("range.h264", "h264", "libx264",
+         [["-vf", f"scale=out_range={r}", "-color_range", r, "-bf", 0] for r in ("tv", "pc")]),
+    ],
+)  # fmt: skip
+def test_no_frame_is_lost_where_a_stream_changes(
+    tmp_path: Path, name: str, stream: str, codec: str, parts: list
+) -> None:
+    path = write_parts(tmp_path / name, stream, codec, parts)
+    everything = list(range(10 * len(parts)))
+    assert numbers(read(path)) == everything
+    assert numbers(read(path, fps=50)) == sorted(2 * everything)
+    assert numbers(read(path, fps=12.5)) == everything[::2]
+
+
+def test_no_frame_of_an_animation_in_lossy_and_lossless_webp_is_lost(tmp_path: Path) -> None:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return name + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2)
+
+    def bits24(*values: int) -> bytes:
+        return b"".join(struct.pack("<I", value)[:3] for value in values)
+
+    width, height = SIZE
+    body = b"WEBP" + chunk(b"VP8X", b"\2\0\0\0" + bits24(width - 1, height - 1)) + chunk(b"ANIM", bytes(6))
+    for index, frame in enumerate(numbered(8)):
+        image = BytesIO()
+        Image.fromarray(frame).save(image, "WEBP", lossless=index % 2 == 1)
+        body += chunk(b"ANMF", bits24(0, 0, width - 1, height - 1, 100) + b"\2" + image.getvalue()[12:])
+    (tmp_path / "clip.webp").write_bytes(chunk(b"RIFF", body))
+    assert numbers(read(tmp_path / "clip.webp")) == list(range(8))
+
+
+def test_variable_rate_is_reported_with_the_rate_that_keeps_all_frames(tmp_path: Path) -> None:
+    frames, path = numbered(40), tmp_path / "screen.mp4"
+    times = ["-vf", "settb=1/1000,setpts=17*N+700*floor(N/10)", "-fps_mode", "vfr", "-enc_time_base", "1:1000"]
+    run_ffmpeg(*raw(frames), *times, "-video_track_timescale", 1000, path, data=frames.tobytes())
+    with pytest.warns(UserWarning, match="variable frame rate") as caught:
+        result = read(path)
+    assert len(caught) == 1
+    warning = str(caught[0].message)
+    lost = 40 - len(set(numbers(result)))
+    assert lost > 0
+    assert f"{lost} of its 40 frames were left out" in warning
+    assert caught[0].filename.endswith("video_files.py")
+    rate = re.search(r"--fps (\d+) would keep them\.$", warning)
+    assert rate
+    assert set(numbers(read(path, fps=rate[1]))) == set(range(40))
+
+
+def test_all_frames_are_read_if_their_times_do_not_increase(tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    frames = numbered(26)
+    run_ffmpeg(*raw(frames, 24), "-c:v", "libx264", "-video_track_timescale", 7, path, data=frames.tobytes())
+    plain = run_ffmpeg("-i", path, "-fps_mode", "passthrough", "-f", "rawvideo", "-pix_fmt", "rgb24", "-")
+    decoded = numbers(np.frombuffer(plain, np.uint8).reshape(-1, *frames.shape[1:]))
+    assert len(decoded) == 25, "ffmpeg drops one"
+    result = numbers(read(path))
+    assert sorted(set(result)) == decoded
+    assert result == sorted(result)
+
+
+@pytest.mark.parametrize("name", ["libvpx.webm", "libvpx-vp9.webm", "libvpx-vp9.mkv"])
+def test_transparency_of_webm_is_composited_over_black(tmp_path: Path, name: str) -> None:
+    frames = transparent(9)
+    options = ["-pix_fmt", "yuva420p", "-auto-alt-ref", 0, "-crf", 4, "-b:v", "2M"]
+    run_ffmpeg(*raw(frames), "-c:v", Path(name).stem, *options, tmp_path / name, data=frames.tobytes())
+    result = read(tmp_path / name)
+    assert len(result) == 9
+    check_composited(result, 4)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize(("name", "codec"), [("clip.mov", "png"), ("clip.mkv", "ffv1"), ("clip.apng", "apng")])
+def test_transparency_is_composited_exactly(tmp_path: Path, name: str, codec: str, dtype: type) -> None:
+    top = np.iinfo(dtype).max
+    random = np.random.default_rng(0)
+    frames = random.integers(0, top, (3, SIZE[1], SIZE[0], 4), dtype, endpoint=True)
+    frames[:, : SIZE[1] // 2, :, 3] = top
+    pixels = "gbrap16le" if codec == "ffv1" else "rgba64be"
+    options = [] if dtype == np.uint8 and codec != "ffv1" else ["-pix_fmt", "bgra" if dtype == np.uint8 else pixels]
+    run_ffmpeg(*raw(frames), "-c:v", codec, *options, tmp_path / name, data=frames.tobytes())
+    result = read(tmp_path / name)
+    assert result.dtype == dtype
+    opaque = slice(None), slice(SIZE[1] // 2)
+    np.testing.assert_array_equal(result[opaque], frames[opaque][..., :3])
+    assert np.abs(result - frames[..., :3] * (frames[..., 3:] / top)).max() <= 1
+
+
+def test_transparency_that_comes_after_the_first_picture_is_composited(tmp_path: Path) -> None:
+    frames = transparent(4)
+    for index, frame in enumerate(frames):
+        Image.fromarray(frame[..., :3] if index % 2 == 0 else frame).save(tmp_path / f"{index}.png")
+    result = read(tmp_path)
+    assert np.array_equal(result[0], frames[0, ..., :3])
+    check_composited(result[1::2], 1)
+
+
+def test_all_pictures_of_an_avif_sequence_are_read(tmp_path: Path) -> None:
+    pictures = [Image.fromarray(frame) for frame in numbered(6)]
+    pictures[0].save(tmp_path / "clip.avif", save_all=True, append_images=pictures[1:], duration=100)
+    with VideoReader(tmp_path / "clip.avif") as video:
+        assert video.fps == 10
+        assert numbers(np.concatenate(list(video))) == list(range(6))
+    pictures[3].save(tmp_path / "one.avif")
+    with VideoReader(tmp_path / "one.avif") as video:
+        assert video.fps is None
+        assert numbers(next(video)) == [3]
+
+
+@pytest.mark.parametrize("num_frames", [1, 3])
+def test_transparency_of_avif_is_reported_and_the_given_line_joins_it(tmp_path: Path, num_frames: int) -> None:
+    pictures = [Image.fromarray(frame) for frame in transparent(num_frames)]
+    several = {"save_all": True, "append_images": pictures[1:], "duration": 100} if num_frames > 1 else {}
+    pictures[0].save(tmp_path / "clip.avif", quality=95, **several)
+    with pytest.warns(UserWarning, match="its transparency is not read") as caught:
+        assert len(read(tmp_path / "clip.avif")) == num_frames
+    line = re.search(r"ffmpeg -i VIDEO (.*) NEW\.mkv\.$", str(caught[0].message))
+    assert line
+    run_ffmpeg("-i", tmp_path / "clip.avif", *shlex.split(line[1]), tmp_path / "new.mkv")
+    result = read(tmp_path / "new.mkv")
+    assert len(result) == num_frames
+    check_composited(result, 5)
+
+
+@pytest.mark.filterwarnings("ignore:.*is marked as interlaced")
+@pytest.mark.parametrize(
+    ("fps", "size", "pixels"), [("25", (720, 576), "yuv420p"), ("30000/1001", (720, 480), "yuv411p")]
+)
+def test_tapes_are_read(tmp_path: Path, fps: str, size: tuple, pixels: str) -> None:
+    frames = numbered(9, size)
+    run_ffmpeg(*raw(frames, fps), "-pix_fmt", pixels, "-c:v", "dvvideo", tmp_path / "tape.dv", data=frames.tobytes())
+    with VideoReader(tmp_path / "tape.dv", fit=Fit.CROP) as video:
+        assert str(video.fps) == fps
+        assert abs(video.num_frames - 9) <= 1
+        assert numbers(np.concatenate(list(video))) == list(range(9))
+
+
+def write_broadcast(path: Path) -> Path:
+    """A transport stream that starts in the middle of a group of pictures."""
+    source = ["-f", "lavfi", "-i", "testsrc2=s=192x128:r=10:d=4"]
+    run_ffmpeg(*source, "-c:v", "libx264", "-g", 12, "-bf", 2, path)
+    packets = path.read_bytes()
+    path.write_bytes(packets[len(packets) // 188 // 4 * 188 :])
+    return path
+
+
+def damage(path: Path, packets: range) -> None:
+    """Overwrite the inside of packets of a transport stream, whose headers stay."""
+    data, garbage = bytearray(path.read_bytes()), noise(1).tobytes()
+    for packet in packets:
+        data[packet * 188 + 40 : packet * 188 + 180] = garbage[packet : packet + 140]
+    path.write_bytes(data)
+
+
+def test_a_stream_that_starts_late_is_read_from_its_first_picture(tmp_path: Path) -> None:
+    path = write_broadcast(tmp_path / "clip.ts")
+    with pytest.warns(UserWarning, match="starts within a group of pictures") as caught:
+        frames = read(path)
+    assert len(caught) == 1
+    assert 20 < len(frames) < 30
+    run_ffmpeg("-i", path, "-c:v", "ffv1", "-pix_fmt", "yuv420p", tmp_path / "whole.mkv")
+    np.testing.assert_array_equal(frames, read(tmp_path / "whole.mkv"))
+
+
+@pytest.mark.filterwarnings("ignore:.*starts within a group of pictures")
+@pytest.mark.parametrize("position", [0.5, 0.7, 0.9])
+def test_later_damage_of_a_stream_that_starts_late_is_an_error(tmp_path: Path, position: float) -> None:
+    path = write_broadcast(tmp_path / "clip.ts")
+    packet = round(path.stat().st_size // 188 * position)
+    damage(path, range(packet, packet + 12))
+    text = refusal(path)
+    assert "damaged or truncated" in text
+    assert "repeated" not in text
+
+
+@pytest.mark.filterwarnings("ignore:.*starts within a group of pictures")
+@pytest.mark.parametrize("packet", [8, 10, 12])
+def test_damage_in_the_first_picture_is_an_error(tmp_path: Path, packet: int) -> None:
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=192x128:r=10:d=1", "-c:v", "libx264", tmp_path / "clip.ts")
+    damage(tmp_path / "clip.ts", range(packet, packet + 1))
+    assert "damaged or truncated" in refusal(tmp_path / "clip.ts")
