@@ -13,6 +13,7 @@ _DTYPES = {
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
 }  # fmt: skip
 _WRONG_SIZE = "file not fully covered"  # the library's words
+_MAX_BYTES, _MAX_TENSORS = 2**24, 2**16  # of a header: more than ten times those of any whole model
 
 
 class TensorHeader(NamedTuple):
@@ -34,6 +35,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
         ValueError: the content is not a whole, valid safetensors file; the message is the reason.
         OSError: the file cannot be opened.
     """
+    _check_size(path)
     try:
         with safe_open(path, framework="numpy") as file:
             tensors = {name: _tensor_header(file.get_slice(name)) for name in file.offset_keys()}
@@ -43,6 +45,14 @@ def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
         if _WRONG_SIZE in reason:
             reason = f"it has {path.stat().st_size} bytes, not as many as its header says: it is truncated or damaged"
         raise ValueError(excerpt(reason, 120)) from error
+
+
+def _check_size(path: Path) -> None:
+    """Refuse headers that would take seconds and gigabytes to parse."""
+    with path.open("rb") as file:
+        header = file.read(min(int.from_bytes(file.read(8), "little"), _MAX_BYTES + 1))
+    if len(header) > _MAX_BYTES or header.count(b'"data_offsets"') > _MAX_TENSORS:
+        raise ValueError(f"header too large; expected at most {_MAX_BYTES >> 20} MB and {_MAX_TENSORS} tensors")
 
 
 def _tensor_header(stored: Any) -> TensorHeader:

@@ -41,6 +41,63 @@ def test_only_ltx_2_reflects_without_a_padding_key(name):
     assert parse_vae_config(raw, "file").decoder.options.padding is expected
 
 
+def shortened(name):
+    """A generation's lists with one layer per block, as no published VAE has them."""
+    return {
+        key: [
+            (kind, options if kind != "res_x" else 2)
+            for kind, options in GENERATIONS[name].get(key) or GENERATIONS[name]["blocks"]
+        ]
+        for key in ("encoder_blocks", "decoder_blocks")
+    }
+
+
+@pytest.mark.parametrize(("name", "padding"), [("LTX-Video 0.9.0", PaddingMode.ZEROS), ("LTX-2", PaddingMode.REFLECT)])
+def test_the_padding_of_an_unknown_block_list_is_told_by_the_encoder_and_warned_about(name, padding):
+    raw = shortened(name)
+    with pytest.warns(
+        UserWarning, match=rf"file: .* so {padding.value} is assumed; .* \"spatial_padding_mode\""
+    ) as caught:
+        assert parse_vae_config(raw, "file").decoder.options.padding is padding
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spatial_padding_mode": "reflect"},
+        {"decoder_spatial_padding_mode": "zeros"},
+        {"timestep_conditioning": True},
+        {"decoder_blocks": GENERATIONS["LTX-2"]["decoder_blocks"]},
+        {"decoder_blocks": None},
+    ],
+)
+def test_padding_that_is_stated_or_follows_from_the_decoder_is_not_warned_about(change, recwarn):
+    raw = {key: value for key, value in {**shortened("LTX-2"), **change}.items() if value}
+    parse_vae_config(raw, "file")
+    assert not recwarn.list
+
+
+def test_an_unknown_decoder_in_a_file_is_warned_about_once(golden, tmp_path, recwarn):
+    def forget_padding(tensors, config):
+        del config["spatial_padding_mode"]
+
+    VideoVAE.from_pretrained(rewritten(golden, tmp_path, forget_padding, "ltx2_3_causal"))
+    assert [str(warning.message).partition(":")[0] for warning in recwarn.list] == ["changed.safetensors"]
+
+
+@pytest.mark.parametrize("network", ["encoder", "decoder"])
+def test_blocks_that_scale_without_end_are_refused(network):
+    kind = "compress_time_res" if network == "encoder" else "compress_time"
+    blocks = [(kind, {"multiplier": 1 if network == "decoder" else 2})]
+    raw = {f"{network}_blocks": blocks * 6, "spatial_padding_mode": "zeros"}
+    assert parse_vae_config(raw, "file").scale.time == 64
+    with pytest.raises(CheckpointError, match=f"the blocks of its {network} scale by 128 x 1 x 1 .* at most 64"):
+        parse_vae_config(raw | {f"{network}_blocks": blocks * 7}, "file")
+    with pytest.raises(CheckpointError, match="at most 64 along each axis"):
+        parse_vae_config(raw | {f"{network}_blocks": blocks * 20}, "file")
+
+
 def test_a_decoders_own_padding_key_comes_first(golden):
     raw = config_of(golden, spatial_padding_mode="zeros", decoder_spatial_padding_mode="replicate")
     config = parse_vae_config(raw, "file")

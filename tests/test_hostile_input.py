@@ -11,6 +11,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mlx_ltx_vae import demo
 from video_files import write
@@ -141,6 +142,23 @@ def test_absurd_shapes_in_headers_are_refused(tmp_path, command, shape):
     (tmp_path / "clip.npy").write_bytes(npy_header(shape) + bytes(100))
     output = ["-o", "clip.mp4"] if command == "decode" else []
     assert "clip.npy" in refused(tmp_path, command, "clip.npy", "-m", demo.VAE, *output)
+
+
+def test_a_small_checkpoint_whose_blocks_double_the_clip_60_times_is_refused(tmp_path):
+    blocks, kernel = 60, np.ones((1, 1, 3, 3, 3), np.float32)
+    tensors = {f"vae.decoder.up_blocks.{index}.conv.conv": kernel.repeat(2, 0) for index in range(blocks)}
+    tensors |= {"vae.decoder.conv_in.conv": kernel, "vae.decoder.conv_out.conv": kernel.repeat(3, 0)}
+    tensors = {f"{name}.weight": array for name, array in tensors.items()}
+    tensors |= {name.replace("weight", "bias"): np.ones(len(array), np.float32) for name, array in tensors.items()}
+    tensors |= {
+        f"vae.per_channel_statistics.{name}": np.ones(1, np.float32) for name in ("mean-of-means", "std-of-means")
+    }
+    config = {"decoder_blocks": [["compress_time", {"multiplier": 1}]] * blocks, "decoder_base_channels": 1}
+    config |= {"latent_channels": 1, "patch_size": 1, "spatial_padding_mode": "zeros"}
+    save_file(tensors, tmp_path / "vae.safetensors", {"config": json.dumps({"vae": config})})
+    np.save(tmp_path / "clip.npy", np.ones((1, 1, 2, 2, 2), np.float32))
+    for command in (["info", "vae.safetensors"], ["decode", "clip.npy", "-m", "vae.safetensors", "--dry-run"]):
+        assert "scale by 1152921504606846976 x 1 x 1" in refused(tmp_path, *command)
 
 
 @pytest.mark.parametrize("shape", [(1, 64, 1, 10_000, 10_000), (1, 64, 10**6, 1, 1), (10**6, 64, 1, 1, 1)])

@@ -53,6 +53,37 @@ class Mapped:
         return part
 
 
+@pytest.mark.parametrize("make", [np.array, mx.array, lambda latents: Foreign(np.array(latents))])
+def test_what_a_caller_assigns_to_an_array_after_the_call_is_not_decoded(vae, make):
+    latents = make(latents_of(vae))
+    expected = vae.decode(latents)
+    stream = vae.stream(latents)
+    latents[:] = 0
+    assert mx.array_equal(mx.concatenate([chunk.pixels for chunk in stream], axis=2), expected)
+
+
+class Foreign:
+    """An array of another library, which shares its memory."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return self._values
+
+    def __setitem__(self, index, value):
+        self._values[index] = value
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_latents_are_refused(vae, dtype):
+    latents = np.array(latents_of(vae)).astype(dtype)
+    given = [latents, iter([latents])] + ([mx.array(latents)] if dtype == np.complex64 else [])
+    for each in given:
+        with pytest.raises(LatentsError, match="latents are .*complex.*; expected float32, float16 or bfloat16"):
+            vae.decode(each)
+
+
 @pytest.mark.parametrize("name", ["ltx2_3", "ltxv_0_9_1"])
 @settings(max_examples=8, deadline=None)
 @given(cuts=st.lists(st.integers(1, 3), min_size=1, max_size=4), chunk=st.none() | st.integers(1, 3))

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.latents import looks_normalized_twice, looks_unnormalized, mapped, numpy_files, open_latents
+from mlx_ltx_vae.latents import stored as stored_arrays
 from test_latents_layouts import STORED_AS
 
 CHANNELS = 7
@@ -81,7 +82,7 @@ def test_slices_are_those_of_the_whole(
     statistics = (mx.linspace(-0.3, 0.4, CHANNELS), mx.linspace(0.5, 2.0, CHANNELS))
     index = tuple(draw_slice(data, length) for length in values.shape)[: data.draw(st.integers(0, 5))]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mapped, "_BLOCK_BYTES", block_bytes)
+        patch.setattr(stored_arrays, "_BLOCK_BYTES", block_bytes)
         path = write(Path(folder) / f"clip{ending.split()[0]}", stored, compressed="compressed" in ending)
         file = open_latents(path, latent_channels=CHANNELS, grid=values.shape[2:])
         latents = file.map(unnormalized=unnormalized, statistics=statistics)
@@ -253,3 +254,62 @@ def test_moments_of_frames_are_those_of_all_values() -> None:
     means, stds = mapped.channel_moments(mapped.read_frames(mx.array(latents), range(9)))
     assert means == pytest.approx(latents.mean(axis=(0, 2, 3, 4), dtype=np.float64), rel=1e-6)
     assert stds == pytest.approx(latents.std(axis=(0, 2, 3, 4), dtype=np.float64), rel=1e-5)
+
+
+_READ_FOREVER = """
+import sys
+from mlx_ltx_vae.errors import LatentsError
+from mlx_ltx_vae.latents import open_latents
+
+latents = open_latents(sys.argv[1]).map()
+print("opened", flush=True)
+try:
+    while True:
+        latents[()]
+except LatentsError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 16, 512, 512), (1, 512, 64, 32, 16)])
+def test_a_file_that_shrinks_while_it_is_read_is_one_sentence(tmp_path: Path, shape: tuple) -> None:
+    """A mapped page behind the end of its file ends the process with SIGBUS, without a word."""
+    for size in (100_000, 0):
+        path = write_sparse(tmp_path / f"{size}.safetensors", shape)
+        reader = subprocess.Popen([sys.executable, "-c", _READ_FOREVER, path], stdout=subprocess.PIPE, text=True)
+        with reader:
+            assert reader.stdout.readline() == "opened\n"
+            os.truncate(path, size)
+            said = reader.stdout.read()
+        assert (reader.returncode, said.count("\n")) == (0, 1)
+        assert said.startswith(f"{path}: cannot be read, as the file changed while it was read")
+
+
+@pytest.mark.parametrize("ending", [".npy", ".safetensors", ".npz compressed"])
+def test_a_file_that_is_written_to_while_it_is_read_is_an_error(tmp_path: Path, ending: str) -> None:
+    values = make_latents((1, 2, 3, 4, 5))
+    path = write(tmp_path / f"clip{ending.split()[0]}", mx.array(values), compressed="compressed" in ending)
+    os.utime(path, ns=(0, 0))  # before any tick of the clock in which the test runs
+    latents = open_latents(path).map()
+    assert np.array_equal(np.array(latents[:, :, :1]), values[:, :, :1])
+    with path.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"....")
+    with pytest.raises(LatentsError, match="clip.* the file changed while it was read"):
+        latents[:, :, 1:2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    gap=st.sampled_from([0, 8, 60, 2**14]),
+    steps=st.lists(st.sampled_from([-3, -2, -1, 1, 2, 5]), min_size=5, max_size=5),
+    order=st.sampled_from(["C", "F"]),
+)
+def test_slices_with_any_step_are_read_however_they_lie_in_the_file(gap: int, steps: list[int], order: str) -> None:
+    values = make_latents((2, 3, 4, 5, 6))
+    index = tuple(slice(None, None, step) for step in steps)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_arrays, "_MAX_GAP", gap)
+        np.save(f"{folder}/clip.npy", np.asarray(values, order=order))
+        part = open_latents(f"{folder}/clip.npy").map()[index]
+    assert np.array_equal(np.array(part), values[index])

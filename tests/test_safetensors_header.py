@@ -97,3 +97,15 @@ def test_a_file_that_cannot_be_opened_is_an_os_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.safetensors"):
         with pytest.raises(OSError, match=r"."):
             read_header(path)
+
+
+@pytest.mark.parametrize(("tensors", "padding"), [(2**16 + 1, 0), (1, 2**24)])
+def test_headers_that_take_seconds_and_gigabytes_to_parse_are_refused_unparsed(
+    tmp_path: Path, tensors: int, padding: int
+) -> None:
+    """900,000 empty tensors took 7.5 s and 1.25 GB. The largest published model has some thousands."""
+    header = {f"t{index}": entry("F32", [0], 0, 0) for index in range(tensors)}
+    path = write_raw(tmp_path / "a.safetensors", json.dumps(header).encode() + b" " * padding, 0)
+    with pytest.raises(ValueError, match="header too large; expected at most 16 MB and 65536 tensors"):
+        read_header(path)
+    assert len(read_header(write_raw(path, dict(list(header.items())[:-1]), 0))[0]) == tensors - 1

@@ -20,6 +20,7 @@ from .weight_files import CONFIG_NAMES
 
 _CLASS = "CausalVideoAutoencoder"
 _DIFFUSION_CLASS = "CausalDiffusionVAE"
+_TIMESTEP_TENSOR = "last_scale_shift_table"
 _SPECS = {"encoder": encoder_spec, "decoder": decoder_spec}
 _BLOCK_NAMES = {"encoder": ENCODER_BLOCKS, "decoder": DECODER_BLOCKS}
 
@@ -98,8 +99,13 @@ def complete_config(
 def resolve_config(
     raw: Mapping[str, Any], networks: Mapping[str, StoredNetwork], wanted: Sequence[str], source: str
 ) -> VAEConfig:
-    """Parse a configuration. The widths of the `wanted` networks are those of their tensors."""
-    shared = {key: value for key, value in _widths(networks).items() if key in ("latent_channels", "patch_size")}
+    """Parse a configuration. The widths of the `wanted` networks are those of their tensors.
+
+    So is whether the decoder takes a timestep, if it is not stated: ltx-core then assumes that it does, diffusers not.
+    """
+    shared: dict[str, Any] = {}
+    shared |= {key: value for key, value in _widths(networks).items() if key in ("latent_channels", "patch_size")}
+    shared["timestep_conditioning"] = "decoder" in networks and _TIMESTEP_TENSOR in networks["decoder"].tensors
     channels = {name: networks[name].input_channels for name in wanted if name in networks}
     return parse_vae_config({**shared, **raw}, source, channels)
 
@@ -123,7 +129,7 @@ def _candidate(
 def _weight_names(raw: Mapping[str, Any], network: str) -> Set[str]:
     """The names of the weights of a network that a configuration describes; empty if it describes no VAE."""
     try:
-        config = parse_vae_config(raw, "")
+        config = parse_vae_config({"spatial_padding_mode": "zeros", **raw}, "")  # any: it is in no weight's name
     except CheckpointError:  # the stated network and that of this generation differ in scale
         return set()
     return _SPECS[network](config).weights.keys()

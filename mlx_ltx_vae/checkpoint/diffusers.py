@@ -175,15 +175,15 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
 def _padding(config: Mapping[str, Any], source: str) -> dict[str, str]:
     """Padding keys of the original.
 
-    diffusers states a mode per network. The original states one for both, or the encoder's alone; the decoder then has
-    the default of its generation.
+    diffusers states a mode per network. The original states one for both, or the encoder's alone, and the decoder then
+    has the default of its generation. It is stated all the same, since pruned block lists are of no generation.
     """
     encoder = config.get("encoder_spatial_padding_mode", "zeros")
     decoder = config.get("decoder_spatial_padding_mode", "zeros")
     if encoder == decoder:
         return {"spatial_padding_mode": decoder}
     if decoder == ("zeros" if config["timestep_conditioning"] else "reflect"):
-        return {"encoder_spatial_padding_mode": encoder}
+        return {"encoder_spatial_padding_mode": encoder, "decoder_spatial_padding_mode": decoder}
     raise CheckpointError(
         f"{source}: its encoder pads with {excerpt(encoder)} and its decoder with {excerpt(decoder)}, a combination "
         "of no published VAE; use the config.json that came with the weights."

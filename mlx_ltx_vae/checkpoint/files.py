@@ -19,6 +19,7 @@ import numpy as np
 from ..dtypes import DTYPES
 from ..errors import CheckpointError, LatentsError, excerpt, quote
 from ..file_samples import read_sample
+from ..file_state import FileState
 from ..input_file import open_file, read_small_file
 from ..mlx_utils import evaluate, load_safetensors
 from ..safetensors_header import read_header
@@ -51,6 +52,7 @@ class TensorInfo(NamedTuple):
         name: its name there.
         dtype: "float32" and so on, as `safetensors_header.TensorHeader` says.
         array: the tensor itself, if it is in memory already.
+        state: that of the file when its header was read.
     """
 
     path: Path
@@ -58,6 +60,7 @@ class TensorInfo(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     array: mx.array | np.ndarray | None = None
+    state: FileState | None = None
 
 
 @dataclass(frozen=True)
@@ -135,9 +138,27 @@ def check_dtypes(tensors: Iterable[TensorInfo]) -> None:
     """Refuse tensors that are not float32, float16 or bfloat16: quantized ones, for example."""
     for info in tensors:
         if info.dtype not in DTYPES:
+            remedy = "use a file whose VAE is not quantized"
+            if info.dtype == "float64":
+                remedy = "cast it to float32 in the program that wrote it"
+            elif info.dtype.startswith("F8_"):
+                remedy += " (scaled fp8 is not either): that in bfloat16, for LTX-2 the folder vae of Lightricks/LTX-2"
             raise CheckpointError(
                 f"{info.path}: {excerpt(info.name)} is stored as {info.dtype}, and only float32, float16 and bfloat16 "
-                "are supported; use a file whose VAE is not quantized."
+                f"are supported; {remedy}."
+            )
+
+
+def check_unchanged(tensors: Iterable[TensorInfo]) -> None:
+    """Refuse files that were replaced or written to since their headers were read.
+
+    Raises:
+        CheckpointError: names the file.
+    """
+    for path, state in {info.path: info.state for info in tensors if info.state is not None}.items():
+        if not path.exists() or FileState.of(path) != state:
+            raise CheckpointError(
+                f"{path}: the file changed while it was read; load it again when the program that writes it is done."
             )
 
 
@@ -149,7 +170,8 @@ def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.ar
     are evaluated then, too.
 
     Raises:
-        CheckpointError: an array in memory is a lazy array of another thread.
+        CheckpointError: a file has changed since its header was read (check again when all arrays are evaluated), or an
+            array in memory is a lazy array of another thread.
     """
     for path in {info.path: None for info in tensors.values()}:
         requested = {key: info for key, info in tensors.items() if info.path == path}
@@ -160,9 +182,13 @@ def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.ar
         try:
             arrays = load_safetensors(path)
         except RuntimeError:
+            check_unchanged(requested.values())
             yield from _read_by_offset(path, requested)
         else:
-            yield from ((key, arrays.pop(info.name)) for key, info in requested.items())
+            check_unchanged(requested.values())
+            last = {info.name: key for key, info in requested.items()}  # tied tensors have several keys
+            for key, info in requested.items():
+                yield key, arrays.pop(info.name) if last[info.name] == key else arrays[info.name]
 
 
 def _evaluated(array: mx.array | np.ndarray) -> mx.array:
@@ -179,6 +205,7 @@ def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[t
     for key, info in tensors.items():
         offset, _ = positions[info.name]
         values = np.fromfile(path, _NUMPY_DTYPES[info.dtype], math.prod(info.shape), offset=offset)
+        check_unchanged([info])
         array = mx.array(values.reshape(info.shape))
         yield key, array.view(mx.bfloat16) if info.dtype == "bfloat16" else array
 
@@ -224,6 +251,7 @@ def _open_file(path: Path) -> Archive:
                 raise CheckpointError(f"{path}: this is {description}.")
         if start[8:9] != b"{":
             raise CheckpointError(f"{path}: not a safetensors file; give the .safetensors file of the VAE.")
+        state = FileState.of(path)
         headers, metadata = read_header(path)
     except ValueError as error:
         raise CheckpointError(f"{path}: not a whole safetensors file ({error}); download it again.") from error
@@ -231,4 +259,8 @@ def _open_file(path: Path) -> Archive:
         raise CheckpointError(f"{path}: no such file; check the path.") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}).") from error
-    return Archive(path, {name: TensorInfo(path, name, *header) for name, header in headers.items()}, metadata)
+    tensors = {name: TensorInfo(path, name, *header, state=state) for name, header in headers.items()}
+    check_unchanged(tensors.values())
+    # `safetensors.torch.save_model` stores tied tensors once, and their other names in the metadata.
+    tied = {name: tensors[kept] for name, kept in metadata.items() if "." in name and kept in tensors}
+    return Archive(path, tied | tensors, metadata)

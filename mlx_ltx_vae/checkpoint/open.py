@@ -17,7 +17,7 @@ from ..models.convolution.module import prepare
 from ..models.video_vae.config import VAEConfig
 from .configuration import choose_config, complete_config, find_config, resolve_config
 from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
-from .files import Archive, TensorInfo, check_dtypes, open_arrays, read_tensors, sample_tensors
+from .files import Archive, TensorInfo, check_dtypes, check_unchanged, open_arrays, read_tensors, sample_tensors
 from .locate import Location, locate
 from .names import NETWORKS, find_diffusion_decoder, find_network, find_statistics
 from .stored_network import StoredNetwork, infer_layout, stated_layout
@@ -68,14 +68,21 @@ class Checkpoint:
         tensors = [stored.tensors[name] for stored in self.networks.values() for name in sorted(stored.tensors)]
         return sample_tensors([*tensors, *self.statistics])
 
+    def check_unchanged(self) -> None:
+        """Raise a `CheckpointError` if a file was replaced or written to since its header was read."""
+        check_unchanged(
+            [*self.statistics, *(info for each in self.networks.values() for info in each.tensors.values())]
+        )
+
     def read_statistics(self) -> tuple[mx.array, mx.array]:
         """The mean and the standard deviation of the latents, each (C,) float32.
 
         Raises:
-            CheckpointError: a value is not finite, or a standard deviation is not above 0.
+            CheckpointError: they cannot be read, a value is not finite, or a standard deviation is not above 0.
         """
         arrays = dict(read_tensors(dict(zip(("mean", "std"), self.statistics, strict=True))))
         mean, std = (arrays[name].reshape(-1).astype(mx.float32) for name in ("mean", "std"))
+        _evaluate(self, "the statistics", mean, std)
         for info, array in zip(self.statistics, (mean, std), strict=True):
             if count_nonfinite(array) or (array is std and not to_bool((array > 0).all())):
                 raise CheckpointError(
@@ -160,7 +167,8 @@ def load_network(
     the same size (see `models/convolution/precision.py`).
 
     Raises:
-        CheckpointError: a tensor is missing, unexpected, of another shape, unreadable, not finite, or zero.
+        CheckpointError: a tensor is missing, unexpected, of another shape, unreadable, not finite, or zero; or a file
+            has changed since its header was read.
     """
     stored = checkpoint.networks.get(name)
     if stored is None:
@@ -178,21 +186,25 @@ def load_network(
             )
         # Evaluated one by one, so that no more than one tensor exists in two layouts or two dtypes.
         weight = weight if dtype is None else weight.astype(dtype)
-        try:
-            mx.eval(weight)
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"{checkpoint.name}: tensor {name}.{key} cannot be read ({excerpt(error, 120)})."
-            ) from error
+        _evaluate(checkpoint, f"tensor {name}.{key}", weight)
         if problem := _problem(key, weight):
             is_half = dtype is not None and dtype == mx.float16
             remedy = "use bfloat16 or float32" if is_half else "download the file again"
             raise CheckpointError(f"{checkpoint.name}: tensor {name}.{key} {problem}; {remedy}.")
         loaded.append((key, weight))
+    checkpoint.check_unchanged()
     network.load_weights(loaded)
     del loaded, weight
     prepare(network, keeps_dtype=dtype is not None)
     return network
+
+
+def _evaluate(checkpoint: Checkpoint, what: str, *arrays: mx.array) -> None:
+    try:
+        mx.eval(arrays)
+    except RuntimeError as error:
+        checkpoint.check_unchanged()
+        raise CheckpointError(f"{checkpoint.name}: {what} cannot be read ({excerpt(error, 120)}).") from error
 
 
 def _check_names(checkpoint: Checkpoint, network: str, expected: Set[str], stored: Set[str]) -> None:

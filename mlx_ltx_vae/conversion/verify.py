@@ -117,6 +117,7 @@ def compare_tensors(
 
     Raises:
         CheckpointsDiffer: names the first tensor that differs.
+        CheckpointError: a file has changed since its header was read.
     """
     expected, found = read_all(source), read_all(converted)
     if unmatched := expected.keys() ^ found.keys():
@@ -137,6 +138,8 @@ def compare_tensors(
             )
         if is_cast:
             casts.append((reference.dtype, array.dtype))
+    source.check_unchanged()
+    converted.check_unchanged()
     return len(names), casts
 
 

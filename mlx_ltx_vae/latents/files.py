@@ -32,6 +32,7 @@ from .layouts import CHANNELS_FIRST, find_layout
 from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames
 from .metadata import LAYOUT_KEY, LatentsMetadata, check_sizes, merge_grids, parse_metadata, states_grid
 from .source import source_name
+from .stored import StoredArray
 from .tensor_files import open_tensor_file
 
 #: Names under which programs store latents: this package and MLX apps, ComfyUI, two-stage pipelines.
@@ -80,7 +81,7 @@ class LatentsFile:
     normalized: bool | None
     stored_dtype: str
     layout: str
-    _map_stored: Callable[[], np.ndarray] = field(repr=False)
+    _open_stored: Callable[[], StoredArray] = field(repr=False)
 
     def read(
         self, *, statistics: tuple[mx.array, mx.array] | None = None, unnormalized: bool | None = None
@@ -119,7 +120,7 @@ class LatentsFile:
         else:
             statistics = (statistics[0].astype(mx.float32), statistics[1].astype(mx.float32))
             mx.eval(statistics)  # lazy, they could be used in this thread only
-        return MappedLatents(source, self.shape, self.stored_dtype, self._map_stored, statistics)
+        return MappedLatents(source, self.shape, self.stored_dtype, self._open_stored, statistics)
 
     def digest(self) -> str:
         """A hash of the stored values, all of which are read.
@@ -191,10 +192,10 @@ def open_latents(
     if not states_grid(metadata, layout.shape.grid):
         info = replace(info, num_frames=metadata.num_frames, height=metadata.height, width=metadata.width)
 
-    def map_stored() -> np.ndarray:
-        return layout.to_channels_first(stored.map())
+    def open_stored() -> StoredArray:
+        return layout.to_channels_first(stored.open())
 
-    return LatentsFile(info, layout.shape, metadata.normalized, stored.dtype, str(layout), map_stored)
+    return LatentsFile(info, layout.shape, metadata.normalized, stored.dtype, str(layout), open_stored)
 
 
 def load_latents(

@@ -13,10 +13,9 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ..errors import LatentsError, excerpt, quote
 from ..shapes import Grid, LatentShape
+from .stored import StoredArray
 
 #: The layout of this package: one letter per axis.
 CHANNELS_FIRST = "BCFHW"
@@ -61,12 +60,14 @@ class Layout:
             return sizes["N"] == math.prod(grid)
         return (sizes["F"], sizes["H"], sizes["W"]) == tuple(grid)
 
-    def to_channels_first(self, stored: np.ndarray) -> np.ndarray:
-        """The stored array as `(B, C, F', H', W')`, a view where possible."""
-        batch, channels, *grid = self.shape
-        if self.axes.endswith("C"):
-            return np.moveaxis(stored.reshape(batch, *grid, channels), -1, 1)
-        return stored.reshape(self.shape)
+    def to_channels_first(self, stored: StoredArray) -> StoredArray:
+        """The stored array as `(B, C, F', H', W')`."""
+        strides = dict(zip(self.axes, stored.strides, strict=True))
+        if self.packed_grid:
+            _, height, width = self.packed_grid
+            token = strides["N"]
+            strides |= {"F": height * width * token, "H": width * token, "W": token}
+        return replace(stored, shape=self.shape, strides=tuple(strides.get(axis, 0) for axis in CHANNELS_FIRST))
 
 
 def parse_grid(text: str) -> Grid:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import product
 
 import mlx.core as mx
 import numpy as np
@@ -11,8 +10,8 @@ from ..device import check_process
 from ..errors import LatentsError
 from ..mlx_utils import count_nonfinite, to_float, to_int
 from ..shapes import LatentShape
+from .stored import StoredArray
 
-_BLOCK_BYTES = 2**24
 _ITEMS = {mx.float16: np.float16, mx.bfloat16: np.uint16}  # others are float32
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "uint16": mx.bfloat16}
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
@@ -29,7 +28,7 @@ class MappedLatents:
         dtype: of the slices.
 
     Args:
-        map_stored: returns an array of `shape` whose values are still in the file.
+        open_stored: returns an array of `shape` whose values are still in the file.
         stored_dtype: of its values, such as "bfloat16"; uint16 are the bits of bfloat16.
         statistics: mean and std (C,), float32 and evaluated, that normalize the stored values; None if they are
             normalized.
@@ -42,7 +41,7 @@ class MappedLatents:
         source: str,
         shape: LatentShape,
         stored_dtype: str,
-        map_stored: Callable[[], np.ndarray],
+        open_stored: Callable[[], StoredArray],
         statistics: tuple[mx.array, mx.array] | None = None,
     ) -> None:
         self.source = source
@@ -50,14 +49,15 @@ class MappedLatents:
         self._dtype = _DTYPES.get(stored_dtype, mx.float32)
         self.dtype = self._dtype if statistics is None else mx.float32
         self._stored_dtype = stored_dtype
-        self._map_stored = map_stored
+        self._open_stored = open_stored
         self._statistics = statistics
 
     def __getitem__(self, index: tuple[slice, ...]) -> mx.array:
         """The slice, normalized and evaluated. `index` has a slice for each of the first axes, at most five.
 
         Raises:
-            LatentsError: if the file is damaged, or has values in the slice that are not finite.
+            LatentsError: if the file is damaged or has changed since it was opened, or has values in the slice that are
+                not finite.
         """
         if not isinstance(index, tuple) or len(index) > self.ndim or not all(isinstance(each, slice) for each in index):
             raise TypeError(f"latents in a file are indexed with a tuple of up to five slices, not {index!r}.")
@@ -86,7 +86,9 @@ class MappedLatents:
         """One item of the batch, (1, C, F', H', W')."""
         item = slice(index, index + 1)
         shape = self.shape._replace(batch=1)
-        return MappedLatents(self.source, shape, self._stored_dtype, lambda: self._map_stored()[item], self._statistics)
+        return MappedLatents(
+            self.source, shape, self._stored_dtype, lambda: self._open_stored()[(item,)], self._statistics
+        )
 
     @cached_property
     def _is_bfloat16(self) -> bool:
@@ -97,29 +99,15 @@ class MappedLatents:
 
     def _read(self, index: tuple[slice, ...]) -> mx.array:
         """The stored values of a slice, float64 as float32."""
-        stored = self._map_stored()[index]
+        stored = self._open_stored()[index]
         values = np.empty(stored.shape, _ITEMS.get(self._dtype, np.float32))
-        for block in _blocks(stored.shape, stored.strides):
-            # A new mapping each: what an old one has read counts as memory of this process.
-            part = self._map_stored()[index][block]
-            values[block] = part.view(np.uint16) if self._dtype == mx.bfloat16 else part
+        for where, part in stored.read():
+            values[where] = part.view(np.uint16) if self._dtype == mx.bfloat16 else part
         latents = mx.array(values)
         if self._dtype == mx.bfloat16:  # which numpy does not have
             latents = latents.view(mx.bfloat16)
         mx.eval(latents)
         return latents
-
-
-def _blocks(shape: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Slices that together are a whole array, each within at most 16 MB of the file where that is possible."""
-    steps = list(shape)
-    for axis in sorted(range(len(shape)), key=lambda axis: -abs(strides[axis])):
-        stride = max(1, abs(strides[axis]))
-        if shape[axis] > 1 and shape[axis] * stride > _BLOCK_BYTES:
-            steps[axis] = max(1, _BLOCK_BYTES // stride)
-    ranges = [range(0, size, max(1, step)) for size, step in zip(shape, steps, strict=True)]
-    for starts in product(*ranges):
-        yield tuple(slice(start, start + step) for start, step in zip(starts, steps, strict=True))
 
 
 def sampled_frames(num_frames: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The headers of .npy and .npz files, and their arrays, mapped. Objects, which would be pickles, are never loaded."""
+"""The headers of .npy and .npz files, and where their arrays are. Objects, which would be pickles, are never loaded."""
 
 import io
 import math
@@ -17,7 +17,7 @@ from numpy.lib import format as npy_format
 from ..errors import LatentsError, excerpt
 from ..units import format_bytes
 from .formats import torch_error
-from .stored import OpenFile, StoredTensor
+from .stored import OpenFile, StoredArray, StoredTensor
 
 _MAX_NPY_HEADER = 2**14  # bytes; numpy itself refuses headers of more than 10,000
 _ZIP_HEADER = 30  # bytes before the name; the lengths of the name and of what follows it are the last four
@@ -54,15 +54,15 @@ class _NpyHeader:
     def data_bytes(self) -> int:
         return 0 if self.dtype.hasobject else math.prod(self.shape) * self.dtype.itemsize
 
-    def map(self, file: OpenFile, start: int) -> np.ndarray:
+    def open_array(self, file: OpenFile, start: int) -> StoredArray:
         """The array of a file in which this header is at byte `start`."""
         if self.dtype.hasobject:
             raise ValueError("it holds Python objects, which could run any code when read")
-        return file.map(self.dtype, self.shape, start + self.size, self.order)
+        return StoredArray.whole(file, self.dtype, self.shape, start + self.size, self.order)
 
-    def stored_tensor(self, source: str, map_array: partial[np.ndarray]) -> StoredTensor:
+    def stored_tensor(self, file: OpenFile, open_array: partial[StoredArray]) -> StoredTensor:
         name = "bfloat16" if self.dtype == np.dtype("V2") else self.dtype.name
-        return StoredTensor(source, self.shape, name, self.data_bytes, map_array)
+        return StoredTensor(file, self.shape, name, self.data_bytes, open_array)
 
 
 def open_npy(file: OpenFile) -> StoredTensor:
@@ -72,11 +72,11 @@ def open_npy(file: OpenFile) -> StoredTensor:
         size, expected = reader.seek(0, os.SEEK_END), header.size + header.data_bytes
     if size < expected:
         raise ValueError(f"it has {size} bytes of {expected}, so it was cut short")
-    return header.stored_tensor(file.source, partial(header.map, file, 0))
+    return header.stored_tensor(file, partial(header.open_array, file, 0))
 
 
 def open_npz(file: OpenFile) -> dict[str, StoredTensor]:
-    """The arrays of a .npz file by name. What is stored uncompressed is mapped in the file itself.
+    """The arrays of a .npz file by name. What is stored uncompressed is read in the file itself.
 
     Raises:
         LatentsError: for files of torch, which are zip files, too.
@@ -106,12 +106,12 @@ def _open_member(file: OpenFile, archive: zipfile.ZipFile, entry: zipfile.ZipInf
         sizes = file.read(entry.header_offset + _ZIP_HEADER - 4, 4)
         names_bytes = int.from_bytes(sizes[:2], "little") + int.from_bytes(sizes[2:], "little")
         start = entry.header_offset + _ZIP_HEADER + names_bytes
-        return header.stored_tensor(file.source, partial(header.map, file, start))
-    return header.stored_tensor(file.source, partial(_map_compressed, header, _CompressedMember(file, entry)))
+        return header.stored_tensor(file, partial(header.open_array, file, start))
+    return header.stored_tensor(file, partial(_open_compressed, header, _CompressedMember(file, entry)))
 
 
-def _map_compressed(header: _NpyHeader, member: "_CompressedMember") -> np.ndarray:
-    return header.map(member.decompressed(), 0)
+def _open_compressed(header: _NpyHeader, member: "_CompressedMember") -> StoredArray:
+    return header.open_array(member.decompressed(), 0)
 
 
 @dataclass

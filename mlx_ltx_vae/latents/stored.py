@@ -1,16 +1,24 @@
-"""Open files whose arrays are mapped: no value is read before it is used."""
+"""Open files and the arrays in them: no value is read before it is used.
 
-import mmap
+Files are read and not mapped. Reading a mapped page behind the end of a file that has shrunk ends the process (SIGBUS).
+"""
+
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO, Literal
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import IO, Literal, NamedTuple
 
 import numpy as np
 
 from ..errors import LatentsError, excerpt
+from ..file_state import FileState
+
+_BLOCK_BYTES = 2**20
+_MAX_GAP = 2**14  # bytes; to read as many takes as long as another call
 
 
 class OpenFile:
@@ -24,10 +32,31 @@ class OpenFile:
         self.source = source
         self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
+        self.state = FileState.of(self._descriptor)
 
     def read(self, offset: int, size: int) -> bytes:
         """At most `size` bytes."""
         return os.pread(self._descriptor, size, offset)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer of bytes. Raises `LatentsError` if the file ends before."""
+        while buffer:
+            count = os.preadv(self._descriptor, [buffer], offset)
+            if not count:
+                raise self.changed()
+            buffer, offset = buffer[count:], offset + count
+
+    def check_unchanged(self) -> None:
+        """Raise a `LatentsError` if the file was written to after it was opened."""
+        if FileState.of(self._descriptor) != self.state:
+            raise self.changed()
+
+    def changed(self) -> LatentsError:
+        """The error for a file that was written to after it was opened."""
+        return LatentsError(
+            f"{self.source}: cannot be read, as the file changed while it was read; wait until the program that "
+            "writes it is done."
+        )
 
     @contextmanager
     def reader(self) -> Iterator[IO[bytes]]:
@@ -36,14 +65,109 @@ class OpenFile:
             file.seek(0)
             yield file
 
-    def map(self, dtype: np.dtype, shape: tuple[int, ...], offset: int, order: Literal["C", "F"] = "C") -> np.ndarray:
-        """An array whose values are in the file. The memory that they take when read is freed with the array.
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array whose values are in a file, or a part of one, described as numpy describes arrays in memory.
+
+    Attributes:
+        strides: bytes between neighbors along each axis.
+        offset: of the first value in the file.
+    """
+
+    file: OpenFile
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def whole(
+        cls, file: OpenFile, dtype: np.dtype, shape: tuple[int, ...], offset: int, order: Literal["C", "F"] = "C"
+    ) -> "StoredArray":
+        """All values of an array that a file stores at `offset`."""
+        numbers = (math.prod(shape[:axis] if order == "F" else shape[axis + 1 :]) for axis in range(len(shape)))
+        return cls(file, dtype, shape, tuple(number * dtype.itemsize for number in numbers), offset)
+
+    def __getitem__(self, index: tuple[slice, ...]) -> "StoredArray":
+        """A part of it, of which no value is read either. `index` has a slice for each of the first axes."""
+        parts = [range(size)[axis] for size, axis in zip(self.shape, index, strict=False)]
+        starts = sum(part.start * stride for part, stride in zip(parts, self.strides, strict=False))
+        strides = (part.step * stride for part, stride in zip(parts, self.strides, strict=False))
+        return replace(
+            self,
+            shape=(*map(len, parts), *self.shape[len(parts) :]),
+            strides=(*strides, *self.strides[len(parts) :]),
+            offset=self.offset + starts,
+        )
+
+    def read(self) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+        """Yield where each part is in the array, and its values, which the next part overwrites.
 
         Raises:
-            TypeError: if the file is too short for it.
+            LatentsError: if the file cannot be read, or has changed since it was opened.
         """
-        content = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
-        return np.ndarray(shape, dtype, content, offset, order=order)
+        with reading(self.file):
+            buffer = bytearray()
+            for where in _blocks(self.shape, self._runs().strides):
+                part = self[where]
+                runs = part._runs()
+                offsets = runs.offsets(part)
+                if len(offsets) * runs.size > len(buffer):
+                    buffer = bytearray(len(offsets) * runs.size)
+                for index, offset in enumerate(offsets):
+                    self.file.read_into(memoryview(buffer)[index * runs.size : (index + 1) * runs.size], offset)
+                yield where, np.ndarray(part.shape, self.dtype, buffer, runs.first, runs.strides)
+
+    def _runs(self) -> "_Runs":
+        size, first = self.dtype.itemsize, 0
+        strides, outer = list(self.strides), list[int]()
+        for axis in sorted(range(len(self.shape)), key=lambda axis: abs(self.strides[axis])):
+            reach = (self.shape[axis] - 1) * self.strides[axis]
+            if reach and (outer or abs(self.strides[axis]) - size > _MAX_GAP):
+                outer.append(axis)
+            else:
+                size, first = size + abs(reach), first + max(0, -reach)
+        count = 1
+        for axis in outer:
+            strides[axis] = size * count
+            count *= self.shape[axis]
+        return _Runs(size, first, tuple(strides), outer)
+
+
+class _Runs(NamedTuple):
+    """How the values of an array are read: in runs without large gaps, which lie one after the other when read.
+
+    Attributes:
+        size: bytes of a run.
+        first: where the first value is in its run; not at the start if an axis is reversed.
+        strides: bytes between neighbors along each axis when read.
+        outer: the axes along which the runs are, the one with the nearest first.
+    """
+
+    size: int
+    first: int
+    strides: tuple[int, ...]
+    outer: list[int]
+
+    def offsets(self, array: StoredArray) -> list[int]:
+        """Where each run of `array` is in the file."""
+        offsets = [array.offset - self.first]
+        for axis in self.outer:
+            steps = range(0, array.shape[axis] * array.strides[axis], array.strides[axis])
+            offsets = [offset + step for step in steps for offset in offsets]
+        return offsets
+
+
+def _blocks(shape: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Slices that together are a whole array, each with at most 1 MB between its first and its last value."""
+    steps = list(shape)
+    for axis, stride in enumerate(map(abs, strides)):
+        if shape[axis] > 1 and shape[axis] * stride > _BLOCK_BYTES:
+            steps[axis] = max(1, _BLOCK_BYTES // stride)
+    ranges = [range(0, size, max(1, step)) for size, step in zip(shape, steps, strict=True)]
+    for starts in product(*ranges):
+        yield tuple(slice(start, start + step) for start, step in zip(starts, steps, strict=True))
 
 
 @dataclass(frozen=True)
@@ -51,34 +175,35 @@ class StoredTensor:
     """A tensor of a file, known by its header.
 
     Attributes:
-        source: the file's name in errors.
         dtype: "float32", "bfloat16" and so on; for what numpy does not have, the file's own name, such as "F8_E4M3".
         num_bytes: of the values.
     """
 
-    source: str
+    file: OpenFile
     shape: tuple[int, ...]
     dtype: str
     num_bytes: int
-    _map: Callable[[], np.ndarray]
+    _open: Callable[[], StoredArray]
 
-    def map(self) -> np.ndarray:
-        """An array whose values are read when they are used; bfloat16 as two-byte voids (`V2`), as numpy has none.
+    def open(self) -> StoredArray:
+        """Its values, not read yet; bfloat16 as two-byte voids (`V2`), as numpy has none.
 
         Raises:
             LatentsError: for a damaged file.
         """
-        with reading(self.source):
-            return self._map()
+        with reading(self.file):
+            return self._open()
 
 
 @contextmanager
-def reading(source: str) -> Iterator[None]:
-    """Turn any error of a parser into a `LatentsError` of one line."""
+def reading(file: OpenFile) -> Iterator[None]:
+    """Turn any error of a parser into a `LatentsError` of one line. A file that changes meanwhile is one, too."""
     try:
         yield
     except LatentsError:
         raise
     except Exception as error:  # a damaged header can make each of the parsers fail in its own way
+        file.check_unchanged()
         reason = excerpt(str(error).split("\n")[0].rstrip("."), 120) or type(error).__name__
-        raise LatentsError(f"{source}: cannot be read as safetensors, .npy or .npz ({reason}).") from error
+        raise LatentsError(f"{file.source}: cannot be read as safetensors, .npy or .npz ({reason}).") from error
+    file.check_unchanged()

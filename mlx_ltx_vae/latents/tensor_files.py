@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import LatentsError
+from ..file_state import FileState
 from ..safetensors_header import read_header
 from ..units import format_bytes
 from .formats import START_BYTES, Format, find_format
 from .metadata import METADATA_KEYS
 from .numpy_files import open_npy, open_npz
 from .source import open_source
-from .stored import OpenFile, StoredTensor, reading
+from .stored import OpenFile, StoredArray, StoredTensor, reading
 
 _MAX_METADATA_BYTES = 1024
 
@@ -29,7 +30,7 @@ def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredTensor], 
     Raises:
         LatentsError: for a file that is missing, truncated or of another format, and for a pickle.
     """
-    with open_source(path) as (file, readable_path), reading(file.source):
+    with open_source(path) as (file, readable_path), reading(file):
         file_format = find_format(file.read(0, START_BYTES), file.source)
         if file_format is Format.NPY:
             return {Path(path).stem: open_npy(file)}, {}
@@ -43,19 +44,21 @@ def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredTensor], 
 
 def _open_safetensors(file: OpenFile, path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     headers, metadata = read_header(path)
+    if FileState.of(path) != file.state:
+        raise file.changed()
     # The library has checked the header, but does not tell where the data are.
     header_bytes = int.from_bytes(file.read(0, 8), "little")
     entries = json.loads(file.read(8, header_bytes))
     tensors = {}
     for name, (dtype, shape) in headers.items():
         begin, end = entries[name]["data_offsets"]
-        map_array = partial(_map_safetensor, file, dtype, shape, 8 + header_bytes + begin)
-        tensors[name] = StoredTensor(file.source, shape, dtype, end - begin, map_array)
+        open_array = partial(_open_safetensor, file, dtype, shape, 8 + header_bytes + begin)
+        tensors[name] = StoredTensor(file, shape, dtype, end - begin, open_array)
     return tensors, metadata
 
 
-def _map_safetensor(file: OpenFile, dtype: str, shape: tuple[int, ...], offset: int) -> np.ndarray:
-    return file.map(np.dtype("V2" if dtype == "bfloat16" else dtype).newbyteorder("<"), shape, offset)
+def _open_safetensor(file: OpenFile, dtype: str, shape: tuple[int, ...], offset: int) -> StoredArray:
+    return StoredArray.whole(file, np.dtype("V2" if dtype == "bfloat16" else dtype).newbyteorder("<"), shape, offset)
 
 
 def _take_metadata(tensors: dict[str, StoredTensor]) -> dict[str, str]:
@@ -64,11 +67,11 @@ def _take_metadata(tensors: dict[str, StoredTensor]) -> dict[str, str]:
     The text is the shortest that stands for the value: 23.976 in float32 is "23.976".
     """
     names = [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]
-    metadata = {}
+    metadata: dict[str, str] = {}
     for name in names:
         tensor = tensors.pop(name)
         if tensor.num_bytes > _MAX_METADATA_BYTES:
             size = format_bytes(tensor.num_bytes)
-            raise LatentsError(f"{tensor.source}: {name} takes {size}, where a single value was expected.")
-        metadata[name] = str(tensor.map().reshape(-1)[0])
+            raise LatentsError(f"{tensor.file.source}: {name} takes {size}, where a single value was expected.")
+        metadata.update((name, str(values.flat[0])) for _, values in tensor.open().read())
     return metadata

@@ -165,8 +165,10 @@ def check_finite(latents: mx.array | np.ndarray) -> None:
     """Evaluate latents and check their values.
 
     Raises:
-        LatentsError: if values are not finite, or if they are lazy arrays of another thread.
+        LatentsError: if values are complex or not finite, or if they are lazy arrays of another thread.
     """
+    if "complex" in str(latents.dtype):
+        raise LatentsError(f"latents are {latents.dtype}; expected float32, float16 or bfloat16.")
     if isinstance(latents, mx.array):
         evaluate("latents", latents)
         bad = count_nonfinite(latents)
@@ -179,13 +181,19 @@ def check_finite(latents: mx.array | np.ndarray) -> None:
 def as_latents(latents: Any) -> Latents | Iterable[mx.array | np.ndarray]:
     """What a caller passed as latents: an array or a mapped file, which are checked if in memory, or an iterable.
 
+    They are read piece by piece, and the caller may assign to them meanwhile. So arrays of numpy are copied, except
+    `np.memmap`, and those of MLX are taken by a second name, which an assignment to the first does not change.
+
     Raises:
-        LatentsError: if it is none of these, if values are not finite, or if it is a lazy array of another thread.
+        LatentsError: if it is none of these, if values are complex or not finite, or if it is a lazy array of another
+            thread.
     """
     if isinstance(latents, (mx.array, np.ndarray)):
         if latents.ndim == 5:  # otherwise the plan refuses it
             check_finite(latents)
-        return latents
+        if isinstance(latents, np.memmap):
+            return latents
+        return latents.view(latents.dtype) if isinstance(latents, mx.array) else latents.copy()
     if hasattr(latents, "__array__"):  # of another library
         return as_latents(np.asarray(latents))
     if is_whole(latents) or isinstance(latents, Iterable):

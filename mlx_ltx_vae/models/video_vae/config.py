@@ -6,7 +6,8 @@
 
 import enum
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,9 +15,11 @@ from ...errors import CheckpointError, quote
 from ...shapes import ScaleFactors
 from ..specs import PaddingMode
 from .block_lists import InputChannels, resolve_blocks
-from .block_types import BlockConfig, NetworkOptions
+from .block_types import ENCODER_BLOCKS, STRIDED, BlockConfig, NetworkOptions
 from .generations import name_generation
 from .raw_config import check_config
+
+_MAX_STRIDE = 64  # along each axis; published networks have 8. A plan counts the frames of a step one by one.
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
@@ -130,7 +133,7 @@ def parse_vae_config(
     if not any(lists.values()):
         raise CheckpointError(f"{source}: its configuration lists no encoder_blocks and decoder_blocks (or blocks).")
     generation = name_generation(lists["encoder"], lists["decoder"], values["timestep_conditioning"])
-    encoder_padding, decoder_padding = _padding_modes(values, generation, source)
+    encoder_padding, decoder_padding = _padding_modes(values, lists["decoder"], source)
     log_variance = _to_enum(LogVariance, values["latent_log_var"], "latent_log_var", source)
     latent_channels, patch_size = values["latent_channels"], values["patch_size"]
     pixel_channels = 3 * patch_size**2
@@ -148,6 +151,7 @@ def parse_vae_config(
             base, weights = values[f"{name}_base_channels"], (stored or {}).get(name)
             resolved = resolve_blocks(name, blocks, base, options[name], source, weights)
             networks[name] = NetworkConfig(*ends[name], resolved, options[name])
+            _check_stride(name, networks[name].stride, source)
     encoder, decoder = networks.get("encoder"), networks.get("decoder")
     if encoder and decoder and encoder.stride != decoder.stride:
         raise CheckpointError(
@@ -155,6 +159,15 @@ def parse_vae_config(
             "width), so the two do not belong together."
         )
     return VAEConfig(latent_channels, patch_size, encoder, decoder, generation)
+
+
+def _check_stride(network: str, stride: tuple[int, ...], source: str) -> None:
+    if max(stride) > _MAX_STRIDE:
+        scale = " x ".join(quote(factor, 20) for factor in stride)
+        raise CheckpointError(
+            f"{source}: the blocks of its {network} scale by {scale} (time, height, width); expected at most "
+            f"{_MAX_STRIDE} along each axis."
+        )
 
 
 def _to_enum(kind: type[EnumT], value: Any, key: str, source: str) -> EnumT:
@@ -167,20 +180,38 @@ def _to_enum(kind: type[EnumT], value: Any, key: str, source: str) -> EnumT:
         ) from None
 
 
-def _padding_modes(values: Mapping[str, Any], generation: str, source: str) -> tuple[PaddingMode, PaddingMode]:
+def _padding_modes(
+    values: Mapping[str, Any], decoder_blocks: Sequence[Any] | None, source: str
+) -> tuple[PaddingMode, PaddingMode]:
     """Encoder and decoder padding. The decoder's default is zeros for 0.9.x and reflection for LTX-2.
 
     `spatial_padding_mode` applies to both networks, which matches the reference's outputs; a network's own key applies
     to the decoder always, and to the encoder if `spatial_padding_mode` is absent.
     """
-    is_ltx_0_9 = generation.startswith("LTX-Video 0.9") or values["timestep_conditioning"] or values["blocks"]
     both = values["spatial_padding_mode"]
-    decoder = values["decoder_spatial_padding_mode"] or both or ("zeros" if is_ltx_0_9 else "reflect")
+    decoder = values["decoder_spatial_padding_mode"] or both or _default_padding(values, decoder_blocks, source)
     encoder = both or values["encoder_spatial_padding_mode"] or "zeros"
     return (
         _to_enum(PaddingMode, encoder, "encoder_spatial_padding_mode", source),
         _to_enum(PaddingMode, decoder, "spatial_padding_mode", source),
     )
+
+
+def _default_padding(values: Mapping[str, Any], decoder_blocks: Sequence[Any] | None, source: str) -> str:
+    """The padding of a decoder whose configuration does not name it."""
+    generation = name_generation(None, decoder_blocks, values["timestep_conditioning"])
+    if generation.startswith("LTX-Video 0.9") or values["timestep_conditioning"] or values["blocks"]:
+        return "zeros"
+    # The encoders of 0.9.0 and 0.9.1 have strided convolutions, and those of LTX-2 have none.
+    kinds = (ENCODER_BLOCKS.get(name) for name, _ in values["encoder_blocks"] or ())
+    padding = "zeros" if any(kind is not None and kind.type is STRIDED for kind in kinds) else "reflect"
+    if generation == "custom" and decoder_blocks:
+        warnings.warn(
+            f"{source}: its configuration lists decoder blocks of no published VAE and no padding, so {padding} is "
+            'assumed; if the picture is wrong, add the key "spatial_padding_mode": "zeros", "reflect" or "replicate".',
+            stacklevel=2,
+        )
+    return padding
 
 
 def _moment_channels(latent_channels: int, log_variance: LogVariance) -> int:
