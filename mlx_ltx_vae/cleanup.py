@@ -94,7 +94,7 @@ def kill_program(program: Program) -> None:
     if program.returncode is None:
         with suppress(ProcessLookupError, ChildProcessError):  # it has ended
             os.kill(program.pid, signal.SIGKILL)
-            os.waitpid(program.pid, 0)
+            program.returncode = os.waitstatus_to_exitcode(os.waitpid(program.pid, 0)[1])
 
 
 @contextmanager

@@ -323,8 +323,9 @@ class Failing(Sink):
         super().__init__("somewhere", SIZE, 8)
         self.consume, self.discarded = consume, 0
 
-    def _consume(self, frames: np.ndarray) -> None:
-        self.consume()
+    def _consumer(self) -> Callable[[np.ndarray], object]:
+        consume = self.consume
+        return lambda _: consume()
 
     def _finish(self) -> None:
         raise OSError(28, "No space left on device")

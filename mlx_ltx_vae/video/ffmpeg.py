@@ -126,6 +126,12 @@ class FfmpegEncoder(_Ffmpeg):
         self.release()
         return int(counts[-1]) if counts else 0
 
+    def end(self) -> None:
+        """As `kill`, where nobody waits for the end of a transfer."""
+        if self._forwarder is not None:
+            self._forwarder.cancel()
+        self._end()
+
     def kill(self) -> None:
         """End ffmpeg at once, and drop what its output has not received."""
         if self._forwarder is not None:
