@@ -20,7 +20,17 @@ from tqdm import tqdm
 from . import __version__, startup
 from .cleanup import Cleanup
 from .dtypes import DTYPES
-from .errors import DecodeError, DistributedError, LTXVAEError, WriterError, describe_error, excerpt, one_line, quote
+from .errors import (
+    DecodeError,
+    DistributedError,
+    LTXVAEError,
+    OutputClosed,
+    WriterError,
+    describe_error,
+    excerpt,
+    one_line,
+    quote,
+)
 from .frame_rate import parse_fps
 from .latents import parse_grid
 from .ranks import Work, launched_rank
@@ -153,7 +163,7 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
     except KeyboardInterrupt:  # where another program calls the command's function
         _print_error("interrupted\n")
         return 130
-    except BrokenPipeError:  # of standard output: those of ffmpeg have become errors that name the file
+    except (BrokenPipeError, OutputClosed):  # of standard output: those of ffmpeg have become errors that name the file
         return _BROKEN_PIPE
     except Exception as error:  # every failure becomes one line and an exit code
         if arguments.debug:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..cleanup import Cleanup, remove_file, uninterrupted
-from ..errors import WriterError
+from ..errors import OutputClosed, WriterError
 from ..part_file import writing_to
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks, such as some of networks
@@ -69,8 +69,11 @@ class StandardOutput:
         self._file: BinaryFile = getattr(buffer, "raw", buffer)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write all bytes."""
-        write_all(self._file, data)
+        """Write all bytes. Raises `OutputClosed` if nobody reads them."""
+        try:
+            write_all(self._file, data)
+        except BrokenPipeError as error:
+            raise OutputClosed(f"{self.name}: cannot be written ({error.strerror or error}).") from error
 
 
 class LiveOutput:
@@ -135,6 +138,8 @@ class LiveOutput:
             flush = getattr(self._file, "flush", None)
             if flush is not None:
                 flush()
+        except WriterError:
+            raise
         except Exception as error:  # a file object may raise anything
             reason = getattr(error, "strerror", None) or error
             raise WriterError(f"{self.name}: cannot be written ({reason}).") from error
