@@ -108,6 +108,14 @@ def test_a_dropped_stream_ends_its_ffmpeg_and_lets_go_of_its_file(tmp_path: Path
     assert reference() is None
 
 
+def test_a_dropped_live_video_can_be_written_again_at_once(tmp_path: Path) -> None:
+    for _ in range(5):
+        out = VideoWriter(tmp_path / "out.mp4", size=SIZE, fps=24, fragmented=True)
+        out.write(noise(30))
+        del out
+        assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("kind", ["video", "images"])
 @pytest.mark.parametrize("is_started", [False, True])
 def test_a_dropped_reader_leaves_nothing(

@@ -155,10 +155,14 @@ class LiveOutput:
             self._remove.cancel()
         self._close()
 
-    def discard(self) -> None:
-        """Remove the file unless it is complete."""
+    def remove(self) -> None:
+        """Remove the file unless it is complete. A thread may be in `write`."""
         if self._remove is not None:
             self._remove()
+
+    def discard(self) -> None:
+        """Remove the file unless it is complete, and close it."""
+        self.remove()
         self._close()
 
     def _close(self) -> None:

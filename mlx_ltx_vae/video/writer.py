@@ -56,7 +56,8 @@ class FfmpegSink(Sink):
         except BaseException:
             target.discard()
             raise
-        Cleanup(self, _end_before, self._ffmpeg, target)
+        remove = target.discard if isinstance(target, PartFile) else target.remove
+        Cleanup(self, _end_and_remove, self._ffmpeg, remove)
 
     def _consumer(self) -> Callable[[np.ndarray], object]:
         return partial(write_bytes, self._ffmpeg.write)
@@ -75,9 +76,10 @@ class FfmpegSink(Sink):
         self._target.discard()
 
 
-def _end_before(ffmpeg: FfmpegEncoder, target: PartFile | LiveOutput) -> None:
-    """End the ffmpeg of a sink that was not closed, and drop its target only then: ffmpeg might create it again."""
+def _end_and_remove(ffmpeg: FfmpegEncoder, remove: Callable[[], None]) -> None:
+    """End the ffmpeg of a sink that was not closed, and remove its file only then: ffmpeg might create it again."""
     ffmpeg.end()
+    remove()
 
 
 class VideoWriter(FfmpegSink):
