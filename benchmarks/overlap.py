@@ -26,8 +26,9 @@ class WaitingSink(Sink):
         super().__init__("a waiting sink", size, 8)
         self._seconds_per_frame = seconds_per_frame
 
-    def _consume(self, frames: np.ndarray) -> None:
-        time.sleep(self._seconds_per_frame * len(frames))
+    def _consumer(self) -> Callable[[np.ndarray], object]:
+        seconds_per_frame = self._seconds_per_frame
+        return lambda frames: time.sleep(seconds_per_frame * len(frames))
 
     def _finish(self) -> None:
         return

@@ -5,11 +5,13 @@ end of such a block, removes what is registered, and lets no further block begin
 its owner is collected, at the latest when the interpreter exits.
 """
 
+import errno
 import os
 import shutil
 import signal
 import tempfile
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -67,16 +69,26 @@ def clean_up_for_good() -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file, if there is one."""
-    path.unlink(missing_ok=True)
+    """Remove a file, if there is one. One that stays, as in a folder made read-only since, is a warning."""
+    try:
+        path.unlink()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            _warn_that_it_stays(path, error.strerror or str(error))
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with all it contains, also if a thread still writes files into it."""
+    """Remove a folder with all it contains, also if a thread still writes files into it. See `remove_file`."""
     for _ in range(_REMOVAL_ATTEMPTS):
         shutil.rmtree(path, ignore_errors=True)
-        if not path.exists():
+        if not os.path.exists(path):
             return
+    _warn_that_it_stays(path, "its folder may be read-only")
+
+
+def _warn_that_it_stays(path: Path, reason: str) -> None:
+    """Warn. An error would hide the one because of which the path is removed."""
+    warnings.warn(f"{path}: cannot be removed ({reason}); remove it.", stacklevel=2)
 
 
 class Program(Protocol):
@@ -94,7 +106,7 @@ def kill_program(program: Program) -> None:
     if program.returncode is None:
         with suppress(ProcessLookupError, ChildProcessError):  # it has ended
             os.kill(program.pid, signal.SIGKILL)
-            os.waitpid(program.pid, 0)
+            program.returncode = os.waitstatus_to_exitcode(os.waitpid(program.pid, 0)[1])
 
 
 @contextmanager

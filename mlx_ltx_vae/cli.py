@@ -24,6 +24,7 @@ from .errors import (
     DecodeError,
     DistributedError,
     LTXVAEError,
+    OutputClosed,
     WriterError,
     describe_error,
     excerpt,
@@ -188,7 +189,7 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
     except KeyboardInterrupt:  # where another program calls the command's function
         _print_error("interrupted\n")
         return 130
-    except BrokenPipeError:  # of standard output: those of ffmpeg have become errors that name the file
+    except (BrokenPipeError, OutputClosed):  # of standard output: those of ffmpeg have become errors that name the file
         return _BROKEN_PIPE
     except Exception as error:  # every failure becomes one line and an exit code
         if arguments.debug:

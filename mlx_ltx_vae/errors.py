@@ -44,6 +44,10 @@ class WriterError(LTXVAEError):
     """Frames could not be written."""
 
 
+class OutputClosed(WriterError):
+    """Nobody reads standard output any more."""
+
+
 class ReaderError(LTXVAEError):
     """A video could not be read."""
 

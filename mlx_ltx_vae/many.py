@@ -13,7 +13,7 @@ from .cli import print_report, print_traceback, progress_bar, write_line
 from .errors import ItemsError, describe_error
 from .items import Item, Result, Runner, all_exist, check_outputs
 from .ranks import Ranks
-from .units import format_bytes
+from .units import format_bytes, format_rate
 
 
 def run_many(runner: Runner, items: Sequence[Item], arguments: argparse.Namespace, ranks: Ranks) -> None:
@@ -153,5 +153,5 @@ def summarize(results: Sequence[Result], seconds: float, arguments: argparse.Nam
             f"Inputs: {len(done)} {'planned' if arguments.dry_run else 'done'}, {skipped} skipped, {failed} failed"
         )
         if done and not arguments.dry_run:
-            print_report(f"Frames: {summary['frames']}, {summary['frames'] / seconds:.3f} frames-per-sec")
+            print_report(f"Frames: {summary['frames']}, {format_rate(summary['frames'], seconds)}")
             print_report(f"Peak memory: {format_bytes(summary['peak_memory_bytes'])}")

@@ -1,4 +1,4 @@
-"""Formats and parses byte counts. 1 GB is 1e9 bytes."""
+"""Formats and parses byte counts, and formats speeds. 1 GB is 1e9 bytes."""
 
 import math
 import re
@@ -24,6 +24,11 @@ def format_bytes(count: float, *, round_up: bool = False) -> str:
     if round_up:
         count = math.ceil(count / unit * 10**digits) / 10**digits * unit
     return f"{count / unit:.{digits}f} {name}"
+
+
+def format_rate(frames: int, seconds: float) -> str:
+    """The speed as text, such as 12.345 frames-per-sec, also where the clock stands still."""
+    return f"{frames / seconds:.3f} frames-per-sec" if seconds > 0 else "speed unknown"
 
 
 def parse_bytes(text: str | int | float, available: int) -> int:

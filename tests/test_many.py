@@ -19,6 +19,7 @@ import pytest
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.encode import main as encode
 
 
 @pytest.fixture
@@ -283,6 +284,15 @@ def test_pipes_are_refused_among_many_and_read_when_alone(clips, capsys):
         assert run(decode, "pipe", *VAE, "-o", "out.mp4", "-q", "--skip-existing") == 0
     assert writer.returncode == 0
     assert (clips / "out.mp4").exists()
+
+
+def test_a_clock_that_stands_still_is_no_error(clips, capsys, monkeypatch):
+    monkeypatch.setattr("time.perf_counter", lambda: 5.0)
+    assert run(decode, "two.safetensors", *VAE, "-o", "alone.mkv") == 0
+    assert run(decode, "one.safetensors", "two.safetensors", *VAE, "-o", "out/") == 0
+    assert run(encode, "alone.mkv", *VAE, "-o", "alone.safetensors") == 0
+    assert capsys.readouterr().out.count("speed unknown") == 3
+    assert (clips / "alone.safetensors").exists()
 
 
 def test_debug_shows_the_traceback_of_an_item(clips, capsys):

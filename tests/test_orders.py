@@ -79,6 +79,41 @@ def test_the_file_has_no_name_so_that_nothing_stays_even_of_a_killed_process(gol
     stream.close()
 
 
+def test_a_buffer_folder_that_is_removed_meanwhile_does_not_matter(golden, tmp_path, monkeypatch):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    latents, folder = latents_of(), tmp_path / "buffer"
+    plan = vae.plan(latents.shape, order="rows")
+    expected = vae.decode(latents, plan)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    reserve = frame_buffer._reserve
+
+    def remove_folder(descriptor, size):
+        folder.rmdir()
+        reserve(descriptor, size)
+
+    monkeypatch.setattr(frame_buffer, "_reserve", remove_folder)
+    folder.mkdir()
+    assert mx.array_equal(vae.decode(latents, plan), expected)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("is_there", "words"),
+    [(False, "No such file or directory"), (True, "Not a directory"), (None, "No usable temporary directory found")],
+)
+def test_a_missing_buffer_folder_is_one_sentence(golden, tmp_path, monkeypatch, is_there, words):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    folder = tmp_path / "buffer"
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    if is_there:
+        folder.touch()
+    elif is_there is None:  # what Python finds in a container without /tmp
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(folder)])
+    with pytest.raises(PlanError, match=rf"keeps 1.3 MB of frames in .*{words}.*; set TMPDIR to "):
+        vae.decode(latents_of(), vae.plan(latents_of().shape, order="rows"))
+
+
 def test_a_full_disk_is_said_before_anything_is_decoded(golden, buffer_folder, monkeypatch):
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
     usage = frame_buffer.shutil.disk_usage(buffer_folder)

@@ -1,20 +1,23 @@
 """Failures while writing: a one-line error, no deadlock, nothing left behind."""
 
 import os
+import resource
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from imageio_ffmpeg import get_ffmpeg_exe
 
 from conftest import file_size_limit
-from mlx_ltx_vae.errors import WriterError
+from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.part_file import PartFile
-from mlx_ltx_vae.video import Sink, VideoWriter, codecs, ffmpeg, open_sink
+from mlx_ltx_vae.video import Sink, VideoReader, VideoWriter, codecs, ffmpeg, open_sink
 from mlx_ltx_vae.video import writer as video_writer
 
 SIZE = (256, 192)  # 147 kB a frame, more than a pipe holds
@@ -289,6 +292,61 @@ def test_full_disk_is_a_writer_error_for_other_sinks(tmp_path: Path, name: str, 
     assert names(tmp_path) == []
 
 
+@contextmanager
+def few_open_files(number: int) -> Iterator[None]:
+    """Lets this process open as many files more, at most."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)  # the lowest number that is free
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + number, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize(("name", "options"), [("out.gif", {}), ("out.mp4", {}), ("out.mp4", {"fragmented": True})])
+def test_the_limit_of_open_files_is_named(tmp_path: Path, name: str, options: dict, number: int) -> None:
+    open_sink(tmp_path / name, size=SIZE, fps=24, **options).abort()  # which lists what this ffmpeg can do
+    expected = r"ffmpeg cannot be started \(Too many open files\); raise the limit of open files \(ulimit -n\)\.$"
+    with few_open_files(number), pytest.raises(WriterError, match=f"^{expected}"):
+        open_sink(tmp_path / name, size=SIZE, fps=24, **options)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["out.mp4", "out.gif"])
+def test_the_limit_of_file_sizes_is_named(tmp_path: Path, name: str) -> None:
+    with (
+        file_size_limit(50_000),
+        pytest.raises(WriterError, match=rf"{name}: ffmpeg failed: the file would be larger than .* \(ulimit -f\)\.$"),
+        open_sink(tmp_path / name, size=SIZE, fps=24) as out,
+    ):
+        for _ in range(20):
+            out.write(make_frames())
+    assert names(tmp_path) == []
+
+
+NOISE = {"lines": "yes noise that nobody needs | head -c 25000000 >&2", "line": "head -c 25000000 /dev/zero >&2"}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_an_ffmpeg_that_logs_megabytes_writes_and_reads(
+    target: Path, monkeypatch: pytest.MonkeyPatch, noise: str
+) -> None:
+    program = target.with_name("ffmpeg")
+    program.write_text(f'#!/bin/sh\ncase "$*" in *pipe:*) {NOISE[noise]};; esac\nexec {get_ffmpeg_exe()} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(ffmpeg, "get_ffmpeg_exe", lambda: str(program))
+    for options in ({}, {"fragmented": True}):
+        with VideoWriter(target, size=SIZE, fps=24, **options) as out:
+            out.write(make_frames(20))
+    with pytest.raises(ReaderError) as caught:  # a file for which ffmpeg logs anything is not trusted
+        list(VideoReader(target))
+    assert len(str(caught.value)) < 1200
+    assert str(caught.value).isprintable()
+
+
 def test_lost_frame_is_an_error(target: Path) -> None:
     with (
         pytest.raises(WriterError, match="received 3 frames and wrote 2"),
@@ -323,8 +381,9 @@ class Failing(Sink):
         super().__init__("somewhere", SIZE, 8)
         self.consume, self.discarded = consume, 0
 
-    def _consume(self, frames: np.ndarray) -> None:
-        self.consume()
+    def _consumer(self) -> Callable[[np.ndarray], object]:
+        consume = self.consume
+        return lambda _: consume()
 
     def _finish(self) -> None:
         raise OSError(28, "No space left on device")

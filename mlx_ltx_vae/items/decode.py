@@ -30,7 +30,7 @@ from ..planning.planner import plan_decode
 from ..ranks import Ranks, Work
 from ..shapes import Grid, LatentShape
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
-from ..units import format_bytes
+from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
 from ..video import Sink, check_output, open_sink
 from .item import Item
@@ -69,9 +69,9 @@ class DecodeReport:
         }
 
     def __str__(self) -> str:
-        rate = self.frames / self.seconds
+        rate = format_rate(self.frames, self.seconds)
         return (
-            f"Frames: {self.frames}, {rate:.3f} frames-per-sec, first after {self.first_frame_seconds:.2f} s\n"
+            f"Frames: {self.frames}, {rate}, first after {self.first_frame_seconds:.2f} s\n"
             f"Peak memory: {format_bytes(mx.get_peak_memory())}{self.ranks or ''}"
         )
 

@@ -25,7 +25,7 @@ from ..planning.plan import EncodePlan
 from ..planning.planner import plan_encode
 from ..ranks import Ranks, Work
 from ..tiling import SpatialTilingConfig, TilingConfig
-from ..units import format_bytes
+from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
 from ..video import Fit, VideoReader
 from .item import Item
@@ -72,7 +72,7 @@ class EncodeReport:
         if self.fps and self.source_fps and self.fps != self.source_fps:
             change = "repeating" if self.fps > self.source_fps else "dropping"
             rate = f"Frame rate: {float(self.source_fps):.6g} to {float(self.fps):.6g} fps, {change} frames\n"
-        speed = f"{self.frames / self.seconds:.3f} frames-per-sec"
+        speed = format_rate(self.frames, self.seconds)
         return (
             f"{rate}Frames: {self.frames}, {speed}, latents {self.latent_shape}\n"
             f"Peak memory: {format_bytes(mx.get_peak_memory())}{self.ranks or ''}"

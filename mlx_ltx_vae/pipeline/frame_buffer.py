@@ -32,7 +32,7 @@ class FrameBuffer:
         dtype: dtype of the frames.
 
     Raises:
-        PlanError: if the disk of the temporary folder does not have enough free space.
+        PlanError: if there is no temporary folder that can be written, or its disk does not have enough free space.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
@@ -49,9 +49,9 @@ class FrameBuffer:
                 stack.pop_all()
         except OSError as error:
             raise PlanError(
-                f"decoding by rows or columns keeps {format_bytes(size)} of frames in {tempfile.gettempdir()}, which "
-                f"does not take them ({error.strerror or error}); set TMPDIR to a larger disk, or decode with order "
-                "time."
+                f"decoding by rows or columns keeps {format_bytes(size)} of frames in "
+                f"{tempfile.tempdir or 'the folder for temporary files'}, which does not take them "
+                f"({error.strerror or error}); set TMPDIR to a larger disk, or decode with order time."
             ) from error
 
     def write(self, part: mx.array, axis: Axis, start: int) -> None:
@@ -84,7 +84,7 @@ def _reserve(descriptor: int, size: int) -> None:
     Raises:
         OSError: if the disk does not have them, or a limit forbids such a file.
     """
-    free = shutil.disk_usage(tempfile.gettempdir()).free
+    free = shutil.disk_usage(descriptor).free  # the folder may be gone
     if size > free:  # do not fill the disk first
         raise OSError(errno.ENOSPC, f"{format_bytes(free)} left")
     if hasattr(os, "posix_fallocate"):

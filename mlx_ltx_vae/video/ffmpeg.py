@@ -5,9 +5,11 @@ The binary is the one that imageio-ffmpeg installs, or that the environment vari
 nor the reason when ffmpeg fails.
 """
 
+import errno
 import io
 import os
 import re
+import signal
 import subprocess
 import threading
 from collections import deque
@@ -23,7 +25,13 @@ from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
 
 _FORWARDED_AT_ONCE = 1 << 16  # bytes; what a pipe holds
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
+_MAX_LINE = 1 << 13  # bytes of a line of ffmpeg's log; it may name two files
+_MAX_REASON = 1000  # characters
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
+_REMEDIES = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EAGAIN: "end other programs, or raise the limit of processes (ulimit -u)",
+}
 _GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-nostats")
 _ADDRESS = re.compile(r"^(\[[^\]]*\] )+")  # "[vost#0:0/libx264 @ 0x55cb] [enc:libx264 @ 0x55cc] "
 # Formats that are lists, scripts and descriptions of other files and addresses, which ffmpeg would open.
@@ -97,7 +105,8 @@ class FfmpegEncoder(FfmpegProcess):
         if isinstance(output, str):
             super().__init__(name, WriterError, [*arguments, output], subprocess.PIPE)
         else:
-            read_end, write_end = os.pipe()
+            with _ffmpeg_program(WriterError):
+                read_end, write_end = os.pipe()
             self._forwarder = _Forwarder(read_end, output)
             try:
                 super().__init__(name, WriterError, [*arguments, f"pipe:{write_end}"], subprocess.PIPE, [write_end])
@@ -129,6 +138,12 @@ class FfmpegEncoder(FfmpegProcess):
         counts = [line.removeprefix("frame=") for line in self._progress.lines() if line.startswith("frame=")]
         self.release()
         return int(counts[-1]) if counts else 0
+
+    def end(self) -> None:
+        """As `kill`, where nobody waits for the end of a transfer."""
+        if self._forwarder is not None:
+            self._forwarder.cancel()
+        self._end()
 
     def kill(self) -> None:
         """End ffmpeg at once, and drop what its output has not received."""
@@ -181,7 +196,7 @@ class _Forwarder:
 
 
 class _TailReader:
-    """Reads a pipe to its end on a thread and keeps the last lines."""
+    """Reads a pipe to its end on a thread, keeps the beginnings of the last lines, and closes it."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._lines: deque[str] = deque(maxlen=50)
@@ -200,9 +215,13 @@ class _TailReader:
         return self._count
 
     def _run(self, pipe: IO[bytes]) -> None:
-        for line in pipe:
-            self._lines.append(line.decode(errors="replace").strip())
-            self._count += bool(self._lines[-1])
+        is_new = True
+        with io.BufferedReader(pipe) as log:  # type: ignore[type-var]  # the pipe is not buffered
+            while part := log.readline(_MAX_LINE):
+                if is_new:
+                    self._lines.append(part.decode(errors="replace").strip())
+                    self._count += bool(self._lines[-1])
+                is_new = part.endswith(b"\n")
 
 
 def has_encoder(name: str) -> bool:
@@ -299,9 +318,13 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
         if is_chosen and not _is_ffmpeg(program):
             raise RuntimeError(f"{program}: is another program")
         yield program
-    except (RuntimeError, OSError) as problem:
-        reason = f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) else problem
+    except OSError as problem:
+        if problem.filename is None:  # not of the program
+            remedy = _REMEDIES.get(problem.errno or 0, "end other programs")
+        reason = ": ".join(filter(None, [problem.filename, problem.strerror]))
         raise error(f"ffmpeg cannot be started ({reason}); {remedy}.") from problem
+    except RuntimeError as problem:
+        raise error(f"ffmpeg cannot be started ({problem}); {remedy}.") from problem
 
 
 @lru_cache
@@ -313,10 +336,12 @@ def _is_ffmpeg(program: str) -> bool:
 
 def _reason(lines: Sequence[str], return_code: int) -> str:
     """The last line that names a cause, without the addresses in front of it."""
+    if return_code == -signal.SIGXFSZ:
+        return "the file would be larger than the limit of this process (ulimit -f)"
     texts = [_ADDRESS.sub("", line).rstrip(".") for line in lines if line]
     causes = [text for text in texts if not _CONSEQUENCE.match(text)]
     if texts:
-        return causes[-1] if causes else texts[0]
+        return excerpt(causes[-1] if causes else texts[0], _MAX_REASON)
     if return_code < 0:
         return f"it was ended by signal {-return_code}"
     return f"it returned {return_code} and logged nothing"

@@ -1,7 +1,10 @@
 """Outputs that need no ffmpeg: numbered PNG files, a .npy file, and raw frames to standard output."""
 
 import os
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import imageio.v3 as iio
@@ -13,7 +16,7 @@ from ..errors import WriterError
 from ..part_file import PartFile, check_name, part_path, writing_to
 from ..shapes import Size
 from .live import StandardOutput
-from .sink import Sink
+from .sink import Sink, write_bytes
 from .source import match_numbered
 
 
@@ -35,7 +38,6 @@ class StillsWriter(Sink):
     def __init__(self, path: str | os.PathLike, size: Size, bit_depth: int) -> None:
         super().__init__(os.fspath(path), size, bit_depth)
         self.folder, self._pattern = find_stills_target(path, bit_depth)
-        self._index = 0
         self._moved: list[Path] = []
         # Inside an existing folder, which may be on another file system than its parent; beside a new one.
         self._part = part_path(self.folder / "stills" if os.path.isdir(self.folder) else self.folder)
@@ -43,10 +45,8 @@ class StillsWriter(Sink):
             self._part.mkdir()
             self._remove = Cleanup(self, _remove_stills, self._part, self._moved)
 
-    def _consume(self, frames: np.ndarray) -> None:
-        for frame in frames:
-            iio.imwrite(self._part / (self._pattern % self._index), frame, plugin="pillow")
-            self._index += 1
+    def _consumer(self) -> Callable[[np.ndarray], object]:
+        return partial(_write_stills, self._part / self._pattern, count())
 
     def _finish(self) -> None:
         with uninterrupted():
@@ -59,7 +59,7 @@ class StillsWriter(Sink):
             os.rename(self._part, self.folder)  # fails if another program has created and filled the folder since
             return
         _refuse_other_stills(self.name, self.folder, self._pattern)
-        for index in range(self._index):
+        for index in range(self.frames_written):
             target = self.folder / (self._pattern % index)
             # Created first, since a rename replaces a file that another program has just moved here.
             target.open("xb").close()
@@ -68,6 +68,11 @@ class StillsWriter(Sink):
 
     def _discard(self) -> None:
         self._remove()
+
+
+def _write_stills(pattern: Path, numbers: Iterator[int], frames: np.ndarray) -> None:
+    for frame, number in zip(frames, numbers, strict=False):  # in this order, which takes no number too many
+        iio.imwrite(pattern.with_name(pattern.name % number), frame, plugin="pillow")
 
 
 def _remove_stills(part: Path, moved: list[Path]) -> None:
@@ -128,8 +133,8 @@ class NpyWriter(Sink):
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": (num_frames, height, width, 3)}
         npy_format.write_array_header_1_0(self._file, header)
 
-    def _consume(self, frames: np.ndarray) -> None:
-        self._file.write(frames.data.cast("B"))
+    def _consumer(self) -> Callable[[np.ndarray], object]:
+        return partial(write_bytes, self._file.write)
 
     def _finish(self) -> None:
         self._file.seek(0)
@@ -150,8 +155,8 @@ class RawWriter(Sink):
         super().__init__("standard output", size, bit_depth)
         self._stream = StandardOutput("raw frames")
 
-    def _consume(self, frames: np.ndarray) -> None:
-        self._stream.write(frames.data.cast("B"))
+    def _consumer(self) -> Callable[[np.ndarray], object]:
+        return partial(write_bytes, self._stream.write)
 
     def _finish(self) -> None:
         return

@@ -1,15 +1,20 @@
 """Outputs that are read while they are written: a file under its own name, standard output, any binary file object."""
 
+import errno
+import fcntl
 import io
 import os
 import stat
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
 from ..cleanup import Cleanup, remove_file, uninterrupted
-from ..errors import WriterError
+from ..errors import OutputClosed, WriterError
 from ..part_file import check_absent, writing_to
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks, such as some of networks
 
 
 class BinaryFile(Protocol):
@@ -64,21 +69,25 @@ class StandardOutput:
         self._file: BinaryFile = getattr(buffer, "raw", buffer)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write all bytes."""
-        write_all(self._file, data)
+        """Write all bytes. Raises `OutputClosed` if nobody reads them."""
+        try:
+            write_all(self._file, data)
+        except BrokenPipeError as error:
+            raise OutputClosed(f"{self.name}: cannot be written ({error.strerror or error}).") from error
 
 
 class LiveOutput:
     """Receives a video while it grows.
 
-    A path is created, or emptied, at once. `discard` removes the file, unless it is a named pipe or a device. A file
-    object stays open, and what it has received stays there.
+    A path is created, or emptied, at once, and locked against other live outputs. `discard` removes the file, unless it
+    is a named pipe or a device, or its name is another file's by then. A file object stays open, and what it has
+    received stays there.
 
     Args:
         overwrite: whether to empty a file that exists.
 
     Raises:
-        WriterError: if the path cannot be written.
+        WriterError: if the path cannot be written, or another live output writes it.
     """
 
     def __init__(self, target: Target, overwrite: bool = True) -> None:
@@ -94,12 +103,35 @@ class LiveOutput:
         else:
             if not overwrite:
                 check_absent(target)
-            with uninterrupted(), writing_to(self.name):
-                self._opened = io.FileIO(target, "w" if overwrite or os.path.exists(target) else "x")
+            mode = "w" if overwrite or os.path.exists(target) else "x"
+            with uninterrupted(), writing_to(self.name), ExitStack() as stack:
+                self._opened = stack.enter_context(io.FileIO(target, mode, opener=_open_whole))
                 if stat.S_ISREG(os.fstat(self._opened.fileno()).st_mode):
+                    self._path = Path(target).absolute()
+                    self._lock(self._opened)
                     # The file that a symbolic link points to, which itself is kept.
-                    self._remove = Cleanup(self, remove_file, Path(target).resolve())
+                    self._remove = Cleanup(self, _remove_own, self._path.resolve(), self._opened)
+                    self._opened.truncate()
+                stack.pop_all()
         self._file = self._opened
+
+    def _lock(self, file: io.FileIO) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed
+        except BlockingIOError as error:
+            raise WriterError(
+                f"{self.name}: another live video is being written to it; choose another name."
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        self._check_name(file)  # the one that was locked until now may have been removed since it was opened
+
+    def _check_name(self, file: io.FileIO) -> None:
+        if not _leads_to(self._path, file):
+            raise WriterError(
+                f"{self.name}: another program has moved, removed or replaced it while it was written; write it again."
+            )
 
     def write(self, data: bytes) -> None:
         """Write all bytes, past the buffer of a buffered file object.
@@ -112,22 +144,51 @@ class LiveOutput:
             flush = getattr(self._file, "flush", None)
             if flush is not None:
                 flush()
+        except WriterError:
+            raise
         except Exception as error:  # a file object may raise anything
             reason = getattr(error, "strerror", None) or error
             raise WriterError(f"{self.name}: cannot be written ({reason}).") from error
 
     def complete(self) -> None:
-        """Keep the file."""
-        self._close()
-        if self._remove is not None:
-            self._remove.cancel()
+        """Keep the file.
 
-    def discard(self) -> None:
-        """Remove the file unless it is complete."""
+        Raises:
+            WriterError: if its name is not its any more.
+        """
+        if self._opened is not None and self._remove is not None:
+            self._check_name(self._opened)
+            self._remove.cancel()
         self._close()
+
+    def remove(self) -> None:
+        """Remove the file unless it is complete. A thread may be in `write`."""
         if self._remove is not None:
             self._remove()
+
+    def discard(self) -> None:
+        """Remove the file unless it is complete, and close it."""
+        self.remove()
+        self._close()
 
     def _close(self) -> None:
         if self._opened is not None:
             self._opened.close()
+
+
+def _open_whole(path: str, flags: int) -> int:
+    """Open a file that another live output may be writing, which is emptied only after that is known."""
+    return os.open(path, flags & ~os.O_TRUNC, 0o666)
+
+
+def _leads_to(path: Path, file: io.FileIO) -> bool:
+    """Whether a path is that of an open file. While it is open, no other file gets its number."""
+    with suppress(OSError):
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    return False
+
+
+def _remove_own(path: Path, file: io.FileIO) -> None:
+    """Remove an open file, unless its name is another file's."""
+    if _leads_to(path, file):
+        remove_file(path)

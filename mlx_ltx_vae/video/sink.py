@@ -3,8 +3,10 @@
 import queue
 import threading
 import traceback
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -19,35 +21,63 @@ _END = None
 _MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
 
 
-class _FrameCountingQueue(queue.Queue[np.ndarray | None]):
-    """Bounded by frames, not by arrays."""
+class _Worker:
+    """The part of a `FrameQueue` that its thread holds, which does not keep the queue itself alive."""
 
-    def _qsize(self) -> int:
-        return sum(1 if frames is _END else max(1, len(frames)) for frames in self.queue)
+    def __init__(self) -> None:
+        # Unlike `Queue`, it may be filled while this thread is in `get`, as happens where its owner is collected.
+        self.arrays: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
+        self.changed = threading.Condition()
+        self.num_waiting = 0  # frames in `arrays`
+        self.error: Exception | None = None
+        self.is_cancelled = False
+        self.has_ended = False
+
+    def run(self, consume: Callable[[np.ndarray], None]) -> None:
+        """Consume arrays until the end, or until an error."""
+        while self.error is None and (frames := self.arrays.get()) is not _END and not self.is_cancelled:
+            with self.changed:
+                self.num_waiting -= len(frames)
+                self.changed.notify()
+            try:
+                consume(frames)
+            except Exception as error:  # raised on the thread that calls put()
+                traceback.clear_frames(error.__traceback__)  # otherwise it keeps the array alive
+                self.error = error
+            del frames  # otherwise the last array stays alive while the thread waits for the next
+        del consume  # an error refers to this frame
+        with self.changed:
+            self.has_ended = True
+            self.arrays = queue.SimpleQueue()  # drops what is left
+            self.changed.notify_all()
 
 
 class FrameQueue:
     """Calls `consume(frames)` on a thread of its own, in order.
 
     `put` waits while `max_frames` frames or more are queued, so that frames do not pile up. After `consume` has failed,
-    the thread still empties the queue, so that `put` never waits forever; the next `put` or `finish` raises the error.
+    the next `put` or `finish` raises the error. The thread of a queue that is collected ends after what is queued:
+    `consume` must not refer to the queue.
     """
 
     def __init__(self, consume: Callable[[np.ndarray], None], *, max_frames: int = _MAX_QUEUED) -> None:
-        self._consume = consume
-        self._queue = _FrameCountingQueue(maxsize=max_frames)
-        self._error: Exception | None = None
-        self._cancelled = False
-        self._thread: threading.Thread | None = None
+        self._max_frames = max_frames
+        self._worker = _Worker()
+        # A daemon thread, so that a sink that is never closed does not keep the interpreter from exiting.
+        self._thread = threading.Thread(target=self._worker.run, args=(consume,), name="frame-writer", daemon=True)
+        # Not of a method of the worker, whose error refers to those who have called `put`.
+        weakref.finalize(self, self._worker.arrays.put, _END)
 
     def put(self, frames: np.ndarray) -> None:
         """Queue an array, which must not be changed afterwards. Raises an earlier error of `consume`."""
-        self._raise_error()
-        if self._thread is None:
-            # A daemon thread, so that a sink that is never closed does not keep the interpreter from exiting.
-            self._thread = threading.Thread(target=self._run, name="frame-writer", daemon=True)
+        worker = self._worker
+        if self._thread.ident is None:
             self._thread.start()
-        self._queue.put(frames)
+        with worker.changed:
+            worker.changed.wait_for(lambda: worker.has_ended or worker.num_waiting < self._max_frames)
+            self._raise_error()
+            worker.num_waiting += len(frames)
+            worker.arrays.put(frames)
 
     def finish(self) -> None:
         """Wait until everything is consumed. Raises an error of `consume`."""
@@ -56,27 +86,17 @@ class FrameQueue:
 
     def cancel(self) -> None:
         """Drop the queued frames and end the thread. The caller must first unblock a `consume` that hangs."""
-        self._cancelled = True
+        self._worker.is_cancelled = True
         self._join()
 
     def _join(self) -> None:
-        if self._thread is not None and self._thread.is_alive():
-            self._queue.put(_END)
+        if self._thread.ident is not None:
+            self._worker.arrays.put(_END)
             self._thread.join()
 
     def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        while (frames := self._queue.get()) is not _END:
-            if self._error is None and not self._cancelled:
-                try:
-                    self._consume(frames)
-                except Exception as error:  # raised on the thread that calls put()
-                    traceback.clear_frames(error.__traceback__)  # otherwise it keeps the array alive
-                    self._error = error
-            del frames  # otherwise the last array stays alive while the thread waits for the next
+        if self._worker.error is not None:
+            raise self._worker.error
 
 
 def check_frames(name: str, size: Size, bit_depth: int) -> None:
@@ -94,7 +114,7 @@ class Sink(ABC):
     for 10. A thread writes them; `write` returns at once, or waits if that thread is behind.
 
     Leaving the with-block closes the sink: the output appears under its name. An exception in the block, Ctrl-C
-    included, aborts it: nothing is left behind.
+    included, aborts it: nothing is left behind. So does dropping a sink that was not closed.
 
     Raises:
         WriterError: for an invalid size or bit depth.
@@ -108,7 +128,6 @@ class Sink(ABC):
         #: Frames accepted so far. Once `close` has returned, all of them are in the output.
         self.frames_written = 0
         self._dtype = _FRAME_DTYPES[bit_depth]
-        self._queue = FrameQueue(self._consume_or_raise)
         self._closed = False
 
     def write(self, frames: np.ndarray) -> None:
@@ -161,9 +180,16 @@ class Sink(ABC):
         else:
             self.abort()
 
+    @cached_property
+    def _queue(self) -> FrameQueue:
+        return FrameQueue(partial(_consume, self.name, self._consumer()))
+
     @abstractmethod
-    def _consume(self, frames: np.ndarray) -> None:
-        """Write frames. Runs on the thread; the array is C-contiguous and has been checked."""
+    def _consumer(self) -> Callable[[np.ndarray], object]:
+        """The function that writes frames. It runs on the thread; the array is C-contiguous and has been checked.
+
+        It must not refer to the sink, which would not be collected while the thread lives.
+        """
 
     @abstractmethod
     def _finish(self) -> None:
@@ -174,17 +200,8 @@ class Sink(ABC):
         """Remove the partial output. The thread has ended; `_finish` may have run in part."""
 
     def _interrupt(self) -> None:
-        """Make a hanging `_consume` fail. The thread is running."""
+        """Make a consumer that hangs fail. The thread is running."""
         return
-
-    def _consume_or_raise(self, frames: np.ndarray) -> None:
-        try:
-            with writing_to(self.name):
-                self._consume(frames)
-        except WriterError:
-            raise
-        except Exception as error:
-            raise WriterError(f"{self.name}: cannot be written ({error}).") from error
 
     def _check(self, frames: np.ndarray) -> None:
         width, height = self.size
@@ -193,3 +210,19 @@ class Sink(ABC):
             raise WriterError(f"{self.name}: {expected} as numpy arrays, not a {type(frames).__name__}.")
         if frames.dtype != self._dtype or frames.ndim != 4 or frames.shape[1:] != (height, width, 3):
             raise WriterError(f"{self.name}: {expected}, not {frames.dtype} {frames.shape}.")
+
+
+def _consume(name: str, consumer: Callable[[np.ndarray], object], frames: np.ndarray) -> None:
+    """Write frames. Any error becomes a `WriterError` that names the output."""
+    try:
+        with writing_to(name):
+            consumer(frames)
+    except WriterError:
+        raise
+    except Exception as error:
+        raise WriterError(f"{name}: cannot be written ({error}).") from error
+
+
+def write_bytes(write: Callable[[memoryview], object], frames: np.ndarray) -> None:
+    """Call `write` with the bytes of frames."""
+    write(frames.data.cast("B"))

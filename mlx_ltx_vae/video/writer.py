@@ -1,12 +1,14 @@
 """Video files written by ffmpeg while later frames are still being computed."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from ..cleanup import Cleanup
 from ..errors import WriterError
 from ..frame_rate import parse_fps
 from ..part_file import PartFile
@@ -22,7 +24,7 @@ from .codecs import (
 )
 from .ffmpeg import FfmpegEncoder, check_audio, file_url, input_arguments
 from .live import LiveOutput, Target, target_name
-from .sink import Sink
+from .sink import Sink, write_bytes
 
 _RAW_FORMATS = {8: "rgb24", 10: "rgb48le"}
 _MAX_GIF_FPS = 50
@@ -54,9 +56,11 @@ class FfmpegSink(Sink):
         except BaseException:
             target.discard()
             raise
+        remove = target.discard if isinstance(target, PartFile) else target.remove
+        Cleanup(self, _end_and_remove, self._ffmpeg, remove)
 
-    def _consume(self, frames: np.ndarray) -> None:
-        self._ffmpeg.write(frames.data.cast("B"))
+    def _consumer(self) -> Callable[[np.ndarray], object]:
+        return partial(write_bytes, self._ffmpeg.write)
 
     def _finish(self) -> None:
         encoded = self._ffmpeg.finish()
@@ -70,6 +74,12 @@ class FfmpegSink(Sink):
     def _discard(self) -> None:
         self._ffmpeg.release()
         self._target.discard()
+
+
+def _end_and_remove(ffmpeg: FfmpegEncoder, remove: Callable[[], None]) -> None:
+    """End the ffmpeg of a sink that was not closed, and remove its file only then: ffmpeg might create it again."""
+    ffmpeg.end()
+    remove()
 
 
 class VideoWriter(FfmpegSink):
