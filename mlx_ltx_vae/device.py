@@ -27,6 +27,11 @@ def backend() -> Backend:
     return Backend.METAL if mx.metal.is_available() else Backend.CUDA
 
 
+def find_compiler() -> None:
+    """Let MLX's CPU backend look for its compiler now. It does so once, by `system("g++ --version")`."""
+    mx.compile(mx.abs)(mx.array(0.0))  # traced, and never evaluated
+
+
 def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:
     """The default device, for a network that computes in `dtype`.
 

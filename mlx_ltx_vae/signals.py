@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,29 @@ WORDS = {
     signal.SIGQUIT: "quit",
 }
 _STANDARD_ERROR = 2
+
+
+@contextmanager
+def delayed_signals() -> Iterator[None]:
+    """Let the signals that end a command wait for the end of the block, if this process is one.
+
+    For a block in which the C library ignores SIGINT and SIGQUIT, as it does in `system`: Linux drops what is ignored,
+    but keeps what is blocked. No other thread may take a signal meanwhile, so this is for the start of a command.
+    """
+    if not startup.IS_COMMAND:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WORDS)
+    try:
+        if sys.platform == "linux":
+            # OpenBLAS starts threads when it is loaded. It ends them at a fork, until it next needs them.
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            os.waitpid(child, 0)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
