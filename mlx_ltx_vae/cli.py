@@ -19,14 +19,14 @@ from tqdm import tqdm
 
 from . import __version__, startup
 from .cleanup import Cleanup
-from .device import find_compiler, is_cpu
+from .device import compiler_search, is_cpu
 from .dtypes import DTYPES
 from .errors import DecodeError, DistributedError, LTXVAEError, WriterError, describe_error, excerpt, one_line, quote
 from .frame_rate import parse_fps
 from .latents import parse_grid
 from .ranks import Work, launched_rank
 from .shapes import MAX_PIXELS, is_possible_size
-from .signals import delayed_signals, die_by_termination, ended_by_signals
+from .signals import delay_signals, die_by_termination, ended_by_signals
 from .tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from .units import parse_bytes
 
@@ -153,8 +153,7 @@ def run_command(
 def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, computes: bool) -> int:
     try:
         if computes and is_cpu():
-            with delayed_signals():
-                find_compiler()
+            delay_signals(compiler_search())
         # After the block signals are ignored, so that an error is the only line.
         with ended_by_signals(_is_silent), warnings.catch_warnings():
             warnings.showwarning = _show_warning

@@ -2,8 +2,9 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -27,9 +28,9 @@ def backend() -> Backend:
     return Backend.METAL if mx.metal.is_available() else Backend.CUDA
 
 
-def find_compiler() -> None:
-    """Let MLX's CPU backend look for its compiler now. It does so once, by `system("g++ --version")`."""
-    mx.compile(mx.abs)(mx.array(0.0))  # traced, and never evaluated
+def compiler_search() -> Callable[[], object]:
+    """A function that makes MLX's CPU backend look for its compiler, once, by `system("g++ --version")`."""
+    return partial(mx.compile(mx.abs), mx.array(0.0))  # traced, and never evaluated
 
 
 def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:

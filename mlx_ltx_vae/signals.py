@@ -21,17 +21,17 @@ WORDS = {
 _STANDARD_ERROR = 2
 
 
-@contextmanager
-def delayed_signals() -> Iterator[None]:
-    """Let the signals that end a command wait for the end of the block, if this process is one.
+def delay_signals(function: Callable[[], object]) -> None:
+    """Call a function during which the C library ignores SIGINT and SIGQUIT, as it does in `system`, and lose none.
 
-    For a block in which the C library ignores SIGINT and SIGQUIT, as it does in `system`: Linux drops what is ignored,
-    but keeps what is blocked. No other thread may take a signal meanwhile, so this is for the start of a command.
+    In a command, the signals that end it wait until the function has returned. Linux drops a signal that is ignored,
+    but keeps one that is blocked, if no other thread takes it. So this is for the start of a command.
     """
     if not startup.IS_COMMAND:
-        yield
+        function()
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, WORDS)
+    handled = [number for number in WORDS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
     try:
         if sys.platform == "linux":
             # OpenBLAS starts threads when it is loaded. It ends them at a fork, until it next needs them.
@@ -39,7 +39,9 @@ def delayed_signals() -> Iterator[None]:
             if not child:
                 os._exit(0)
             os.waitpid(child, 0)
-        yield
+        # What waits already is dropped as soon as it is ignored. It ends the process now.
+        if not signal.sigpending():
+            function()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
