@@ -167,7 +167,8 @@ class Commands:
 
 def running(words: str) -> list[str]:
     """The processes with these words in their command lines."""
-    table = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True, check=True).stdout
+    # -ww: ps may otherwise cut lines to 80 columns.
+    table = subprocess.run(["ps", "-wweo", "stat=,args="], capture_output=True, text=True, check=True).stdout
     return [line for line in table.splitlines() if words in line and not line.startswith("Z")]
 
 

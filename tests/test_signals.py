@@ -4,6 +4,7 @@ import os
 import random
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -68,6 +69,29 @@ def test_a_signal_ends_the_command_its_ffmpeg_and_its_file(tmp_path, number):
     assert running(str(tmp_path)) == []
 
 
+def test_ffmpeg_ends_with_a_command_that_is_killed_and_the_next_one_removes_what_it_left(commands, tmp_path):
+    audio, out = tmp_path / "audio.wav", tmp_path / "out"
+    with audio.open("wb") as file:  # two days of silence, whose encode takes minutes
+        size = 48 * 3600 * 16000
+        layout = struct.pack("<IHHIIHH", 16, 1, 1, 8000, 16000, 2, 16)
+        file.write(b"RIFF" + struct.pack("<I", size + 36) + b"WAVEfmt " + layout + b"data" + struct.pack("<I", size))
+        file.truncate(size + file.tell())
+    out.mkdir()
+    arguments = [*commands.arguments("video", out)[2:-1], out / "whole.mkv", "--codec", "ffv1"]
+    process = start(*arguments, "--audio", audio)
+    wait_for_part(process, out)
+    process.kill()
+    process.wait()
+    left = [*out.iterdir()]
+    deadline = time.monotonic() + 30
+    while running(str(out)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert left == [*out.iterdir()]
+    subprocess.run([sys.executable, "-m", "mlx_ltx_vae.decode", *map(str, arguments)], check=True)
+    assert [path.name for path in out.iterdir()] == ["whole.mkv"]
+
+
 @pytest.fixture
 def compiler(tmp_path):
     """An environment whose g++, for which MLX's CPU backend looks by `system`, waits until its file "go" exists."""
@@ -93,6 +117,27 @@ def test_a_signal_that_comes_while_the_c_library_ignores_it_is_not_lost(tmp_path
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (-number, "")
     assert {path.name for path in tmp_path.iterdir()} == {"g++", "g++.asked", "g++.go"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep blocked signals")
+@pytest.mark.parametrize("moment", ["before", "while"])
+def test_a_signal_is_kept_before_and_while_it_is_ignored(moment):
+    """The system drops those that wait when they become ignored."""
+    code = """
+import os, signal, sys
+from mlx_ltx_vae import signals, startup
+startup.IS_COMMAND = True
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+wait = os.waitpid
+def interrupted(*arguments):
+    wait(*arguments)
+    os.kill(os.getpid(), signal.SIGINT)
+if sys.argv[1] == "before":
+    os.waitpid = interrupted
+signals.delay_signals(lambda: os.system("kill -INT $PPID" if sys.argv[1] == "while" else "true"))
+"""
+    done = subprocess.run([sys.executable, "-c", code, moment], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_command_that_computes_nothing_does_not_look_for_a_compiler(tmp_path, compiler):
