@@ -20,6 +20,7 @@ from tqdm import tqdm
 from . import __version__, startup
 from .cleanup import Cleanup
 from .device import compiler_search, is_cpu
+from .device_errors import explained_device_errors
 from .dtypes import DTYPES
 from .errors import DecodeError, DistributedError, LTXVAEError, WriterError, describe_error, excerpt, one_line, quote
 from .frame_rate import parse_fps
@@ -155,7 +156,7 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
         if computes and is_cpu():
             delay_signals(compiler_search())
         # After the block signals are ignored, so that an error is the only line.
-        with ended_by_signals(_is_silent), warnings.catch_warnings():
+        with explained_device_errors(), ended_by_signals(_is_silent), warnings.catch_warnings():
             warnings.showwarning = _show_warning
             command(arguments)
     except KeyboardInterrupt:  # where another program calls the command's function

@@ -35,10 +35,11 @@ def delay_signals(function: Callable[[], object]) -> None:
     try:
         if sys.platform == "linux":
             # OpenBLAS starts threads when it is loaded. It ends them at a fork, until it next needs them.
-            child = os.fork()
-            if not child:
-                os._exit(0)
-            os.waitpid(child, 0)
+            with suppress(BlockingIOError):  # at the limit on processes, which `system` reaches as well
+                child = os.fork()
+                if not child:
+                    os._exit(0)
+                os.waitpid(child, 0)
         # What waits already is dropped as soon as it is ignored. It ends the process now.
         if not signal.sigpending():
             function()
