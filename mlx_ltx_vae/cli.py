@@ -19,6 +19,8 @@ from tqdm import tqdm
 
 from . import __version__, startup
 from .cleanup import Cleanup
+from .device import compiler_search, is_cpu
+from .device_errors import explained_device_errors
 from .dtypes import DTYPES
 from .errors import (
     DecodeError,
@@ -36,7 +38,7 @@ from .frame_rate import parse_fps
 from .latents import parse_grid
 from .ranks import DEFAULT_TIMEOUT, Work, launched_rank
 from .shapes import MAX_PIXELS, is_possible_size
-from .signals import die_by_termination, ended_by_signals
+from .signals import delay_signals, die_by_termination, ended_by_signals
 from .tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from .units import parse_bytes
 
@@ -163,16 +165,21 @@ def add_many_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_command(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> int:
+def run_command(
+    command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, *, computes: bool = False
+) -> int:
     """Run a command and return its exit code.
 
     0: done. 1: failed, with one line on standard error. 130, 143, 129, 131: ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT.
     (`CommandParser` exits with 2.) Each warning is one line on standard error.
+
+    Args:
+        computes: whether it runs a network in this process.
     """
     # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
     atexit.unregister(mx.clear_streams)
     atexit.register(mx.clear_streams)
-    code = _run(command, arguments)
+    code = _run(command, arguments, computes)
     problem = finish_output()
     if problem and code == 0:
         code, message = problem
@@ -180,10 +187,12 @@ def run_command(command: Callable[[argparse.Namespace], None], arguments: argpar
     return code
 
 
-def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> int:
+def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, computes: bool) -> int:
     try:
+        if computes and is_cpu():
+            delay_signals(compiler_search())
         # After the block signals are ignored, so that an error is the only line.
-        with ended_by_signals(_is_silent), warnings.catch_warnings():
+        with explained_device_errors(), ended_by_signals(_is_silent), warnings.catch_warnings():
             warnings.showwarning = _show_warning
             command(arguments)
     except KeyboardInterrupt:  # where another program calls the command's function

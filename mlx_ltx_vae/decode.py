@@ -225,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--preset cannot be combined with --tile or --tile-frames")
     with parser.wrong_usage():
         _check_usage(arguments)
-    return run_command(_decode, arguments)
+    return run_command(_decode, arguments, computes=not arguments.dry_run)
 
 
 def _check_usage(arguments: argparse.Namespace) -> None:

@@ -2,8 +2,9 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -59,6 +60,11 @@ def confirm_device() -> None:
     mx.synchronize()
     if to_int(mx.arange(_PROBE).sum()) != _PROBE * (_PROBE - 1) // 2:
         raise DeviceError("the device no longer computes correctly, so the result cannot be trusted; start again.")
+
+
+def compiler_search() -> Callable[[], object]:
+    """A function that makes MLX's CPU backend look for its compiler, once, by `system("g++ --version")`."""
+    return partial(mx.compile(mx.abs), mx.array(0.0))  # traced, and never evaluated
 
 
 def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:

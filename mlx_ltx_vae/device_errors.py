@@ -14,6 +14,10 @@ _TOO_LARGE = (
     "greater than the maximum allowed buffer size",
     "failed: out of memory",
 )
+# Of the C++ library, where MLX compiles a kernel for the CPU.
+_NO_FOLDER = ("temp_directory_path", "cannot create directories")
+# Of Python and of the C++ library.
+_NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
 
 _EXPLANATIONS = {
     _TOO_LONG: "macOS stopped the GPU because one step kept the display waiting for too long; use mode exact with a "
@@ -21,12 +25,15 @@ _EXPLANATIONS = {
     "(reported to help before M5) set AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1 in the environment.",
     _TOO_LARGE: "the device ran out of memory; use mode exact with a smaller memory budget or chunk, or smaller tiles, "
     "and close other apps.",
+    _NO_FOLDER: "MLX keeps what it compiles for the CPU in the folder that the environment variable TMPDIR names, "
+    "which is missing or read-only; set TMPDIR to another one, or unset it.",
+    _NO_THREAD: "the system refuses another thread; raise the limit on processes (ulimit -u), or end other programs.",
 }
 
 
 @contextmanager
 def explained_device_errors() -> Iterator[None]:
-    """Explain errors of MLX in this block that are about the device's memory, or the time that it took.
+    """Explain errors of MLX in this block that are about memory, time, threads, or TMPDIR.
 
     Raises:
         DeviceError: in place of such an error, which is its `__cause__`. Other errors pass.

@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
         pattern = find_pattern(arguments.video, arguments.output, _ENDING)
         if pattern:
             check_latents_name(pattern)
-    return run_command(_encode, arguments)
+    return run_command(_encode, arguments, computes=not arguments.dry_run)
 
 
 def _encode(arguments: argparse.Namespace) -> None:

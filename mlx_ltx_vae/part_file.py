@@ -1,19 +1,22 @@
 """Files that appear under their name only when they are whole."""
 
+import fcntl
 import os
+import re
 import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .cleanup import Cleanup, remove_file, uninterrupted
+from .cleanup import Cleanup, remove_file, remove_folder, uninterrupted
 from .errors import WriterError
 
 _MAX_STEM = 200  # bytes
 _MAX_ENDING = 20  # characters
+_LOCK_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # never of what a link points to; a pipe is not waited for
 
 
 @contextmanager
@@ -37,21 +40,64 @@ def check_absent(target: str | os.PathLike) -> None:
         raise WriterError(f"{target}: exists, and is not to be overwritten; remove it or choose another name.")
 
 
-def part_path(target: Path) -> Path:
-    """A hidden, unused name with the same ending beside `target`, so that a rename stays on one file system.
+def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, int]:
+    """Create a hidden, partial file or folder beside `target`, so that a rename stays on one file system.
 
-    It is at most 255 bytes long, which file systems allow.
+    It is locked until `remove_part`, or the end of this process. What processes that were killed have left of the same
+    target is nobody's, and is removed.
+
+    Args:
+        create: creates an empty file or folder of this path, which is unused.
+
+    Returns:
+        Its path, with the same ending and a name of at most 255 bytes, which file systems allow; and the lock.
     """
     stem = os.fsencode(target.stem)[:_MAX_STEM].decode(sys.getfilesystemencoding(), "ignore")
-    ending = target.suffix if len(target.suffix) <= _MAX_ENDING else ""
-    return target.with_name(f".{stem}.{secrets.token_hex(4)}.part{ending}")
+    head, tail = f".{stem}.", f".part{target.suffix if len(target.suffix) <= _MAX_ENDING else ''}"
+    _remove_abandoned(target.parent, re.compile(re.escape(head) + "[0-9a-f]{8}" + re.escape(tail)))
+    while True:
+        path = target.with_name(head + secrets.token_hex(4) + tail)
+        create(path)
+        with suppress(FileNotFoundError):
+            lock = os.open(path, _LOCK_FLAGS)
+            with suppress(OSError):  # on file systems without locks, nobody can take it for abandoned
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists():  # another process may have removed it before it was locked
+                return path, lock
+            os.close(lock)
+
+
+def remove_part(path: Path, lock: int) -> None:
+    """Remove what `create_part` has created, unless it has been renamed, and unlock it."""
+    if path.is_dir():
+        remove_folder(path)
+    else:
+        remove_file(path)
+    os.close(lock)
+
+
+def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
+    """Remove the partial files and folders of this name that nobody has locked, as far as that is allowed."""
+    with suppress(OSError):
+        for entry in os.listdir(folder):
+            if name.fullmatch(entry):
+                with suppress(OSError):  # it is locked, or another user's
+                    path = folder / entry
+                    lock = os.open(path, _LOCK_FLAGS)
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except OSError:
+                        os.close(lock)
+                    else:
+                        remove_part(path, lock)
 
 
 class PartFile:
     """An empty file beside `target`, to be filled and then renamed.
 
     It is created at once, so that a missing or read-only folder is refused before any work is done. It is removed
-    with this object, at the latest when the interpreter exits, so that Ctrl-C at any point leaves nothing behind.
+    with this object, at the latest when the interpreter exits, so that Ctrl-C at any point leaves nothing behind. That
+    of a killed process is removed by the next one for the same target.
 
     A symbolic link stays, and the file that it points to is replaced. A named pipe or a device stays too, and gets the
     bytes of the file when it is whole, which until then is in the folder for temporary files.
@@ -74,10 +120,10 @@ class PartFile:
         self._real = Path(os.path.realpath(target))
         self._is_special = os.path.exists(target) and not os.path.isfile(target)
         real = self._real.with_suffix(target.suffix)
-        self.path = part_path(Path(tempfile.gettempdir(), target.name) if self._is_special else real)
+        beside = Path(tempfile.gettempdir(), target.name) if self._is_special else real
         with uninterrupted(), writing_to(target):
-            self.path.open("xb").close()
-            self._remove = Cleanup(self, remove_file, self.path)
+            self.path, lock = create_part(beside, lambda path: path.open("xb").close())
+            self._remove = Cleanup(self, remove_part, self.path, lock)
 
     def complete(self) -> None:
         """Rename the file to its target, replacing an earlier file if that is allowed."""
@@ -90,7 +136,7 @@ class PartFile:
             if not self._overwrite:
                 self._real.open("xb").close()  # takes the name, or fails: a rename would replace another file
             os.replace(self.path, self._real)
-            self._remove.cancel()
+            self._remove()
 
     def discard(self) -> None:
         """Remove the file if it has not been renamed."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,32 @@ WORDS = {
     signal.SIGQUIT: "quit",
 }
 _STANDARD_ERROR = 2
+
+
+def delay_signals(function: Callable[[], object]) -> None:
+    """Call a function during which the C library ignores SIGINT and SIGQUIT, as it does in `system`, and lose none.
+
+    In a command, the signals that end it wait until the function has returned. Linux drops a signal that is ignored,
+    but keeps one that is blocked, if no other thread takes it. So this is for the start of a command.
+    """
+    if not startup.IS_COMMAND:
+        function()
+        return
+    handled = [number for number in WORDS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+    try:
+        if sys.platform == "linux":
+            # OpenBLAS starts threads when it is loaded. It ends them at a fork, until it next needs them.
+            with suppress(BlockingIOError):  # at the limit on processes, which `system` reaches as well
+                child = os.fork()
+                if not child:
+                    os._exit(0)
+                os.waitpid(child, 0)
+        # What waits already is dropped as soon as it is ignored. It ends the process now.
+        if not signal.sigpending():
+            function()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

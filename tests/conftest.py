@@ -35,8 +35,9 @@ FIXTURES = Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
 # Set before MLX is first used: golden data and tolerances are for float32 products that are not rounded to TF32.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
-# What a shell starts in the background ignores Ctrl-C, and some tests press it.
+# What a shell starts in the background ignores Ctrl-C and Ctrl-\, and some tests press them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 import synthetic_checkpoint  # noqa: E402  (a script beside the golden data, not a package)
 

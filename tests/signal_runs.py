@@ -1,10 +1,13 @@
 """Runs commands, sends them signals at given times, and finds what they leave behind.
 
     python tests/signal_runs.py 200
+    python tests/signal_runs.py 1000 video --cold
 
-prints what became of 200 runs of every command, with signals at random times.
+prints what became of 200 runs of every command, with signals at random times; and of 1000 decodes without compiled
+kernels of MLX, with signals in their first two seconds.
 """
 
+import argparse
 import json
 import os
 import random
@@ -29,6 +32,12 @@ from synthetic_checkpoint import write_checkpoint  # noqa: E402  (a script besid
 #: Before Python has run a line of the package, Ctrl-C is Python's: it then prints a traceback.
 PYTHON_STARTS = 0.08  # seconds, on a busy machine
 
+#: The first signals to commands that must compile kernels come within this time.
+COLD_START = 2.0  # seconds
+
+# A command that is done ignores signals, and then ends at once.
+_EXIT_SECONDS = 1.0
+
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGQUIT: 131}
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit"}
 
@@ -40,18 +49,22 @@ class Outcome:
     Attributes:
         leftovers: partial files, files in the temporary folder, and processes that still run.
         outputs: the names of whole outputs.
+        seconds_left: from the first signal to the end.
     """
 
     returncode: int
     stderr: str
     leftovers: tuple[str, ...]
     outputs: tuple[str, ...]
+    seconds_left: float
 
     def problem(self, sent: signal.Signals) -> str | None:
         """What is wrong with it, after that signal; None if nothing is."""
         if self.leftovers:
             return f"left {', '.join(self.leftovers)}"
         if self.returncode == 0:
+            if self.seconds_left > _EXIT_SECONDS:
+                return f"lost: exit 0 {self.seconds_left:.1f} s later"
             return None if self.outputs and not self.stderr else "exit 0 without an output, or with an error"
         if self.returncode < 0 and self.outputs:
             return f"died by the signal and left {', '.join(self.outputs)}"
@@ -90,8 +103,13 @@ class Commands:
             "convert": ["-m", "mlx_ltx_vae.convert", self._checkpoint, "-q", "-o", out / "whole"],
         }[name]  # fmt: skip
 
-    def run(self, name: str, sent: Sequence[tuple[float, signal.Signals]]) -> tuple[Outcome, float]:
+    def run(
+        self, name: str, sent: Sequence[tuple[float, signal.Signals]], *, cold: bool = False
+    ) -> tuple[Outcome, float]:
         """Run a command and send its process group signals at these seconds after its start, as a terminal does.
+
+        Args:
+            cold: let MLX compile its kernels for the CPU, which it otherwise finds.
 
         Returns:
             The outcome, and the seconds that it took.
@@ -100,7 +118,8 @@ class Commands:
             out, temporary = Path(folder) / "out", Path(folder) / "tmp"
             out.mkdir()
             temporary.mkdir()
-            (temporary / "mlx").symlink_to(self._kernels)  # what MLX compiles for the CPU, which it keeps
+            if not cold:
+                (temporary / "mlx").symlink_to(self._kernels)  # what MLX compiles for the CPU, which it keeps
             start = time.monotonic()
             process = subprocess.Popen(
                 [sys.executable, *map(str, self.arguments(name, out))],
@@ -110,57 +129,78 @@ class Commands:
                 env=os.environ | {"TMPDIR": str(temporary)},
                 start_new_session=True,
             )
+            first = None
             for seconds, number in sent:
                 time.sleep(max(0, start + seconds - time.monotonic()))
+                first = first or time.monotonic()
                 if process.poll() is None:
                     os.killpg(process.pid, number)
             _, stderr = process.communicate(timeout=60)
-            seconds = time.monotonic() - start
+            end = time.monotonic()
             names = sorted(path.name for path in out.iterdir())
             partial = [name for name in names if not name.startswith("whole")]
-            left = [*partial, *sorted({path.name for path in temporary.iterdir()} - {"mlx"}), *running(folder)]
+            # What gcc compiles it removes itself, but for SIGQUIT.
+            temporaries = [path.name for path in temporary.iterdir() if path.name[:2] != "cc" and path.name != "mlx"]
+            while cold and any("gcc" in line or "g++" in line for line in running(folder)):
+                time.sleep(0.01)  # MLX's compiler ends after the command
+            left = [*partial, *sorted(temporaries), *running(folder)]
             outputs = tuple(name for name in names if name not in partial)
-            return Outcome(process.returncode, stderr, tuple(left), outputs), seconds
+            return Outcome(process.returncode, stderr, tuple(left), outputs, end - (first or end)), end - start
 
     def random_runs(
-        self, name: str, count: int, numbers: Sequence[signal.Signals], rng: random.Random
+        self, name: str, count: int, numbers: Sequence[signal.Signals], rng: random.Random, *, cold: bool = False
     ) -> Iterator[tuple[signal.Signals, float, Outcome]]:
-        """Run a command many times, with one, two or ten signals of a kind, the first at any time in its run."""
-        _, whole = self.run(name, [])
+        """Run a command many times, with one, two or ten signals of a kind, the first at any time in its run.
+
+        Yields:
+            The signal, when it came as a share of a whole run, and the outcome.
+        """
+        _, whole = self.run(name, [], cold=cold)
         for index in range(count):
-            first = rng.uniform(PYTHON_STARTS, 1.05 * whole)
+            first = rng.uniform(PYTHON_STARTS, COLD_START if cold else 1.05 * whole)
             repeats = rng.choice([1, 1, 2, 10])
             number = numbers[index % len(numbers)]
             sent = [(first, number)]
             for _ in range(repeats - 1):
                 sent.append((sent[-1][0] + rng.choice([0, 0.005, 0.03]), number))
-            outcome, _ = self.run(name, sent)
+            outcome, _ = self.run(name, sent, cold=cold)
             yield number, first / whole, outcome
 
 
 def running(words: str) -> list[str]:
     """The processes with these words in their command lines."""
-    table = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True, check=True).stdout
+    # -ww: ps may otherwise cut lines to 80 columns.
+    table = subprocess.run(["ps", "-wweo", "stat=,args="], capture_output=True, text=True, check=True).stdout
     return [line for line in table.splitlines() if words in line and not line.startswith("Z")]
 
 
 def main() -> None:
     """Print what became of many runs."""
-    count, names = int(sys.argv[1]), sys.argv[2:] or ["video", "live", "rows", "stills", "encode", "convert"]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("count", type=int)
+    parser.add_argument("names", nargs="*", default=["video", "live", "rows", "stills", "encode", "convert"])
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGQUIT):  # what a shell starts in the background ignores them
+        signal.signal(number, signal.SIG_DFL)
     fixtures = Path(__file__).parent / "fixtures"
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "vae.safetensors"
         write_checkpoint(json.loads((fixtures / "ltx2_3.json").read_text()), checkpoint)
         commands = Commands(Path(folder), checkpoint)
-        for name in names:
+        for name in options.names:
             codes: Counter[int] = Counter()
             problems: Counter[str] = Counter()
-            for number, when, outcome in commands.random_runs(name, count, list(SIGNALS), random.Random()):
+            rng = random.Random(options.seed)
+            for number, when, outcome in commands.random_runs(
+                name, options.count, list(SIGNALS), rng, cold=options.cold
+            ):
                 codes[outcome.returncode] += 1
                 if problem := outcome.problem(number):
                     problems["leftovers" if outcome.leftovers else "exit code or text"] += 1
                     print(f"  {name}, {number.name} at {when:.2f}: {problem}", flush=True)
-            print(f"{name}: {count} runs, exit codes {dict(codes)}, problems {dict(problems)}", flush=True)
+            print(f"{name}: {options.count} runs, exit codes {dict(codes)}, problems {dict(problems)}", flush=True)
 
 
 if __name__ == "__main__":

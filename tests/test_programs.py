@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tolerances import cpu_only
+
 SCRIPT = Path(__file__).parent.parent / "scripts" / "with_openblas.sh"
 
 
@@ -31,6 +33,32 @@ def test_a_wrong_ffmpeg_is_named_with_the_variable_that_chose_it(tmp_path, comma
     expected = f"error: ffmpeg cannot be started ({program}: {reason}); correct or unset IMAGEIO_FFMPEG_EXE.\n"
     assert (done.returncode, done.stderr) == (1, expected)
     assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
+
+
+@cpu_only("GPU backends keep no kernels in files")
+@pytest.mark.skipif(not shutil.which("g++"), reason="without a compiler MLX compiles nothing")
+@pytest.mark.parametrize("folder", ["", "/nowhere"])
+def test_a_missing_folder_for_temporary_files_is_named_with_its_variable(tmp_path, folder):
+    done = decode_demo(tmp_path, env=os.environ | {"TMPDIR": folder})
+    assert "the environment variable TMPDIR names, which is missing or read-only" in done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("prlimit") or not shutil.which("setpriv"), reason="needs both programs of Linux")
+def test_a_limit_on_processes_is_named(tmp_path):
+    # Root has no limit unless it becomes another user, who here reads the same files.
+    keep = "-all,+dac_override,+dac_read_search"
+    user = ["setpriv", "--reuid", "54321", "--clear-groups", "--inh-caps", keep, "--ambient-caps", keep]
+    done = decode_demo(tmp_path, *(user if os.getuid() == 0 else []), "prlimit", "--nproc=1")
+    assert "the system refuses another thread; raise the limit on processes (ulimit -u)" in done.stderr
+
+
+def decode_demo(folder, *prefix, **options):
+    """The command, which must fail with one line and leave nothing."""
+    command = [*prefix, sys.executable, "-m", "mlx_ltx_vae.decode", "--demo", "-o", "out.npy"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False, **options)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert list(folder.iterdir()) == []
+    return done
 
 
 @pytest.mark.parametrize("option", ["--install", ""])

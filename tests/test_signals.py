@@ -2,15 +2,19 @@
 
 import os
 import random
+import re
 import signal
+import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from mlx_ltx_vae import demo
 from signal_runs import SIGNALS, WORDS, Commands, running
+from tolerances import cpu_only
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +33,14 @@ def test_nothing_is_left_by_200_runs(commands, name):
     check_runs(commands, name, 200)
 
 
-def check_runs(commands, name, count):
-    runs = commands.random_runs(name, count, list(SIGNALS), random.Random())
+@pytest.mark.slow
+@cpu_only("MLX compiles kernels in files for the CPU only")
+def test_no_signal_is_lost_in_200_cold_starts(commands):
+    check_runs(commands, "video", 200, cold=True)
+
+
+def check_runs(commands, name, count, *, cold=False):
+    runs = commands.random_runs(name, count, list(SIGNALS), random.Random(count), cold=cold)
     problems = [(number.name, round(when, 2), outcome.problem(number)) for number, when, outcome in runs]
     assert [problem for problem in problems if problem[2]] == []
 
@@ -57,6 +67,83 @@ def test_a_signal_ends_the_command_its_ffmpeg_and_its_file(tmp_path, number):
     assert (process.returncode, errors) == (128 + number, f"{WORDS[number]}\n")
     assert list(tmp_path.iterdir()) == []
     assert running(str(tmp_path)) == []
+
+
+def test_ffmpeg_ends_with_a_command_that_is_killed_and_the_next_one_removes_what_it_left(commands, tmp_path):
+    audio, out = tmp_path / "audio.wav", tmp_path / "out"
+    with audio.open("wb") as file:  # two days of silence, whose encode takes minutes
+        size = 48 * 3600 * 16000
+        layout = struct.pack("<IHHIIHH", 16, 1, 1, 8000, 16000, 2, 16)
+        file.write(b"RIFF" + struct.pack("<I", size + 36) + b"WAVEfmt " + layout + b"data" + struct.pack("<I", size))
+        file.truncate(size + file.tell())
+    out.mkdir()
+    arguments = [*commands.arguments("video", out)[2:-1], out / "whole.mkv", "--codec", "ffv1"]
+    process = start(*arguments, "--audio", audio)
+    wait_for_part(process, out)
+    process.kill()
+    process.wait()
+    left = [*out.iterdir()]
+    deadline = time.monotonic() + 30
+    while running(str(out)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert left == [*out.iterdir()]
+    subprocess.run([sys.executable, "-m", "mlx_ltx_vae.decode", *map(str, arguments)], check=True)
+    assert [path.name for path in out.iterdir()] == ["whole.mkv"]
+
+
+@pytest.fixture
+def compiler(tmp_path):
+    """An environment whose g++, for which MLX's CPU backend looks by `system`, waits until its file "go" exists."""
+    program = tmp_path / "g++"
+    program.write_text('#!/bin/sh\ntouch "$0.asked"\nwhile [ ! -e "$0.go" ]; do sleep 0.01; done\nexit 1\n')
+    program.chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
+    return environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+@cpu_only("MLX's GPU backends look for no compiler")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("number", "send"), [(signal.SIGINT, os.kill), (signal.SIGQUIT, os.killpg)])
+def test_a_signal_that_comes_while_the_c_library_ignores_it_is_not_lost(tmp_path, compiler, number, send):
+    process = start("--demo", "-o", tmp_path / "out.mkv", env=compiler)
+    while not (tmp_path / "g++.asked").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    assert int(re.search(r"SigIgn:\t(\w+)", status)[1], 16) & 1 << (number - 1)
+    send(process.pid, number)
+    (tmp_path / "g++.go").touch()
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (-number, "")
+    assert {path.name for path in tmp_path.iterdir()} == {"g++", "g++.asked", "g++.go"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep blocked signals")
+@pytest.mark.parametrize("moment", ["before", "while"])
+def test_a_signal_is_kept_before_and_while_it_is_ignored(moment):
+    """The system drops those that wait when they become ignored."""
+    code = """
+import os, signal, sys
+from mlx_ltx_vae import signals, startup
+startup.IS_COMMAND = True
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+wait = os.waitpid
+def interrupted(*arguments):
+    wait(*arguments)
+    os.kill(os.getpid(), signal.SIGINT)
+if sys.argv[1] == "before":
+    os.waitpid = interrupted
+signals.delay_signals(lambda: os.system("kill -INT $PPID" if sys.argv[1] == "while" else "true"))
+"""
+    done = subprocess.run([sys.executable, "-c", code, moment], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_command_that_computes_nothing_does_not_look_for_a_compiler(tmp_path, compiler):
+    process = start("--demo", "--dry-run", "-q", env=compiler, stdout=subprocess.DEVNULL)
+    assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
+    assert not (tmp_path / "g++.asked").exists()
 
 
 def test_a_command_under_nohup_survives_the_end_of_its_terminal(commands, tmp_path):

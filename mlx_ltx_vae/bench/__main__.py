@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--plot draws decodes; leave out --encode")
     if options.plot and len(options.frames) > 1:
         parser.error("--plot draws decodes of one length; give --frames one number")
-    return run_command(partial(_bench, parser), options)
+    return run_command(partial(_bench, parser), options, computes=True)
 
 
 def _bench(parser: CommandParser, options: argparse.Namespace) -> None:

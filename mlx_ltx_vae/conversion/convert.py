@@ -10,11 +10,11 @@ import mlx.core as mx
 
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.stored_network import LAYOUT_KEY, WeightLayout
-from ..cleanup import Cleanup, remove_folder, uninterrupted
+from ..cleanup import Cleanup, uninterrupted
 from ..dtypes import dtype_name
 from ..errors import CheckpointError, WriterError
 from ..mlx_utils import count_nonfinite
-from ..part_file import part_path, writing_to
+from ..part_file import create_part, remove_part, writing_to
 from .result import Conversion, Written, make_card
 from .verify import STATISTICS, Progress, one_by_one, read_all, verify_conversion
 
@@ -92,10 +92,9 @@ def _part_folder(folder: Path) -> Iterator[Path]:
     with writing_to(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise WriterError(f"{folder}: it exists and is not an empty folder; remove it or choose another name.")
-        parent = part_path(folder)
         with uninterrupted():
-            parent.mkdir()
-            remove = Cleanup(None, remove_folder, parent)
+            parent, lock = create_part(folder, Path.mkdir)
+            remove = Cleanup(None, remove_part, parent, lock)
     try:
         part = parent / folder.name  # verification names it in errors
         part.mkdir()

@@ -11,9 +11,9 @@ import imageio.v3 as iio
 import numpy as np
 from numpy.lib import format as npy_format
 
-from ..cleanup import Cleanup, remove_file, remove_folder, uninterrupted
+from ..cleanup import Cleanup, remove_file, uninterrupted
 from ..errors import WriterError
-from ..part_file import PartFile, check_name, part_path, writing_to
+from ..part_file import PartFile, check_name, create_part, remove_part, writing_to
 from ..shapes import Size
 from .live import StandardOutput
 from .sink import Sink, write_bytes
@@ -40,10 +40,10 @@ class StillsWriter(Sink):
         self.folder, self._pattern = find_stills_target(path, bit_depth)
         self._moved: list[Path] = []
         # Inside an existing folder, which may be on another file system than its parent; beside a new one.
-        self._part = part_path(self.folder / "stills" if os.path.isdir(self.folder) else self.folder)
+        beside = self.folder / "stills" if os.path.isdir(self.folder) else self.folder
         with uninterrupted(), writing_to(self.name):
-            self._part.mkdir()
-            self._remove = Cleanup(self, _remove_stills, self._part, self._moved)
+            self._part, lock = create_part(beside, Path.mkdir)
+            self._remove = Cleanup(self, _remove_stills, self._part, lock, self._moved)
 
     def _consumer(self) -> Callable[[np.ndarray], object]:
         return partial(_write_stills, self._part / self._pattern, count())
@@ -51,8 +51,8 @@ class StillsWriter(Sink):
     def _finish(self) -> None:
         with uninterrupted():
             self._move()
-            self._remove.cancel()
-            remove_folder(self._part)
+            self._moved.clear()  # they stay
+            self._remove()
 
     def _move(self) -> None:
         if not os.path.isdir(self.folder):
@@ -75,9 +75,9 @@ def _write_stills(pattern: Path, numbers: Iterator[int], frames: np.ndarray) -> 
         iio.imwrite(pattern.with_name(pattern.name % number), frame, plugin="pillow")
 
 
-def _remove_stills(part: Path, moved: list[Path]) -> None:
+def _remove_stills(part: Path, lock: int, moved: list[Path]) -> None:
     """Remove the folder of a `StillsWriter`, and the stills that it has moved already."""
-    remove_folder(part)
+    remove_part(part, lock)
     for still in moved:
         remove_file(still)
 

@@ -28,6 +28,9 @@ from .sink import Sink, write_bytes
 
 _RAW_FORMATS = {8: "rgb24", 10: "rgb48le"}
 _MAX_GIF_FPS = 50
+# A second output: a line for each packet of the audio, in the pipe that this process reads. ffmpeg ends when it cannot
+# write them. Otherwise, if this process is killed, it goes on to the end of the audio, which may be hours long.
+_END_WITH_READER = ("-map", "1:a:0", "-c", "copy", "-flush_packets", "1", "-f", "framecrc", "pipe:1")
 
 
 def find_frame_rate(name: str, fps: str | float | Fraction) -> Fraction:
@@ -174,7 +177,8 @@ def video_arguments(
             raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
         encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
         # Without -shortest, which would cut the longer of the two.
-        arguments = [*input_arguments(audio), *arguments, "-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
+        arguments += ["-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
+        arguments = [*input_arguments(audio), *(() if fragmented else _END_WITH_READER), *arguments]
     return arguments + container_arguments(ending, found, fragmented=fragmented)
 
 

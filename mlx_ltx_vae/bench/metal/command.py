@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if backend() is not Backend.METAL and not options.any_device:
         parser.exit(2, f"error: --metal needs Apple's GPU; MLX's default device here is {mx.default_device()}\n")
-    return run_command(_measure, options)
+    return run_command(_measure, options, computes=True)
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -1,0 +1,121 @@
+"""Partial files and folders: those of living processes stay, those of killed ones are removed by the next."""
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlx_ltx_vae.conversion.convert import _part_folder
+from mlx_ltx_vae.errors import WriterError
+from mlx_ltx_vae.part_file import PartFile
+from mlx_ltx_vae.video.frame_files import StillsWriter
+
+KEEPS = """
+import sys
+from pathlib import Path
+from mlx_ltx_vae.part_file import PartFile
+parts = [PartFile(Path(name)) for name in sys.argv[1:]]
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that writes to out.mp4, and has begun. `other.kill()` leaves its partial file."""
+    command = [sys.executable, "-c", KEEPS, str(tmp_path / "out.mp4")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_the_part_of_a_living_process_stays_and_that_of_a_killed_one_goes(tmp_path, other):
+    (theirs,) = names(tmp_path)
+    others = {".out.0a1b2c3d.part.mkv", ".out2.0a1b2c3d.part.mp4", ".out.x.part.mp4", "out.0a1b2c3d.part.mp4"}
+    for name in others:
+        (tmp_path / name).touch()
+    part = PartFile(tmp_path / "out.mp4")
+    assert names(tmp_path) == {theirs, part.path.name} | others
+    part.complete()
+    assert names(tmp_path) == {theirs, "out.mp4"} | others
+    other.kill()
+    other.wait()
+    part = PartFile(tmp_path / "out.mp4")
+    assert names(tmp_path) == {part.path.name, "out.mp4"} | others
+
+
+def test_two_of_one_process_do_not_remove_each_other(tmp_path):
+    first, second = PartFile(tmp_path / "out.mp4"), PartFile(tmp_path / "out.mp4")
+    second.complete()
+    first.path.write_bytes(b"first")
+    first.complete()
+    assert (tmp_path / "out.mp4").read_bytes() == b"first"
+
+
+def test_folders_that_nobody_has_locked_are_removed(tmp_path):
+    def leave(name):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "00000.png").touch()
+
+    leave(".stills.0a1b2c3d.part")
+    stills = StillsWriter(tmp_path / "stills", (8, 8), 8)
+    assert not (tmp_path / ".stills.0a1b2c3d.part").exists()
+    stills.abort()
+    leave(".vae.0a1b2c3d.part")
+    with _part_folder(tmp_path / "vae"):
+        assert not (tmp_path / ".vae.0a1b2c3d.part").exists()
+    assert names(tmp_path) == {"vae"}
+
+
+def test_links_with_the_name_of_a_part_are_left_alone(tmp_path):
+    (tmp_path / "precious").touch()
+    (tmp_path / ".out.00000000.part.mp4").symlink_to("precious")
+    (tmp_path / ".out.00000001.part.mp4").symlink_to("missing")
+    PartFile(tmp_path / "out.mp4").discard()
+    assert len(names(tmp_path)) == 3
+
+
+def test_a_part_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    """As another process may do that looks for abandoned ones at this moment."""
+    lock, calls = fcntl.flock, []
+
+    def late(descriptor, operation):
+        if not calls:
+            calls.append(operation)
+            (path,) = tmp_path.iterdir()
+            path.unlink()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    part = PartFile(tmp_path / "out.mp4")
+    assert part.path.exists()
+    part.complete()
+    assert names(tmp_path) == {"out.mp4"}
+
+
+def test_file_systems_without_locks_keep_what_was_left(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    (tmp_path / ".out.0a1b2c3d.part.mp4").touch()
+    PartFile(tmp_path / "out.mp4").complete()
+    assert names(tmp_path) == {".out.0a1b2c3d.part.mp4", "out.mp4"}
+
+
+def test_no_descriptor_stays_open(tmp_path):
+    before = os.listdir("/dev/fd")
+    PartFile(tmp_path / "out.mp4").complete()
+    PartFile(tmp_path / "out.mp4").discard()
+    with pytest.raises(WriterError):
+        PartFile(tmp_path / "missing" / "out.mp4")
+    assert len(os.listdir("/dev/fd")) == len(before)
