@@ -112,12 +112,21 @@ def _free_host_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def limits_cache() -> bool:
+    """Whether runs limit MLX's buffer cache.
+
+    On the CPU it has at most 32 MB, and setting its limit waits for the streams of all threads, which takes long, and
+    never ends if one of them ends meanwhile.
+    """
+    return not is_cpu()
+
+
 class _Steps:
     """MLX's settings while steps of any runs are computed. What the app sets meanwhile stays.
 
-    The buffer cache has the smallest of the runs' limits and the app's. On Metal, `MLX_CONV_WINOGRAD_TILE_BATCH` makes
-    Winograd convolutions work on one frame at a time, which bounds their scratch memory; MLX reads it at every
-    convolution.
+    The buffer cache has the smallest of the runs' limits and the app's (see `limits_cache`). On Metal,
+    `MLX_CONV_WINOGRAD_TILE_BATCH` makes Winograd convolutions work on one frame at a time, which bounds their scratch
+    memory; MLX reads it at every convolution.
     """
 
     def __init__(self) -> None:
@@ -144,6 +153,8 @@ class _Steps:
                 os.environ.pop(_WINOGRAD_BATCH, None)
 
     def _set_limit(self) -> None:
+        if not limits_cache():
+            return
         # MLX tells the limit only when one is set.
         found = mx.set_cache_limit(min(self._limits) if self._ours is None else self._ours)
         if found != self._ours:  # at the first step, or since the app has set another one
@@ -181,8 +192,9 @@ _runs = _Runs()
 @contextmanager
 def run_settings() -> Iterator[None]:
     """Clear MLX's buffer cache before and after a run. On a CPU, keep freed memory until its end (`host_allocator`)."""
-    on_cpu = is_cpu()
-    mx.clear_cache()
+    clear, on_cpu = limits_cache(), is_cpu()
+    if clear:
+        mx.clear_cache()
     if on_cpu:
         _runs.add()
     try:
@@ -190,7 +202,8 @@ def run_settings() -> Iterator[None]:
     finally:
         if on_cpu:
             _runs.remove()
-        mx.clear_cache()
+        if clear:
+            mx.clear_cache()
 
 
 @contextmanager

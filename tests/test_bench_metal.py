@@ -149,7 +149,7 @@ def test_the_help_of_the_measurement_fits_80_columns_and_its_examples_are_correc
         main(["--metal", "--help"])
     lines = capsys.readouterr().out.splitlines()
     assert caught.value.code == 0 and max(map(len, lines)) <= 80
-    monkeypatch.setattr(command, "run_command", lambda measure, options: 0)
+    monkeypatch.setattr(command, "run_command", lambda measure, options, **_: 0)
     for line in lines[lines.index("examples:") + 1 :]:
         assert main([*line.split()[3:], "--any-device"]) == 0
 

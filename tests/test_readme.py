@@ -101,7 +101,7 @@ def test_the_server_is_mounted_in_an_app_as_its_page_says(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     names = {"app": Starlette(), "make_app": make_app, "VideoVAE": VideoVAE}
     run_examples("docs/server.md", names)
-    response = TestClient(names["app"]).get("/ltx/")
+    response = TestClient(names["app"], base_url="http://localhost").get("/ltx/")
     assert response.status_code == 200
     assert "MediaSource" in response.text
 

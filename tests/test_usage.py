@@ -217,7 +217,7 @@ def test_examples_of_the_help_are_correct_usage(name, capsys, monkeypatch):
     """Each example gets as far as reading its files."""
     module = sys.modules[MAINS[name].__module__]
     ran = []
-    monkeypatch.setattr(module, "run_command", lambda command, arguments: ran.append(arguments) or 0)
+    monkeypatch.setattr(module, "run_command", lambda command, arguments, **_: ran.append(arguments) or 0)
     with pytest.raises(SystemExit):
         MAINS[name](["--help"])
     text = capsys.readouterr().out

@@ -264,7 +264,7 @@ def test_full_disk_gives_ffmpegs_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple, name: str
 ) -> None:
     class FullDisk(PartFile):
-        def __init__(self, target: Path) -> None:
+        def __init__(self, target: Path, **_: object) -> None:
             self.target, self.path = target, Path("/dev/full")
 
         def discard(self) -> None:

@@ -17,7 +17,8 @@ from ..streaming.axis import Axis
 _MARGIN = 1.06  # for uncounted memory: small arrays, rounding of allocations to pages
 
 # MLX keeps freed buffers and reuses only those of nearly the same size. On Metal, active memory plus buffer cache is
-# 1.3 to 1.45 times the peak active memory (simulated allocator, not measured on a Mac). CPU builds keep no buffers.
+# 1.3 to 1.45 times the peak active memory (simulated allocator, not measured on a Mac). CPU builds keep at most 32 MB,
+# unless an app sets another limit.
 _CACHE_SHARE = {Backend.CPU: 0.0, Backend.METAL: 0.45, Backend.CUDA: 0.45}
 #: On a GPU, a cache limit below this costs time if the run would fill the cache.
 COMFORTABLE_CACHE_BYTES = 2_000_000_000
