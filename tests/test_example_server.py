@@ -291,8 +291,9 @@ def send(address: str, head: str, body: bytes = b"") -> socket.socket:
 
 
 def answer_on(connection: socket.socket) -> bytes:
+    """The status line of the answer. The server keeps the connection for a while."""
     with connection:
-        return connection.makefile("rb").read()
+        return connection.makefile("rb").readline()
 
 
 def test_clients_that_leave_while_they_wait_take_no_threads_and_no_descriptors(

@@ -88,6 +88,7 @@ def test_the_example_block_of_the_architecture_page_streams_along_all_axes(monke
     run_examples("docs/architecture.md", names, "gate")
     raw = {"encoder_blocks": [["compress_all", 1]], "decoder_blocks": [["gate", 1], ["compress_all", 1]]}
     raw |= {"latent_channels": 8, "encoder_base_channels": 8, "decoder_base_channels": 8}
+    raw["spatial_padding_mode"] = "zeros"
     config = parse_vae_config(raw, "the example")
     decoder = ConvDecoder(config)
     assert {name: weight.shape for name, weight in named_parameters(decoder).items()} == decoder.spec.weights
@@ -101,7 +102,7 @@ def test_the_server_is_mounted_in_an_app_as_its_page_says(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     names = {"app": Starlette(), "make_app": make_app, "VideoVAE": VideoVAE}
     run_examples("docs/server.md", names)
-    response = TestClient(names["app"], base_url="http://localhost").get("/ltx/")
+    response = TestClient(names["app"], base_url="http://app.example").get("/ltx/")
     assert response.status_code == 200
     assert "MediaSource" in response.text
 
