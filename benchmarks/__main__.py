@@ -8,20 +8,19 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from benchmarks.against import OTHERS, OURS, against_jobs, against_table
+from benchmarks.emulation import emulation_jobs, emulation_table
+from benchmarks.formulations import formulation_jobs, formulation_table
+from benchmarks.measurements import write_pages
+from benchmarks.overlap import overlap, overlap_table
+from benchmarks.plan_table import plan_table
+from benchmarks.quality import precision_jobs, precision_table, quality_jobs, quality_table
+from benchmarks.roofline import roofline, roofline_table
+from benchmarks.scaling import DEFAULT_TFLOPS, scaling_tables
+from benchmarks.validation import validation_jobs, validation_table
 from mlx_ltx_vae.bench.command import MODES, add_decode_options, add_run_options, make_case, plot_file, report
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.cli import CommandParser, add_common_options, positive, run_command
-
-from .against import OTHERS, OURS, against_jobs, against_table
-from .emulation import emulation_jobs, emulation_table
-from .formulations import formulation_jobs, formulation_table
-from .measurements import write_pages
-from .overlap import overlap, overlap_table
-from .plan_table import plan_table
-from .quality import precision_jobs, precision_table, quality_jobs, quality_table
-from .roofline import roofline, roofline_table
-from .scaling import DEFAULT_TFLOPS, scaling_tables
-from .validation import validation_jobs, validation_table
+from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, run_command
 
 #: Measurements of fixed cases: what makes their jobs and their table, and a description.
 _FIXED = {

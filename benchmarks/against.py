@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.others import load_diffusers, load_mlx_video, load_ports
 from mlx_ltx_vae.bench.case import Case, count_weight_bytes, load_case_latents, load_config, load_vae
 from mlx_ltx_vae.bench.decoding import decode, measure_frames
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import timing_table
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK, UPSAMPLE
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
-
-from .others import load_diffusers, load_mlx_video, load_ports
 
 #: Our own modes.
 OURS = ("single", "exact", "tiled")

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from benchmarks.metal_emulation import ConvOptions, EmulatedGPU, emulated
 from mlx_ltx_vae import VideoVAE, demo
 from mlx_ltx_vae.bench.case import Case, load_case_latents, load_vae
 from mlx_ltx_vae.bench.processes import Job, Run
@@ -14,8 +15,6 @@ from mlx_ltx_vae.bench.tables import format_psnr, table
 from mlx_ltx_vae.metrics import compare
 from mlx_ltx_vae.models.convolution.rules import Formulation
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
-
-from .metal_emulation import ConvOptions, EmulatedGPU, emulated
 
 #: The demo VAE is narrow and its clip small. Winograd is taken as for a real video.
 LIKE_REAL = EmulatedGPU(any_width=True, magnification=6)

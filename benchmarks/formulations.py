@@ -5,7 +5,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
-from mlx_ltx_vae import device
+from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.bench.case import Case
 from mlx_ltx_vae.bench.decoding import decode, encode
 from mlx_ltx_vae.bench.processes import Job, Run

@@ -10,7 +10,7 @@ from mlx_ltx_vae.bench.metal.sums import BEST, NETWORK, RULE, find_sum
 from mlx_ltx_vae.bench.metal.verdicts import AS_PLANNED, planned_seconds, text_of
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.errors import LTXVAEError
-from mlx_ltx_vae.part_file import PartFile
+from mlx_ltx_vae.files.atomic import PartFile
 from mlx_ltx_vae.units import GB
 
 ROOT = Path(__file__).parents[1]

@@ -15,14 +15,13 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from mlx_ltx_vae import device
-from mlx_ltx_vae.machine import Backend
+from benchmarks.winograd import winograd_conv2d
+from mlx_ltx_vae.backend import device
+from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.models.convolution import module, rules
 from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation
 from mlx_ltx_vae.models.layers.conv import CausalConv3d
 from mlx_ltx_vae.models.specs import ConvSpec
-
-from .winograd import winograd_conv2d
 
 # Not the emulated ones.
 _conv2d: Callable[..., mx.array] = mx.conv2d

@@ -6,10 +6,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlx_ltx_vae.backend.dtypes import dtype_name
+from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.bench.case import Case, Decode, loaded_network
 from mlx_ltx_vae.checkpoint.diffusers import read_diffusers_config
-from mlx_ltx_vae.dtypes import dtype_name
-from mlx_ltx_vae.mlx_utils import named_parameters
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
 from mlx_ltx_vae.pipeline.postprocess import FrameChunk

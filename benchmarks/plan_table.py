@@ -1,11 +1,11 @@
 """How the real LTX-2.3 decoder would be run on a Mac."""
 
+from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.errors import PlanError
-from mlx_ltx_vae.machine import Backend, Machine
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
-from mlx_ltx_vae.models.video_vae.specs import decoder_spec
+from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
 from mlx_ltx_vae.planning.plan import DecodePlan, Mode
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.units import GB

@@ -4,11 +4,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mlx_ltx_vae import demo
+from mlx_ltx_vae.backend.dtypes import DTYPES
 from mlx_ltx_vae.bench.case import Case, Decode
 from mlx_ltx_vae.bench.decoding import decode
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import format_psnr, table, timing_table
-from mlx_ltx_vae.dtypes import DTYPES
 from mlx_ltx_vae.metrics import compare
 
 _ROUNDING = 2e-5  # the most that two summation orders differ in float32

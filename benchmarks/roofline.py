@@ -10,12 +10,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from benchmarks.convolutions import Convolution, make_operands, recorded, run_alone
+from benchmarks.counts import Counts, count_chunks
 from mlx_ltx_vae.bench.case import Case, Decode
 from mlx_ltx_vae.bench.processes import Run
 from mlx_ltx_vae.bench.tables import table
-
-from .convolutions import Convolution, make_operands, recorded, run_alone
-from .counts import Counts, count_chunks
 
 _GIGA = 1e9
 

@@ -4,25 +4,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.bench.tables import table
-from mlx_ltx_vae.machine import Backend, Machine
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.specs import ConvSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
-from mlx_ltx_vae.models.video_vae.specs import decoder_spec
-from mlx_ltx_vae.planning.bands import split_rows
+from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
 from mlx_ltx_vae.planning.clip import Clip
-from mlx_ltx_vae.planning.exchange import (
-    Exchange,
-    band_grid,
-    layer_multiply_adds,
-    make_exchange,
-    multiply_adds,
-)
+from mlx_ltx_vae.planning.exchange import Exchange, band_grid, layer_multiply_adds, make_exchange, multiply_adds
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.planning.plan import DecodePlan
 from mlx_ltx_vae.planning.planner import plan_decode
+from mlx_ltx_vae.planning.row_split import split_rows
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.streaming.axis import Axis
 from mlx_ltx_vae.units import GB, MB

@@ -1,6 +1,6 @@
 """Exact, streaming decoding and encoding of LTX video latents on MLX, in constant memory."""
 
-from . import startup  # noqa: F401  (first, before the imports that take long)
+from .process import startup  # noqa: F401  (first, before the imports that take long)
 
 # isort: split
 from importlib.metadata import version

@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-from .cli import CommandParser
+from .commands.cli import CommandParser
 
 #: What each command does. Each is a module or package with a function `main(argv)`, which returns the exit code.
 COMMANDS = {

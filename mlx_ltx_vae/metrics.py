@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .mlx_utils import to_float
+from .backend.mlx_utils import to_float
 
 
 def psnr(one: mx.array, other: mx.array, *, span: float = 2.0) -> float:

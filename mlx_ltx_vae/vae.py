@@ -8,19 +8,19 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from .backend.device import check_process, this_machine
+from .backend.device_errors import explained_device_errors
+from .backend.dtypes import DTYPES
 from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
-from .device import check_process, this_machine
-from .device_errors import explained_device_errors
-from .dtypes import DTYPES
 from .errors import CheckpointError, LatentsError
 from .models.base import Decoder, Encoder, Network
 from .models.noise import DEFAULT_CONVENTION, Noise
 from .models.video_vae.config import VAEConfig
 from .models.video_vae.decoder import ConvDecoder
 from .models.video_vae.encoder import ConvEncoder
-from .pipeline.decode import DecodeOptions, DecodePipeline, LatentInput
+from .pipeline.decode_run import DecodeOptions, DecodePipeline, LatentInput
 from .pipeline.decode_stream import DecodeStream
-from .pipeline.encode import EncodeOptions, EncodePipeline
+from .pipeline.encode_run import EncodeOptions, EncodePipeline
 from .pipeline.encode_stream import EncodeStream
 from .pipeline.postprocess import FrameChunk
 from .pipeline.preprocess import Frames

@@ -38,15 +38,15 @@ from mlx_ltx_vae import LTXVAEError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.diffusers import is_diffusers_config, read_diffusers_config
 from mlx_ltx_vae.checkpoint.files import read_json
+from mlx_ltx_vae.commands.inputs import read_inputs
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import PlanError
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.inspect import inspect
-from mlx_ltx_vae.items import read_inputs
 from mlx_ltx_vae.latents import open_latents
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.specs import decoder_spec, encoder_spec
+from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec, encoder_spec
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import DEFAULT_SCALE
 

@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from benchmarks.convolutions import recorded
+from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.bench import processes
 from mlx_ltx_vae.bench.__main__ import main
 from mlx_ltx_vae.bench.case import Case, Decode, load_config
@@ -17,11 +18,10 @@ from mlx_ltx_vae.bench.metal import command, system
 from mlx_ltx_vae.bench.metal.decodes import change_plan, forced
 from mlx_ltx_vae.bench.metal.workload import conv_calls, conv_kinds
 from mlx_ltx_vae.errors import LTXVAEError
-from mlx_ltx_vae.machine import Backend, Machine
 from mlx_ltx_vae.models.convolution import module
 from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, KernelLayout
 from mlx_ltx_vae.models.specs import ConvSpec
-from mlx_ltx_vae.models.video_vae.specs import decoder_spec
+from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
 from mlx_ltx_vae.planning.planner import plan_decode
 
 TINY = ["--metal", "--any-device", "--base-width", "8", "--size", "64x64", "--frames", "9"]

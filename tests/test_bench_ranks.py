@@ -10,7 +10,7 @@ from mlx_ltx_vae.bench.case import Case, load_config
 from mlx_ltx_vae.bench.lockstep import find_recorded
 from mlx_ltx_vae.bench.tables import rank_table, speed_ups
 from mlx_ltx_vae.errors import LTXVAEError
-from mlx_ltx_vae.models.video_vae.specs import decoder_spec
+from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
 from mlx_ltx_vae.planning.planner import plan_decode
 from test_distributed import launch
 

@@ -7,14 +7,14 @@ import mlx.nn as nn
 import pytest
 
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.mlx_utils import named_parameters, take
+from mlx_ltx_vae.backend.mlx_utils import named_parameters, take
 from mlx_ltx_vae.models.specs import LayerSpec
 from mlx_ltx_vae.models.video_vae import block_types, blocks
 from mlx_ltx_vae.models.video_vae.block_types import BlockName, BlockType
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
 from mlx_ltx_vae.models.video_vae.encoder import ConvEncoder
-from mlx_ltx_vae.models.video_vae.specs import decoder_spec, encoder_spec
+from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec, encoder_spec
 from mlx_ltx_vae.planning.receptive_field import lookahead, receptive_field
 from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import StreamContext

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import VideoVAE, demo, save_latents
+from mlx_ltx_vae.commands.outputs import name_outputs
 from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.items import name_outputs
 
 
 @pytest.fixture

@@ -10,20 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.metal_emulation import EmulatedGPU, emulated
-from mlx_ltx_vae import VideoVAE, device
-from mlx_ltx_vae.machine import Backend
+from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae.backend import device
+from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.models.convolution import module, rules
 from mlx_ltx_vae.models.convolution.module import Conv3d
 from mlx_ltx_vae.models.convolution.precision import half_range
 from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, blocks, choose, scratch_bytes
 from mlx_ltx_vae.models.layers.activation import Modulation, norm_bound
-from mlx_ltx_vae.models.layers.resample import (
-    depth_to_space,
-    depth_to_space_order,
-    interleave,
-    patch_order,
-    patchify,
-)
+from mlx_ltx_vae.models.layers.resample import depth_to_space, depth_to_space_order, interleave, patch_order, patchify
 from tolerances import tolerance
 
 FORMULATIONS = list(Formulation)

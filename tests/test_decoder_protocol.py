@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.mlx_utils import take
+from mlx_ltx_vae.backend.mlx_utils import take
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, Step
 from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
 from mlx_ltx_vae.streaming.stage import Stage, pointwise

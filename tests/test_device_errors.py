@@ -156,7 +156,7 @@ def test_a_file_gets_its_name_only_after_the_device_has_answered_once_more(
         raise RuntimeError(TOO_LONG[0])
 
     if failure == "a wrong result":
-        monkeypatch.setattr("mlx_ltx_vae.device.to_int", lambda array: 0)
+        monkeypatch.setattr("mlx_ltx_vae.backend.device.to_int", lambda array: 0)
     else:
         monkeypatch.setattr(mx, "synchronize", late_error)
     source, output = ("latents.npy", "out.mp4") if command is decode_command else ("frames.gif", "out.safetensors")

@@ -19,7 +19,7 @@ from mlx_ltx_vae import decode as decode_command
 from mlx_ltx_vae import encode as encode_command
 from mlx_ltx_vae import info as info_command
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.file_samples import SAMPLE_BYTES, sample_path
+from mlx_ltx_vae.files.samples import SAMPLE_BYTES, sample_path
 from mlx_ltx_vae.latents import open_latents
 
 HERE = Path(__file__).parent
@@ -412,7 +412,7 @@ def test_a_stopped_rank_ends_all_with_one_line(folders, rank, batch):
 def test_a_time_limit_cleans_up_and_ends_the_other_processes_of_the_launcher(tmp_path, rank, name):
     script = """
 import signal, subprocess, sys, threading
-from mlx_ltx_vae.cleanup import Cleanup
+from mlx_ltx_vae.process.cleanup import Cleanup
 from mlx_ltx_vae.distributed.time_limit import restart_time_limit, set_time_limit
 peer = subprocess.Popen([sys.executable, "-c", "print('ready', flush=True); import time; time.sleep(60)"], stdout=-1)
 peer.stdout.readline()

@@ -13,7 +13,7 @@ import pytest
 from checkpoint_files import Weights, as_an_mlx_port_stores, assert_same_weights
 from conftest import CONV_CASES
 from mlx_ltx_vae import CheckpointError, VideoVAE
-from mlx_ltx_vae.mlx_utils import named_parameters
+from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from test_checkpoint_diffusers import CONFIGS, diffusers_config, to_diffusers
 
 

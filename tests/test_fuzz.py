@@ -7,7 +7,9 @@ import pytest
 from fuzz import TARGETS, fuzz, write_files, write_vae
 from fuzz_corpus import samples
 from fuzz_mutations import Damage
-from mlx_ltx_vae import LTXVAEError, cli, items, many
+from mlx_ltx_vae import LTXVAEError
+from mlx_ltx_vae.commands import batch as many
+from mlx_ltx_vae.commands import cli, items
 
 _GROUPS, _IN_GROUP = 10, 50
 

@@ -7,11 +7,11 @@ import pytest
 import winograd_ltx2_3
 from benchmarks.metal_emulation import EmulatedGPU
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.machine import Backend, Machine
+from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.specs import ConvSpec
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
-from mlx_ltx_vae.models.video_vae.specs import decoder_spec
+from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
 from mlx_ltx_vae.planning.planner import plan_decode
 from tolerances import gpu_only, tolerance
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_ltx_vae.device import is_cpu, run_settings
-from mlx_ltx_vae.host_allocator import _glibc
+from mlx_ltx_vae.backend.device import is_cpu, run_settings
+from mlx_ltx_vae.backend.host_allocator import _glibc
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not is_cpu() or _glibc() is None, reason="for MLX's CPU backend with glibc"

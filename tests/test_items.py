@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlx_ltx_vae.commands.inputs import Input
+from mlx_ltx_vae.commands.inputs import read_inputs as read
+from mlx_ltx_vae.commands.outputs import all_exist, find_pattern, name_items
+from mlx_ltx_vae.distributed.ranks import Ranks
 from mlx_ltx_vae.errors import ItemsError
-from mlx_ltx_vae.items import Input, all_exist, find_pattern, name_items
-from mlx_ltx_vae.items import read_inputs as read
-from mlx_ltx_vae.ranks import Ranks
 
 
 def read_inputs(arguments, with_sizes=True):

@@ -9,8 +9,9 @@ import pytest
 from benchmarks.emulation import CONV3D, LIKE_REAL, WAYS, emulation_jobs, measure_ways
 from benchmarks.metal_emulation import ConvOptions, EmulatedGPU, emulated, round_to_tf32
 from benchmarks.winograd import winograd_conv2d
-from mlx_ltx_vae import VideoVAE, device
-from mlx_ltx_vae.machine import Backend
+from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae.backend import device
+from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.models.layers import activation, norm
 
 DIRECT = ConvOptions(winograd=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.measurements import NOTHING_YET, PAGES, ROOT, read_measurements, with_section, write_pages
+from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.bench.metal.convolutions import rule_for
 from mlx_ltx_vae.bench.metal.report import full_report
 from mlx_ltx_vae.bench.metal.submission import submission, submission_path
@@ -15,7 +16,6 @@ from mlx_ltx_vae.bench.metal.sums import clip_sums, find_sum, wanted_form, winog
 from mlx_ltx_vae.bench.metal.verdicts import make_verdicts, text_of
 from mlx_ltx_vae.bench.metal.workload import ConvKind
 from mlx_ltx_vae.errors import LTXVAEError
-from mlx_ltx_vae.machine import Backend
 
 FORMS = ("conv3d", "joined", "joined, tile batch 1", "joined, no Winograd", "rows")
 

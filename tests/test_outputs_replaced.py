@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import demo, load_latents, save_latents
-from mlx_ltx_vae.cleanup import remove_folder
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
+from mlx_ltx_vae.process.cleanup import remove_folder
 from mlx_ltx_vae.video import VideoWriter, open_sink
 from video_files import SIZE, noise, numbered, numbers, read
 

@@ -10,13 +10,13 @@ import pytest
 
 from mlx_ltx_vae.conversion.convert import _part_folder
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.part_file import PartFile
+from mlx_ltx_vae.files.atomic import PartFile
 from mlx_ltx_vae.video.frame_files import StillsWriter
 
 KEEPS = """
 import sys
 from pathlib import Path
-from mlx_ltx_vae.part_file import PartFile
+from mlx_ltx_vae.files.atomic import PartFile
 parts = [PartFile(Path(name)) for name in sys.argv[1:]]
 print(flush=True)
 sys.stdin.read()

@@ -8,13 +8,13 @@ import pytest
 
 from benchmarks.validation import validation_cases
 from mlx_ltx_vae import PlanError
+from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.bench.decoding import decode
 from mlx_ltx_vae.bench.processes import Job, run_fresh
-from mlx_ltx_vae.machine import Backend, Machine
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
-from mlx_ltx_vae.models.video_vae.specs import decoder_spec
+from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
 from mlx_ltx_vae.planning import planner
 from mlx_ltx_vae.planning.plan import Mode, Order
 from mlx_ltx_vae.planning.planner import plan_decode

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from examples.server import make_app
 from mlx_ltx_vae import VideoReader, VideoVAE, demo, load_latents, save_latents
-from mlx_ltx_vae.mlx_utils import named_parameters
+from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.models.layers import resnet
 from mlx_ltx_vae.models.video_vae import block_types, blocks
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config

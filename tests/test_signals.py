@@ -182,7 +182,7 @@ def test_an_interrupt_during_the_imports_prints_nothing(tmp_path, kind):
     # Python prints each import when it is done, so that the signal comes when those that take long begin.
     environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
-    while "mlx_ltx_vae.startup" not in process.stderr.readline():
+    while "mlx_ltx_vae.process.startup" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

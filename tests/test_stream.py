@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conftest import CONV_CASES, ENCODER_CASES
 from mlx_ltx_vae import CheckpointError, PlanError, VideoVAE
-from mlx_ltx_vae.mlx_utils import take
+from mlx_ltx_vae.backend.mlx_utils import take
 from mlx_ltx_vae.models.convolution.module import Conv3d
 from mlx_ltx_vae.models.layers.resnet import ResnetBlock
 from mlx_ltx_vae.models.specs import PaddingMode

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.mlx_utils import take
+from mlx_ltx_vae.backend.mlx_utils import take
 from mlx_ltx_vae.streaming.axis import Axis, Border, WindowSpec
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.delay import Delay

@@ -5,14 +5,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from mlx_ltx_vae import PlanError
-from mlx_ltx_vae.tiling import (
-    SpatialTilingConfig,
-    TemporalTilingConfig,
-    TilingConfig,
-    TilingError,
-    parse_tile,
-    preset,
-)
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError, parse_tile, preset
 
 
 def sizes(config):

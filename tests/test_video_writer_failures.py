@@ -16,7 +16,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.part_file import PartFile
+from mlx_ltx_vae.files.atomic import PartFile
 from mlx_ltx_vae.video import Sink, VideoReader, VideoWriter, codecs, ffmpeg, open_sink
 from mlx_ltx_vae.video import writer as video_writer
 

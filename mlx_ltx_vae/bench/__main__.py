@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..cleanup import temporary_folder
-from ..cli import CommandParser, examples, positive, run_command
-from ..ranks import join_ranks
+from ..commands.cli import CommandParser, examples, positive, run_command
+from ..distributed.ranks import join_ranks
+from ..process.cleanup import temporary_folder
 from .command import MODES, add_decode_options, add_rank_options, make_case, plot_file, report, report_ranks
 from .decoding import decode, encode
 from .metal import command as metal

@@ -8,10 +8,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..backend.dtypes import DTYPES
+from ..backend.mlx_utils import named_parameters
 from ..checkpoint import open_checkpoint
-from ..dtypes import DTYPES
 from ..latents import load_latents
-from ..mlx_utils import named_parameters
 from ..models.convolution.module import prepare
 from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.decoder import ConvDecoder

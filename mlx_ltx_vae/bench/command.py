@@ -11,10 +11,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..cli import add_common_options, argument_type, frame_size, memory_budget, positive, print_report
-from ..dtypes import DTYPES
-from ..part_file import PartFile
-from ..ranks import Ranks, Work
+from ..backend.dtypes import DTYPES
+from ..commands.cli import add_common_options, argument_type, frame_size, memory_budget, positive, print_report
+from ..distributed.ranks import Ranks, Work
+from ..files.atomic import PartFile
 from ..tiling import PRESETS
 from .case import GENERATION_NAMES, Case
 from .lockstep import find_recorded, measure_case

@@ -14,15 +14,15 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..backend.device import this_machine
+from ..backend.machine import Machine
 from ..checkpoint import open_checkpoint
-from ..device import this_machine
+from ..commands.rank_report import smallest
+from ..distributed.ranks import Ranks, Work
 from ..errors import LTXVAEError, describe_error
-from ..items.rank_report import smallest
-from ..machine import Machine
-from ..models.video_vae.specs import decoder_spec
+from ..models.video_vae.network_specs import decoder_spec
 from ..planning.plan import DecodePlan
 from ..planning.planner import plan_decode
-from ..ranks import Ranks, Work
 from ..vae import VideoVAE
 from .case import Case, Decode, count_weight_bytes, load_case_latents, load_vae
 from .decoding import measure_frames

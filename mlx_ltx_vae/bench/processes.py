@@ -12,8 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cleanup import Cleanup, kill_program, uninterrupted
 from ..errors import LTXVAEError
+from ..process.cleanup import Cleanup, kill_program, uninterrupted
 from .case import Case
 
 #: A case's fields, and what was measured.

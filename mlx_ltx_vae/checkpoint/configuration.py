@@ -10,8 +10,8 @@ from ..errors import CheckpointError, excerpt
 from ..models.video_vae.block_types import DECODER_BLOCKS, ENCODER_BLOCKS
 from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.generations import GENERATIONS
+from ..models.video_vae.network_specs import decoder_spec, encoder_spec
 from ..models.video_vae.raw_config import check_config
-from ..models.video_vae.specs import decoder_spec, encoder_spec
 from .diffusers import is_diffusers_config
 from .files import Archive, read_json
 from .names import NETWORKS

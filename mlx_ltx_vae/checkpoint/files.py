@@ -16,13 +16,13 @@ from typing import IO, Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..dtypes import DTYPES
+from ..backend.dtypes import DTYPES
+from ..backend.mlx_utils import evaluate, load_safetensors
 from ..errors import CheckpointError, LatentsError, excerpt, quote
-from ..file_samples import read_sample
-from ..file_state import FileState
-from ..input_file import open_file, read_small_file
-from ..mlx_utils import evaluate, load_safetensors
-from ..safetensors_header import read_header
+from ..files.opening import open_file, read_small_file
+from ..files.safetensors_header import read_header
+from ..files.samples import read_sample
+from ..files.state import FileState
 from .weight_files import is_index, shard_problem
 
 _MAX_JSON = 16_000_000  # bytes

@@ -11,8 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..backend.mlx_utils import count_nonfinite, kept_random_state, named_parameters, to_bool, to_float
 from ..errors import CheckpointError, excerpt
-from ..mlx_utils import count_nonfinite, kept_random_state, named_parameters, to_bool, to_float
 from ..models.convolution.module import prepare
 from ..models.video_vae.config import VAEConfig
 from .configuration import choose_config, complete_config, find_config, resolve_config

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..dtypes import DTYPES
+from ..backend.dtypes import DTYPES
 from ..errors import CheckpointError, quote
 from .files import TensorInfo, read_tensors
 

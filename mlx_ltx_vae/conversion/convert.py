@@ -8,13 +8,13 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from ..backend.dtypes import dtype_name
+from ..backend.mlx_utils import count_nonfinite
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.stored_network import LAYOUT_KEY, WeightLayout
-from ..cleanup import Cleanup, uninterrupted
-from ..dtypes import dtype_name
 from ..errors import CheckpointError, WriterError
-from ..mlx_utils import count_nonfinite
-from ..part_file import create_part, remove_part, writing_to
+from ..files.atomic import create_part, remove_part, writing_to
+from ..process.cleanup import Cleanup, uninterrupted
 from .result import Conversion, Written, make_card
 from .verify import STATISTICS, Progress, one_by_one, read_all, verify_conversion
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 
 import mlx.core as mx
 
+from ..backend.dtypes import dtype_name
+from ..backend.mlx_utils import to_bool, to_float
 from ..checkpoint import Checkpoint
-from ..dtypes import dtype_name
 from ..errors import CheckpointsDiffer
 from ..metrics import max_difference, psnr
-from ..mlx_utils import to_bool, to_float
 from ..models.video_vae.config import VAEConfig
 from ..vae import VideoVAE
 

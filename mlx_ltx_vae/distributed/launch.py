@@ -9,8 +9,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .. import startup
 from ..errors import DistributedError
+from ..process import startup
 from .agreement import gather_values
 from .time_limit import set_time_limit
 

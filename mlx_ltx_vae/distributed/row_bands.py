@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..mlx_utils import take
+from ..backend.mlx_utils import take
 from ..streaming.axis import Axis
 from .time_limit import restart_time_limit
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from ..cleanup import clean_up_for_good, uninterrupted
+from ..process.cleanup import clean_up_for_good, uninterrupted
 
 _STANDARD_ERROR = 2
 _TICK, _LEAST_TICKS = 1.0, 10  # seconds; in a limit

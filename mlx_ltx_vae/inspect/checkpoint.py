@@ -5,13 +5,13 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
+from ..backend.device import this_machine
+from ..backend.dtypes import DTYPES
 from ..checkpoint import Checkpoint, StoredNetwork
-from ..device import this_machine
-from ..dtypes import DTYPES
 from ..errors import PlanError, excerpt, printable
 from ..models.video_vae.block_types import BlockConfig
 from ..models.video_vae.config import NetworkConfig
-from ..models.video_vae.specs import decoder_spec
+from ..models.video_vae.network_specs import decoder_spec
 from ..planning.plan import DecodePlan, Mode
 from ..planning.planner import plan_decode
 from ..planning.receptive_field import ReceptiveField, lookahead, receptive_field

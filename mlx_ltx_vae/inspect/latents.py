@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..backend.mlx_utils import to_float
 from ..checkpoint import Checkpoint
 from ..errors import LatentsError, excerpt, printable
 from ..frame_rate import DEFAULT_FPS
 from ..latents import LatentsFile, MappedLatents, open_latents
 from ..latents.mapped import channel_moments, read_frames
-from ..mlx_utils import to_float
 from ..shapes import DEFAULT_SCALE, Grid, ScaleFactors, format_size
 
 # Normalized latents have a standard deviation near 1 in every channel; in a plain or still clip some are smaller.

@@ -25,8 +25,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import LatentsError, WriterError, excerpt, quote
+from ..files.atomic import PartFile
 from ..frame_rate import parse_fps
-from ..part_file import PartFile
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .layouts import CHANNELS_FIRST, find_layout
 from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames

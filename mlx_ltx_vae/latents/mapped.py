@@ -6,9 +6,9 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from ..device import check_process
+from ..backend.device import check_process
+from ..backend.mlx_utils import count_nonfinite, to_float, to_int
 from ..errors import LatentsError
-from ..mlx_utils import count_nonfinite, to_float, to_int
 from ..shapes import LatentShape
 from .stored import StoredArray
 

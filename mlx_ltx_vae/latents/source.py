@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ..cleanup import temporary_folder
 from ..errors import LatentsError, excerpt
+from ..process.cleanup import temporary_folder
 from .formats import START_BYTES, find_format
 from .stored import OpenFile
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import LatentsError
-from ..file_state import FileState
-from ..safetensors_header import read_header
+from ..files.safetensors_header import read_header
+from ..files.state import FileState
 from ..units import format_bytes
 from .formats import START_BYTES, Format, find_format
 from .metadata import METADATA_KEYS

@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from ..backend.mlx_utils import evaluate
 from ..errors import LatentsError
-from ..mlx_utils import evaluate
 from ..shapes import LatentShape
 from .specs import NetworkSpec
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..machine import FLOAT32_BYTES, Backend, Machine
+from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..shapes import Grid, ScaleFactors
 from ..streaming.axis import Axis, WindowSpec
 from .convolution.rules import TAPS, ConvShape, choose, scratch_bytes

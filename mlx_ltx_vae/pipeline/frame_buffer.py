@@ -12,8 +12,8 @@ from types import TracebackType
 import mlx.core as mx
 import numpy as np
 
-from ..cleanup import uninterrupted
 from ..errors import PlanError
+from ..process.cleanup import uninterrupted
 from ..streaming.axis import Axis
 from ..units import format_bytes
 

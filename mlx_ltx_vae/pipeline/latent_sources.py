@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeGuard
 import mlx.core as mx
 import numpy as np
 
+from ..backend.mlx_utils import count_nonfinite, evaluate, to_float
 from ..errors import LatentsError
-from ..mlx_utils import count_nonfinite, evaluate, to_float
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
 from ..shapes import Grid

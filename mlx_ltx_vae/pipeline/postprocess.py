@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..device_errors import explained_device_errors
+from ..backend.device_errors import explained_device_errors
+from ..backend.mlx_utils import to_bool, to_list
 from ..errors import DecodeError
-from ..mlx_utils import to_bool, to_list
 from ..planning.tiled_memory import FRAMES_PER_CONVERSION
 
 _NOT_FINITE = "the decoded pixels are not finite"

@@ -8,8 +8,8 @@ from itertools import chain
 import mlx.core as mx
 import numpy as np
 
+from ..backend.mlx_utils import evaluate, to_float
 from ..errors import LatentsError
-from ..mlx_utils import evaluate, to_float
 from ..shapes import Grid, ScaleFactors, format_size
 from ..streaming.axis import Axis
 from .sources import Box, crop_pieces, crop_space

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
-from ..device import run_settings, step_settings
-from ..mlx_utils import split
+from ..backend.device import run_settings, step_settings
+from ..backend.mlx_utils import split
 from ..models.base import Network
 from ..planning.plan import Mode, Plan
 from ..shapes import LatentShape

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from ..machine import FLOAT32_BYTES
+from ..backend.machine import FLOAT32_BYTES
 from ..models.specs import NetworkSpec
 from ..shapes import Grid, LatentShape, ScaleFactors, format_size
 from ..streaming.axis import Axis

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from ..machine import FLOAT32_BYTES, Backend, Machine
+from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..models.specs import LayerSpec, NetworkSpec, Step
 from ..shapes import Grid
 from ..streaming.axis import Axis

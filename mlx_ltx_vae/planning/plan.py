@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from ..machine import Machine
+from ..backend.machine import Machine
 from ..shapes import Grid, LatentShape, format_size
 from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ..backend.machine import Backend, Machine
 from ..errors import PlanError
-from ..machine import Backend, Machine
 from ..models.input_shapes import check_frame_shape, check_latent_shape
 from ..models.specs import NetworkSpec
 from ..shapes import Grid, LatentShape
@@ -16,7 +16,6 @@ from ..tiling.batches import tile_batches
 from ..tiling.config import SpatialTilingConfig, TilingConfig
 from ..tiling.layout import TileLayout
 from ..units import format_bytes, parse_bytes
-from .bands import split_rows
 from .clip import Clip
 from .exchange import layer_multiply_adds, make_exchange
 from .memory import (
@@ -32,6 +31,7 @@ from .memory import (
 from .options import PlanOptions, check_order, parse_options, why_not
 from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
 from .receptive_field import first_output_work, lookahead
+from .row_split import split_rows
 from .tiled_memory import tiled_memory
 
 #: Maximum number of elements per layer and step. Metal's convolutions have silently returned zeros for inputs of more

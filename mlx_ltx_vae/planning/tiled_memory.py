@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..machine import FLOAT32_BYTES
+from ..backend.machine import FLOAT32_BYTES
 from ..tiling.layout import Tile, TileLayout
 from .clip import Clip
 from .memory import Memory, StreamRun, layer_pieces, stream_memory

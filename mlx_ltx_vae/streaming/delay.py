@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from ..mlx_utils import take
+from ..backend.mlx_utils import take
 from .axis import Axis
 from .window import View, Window
 

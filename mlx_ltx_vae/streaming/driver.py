@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import mlx.core as mx
 
-from ..device_errors import explained_device_errors
-from ..mlx_utils import take
+from ..backend.device_errors import explained_device_errors
+from ..backend.mlx_utils import take
 from .axis import Axis
 from .stage import Stage
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import mlx.core as mx
 
 
-class Memory(Protocol):
+class Cache(Protocol):
     """The cache of a stage between two pieces of a stream: a `Window` or a `Delay`."""
 
     @property
@@ -25,22 +25,22 @@ class Stage:
         step: takes the next piece (or None) and whether the stream ends here; returns the output that is final now, or
             None. After the last piece, the stage is flushed by `step(None, True)` until `closed`. Each such call
             returns no more than one kernel's delay, so that flushing takes no more memory than any other step.
-        memory: the caches of the step.
+        caches: those of the step.
     """
 
-    def __init__(self, step: Callable[[mx.array | None, bool], mx.array | None], *memory: Memory) -> None:
+    def __init__(self, step: Callable[[mx.array | None, bool], mx.array | None], *caches: Cache) -> None:
         self.step = step
-        self._memory: Sequence[Memory] = memory
+        self._caches: Sequence[Cache] = caches
 
     @property
     def arrays(self) -> list[mx.array]:
         """All arrays cached between two steps."""
-        return [array for memory in self._memory for array in memory.arrays]
+        return [array for cache in self._caches for array in cache.arrays]
 
     @property
     def closed(self) -> bool:
         """Whether the stream has ended and all output has been returned."""
-        return all(memory.closed for memory in self._memory)
+        return all(cache.closed for cache in self._caches)
 
 
 def pointwise(function: Callable[[mx.array], mx.array]) -> Stage:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..mlx_utils import take
+from ..backend.mlx_utils import take
 from .axis import Axis, Border, WindowSpec
 from .halo import Halo
 

@@ -12,7 +12,7 @@ from itertools import count
 
 import mlx.core as mx
 
-from ..device import is_memory_short
+from ..backend.device import is_memory_short
 from ..errors import DecodeError, LatentsError, PlanError
 from ..shapes import ScaleFactors
 from .batches import tile_batches

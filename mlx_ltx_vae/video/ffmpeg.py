@@ -20,8 +20,8 @@ from typing import IO
 
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from ..cleanup import Cleanup, kill_program, uninterrupted
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
+from ..process.cleanup import Cleanup, kill_program, uninterrupted
 
 _FORWARDED_AT_ONCE = 1 << 16  # bytes; what a pipe holds
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads

@@ -11,9 +11,9 @@ import imageio.v3 as iio
 import numpy as np
 from numpy.lib import format as npy_format
 
-from ..cleanup import Cleanup, remove_file, uninterrupted
 from ..errors import WriterError
-from ..part_file import PartFile, check_name, create_part, remove_part, writing_to
+from ..files.atomic import PartFile, check_name, create_part, remove_part, writing_to
+from ..process.cleanup import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
 from .live import StandardOutput
 from .sink import Sink, write_bytes

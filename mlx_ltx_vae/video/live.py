@@ -10,9 +10,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
-from ..cleanup import Cleanup, remove_file, uninterrupted
 from ..errors import OutputClosed, WriterError
-from ..part_file import check_absent, writing_to
+from ..files.atomic import check_absent, writing_to
+from ..process.cleanup import Cleanup, remove_file, uninterrupted
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks, such as some of networks
 

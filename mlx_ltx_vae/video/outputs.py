@@ -5,7 +5,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from ..errors import WriterError
-from ..part_file import check_name
+from ..files.atomic import check_name
 from ..shapes import Size
 from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, quality_arguments
 from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path

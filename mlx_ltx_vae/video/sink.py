@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from ..errors import WriterError
-from ..part_file import writing_to
+from ..files.atomic import writing_to
 from ..shapes import Size, format_size
 
 SinkT = TypeVar("SinkT", bound="Sink")

@@ -5,8 +5,8 @@ import re
 from contextlib import ExitStack
 from pathlib import Path
 
-from ..cleanup import temporary_folder
 from ..errors import ReaderError, excerpt
+from ..process.cleanup import temporary_folder
 from .ffmpeg import input_arguments
 
 #: Endings of images, and the kind of each.

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cleanup import Cleanup
 from ..errors import WriterError
+from ..files.atomic import PartFile
 from ..frame_rate import parse_fps
-from ..part_file import PartFile
+from ..process.cleanup import Cleanup
 from ..shapes import Size, format_size
 from .codecs import (
     CONTAINER_ENDINGS,

@@ -14,11 +14,11 @@ import mlx.core as mx
 from tqdm import tqdm
 
 from ... import __version__
-from ...cli import CommandParser, add_common_options, examples, frame_size, positive, print_report, run_command
-from ...device import backend
+from ...backend.device import backend
+from ...backend.machine import Backend
+from ...commands.cli import CommandParser, add_common_options, examples, frame_size, positive, print_report, run_command
 from ...errors import LTXVAEError
-from ...machine import Backend
-from ...part_file import PartFile, writing_to
+from ...files.atomic import PartFile, writing_to
 from ..case import GENERATION_NAMES, Case
 from ..processes import run_fresh
 from .convolutions import FORMS, GPU_FORMS

@@ -9,12 +9,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...device import backend
-from ...dtypes import DTYPES
+from ...backend.device import backend
+from ...backend.dtypes import DTYPES
+from ...backend.machine import Backend
+from ...backend.mlx_utils import to_float
 from ...errors import describe_error
-from ...machine import Backend
 from ...metrics import max_difference
-from ...mlx_utils import to_float
 from ...models.convolution import formulations
 from ...models.convolution.rules import TAPS, Formulation, KernelLayout, choose, layout_for, scratch_bytes
 from ..case import Case

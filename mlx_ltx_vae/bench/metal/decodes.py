@@ -10,15 +10,15 @@ from unittest.mock import patch
 import mlx.core as mx
 import numpy as np
 
+from ...backend.mlx_utils import to_float
 from ...metrics import compare
-from ...mlx_utils import to_float
 from ...models import specs
 from ...models.convolution import module as convolution_module
 from ...models.convolution.formulations import Padding
 from ...models.convolution.module import Conv3d
 from ...models.convolution.rules import ConvShape, Formulation, layout_for
 from ...models.specs import Activation, ConvSpec, NetworkSpec
-from ...models.video_vae.specs import decoder_spec
+from ...models.video_vae.network_specs import decoder_spec
 from ...planning.memory import stream_memory, with_buffer_cache
 from ...planning.plan import DecodePlan
 from ..case import Case, Decode, loaded_network

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from ...device import this_machine
-from ...dtypes import DTYPES
-from ...machine import Backend
-from ...models.video_vae.specs import decoder_spec
+from ...backend.device import this_machine
+from ...backend.dtypes import DTYPES
+from ...backend.machine import Backend
+from ...models.video_vae.network_specs import decoder_spec
 from ...planning.plan import DecodePlan
 from ...planning.planner import plan_decode
 from ..case import Case, load_config

@@ -16,7 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...device import backend
+from ...backend.device import backend
 from ..sampling import sampled
 
 #: Variables that MLX reads: at every convolution, but for the last, which it reads once in a process.

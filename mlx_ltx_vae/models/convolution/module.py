@@ -7,8 +7,8 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...device import backend
-from ...machine import Backend
+from ...backend.device import backend
+from ...backend.machine import Backend
 from . import formulations
 from .formulations import Padding
 from .precision import operand_dtype

@@ -11,8 +11,8 @@ import math
 
 import mlx.core as mx
 
-from ...machine import Backend
-from ...mlx_utils import to_float
+from ...backend.machine import Backend
+from ...backend.mlx_utils import to_float
 
 _HALF_MAX = 65504.0
 

@@ -12,7 +12,7 @@ import enum
 import math
 from typing import NamedTuple
 
-from ...machine import FLOAT32_BYTES, Backend
+from ...backend.machine import FLOAT32_BYTES, Backend
 from ...shapes import Grid
 
 TAPS = 3  # of the kernel along each axis

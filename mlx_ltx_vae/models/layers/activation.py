@@ -12,8 +12,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...device import is_cpu
-from ...mlx_utils import to_float
+from ...backend.device import is_cpu
+from ...backend.mlx_utils import to_float
 
 _TERMS = 6  # terms of the series
 _HALVINGS = 4  # times that x is halved, so that few terms suffice

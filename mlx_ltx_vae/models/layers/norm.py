@@ -5,7 +5,7 @@ import math
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...device import is_cpu
+from ...backend.device import is_cpu
 
 PIXEL_NORM_EPS = 1e-8
 _LANES = 16

@@ -11,7 +11,7 @@ import math
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...mlx_utils import take
+from ...backend.mlx_utils import take
 from ...streaming.axis import Axis
 from ...streaming.context import StreamContext
 from ...streaming.stage import Stage

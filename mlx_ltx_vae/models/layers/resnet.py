@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...mlx_utils import take
+from ...backend.mlx_utils import take
 from ...streaming.axis import Axis
 from ...streaming.context import StreamContext
 from ...streaming.delay import Delay

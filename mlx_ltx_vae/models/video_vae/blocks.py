@@ -10,7 +10,7 @@ from ..layers.resample import DepthToSpaceUpsample, SpaceToDepthDownsample
 from ..layers.resnet import ResnetBlock, ResnetStack
 from ..specs import LayerSpec
 from .block_types import ATTENTION, DOWNSAMPLE, RES_CHANGE, RES_STACK, STRIDED, UPSAMPLE, BlockType
-from .specs import BlockSpec
+from .network_specs import BlockSpec
 
 
 def _of_all(module: Callable[[Any], Layer]) -> Callable[[Sequence[LayerSpec]], Layer]:

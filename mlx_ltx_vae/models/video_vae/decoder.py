@@ -19,7 +19,7 @@ from ..layers.time_embedding import TimeEmbedder
 from ..noise import LatentNoise, draw
 from .blocks import make_block
 from .config import VAEConfig
-from .specs import decoder_parts, decoder_spec
+from .network_specs import decoder_parts, decoder_spec
 
 
 class ConvDecoder(nn.Module):

@@ -15,7 +15,7 @@ from ..layers.conv import CausalConv3d
 from ..layers.resample import patchify
 from .blocks import make_block
 from .config import VAEConfig
-from .specs import encoder_parts, encoder_spec
+from .network_specs import encoder_parts, encoder_spec
 
 
 class ConvEncoder(nn.Module):

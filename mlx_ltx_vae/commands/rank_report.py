@@ -5,8 +5,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..machine import Machine
-from ..ranks import Ranks, Work
+from ..backend.machine import Machine
+from ..distributed.ranks import Ranks, Work
 from ..units import format_bytes
 
 

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
+from ..backend.device import this_machine
+from ..backend.dtypes import DTYPES
+from ..backend.machine import Machine
 from ..checkpoint import Checkpoint
-from ..device import this_machine
-from ..dtypes import DTYPES
+from ..distributed.ranks import Ranks, Work
 from ..errors import ItemsError, LatentsError
+from ..files.atomic import check_absent, writing_to
 from ..latents import check_latents_name, check_latents_target, save_latents
-from ..machine import Machine
-from ..models.video_vae.specs import encoder_spec
-from ..part_file import check_absent, writing_to
+from ..models.video_vae.network_specs import encoder_spec
 from ..planning.plan import EncodePlan
 from ..planning.planner import plan_encode
-from ..ranks import Ranks, Work
 from ..tiling import SpatialTilingConfig, TilingConfig
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
 from ..video import Fit, VideoReader
-from .item import Item
 from .rank_report import RankReport, smallest
+from .results import Item
 
 if TYPE_CHECKING:
     import argparse

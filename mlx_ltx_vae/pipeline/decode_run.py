@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 import numpy as np
 
-from ..device import check_process, confirm_device
+from ..backend.device import check_process, confirm_device
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
 from ..models.noise import DEFAULT_CONVENTION, Noise, draw
@@ -16,20 +16,12 @@ from ..planning.plan import DecodePlan, Order
 from ..shapes import LatentShape
 from ..streaming.context import StreamContext
 from ..tiling.intervals import Interval
-from .bands import make_bands
 from .decode_stream import Cancellation, DecodeStream
 from .diagnosis import explain_not_finite, find_cause
 from .frame_buffer import FrameBuffer
-from .latent_sources import (
-    LatentPreprocess,
-    Latents,
-    LatentSource,
-    LatentStreamSource,
-    as_latents,
-    is_whole,
-    peek,
-)
+from .latent_sources import LatentPreprocess, Latents, LatentSource, LatentStreamSource, as_latents, is_whole, peek
 from .postprocess import FrameChunk, OutputCheck, to_levels, to_levels_in_parts
+from .rank_bands import make_bands
 from .run import Run, crop_map
 
 if TYPE_CHECKING:

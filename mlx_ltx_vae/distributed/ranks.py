@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import DistributedError, PlanError, quote
+from ..errors import DistributedError, PlanError, quote
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -88,7 +88,7 @@ class Ranks:
         """What a function returns. If it fails on one rank, it fails on all."""
         if self.group is None:
             return function()
-        from .distributed.agreement import run_together
+        from .agreement import run_together
 
         return run_together(self.group, function)
 
@@ -100,14 +100,14 @@ class Ranks:
         """The JSON-serializable values of all ranks, in order."""
         if self.group is None:
             return [value]
-        from .distributed.agreement import gather_values
+        from .agreement import gather_values
 
         return gather_values(self.group, value)
 
     def check_same(self, things: Mapping[str, Any]) -> None:
         """Raise a `DistributedError` if ranks work on different things, given by name."""
         if self.group is not None:
-            from .distributed.agreement import check_same
+            from .agreement import check_same
 
             check_same(self.group, things)
 
@@ -119,7 +119,7 @@ class Ranks:
     def work_alone(self) -> None:
         """No longer limit the time between two exchanges: from now on, ranks may have any time to themselves."""
         if self.group is not None:
-            from .distributed.time_limit import end_time_limit
+            from .time_limit import end_time_limit
 
             end_time_limit()
 
@@ -148,6 +148,6 @@ def join_ranks(distributed: str, timeout: int | None = None) -> Ranks | None:
         return Ranks()
     if distributed == Work.OFF.value:
         return Ranks() if rank == 0 else None
-    from .distributed.launch import join_group
+    from .launch import join_group
 
     return Ranks(join_group(timeout), None if distributed == "auto" else Work(distributed))

@@ -17,12 +17,12 @@ from typing import Any, NoReturn, TextIO, TypeVar
 import mlx.core as mx
 from tqdm import tqdm
 
-from . import __version__, startup
-from .cleanup import Cleanup
-from .device import compiler_search, is_cpu
-from .device_errors import explained_device_errors
-from .dtypes import DTYPES
-from .errors import (
+from .. import __version__
+from ..backend.device import compiler_search, is_cpu
+from ..backend.device_errors import explained_device_errors
+from ..backend.dtypes import DTYPES
+from ..distributed.ranks import DEFAULT_TIMEOUT, Work, launched_rank
+from ..errors import (
     DecodeError,
     DistributedError,
     LTXVAEError,
@@ -34,13 +34,14 @@ from .errors import (
     printable,
     quote,
 )
-from .frame_rate import parse_fps
-from .latents import parse_grid
-from .ranks import DEFAULT_TIMEOUT, Work, launched_rank
-from .shapes import MAX_PIXELS, is_possible_size
-from .signals import delay_signals, die_by_termination, ended_by_signals
-from .tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
-from .units import parse_bytes
+from ..frame_rate import parse_fps
+from ..latents import parse_grid
+from ..process import startup
+from ..process.cleanup import Cleanup
+from ..process.signals import delay_signals, die_by_termination, ended_by_signals
+from ..shapes import MAX_PIXELS, is_possible_size
+from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
+from ..units import parse_bytes
 
 Value = TypeVar("Value")
 
@@ -260,8 +261,8 @@ def _describe_for_rank(error: Exception) -> str:
     rank = _rank()
     if rank is None:
         return describe_error(error)
-    from .distributed.agreement import is_lost_peer
-    from .distributed.time_limit import end_time_limit
+    from ..distributed.agreement import is_lost_peer
+    from ..distributed.time_limit import end_time_limit
 
     end_time_limit()
     is_lost = is_lost_peer(error)

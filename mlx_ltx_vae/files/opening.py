@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 from typing import IO
 
-from .units import format_bytes
+from ..units import format_bytes
 
 
 def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:

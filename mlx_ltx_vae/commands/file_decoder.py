@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
+from ..backend.device import this_machine
+from ..backend.dtypes import DTYPES
+from ..backend.machine import Machine
 from ..checkpoint import Checkpoint
-from ..device import this_machine
-from ..dtypes import DTYPES
+from ..distributed.ranks import Ranks, Work
 from ..errors import ItemsError
+from ..files.atomic import check_absent, writing_to
 from ..frame_rate import DEFAULT_FPS
 from ..latents import LatentsFile, MappedLatents, looks_normalized_twice, looks_unnormalized, open_latents
-from ..machine import Machine
-from ..models.video_vae.specs import decoder_spec
-from ..part_file import check_absent, writing_to
+from ..models.video_vae.network_specs import decoder_spec
 from ..pipeline.decode_stream import DecodeStream
 from ..pipeline.postprocess import FrameChunk
 from ..planning.plan import DecodePlan
 from ..planning.planner import plan_decode
-from ..ranks import Ranks, Work
 from ..shapes import Grid, LatentShape
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
 from ..video import Sink, check_output, open_sink
-from .item import Item
 from .outputs import all_exist, name_outputs, nearest_existing
 from .rank_report import RankReport, smallest
+from .results import Item
 
 if TYPE_CHECKING:
     import argparse

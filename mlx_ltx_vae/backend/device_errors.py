@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .errors import DeviceError
+from ..errors import DeviceError
 
 # Parts of the messages of macOS, which MLX passes on: "[METAL] Command buffer execution failed: ...".
 _TOO_LONG = ("Impacting Interactivity", "Caused GPU Timeout Error")

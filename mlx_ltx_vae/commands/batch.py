@@ -9,11 +9,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..distributed.ranks import Ranks
+from ..errors import ItemsError, describe_error
+from ..units import format_bytes, format_rate
 from .cli import print_report, print_traceback, progress_bar, write_line
-from .errors import ItemsError, describe_error
-from .items import Item, Result, Runner, all_exist, check_outputs
-from .ranks import Ranks
-from .units import format_bytes, format_rate
+from .outputs import all_exist, check_outputs
+from .results import Item, Result, Runner
 
 
 def run_many(runner: Runner, items: Sequence[Item], arguments: argparse.Namespace, ranks: Ranks) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import ItemsError, LatentsError, quote
 from .inputs import Input, is_list
-from .item import Item
+from .results import Item
 
 #: Stands for the name of the input, in an output.
 NAME = "{name}"

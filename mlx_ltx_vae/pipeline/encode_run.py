@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..device import check_process, confirm_device
-from ..device_errors import explained_device_errors
+from ..backend.device import check_process, confirm_device
+from ..backend.device_errors import explained_device_errors
+from ..backend.mlx_utils import to_bool
 from ..errors import LatentsError, PlanError, TilingError
-from ..mlx_utils import to_bool
 from ..models.base import Encoder
 from ..planning.plan import EncodePlan
 from ..streaming.context import StreamContext
 from ..tiling.batches import check_batch_size
 from ..tiling.config import TilingConfig
-from .bands import make_bands
 from .diagnosis import explain_not_finite
 from .encode_stream import EncodeStream
 from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess, to_channels_last
+from .rank_bands import make_bands
 from .run import Run
 from .sources import Source
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .cleanup import Cleanup, remove_file, remove_folder, uninterrupted
-from .errors import WriterError
+from ..errors import WriterError
+from ..process.cleanup import Cleanup, remove_file, remove_folder, uninterrupted
 
 _MAX_STEM = 200  # bytes
 _MAX_ENDING = 20  # characters

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import ItemsError, quote
+from ..files.opening import read_small_file
 from ..frame_rate import parse_fps
-from ..input_file import read_small_file
 from ..shapes import Size
 
 #: Columns with the path, as data sets name them.

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from .errors import LatentsError
+from ..errors import LatentsError
 
 
 def to_float(array: mx.array) -> float:

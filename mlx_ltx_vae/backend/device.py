@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .errors import DeviceError
+from ..errors import DeviceError
 from .host_allocator import keep_freed_memory, return_freed_memory
 from .machine import Backend, Machine
 from .mlx_utils import to_int

@@ -1,0 +1,1 @@
+"""The device that computes: its memory, its errors, and helpers for MLX."""

@@ -1,0 +1,1 @@
+"""The commands: their options, inputs and outputs, and reports."""

@@ -1,0 +1,280 @@
+"""`python -m mlx_ltx_vae.decode`: decodes latent files to videos."""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+
+from .. import demo
+from ..checkpoint import open_checkpoint
+from ..distributed.ranks import join_ranks
+from ..errors import ItemsError, PlanError
+from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION
+from ..planning.options import parse_options
+from ..tiling import PRESETS
+from ..video import check_output_options
+from .batch import run_many, skip
+from .cli import (
+    CommandParser,
+    add_common_options,
+    add_many_options,
+    add_plan_options,
+    add_report_options,
+    examples,
+    frame_rate,
+    grid,
+    positive,
+    print_report,
+    progress_bar,
+    run_command,
+    share,
+    tile,
+    tile_frames,
+)
+from .file_decoder import ItemDecoder, output_options
+from .inputs import read_inputs
+from .outputs import are_many, check_many, find_pattern, name_items
+
+_DEMO_OUTPUT = "demo.mp4"
+_ENDING = ".mp4"  # of the outputs of several inputs, if they have no other
+
+
+def build_parser() -> CommandParser:
+    """Build the command-line parser."""
+    parser = CommandParser(
+        prog="python -m mlx_ltx_vae.decode",
+        usage="%(prog)s LATENTS... -m VAE -o OUT [options]\n       %(prog)s --demo [options]",
+        description="Decode LTX video latents to videos, exactly, in memory that does not grow with the clip.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.decode --demo",
+            "python -m mlx_ltx_vae.decode clip.safetensors -m vae.safetensors -o clip.mp4",
+            "python -m mlx_ltx_vae.decode a.npy b.npy @more.txt -m vae/ -o videos/",
+        ),
+    )
+    _add_input_options(parser)
+    how = parser.add_argument_group("how to decode")
+    _add_mode_options(how)
+    _add_tile_options(how)
+    add_plan_options(how)
+    _add_noise_options(how)
+    _add_video_options(parser.add_argument_group("the video"))
+    add_many_options(parser)
+    add_report_options(parser)
+    add_common_options(parser)
+    return parser
+
+
+def _add_input_options(parser: CommandParser) -> None:
+    parser.add_argument(
+        "latents",
+        nargs="*",
+        metavar="LATENTS",
+        help="latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for those that a list "
+        "names, one a line; clips.csv for a table with a column path, and optionally output",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="the format is that of the ending: .mp4 .mov .mkv .webm .gif .npy; folder/ or %%05d.png for stills; - "
+        "for raw frames on standard output (default with --demo: demo.mp4). For several inputs: folder/ for videos "
+        "named after them, folder/clip.mp4; or a pattern such as folder/{name}.mkv, or folder/{name}/ for stills",
+    )
+    parser.add_argument("-m", "--model", metavar="VAE", help="the checkpoint: file, folder, or hub repository id")
+    parser.add_argument(
+        "--demo", action="store_true", help="use the small VAE and the latents that ship with the package"
+    )
+    parser.add_argument(
+        "--fps",
+        type=frame_rate,
+        metavar="RATE",
+        help="frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)",
+    )
+    parser.add_argument("--tensor", metavar="NAME", help="which tensor of a latent file that has several")
+    parser.add_argument(
+        "--grid",
+        type=grid,
+        metavar="FxHxW",
+        help="latent frames, rows and columns of packed latents (B, tokens, C), such as 16x22x40",
+    )
+    parser.add_argument(
+        "--unnormalized",
+        action="store_true",
+        default=None,  # use what the file states
+        help="the latents are unnormalized, as diffusers' LTX-2 pipelines return them",
+    )
+
+
+def _add_mode_options(how: argparse._ArgumentGroup) -> None:
+    modes = ["auto", "exact", "single", "tiled"]
+    how.add_argument(
+        "--mode",
+        choices=modes,
+        default="auto",
+        help="exact: in pieces, with the same frames as a single pass. single: the whole clip at once, in memory that "
+        "grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact, and tiles "
+        "only if nothing exact fits the memory budget",
+    )
+    how.add_argument(
+        "--order",
+        choices=["auto", "time", "rows", "columns"],
+        default="auto",
+        help="how exact mode goes through the clip; the frames are the same. time: one latent frame after the other, "
+        "so that frames are written from the start; memory grows with the size of a frame. rows, columns: all frames "
+        "at once, from top to bottom or from left to right; takes less memory where frames are large and the clip is "
+        "short, but no frame is written before the end. auto (default): the first of the three that fits the memory "
+        "budget",
+    )
+    how.add_argument(
+        "--chunk",
+        type=positive,
+        metavar="N",
+        help="latent frames (or rows, columns) at a time; the frames are the same, memory grows with N (default: 1)",
+    )
+
+
+def _add_tile_options(how: argparse._ArgumentGroup) -> None:
+    how.add_argument(
+        "--tile",
+        type=tile,
+        metavar="SIZE:OVERLAP",
+        help="decode in tiles of SIZE pixels that share OVERLAP pixels with their neighbors, such as 512:64; not exact",
+    )
+    how.add_argument(
+        "--tile-frames", type=tile_frames, metavar="SIZE:OVERLAP", help="the same along time, in frames, such as 64:24"
+    )
+    how.add_argument(
+        "--preset",
+        choices=list(PRESETS),
+        help="tiles by name: default is --tile 512:64 --tile-frames 64:24, aggressive 256:64 and 32:8 (least memory), "
+        "conservative 768:64 and 96:24 (fewest seams); spatial_only and temporal_only are one half of default; auto is "
+        "default, along axes of more than 512 pixels or 65 frames",
+    )
+
+
+def _add_noise_options(how: argparse._ArgumentGroup) -> None:
+    how.add_argument(
+        "--timestep",
+        type=share,
+        metavar="T",
+        help="for VAEs 0.9.1 to 0.9.8: how noisy the latents are taken to be, 0 to 1 (default: 0.05)",
+    )
+    how.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="for VAEs that add noise: the same number gives the same frames (default: 0)",
+    )
+    how.add_argument(
+        "--noise-scale",
+        type=share,
+        metavar="S",
+        help="for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)",
+    )
+    how.add_argument(
+        "--like",
+        choices=list(CONVENTIONS),
+        default=DEFAULT_CONVENTION,
+        help="for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers: timestep 0 "
+        "and no noise by default, and noise is mixed into denormalized latents",
+    )
+
+
+def _add_video_options(video: argparse._ArgumentGroup) -> None:
+    video.add_argument("--audio", metavar="FILE", help="audio file to add, in full length even if the video is shorter")
+    video.add_argument(
+        "--codec",
+        metavar="NAME",
+        help="h264, hevc (or h265), prores, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm)",
+    )
+    video.add_argument(
+        "--crf",
+        type=int,
+        metavar="N",
+        help="constant quality: 0 is best, 51 worst, or 63 for vp9 and av1 (default: h264 18, hevc 20, vp9 and av1 24)",
+    )
+    video.add_argument(
+        "--live",
+        action="store_true",
+        help="an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears "
+        "under its name at once, and is removed if the decode fails",
+    )
+    video.add_argument(
+        "--bit-depth", type=int, choices=[8, 10], default=8, help="bits per color and pixel (default: 8)"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return the exit code."""
+    parser = build_parser()
+    arguments = parser.parse_inputs(argv)
+    if arguments.demo:
+        if arguments.latents or arguments.model:
+            parser.error("--demo comes with latents and a VAE; leave out LATENTS and -m")
+        arguments.latents, arguments.model = [str(demo.LATENTS)], str(demo.VAE)
+        arguments.output = arguments.output or _DEMO_OUTPUT
+    if not arguments.latents:
+        parser.error("LATENTS is missing (or --demo)")
+    if not arguments.model:
+        parser.error("-m VAE is missing: the checkpoint to decode with")
+    has_table = any(name.lower().endswith(".csv") for name in arguments.latents)
+    if not arguments.output and not arguments.dry_run and not has_table:
+        parser.error("-o OUT is missing: where to write the video")
+    if arguments.json and arguments.output == "-":
+        parser.error("--json and -o - both write to standard output; choose one")
+    if arguments.preset and (arguments.tile or arguments.tile_frames):
+        parser.error("--preset cannot be combined with --tile or --tile-frames")
+    with parser.wrong_usage():
+        _check_usage(arguments)
+    return run_command(_decode, arguments, computes=not arguments.dry_run)
+
+
+def _check_usage(arguments: argparse.Namespace) -> None:
+    """Raise the errors of options that contradict each other, before any file is read."""
+    tiled = arguments.preset or arguments.tile or arguments.tile_frames
+    if tiled and arguments.mode not in ("auto", "tiled"):
+        raise PlanError(f"tiles go with --mode tiled, not {arguments.mode}")
+    parse_options(mode="tiled" if tiled else arguments.mode, order=arguments.order, chunk=arguments.chunk)
+    if are_many(arguments.latents):
+        check_many(arguments.latents, arguments.output)
+        if arguments.audio:
+            raise ItemsError("--audio goes with one input; add it to each video on its own")
+    pattern = find_pattern(arguments.latents, arguments.output, _ENDING)
+    if pattern:
+        check_output_options(pattern, **output_options(arguments), fps=arguments.fps)
+
+
+def _decode(arguments: argparse.Namespace) -> None:
+    ranks = join_ranks(arguments.distributed, arguments.rank_timeout)
+    if ranks is None:
+        return
+    pattern = find_pattern(arguments.latents, arguments.output, _ENDING)
+    items = name_items(read_inputs(arguments.latents, with_sizes=False), pattern, is_dry_run=arguments.dry_run)
+    is_many = are_many(arguments.latents)
+    checkpoint = ranks.together(lambda: open_checkpoint(arguments.model, encoder=False))
+    ranks.check_same({"the checkpoints": checkpoint.description})
+    ranks.check_same_contents(lambda: {"the weights": checkpoint.sample()})
+    decoder = ItemDecoder(checkpoint, arguments, is_many=is_many, ranks=ranks)
+    if is_many:
+        run_many(decoder, items, arguments, ranks)
+        return
+    decoder.measure_machine()
+    opened = ranks.together(lambda: decoder.open(items[0]))
+    ranks.check_same(opened.description)
+    named = replace(items[0], outputs=tuple(opened.outputs))
+    if ranks.first_decides(lambda: skip(named, arguments)):
+        return
+    if arguments.dry_run:
+        if ranks.is_first:
+            print_report(json.dumps({"plan": opened.plan.as_dict()}) if arguments.json else opened.plan)
+        return
+    ranks.check_same_contents(lambda: {"the values of the latents": opened.file.digest()})
+    with progress_bar(opened.num_frames, arguments) as bar:
+        report = decoder.decode(opened, bar.update)
+    if not ranks.is_first:
+        return
+    if arguments.json:
+        print_report(json.dumps(report.as_dict()))
+    elif not arguments.quiet:
+        print_report(report, file=sys.stderr if arguments.output == "-" else sys.stdout)
