@@ -29,14 +29,14 @@ def test_nothing_is_left_whenever_signals_come(commands, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["video", "live", "rows", "stills", "encode", "convert"])
-def test_nothing_is_left_by_200_runs(commands, name):
-    check_runs(commands, name, 200)
+def test_nothing_is_left_by_100_runs(commands, name):
+    check_runs(commands, name, 100)
 
 
 @pytest.mark.slow
 @cpu_only("MLX compiles kernels in files for the CPU only")
-def test_no_signal_is_lost_in_200_cold_starts(commands):
-    check_runs(commands, "video", 200, cold=True)
+def test_no_signal_is_lost_in_100_cold_starts(commands):
+    check_runs(commands, "video", 100, cold=True)
 
 
 def check_runs(commands, name, count, *, cold=False):

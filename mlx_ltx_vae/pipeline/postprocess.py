@@ -16,6 +16,7 @@ _FLAT = "the decoded pixels are one flat patch everywhere"
 _SILENT_FAILURE = "a convolution on this device failed silently; try another dtype, or mode exact with a chunk of 1."
 
 _MAX_PARTS = 64  # of flags, so that a long clip does not hold many small arrays
+_SHORT_PIECE = 2 * FRAMES_PER_CONVERSION
 _NEARLY_BLACK = 0.95  # of 1: a flat frame of larger magnitude is black or white
 
 _PEAKS = {8: 255, 10: 65535}
@@ -176,12 +177,22 @@ class OutputCheck:
         return self._combine(self._is_finite)
 
     def update(self, frames: mx.array, start: int) -> None:
-        """Check a piece (B, n, h, w, 3) of the frames from `start` on, asynchronously."""
+        """Check a piece (B, n, h, w, 3) of the frames from `start` on.
+
+        The checks of a short piece are not waited for. A long one is checked part by part, which takes less memory.
+        """
+        count = frames.shape[1]
+        for first in range(0, count, FRAMES_PER_CONVERSION):
+            self._update(frames[:, first : first + FRAMES_PER_CONVERSION], start + first)
+            if count > _SHORT_PIECE:
+                mx.eval(self._is_finite)
+
+    def _update(self, frames: mx.array, start: int) -> None:
         step, others = self._patch_size, (2, 3, 4)
         down = (frames[:, :, step:] == frames[:, :, :-step]).all(axis=others)
         across = (frames[:, :, :, step:] == frames[:, :, :, :-step]).all(axis=others)
-        is_flat = down & across & (mx.abs(frames) < _NEARLY_BLACK).any(axis=others)
-        self._is_flat.update(start, is_flat.any(axis=0))
+        is_visible = (mx.abs(frames[:, :, :step, :step]) < _NEARLY_BLACK).any(axis=others)
+        self._is_flat.update(start, (down & across & is_visible).any(axis=0))
         self._is_finite = self._is_finite & mx.isfinite(frames).all()
         mx.async_eval(self._is_finite)
 

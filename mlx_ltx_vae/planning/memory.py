@@ -15,6 +15,7 @@ from ..shapes import Grid
 from ..streaming.axis import Axis
 
 _MARGIN = 1.06  # for uncounted memory: small arrays, rounding of allocations to pages
+_WHOLE_MARGIN = 1.03  # the same in a single pass, whose arrays are large and few
 
 # MLX keeps freed buffers and reuses only those of nearly the same size. On Metal, active memory plus buffer cache is
 # 1.3 to 1.45 times the peak active memory (simulated allocator, not measured on a Mac). CPU builds keep at most 32 MB,
@@ -171,7 +172,9 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         weights=spec.num_weights * itemsize,
         inputs=0,
         caches=math.ceil(_MARGIN * cached),
-        work=math.ceil(_MARGIN * work * (1 + run.prefetch)) + (0 if run.steps is None else results // 2),
+        work=math.ceil(_WHOLE_MARGIN * work)
+        if run.steps is None
+        else math.ceil(_MARGIN * work * (1 + run.prefetch)) + results // 2,
         idle_caches=math.ceil(_MARGIN * max(cached for cached, _ in moments)) + queued,
     )
 
