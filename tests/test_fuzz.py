@@ -9,7 +9,7 @@ from fuzz_corpus import samples
 from fuzz_mutations import Damage
 from mlx_ltx_vae import LTXVAEError
 from mlx_ltx_vae.commands import batch as many
-from mlx_ltx_vae.commands import cli, items
+from mlx_ltx_vae.commands import cli, outputs
 
 _GROUPS, _IN_GROUP = 10, 50
 
@@ -41,12 +41,12 @@ def test_20000_damaged_files_end_in_a_clean_error(folder):
 
 @pytest.mark.parametrize(
     ("module", "name", "fault"),
-    [(cli, "printable", "printed control characters"), (items.outputs, "check_outputs", "wrote outside")],
+    [(cli, "printable", "printed control characters"), (outputs, "check_outputs", "wrote outside")],
 )
 def test_the_fuzzer_finds_what_it_looks_for(folder, monkeypatch, module, name, fault):
     """Without the function that prevents it."""
     monkeypatch.setattr(module, name, lambda given: given)
-    if module is items.outputs:
+    if module is outputs:
         monkeypatch.setattr(many, name, lambda given: given)
     runs = [index for index, sample in enumerate(samples()) if sample.kind == "run"]
     seeds = (start + index for start in range(0, 2000, len(samples())) for index in runs)

@@ -125,7 +125,7 @@ def test_a_signal_is_kept_before_and_while_it_is_ignored(moment):
     """The system drops those that wait when they become ignored."""
     code = """
 import os, signal, sys
-from mlx_ltx_vae import signals, startup
+from mlx_ltx_vae.process import signals, startup
 startup.IS_COMMAND = True
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 wait = os.waitpid

@@ -50,7 +50,7 @@ class Ranks:
     """The ranks of a command.
 
     Attributes:
-        group: None for one process alone; then nothing of `distributed` is imported.
+        group: None for one process alone; then no other module of `distributed` is imported.
         wanted: what the user wants to be shared; None to choose.
     """
 
