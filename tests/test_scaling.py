@@ -49,6 +49,7 @@ def test_faster_machines_gain_less_from_the_same_link():
     assert fast < slow < 2
 
 
+@pytest.mark.slow
 def test_the_documentation_shows_what_the_command_prints(capsys):
     """The tables, of all sizes; they change if the network's specs, the plans or the assumptions do."""
     assert command.main(["scaling"]) == 0
