@@ -12,7 +12,7 @@ from .backend.device import check_process, this_machine
 from .backend.device_errors import explained_device_errors
 from .backend.dtypes import DTYPES
 from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
-from .errors import CheckpointError, LatentsError
+from .errors import CheckpointError
 from .models.base import Decoder, Encoder, Network
 from .models.noise import DEFAULT_CONVENTION, Noise
 from .models.video_vae.config import VAEConfig
@@ -22,10 +22,10 @@ from .pipeline.decode_run import DecodeOptions, DecodePipeline, LatentInput
 from .pipeline.decode_stream import DecodeStream
 from .pipeline.encode_run import EncodeOptions, EncodePipeline
 from .pipeline.encode_stream import EncodeStream
-from .pipeline.postprocess import FrameChunk
+from .pipeline.postprocess import join_chunks
 from .pipeline.preprocess import Frames
 from .planning.plan import DecodePlan, EncodePlan
-from .planning.planner import MAX_ARRAY_ELEMENTS, plan_decode, plan_encode
+from .planning.planner import plan_decode, plan_encode
 from .tiling.config import TilingConfig
 
 
@@ -278,7 +278,7 @@ class VideoVAE:
         options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized)
         chunks = DecodePipeline(self._decoder, self.mean, self.std, self.plan).stream(latents, plan, options)
         if on_frames_ready is None:
-            return _join(chunks)
+            return join_chunks(chunks)
         for chunk in chunks:
             chunk.check()
             on_frames_ready(chunk.pixels, chunk.start)
@@ -384,23 +384,6 @@ class VideoVAE:
         if self.encoder is None:
             raise CheckpointError("this VideoVAE was loaded without an encoder; load it with encoder=True.")
         return self.encoder
-
-
-def _join(chunks: Iterable[FrameChunk]) -> mx.array:
-    """The pixels of all chunks, (B, 3, F, H, W), evaluated so that another thread can use them."""
-    frames, size = [], 0
-    for chunk in chunks:
-        frames.append(chunk.frames)
-        size += chunk.frames.size
-        if size >= MAX_ARRAY_ELEMENTS:
-            raise LatentsError(
-                "the video would be an array of 2^31 elements or more, which MLX computes wrongly; take its frames "
-                "from stream, or pass on_frames_ready."
-            )
-    pixels = mx.concatenate(frames, axis=1).transpose(0, 4, 1, 2, 3)
-    with explained_device_errors():
-        mx.eval(pixels)
-    return pixels
 
 
 def _loaded_bytes(network: Network) -> int:

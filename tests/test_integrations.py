@@ -151,10 +151,7 @@ def test_mlx_video_may_keep_its_own_class_of_tiling_configurations(vae):
 
 def test_ltx_2_mlx_writes_video_and_audio(checkpoint, latents, tmp_path):
     class VideoDecoder:
-        """Of the program, which calls its method."""
-
-        def decode_and_stream(self, latent, output_path, *, frame_rate, audio_path=None):
-            raise NotImplementedError
+        """Of the program, which calls its method `decode_and_stream`."""
 
     with wave.open(str(tmp_path / "voice.wav"), "wb") as voice:
         voice.setparams((1, 2, 16000, 0, "NONE", ""))

@@ -313,6 +313,14 @@ def test_frames_that_a_device_leaves_constant_are_named(vae, monkeypatch, option
         list(vae.stream(latents, plan))
 
 
+def test_a_video_that_is_too_large_for_one_array_is_refused_and_streams(vae, monkeypatch):
+    monkeypatch.setattr("mlx_ltx_vae.pipeline.postprocess.MAX_ARRAY_ELEMENTS", 17 * 64 * 96 * 3)
+    assert vae.decode(latents_of(2)).shape == (1, 3, 9, 64, 96)
+    with pytest.raises(LatentsError, match=r"an array of 2\^31 elements or more, .* take its frames from stream"):
+        vae.decode(latents_of(3))
+    assert sum(chunk.frames.shape[1] for chunk in vae.stream(latents_of(3))) == 17
+
+
 def test_frames_that_are_not_finite_are_never_handed_over_as_levels(golden):
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
     vae.decoder.conv_out.conv.bias = mx.full(vae.decoder.conv_out.conv.bias.shape, mx.nan)

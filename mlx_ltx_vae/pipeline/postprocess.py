@@ -1,6 +1,6 @@
 """Checks a decoder's output, and converts pixels in [-1, 1] to the integer levels that sinks write."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -8,7 +8,8 @@ import numpy as np
 
 from ..backend.device_errors import explained_device_errors
 from ..backend.mlx_utils import to_bool, to_list
-from ..errors import DecodeError
+from ..errors import DecodeError, LatentsError
+from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiled_memory import FRAMES_PER_CONVERSION
 
 _NOT_FINITE = "the decoded pixels are not finite"
@@ -111,6 +112,27 @@ class FrameChunk:
         levels = np.asarray(frames[0] if frames.shape[0] == 1 else frames)
         self.check()
         return levels
+
+
+def join_chunks(chunks: Iterable[FrameChunk]) -> mx.array:
+    """The pixels of all chunks, (B, 3, F, H, W), evaluated so that another thread can use them.
+
+    Raises:
+        LatentsError: if they would be too large for one array.
+    """
+    frames, size = [], 0
+    for chunk in chunks:
+        frames.append(chunk.frames)
+        size += chunk.frames.size
+        if size >= MAX_ARRAY_ELEMENTS:
+            raise LatentsError(
+                "the video would be an array of 2^31 elements or more, which MLX computes wrongly; take its frames "
+                "from stream, or pass on_frames_ready."
+            )
+    pixels = mx.concatenate(frames, axis=1).transpose(0, 4, 1, 2, 3)
+    with explained_device_errors():
+        mx.eval(pixels)
+    return pixels
 
 
 class FrameFlags:
