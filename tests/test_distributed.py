@@ -32,6 +32,8 @@ with open("process", "w") as file:
 more = json.load(open("arguments.json")) if os.path.exists("arguments.json") else []
 os.execv(sys.executable, [sys.executable, *sys.argv[2:], *more])
 """
+#: Ranks listen on ports from this on. With the ports of `mlx.launch` itself, two tests at once would share their ranks.
+STARTING_PORT = 20_000 + 8 * (os.getpid() % 1000)
 TOLERANCE = 1e-5  # of float32 on any number of ranks
 
 #: Every padding mode, causal and not, with noise, with attention; the second size has a band of one row.
@@ -63,9 +65,9 @@ def launch(ranks, *arguments, timeout=300, change=None):
     Returns:
         What they printed to standard output and to standard error.
     """
-    command = [Path(sys.executable).with_name("mlx.launch"), "-n", str(ranks), "--backend", "ring", "--"]
+    command = [Path(sys.executable).with_name("mlx.launch"), "-n", str(ranks), "--backend", "ring"]
     with subprocess.Popen(
-        [*command, sys.executable, *map(str, arguments)],
+        [*command, "--starting-port", str(STARTING_PORT), "--", sys.executable, *map(str, arguments)],
         stdin=subprocess.PIPE,  # open and silent: at its end, the launcher would take a core for reading it
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -16,9 +16,8 @@ from .mlx_utils import to_int
 
 _MEMINFO = Path("/proc/meminfo")
 _WINOGRAD_BATCH = "MLX_CONV_WINOGRAD_TILE_BATCH"
-
-
 _PROBE = 4096  # elements
+
 _was_forked = False
 
 

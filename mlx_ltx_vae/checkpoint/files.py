@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 from typing import IO, Any, NamedTuple
 
@@ -20,7 +21,7 @@ from ..backend.dtypes import DTYPES
 from ..backend.mlx_utils import evaluate, load_safetensors
 from ..errors import CheckpointError, LatentsError, excerpt, quote
 from ..files.opening import open_file, read_small_file
-from ..files.safetensors_header import read_header
+from ..files.safetensors_header import read_header, read_positions
 from ..files.samples import read_sample
 from ..files.state import FileState
 from .weight_files import is_index, shard_problem
@@ -201,13 +202,19 @@ def _evaluated(array: mx.array | np.ndarray) -> mx.array:
 
 
 def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:
-    positions = _read_positions(path)
+    with path.open("rb") as file:
+        positions = read_positions(partial(_read_at, file))
     for key, info in tensors.items():
         offset, _ = positions[info.name]
         values = np.fromfile(path, _NUMPY_DTYPES[info.dtype], math.prod(info.shape), offset=offset)
         check_unchanged([info])
         array = mx.array(values.reshape(info.shape))
         yield key, array.view(mx.bfloat16) if info.dtype == "bfloat16" else array
+
+
+def _read_at(file: IO[bytes], start: int, size: int) -> bytes:
+    file.seek(start)
+    return file.read(size)
 
 
 def sample_tensors(tensors: Iterable[TensorInfo]) -> str:
@@ -217,20 +224,11 @@ def sample_tensors(tensors: Iterable[TensorInfo]) -> str:
         files: dict[Path, tuple[IO[bytes], dict[str, tuple[int, int]]]] = {}
         for info in tensors:
             if info.path not in files:
-                files[info.path] = stack.enter_context(info.path.open("rb")), _read_positions(info.path)
+                opened = stack.enter_context(info.path.open("rb"))
+                files[info.path] = opened, read_positions(partial(_read_at, opened))
             file, positions = files[info.path]
             digest.update(read_sample(file, *positions[info.name]))
     return digest.hexdigest()
-
-
-def _read_positions(path: Path) -> dict[str, tuple[int, int]]:
-    """Where each tensor begins and ends in a file that `read_header` has accepted, so that its header has no gaps."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    start = 8 + length
-    spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
-    return {name: (start + begin, start + end) for name, (begin, end) in spans.items()}
 
 
 def _open_shard(index: Path, name: str) -> Archive:

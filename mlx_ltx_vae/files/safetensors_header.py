@@ -1,5 +1,7 @@
 """The headers of safetensors files, read and checked by the safetensors library. No tensor is read, and no MLX."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +47,20 @@ def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
         if _WRONG_SIZE in reason:
             reason = f"it has {path.stat().st_size} bytes, not as many as its header says: it is truncated or damaged"
         raise ValueError(excerpt(reason, 120)) from error
+
+
+def read_positions(read: Callable[[int, int], bytes]) -> dict[str, tuple[int, int]]:
+    """Where the values of each tensor begin and end in a file that `read_header` has accepted.
+
+    The library checks this, and does not tell it.
+
+    Args:
+        read: returns the bytes at a position: `read(start, size)`.
+    """
+    length = int.from_bytes(read(0, 8), "little")
+    entries = json.loads(read(8, length))
+    spans = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}
+    return {name: (8 + length + begin, 8 + length + end) for name, (begin, end) in spans.items()}
 
 
 def _check_size(path: Path) -> None:

@@ -3,7 +3,6 @@
 Some programs store metadata as one-element arrays beside the tensors. They are returned as metadata.
 """
 
-import json
 import math
 import os
 from functools import partial
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import LatentsError
-from ..files.safetensors_header import read_header
+from ..files.safetensors_header import read_header, read_positions
 from ..files.state import FileState
 from ..units import format_bytes
 from .formats import START_BYTES, Format, find_format
@@ -46,13 +45,11 @@ def _open_safetensors(file: OpenFile, path: Path) -> tuple[dict[str, StoredTenso
     headers, metadata = read_header(path)
     if FileState.of(path) != file.state:
         raise file.changed()
-    # The library has checked the header, but does not tell where the data are.
-    header_bytes = int.from_bytes(file.read(0, 8), "little")
-    entries = json.loads(file.read(8, header_bytes))
+    positions = read_positions(file.read)
     tensors = {}
     for name, (dtype, shape) in headers.items():
-        begin, end = entries[name]["data_offsets"]
-        open_array = partial(_open_safetensor, file, dtype, shape, 8 + header_bytes + begin)
+        begin, end = positions[name]
+        open_array = partial(_open_safetensor, file, dtype, shape, begin)
         tensors[name] = StoredTensor(file, shape, dtype, end - begin, open_array)
     return tensors, metadata
 
