@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.exchange import Exchange, band_grid, make_exchange
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
@@ -12,7 +13,6 @@ from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
 from mlx_ltx_vae.planning.clip import Clip
-from mlx_ltx_vae.planning.exchange import Exchange, band_grid, layer_multiply_adds, make_exchange, multiply_adds
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.planning.plan import DecodePlan
 from mlx_ltx_vae.planning.planner import plan_decode
@@ -123,8 +123,8 @@ def simulate(clip: Clip, ranks: int, tflops: float) -> Run:
     return Run(
         bands=bands,
         busiest=max(exchanges, key=lambda each: each.sent_bytes),
-        seconds=multiply_adds(clip.spec, clip.grid) / rate,
-        band_seconds=multiply_adds(clip.spec, clip.grid, band_grid(clip, max(bands))[1]) / rate,
+        seconds=clip.spec.multiply_adds(clip.grid) / rate,
+        band_seconds=clip.spec.multiply_adds(clip.grid, band_grid(clip, max(bands))[1]) / rate,
         memory=_memory(clip, max(bands), plan),
         winograd=_winograd_share(clip, max(bands), run),
     )
@@ -135,7 +135,7 @@ def _winograd_share(clip: Clip, rows: int, run: StreamRun) -> float:
     fast = total = 0
     band = band_grid(clip, rows)
     for (layer, extents), pieces in zip(clip.spec.walk(band), layer_pieces(clip.spec, clip.grid, run), strict=False):
-        work = layer_multiply_adds(layer, extents, extents)
+        work = layer.multiply_adds(extents, extents)
         total += work
         if isinstance(layer, ConvSpec):
             frames = sorted(pieces)[len(pieces) // 2]  # of most steps: those at the ends of the clip are shorter

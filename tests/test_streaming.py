@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import take
+from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.streaming.axis import Axis, Border, WindowSpec
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.delay import Delay
@@ -87,7 +88,7 @@ def test_a_shifted_window_keeps_no_more_than_its_kernel_and_refuses_shorter_clip
     for index in range(LENGTH):
         window.push(clip_of()[:, index : index + 1], False)
         assert sum(array.shape[1] for array in window.arrays) <= window.spec.cached == 3
-    with pytest.raises(ValueError, match="cannot shift"):
+    with pytest.raises(LatentsError, match="sees 3 positions, and the clip has 2"):
         run_whole([shifted_attention(Axis.TIME, 3)], clip_of(2))
 
 

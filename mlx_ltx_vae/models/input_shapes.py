@@ -1,6 +1,7 @@
 """Checks the shapes of latents and frames against a network. No MLX."""
 
 from collections.abc import Sequence
+from itertools import count
 
 from ..errors import LatentsError
 from ..shapes import MAX_PIXELS, Grid, LatentShape, format_size, is_possible_size
@@ -27,7 +28,7 @@ def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
             f"latents have the shape {shown} with {latent_shape.channels} channels; this VAE decodes "
             f"{spec.in_channels} (axes are (B, C, F', H', W'))."
         )
-    frames, height, width = spec.out_grid(latent_shape.grid)
+    _, height, width = spec.out_grid(latent_shape.grid)
     if latent_shape.frames > _MAX_LATENT_FRAMES:
         raise LatentsError(
             f"latents have the shape {shown}; at most {_MAX_LATENT_FRAMES} latent frames are decoded at once, so "
@@ -38,7 +39,9 @@ def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
             f"latents have the shape {shown} and decode to {format_size(width, height)}; frames have at most "
             f"{MAX_PIXELS:,} pixels."
         )
-    _check_reflection(spec, latent_shape.grid, f"latents have the shape {shown}")
+    what = f"latents have the shape {shown}"
+    _check_windows(spec, latent_shape.grid, what)
+    _check_reflection(spec, latent_shape.grid, what)
     return latent_shape
 
 
@@ -62,6 +65,22 @@ def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> 
     spec.scale.latent_grid(grid)  # raises if it is not a whole number of cells
     _check_reflection(spec, grid, f"frames have the shape {tuple(shape)}")
     return batch, grid
+
+
+def _check_windows(spec: NetworkSpec, grid: Grid, what: str) -> None:
+    """Refuse clips that are shorter than a window that shifts inwards at their ends, or of which nothing remains."""
+    for axis, noun in zip(Axis, ("frames", "rows", "columns"), strict=True):
+        least = next(each for each in count(1) if _fits(spec, axis, each))
+        if grid[axis.grid] < least:
+            raise LatentsError(f"{what}; this VAE needs at least {least} latent {noun}.")
+
+
+def _fits(spec: NetworkSpec, axis: Axis, length: int) -> bool:
+    for layer in spec.layers:
+        if length < layer.window(axis).least:
+            return False
+        length = layer.results(axis, length)
+    return length > 0
 
 
 def _check_reflection(spec: NetworkSpec, grid: Grid, what: str) -> None:

@@ -1,11 +1,12 @@
 """The noise that a decoder takes, drawn from a seed or passed by the caller.
 
-Every draw has its own random key, made from the seed and an index: that of the latent frame of a batch item, or of the
-noise map. The noise therefore depends neither on how a clip is cut nor on its length.
+Noise depends neither on how a clip is cut nor on its length. Every latent frame of a batch item and every noise map has
+its own random key, made from the seed and its index. `NoiseVolume` computes each value from the seed and its position.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..backend.mlx_utils import evaluate
 from ..errors import LatentsError
-from ..shapes import LatentShape
+from ..shapes import Grid, LatentShape
 from .specs import NetworkSpec
 
 #: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
@@ -46,6 +47,7 @@ CONVENTIONS = {
 DEFAULT_CONVENTION = "ltx-video"
 
 _MASK = 2**32 - 1
+_MIX = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))  # shifts and factors of the finalizer of MurmurHash3
 _GOLDEN_RATIO = 0x9E3779B9
 _MAPS = 2**31  # indices below belong to latent frames, indices from here on to noise maps
 _ITEM = 2**20  # maximum number of latent frames per batch item
@@ -71,6 +73,62 @@ class LatentNoise(NamedTuple):
 
 
 @dataclass(frozen=True)
+class NoiseVolume:
+    """Standard normal noise for each position of a layer's output. See `PositionNoise`; no whole volume is in memory.
+
+    Attributes:
+        seed: any integer; None for zeros.
+        rate: positions of the layer's output per position of the network's input, (T, H, W).
+        values: noise that the caller passed, (B, T, H, W, C); None to compute it.
+        origins: where the stream's input begins in that of the whole picture; for a batch of tiles, of each.
+    """
+
+    seed: int | None
+    batch: int
+    channels: int
+    rate: Grid
+    values: mx.array | None = None
+    origins: Sequence[Grid] = ((0, 0, 0),)
+
+    def at(self, origins: Sequence[Grid]) -> "NoiseVolume":
+        return replace(self, origins=origins)
+
+    def __call__(self, start: Grid, size: Grid) -> mx.array:
+        parts = []
+        for origin in self.origins:
+            first = [begin + at * rate for begin, at, rate in zip(start, origin, self.rate, strict=True)]
+            parts.append(self._part([slice(begin, begin + count) for begin, count in zip(first, size, strict=True)]))
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def _part(self, box: Sequence[slice]) -> mx.array:
+        if self.values is not None:
+            return self.values[:, box[0], box[1], box[2]]
+        axes = [slice(0, self.batch), *box, slice(0, self.channels)]
+        if self.seed is None:
+            return mx.zeros([axis.stop - axis.start for axis in axes])
+        bits = mx.array((self.seed ^ (self.seed >> 32)) & _MASK, dtype=mx.uint32)
+        for axis, span in enumerate(axes):
+            shape = [-1 if other == axis else 1 for other in range(len(axes))]
+            bits = _mix(bits + mx.arange(span.start, span.stop, dtype=mx.uint32).reshape(shape) * _GOLDEN_RATIO)
+        return _normal(bits)
+
+
+@partial(mx.compile, shapeless=True)
+def _mix(bits: mx.array) -> mx.array:
+    """A random looking uint32 for each other one."""
+    for shift, factor in _MIX:
+        bits = (bits ^ (bits >> shift)) * mx.array(factor, dtype=mx.uint32)
+    return bits ^ (bits >> 16)
+
+
+def _normal(bits: mx.array) -> mx.array:
+    """A normally distributed float32 for each random uint32, by the Box-Muller transform."""
+    radius = (bits.astype(mx.float32) + 1) * 2.0**-32
+    angle = _mix(bits + _GOLDEN_RATIO).astype(mx.float32) * (2 * math.pi * 2.0**-32)
+    return mx.sqrt(-2 * mx.log(mx.minimum(radius, 1))) * mx.cos(angle)
+
+
+@dataclass(frozen=True)
 class Draws:
     """All the noise and the timestep of one decode.
 
@@ -79,6 +137,7 @@ class Draws:
         scale: the fraction of the latents that is replaced by noise; None if the network takes no such noise.
         is_late: see `LatentNoise`.
         maps: the noise maps by the name of the layer that adds them.
+        volumes: the noise of each position likewise.
         latents: draws the noise of a part of the latents; None for zeros.
     """
 
@@ -87,6 +146,7 @@ class Draws:
     is_late: bool
     maps: Mapping[str, mx.array]
     latents: Callable[[LatentBox], mx.array] | None = None
+    volumes: Mapping[str, NoiseVolume] = field(default_factory=dict)
 
     def timesteps(self, batch: int) -> mx.array | None:
         """The timesteps (B,) float32 of a batch; None if the network takes none."""
@@ -116,7 +176,7 @@ def draw(
         shape: shape of the latents. Noise from a seed does not depend on the number of frames.
         dtype: dtype of the maps.
         noise: None to draw from `seed`, "zeros", or the arrays themselves: the latent noise (B, C, F', H', W') if the
-            network takes it, then the maps in order.
+            network takes it, then maps (H, W) and volumes (B, C, T, H, W) in the order of the layers.
         seed: any integer.
         timestep: 0 to 1; None for the convention's.
         noise_scale: the fraction of the latents that is replaced by noise, 0 to 1; None for the convention's.
@@ -129,25 +189,38 @@ def draw(
     convention = _find_convention(like)
     timestep = _choose_timestep(spec, timestep, convention)
     scale = _choose_scale(spec, noise_scale, timestep, convention)
-    maps = spec.noise_shapes(shape.grid)
+    shapes = spec.noise_shapes(shape.grid)
+    volumes = {
+        layer.name: NoiseVolume(None, shape.batch, layer.noise_channels, spec.rate(layer.name))
+        for layer in spec.layers
+        if layer.noise_channels
+    }
+    maps = {name: size for name, size in shapes.items() if name not in volumes}
     latents: Callable[[LatentBox], mx.array] | None = None
     if noise is None:
         keys = _keys(seed, _MAPS, _MAPS + len(maps))
-        arrays = [mx.random.normal(size, key=keys[index]) for index, size in enumerate(maps.values())]
+        by_name = {name: mx.random.normal(size, key=keys[index]) for index, (name, size) in enumerate(maps.items())}
+        volumes = {name: replace(each, seed=seed + index) for index, (name, each) in enumerate(volumes.items())}
         latents = partial(_draw_latents, seed, shape)
     elif isinstance(noise, str):
         if noise != "zeros":
             raise LatentsError(f'noise is "zeros", a sequence of arrays or None, not {noise!r}.')
-        arrays = [mx.zeros(size) for size in maps.values()]
+        by_name = {name: mx.zeros(size) for name, size in maps.items()}
     else:
         arrays = [array if isinstance(array, mx.array) else mx.array(array) for array in noise]
         evaluate("noise arrays", *arrays)
         own = [tuple(shape)] if spec.has_latent_noise else []
-        _check([array.shape for array in arrays], [*own, *maps.values()])
+        expected = [size if name in maps else (shape.batch, size[-1], *size[:-1]) for name, size in shapes.items()]
+        _check([array.shape for array in arrays], [*own, *expected])
         if own:
             latents = partial(_crop, arrays.pop(0).astype(mx.float32))
-    by_name = {name: array.astype(dtype) for name, array in zip(maps, arrays, strict=True)}
-    return Draws(timestep, scale, convention.is_late, by_name, latents)
+        by_name = dict(zip(shapes, arrays, strict=True))
+        volumes = {
+            name: replace(each, values=by_name[name].astype(mx.float32).transpose(0, 2, 3, 4, 1))
+            for name, each in volumes.items()
+        }
+    of_maps = {name: by_name[name].astype(dtype) for name in maps}
+    return Draws(timestep, scale, convention.is_late, of_maps, latents, volumes)
 
 
 def _find_convention(name: str) -> Convention:

@@ -8,12 +8,15 @@ import enum
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..shapes import Grid, ScaleFactors
-from ..streaming.axis import Axis, WindowSpec
+from ..streaming.axis import Axis, Border, WindowSpec
 from .convolution.rules import TAPS, ConvShape, choose, scratch_bytes
+
+_LONG_CLIP = 64  # positions along an axis, more than any window has
 
 #: Factors along time, height and width.
 Stride = tuple[int, int, int]
@@ -46,17 +49,24 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One stage of a network: its shapes, windows, weights and memory.
+    """One stage of a network: its shapes, windows and weights.
+
+    What a plan needs to know of a layer are its methods. A layer that does more than its windows say, such as one with
+    several branches or an attention, overrides them.
 
     Attributes:
         name: the path of its module, such as "up_blocks.0.res_blocks.1.conv2".
         up: upsampling factor along each axis.
         down: downsampling factor along each axis.
         trim: leading output frames that are dropped.
+        crop: output frames that are dropped at the end of the clip.
         windows: the input window of one output along time, height and width, before `up`.
         unbounded: axes along which an output depends on the whole input, so that they cannot be streamed.
         padding: spatial padding.
         weights: the shape of each weight, by its name within the network.
+        has_noise: whether it adds a noise map (H, W) that all frames share.
+        noise_channels: channels of noise that it takes for each position of its output; 0 for none.
+        beside: channels of all further arrays that travel to the next layer, for each position of the output.
     """
 
     name: str
@@ -70,20 +80,61 @@ class LayerSpec:
     padding: PaddingMode = PaddingMode.ZEROS
     weights: tuple[tuple[str, tuple[int, ...]], ...] = ()
     has_noise: bool = False
+    crop: int = 0
+    noise_channels: int = 0
+    beside: int = 0
 
     def window(self, axis: Axis) -> WindowSpec:
         """The input window of one output along an axis."""
         return self.windows[axis.grid]
 
+    def results(self, axis: Axis, length: int) -> int:
+        """The number of positions that it returns for a clip of `length` positions along an axis."""
+        dropped = self.trim + self.crop if axis is Axis.TIME else 0
+        return self.up[axis.grid] * self.window(axis).results(length) - dropped
+
+    def ready(self, axis: Axis, seen: int) -> int:
+        """The number of positions that it has returned when `seen` positions have arrived, and more may follow."""
+        dropped = self.trim + self.crop if axis is Axis.TIME else 0
+        return max(0, self.up[axis.grid] * self.window(axis).ready(seen) - dropped)
+
+    def needed(self, axis: Axis, count: int) -> int:
+        """The number of positions that must have arrived before the first `count` are returned."""
+        dropped = self.trim + self.crop if axis is Axis.TIME else 0
+        return self.window(axis).needed(math.ceil((count + dropped) / self.up[axis.grid]))
+
+    def reach(self, axis: Axis) -> tuple[int, int]:
+        """The positions of its input before and after its own that an output depends on."""
+        return self.window(axis).behind, self.window(axis).ahead
+
+    def halo(self, axis: Axis) -> tuple[int, int]:
+        """The positions before and after a band of its input that it needs from the neighboring bands."""
+        return (0, 0) if axis in self.unbounded else self.reach(axis)
+
+    def least_band(self, axis: Axis) -> int:
+        """The least length of a band of its input, which must hold what a neighbor needs.
+
+        A window that shifts inwards at a border of the picture must find all its positions in the band and its halo.
+        """
+        window = self.window(axis)
+        return max(1, *self.halo(axis)) + (window.border is Border.SHIFT)
+
     def out_grid(self, grid: Grid) -> Grid:
         """(T, H, W) of the output for an input of this grid."""
-        results = (window.results(extent) for window, extent in zip(self.windows, grid, strict=True))
-        time, height, width = (up * count for up, count in zip(self.up, results, strict=True))
-        return time - self.trim, height, width
+        time, height, width = (self.results(axis, grid[axis.grid]) for axis in Axis)
+        return time, height, width
 
     def noise_shape(self, grid: Grid) -> tuple[int, ...] | None:
-        """The shape (H, W) of the noise map that the layer adds for an input of this grid, or None."""
+        """The shape of the noise for an input of this grid, (H, W) of a map or (T, H, W, C); None without noise."""
+        if self.noise_channels:
+            return (*self.out_grid(grid), self.noise_channels)
         return self.out_grid(grid)[1:] if self.has_noise else None
+
+    def cache_bytes(self, axis: Axis, grid: Grid, machine: Machine) -> int:
+        """Bytes that a stream along an axis caches between two steps, per batch item, for an input of this grid."""
+        extent = grid[axis.grid]
+        cached = min(self.window(axis).cached, extent) * math.prod(grid) // extent
+        return cached * self.in_channels * machine.itemsize
 
     def work_bytes(self, step: Step) -> int:
         """Bytes that one step allocates per batch item: the input concatenated to the cache, and the output."""
@@ -96,6 +147,18 @@ class LayerSpec:
     def weight_copy_bytes(self, machine: Machine) -> int:
         """Bytes of copies of the weights that one step makes, whatever the batch."""
         return 0
+
+    def multiply_adds(self, part: Grid, whole: Grid) -> int:
+        """Multiply-adds of its matrix products, per batch item, for an input (T, H, W) or a band of it.
+
+        Convolutions count as direct ones. What is computed once per clip or per element is left out.
+
+        Args:
+            part: the band; the same as `whole` without bands.
+            whole: the whole input.
+        """
+        results = math.prod(window.results(extent) for window, extent in zip(self.windows, part, strict=True))
+        return results * sum(math.prod(shape) for _, shape in self.weights if len(shape) > 1)
 
 
 class Activation(enum.Enum):
@@ -159,6 +222,16 @@ class ConvSpec(LayerSpec):
             return 0
         return TAPS**3 * self.in_channels * self.conv_channels * FLOAT32_BYTES
 
+    def multiply_adds(self, part: Grid, whole: Grid) -> int:
+        """See `LayerSpec`: of the convolution, and of a skip connection that changes the number of channels."""
+        positions = math.prod(
+            window.results(extent) * window.stride // stride
+            for window, extent, stride in zip(self.windows, part, self.conv_stride, strict=True)
+        )
+        has_shortcut = self.skip_channels not in (0, self.out_channels)
+        products = TAPS**3 * self.in_channels * self.conv_channels
+        return positions * (products + (self.skip_channels * self.out_channels if has_shortcut else 0))
+
     def _conv_grid(self, step: Step) -> Grid:
         """(T, H, W) of the convolution's output in one step."""
         time, height, width = (-(-extent // stride) for extent, stride in zip(step.grid, self.conv_stride, strict=True))
@@ -199,6 +272,10 @@ class FrameAttentionSpec(LayerSpec):
         scores = frames * (height * width) ** 2
         return elements * (2 * FLOAT32_BYTES + 6 * step.machine.itemsize) + 2 * scores * FLOAT32_BYTES
 
+    def multiply_adds(self, part: Grid, whole: Grid) -> int:
+        """See `LayerSpec`: each position of a band attends to all of its frame, twice."""
+        return super().multiply_adds(part, whole) + 2 * math.prod(part) * math.prod(whole[1:]) * self.in_channels
+
 
 @dataclass(frozen=True)
 class NetworkSpec:
@@ -207,12 +284,16 @@ class NetworkSpec:
     Attributes:
         stream_axes: the axes along which its stages can stream.
         has_latent_noise: whether noise is mixed into the input latents.
+        patch_size: pixels per side of the patches that a decoder makes of each position at the end. Pixels that repeat
+            from patch to patch are then an error of the device. None for a decoder whose pixels may do so, because it
+            clamps them.
     """
 
     layers: tuple[LayerSpec, ...]
     stream_axes: tuple[Axis, ...] = tuple(Axis)
     has_timestep: bool = False
     has_latent_noise: bool = False
+    patch_size: int | None = None
 
     @property
     def in_channels(self) -> int:
@@ -230,6 +311,12 @@ class NetworkSpec:
         ups = (math.prod(layer.up[axis] for layer in self.layers) for axis in range(3))
         downs = (math.prod(layer.down[axis] for layer in self.layers) for axis in range(3))
         return ScaleFactors(*(max(up, down) for up, down in zip(ups, downs, strict=True)))
+
+    @property
+    def first_frames(self) -> int:
+        """The number of frames that a decoder makes of the first latent frame; every other one makes `scale.time`."""
+        frames, _, _ = self.out_grid((_LONG_CLIP, _LONG_CLIP, _LONG_CLIP))
+        return frames - self.scale.time * (_LONG_CLIP - 1)
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
@@ -252,6 +339,28 @@ class NetworkSpec:
         for layer in self.layers:
             grid = layer.out_grid(grid)
         return grid
+
+    def multiply_adds(self, grid: Grid, rows: int | None = None) -> int:
+        """Multiply-adds for one batch item, see `LayerSpec`.
+
+        Args:
+            grid: (T, H, W) of the input.
+            rows: those of a band of the input; None for all.
+        """
+        frames, height, width = grid
+        band = (frames, height if rows is None else rows, width)
+        pairs = zip(self.walk(grid), self.walk(band), strict=True)
+        return sum(layer.multiply_adds(part, whole) for (layer, whole), (_, part) in pairs)
+
+    def rate(self, name: str) -> Stride:
+        """Positions of a layer's output per position of the network's input, along each axis."""
+        rates = [Fraction(1)] * len(Axis)
+        for layer in self.layers:
+            rates = [rate * up / down for rate, up, down in zip(rates, layer.up, layer.down, strict=True)]
+            if layer.name == name:
+                break
+        time, height, width = map(int, rates)
+        return time, height, width
 
     def noise_shapes(self, grid: Grid) -> dict[str, tuple[int, ...]]:
         """The shape of each noise map by the name of its layer, in drawing order."""

@@ -142,14 +142,16 @@ class DecodePipeline:
             whole = Interval(0, shape.width)
             maps = {name: mx.contiguous(crop_map(noise, shape, band, whole)) for name, noise in maps.items()}
         check = OutputCheck(
-            decoder.spec.layers[-1].up[1],
+            decoder.spec.patch_size,
             may_be_flat=preprocess.may_be_flat,
             explain=lambda: explain_not_finite(decoder, "decoder", preprocess.largest()),
             find_cause=lambda: find_cause(decoder, "decoder", preprocess.largest()),
             combine=None if bands is None else bands.all_true,
         )
         mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
-        context = StreamContext(timesteps=timesteps, noise_maps=maps, neighbors=bands)
+        context = StreamContext(timesteps=timesteps, noise_maps=maps, noise=draws.volumes, neighbors=bands)
+        if band is not None:
+            context = context.at(((0, band.start, 0),))
         run = Run(decoder, plan, source, context, cancellation.check)
         return DecodeRun(run, source, check, bands, options.bit_depth)
 
@@ -189,20 +191,20 @@ class DecodeRun:
             DeviceError: if the device has failed.
             PlanError: if frames are buffered on disk and there is not enough free space.
         """
-        plan, check = self.run.plan, self.check
-        frames = self.run.results() if plan.order is Order.TIME else self._buffered()
         start = 0
-        for piece in frames:
-            if plan.order is Order.TIME:
-                check.update(piece, start)
-            chunk = [FrameChunk(start, self._finish(piece), check.is_finite, check.explain)]
-            start += piece.shape[1]
-            del piece
-            yield chunk.pop()
+
+        def chunk(piece: mx.array) -> FrameChunk:
+            nonlocal start
+            if self.run.plan.order is Order.TIME:
+                self.check.update(piece, start)
+            first, start = start, start + piece.shape[1]
+            return FrameChunk(first, self._finish(piece), self.check.is_finite, self.check.explain)
+
+        yield from map(chunk, self.run.results() if self.run.plan.order is Order.TIME else self._buffered())
         expected, _, _ = self.run.network.spec.out_grid(self.source.grid)
         if start != expected:
             raise DecodeError(f"{start} frames came out of the network, and {expected} should have.")
-        check.close()
+        self.check.close()
         confirm_device()
 
     @property

@@ -65,8 +65,9 @@ class LatentPreprocess:
 
     def may_be_flat(self) -> mx.array:
         """A flag on the device for each frame, (F,): whether its latents are constant per channel."""
-        is_constant = self._is_constant.all()
-        return mx.concatenate([is_constant[:1], mx.repeat(is_constant[1:], self._decoder.spec.scale.time)])
+        is_constant, spec = self._is_constant.all(), self._decoder.spec
+        first, others = mx.repeat(is_constant[:1], spec.first_frames), mx.repeat(is_constant[1:], spec.scale.time)
+        return mx.concatenate([first, others])
 
     def largest(self) -> float:
         """The largest magnitude of all parts so far, normalized."""

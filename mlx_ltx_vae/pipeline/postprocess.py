@@ -168,7 +168,7 @@ class OutputCheck:
     is black or white.
 
     Args:
-        patch_size: pixels per cell of the network's finest grid, along each side.
+        patch_size: see `NetworkSpec`; None to check only that pixels are finite.
         may_be_flat: called at the end: a flag on the device for each frame, (F,), whether its latents are constant.
         explain: why pixels are not finite.
         find_cause: why pixels are flat, if it is not the device.
@@ -178,7 +178,7 @@ class OutputCheck:
 
     def __init__(
         self,
-        patch_size: int,
+        patch_size: int | None,
         *,
         may_be_flat: Callable[[], mx.array],
         explain: Callable[[], str],
@@ -210,11 +210,12 @@ class OutputCheck:
                 mx.eval(self._is_finite)
 
     def _update(self, frames: mx.array, start: int) -> None:
-        step, others = self._patch_size, (2, 3, 4)
-        down = (frames[:, :, step:] == frames[:, :, :-step]).all(axis=others)
-        across = (frames[:, :, :, step:] == frames[:, :, :, :-step]).all(axis=others)
-        is_visible = (mx.abs(frames[:, :, :step, :step]) < _NEARLY_BLACK).any(axis=others)
-        self._is_flat.update(start, (down & across & is_visible).any(axis=0))
+        if step := self._patch_size:
+            others = (2, 3, 4)
+            down = (frames[:, :, step:] == frames[:, :, :-step]).all(axis=others)
+            across = (frames[:, :, :, step:] == frames[:, :, :, :-step]).all(axis=others)
+            is_visible = (mx.abs(frames[:, :, :step, :step]) < _NEARLY_BLACK).any(axis=others)
+            self._is_flat.update(start, (down & across & is_visible).any(axis=0))
         self._is_finite = self._is_finite & mx.isfinite(frames).all()
         mx.async_eval(self._is_finite)
 
@@ -224,7 +225,8 @@ class OutputCheck:
         Raises:
             DecodeError: if a pixel was not finite, or if frames were the same patch everywhere.
         """
-        flags = mx.concatenate([self._is_finite[None], self._is_flat.all(), self._may_be_flat()])
+        of_frames = [self._is_flat.all(), self._may_be_flat()] if self._patch_size else []
+        flags = mx.concatenate([self._is_finite[None], *of_frames])
         is_finite, *flat_flags = to_list(self._combine(flags))
         if not is_finite:
             raise DecodeError(f"{_NOT_FINITE}: {self.explain()}")

@@ -106,12 +106,9 @@ class Preprocess:
         for part in self._parts(frames, chunk):
             waiting.append(part)
             count += part.shape[1]
+            del part
             if sum(each.shape[1] for each in waiting) >= wanted:  # at most once: a part is no longer than a piece
-                joined = mx.concatenate(waiting, axis=1)
-                waiting = [joined[:, wanted:]]
-                box = [self._to_pixels(joined[:, :wanted])]
-                del joined, part
-                yield box.pop()
+                yield self._to_pixels(_take_first(waiting, wanted))
                 wanted = chunk
         if count == 0:
             raise LatentsError("there are no frames to encode.")
@@ -220,6 +217,13 @@ class FrameStreamSource:
     def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
         """See `Source`. All boxes span the whole clip in time."""
         return crop_pieces(self.pieces(Axis.TIME, chunk), batches)
+
+
+def _take_first(parts: list[mx.array], count: int) -> mx.array:
+    """The first frames of some parts, which keep the others."""
+    joined = mx.concatenate(parts, axis=1)
+    parts[:] = [joined[:, count:]]
+    return joined[:, :count]
 
 
 def _levels_peak(frames: Frames) -> int | None:

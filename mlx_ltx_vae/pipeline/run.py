@@ -3,6 +3,8 @@
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import itemgetter
 
 import mlx.core as mx
 
@@ -66,21 +68,15 @@ class Run:
         pieces = list(self.source.pieces(Axis.TIME, self.plan.chunk))
         box = [mx.concatenate(pieces, axis=Axis.TIME)]
         del pieces
-        box = [run_whole(self.network.stages(self.context), box.pop(), around_step=self._around_step)]
-        yield box.pop()
+        yield run_whole(self.network.stages(self.context), box.pop(), around_step=self._around_step)
 
     def _stream(self, pieces: Iterator[mx.array], context: StreamContext) -> Iterator[mx.array]:
         """One stream, piece by piece."""
         stages = self.network.stages(replace(context, axis=self._axis))
         plan = self.plan
-        results = run(
+        return run(
             stages, pieces, axis=self._axis, steps=plan.steps, prefetch=plan.prefetch, around_step=self._around_step
         )
-        for piece in results:
-            # A suspended generator must not hold a reference to the array that it has yielded.
-            box = [piece]
-            del piece
-            yield box.pop()
 
     def _tile_streams(self, batches: Sequence[Sequence[Tile]]) -> list[Iterator[list[mx.array]]]:
         """For each batch of tiles of equal shape, a stream in time that yields lists with one piece per tile.
@@ -90,16 +86,9 @@ class Run:
         boxes: list[list[Box]] = [[self.plan.input_box(tile) for tile in tiles] for tiles in batches]
         sources = self.source.tile_pieces(boxes, self.plan.chunk)
         return [
-            self._split(self._stream(pieces, self._crop_context(tiles)), len(tiles))
+            map(partial(split, parts=len(tiles)), self._stream(pieces, self._crop_context(tiles)))
             for pieces, tiles in zip(sources, batches, strict=True)
         ]
-
-    @staticmethod
-    def _split(results: Iterator[mx.array], parts: int) -> Iterator[list[mx.array]]:
-        for piece in results:
-            box = [split(piece, parts)]
-            del piece
-            yield box.pop()
 
     def _tiles_in_space(self, layout: TileLayout) -> Iterator[mx.array]:
         """Tiles in space only: all streams interleaved, blended as their frames become final."""
@@ -108,10 +97,11 @@ class Run:
         (tiles,) = layout.groups()
         batches = tile_batches(tiles, self.plan.tile_batch_size)
         streams = self._tile_streams([[tiles[index] for index in batch] for batch in batches])
-        for results in zip(*streams, strict=True):
-            box = [blender.blend(in_tile_order(batches, results))]
-            del results
-            yield box.pop()
+
+        def blend(results: Sequence[Sequence[mx.array]]) -> mx.array:
+            return blender.blend(in_tile_order(batches, results))
+
+        return map(blend, zip(*streams, strict=True))
 
     def _tiles(self, layout: TileLayout) -> Iterator[mx.array]:
         """Tiles in time as well, blended along all three axes."""
@@ -122,10 +112,7 @@ class Run:
 
         axes = self.plan.blend_axes(layout)
         with closing(blend_tiles(run_tiles, layout, axes, tile_batch_size=self.plan.tile_batch_size)) as results:
-            for _, frames in results:
-                box = [frames]
-                del frames
-                yield box.pop()
+            yield from map(itemgetter(1), results)
 
     def _crop_context(self, tiles: Sequence[Tile]) -> StreamContext:
         """The context of a batch of tiles, each with its part of the picture's noise."""
@@ -134,9 +121,11 @@ class Run:
             name: mx.repeat(mx.stack([crop_map(noise, shape, *tile.latent[1:]) for tile in tiles]), batch, axis=0)
             for name, noise in self.context.noise_maps.items()
         }
-        timesteps = self.context.timesteps
-        return replace(
-            self.context, noise_maps=maps, timesteps=None if timesteps is None else mx.tile(timesteps, len(tiles))
+        timesteps, boxes = self.context.timesteps, [self.plan.input_box(tile) for tile in tiles]
+        return self.context.at(
+            tuple((time.start, rows.start, columns.start) for time, rows, columns in boxes),
+            noise_maps=maps,
+            timesteps=None if timesteps is None else mx.tile(timesteps, len(tiles)),
         )
 
 

@@ -136,28 +136,28 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     """
     axis, itemsize = run.axis, run.machine.itemsize
     length, pieces = grid[axis.grid], list(run.pieces)
-    waiting = 0
+    waiting = beside = 0
     delay, rate = Fraction(0), Fraction(1)
     delays, caches, works = [], [], []
     extents = grid
     for index, layer in enumerate(spec.layers):
-        window = layer.window(axis)
-        extent = extents[axis.grid]
-        position = batch * position_elements(layer, extents, axis)
+        cells = batch * math.prod(extents) // extents[axis.grid]
         if run.steps is None:
-            pieces = [extent]
+            pieces = [extents[axis.grid]]
         step = max(pieces) if run.steps is None else run.steps[index]
         if max(pieces) > step:
-            waiting += max(pieces) * position * itemsize
+            waiting += max(pieces) * cells * (layer.in_channels + beside) * itemsize
         taken = min(step, max(pieces))
         delays.append(delay)
-        caches.append(min(window.cached, extent) * position * itemsize)
+        caches.append(batch * layer.cache_bytes(axis, extents, run.machine))
         step_grid = _replace(extents, axis, taken)
         work = layer.work_bytes(Step(axis, step_grid, run.steps is None, run.machine, run.is_band))
-        works.append(waiting + batch * work + layer.weight_copy_bytes(run.machine))
+        beside_bytes = taken * cells * beside * itemsize  # taken along, and returned by this layer or a later one
+        works.append(waiting + batch * work + beside_bytes + layer.weight_copy_bytes(run.machine))
         pieces = _advance(pieces, step, layer, axis)
-        delay += window.ahead / rate
+        delay += layer.reach(axis)[1] / rate
         rate = rate * layer.up[axis.grid] / layer.down[axis.grid]
+        beside = layer.beside
         extents = layer.out_grid(extents)
     out_position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
     # The final output is checked and converted to levels in float32. About half of this memory is still referenced by
@@ -206,24 +206,22 @@ def layer_pieces(spec: NetworkSpec, grid: Grid, run: StreamRun) -> Iterator[list
 
 
 def step_results(pieces: Iterable[int], layer: LayerSpec, axis: Axis) -> list[int]:
-    """The number of results of each step of a layer that has any, before upsampling.
+    """The number of positions that each step of a layer returns, of the steps that return any.
 
     The layer waits for the positions that its window needs, and flushes the remaining results at the end.
 
     Args:
         pieces: the lengths that it takes one step for, as `layer_pieces` yields them.
     """
-    window = layer.window(axis)
     seen = done = 0
     results = []
     for length in pieces:
         seen += length
-        # The largest number of outputs that need no more than the input so far.
-        ready = max(0, (seen + window.behind - window.kernel) // window.stride + 1)
+        ready = layer.ready(axis, seen)
         if ready > done:
             results.append(ready - done)
             done = ready
-    total = window.results(seen)
+    total = layer.results(axis, seen)
     if total > done:
         results.append(total - done)
     return results
@@ -231,12 +229,7 @@ def step_results(pieces: Iterable[int], layer: LayerSpec, axis: Axis) -> list[in
 
 def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis) -> list[int]:
     """The lengths of a layer's outputs for input pieces of these lengths and at most `step` positions per step."""
-    up, trim = layer.up[axis.grid], layer.trim if axis is Axis.TIME else 0
-    parts = (part for piece in pieces for part in cut(piece, step))
-    results = [up * length for length in step_results(parts, layer, axis)]
-    if results:
-        results[0] -= trim
-    return [length for length in results if length > 0] or [1]
+    return step_results((part for piece in pieces for part in cut(piece, step)), layer, axis) or [1]
 
 
 def _moments(delays: list[Fraction], caches: list[int], works: list[int], length: int) -> list[tuple[int, int]]:

@@ -10,8 +10,7 @@ from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.intervals import Interval
 from ..tiling.layout import BlendAxis, Tile, TileLayout
-from ..units import byte_unit, format_bytes
-from .exchange import Exchange
+from ..units import byte_unit
 from .memory import Memory, is_cache_tight
 
 TileBox = tuple[Interval, Interval, Interval]
@@ -64,7 +63,6 @@ class Plan:
         redundant_work: input positions that are computed more than once, as a fraction of all input positions.
         memory: estimated peak memory of the run, of each rank.
         bands: the latent rows of each rank; empty if one process has the whole picture.
-        exchanges: what each rank sends.
     """
 
     mode: Mode
@@ -87,7 +85,6 @@ class Plan:
     memory: Memory
     machine: Machine
     bands: tuple[Interval, ...] = ()
-    exchanges: tuple[Exchange, ...] = ()
 
     @property
     def frame_size(self) -> tuple[int, int]:
@@ -137,10 +134,7 @@ class Plan:
             "active_bytes": self.memory.active,
             "buffer_cache_bytes": self.memory.buffer_cache,
             "peak_bytes": self.peak_bytes,
-            "bands": [
-                {"rows": [band.start, band.end], "sent_bytes": exchange.sent_bytes, "messages": exchange.messages}
-                for band, exchange in zip(self.bands, self.exchanges, strict=True)
-            ],
+            "bands": [{"rows": [band.start, band.end]} for band in self.bands],
         }
 
 
@@ -182,20 +176,13 @@ def _describe(plan: Plan, unit: str, output: str) -> str:
         f"calls    {plan.calls}, redundant work {100 * plan.redundant_work:.0f} %",
         f"peak     {_memory(plan.memory)}{', on each rank' if plan.bands else ''}",
     ]
-    lines += [_band(plan, rank) for rank in range(len(plan.bands))]
+    lines += [
+        f"rank {rank:<4}latent rows {band.start} to {band.end - 1}, {band.length} of {height}"
+        for rank, band in enumerate(plan.bands)
+    ]
     if plan.is_cache_tight:
         lines.append("         the budget limits MLX's buffer cache: slower, since buffers are allocated anew")
     return "\n".join([*lines, f"first    {output} {_first_output(plan)}"])
-
-
-def _band(plan: Plan, rank: int) -> str:
-    """What one rank does, holds and exchanges. The peak is that of the largest band."""
-    band, exchange = plan.bands[rank], plan.exchanges[rank]
-    size = format_bytes(round(exchange.bytes_per_latent_frame))
-    return (
-        f"rank {rank:<4}latent rows {band.start} to {band.end - 1}, {band.length} of {plan.latent_shape.height}; "
-        f"sends {size} in {exchange.messages_per_latent_frame:.0f} messages per latent frame"
-    )
 
 
 def _mode(plan: Plan, unit: str) -> str:

@@ -17,7 +17,6 @@ from ..tiling.config import SpatialTilingConfig, TilingConfig
 from ..tiling.layout import TileLayout
 from ..units import format_bytes, parse_bytes
 from .clip import Clip
-from .exchange import layer_multiply_adds, make_exchange
 from .memory import (
     Memory,
     StreamRun,
@@ -221,8 +220,9 @@ class _Planner:
         """Bands of rows, streamed in time in lockstep: all take the steps that the largest band needs."""
         clip = self._clip
         bands = split_rows(clip.latent_shape.height, ranks)
-        rows = clip.grid[1] // clip.latent_shape.height * bands[0].length
-        largest = replace(self._clip, grid=(clip.grid[0], rows, clip.grid[2]))
+        row = clip.grid[1] // clip.latent_shape.height  # in rows of the input
+        self._check_bands(row * bands[-1].length, ranks)
+        largest = replace(self._clip, grid=(clip.grid[0], row * bands[0].length, clip.grid[2]))
         for pace in self._paces(Axis.TIME):
             step, prefetch, chunk = pace.step, pace.prefetch, min(self._chunk(pace), clip.grid[0])
             steps = self._steps(largest.grid, Axis.TIME, step)
@@ -236,11 +236,17 @@ class _Planner:
             gathered = _GATHERED_COPIES * max(output) * clip.out_frame * _LEVEL_BYTES
             inputs = largest.input_bytes(self._machine.itemsize, chunk)
             memory = replace(memory, inputs=inputs, work=memory.work + gathered)
-            plan = self._plan(Mode.EXACT, Order.TIME, chunk, step, steps, prefetch, memory)
-            rows_of = [band.length for band in bands]
-            itemsize = 1 if clip.is_decode else self._machine.itemsize  # of levels, or of latents
-            exchanges = tuple(make_exchange(clip, run, rows_of, rank, itemsize) for rank in range(ranks))
-            yield replace(plan, bands=bands, exchanges=exchanges)
+            yield replace(self._plan(Mode.EXACT, Order.TIME, chunk, step, steps, prefetch, memory), bands=bands)
+
+    def _check_bands(self, rows: int, ranks: int) -> None:
+        """Check that bands of at least `rows` rows hold what each layer needs of its neighbors."""
+        frames, _, width = self._clip.grid
+        for layer, (_, height, _) in self._spec.walk((frames, rows, width)):
+            if height < layer.least_band(Axis.HEIGHT):
+                raise PlanError(
+                    f"{ranks} ranks would have bands of {height} rows at layer {layer.name}, which needs at least "
+                    f"{layer.least_band(Axis.HEIGHT)}; use fewer ranks."
+                )
 
     def _paces(self, axis: Axis) -> tuple[_Pace, ...]:
         """The paces to try, fastest first."""
@@ -257,7 +263,7 @@ class _Planner:
         if self._machine.backend is Backend.CPU:
             return steps
         position_work = (
-            batch * layer_multiply_adds(layer, extents, extents) // extents[axis.grid]
+            batch * layer.multiply_adds(extents, extents) // extents[axis.grid]
             for layer, extents in self._spec.walk(grid)
         )
         return tuple(
@@ -272,7 +278,8 @@ class _Planner:
     def _tiled(self, tiling: TilingConfig) -> Iterator[Plan]:
         """Tiles, each streamed in time. All tiles take the same number of frames per step."""
         clip = self._clip
-        layout = TileLayout.make(tiling, clip.latent_shape.grid, clip.scale)
+        first_frames = clip.spec.first_frames if clip.is_decode else 1
+        layout = TileLayout.make(tiling, clip.latent_shape.grid, clip.scale, first_frames)
         calls = [
             (len(together), group[together[0]])
             for group in layout.groups()

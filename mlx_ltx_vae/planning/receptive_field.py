@@ -40,8 +40,8 @@ def _extent(spec: NetworkSpec, axis: Axis) -> tuple[float, float]:
     before = after = Fraction(0)
     rate = Fraction(1)  # positions of this layer's input per position of the network's input
     for layer in spec.layers:
-        window = layer.window(axis)
-        before, after = before + window.behind / rate, after + window.ahead / rate
+        behind, ahead = layer.reach(axis)
+        before, after = before + behind / rate, after + ahead / rate
         rate = rate * layer.up[axis.grid] / layer.down[axis.grid]
     return float(before), float(after)
 
@@ -49,8 +49,7 @@ def _extent(spec: NetworkSpec, axis: Axis) -> tuple[float, float]:
 def needed(spec: NetworkSpec, axis: Axis, results: int = 1) -> int:
     """The number of input positions required before the first `results` outputs are final."""
     for layer in reversed(spec.layers):
-        dropped = layer.trim if axis is Axis.TIME else 0
-        results = layer.window(axis).needed(math.ceil((results + dropped) / layer.up[axis.grid]))
+        results = layer.needed(axis, results)
     return results
 
 
@@ -69,14 +68,14 @@ def first_output_work(spec: NetworkSpec, grid: Grid) -> float:
     Args:
         grid: (T, H, W) of the network's input.
     """
-    first = total = 0
+    first, total = Fraction(0), 0
     outputs = 1  # of the layer, for the first output of the network
     for layer, extents in reversed(list(spec.walk(grid))):
-        window = layer.window(Axis.TIME)
-        frames, height, width = (each.results(extent) for each, extent in zip(layer.windows, extents, strict=True))
-        results = min(frames, math.ceil((outputs + layer.trim) / layer.up[Axis.TIME.grid]))
+        height, width = (layer.window(axis).results(extents[axis.grid]) for axis in (Axis.HEIGHT, Axis.WIDTH))
+        results = layer.results(Axis.TIME, extents[0])
         weights = sum(math.prod(shape) for _, shape in layer.weights)
-        work = height * width * (weights + layer.in_channels + layer.out_channels)
-        first, total = first + results * work, total + frames * work
-        outputs = window.needed(results)
-    return first / total
+        work = results * height * width * (weights + layer.in_channels + layer.out_channels) // layer.up[0]
+        first += work * Fraction(min(outputs, results), results)
+        total += work
+        outputs = layer.needed(Axis.TIME, outputs)
+    return float(first / total)

@@ -41,6 +41,11 @@ class WindowSpec(NamedTuple):
     border: Border = Border.PAD
 
     @property
+    def least(self) -> int:
+        """The length of the shortest clip with an output for each position."""
+        return self.kernel if self.border is Border.SHIFT else 1
+
+    @property
     def cached(self) -> int:
         """Maximum number of positions that a stream caches between two steps."""
         return self.kernel if self.border is Border.SHIFT else self.kernel - 1
@@ -56,10 +61,16 @@ class WindowSpec(NamedTuple):
         return self.kernel - 1 - self.behind if self.border is Border.SHIFT else self.after
 
     def results(self, length: int) -> int:
-        """The number of outputs for a clip of `length` positions."""
+        """The number of outputs for a clip of `length` positions, at least `least` with `Border.SHIFT`."""
         if self.border is Border.SHIFT:
             return length
         return (self.before + length + self.after - self.kernel) // self.stride + 1
+
+    def ready(self, seen: int) -> int:
+        """The number of outputs that are final when `seen` positions have arrived, and more may follow."""
+        if self.border is Border.SHIFT:
+            return 0 if seen < self.kernel else max(0, seen - self.ahead)
+        return max(0, (seen + self.before - self.kernel) // self.stride + 1)
 
     def needed(self, results: int) -> int:
         """The number of input positions required to compute the first `results` outputs."""

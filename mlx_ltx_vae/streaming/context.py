@@ -1,11 +1,12 @@
 """The context that all layers of a stream share."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import mlx.core as mx
 
+from ..shapes import Grid
 from .axis import Axis
 
 
@@ -33,6 +34,16 @@ class Neighbors(Protocol):
         """The whole axis: the `frames` of all bands, joined in order."""
 
 
+class PositionNoise(Protocol):
+    """Noise that each position of a layer's output has for itself, of which any part can be drawn."""
+
+    def __call__(self, start: Grid, size: Grid) -> mx.array:
+        """The noise (B, T, H, W, C) float32 of `size` (T, H, W) positions from `start` on, of the stream's output."""
+
+    def at(self, origins: Sequence[Grid]) -> "PositionNoise":
+        """The same for parts of the picture, which begin at these positions of the network's input."""
+
+
 @dataclass(frozen=True)
 class StreamContext:
     """One stream through a network.
@@ -42,10 +53,19 @@ class StreamContext:
         timesteps: (B,) float32 in [0, 1], for networks that take one.
         noise_maps: the injected noise by the name of the layer that adds it: (H, W) for the whole picture, shared by
             all batch items, or (B, H, W).
+        noise: the noise of each position of a layer's output, by the layer's name.
         neighbors: the other bands of the picture; None if this stream has the whole picture.
+        origins: where the input begins in that of the whole picture, (T, H, W); for a batch of tiles, of each.
     """
 
     axis: Axis = Axis.TIME
     timesteps: mx.array | None = None
     noise_maps: Mapping[str, mx.array] = field(default_factory=dict)
+    noise: Mapping[str, PositionNoise] = field(default_factory=dict)
     neighbors: Neighbors | None = None
+    origins: tuple[Grid, ...] = ((0, 0, 0),)
+
+    def at(self, origins: tuple[Grid, ...], **changes: Any) -> "StreamContext":
+        """The context of a part of the picture, or of a batch of parts, with other changes."""
+        noise = {name: each.at(origins) for name, each in self.noise.items()}
+        return replace(self, origins=origins, noise=noise, **changes)

@@ -1,4 +1,4 @@
-"""Delays a stream until another path through the network has outputs for the same positions."""
+"""Delays a stream until other paths through the network have outputs for the same positions."""
 
 import mlx.core as mx
 
@@ -15,16 +15,20 @@ class Delay:
 
     Args:
         axis: the axis along which pieces arrive.
-        window: a window with a stride of 1 that receives the same positions.
+        window: a window with a stride of 1 that receives the same positions, for a single reader.
+        readers: the number of layers that take the positions. Each takes all of them, at its own pace.
     """
 
     closed = True  # a delay has no outputs of its own to flush
 
-    def __init__(self, axis: Axis, window: Window | None = None) -> None:
+    def __init__(self, axis: Axis, window: Window | None = None, *, readers: int = 1) -> None:
+        if window is not None and readers > 1:
+            raise ValueError("several readers take positions at different times, which a window does not keep.")
         self._axis = axis
         self._window = window
         self._start = 0
         self._held: list[mx.array] = []
+        self._taken = [0] * readers
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -39,11 +43,11 @@ class Delay:
         """Store all positions in view until `take` is called."""
         self._held, self._start = [view.frames], view.start
 
-    def take(self, start: int, count: int) -> mx.array:
-        """Return `count` positions from index `start`, and drop all positions before `start + count`.
+    def take(self, start: int, count: int, *, reader: int = 0) -> mx.array:
+        """Return `count` positions from index `start`, and drop the positions that all readers have taken.
 
         Args:
-            start: index in the stream; calls must be in order and skip no position.
+            start: index in the stream; the calls of a reader must be in order and skip no position.
             count: at least 1.
         """
         end = start + count
@@ -53,11 +57,13 @@ class Delay:
         else:
             assert window is not None, "nothing was pushed"
             joined, first = mx.concatenate(window.positions, axis=self._axis), window.start
+        self._taken[reader] = end
+        done = min(self._taken)
         if window is not None:
-            if end >= window.start:
+            if done >= window.start:
                 self._held = []
-        else:
-            rest = take(joined, self._axis, end - first, joined.shape[self._axis])
+        elif done > first:
+            rest = take(joined, self._axis, done - first, joined.shape[self._axis])
             self._held = [mx.contiguous(rest)] if rest.size else []
-            self._start = end
+            self._start = done
         return take(joined, self._axis, start - first, end - first)

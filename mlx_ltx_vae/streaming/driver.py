@@ -4,8 +4,9 @@ Each stage pulls from the one before it, takes a few positions at a time, and is
 the one after that, with prefetch). Memory is therefore the caches and the work of one stage, or two, however long the
 clip is and however many positions the flush at its end releases at once.
 
-Arrays travel in one-element lists, and the consumer pops them, so that a suspended generator holds no reference and
-the array can be freed.
+Pieces travel in one-element lists, and the consumer pops them, so that a suspended generator holds no reference and
+their arrays can be freed. Elsewhere in the package, arrays that are yielded pass through `map` for the same reason: a
+suspended `for` would hold its variable.
 """
 
 from collections import deque
@@ -16,10 +17,11 @@ import mlx.core as mx
 
 from ..backend.device_errors import explained_device_errors
 from ..backend.mlx_utils import take
+from ..errors import LatentsError
 from .axis import Axis
-from .stage import Stage
+from .stage import Piece, Stage
 
-Flow = Iterator[list[mx.array]]
+Flow = Iterator[list[Piece]]
 AroundStep = Callable[[], AbstractContextManager[object]]
 
 
@@ -44,16 +46,15 @@ def run(
         around_step: makes the context in which each step is evaluated; an exception in it ends the stream. The pieces
             are taken outside of it.
 
-    Yields:
-        The output in order along `axis`, evaluated or being evaluated, in pieces of any length. Concatenated, they
-        equal the output of `run_whole`.
+    Returns:
+        An iterator of the output in order along `axis`, evaluated or being evaluated, in pieces of any length.
+        Concatenated, they equal the output of `run_whole`.
     """
-    flow = _box(pieces)
+    flow: Flow = map(_box, pieces)
     schedule = _Schedule(prefetch, around_step)
     for index, stage in enumerate(stages):
         flow = _advance(stage, flow, axis, None if steps is None else steps[index], schedule)
-    for box in flow:
-        yield box.pop()
+    return map(_unbox, flow)
 
 
 def run_whole(stages: Sequence[Stage], clip: mx.array, *, around_step: AroundStep = nullcontext) -> mx.array:
@@ -62,24 +63,28 @@ def run_whole(stages: Sequence[Stage], clip: mx.array, *, around_step: AroundSte
     Raises:
         DeviceError: if the device runs out of memory, or is stopped.
     """
-    box = [clip]
+    box: list[Piece] = [clip]
     del clip
     for stage in stages:
         result = stage.step(box.pop(), True)
         if result is None:
-            raise ValueError("the clip is too short for the network: a layer has no result.")
+            raise LatentsError("the clip is too short for the network: a layer has no result.")
         box.append(result)
         del result
         with around_step(), explained_device_errors():
             mx.eval(box)
-    return box.pop()
+    return _unbox(box)
 
 
-def _box(pieces: Iterable[mx.array]) -> Flow:
-    for piece in pieces:
-        box = [piece]
-        del piece
-        yield box
+def _box(piece: Piece) -> list[Piece]:
+    return [piece]
+
+
+def _unbox(box: list[Piece]) -> mx.array:
+    """The array in a box of the last stage, which returns no others beside it."""
+    piece = box.pop()
+    assert isinstance(piece, mx.array), "the last stage returns one array"
+    return piece
 
 
 class _Schedule:
@@ -90,9 +95,9 @@ class _Schedule:
         self._around_step = around_step
         self._under_way: deque[list[mx.array]] = deque()
 
-    def compute(self, result: mx.array | None, stage: Stage) -> list[mx.array]:
+    def compute(self, result: Piece | None, stage: Stage) -> list[Piece]:
         """Evaluate a step's result and the stage's caches; returns an empty list if there is no result yet."""
-        box = [] if result is None else [result]
+        box: list[Piece] = [] if result is None else [result]
         kept = stage.arrays
         with self._around_step():
             if not self._prefetch:
@@ -121,11 +126,35 @@ def _advance(stage: Stage, flow: Flow, axis: Axis, step: int | None, schedule: _
 
 
 def _split(flow: Flow, axis: Axis, step: int | None) -> Flow:
-    """Cut the arrays of `flow` into pieces of at most `step` positions along `axis`."""
+    """Cut the pieces of `flow` into pieces of at most `step` positions along `axis`.
+
+    Of several arrays, the first is cut, and the others go with its first part.
+    """
     for box in flow:
-        length = box[0].shape[axis]
+        length = _length(box[0], axis)
         size = length if step is None else step
-        rest = (length - 1) // size * size
-        for start in range(0, rest, size):
-            yield [take(box[0], axis, start, start + size)]
-        yield [take(box.pop(), axis, rest, length)] if rest else box
+        if length <= size:
+            yield box
+            continue
+        for start in range(0, length, size):
+            yield [_cut(box, axis, start, min(start + size, length))]
+
+
+def _length(piece: Piece, axis: Axis) -> int:
+    first = piece[0] if isinstance(piece, tuple) else piece
+    return 0 if first is None else first.shape[axis]
+
+
+def _cut(box: list[Piece], axis: Axis, start: int, stop: int) -> Piece:
+    """A part of the piece in a box, which is empty after the last part."""
+    piece = box.pop()
+    is_last = stop == _length(piece, axis)
+    if isinstance(piece, mx.array):
+        if not is_last:
+            box.append(piece)
+        return take(piece, axis, start, stop)
+    first, *beside = piece
+    assert first is not None, "its length is above 0"
+    if not is_last:
+        box.append((first, *(None for _ in beside)))
+    return take(first, axis, start, stop), *beside

@@ -44,7 +44,7 @@ class Halo:
         end = start + frames.shape[self._axis]
         if end > self._end:
             new = take(frames, self._axis, max(start, self._end) - start, end - start)
-            received = self._neighbors.exchange(new, self._spec.before, self._spec.after)
+            received = self._neighbors.exchange(new, self._spec.behind, self._spec.ahead)
             for side, part in zip(self._sides, received, strict=True):
                 self._drop(side, start)
                 if part is not None:

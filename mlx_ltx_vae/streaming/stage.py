@@ -1,13 +1,17 @@
 """Stages, the sequential steps of a network that a stream runs through."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
+#: What stages pass on: an array; or several that travel together, each with its own position in the stream, of which
+#: the first decides how a piece is cut. None in place of one that has no positions yet.
+Piece = mx.array | tuple[mx.array | None, ...]
+
 
 class Cache(Protocol):
-    """The cache of a stage between two pieces of a stream: a `Window` or a `Delay`."""
+    """What a stage keeps between two pieces of a stream: a `Window`, a `Delay` or a `Trim`."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -28,7 +32,7 @@ class Stage:
         caches: those of the step.
     """
 
-    def __init__(self, step: Callable[[mx.array | None, bool], mx.array | None], *caches: Cache) -> None:
+    def __init__(self, step: Callable[[Any, bool], Piece | None], *caches: Cache) -> None:
         self.step = step
         self._caches: Sequence[Cache] = caches
 
@@ -43,6 +47,6 @@ class Stage:
         return all(cache.closed for cache in self._caches)
 
 
-def pointwise(function: Callable[[mx.array], mx.array]) -> Stage:
+def pointwise(function: Callable[[Any], Piece]) -> Stage:
     """A stage that computes each position independently and caches nothing."""
     return Stage(lambda x, last: None if x is None else function(x))

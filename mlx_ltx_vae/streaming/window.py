@@ -10,6 +10,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..backend.mlx_utils import take
+from ..errors import LatentsError
 from .axis import Axis, Border, WindowSpec
 from .halo import Halo
 
@@ -98,12 +99,12 @@ class Window:
     def _shift(self, joined: mx.array, last: bool) -> View | None:
         kernel, end = self.spec.kernel, self.start + joined.shape[self.axis]
         if last and end < kernel:
-            raise ValueError(f"a window of {kernel} positions cannot shift within a clip of {end}.")
-        results = (end if last else end - self.spec.ahead) - self.output
-        if results <= 0 or end < kernel:
+            raise LatentsError(f"a layer sees {kernel} positions, and the clip has {end}; use a longer clip.")
+        results = (end if last else self.spec.ready(end)) - self.output
+        if results <= 0:
             return None
-        outputs = range(self.output, self.output + results)
-        starts = tuple(min(max(0, output - self.spec.behind), end - kernel) - self.start for output in outputs)
+        starts = window_starts(self.spec, end, self.output, results)
+        starts = tuple(start - self.start for start in starts)
         return View(joined, 0, 0, self.start, self.output, results, starts, self._halo)
 
     def _next_start(self, view: View) -> int:
@@ -112,6 +113,17 @@ class Window:
             # Keep the whole last window: if the stream ends here, the remaining outputs need it too.
             return view.frames.shape[self.axis] - self.spec.kernel
         return max(0, self.spec.stride * view.results - view.before)
+
+
+def window_starts(spec: WindowSpec, length: int, output: int, results: int) -> tuple[int, ...]:
+    """The first input position of the window of each output, which shifts inwards at both ends.
+
+    Args:
+        length: the positions that there are. Those of neighboring bands count, so that windows shift at the true ends.
+        output: the position of the first output among them.
+        results: the number of outputs.
+    """
+    return tuple(min(max(0, index - spec.behind), length - spec.kernel) for index in range(output, output + results))
 
 
 def _keep(pieces: Sequence[mx.array], axis: Axis, start: int) -> list[mx.array]:

@@ -91,13 +91,13 @@ def space_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
     return TileAxis(tuple(intervals), tuple(Interval(*(scale * value for value in each)) for each in intervals), False)
 
 
-def time_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
+def time_axis(intervals: Sequence[Interval], scale: int, first: int = 1) -> TileAxis:
     """Time from its intervals on the latent grid, at `scale` frames per latent frame.
 
-    The first latent frame decodes to one frame, both in the whole clip and in each tile.
+    The first latent frame decodes to `first` frames, both in the whole clip and in each tile.
     """
     frames = tuple(
-        Interval(scale * start, 1 + scale * (end - 1), 1 + scale * (left - 1) if left else 0, scale * right)
+        Interval(scale * start, first + scale * (end - 1), first + scale * (left - 1) if left else 0, scale * right)
         for start, end, left, right in intervals
     )
     return TileAxis(tuple(intervals), frames, True)
@@ -116,8 +116,13 @@ class TileLayout:
     width: TileAxis
 
     @classmethod
-    def make(cls, config: TilingConfig, latent_grid: Sequence[int], scale: ScaleFactors) -> "TileLayout":
+    def make(
+        cls, config: TilingConfig, latent_grid: Sequence[int], scale: ScaleFactors, first_frames: int = 1
+    ) -> "TileLayout":
         """The tiles of a clip whose latents have the grid (F', H', W').
+
+        Args:
+            first_frames: frames that the first latent frame decodes to.
 
         Raises:
             TilingError: for a tile size that is not a multiple of the scale factor of its axis, or less than two
@@ -126,7 +131,7 @@ class TileLayout:
         frames, rows, columns = latent_grid
         height, width = config.height_config or config.spatial_config, config.width_config or config.spatial_config
         return cls(
-            time_axis(make_causal(_split(frames, config.temporal_config, scale.time)), scale.time),
+            time_axis(make_causal(_split(frames, config.temporal_config, scale.time)), scale.time, first_frames),
             space_axis(_split(rows, height, scale.height), scale.height),
             space_axis(_split(columns, width, scale.width), scale.width),
         )

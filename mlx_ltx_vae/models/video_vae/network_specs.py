@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from ...streaming.axis import Axis
+from ...streaming.axis import Axis, WindowSpec
 from ..specs import Activation, ConvSpec, LayerSpec, NetworkSpec
 from .block_types import BlockConfig, conv_layer, embedder_weights
 from .config import NetworkConfig, VAEConfig
@@ -60,7 +60,8 @@ def decoder_spec(config: VAEConfig) -> NetworkSpec:
     channels = parts.conv_out.out_channels
     unpatchify = LayerSpec("unpatchify", channels, channels // patch**2, up=(1, patch, patch))
     has_timestep = config.timestep_conditioning
-    return NetworkSpec((*parts.layers, unpatchify), has_timestep=has_timestep, has_latent_noise=has_timestep)
+    layers = (*parts.layers, unpatchify)
+    return NetworkSpec(layers, has_timestep=has_timestep, has_latent_noise=has_timestep, patch_size=patch)
 
 
 def encoder_spec(config: VAEConfig) -> NetworkSpec:
@@ -68,17 +69,11 @@ def encoder_spec(config: VAEConfig) -> NetworkSpec:
     parts = encoder_parts(config)
     patch = parts.patch_size
     channels = parts.conv_in.in_channels
-    patchify = _Patchify("patchify", channels // patch**2, channels, down=(1, patch, patch))
+    window = WindowSpec(patch, patch)
+    patchify = LayerSpec(
+        "patchify", channels // patch**2, channels, down=(1, patch, patch), windows=(WindowSpec(), window, window)
+    )
     return NetworkSpec((patchify, *parts.layers), stream_axes=(Axis.TIME,))
-
-
-class _Patchify(LayerSpec):
-    """Rearrangement of pixels into patches. They do not overlap, so it divides the grid without a window."""
-
-    def out_grid(self, grid: tuple[int, int, int]) -> tuple[int, int, int]:
-        """See `LayerSpec`."""
-        time, height, width = (extent // down for extent, down in zip(grid, self.down, strict=True))
-        return time, height, width
 
 
 def _parts(network: NetworkConfig, stem: str, patch_size: int) -> ConvNetworkParts:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..models.specs import ConvSpec, LayerSpec, NetworkSpec
-from ..shapes import Grid
-from ..streaming.axis import Axis
-from .clip import Clip
-from .memory import StreamRun, layer_pieces
+from mlx_ltx_vae.models.specs import NetworkSpec
+from mlx_ltx_vae.planning.clip import Clip
+from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
+from mlx_ltx_vae.shapes import Grid
+from mlx_ltx_vae.streaming.axis import Axis
 
 _ROWS = Axis.HEIGHT
 
@@ -92,7 +92,7 @@ def halo_bytes(spec: NetworkSpec, grid: Grid, batch: int, itemsize: int) -> Bord
     down = up = 0
     for layer, (frames, _, width) in spec.walk(grid):
         row = batch * frames * width * layer.in_channels * itemsize
-        before, after = _halo(layer)
+        before, after = layer.halo(_ROWS)
         down, up = down + before * row, up + after * row
     return BorderBytes(down, up)
 
@@ -115,7 +115,7 @@ def make_exchange(clip: Clip, run: StreamRun, bands: Sequence[int], rank: int, o
     *taken, output = layer_pieces(spec, clip.grid, run)
     messages = gathered = gathers = 0
     for (layer, extents), pieces in zip(spec.walk(band), taken, strict=True):
-        before, after = _halo(layer)
+        before, after = layer.halo(_ROWS)
         messages += len(pieces) * ((has_below and before > 0) + (has_above and after > 0))
         if _ROWS in layer.unbounded and ranks > 1:
             gathered += 2 * clip.batch * math.prod(extents) * layer.in_channels * run.machine.itemsize
@@ -137,39 +137,3 @@ def band_grid(clip: Clip, rows: int) -> Grid:
     """(T, H, W) of the network's input for a band of latent rows."""
     frames, _, width = clip.grid
     return frames, rows * (1 if clip.is_decode else clip.scale.height), width
-
-
-def multiply_adds(spec: NetworkSpec, grid: Grid, rows: int | None = None) -> int:
-    """Multiply-adds of a network's matrix products and convolutions for one batch item, or of a band's part of them.
-
-    Convolutions count as direct ones, whatever algorithm computes them. What is computed once per clip (the embeddings
-    of a timestep) and per element (norms, activations) is left out.
-
-    Args:
-        grid: (T, H, W) of the network's input.
-        rows: rows of the band, in rows of the network's input; None for all.
-    """
-    frames, height, width = grid
-    band = (frames, height if rows is None else rows, width)
-    pairs = zip(spec.walk(grid), spec.walk(band), strict=True)
-    return sum(layer_multiply_adds(layer, whole, part) for (layer, whole), (_, part) in pairs)
-
-
-def layer_multiply_adds(layer: LayerSpec, whole: Grid, part: Grid) -> int:
-    """Multiply-adds of one layer, as `multiply_adds`, for an input (T, H, W) of which a band has the rows of `part`."""
-    strides = layer.conv_stride if isinstance(layer, ConvSpec) else (1, 1, 1)
-    positions = math.prod(
-        window.results(extent) * window.stride // stride
-        for window, extent, stride in zip(layer.windows, part, strides, strict=True)
-    )
-    weights = sum(math.prod(shape) for name, shape in layer.weights if len(shape) > 1 and "time_embedder" not in name)
-    products = positions * weights
-    if _ROWS in layer.unbounded:  # each position of the band attends to all of its frame, twice
-        products += 2 * math.prod(part) * math.prod(whole[1:]) * layer.in_channels
-    return products
-
-
-def _halo(layer: LayerSpec) -> tuple[int, int]:
-    """Rows before and after a band that a layer needs from its neighbors."""
-    window = layer.window(_ROWS)
-    return (0, 0) if _ROWS in layer.unbounded else (window.before, window.after)
