@@ -67,10 +67,17 @@ def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> 
     return batch, grid
 
 
+def least_cells(spec: NetworkSpec, axis: Axis) -> int:
+    """The length of the shortest clip that a decoder can decode, in latent cells along an axis.
+
+    A window that shifts inwards at both ends needs all its positions, and something must remain of what is dropped.
+    """
+    return next(length for length in count(1) if _fits(spec, axis, length))
+
+
 def _check_windows(spec: NetworkSpec, grid: Grid, what: str) -> None:
-    """Refuse clips that are shorter than a window that shifts inwards at their ends, or of which nothing remains."""
     for axis, noun in zip(Axis, ("frames", "rows", "columns"), strict=True):
-        least = next(each for each in count(1) if _fits(spec, axis, each))
+        least = least_cells(spec, axis)
         if grid[axis.grid] < least:
             raise LatentsError(f"{what}; this VAE needs at least {least} latent {noun}.")
 

@@ -23,7 +23,7 @@ Stride = tuple[int, int, int]
 
 
 class PaddingMode(enum.Enum):
-    """How a convolution pads the edges of the picture."""
+    """How a layer pads the ends of an axis."""
 
     ZEROS = "zeros"
     REFLECT = "reflect"
@@ -63,6 +63,7 @@ class LayerSpec:
         windows: the input window of one output along time, height and width, before `up`.
         unbounded: axes along which an output depends on the whole input, so that they cannot be streamed.
         padding: spatial padding.
+        time_padding: padding in time.
         weights: the shape of each weight, by its name within the network.
         has_noise: whether it adds a noise map (H, W) that all frames share.
         noise_channels: channels of noise that it takes for each position of its output; 0 for none.
@@ -78,6 +79,7 @@ class LayerSpec:
     windows: tuple[WindowSpec, WindowSpec, WindowSpec] = (WindowSpec(), WindowSpec(), WindowSpec())
     unbounded: frozenset[Axis] = frozenset()
     padding: PaddingMode = PaddingMode.ZEROS
+    time_padding: PaddingMode = PaddingMode.REPLICATE
     weights: tuple[tuple[str, tuple[int, ...]], ...] = ()
     has_noise: bool = False
     crop: int = 0
@@ -130,8 +132,13 @@ class LayerSpec:
             return (*self.out_grid(grid), self.noise_channels)
         return self.out_grid(grid)[1:] if self.has_noise else None
 
-    def cache_bytes(self, axis: Axis, grid: Grid, machine: Machine) -> int:
-        """Bytes that a stream along an axis caches between two steps, per batch item, for an input of this grid."""
+    def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
+        """Bytes that a stream along an axis caches between two steps, per batch item.
+
+        Args:
+            grid: (T, H, W) of the whole input.
+            piece: the most positions of the input that arrive at once, of which a step may take a part.
+        """
         extent = grid[axis.grid]
         cached = min(self.window(axis).cached, extent) * math.prod(grid) // extent
         return cached * self.in_channels * machine.itemsize

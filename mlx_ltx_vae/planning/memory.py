@@ -14,6 +14,7 @@ from ..models.specs import LayerSpec, NetworkSpec, Step
 from ..shapes import Grid
 from ..streaming.axis import Axis
 
+_LEAST_STEP = 2**14  # elements; the kernels of smaller steps take less time than it takes to start them
 _MARGIN = 1.06  # for uncounted memory: small arrays, rounding of allocations to pages
 _WHOLE_MARGIN = 1.03  # the same in a single pass, whose arrays are large and few
 
@@ -114,8 +115,8 @@ def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit:
 
     Args:
         grid: (T, H, W) of the network's input.
-        positions: positions per step of the layer with the largest activations. Other layers take as many positions as
-            fit in the same number of elements.
+        positions: positions per step of the layer with the largest activations, or more if they are small. Other layers
+            take as many positions as fit in the same number of elements.
         limit: maximum number of elements per step; a step has at least one position.
     """
     layers = list(spec.walk(grid))
@@ -124,7 +125,7 @@ def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit:
     widest = max(
         (size for size, (layer, _) in zip(sizes, layers, strict=True) if layer.window(axis).kernel > 1), default=1
     )
-    elements = min(positions * widest, limit)
+    elements = min(max(positions * widest, _LEAST_STEP), limit)
     return tuple(max(1, elements // size) for size in sizes)
 
 
@@ -149,7 +150,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
             waiting += max(pieces) * cells * (layer.in_channels + beside) * itemsize
         taken = min(step, max(pieces))
         delays.append(delay)
-        caches.append(batch * layer.cache_bytes(axis, extents, run.machine))
+        caches.append(batch * layer.cache_bytes(axis, extents, max(pieces), run.machine))
         step_grid = _replace(extents, axis, taken)
         work = layer.work_bytes(Step(axis, step_grid, run.steps is None, run.machine, run.is_band))
         beside_bytes = taken * cells * beside * itemsize  # taken along, and returned by this layer or a later one

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..backend.machine import Backend, Machine
-from ..errors import PlanError
-from ..models.input_shapes import check_frame_shape, check_latent_shape
+from ..errors import PlanError, TilingError
+from ..models.input_shapes import check_frame_shape, check_latent_shape, least_cells
 from ..models.specs import NetworkSpec
 from ..shapes import Grid, LatentShape
 from ..streaming.axis import Axis
@@ -280,6 +281,7 @@ class _Planner:
         clip = self._clip
         first_frames = clip.spec.first_frames if clip.is_decode else 1
         layout = TileLayout.make(tiling, clip.latent_shape.grid, clip.scale, first_frames)
+        self._check_tiles(layout)
         calls = [
             (len(together), group[together[0]])
             for group in layout.groups()
@@ -312,6 +314,18 @@ class _Planner:
                 redundant_work=positions / math.prod(clip.grid) - 1,
             )
 
+    def _check_tiles(self, layout: TileLayout) -> None:
+        """Check that no tile, such as a short last one, is shorter than the network's windows."""
+        if not self._clip.is_decode:
+            return
+        for axis, tiles in zip(Axis, (layout.time, layout.height, layout.width), strict=True):
+            shortest, least = min(each.length for each in tiles.latent), least_cells(self._spec, axis)
+            if shortest < least:
+                raise TilingError(
+                    f"the shortest tile has {shortest} latent cells along one axis, and this VAE needs at least "
+                    f"{least}; use other tile sizes, or mode exact."
+                )
+
     def _last_resort(self) -> Iterator[Iterator[Plan]]:
         """Spatial tiles, each streamed in time, from large to small."""
         scale = self._clip.scale
@@ -324,7 +338,8 @@ class _Planner:
                 tiling = (
                     TilingConfig(height) if height == width else TilingConfig(height_config=height, width_config=width)
                 )
-                yield self._tiled(tiling)
+                with suppress(TilingError):  # where the last tile would be too short
+                    yield iter(list(self._tiled(tiling)))
 
     def _plan(
         self,

@@ -38,7 +38,7 @@ class Trim:
         if self._axis is not Axis.TIME:
             return None if frames is None else take(frames, Axis.TIME, self._start, frames.shape[1] - self._end)
         if frames is None:
-            self._held = []
+            self._held = [] if last else self._held
             return None
         dropped = min(self._start, frames.shape[1])
         self._start -= dropped

@@ -38,6 +38,11 @@ class View(NamedTuple):
     window_starts: tuple[int, ...] = ()
     halo: Halo | None = None
 
+    def own(self, axis: Axis) -> mx.array:
+        """The positions of the outputs along the axis of the stream, for a window with a stride of 1."""
+        first = self.output - self.start
+        return take(self.frames, axis, first, first + self.results)
+
 
 class Window:
     """The cache of one kernel in one stream.

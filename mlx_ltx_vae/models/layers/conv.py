@@ -12,7 +12,7 @@ from ...streaming.halo import Halo
 from ...streaming.stage import Stage
 from ...streaming.window import View, Window
 from ..convolution.module import Conv3d
-from ..specs import Activation, ConvSpec, PaddingMode
+from ..specs import Activation, ConvSpec, LayerSpec, PaddingMode
 from .activation import Modulation, activate, norm_bound
 from .norm import PixelNorm
 
@@ -49,9 +49,7 @@ class CausalConv3d(nn.Module):
 
     def window(self, context: StreamContext) -> Window:
         """The cache of a new stream."""
-        neighbors = context.neighbors
-        halo = None if neighbors is None else Halo(context.axis, neighbors, self.spec.window(neighbors.axis))
-        return Window(context.axis, self.spec.window(context.axis), halo)
+        return make_window(self.spec, context)
 
     def __call__(self, view: View, frames: mx.array, context: StreamContext, skip: mx.array | None = None) -> mx.array:
         """Convolve one step of a stream.
@@ -88,8 +86,15 @@ class CausalConv3d(nn.Module):
         return [Stage(step, window)]
 
 
-def pad(frames: mx.array, view: View, spec: ConvSpec, context: StreamContext) -> tuple[mx.array, tuple[int, int, int]]:
-    """Pad (B, T, H, W, C) on all axes, or leave the padding to the convolution if possible.
+def make_window(spec: LayerSpec, context: StreamContext) -> Window:
+    """The cache of a layer in a new stream, with its halo if the stream is a band."""
+    neighbors = context.neighbors
+    halo = None if neighbors is None else Halo(context.axis, neighbors, spec.window(neighbors.axis))
+    return Window(context.axis, spec.window(context.axis), halo)
+
+
+def pad(frames: mx.array, view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.array, tuple[int, int, int]]:
+    """Join (B, T, H, W, C) with the halo and pad all axes, or leave the padding to the convolution if possible.
 
     Returns:
         The padded array, and the zero padding per axis that the convolution adds itself: none in time (Metal's fast
@@ -105,7 +110,7 @@ def pad(frames: mx.array, view: View, spec: ConvSpec, context: StreamContext) ->
         if context.neighbors is not None and context.neighbors.axis is axis:
             before, after = (0 if has_front else before), (0 if has_back else after)
         if axis is Axis.TIME:
-            frames = _extend(frames, axis, before, after, PaddingMode.REPLICATE)
+            frames = _extend(frames, axis, before, after, spec.time_padding)
         elif spec.padding is PaddingMode.ZEROS and before == after:
             left[axis.grid] = before
         else:

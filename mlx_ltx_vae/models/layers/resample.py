@@ -94,8 +94,7 @@ class DepthToSpaceUpsample(nn.Module):
                 return None
             result = interleave(self.conv(view, view.frames, context), up)
             if self.spec.has_residual:
-                first = view.output - view.start
-                skip = depth_to_space(take(view.frames, axis, first, first + view.results), up)
+                skip = depth_to_space(view.own(axis), up)
                 result = result + mx.tile(skip, (1, 1, 1, 1, self.spec.conv_channels // self.spec.in_channels))
             if self.spec.trim and (axis is not Axis.TIME or view.output == 0):
                 result = result[:, self.spec.trim :]

@@ -1,0 +1,330 @@
+"""Three decoders that the package has never seen. Each has layers of a kind of its own, and is written against the
+protocols alone: two-dimensional convolutions with a memory, attention windows with a context, and one-dimensional
+signals.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_ltx_vae.backend.machine import Machine
+from mlx_ltx_vae.models.base import Decoder
+from mlx_ltx_vae.models.layers.conv import make_window, pad
+from mlx_ltx_vae.models.noise import LatentNoise
+from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, PaddingMode, Step
+from mlx_ltx_vae.shapes import Grid
+from mlx_ltx_vae.streaming.axis import Axis, Border, WindowSpec
+from mlx_ltx_vae.streaming.context import StreamContext
+from mlx_ltx_vae.streaming.delay import Delay
+from mlx_ltx_vae.streaming.stage import Stage, pointwise
+from mlx_ltx_vae.streaming.trim import Trim
+from mlx_ltx_vae.streaming.window import View, Window, window_starts
+
+WIDTH = 6
+THREE = WindowSpec(3, 1, 1, 1)
+ONE = WindowSpec()
+
+
+def random_weights(spec: NetworkSpec) -> dict[str, mx.array]:
+    keys = mx.random.split(mx.random.key(0), len(spec.weights))
+    return {
+        name: mx.random.normal(shape, key=key) / math.sqrt(math.prod(shape[1:]))
+        for (name, shape), key in zip(spec.weights.items(), keys, strict=True)
+    }
+
+
+class Toy:
+    """What the three have in common: random weights, and latents that are taken as they are."""
+
+    dtype = mx.float32
+    statistics: tuple[mx.array, mx.array] | None = None
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        self.spec = spec
+        self.weights = random_weights(spec)
+
+    def prepare(self, latents: mx.array, mean: mx.array, std: mx.array, noise: LatentNoise | None) -> mx.array:
+        return latents.transpose(0, 2, 3, 4, 1).astype(self.dtype)
+
+
+# (a) Two-dimensional convolutions. Each memory block sees the frame before; growth makes two frames of each; in the end
+# the first seven of eight frames of the first latent frame are dropped, and values are clamped.
+
+
+@dataclass(frozen=True)
+class MemorySpec(LayerSpec):
+    def work_bytes(self, step: Step) -> int:
+        padded = math.prod(extent + 2 for extent in step.grid) * self.in_channels
+        unfolded = 2 * 9 * math.prod(step.grid) * self.in_channels  # by the convolution of MLX's CPU backend
+        return super().work_bytes(step) + (3 * padded + unfolded + padded) * step.machine.itemsize
+
+
+class MemoryDecoder(Toy):
+    def __init__(self) -> None:
+        seen = (WindowSpec(2, 1, 1, 0), THREE, THREE)
+        layers: list[LayerSpec] = []
+        for level in range(3):
+            memory = MemorySpec(f"memory_{level}", WIDTH, WIDTH, windows=seen, time_padding=PaddingMode.ZEROS)
+            layers.append(replace(memory, weights=((memory.name, (WIDTH, 3, 3, 2 * WIDTH)),)))
+            grow = LayerSpec(f"grow_{level}", WIDTH, WIDTH, up=(2, 2, 2))
+            layers.append(replace(grow, weights=((grow.name, (2 * WIDTH, WIDTH)),)))
+        layers.append(LayerSpec("color", WIDTH, 3, weights=(("color", (3, WIDTH)),), trim=7))
+        super().__init__(NetworkSpec(tuple(layers)))
+
+    def stages(self, context: StreamContext) -> list[Stage]:
+        stages = []
+        for layer in self.spec.layers[:-1]:
+            is_memory = isinstance(layer, MemorySpec)
+            stages.append(self.memory(layer, context) if is_memory else pointwise(partial(self.grow, layer.name)))
+        trim = Trim(context.axis, 7)
+
+        def color(x: mx.array | None, last: bool) -> mx.array | None:
+            return trim.push(None if x is None else mx.clip(x @ self.weights["color"].T, -1, 1), last)
+
+        return [*stages, Stage(color, trim)]
+
+    def memory(self, spec: LayerSpec, context: StreamContext) -> Stage:
+        window = make_window(spec, context)
+
+        def step(x: mx.array | None, last: bool) -> mx.array | None:
+            view = window.push(x, last)
+            if view is None:
+                return None
+            frames, padding = pad(view.frames, view, spec, context)
+            pairs = mx.concatenate([frames[:, 1:], frames[:, :-1]], axis=-1)
+            batch, time = pairs.shape[:2]
+            result = mx.conv2d(pairs.flatten(0, 1), self.weights[spec.name], padding=padding[1:])
+            return mx.maximum(mx.unflatten(result, 0, (batch, time)) + view.own(context.axis), 0)
+
+        return Stage(step, window)
+
+    def grow(self, name: str, x: mx.array) -> mx.array:
+        x = x @ self.weights[name].T  # first the channels of the earlier frame
+        batch, time, height, width, _ = x.shape
+        x = x.reshape(batch, time, height, width, 2, WIDTH).transpose(0, 1, 4, 2, 3, 5)
+        return mx.repeat(mx.repeat(x.flatten(1, 2), 2, axis=2), 2, axis=3)
+
+
+# (b) Two arrays: noise is refined in two passes over three layers, each of which takes the context that the first layer
+# made. All look at windows that shift inwards at the borders of the clip.
+
+PASSES, BLOCKS = 2, 3
+LONG = WindowSpec(5, border=Border.SHIFT)
+SHORT = WindowSpec(3, border=Border.SHIFT)
+
+
+@dataclass(frozen=True)
+class BoxSpec(LayerSpec):
+    """The mean over a window along three axes, and matrix products. `waiting` positions of the context are kept."""
+
+    waiting: int = 0
+
+    def lag(self, axis: Axis, piece: int) -> int:
+        return self.waiting * self.window(axis).ahead + self.window(axis).kernel + piece if self.waiting else 0
+
+    def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
+        position = math.prod(grid) // grid[axis.grid] * self.in_channels * machine.itemsize
+        return super().cache_bytes(axis, grid, piece, machine) + min(self.lag(axis, piece), grid[axis.grid]) * position
+
+    def work_bytes(self, step: Step) -> int:
+        positions = math.prod(step.grid)
+        gathered = 3 * sum(window.kernel for window in self.windows) * positions // 2
+        joined = (0 if step.is_whole else self.lag(step.axis, 0)) * positions // step.grid[step.axis.grid]
+        return 2 * super().work_bytes(step) + (gathered + joined) * self.in_channels * step.machine.itemsize
+
+
+class ContextDecoder(Toy):
+    def __init__(self) -> None:
+        square = (WIDTH, WIDTH)
+        first = BoxSpec("context", WIDTH, WIDTH, windows=(SHORT, LONG, LONG), weights=(("context", square),))
+        layers: list[LayerSpec] = [replace(first, noise_channels=WIDTH, beside=WIDTH)]
+        for index in range(PASSES * BLOCKS):
+            block = BoxSpec(f"block_{index}", WIDTH, WIDTH, windows=(LONG, SHORT, SHORT))
+            weights = tuple((f"{kind}_{index % BLOCKS}", square) for kind in ("own", "given"))
+            layers.append(replace(block, weights=weights, waiting=0 if index else PASSES * BLOCKS))
+        layers.append(LayerSpec("color", WIDTH, 3, up=(1, 2, 2), weights=(("color", (12, WIDTH)),)))
+        super().__init__(NetworkSpec(tuple(layers), patch_size=2))
+
+    def stages(self, context: StreamContext) -> list[Stage]:
+        delay = Delay(context.axis, readers=PASSES * BLOCKS)
+        blocks = [self.block(index, delay, context) for index in range(PASSES * BLOCKS)]
+        return [self.context(context), *blocks, pointwise(self.color)]
+
+    def context(self, context: StreamContext) -> Stage:
+        spec = self.spec.layers[0]
+        window = make_window(spec, context)
+
+        def step(x: mx.array | None, last: bool) -> tuple[mx.array, mx.array] | None:
+            view = window.push(x, last)
+            if view is None:
+                return None
+            made = mx.tanh(box_mean(view, spec, context) @ self.weights["context"].T)
+            time, rows, columns = (view.output if axis is context.axis else 0 for axis in Axis)
+            _, frames, height, width, _ = made.shape
+            return context.noise["context"]((time, rows, columns), (frames, height, width)), made
+
+        return Stage(step, window)
+
+    def block(self, index: int, delay: Delay, context: StreamContext) -> Stage:
+        spec = self.spec.layers[1 + index]
+        window = make_window(spec, context)
+
+        def step(x: Any, last: bool) -> mx.array | None:
+            if index == 0 and x is not None:
+                x, made = x
+                if made is not None:
+                    delay.push(made)
+            view = window.push(x, last)
+            if view is None:
+                return None
+            own, given = (self.weights[f"{kind}_{index % BLOCKS}"].T for kind in ("own", "given"))
+            waited = delay.take(view.output, view.results, reader=index)
+            return view.own(context.axis) + mx.tanh(box_mean(view, spec, context) @ own + waited @ given)
+
+        return Stage(step, window, delay)
+
+    def color(self, x: mx.array) -> mx.array:
+        batch, time, height, width, _ = x.shape
+        x = (x @ self.weights["color"].T).reshape(batch, time, height, width, 2, 2, 3)
+        return x.transpose(0, 1, 2, 4, 3, 5, 6).reshape(batch, time, 2 * height, 2 * width, 3)
+
+
+def box_mean(view: View, spec: LayerSpec, context: StreamContext) -> mx.array:
+    """The mean over each output's window, axis by axis."""
+    frames, before = view.frames, 0
+    rows = frames.shape[Axis.HEIGHT]
+    if view.halo is not None:
+        frames, has_front, _ = view.halo.extend(frames, view.start)
+        before = spec.halo(Axis.HEIGHT)[0] if has_front else 0
+    for axis in Axis:
+        window, length = spec.window(axis), frames.shape[axis]
+        outputs = (before, rows) if axis is Axis.HEIGHT else (0, length)
+        starts = view.window_starts if axis is context.axis else window_starts(window, length, *outputs)
+        positions = mx.array(starts)[:, None] + mx.arange(window.kernel)
+        seen = mx.unflatten(mx.take(frames, positions.flatten(), axis=axis), axis, positions.shape)
+        frames = seen.mean(axis=axis + 1)
+    return frames
+
+
+# (c) A signal (B, T, 1, C): a transposed convolution makes 12 positions of each, the mean of three convolutions of
+# different kernels is added to a skip from the input, and 20 samples are made of each position.
+
+RATE, SAMPLES = 12, 20
+KERNELS = (3, 7, 11)
+
+
+@dataclass(frozen=True)
+class SignalSpec(LayerSpec):
+    """A convolution along time, or several. `waiting` positions of its input wait beside its window."""
+
+    waiting: int = 0
+
+    def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
+        waiting = min(self.waiting + piece, grid[0]) if self.waiting else 0
+        waiting *= self.in_channels * machine.itemsize
+        return super().cache_bytes(axis, grid, piece, machine) + waiting
+
+    def work_bytes(self, step: Step) -> int:
+        kernels = [shape[1] for _, shape in self.weights if len(shape) == 3]
+        unfolded = (sum(kernels) + 3 * len(kernels)) * math.prod(step.grid) * self.in_channels
+        return 2 * super().work_bytes(step) + unfolded * step.machine.itemsize
+
+
+class SignalDecoder(Toy):
+    def __init__(self) -> None:
+        def layer(name: str, kernel: int, *weights: tuple[str, tuple[int, ...]]) -> SignalSpec:
+            before = kernel // 2
+            window = WindowSpec(kernel, 1, before, kernel - 1 - before)
+            spec = SignalSpec(name, WIDTH, WIDTH, windows=(window, ONE, ONE), weights=weights)
+            return replace(spec, time_padding=PaddingMode.ZEROS)
+
+        grow = layer("grow", 2, ("grow", (2 * RATE * WIDTH, WIDTH)))
+        layers = (
+            layer("enter", 5, ("enter", (WIDTH, 5, WIDTH)), ("skip", (WIDTH, WIDTH))),
+            replace(
+                grow,
+                windows=(WindowSpec(2, 1, 1, 1), ONE, ONE),
+                up=(RATE, 1, 1),
+                trim=RATE // 2,
+                crop=RATE // 2,
+            ),
+            replace(
+                layer("branches", max(KERNELS), *((f"branch_{kernel}", (WIDTH, kernel, WIDTH)) for kernel in KERNELS)),
+                waiting=5 * RATE,
+            ),
+            LayerSpec("leave", WIDTH, 3, up=(SAMPLES, 1, 1), weights=(("leave", (SAMPLES * 3, WIDTH)),)),
+        )
+        super().__init__(NetworkSpec(layers, stream_axes=(Axis.TIME,)))
+
+    def prepare(self, latents: mx.array, mean: mx.array, std: mx.array, noise: LatentNoise | None) -> mx.array:
+        return latents[:, :, :, 0].transpose(0, 2, 3, 1)
+
+    def stages(self, context: StreamContext) -> list[Stage]:
+        skip = Delay(Axis.TIME)
+        return [self.enter(skip), self.grow(), self.branches(skip), pointwise(self.leave)]
+
+    def enter(self, skip: Delay) -> Stage:
+        window = Window(Axis.TIME, self.spec.layers[0].window(Axis.TIME))
+
+        def step(x: mx.array | None, last: bool) -> mx.array | None:
+            if x is not None:
+                skip.push(mx.repeat(x @ self.weights["skip"].T, RATE, axis=1))
+            view = window.push(x, last)
+            return None if view is None else mx.tanh(convolve(zeros_around(view), self.weights["enter"]))
+
+        return Stage(step, window, skip)
+
+    def grow(self) -> Stage:
+        spec = self.spec.layers[1]
+        window, trim = Window(Axis.TIME, spec.window(Axis.TIME)), Trim(Axis.TIME, spec.trim, spec.crop)
+
+        def step(x: mx.array | None, last: bool) -> mx.array | None:
+            view = window.push(x, last)
+            if view is None:
+                return trim.push(None, last)
+            products = mx.unflatten(zeros_around(view) @ self.weights["grow"].T, -1, (2, RATE, WIDTH))[:, :, 0]
+            grown = products[:, 1:, 0] + products[:, :-1, 1]
+            return trim.push(grown.flatten(1, 2)[:, :, None], last)
+
+        return Stage(step, window, trim)
+
+    def branches(self, skip: Delay) -> Stage:
+        window = Window(Axis.TIME, self.spec.layers[2].window(Axis.TIME))
+
+        def step(x: mx.array | None, last: bool) -> mx.array | None:
+            view = window.push(x, last)
+            if view is None:
+                return None
+            frames, reach = zeros_around(view), max(KERNELS) // 2
+            parts = []
+            for kernel in KERNELS:
+                unused = reach - kernel // 2
+                seen = frames[:, unused : frames.shape[1] - unused]
+                parts.append(mx.tanh(convolve(seen, self.weights[f"branch_{kernel}"])))
+            return sum(parts) / len(parts) + skip.take(view.output, view.results)
+
+        return Stage(step, window, skip)
+
+    def leave(self, x: mx.array) -> mx.array:
+        samples = mx.tanh(x @ self.weights["leave"].T)
+        return samples.reshape(x.shape[0], -1, 1, 1, 3)
+
+
+def zeros_around(view: View) -> mx.array:
+    return mx.pad(view.frames, [(0, 0), (view.before, view.after), (0, 0), (0, 0)])
+
+
+def convolve(x: mx.array, weight: mx.array) -> mx.array:
+    return mx.conv1d(x[:, :, 0], weight)[:, :, None]
+
+
+#: The toys by name.
+TOYS: dict[str, Callable[[], Decoder]] = {
+    "memory": MemoryDecoder,
+    "context": ContextDecoder,
+    "signal": SignalDecoder,
+}
