@@ -20,7 +20,7 @@ from toy_networks import TOYS, WIDTH
 
 SIZES = {"memory": (5, 3, 4), "context": (9, 9, 9), "signal": (11, 1, 1)}
 TILES = {"memory": (2, 1), "context": (6, 3), "signal": (6, 3)}
-LARGE = {"memory": (9, 12, 16), "context": (40, 30, 24), "signal": (4000, 1, 1)}
+LARGE = {"memory": (9, 12, 16), "context": (40, 30, 24), "signal": (800, 1, 1)}
 ORDERS = [
     (name, order)
     for name in TOYS

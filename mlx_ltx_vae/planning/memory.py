@@ -14,7 +14,7 @@ from ..models.specs import LayerSpec, NetworkSpec, Step
 from ..shapes import Grid
 from ..streaming.axis import Axis
 
-_LEAST_STEP = 2**14  # elements; the kernels of smaller steps take less time than it takes to start them
+_LEAST_STEP = 2**12  # elements; smaller steps take longer to start than to compute
 _MARGIN = 1.06  # for uncounted memory: small arrays, rounding of allocations to pages
 _WHOLE_MARGIN = 1.03  # the same in a single pass, whose arrays are large and few
 
@@ -115,8 +115,8 @@ def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit:
 
     Args:
         grid: (T, H, W) of the network's input.
-        positions: positions per step of the layer with the largest activations, or more if they are small. Other layers
-            take as many positions as fit in the same number of elements.
+        positions: positions per step of the layer with the largest activations, or more if these are very small. Other
+            layers take as many positions as fit in the same number of elements.
         limit: maximum number of elements per step; a step has at least one position.
     """
     layers = list(spec.walk(grid))

@@ -68,14 +68,17 @@ def first_output_work(spec: NetworkSpec, grid: Grid) -> float:
     Args:
         grid: (T, H, W) of the network's input.
     """
-    first, total = Fraction(0), 0
+    first = total = 0
     outputs = 1  # of the layer, for the first output of the network
     for layer, extents in reversed(list(spec.walk(grid))):
         height, width = (layer.window(axis).results(extents[axis.grid]) for axis in (Axis.HEIGHT, Axis.WIDTH))
-        results = layer.results(Axis.TIME, extents[0])
+        up, dropped = layer.up[Axis.TIME.grid], layer.trim + layer.crop
+        results = math.ceil(
+            (layer.results(Axis.TIME, extents[0]) + dropped) / up
+        )  # before they are repeated or dropped
         weights = sum(math.prod(shape) for _, shape in layer.weights)
-        work = results * height * width * (weights + layer.in_channels + layer.out_channels) // layer.up[0]
-        first += work * Fraction(min(outputs, results), results)
-        total += work
+        work = height * width * (weights + layer.in_channels + layer.out_channels)
+        first += min(results, math.ceil((outputs + dropped) / up)) * work
+        total += results * work
         outputs = layer.needed(Axis.TIME, outputs)
-    return float(first / total)
+    return first / total

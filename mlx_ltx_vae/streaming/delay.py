@@ -26,7 +26,7 @@ class Delay:
             raise ValueError("several readers take positions at different times, which a window does not keep.")
         self._axis = axis
         self._window = window
-        self._start = 0
+        self._start = 0  # the index of the first stored position
         self._held: list[mx.array] = []
         self._taken = [0] * readers
 
@@ -37,7 +37,7 @@ class Delay:
 
     def push(self, frames: mx.array) -> None:
         """Append positions to a delay without a window."""
-        self._held = [mx.concatenate([*self._held, frames], axis=self._axis)]
+        self._held.append(frames)
 
     def push_view(self, view: View) -> None:
         """Store all positions in view until `take` is called."""
@@ -50,20 +50,37 @@ class Delay:
             start: index in the stream; the calls of a reader must be in order and skip no position.
             count: at least 1.
         """
-        end = start + count
         window = self._window
-        if self._held:
-            joined, first = self._held[0], self._start
-        else:
-            assert window is not None, "nothing was pushed"
-            joined, first = mx.concatenate(window.positions, axis=self._axis), window.start
-        self._taken[reader] = end
+        held, first = self._held, self._start
+        if window is not None and not held:
+            held, first = window.positions, window.start
+        taken = self._find(held, first, start, start + count)
+        self._taken[reader] = start + count
         done = min(self._taken)
         if window is not None:
-            if done >= window.start:
-                self._held = []
-        elif done > first:
-            rest = take(joined, self._axis, done - first, joined.shape[self._axis])
-            self._held = [mx.contiguous(rest)] if rest.size else []
-            self._start = done
-        return take(joined, self._axis, start - first, end - first)
+            self._held = [] if done >= window.start else self._held
+        self._drop(done)
+        return taken
+
+    def _drop(self, done: int) -> None:
+        """Drop positions before `done`: whole arrays, and a part that is more than half of one, which takes a copy."""
+        while self._held and done > self._start:
+            length = self._held[0].shape[self._axis]
+            dropped = min(done - self._start, length)
+            if 2 * dropped < length:
+                return
+            array = self._held.pop(0)
+            if dropped < length:
+                self._held.insert(0, mx.contiguous(take(array, self._axis, dropped, length)))
+            self._start += dropped
+
+    def _find(self, held: list[mx.array], first: int, start: int, end: int) -> mx.array:
+        """The positions from `start` to `end` of arrays of which the first one begins at `first`."""
+        parts = []
+        for array in held:
+            last = first + array.shape[self._axis]
+            if first < end and start < last:
+                parts.append(take(array, self._axis, max(start, first) - first, min(end, last) - first))
+            first = last
+        assert parts, "nothing was pushed"
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=self._axis)
