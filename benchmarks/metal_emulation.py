@@ -75,7 +75,7 @@ class EmulatedGPU:
     formulation: Formulation | None = None
 
     def choose(self, shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
-        """What the package chooses for the picture and the network that this GPU pretends to see."""
+        """A rule for networks: what the package chooses for the picture and the width that this GPU pretends to see."""
         if self.formulation is not None:
             return self.formulation
         time, height, width = shape.grid
@@ -101,8 +101,8 @@ class EmulatedGPU:
 def emulated(gpu: EmulatedGPU = EmulatedGPU()) -> Iterator[Counter[str]]:
     """Inside the block, the package believes that it runs on a GPU, and MLX's convolutions and products are emulated.
 
-    Evaluate inside the block: a stream makes its graph while it is consumed. Functions that were compiled outside keep
-    what they were compiled with.
+    Load networks with the rule `gpu.choose` (`load_decoder`). Evaluate inside the block: a stream makes its graph while
+    it is consumed. Functions that were compiled outside keep what they were compiled with.
 
     Yields:
         How often each route was taken: "winograd" and "direct" (2D convolutions; a 3D convolution of batch 1 is one
@@ -115,7 +115,6 @@ def emulated(gpu: EmulatedGPU = EmulatedGPU()) -> Iterator[Counter[str]]:
             if name.split(".")[0] == "mlx_ltx_vae" and getattr(loaded, "is_cpu", None) is is_cpu:
                 stack.enter_context(patch.object(loaded, "is_cpu", lambda: False))
         stack.enter_context(patch.object(mx.metal, "is_available", lambda: True))
-        stack.enter_context(patch.object(module, "choose", gpu.choose))
         if gpu.formulation is Formulation.CONV3D:
             stack.enter_context(patch.object(module, "add_bias", _add_one_by_one))
         for name in ("conv2d", "conv3d", "matmul", "addmm"):

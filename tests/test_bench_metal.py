@@ -15,11 +15,9 @@ from mlx_ltx_vae.bench import processes
 from mlx_ltx_vae.bench.__main__ import main
 from mlx_ltx_vae.bench.case import Case, Decode, load_config
 from mlx_ltx_vae.bench.metal import command, system
-from mlx_ltx_vae.bench.metal.decodes import change_plan, forced
+from mlx_ltx_vae.bench.metal.decodes import change_plan
 from mlx_ltx_vae.bench.metal.workload import conv_calls, conv_kinds
 from mlx_ltx_vae.errors import LTXVAEError
-from mlx_ltx_vae.models.convolution import module
-from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, KernelLayout
 from mlx_ltx_vae.models.specs import ConvSpec
 from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
 from mlx_ltx_vae.planning.planner import plan_decode
@@ -115,7 +113,7 @@ def test_what_fails_is_reported_and_the_rest_is_measured(in_process, monkeypatch
     run = command.run_fresh
 
     def failing(job):
-        if job.measure.__name__ == "timed_decode" and job.case.dtype == "bfloat16" and "formulation" in job.options:
+        if job.measure.__name__ == "timed_decode" and job.case.dtype == "bfloat16" and job.case.formulation:
             raise LTXVAEError(f"out of memory in {tmp_path}/x.py")
         if job.measure.__name__ == "ranges":
             raise LTXVAEError("stopped")
@@ -198,16 +196,11 @@ def test_a_plan_with_another_prefetch_counts_its_memory():
     assert (ahead.prefetch, ahead.memory.inputs) == (plan.prefetch + 1, plan.memory.inputs)
 
 
-def test_a_formulation_is_forced_inside_the_block_only():
-    choose, layout = module.choose, module.load_layout
+def test_a_case_with_a_formulation_is_loaded_planned_and_run_with_it():
     case = Case(base_width=8, width=64, height=64, frames=9)
-    expected = Decode.from_case(case).decode_pixels()
-    with forced("conv3d"):
-        subject = Decode.from_case(case)
-        assert subject.vae.decoder.conv_in.conv._layout is KernelLayout.STORED
-        assert module.choose(ConvShape((1, 2, 2), 4, 4), Backend.METAL) is Formulation.CONV3D
-        assert mx.allclose(subject.decode_pixels(), expected, atol=1e-3)
-    assert (module.choose, module.load_layout) == (choose, layout)
+    ours, other = (Decode.from_case(each) for each in (case, replace(case, formulation="conv3d")))
+    assert ours.plan.memory.work < other.plan.memory.work
+    assert mx.allclose(other.decode_pixels(), ours.decode_pixels(), atol=1e-3)
 
 
 def test_variables_are_set_and_given_back(monkeypatch):

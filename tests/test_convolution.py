@@ -13,12 +13,17 @@ from benchmarks.metal_emulation import EmulatedGPU, emulated
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
+from mlx_ltx_vae.bench.case import load_decoder
+from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.convolution import module, rules
 from mlx_ltx_vae.models.convolution.module import Conv3d
 from mlx_ltx_vae.models.convolution.precision import half_range
-from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, blocks, choose, scratch_bytes
+from mlx_ltx_vae.models.convolution.rules import ConvShape, FixedRule, Formulation, blocks, choose, scratch_bytes
 from mlx_ltx_vae.models.layers.activation import Modulation, norm_bound
+from mlx_ltx_vae.models.layers.conv import CausalConv3d
 from mlx_ltx_vae.models.layers.resample import depth_to_space, depth_to_space_order, interleave, patch_order, patchify
+from mlx_ltx_vae.models.specs import ConvSpec
+from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec, encoder_spec
 from tolerances import tolerance
 
 FORMULATIONS = list(Formulation)
@@ -57,12 +62,11 @@ def largest(one, other):
 )
 def test_formulations_agree(formulation, batch, grid, channels, padding, has_skip):
     time, height, width = grid
-    conv = make_conv(*channels)
+    conv = make_conv(*channels, rule=FixedRule(formulation))
     x = noise(batch, time + 2, height + 2 * (1 - padding[1]), width + 2 * (1 - padding[2]), channels[0])
     skip = noise(batch, *grid, channels[1], seed=2) if has_skip else None
     expected = expected_of(conv, x, padding, skip)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "choose", lambda *_, **__: formulation)
         if formulation in (Formulation.JOINED, Formulation.ROWS):
             patch.setattr(module, "backend", lambda: Backend.METAL)
         assert largest(conv(x, padding, skip), expected) < tolerance(2e-5)
@@ -71,9 +75,8 @@ def test_formulations_agree(formulation, batch, grid, channels, padding, has_ski
 
 
 def test_blocks_of_rows_change_nothing(monkeypatch):
-    conv, x = make_conv(4, 6), noise(1, 4, 40, 48, 4)
+    conv, x = make_conv(4, 6, rule=FixedRule(Formulation.TAPS)), noise(1, 4, 40, 48, 4)
     expected = expected_of(conv, x, (0, 1, 1))
-    monkeypatch.setattr(module, "choose", lambda *_, **__: Formulation.TAPS)
     for size in (1, 3000, 10**9):
         monkeypatch.setattr(rules, "_BLOCK_BYTES", size)
         monkeypatch.setattr(rules, "_BLOCK_BYTES_TIMES_CHANNELS", 1)
@@ -139,6 +142,24 @@ def test_bfloat16_never_takes_winograd_and_cuda_takes_its_own_kernels():
     assert choose(large._replace(out_channels=48), Backend.METAL) is Formulation.ROWS
     assert choose(large._replace(grid=(4, 16, 24)), Backend.METAL) is Formulation.ROWS
     assert choose(large, Backend.CUDA) is choose(large._replace(is_strided=True), Backend.CPU) is Formulation.CONV3D
+
+
+@pytest.mark.parametrize("name", ["ltx2_3", "ltxv_0_9_0"])
+def test_the_rule_of_a_network_decides_for_its_modules_its_spec_and_its_plans(golden, name):
+    checkpoint = golden(name).checkpoint
+    ours = VideoVAE.from_pretrained(checkpoint, encoder=False)
+    rule = FixedRule(Formulation.CONV3D)
+    other = load_decoder(open_checkpoint(checkpoint, encoder=False), rule)
+    assert other.decoder.spec == decoder_spec(ours.config, rule) != ours.decoder.spec
+    assert hash(other.decoder.spec) == hash(decoder_spec(ours.config, FixedRule(Formulation.CONV3D)))
+    convs = [each for each in other.decoder.modules() if isinstance(each, CausalConv3d)]
+    assert {each.spec for each in convs} == {each for each in other.decoder.spec.layers if isinstance(each, ConvSpec)}
+    assert all(each.conv.weight.shape[1:4] == (3, 3, 3) for each in convs), "as stored"
+    latents = noise(1, ours.config.latent_channels, 3, 4, 6)
+    plans = [vae.plan(latents.shape, mode="single") for vae in (ours, other)]
+    assert plans[0].memory.work < plans[1].memory.work
+    assert largest(other.decode(latents), ours.decode(latents)) < tolerance(1e-4)
+    assert encoder_spec(ours.config, rule) != encoder_spec(ours.config)
 
 
 @pytest.mark.parametrize("stride", [(2, 2, 2), (1, 2, 2), (2, 1, 1), (1, 4, 4)])
@@ -256,7 +277,7 @@ def test_what_runs_on_metal_gives_the_same_video(golden, name, gpu, limit):
     latents = noise(1, on_cpu.config.latent_channels, 2, 3, 4)
     expected = np.array(on_cpu.decode(latents))
     with emulated(gpu) as routes:
-        vae = VideoVAE.from_pretrained(checkpoint, encoder=False)
+        vae = load_decoder(open_checkpoint(checkpoint, encoder=False), gpu.choose)
         result = np.array(vae.decode(latents))
     assert routes["product"] > 10
     assert np.abs(result - expected).max() < limit

@@ -9,9 +9,10 @@ import pytest
 from benchmarks.emulation import CONV3D, LIKE_REAL, WAYS, emulation_jobs, measure_ways
 from benchmarks.metal_emulation import ConvOptions, EmulatedGPU, emulated, round_to_tf32
 from benchmarks.winograd import winograd_conv2d
-from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
+from mlx_ltx_vae.bench.case import load_decoder
+from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.layers import activation, norm
 
 DIRECT = ConvOptions(winograd=False)
@@ -193,7 +194,7 @@ def test_the_package_believes_to_be_on_a_gpu_inside_and_everything_is_given_back
 
 
 def test_the_operands_of_layers_can_be_cast_and_upsampling_layers_differ(golden):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype="bfloat16", encoder=False)
+    vae = load_decoder(open_checkpoint(golden("ltx2_3").checkpoint, encoder=False), CONV3D.choose, "bfloat16")
     latents = mx.random.normal((1, vae.config.latent_channels, 2, 2, 2), key=mx.random.key(6))
     half, wide = ConvOptions(False, mx.float16), ConvOptions(False, mx.float32)
     decoded = []

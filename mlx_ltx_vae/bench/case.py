@@ -10,9 +10,11 @@ import numpy as np
 
 from ..backend.dtypes import DTYPES
 from ..backend.mlx_utils import named_parameters
-from ..checkpoint import open_checkpoint
+from ..checkpoint import Checkpoint, load_network, open_checkpoint
 from ..latents import load_latents
 from ..models.convolution.module import prepare
+from ..models.convolution.rules import ConvRule, FixedRule, Formulation, choose
+from ..models.specs import NetworkSpec
 from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.decoder import ConvDecoder
 from ..models.video_vae.encoder import ConvEncoder
@@ -41,6 +43,7 @@ class Case:
             accurate, as those of a checkpoint do if `dtype` is given.
         mode: of a decode; of an encode "stream" or "tiled"; of another program its name.
         tiles: a preset's name, or SIZE:OVERLAP in pixels.
+        formulation: of all convolutions, a value of `Formulation`; None for the package's rule.
         memory_budget: bytes, or a size such as "8GB".
     """
 
@@ -59,6 +62,12 @@ class Case:
     tiles: str = "default"
     tile_batch_size: int = 1
     memory_budget: str | int | None = None
+    formulation: str | None = None
+
+    @property
+    def rule(self) -> ConvRule:
+        """What chooses the formulation of each convolution."""
+        return choose if self.formulation is None else FixedRule(Formulation(self.formulation))
 
     def make_tiling(self) -> TilingConfig:
         """The tiles that `tiles` names. A preset may depend on the size of the video."""
@@ -79,11 +88,13 @@ def load_config(case: Case) -> VAEConfig:
 def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> VideoVAE:
     """A VAE with one of its networks: the checkpoint's, or one with the same random weights in every process."""
     is_encoder = network == "encoder"
+    if case.model and case.formulation:
+        return load_decoder(open_checkpoint(case.model, encoder=False), case.rule, case.dtype)
     if case.model:
         return VideoVAE.from_pretrained(case.model, dtype=case.dtype, encoder=is_encoder, decoder=not is_encoder)
     config = load_config(case)
     mx.random.seed(0)
-    encoder, decoder = (ConvEncoder(config), None) if is_encoder else (None, ConvDecoder(config))
+    encoder, decoder = (ConvEncoder(config, case.rule), None) if is_encoder else (None, ConvDecoder(config, case.rule))
     ones = mx.ones((config.latent_channels,))
     vae = VideoVAE(config, encoder, decoder, mean=0 * ones, std=ones)
     module = loaded_network(vae)
@@ -91,6 +102,14 @@ def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> 
     mx.eval(module.parameters())
     prepare(module, keeps_dtype=case.keeps_dtype)
     return vae
+
+
+def load_decoder(checkpoint: Checkpoint, rule: ConvRule, dtype: str | None = None) -> VideoVAE:
+    """A VAE with a checkpoint's decoder, as `VideoVAE.from_pretrained` loads it, with another rule for convolutions."""
+    config = checkpoint.config
+    target = None if dtype is None else DTYPES[dtype]
+    decoder = load_network(checkpoint, "decoder", lambda: ConvDecoder(config, rule), target)
+    return VideoVAE(config, None, decoder, *checkpoint.read_statistics(), keeps_dtype=dtype is not None)
 
 
 def loaded_network(vae: VideoVAE) -> nn.Module:
@@ -142,6 +161,12 @@ class Decode:
             chunk=case.chunk,
         )
         return cls(vae, latents, plan)
+
+    @property
+    def spec(self) -> NetworkSpec:
+        """The spec of the decoder."""
+        assert self.vae.decoder is not None
+        return self.vae.decoder.spec
 
     def run(self) -> Iterator[np.ndarray]:
         """Decode. Yields frames (n, H, W, 3) uint8 on the host, as they become final."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..shapes import Grid, ScaleFactors
 from ..streaming.axis import Axis, Border, WindowSpec
-from .convolution.rules import TAPS, ConvShape, choose, scratch_bytes
+from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
 _LONG_CLIP = 64  # positions along an axis, more than any window has
 
@@ -186,6 +186,7 @@ class ConvSpec(LayerSpec):
         is_modulated: whether a timestep shifts and scales the normalized input.
         skip_channels: channels of the skip connection that is added to the output; 0 for none.
         has_residual: whether the layer adds its own input, rearranged like its output.
+        rule: chooses how the convolution is computed.
     """
 
     conv_channels: int = 0
@@ -194,6 +195,7 @@ class ConvSpec(LayerSpec):
     is_modulated: bool = False
     skip_channels: int = 0
     has_residual: bool = False
+    rule: ConvRule = choose
 
     def work_bytes(self, step: Step) -> int:
         """Bytes that one step allocates per batch item.
@@ -260,7 +262,7 @@ class ConvSpec(LayerSpec):
             self._conv_grid(step), self.in_channels, self.conv_channels, is_strided=self.conv_stride != (1, 1, 1)
         )
         allows_winograd = not is_half or (is_normed and not machine.keeps_dtype)
-        formulation = choose(shape, machine.backend, allows_winograd=allows_winograd)
+        formulation = self.rule(shape, machine.backend, allows_winograd=allows_winograd)
         scratch = scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu)
         if on_cpu and is_half and is_normed:
             # The norm's squares and outputs in float32.

@@ -143,7 +143,7 @@ class Measurement:
             return Task("decodes", Job(timed_decode, case, options, variables=variables or {}), known)
 
         yield task(AS_PLANNED)
-        yield task("mx.conv3d", formulation="conv3d")
+        yield task("mx.conv3d", replace(case, formulation="conv3d"))
         yield task("no Winograd", variables=NO_WINOGRAD)
         planned = self.plan().prefetch
         if self.is_quick:
@@ -171,13 +171,14 @@ class Measurement:
             known = {"name": name, "variables": variables or {}, "frames": case.frames}
             return Task("accuracy", Job(accuracy, case, options, variables=variables or {}), known)
 
-        yield task("reference", wide, {**NO_WINOGRAD, TF32: "0"}, formulation="conv3d", save=reference)
+        by_conv3d = replace(wide, formulation="conv3d")
+        yield task("reference", by_conv3d, {**NO_WINOGRAD, TF32: "0"}, save=reference)
         yield task(EXACT)
         yield task(STRICT, strict)
         if self.is_quick:
             return
         yield task("single pass", replace(case, mode="single"))
         yield task(NO_WINOGRAD_EXACT, variables=NO_WINOGRAD)
-        yield task("bfloat16 in Winograd", strict, formulation="conv3d", reference=reference)
+        yield task("bfloat16 in Winograd", replace(strict, formulation="conv3d"))
         yield task("float16", replace(case, dtype="float16"))
         yield task("float32", wide)

@@ -12,11 +12,11 @@ from ...backend.machine import Backend
 from . import formulations
 from .formulations import Padding
 from .precision import operand_dtype
-from .rules import TAPS, ConvShape, Formulation, KernelLayout, choose, layout_for, load_layout
+from .rules import TAPS, ConvRule, ConvShape, Formulation, KernelLayout, choose, layout_for, load_layout
 
 
 class Conv3d(nn.Module):
-    """A 3x3x3 convolution over (B, T, H, W, C), computed in the formulation that `rules.choose` selects.
+    """A 3x3x3 convolution over (B, T, H, W, C), computed in the formulation that a rule chooses.
 
     Args:
         out_channels: output channels of the stored weight.
@@ -24,6 +24,7 @@ class Conv3d(nn.Module):
         order: the index of the stored output channel for each output channel; fewer than stored leave some out. None
             for all, as stored.
         is_normalized: whether its inputs come from a norm, so that their size has a bound.
+        rule: chooses the formulation.
 
     Checkpoint keys: `weight` (O, 3, 3, 3, I), `bias` (O,). `prepare` lays them out for the device, once.
     """
@@ -36,6 +37,7 @@ class Conv3d(nn.Module):
         stride: tuple[int, int, int] = (1, 1, 1),
         order: Sequence[int] | None = None,
         is_normalized: bool = False,
+        rule: ConvRule = choose,
     ) -> None:
         super().__init__()
         scale = (in_channels * TAPS**3) ** -0.5  # as in mlx.nn.Conv3d
@@ -45,6 +47,7 @@ class Conv3d(nn.Module):
         self._order = None if order is None else tuple(order)
         self._is_ordered = order is None
         self._is_normalized = is_normalized
+        self._rule = rule
         self._half_range = math.inf
         self._layout = KernelLayout.STORED
 
@@ -64,7 +67,7 @@ class Conv3d(nn.Module):
         if not keeps_dtype and self._layout is KernelLayout.STORED:
             dtype, self._half_range = operand_dtype(weight, backend(), norm_bound)
             weight = weight.astype(dtype)
-        layout = load_layout(backend(), is_strided=self._is_strided)
+        layout = load_layout(self._rule, backend(), is_strided=self._is_strided)
         self.weight = mx.contiguous(formulations.arrange(weight, self._layout, layout))
         self.bias = mx.contiguous(bias)
         self._layout, self._is_ordered = layout, True
@@ -94,7 +97,7 @@ class Conv3d(nn.Module):
         weight, bias = self._ordered()
         on = backend()
         shape = self._shape(frames, padding, len(bias))
-        formulation = choose(shape, on, allows_winograd=frames.dtype != mx.bfloat16)
+        formulation = self._rule(shape, on, allows_winograd=frames.dtype != mx.bfloat16)
         weight = formulations.arrange(weight, self._layout, layout_for(formulation))
         if on is Backend.CPU and formulation is not Formulation.CONV3D:
             frames, weight, bias = (array.astype(mx.float32) for array in (frames, weight, bias))

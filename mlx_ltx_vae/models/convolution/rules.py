@@ -1,8 +1,8 @@
 """Which formulation of a 3x3x3 convolution runs, and the scratch memory that it takes. Pure arithmetic, no MLX.
 
 All formulations compute the same sums; they differ in the order of the additions, so that float32 results agree within
-rounding. `choose` is the only place that decides, from the backend, the dtype and the shape. The number of frames has
-no part in it, so that a clip gives the same result however it is cut into steps.
+rounding. A `ConvRule` decides, for a network's modules and its memory estimates alike; `choose` is the package's. The
+number of frames has no part in it, so that a clip gives the same result however it is cut into steps.
 
 CPU rules are measured (docs/performance.md). Metal's follow MLX 0.32's dispatch code and an emulation of its rounding,
 and have not been measured on a Mac; `python -m mlx_ltx_vae.bench --metal` tests them.
@@ -10,7 +10,8 @@ and have not been measured on a Mac; `python -m mlx_ltx_vae.bench --metal` tests
 
 import enum
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from ...backend.machine import FLOAT32_BYTES, Backend
 from ...shapes import Grid
@@ -86,13 +87,24 @@ class ConvShape(NamedTuple):
         return (self.grid[1] + TAPS - 1) * (self.grid[2] + TAPS - 1)
 
 
-def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
-    """The formulation of a convolution.
+class ConvRule(Protocol):
+    """What chooses the formulation of a convolution. Comparable and hashable, since specs that contain it are.
 
-    Args:
-        allows_winograd: whether its operands keep enough accuracy in Metal's Winograd kernels: float16 and float32 do,
-            bfloat16 does not.
+    On one backend it returns formulations of one `KernelLayout`, except for strided convolutions, and only those that
+    the backend can run: a CPU runs `CONV3D`, `TAPS` and `COLUMNS`.
     """
+
+    def __call__(self, shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
+        """The formulation of a convolution.
+
+        Args:
+            allows_winograd: whether its operands keep enough accuracy in Metal's Winograd kernels: float16 and float32
+                do, bfloat16 does not.
+        """
+
+
+def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
+    """The package's rule."""
     if shape.is_strided or backend is Backend.CUDA:
         return Formulation.CONV3D
     frame = shape.grid[1] * shape.grid[2]
@@ -104,15 +116,24 @@ def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) 
     return Formulation.JOINED if is_winograd else Formulation.ROWS
 
 
+@dataclass(frozen=True)
+class FixedRule:
+    """The rule that all convolutions without a stride have one formulation. For measurements."""
+
+    formulation: Formulation
+
+    def __call__(self, shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
+        return Formulation.CONV3D if shape.is_strided else self.formulation
+
+
 def layout_for(formulation: Formulation) -> KernelLayout:
     """The weight's axis order that a formulation needs."""
     return _LAYOUTS[formulation]
 
 
-def load_layout(backend: Backend, *, is_strided: bool) -> KernelLayout:
-    """The weight's axis order for all formulations that `choose` may return on a backend."""
-    shape = ConvShape((1, 1, 1), 1, 1, is_strided)
-    return layout_for(choose(shape, backend))
+def load_layout(rule: ConvRule, backend: Backend, *, is_strided: bool) -> KernelLayout:
+    """The weight's axis order for all formulations that a rule may return on a backend."""
+    return layout_for(rule(ConvShape((1, 1, 1), 1, 1, is_strided), backend))
 
 
 def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]:

@@ -40,6 +40,7 @@ class CausalConv3d(nn.Module):
             stride=spec.conv_stride,
             order=order,
             is_normalized=spec.activation is not Activation.NONE,
+            rule=spec.rule,
         )
         self.spec = spec
 

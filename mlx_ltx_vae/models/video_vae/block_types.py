@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ...streaming.axis import Axis, WindowSpec
+from ..convolution.rules import ConvRule, choose
 from ..specs import Activation, ConvSpec, FrameAttentionSpec, LayerSpec, PaddingMode, Stride
 
 _KERNEL = (3, 3, 3)
@@ -18,11 +19,12 @@ Weights = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class NetworkOptions(NamedTuple):
-    """The options that all blocks of a network share. `padding` is the spatial padding."""
+    """The options that all blocks of a network share. `padding` is the spatial padding, `rule` of all convolutions."""
 
     causal: bool
     padding: PaddingMode
     has_timestep: bool = False
+    rule: ConvRule = choose
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ def conv_layer(
         conv_channels=conv_channels,
         windows=(WindowSpec(time_kernel, down[0], before, after), _space(down[1]), _space(down[2])),
         padding=options.padding,
+        rule=options.rule,
         weights=own + weights,
         **{"out_channels": conv_channels} | attributes,
     )

@@ -11,6 +11,7 @@ from ...streaming.context import StreamContext
 from ...streaming.driver import run_whole
 from ...streaming.stage import Stage, pointwise
 from ..base import require_statistics
+from ..convolution.rules import ConvRule, choose
 from ..input_shapes import check_latent_shape
 from ..layers.activation import Modulation, read_modulations
 from ..layers.conv import CausalConv3d
@@ -28,13 +29,16 @@ class ConvDecoder(nn.Module):
     `stages` is the only forward pass; its caller chooses how many positions to process at a time. The decoder of a
     `VideoVAE` can also be called, on normalized latents in the axes of the API.
 
+    Args:
+        rule: of all convolutions.
+
     Checkpoint keys: `conv_in`, `up_blocks.i`, `conv_out`; with a timestep `timestep_scale_multiplier`,
     `last_time_embedder`, `last_scale_shift_table` (2, C: shift, scale).
     """
 
-    def __init__(self, config: VAEConfig) -> None:
+    def __init__(self, config: VAEConfig, rule: ConvRule = choose) -> None:
         super().__init__()
-        parts = decoder_parts(config)
+        parts = decoder_parts(config, rule)
         self.conv_in = CausalConv3d(parts.conv_in)
         self.up_blocks = [make_block(block) for block in parts.blocks]
         self.conv_out = CausalConv3d(parts.conv_out, patch_order(parts.conv_out.conv_channels, parts.patch_size))
@@ -42,7 +46,7 @@ class ConvDecoder(nn.Module):
             self.timestep_scale_multiplier = mx.array(1000.0)
             self.last_time_embedder = TimeEmbedder(2 * parts.conv_out.in_channels)
             self.last_scale_shift_table = mx.zeros((2, parts.conv_out.in_channels))
-        self.spec = decoder_spec(config)
+        self.spec = decoder_spec(config, rule)
         self.statistics: tuple[mx.array, mx.array] | None = None
         self._patch_size = parts.patch_size
         self._is_causal = config.causal_decoder

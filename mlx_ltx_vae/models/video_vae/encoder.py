@@ -10,6 +10,7 @@ from ...streaming.context import StreamContext
 from ...streaming.driver import run_whole
 from ...streaming.stage import Stage, pointwise
 from ..base import require_statistics
+from ..convolution.rules import ConvRule, choose
 from ..input_shapes import check_frame_shape
 from ..layers.conv import CausalConv3d
 from ..layers.resample import patchify
@@ -24,16 +25,19 @@ class ConvEncoder(nn.Module):
     It is causal and streams along time. `conv_out` has weights for mean and log-variance; only the means are computed.
     The encoder of a `VideoVAE` can also be called, on frames in the axes of the API.
 
+    Args:
+        rule: of all convolutions.
+
     Checkpoint keys: `conv_in`, `down_blocks.i`, `conv_out`.
     """
 
-    def __init__(self, config: VAEConfig) -> None:
+    def __init__(self, config: VAEConfig, rule: ConvRule = choose) -> None:
         super().__init__()
-        parts = encoder_parts(config)
+        parts = encoder_parts(config, rule)
         self.conv_in = CausalConv3d(parts.conv_in)
         self.down_blocks = [make_block(block) for block in parts.blocks]
         self.conv_out = CausalConv3d(parts.conv_out)
-        self.spec = encoder_spec(config)
+        self.spec = encoder_spec(config, rule)
         self.statistics: tuple[mx.array, mx.array] | None = None
         self._patch_size = parts.patch_size
 

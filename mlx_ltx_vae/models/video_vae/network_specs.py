@@ -1,8 +1,12 @@
-"""The layer specs of the conv VAE's encoder and decoder, from the configuration alone. No MLX."""
+"""The layer specs of the conv VAE's encoder and decoder, from the configuration alone. No MLX.
+
+`rule` is that of all convolutions of the network.
+"""
 
 from dataclasses import dataclass, replace
 
 from ...streaming.axis import Axis, WindowSpec
+from ..convolution.rules import ConvRule, choose
 from ..specs import Activation, ConvSpec, LayerSpec, NetworkSpec
 from .block_types import BlockConfig, conv_layer, embedder_weights
 from .config import NetworkConfig, VAEConfig
@@ -31,10 +35,10 @@ class ConvNetworkParts:
         return (self.conv_in, *(layer for block in self.blocks for layer in block.layers), self.conv_out)
 
 
-def decoder_parts(config: VAEConfig) -> ConvNetworkParts:
+def decoder_parts(config: VAEConfig, rule: ConvRule = choose) -> ConvNetworkParts:
     """The decoder's layers by module."""
     network = config.network("decoder")
-    parts = _parts(network, "up_blocks", config.patch_size)
+    parts = _parts(network, "up_blocks", config.patch_size, rule)
     if not network.options.has_timestep:
         return parts
     weights = (
@@ -46,16 +50,16 @@ def decoder_parts(config: VAEConfig) -> ConvNetworkParts:
     return replace(parts, conv_out=replace(parts.conv_out, weights=weights, is_modulated=True))
 
 
-def encoder_parts(config: VAEConfig) -> ConvNetworkParts:
+def encoder_parts(config: VAEConfig, rule: ConvRule = choose) -> ConvNetworkParts:
     """The encoder's layers by module. It outputs only the means, without the log-variance."""
-    parts = _parts(config.network("encoder"), "down_blocks", config.patch_size)
+    parts = _parts(config.network("encoder"), "down_blocks", config.patch_size, rule)
     means = replace(parts.conv_out, conv_channels=config.latent_channels, out_channels=config.latent_channels)
     return replace(parts, conv_out=means)
 
 
-def decoder_spec(config: VAEConfig) -> NetworkSpec:
+def decoder_spec(config: VAEConfig, rule: ConvRule = choose) -> NetworkSpec:
     """The whole decoder: denormalized latents (B, T, H, W, C) to pixels (B, T', H', W', 3)."""
-    parts = decoder_parts(config)
+    parts = decoder_parts(config, rule)
     patch = parts.patch_size
     channels = parts.conv_out.out_channels
     unpatchify = LayerSpec("unpatchify", channels, channels // patch**2, up=(1, patch, patch))
@@ -64,9 +68,9 @@ def decoder_spec(config: VAEConfig) -> NetworkSpec:
     return NetworkSpec(layers, has_timestep=has_timestep, has_latent_noise=has_timestep, patch_size=patch)
 
 
-def encoder_spec(config: VAEConfig) -> NetworkSpec:
+def encoder_spec(config: VAEConfig, rule: ConvRule = choose) -> NetworkSpec:
     """The whole encoder: pixels (B, T, H, W, 3) to the means of latents (B, T', H', W', C)."""
-    parts = encoder_parts(config)
+    parts = encoder_parts(config, rule)
     patch = parts.patch_size
     channels = parts.conv_in.in_channels
     window = WindowSpec(patch, patch)
@@ -76,8 +80,8 @@ def encoder_spec(config: VAEConfig) -> NetworkSpec:
     return NetworkSpec((patchify, *parts.layers), stream_axes=(Axis.TIME,))
 
 
-def _parts(network: NetworkConfig, stem: str, patch_size: int) -> ConvNetworkParts:
-    options = network.options
+def _parts(network: NetworkConfig, stem: str, patch_size: int, rule: ConvRule) -> ConvNetworkParts:
+    options = network.options._replace(rule=rule)
     blocks = tuple(
         BlockSpec(block, tuple(block.type.specs(block, options, f"{stem}.{index}")))
         for index, block in enumerate(network.blocks)
