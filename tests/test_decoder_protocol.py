@@ -8,6 +8,7 @@ import pytest
 
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import take
+from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, Step
 from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
 from mlx_ltx_vae.streaming.stage import Stage, pointwise
@@ -33,6 +34,7 @@ class ToyDecoder:
     """Blur, then repeat every position twice in time (but for the first) and four times in space, then blur again."""
 
     dtype = mx.float32
+    statistics = Statistics(0.5 * mx.ones(CHANNELS), 2 * mx.ones(CHANNELS))
 
     def __init__(self) -> None:
         blurs = [BlurSpec(f"blur_{index}", CHANNELS, CHANNELS, windows=(SEEN,) * 3) for index in range(2)]
@@ -41,8 +43,8 @@ class ToyDecoder:
         self.spec = NetworkSpec((blurs[0], grow, blurs[1], color))
         self.weight = mx.random.normal((3, CHANNELS), key=mx.random.key(0))
 
-    def prepare(self, latents, mean, std, noise):
-        return latents.transpose(0, 2, 3, 4, 1) * std + mean
+    def prepare(self, latents, noise):
+        return self.statistics.denormalize(latents).transpose(0, 2, 3, 4, 1)
 
     def stages(self, context):
         first, last = (self._blur(layer, context) for layer in self.spec.layers[::2])
@@ -82,8 +84,7 @@ class ToyDecoder:
 
 @pytest.fixture
 def vae():
-    ones = mx.ones((CHANNELS,))
-    return VideoVAE(None, None, ToyDecoder(), 0.5 * ones, 2 * ones)
+    return VideoVAE(None, None, ToyDecoder())
 
 
 def latents_of(frames=5, height=4, width=6):

@@ -12,11 +12,14 @@ from ..backend.dtypes import DTYPES
 from ..backend.mlx_utils import named_parameters
 from ..checkpoint import open_checkpoint
 from ..latents import load_latents
+from ..models.base import Config, Statistics
 from ..models.convolution.module import prepare
+from ..models.specs import NetworkSpec
 from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.decoder import ConvDecoder
 from ..models.video_vae.encoder import ConvEncoder
 from ..models.video_vae.generations import GENERATIONS
+from ..models.video_vae.network_specs import decoder_spec
 from ..pipeline.decode_stream import DecodeStream
 from ..planning.plan import DecodePlan
 from ..tiling import SpatialTilingConfig, TilingConfig, preset
@@ -67,10 +70,17 @@ class Case:
         return preset(self.tiles, self.height, self.width, self.frames) or TilingConfig()
 
 
-def load_config(case: Case) -> VAEConfig:
+def load_config(case: Case) -> Config:
     """The configuration of a case's checkpoint, whose headers alone are read, or of its random weights."""
-    if case.model:
-        return open_checkpoint(case.model).config
+    return open_checkpoint(case.model).config if case.model else _random_config(case)
+
+
+def load_spec(case: Case) -> NetworkSpec:
+    """The layers of a case's decoder. Of a checkpoint the headers alone are read."""
+    return open_checkpoint(case.model).spec("decoder") if case.model else decoder_spec(_random_config(case))
+
+
+def _random_config(case: Case) -> VAEConfig:
     widths = {"decoder_base_channels": case.base_width, "encoder_base_channels": case.base_width}
     name = GENERATION_NAMES[case.generation]
     return parse_vae_config({**GENERATIONS[name], **widths}, name)
@@ -81,11 +91,14 @@ def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> 
     is_encoder = network == "encoder"
     if case.model:
         return VideoVAE.from_pretrained(case.model, dtype=case.dtype, encoder=is_encoder, decoder=not is_encoder)
-    config = load_config(case)
-    mx.random.seed(0)
-    encoder, decoder = (ConvEncoder(config), None) if is_encoder else (None, ConvDecoder(config))
+    config = _random_config(case)
     ones = mx.ones((config.latent_channels,))
-    vae = VideoVAE(config, encoder, decoder, mean=0 * ones, std=ones)
+    statistics = Statistics(0 * ones, ones)
+    mx.random.seed(0)
+    encoder, decoder = (
+        (ConvEncoder(config, statistics), None) if is_encoder else (None, ConvDecoder(config, statistics))
+    )
+    vae = VideoVAE(config, encoder, decoder)
     module = loaded_network(vae)
     module.set_dtype(DTYPES[case.dtype or "float32"])
     mx.eval(module.parameters())

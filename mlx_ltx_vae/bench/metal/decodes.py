@@ -18,10 +18,9 @@ from ...models.convolution.formulations import Padding
 from ...models.convolution.module import Conv3d
 from ...models.convolution.rules import ConvShape, Formulation, layout_for
 from ...models.specs import Activation, ConvSpec, NetworkSpec
-from ...models.video_vae.network_specs import decoder_spec
 from ...planning.memory import stream_memory, with_buffer_cache
 from ...planning.plan import DecodePlan
-from ..case import Case, Decode, loaded_network
+from ..case import Case, Decode, load_spec, loaded_network
 from ..decoding import measure_frames
 from .system import footprint, sampled_footprint, thermal_state
 from .workload import stream_run
@@ -47,7 +46,7 @@ def timed_decode(
     before = footprint()["footprint_bytes"]
     with forced(formulation):
         subject = Decode.from_case(case)
-        plan = change_plan(subject.plan, decoder_spec(subject.vae.config), prefetch, cache_limit)
+        plan = change_plan(subject.plan, load_spec(case), prefetch, cache_limit)
         short = subject.latents[:, :, :_WARM_UP_FRAMES]
         for _ in Decode(
             subject.vae, short, subject.vae.plan(short.shape, mode=case.mode, order=case.order, chunk=case.chunk)
@@ -167,7 +166,7 @@ def ranges(case: Case) -> dict[str, Any]:
                     for name, size in zip(("input", "output"), largest[layer.name], strict=True)
                 },
             }
-            for layer in decoder_spec(subject.vae.config).layers
+            for layer in load_spec(case).layers
             if isinstance(layer, ConvSpec)
         ]
     }

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from ...streaming.axis import Axis, WindowSpec
 from ..specs import Activation, ConvSpec, FrameAttentionSpec, LayerSpec, PaddingMode, Stride
 
-_KERNEL = (3, 3, 3)
+#: The size of every convolution.
+KERNEL = (3, 3, 3)
 _EMBEDDING = 256  # channels of the sinusoidal timestep embedding
 
 Weights = tuple[tuple[str, tuple[int, ...]], ...]
@@ -101,7 +102,7 @@ def conv_layer(
     """
     down = attributes.get("down", (1, 1, 1))
     before, after = (time_kernel - 1, 0) if options.causal else (1, 1)
-    own = ((f"{name}.conv.weight", (conv_channels, *_KERNEL, in_channels)), (f"{name}.conv.bias", (conv_channels,)))
+    own = ((f"{name}.conv.weight", (conv_channels, *KERNEL, in_channels)), (f"{name}.conv.bias", (conv_channels,)))
     return ConvSpec(
         name=name,
         in_channels=in_channels,
@@ -253,3 +254,6 @@ DECODER_BLOCKS: dict[str, BlockName] = {
     **_BOTH,
     **{name: BlockName(UPSAMPLE, 1, stride) for name, stride in _STRIDES.items()},
 }
+#: Both, by network, and what the module with the blocks is called there.
+BLOCKS = {"encoder": ENCODER_BLOCKS, "decoder": DECODER_BLOCKS}
+STEMS = {"encoder": "down_blocks", "decoder": "up_blocks"}

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from ...streaming.axis import Axis
 from ..specs import Activation, ConvSpec, LayerSpec, NetworkSpec
-from .block_types import BlockConfig, conv_layer, embedder_weights
+from .block_types import STEMS, BlockConfig, conv_layer, embedder_weights
 from .config import NetworkConfig, VAEConfig
 
 
@@ -34,7 +34,7 @@ class ConvNetworkParts:
 def decoder_parts(config: VAEConfig) -> ConvNetworkParts:
     """The decoder's layers by module."""
     network = config.network("decoder")
-    parts = _parts(network, "up_blocks", config.patch_size)
+    parts = _parts(network, STEMS["decoder"], config.patch_size)
     if not network.options.has_timestep:
         return parts
     weights = (
@@ -48,7 +48,7 @@ def decoder_parts(config: VAEConfig) -> ConvNetworkParts:
 
 def encoder_parts(config: VAEConfig) -> ConvNetworkParts:
     """The encoder's layers by module. It outputs only the means, without the log-variance."""
-    parts = _parts(config.network("encoder"), "down_blocks", config.patch_size)
+    parts = _parts(config.network("encoder"), STEMS["encoder"], config.patch_size)
     means = replace(parts.conv_out, conv_channels=config.latent_channels, out_channels=config.latent_channels)
     return replace(parts, conv_out=means)
 
@@ -70,6 +70,11 @@ def encoder_spec(config: VAEConfig) -> NetworkSpec:
     channels = parts.conv_in.in_channels
     patchify = _Patchify("patchify", channels // patch**2, channels, down=(1, patch, patch))
     return NetworkSpec((patchify, *parts.layers), stream_axes=(Axis.TIME,))
+
+
+def network_spec(config: VAEConfig, network: str) -> NetworkSpec:
+    """The whole encoder or decoder, by its name."""
+    return {"encoder": encoder_spec, "decoder": decoder_spec}[network](config)
 
 
 class _Patchify(LayerSpec):
