@@ -13,6 +13,7 @@ from mlx_ltx_vae.bench.case import Case, count_weight_bytes, load_case_latents, 
 from mlx_ltx_vae.bench.decoding import decode, measure_frames
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import timing_table
+from mlx_ltx_vae.models.base import Config
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK, UPSAMPLE
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
 
@@ -61,12 +62,14 @@ def against_jobs(case: Case, names: Sequence[str], reference: str, *, sampled: b
     return jobs
 
 
-def explain_unsupported(name: str, config: VAEConfig) -> str | None:
+def explain_unsupported(name: str, config: Config) -> str | None:
     """Why one of `OURS` or `OTHERS` cannot decode with a configuration, or None if it can."""
     if not is_installed(name):
         return "it is not installed"
-    types = {block.type for block in config.network("decoder").blocks}
-    is_ltx_2 = not config.timestep_conditioning and types == {RES_STACK, UPSAMPLE}
+    is_ltx_2 = False
+    if isinstance(config, VAEConfig):
+        types = {block.type for block in config.network("decoder").blocks}
+        is_ltx_2 = not config.timestep_conditioning and types == {RES_STACK, UPSAMPLE}
     if name in ("diffusers", "mlx_video") and not is_ltx_2:
         return "its class is for LTX-2 and later"
     return None

@@ -9,9 +9,9 @@ import numpy as np
 from mlx_ltx_vae.backend.dtypes import dtype_name
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.bench.case import Case, Decode, loaded_network
-from mlx_ltx_vae.checkpoint.diffusers import read_diffusers_config
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
+from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
 from mlx_ltx_vae.pipeline.postprocess import FrameChunk
 from mlx_ltx_vae.tiling import decode_with_tiling
 from mlx_ltx_vae.vae import VideoVAE
@@ -47,6 +47,7 @@ def load_diffusers(vae: VideoVAE, _: Case) -> FrameDecoder:
     import torch
     from diffusers import AutoencoderKLLTX2Video
 
+    assert isinstance(vae.config, VAEConfig) and vae.mean is not None and vae.std is not None
     raw_config = diffusers_config(vae.config)
     model = AutoencoderKLLTX2Video(**raw_config)
     del model.encoder
@@ -109,7 +110,9 @@ def load_mlx_video(vae: VideoVAE, _: Case) -> FrameDecoder:
     from mlx_video.models.ltx_2.video_vae.decoder import LTX2VideoDecoder
     from mlx_video.models.ltx_2.video_vae.tiling import TilingConfig
 
-    decoder = vae.config.network("decoder")
+    config = vae.config
+    assert isinstance(config, VAEConfig) and vae.mean is not None and vae.std is not None
+    decoder = config.network("decoder")
     blocks = [
         ("res", block.out_channels, block.num_layers)
         if block.type is RES_STACK
@@ -117,8 +120,8 @@ def load_mlx_video(vae: VideoVAE, _: Case) -> FrameDecoder:
         for block in decoder.blocks
     ]
     model = LTX2VideoDecoder(
-        in_channels=vae.config.latent_channels,
-        patch_size=vae.config.patch_size,
+        in_channels=config.latent_channels,
+        patch_size=config.patch_size,
         spatial_padding_mode=PaddingModeType(decoder.options.padding.value),
         timestep_conditioning=False,
         decoder_blocks=blocks,

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -13,11 +13,8 @@ from .backend.device_errors import explained_device_errors
 from .backend.dtypes import DTYPES
 from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
 from .errors import CheckpointError
-from .models.base import Decoder, Encoder, Network
+from .models.base import Config, Decoder, Encoder, Network
 from .models.noise import DEFAULT_CONVENTION, Noise
-from .models.video_vae.config import VAEConfig
-from .models.video_vae.decoder import ConvDecoder
-from .models.video_vae.encoder import ConvEncoder
 from .pipeline.decode_run import DecodeOptions, DecodePipeline, LatentInput
 from .pipeline.decode_stream import DecodeStream
 from .pipeline.encode_run import EncodeOptions, EncodePipeline
@@ -33,7 +30,7 @@ class VideoVAE:
     """An LTX video VAE: decodes latents to pixels and encodes pixels to latents, exactly and in constant memory.
 
     `encoder` or `decoder` is None if it was not loaded. They are `mlx.nn.Module`s with the checkpoint's names, and can
-    be called on whole clips. `mean` and `std` (C,) float32 are the latent statistics.
+    be called on whole clips. `mean` and `std` (C,) float32 are the latent statistics; None for a VAE that has none.
 
     ```python
     vae = VideoVAE.from_pretrained("ltx-2.5-video-vae-conv-bf16.safetensors")
@@ -44,26 +41,23 @@ class VideoVAE:
 
     def __init__(
         self,
-        config: VAEConfig,
+        config: Config,
         encoder: Encoder | None,
         decoder: Decoder | None,
-        mean: mx.array,
-        std: mx.array,
         *,
         encoder_is_promoted: bool = False,
         keeps_dtype: bool = False,
     ) -> None:
-        if encoder is None and decoder is None:
+        networks = [network for network in (decoder, encoder) if network is not None]
+        if not networks:
             raise CheckpointError("a VideoVAE needs an encoder or a decoder.")
         self.config = config
         self.encoder = encoder
         self.decoder = decoder
-        self.mean = mean.astype(mx.float32)
-        self.std = std.astype(mx.float32)
-        mx.eval(self.mean, self.std)  # lazy, they could be used in this thread only
-        for network in (encoder, decoder):
-            if network is not None:
-                network.statistics = (self.mean, self.std)
+        mx.eval([network.statistics for network in networks])  # lazy, they could be used in this thread only
+        self.mean: mx.array | None
+        self.std: mx.array | None
+        self.mean, self.std = networks[0].statistics or (None, None)
         self._encoder_is_promoted = encoder_is_promoted
         self._keeps_dtype = keeps_dtype
 
@@ -98,18 +92,17 @@ class VideoVAE:
             checkpoint = source
         else:
             checkpoint = open_checkpoint(source, encoder=encoder, decoder=decoder)
-        config = checkpoint.config
         target = None if dtype is None else DTYPES[dtype]
         promoted = encoder and _is_float16(checkpoint, "encoder", dtype)
-        loaded_encoder = loaded_decoder = None
-        if encoder:
-            encoder_dtype = mx.float32 if promoted else target
-            loaded_encoder = load_network(checkpoint, "encoder", lambda: ConvEncoder(config), encoder_dtype)
-        if decoder:
-            loaded_decoder = load_network(checkpoint, "decoder", lambda: ConvDecoder(config), target)
-        mean, std = checkpoint.read_statistics()
-        keeps = dtype is not None
-        return cls(config, loaded_encoder, loaded_decoder, mean, std, encoder_is_promoted=promoted, keeps_dtype=keeps)
+        loaded_encoder = load_network(checkpoint, "encoder", mx.float32 if promoted else target) if encoder else None
+        loaded_decoder = load_network(checkpoint, "decoder", target) if decoder else None
+        return cls(
+            checkpoint.config,
+            cast(Encoder | None, loaded_encoder),
+            cast(Decoder | None, loaded_decoder),
+            encoder_is_promoted=promoted,
+            keeps_dtype=dtype is not None,
+        )
 
     @classmethod
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: str | None = None) -> "VideoVAE":
@@ -251,7 +244,7 @@ class VideoVAE:
         """
         options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized, bit_depth)
         make_plan = partial(self.plan, ranks=1 if group is None else group.size())
-        return DecodePipeline(self._decoder, self.mean, self.std, make_plan, group).stream(latents, plan, options)
+        return DecodePipeline(self._decoder, make_plan, group).stream(latents, plan, options)
 
     def decode(
         self,
@@ -276,7 +269,7 @@ class VideoVAE:
             Pixels (B, 3, F, H, W), approximately in [-1, 1]; None if `on_frames_ready` is given.
         """
         options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized)
-        chunks = DecodePipeline(self._decoder, self.mean, self.std, self.plan).stream(latents, plan, options)
+        chunks = DecodePipeline(self._decoder, self.plan).stream(latents, plan, options)
         if on_frames_ready is None:
             return join_chunks(chunks)
         for chunk in chunks:
@@ -371,7 +364,7 @@ class VideoVAE:
 
     def _encode_pipeline(self, group: mx.distributed.Group | None) -> EncodePipeline:
         make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size())
-        return EncodePipeline(self._encoder, self.mean, self.std, self._encoder_is_promoted, make_plan, group)
+        return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, group)
 
     @property
     def _decoder(self) -> Decoder:

@@ -12,14 +12,14 @@ from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.distributed.agreement import check_same, gather_values, run_together
 from mlx_ltx_vae.distributed.batch import BatchGather
 from mlx_ltx_vae.errors import LTXVAEError
-from toy_networks import TOYS, WIDTH
+from toy_networks import TOYS
 
 
 def open_vae(source):
     """A checkpoint, or a toy network by its name."""
     if source not in TOYS:
         return VideoVAE.from_pretrained(source)
-    return VideoVAE(None, None, TOYS[source](), mx.zeros((WIDTH,)), mx.ones((WIDTH,)))
+    return VideoVAE(None, None, TOYS[source]())
 
 
 def latents_of(vae, frames=3, height=5, width=2, batch=1):

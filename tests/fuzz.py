@@ -36,7 +36,6 @@ from fuzz_corpus import CHANNELS, HERE, Special, samples, small_config, small_we
 from fuzz_mutations import Damage
 from mlx_ltx_vae import LTXVAEError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.checkpoint.diffusers import is_diffusers_config, read_diffusers_config
 from mlx_ltx_vae.checkpoint.files import read_json
 from mlx_ltx_vae.commands.inputs import read_inputs
 from mlx_ltx_vae.decode import main as decode
@@ -46,6 +45,7 @@ from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.inspect import inspect
 from mlx_ltx_vae.latents import open_latents
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.diffusers import is_diffusers_config, read_diffusers_config
 from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec, encoder_spec
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import DEFAULT_SCALE

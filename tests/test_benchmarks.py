@@ -16,10 +16,10 @@ from benchmarks.others import diffusers_config
 from benchmarks.overlap import WaitingSink, least_seconds
 from mlx_ltx_vae import demo
 from mlx_ltx_vae.bench.case import Case
-from mlx_ltx_vae.checkpoint.diffusers import read_diffusers_config
 from mlx_ltx_vae.latents import save_latents
 from mlx_ltx_vae.models.convolution.module import Conv3d
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from test_checkpoint_diffusers import CONFIGS
 

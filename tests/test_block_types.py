@@ -8,6 +8,7 @@ import pytest
 
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import named_parameters, take
+from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.specs import LayerSpec
 from mlx_ltx_vae.models.video_vae import block_types, blocks
 from mlx_ltx_vae.models.video_vae.block_types import BlockName, BlockType
@@ -22,6 +23,7 @@ from mlx_ltx_vae.streaming.stage import Stage
 from mlx_ltx_vae.streaming.window import Window
 from tolerances import tolerance
 
+STATISTICS = Statistics(mx.zeros(8), mx.ones(8))
 RAW = {
     "latent_channels": 8,
     "encoder_blocks": [["res_x", 1], ["compress_all_res", 1]],
@@ -69,8 +71,7 @@ def vae(monkeypatch):
     monkeypatch.setitem(blocks.BLOCK_MODULES, echo, lambda layers: Echo(*layers))
     config = parse_vae_config(RAW, "test")
     mx.random.seed(3)
-    ones = mx.ones((8,))
-    return VideoVAE(config, None, ConvDecoder(config), 0 * ones, ones)
+    return VideoVAE(config, None, ConvDecoder(config, STATISTICS))
 
 
 def test_a_block_of_a_new_type_decodes_exactly_in_every_order(vae):
@@ -107,8 +108,8 @@ def test_every_network_is_what_its_specs_say(golden, name):
     scale = config.scale
     latent_grid = (2, 2, 3)
     for network, spec, grid in (
-        (ConvDecoder(config), decoder_spec(config), latent_grid),
-        (ConvEncoder(config), encoder_spec(config), scale.video_grid(latent_grid)),
+        (ConvDecoder(config, STATISTICS), decoder_spec(config), latent_grid),
+        (ConvEncoder(config, STATISTICS), encoder_spec(config), scale.video_grid(latent_grid)),
     ):
         assert {key: array.shape for key, array in named_parameters(network).items()} == spec.weights
         assert spec.scale == scale

@@ -11,10 +11,10 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import assert_same_checkpoint
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.checkpoint.diffusers import read_diffusers_config
 from mlx_ltx_vae.errors import CheckpointError
 from mlx_ltx_vae.models.specs import PaddingMode
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 
 Weights = dict[str, np.ndarray]

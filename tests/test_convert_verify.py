@@ -8,14 +8,13 @@ import sys
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import metadata
 from mlx_ltx_vae.conversion import Comparison, verify
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
+from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
 from test_convert import convert, verify_paths
 from tolerances import ON_CPU
 
@@ -46,7 +45,7 @@ def add_one(tensors, _):
 
 
 def reshape_one(tensors, _):
-    tensors["vae.decoder.conv_out.conv.bias"] = tensors["vae.decoder.conv_out.conv.bias"][:, None]
+    tensors["vae.decoder.conv_out.conv.bias"] = tensors["vae.decoder.conv_out.conv.bias"].reshape(2, -1)
 
 
 def change_the_padding(_, config):
@@ -145,8 +144,7 @@ def write_sparse_decoder(path, width, layers):
     blocks = [["res_x", {"num_layers": layers}]]
     vae = {"blocks": blocks, "decoder_base_channels": width}
     config = parse_vae_config(vae, "")
-    decoder = ConvDecoder(config)
-    shapes = {f"vae.decoder.{name}": array.shape for name, array in tree_flatten(decoder.parameters())}
+    shapes = {f"vae.decoder.{name}": shape for name, shape in decoder_spec(config).weights.items()}
     shapes |= {f"vae.per_channel_statistics.{name}-of-means": (config.latent_channels,) for name in ("mean", "std")}
     header, stop = {"__metadata__": {"config": json.dumps({"vae": vae})}}, 0
     for name, shape in shapes.items():

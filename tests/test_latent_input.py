@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_ltx_vae import CheckpointError, DecodeCancelled, LatentsError, PlanError, VideoVAE
-from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
+from mlx_ltx_vae import DecodeCancelled, LatentsError, PlanError, VideoVAE
+from mlx_ltx_vae.checkpoint import load_network, open_checkpoint
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, decode_with_tiling
 
 TOLERANCE = 2e-5
@@ -292,7 +292,6 @@ def test_a_stream_is_closed_by_its_block_and_by_close(vae):
     assert list(chunks) == []
 
 
-def test_a_decoder_of_no_vae_says_so(vae):
-    decoder = ConvDecoder(vae.config)
-    with pytest.raises(CheckpointError, match="latent statistics"):
-        decoder(mx.zeros((1, 8, 2, 2, 3)))
+def test_a_decoder_that_is_loaded_alone_takes_normalized_latents(golden, vae):
+    decoder = load_network(open_checkpoint(golden("ltx2_3").checkpoint), "decoder", None)
+    assert mx.array_equal(decoder(latents_of(vae)), vae.decoder(latents_of(vae)))

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from examples.server import make_app
 from mlx_ltx_vae import VideoReader, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
+from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.layers import resnet
 from mlx_ltx_vae.models.video_vae import block_types, blocks
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
@@ -76,7 +77,7 @@ def test_raw_frames_go_into_ffmpeg_as_the_readme_pipes_them(tmp_path):
 def test_the_example_decoder_of_the_architecture_page_streams_along_all_axes():
     names = {}
     run_examples("docs/architecture.md", names, "class nearestdecoder")
-    vae = VideoVAE(None, None, names["NearestDecoder"](), mx.zeros(3), mx.ones(3))
+    vae = VideoVAE(None, None, names["NearestDecoder"]())
     pixels = assert_all_orders_agree(vae, mx.random.normal((1, 3, 4, 5, 3)))
     assert pixels.shape == (1, 3, 4, 160, 96)
 
@@ -90,9 +91,9 @@ def test_the_example_block_of_the_architecture_page_streams_along_all_axes(monke
     raw |= {"latent_channels": 8, "encoder_base_channels": 8, "decoder_base_channels": 8}
     raw["spatial_padding_mode"] = "zeros"
     config = parse_vae_config(raw, "the example")
-    decoder = ConvDecoder(config)
+    decoder = ConvDecoder(config, Statistics(mx.zeros(8), mx.ones(8)))
     assert {name: weight.shape for name, weight in named_parameters(decoder).items()} == decoder.spec.weights
-    vae = VideoVAE(config, None, decoder, mx.zeros(8), mx.ones(8))
+    vae = VideoVAE(config, None, decoder)
     pixels = assert_all_orders_agree(vae, mx.random.normal((1, 8, 4, 5, 3)))
     assert pixels.shape == (1, 3, 7, 40, 24)
 

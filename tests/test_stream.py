@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from conftest import CONV_CASES, ENCODER_CASES
 from mlx_ltx_vae import CheckpointError, PlanError, VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import take
+from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.convolution.module import Conv3d
 from mlx_ltx_vae.models.layers.resnet import ResnetBlock
 from mlx_ltx_vae.models.specs import PaddingMode
@@ -45,8 +46,8 @@ def random_latents(vae, frames, height=2, width=3, batch=1, seed=0):
 def tiny_vae(**changes):
     config = parse_vae_config({**TINY, **changes}, "tiny")
     mx.random.seed(7)
-    ones = mx.ones((8,))
-    return VideoVAE(config, ConvEncoder(config), ConvDecoder(config), 0 * ones, ones)
+    statistics = Statistics(mx.zeros(8), mx.ones(8))
+    return VideoVAE(config, ConvEncoder(config, statistics), ConvDecoder(config, statistics))
 
 
 def largest_difference(one, other):

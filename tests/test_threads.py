@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import LatentsError, VideoVAE
+from mlx_ltx_vae.models.base import Statistics
+from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 
 LATENTS = np.random.default_rng(1).normal(size=(1, 8, 4, 2, 5)).astype(np.float32)
@@ -84,7 +86,10 @@ def test_what_another_thread_decodes_and_encodes_can_be_used_here(path):
 
 def test_statistics_that_an_app_gives_in_bfloat16_can_be_used_in_other_threads(path):
     loaded = VideoVAE.from_pretrained(path, encoder=False)
-    vae = VideoVAE(loaded.config, None, loaded.decoder, loaded.mean.astype(mx.bfloat16), loaded.std.astype(mx.bfloat16))
+    lazy = Statistics(loaded.mean.astype(mx.bfloat16), loaded.std.astype(mx.bfloat16))
+    decoder = ConvDecoder(loaded.config, lazy)
+    mx.eval(decoder.parameters())
+    vae = VideoVAE(loaded.config, None, decoder)
     assert np.isfinite(elsewhere(lambda: np.asarray(vae.decode(LATENTS)))).all()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_ltx_vae.backend.machine import Machine
-from mlx_ltx_vae.models.base import Decoder
+from mlx_ltx_vae.models.base import Decoder, Statistics
 from mlx_ltx_vae.models.layers.conv import make_window, pad
 from mlx_ltx_vae.models.noise import LatentNoise
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, PaddingMode, Step
@@ -41,13 +41,13 @@ class Toy:
     """What the three have in common: random weights, and latents that are taken as they are."""
 
     dtype = mx.float32
-    statistics: tuple[mx.array, mx.array] | None = None
+    statistics: Statistics | None = None
 
     def __init__(self, spec: NetworkSpec) -> None:
         self.spec = spec
         self.weights = random_weights(spec)
 
-    def prepare(self, latents: mx.array, mean: mx.array, std: mx.array, noise: LatentNoise | None) -> mx.array:
+    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         return latents.transpose(0, 2, 3, 4, 1).astype(self.dtype)
 
 
@@ -260,7 +260,7 @@ class SignalDecoder(Toy):
         )
         super().__init__(NetworkSpec(layers, stream_axes=(Axis.TIME,)))
 
-    def prepare(self, latents: mx.array, mean: mx.array, std: mx.array, noise: LatentNoise | None) -> mx.array:
+    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         return latents[:, :, :, 0].transpose(0, 2, 3, 1)
 
     def stages(self, context: StreamContext) -> list[Stage]:

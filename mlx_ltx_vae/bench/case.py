@@ -1,7 +1,7 @@
 """What a run measures: a case, and its VAE, latents and plan."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import mlx.core as mx
@@ -10,8 +10,9 @@ import numpy as np
 
 from ..backend.dtypes import DTYPES
 from ..backend.mlx_utils import named_parameters
-from ..checkpoint import Checkpoint, load_network, open_checkpoint
+from ..checkpoint import Checkpoint, open_checkpoint
 from ..latents import load_latents
+from ..models.base import Config, Statistics
 from ..models.convolution.module import prepare
 from ..models.convolution.rules import ConvRule, FixedRule, Formulation, choose
 from ..models.specs import NetworkSpec
@@ -19,6 +20,7 @@ from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.decoder import ConvDecoder
 from ..models.video_vae.encoder import ConvEncoder
 from ..models.video_vae.generations import GENERATIONS
+from ..models.video_vae.network_specs import decoder_spec
 from ..pipeline.decode_stream import DecodeStream
 from ..planning.plan import DecodePlan
 from ..tiling import SpatialTilingConfig, TilingConfig, preset
@@ -76,10 +78,17 @@ class Case:
         return preset(self.tiles, self.height, self.width, self.frames) or TilingConfig()
 
 
-def load_config(case: Case) -> VAEConfig:
+def load_config(case: Case) -> Config:
     """The configuration of a case's checkpoint, whose headers alone are read, or of its random weights."""
-    if case.model:
-        return open_checkpoint(case.model).config
+    return open_checkpoint(case.model).config if case.model else _random_config(case)
+
+
+def load_spec(case: Case) -> NetworkSpec:
+    """The layers of a case's decoder. Of a checkpoint the headers alone are read."""
+    return open_checkpoint(case.model).spec("decoder") if case.model else decoder_spec(_random_config(case))
+
+
+def _random_config(case: Case) -> VAEConfig:
     widths = {"decoder_base_channels": case.base_width, "encoder_base_channels": case.base_width}
     name = GENERATION_NAMES[case.generation]
     return parse_vae_config({**GENERATIONS[name], **widths}, name)
@@ -89,14 +98,17 @@ def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> 
     """A VAE with one of its networks: the checkpoint's, or one with the same random weights in every process."""
     is_encoder = network == "encoder"
     if case.model and case.formulation:
-        return load_decoder(open_checkpoint(case.model, encoder=False), case.rule, case.dtype)
+        checkpoint = with_rule(open_checkpoint(case.model, encoder=False), case.rule)
+        return VideoVAE.from_pretrained(checkpoint, dtype=case.dtype, encoder=False)
     if case.model:
         return VideoVAE.from_pretrained(case.model, dtype=case.dtype, encoder=is_encoder, decoder=not is_encoder)
-    config = load_config(case)
-    mx.random.seed(0)
-    encoder, decoder = (ConvEncoder(config, case.rule), None) if is_encoder else (None, ConvDecoder(config, case.rule))
+    config = _random_config(case)
     ones = mx.ones((config.latent_channels,))
-    vae = VideoVAE(config, encoder, decoder, mean=0 * ones, std=ones)
+    statistics = Statistics(0 * ones, ones)
+    mx.random.seed(0)
+    encoder = ConvEncoder(config, statistics, case.rule) if is_encoder else None
+    decoder = None if is_encoder else ConvDecoder(config, statistics, case.rule)
+    vae = VideoVAE(config, encoder, decoder)
     module = loaded_network(vae)
     module.set_dtype(DTYPES[case.dtype or "float32"])
     mx.eval(module.parameters())
@@ -104,12 +116,14 @@ def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> 
     return vae
 
 
-def load_decoder(checkpoint: Checkpoint, rule: ConvRule, dtype: str | None = None) -> VideoVAE:
-    """A VAE with a checkpoint's decoder, as `VideoVAE.from_pretrained` loads it, with another rule for convolutions."""
-    config = checkpoint.config
-    target = None if dtype is None else DTYPES[dtype]
-    decoder = load_network(checkpoint, "decoder", lambda: ConvDecoder(config, rule), target)
-    return VideoVAE(config, None, decoder, *checkpoint.read_statistics(), keeps_dtype=dtype is not None)
+def with_rule(checkpoint: Checkpoint, rule: ConvRule) -> Checkpoint:
+    """A checkpoint whose decoder gets another rule for convolutions."""
+
+    def make(config: VAEConfig, network: str, statistics: Statistics | None) -> ConvDecoder:
+        assert statistics is not None, "a checkpoint of this family has them"
+        return ConvDecoder(config, statistics, rule)
+
+    return replace(checkpoint, family=replace(checkpoint.family, make=make))
 
 
 def loaded_network(vae: VideoVAE) -> nn.Module:

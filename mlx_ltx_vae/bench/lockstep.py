@@ -20,11 +20,10 @@ from ..checkpoint import open_checkpoint
 from ..commands.rank_report import smallest
 from ..distributed.ranks import Ranks, Work
 from ..errors import LTXVAEError, describe_error
-from ..models.video_vae.network_specs import decoder_spec
 from ..planning.plan import DecodePlan
 from ..planning.planner import plan_decode
 from ..vae import VideoVAE
-from .case import Case, Decode, count_weight_bytes, load_case_latents, load_vae
+from .case import Case, Decode, count_weight_bytes, load_case_latents, load_spec, load_vae
 from .decoding import measure_frames
 from .processes import Run
 
@@ -146,7 +145,7 @@ class _Measure:
     def _plan(self, latents: mx.array, ranks: int) -> DecodePlan:
         case = self.case
         return plan_decode(
-            decoder_spec(self.vae.config),
+            load_spec(case),
             latents.shape,
             self.machine,
             memory_budget=case.memory_budget,

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import CheckpointError
 from .files import Archive, open_archive
 from .hub import fetch, parse_reference
-from .names import NETWORKS, find_network
+from .recognition import recognize
 from .weight_files import AmbiguousFolder, WeightFiles, choose_weights, is_index, shards_beside
 
 # The depth of the deepest published layout: vae/decoder/model.safetensors.
@@ -76,7 +76,7 @@ def _find_vae(folder: Path, candidates: Sequence[WeightFiles]) -> Archive:
             archive = _open_set(folder, files)
             if is_index(files[0]):
                 in_indexes.update(info.path for info in archive.tensors.values())
-            if any(find_network(archive, network) for network in NETWORKS):
+            if any(part.networks for part in recognize([archive])[1]):
                 found[files[0]] = archive
         except CheckpointError as error:
             failures.append(error)

@@ -3,9 +3,9 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,47 +13,62 @@ import numpy as np
 
 from ..backend.mlx_utils import count_nonfinite, kept_random_state, named_parameters, to_bool, to_float
 from ..errors import CheckpointError, excerpt
+from ..models.base import NETWORKS, Config, Family, Found, Network, Statistics, Stored
 from ..models.convolution.module import prepare
-from ..models.video_vae.config import VAEConfig
-from .configuration import choose_config, complete_config, find_config, resolve_config
-from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
-from .files import Archive, TensorInfo, check_dtypes, check_unchanged, open_arrays, read_tensors, sample_tensors
+from ..models.specs import NetworkSpec
+from .files import (
+    Archive,
+    TensorInfo,
+    check_dtypes,
+    check_unchanged,
+    open_arrays,
+    read_json,
+    read_tensors,
+    sample_tensors,
+)
 from .locate import Location, locate
-from .names import NETWORKS, find_diffusion_decoder, find_network, find_statistics
-from .stored_network import StoredNetwork, infer_layout, stated_layout
-
-Network = TypeVar("Network", bound=nn.Module)
+from .recognition import recognize
+from .stored_network import StoredNetwork, WeightLayout, infer_layout, shape_of, stated_layout
+from .weight_files import CONFIG_NAMES
 
 #: Arrays by name, as an app holds them.
 Arrays = Mapping[str, mx.array | np.ndarray]
 #: A dict, as in a metadata entry `config` or a config.json; or what it is parsed to; or None to infer it.
-GivenConfig = Mapping[str, Any] | VAEConfig | None
+GivenConfig = Mapping[str, Any] | Config | None
 
 _NAMED_TENSORS = 3
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A video VAE known by the headers of its files, or by arrays in memory. No tensor has been read.
+    """A VAE known by the headers of its files, or by arrays in memory. No tensor has been read.
 
     Attributes:
         name: what error messages call it.
         class_name: the class that its configuration names; None if it has no configuration or names none.
         is_inferred: whether it has no configuration, so that `config` was inferred from its tensors.
-        raw_config: the configuration in the original's vocabulary, as its metadata would state it; empty if a
-            `VAEConfig` was given in its place.
+        raw_config: the configuration as a converted checkpoint states it; empty if a parsed one was given.
         networks: the networks that were asked for and exist, under "encoder" and "decoder".
-        statistics: where the mean and the standard deviation of the latents are stored, in this order.
+        statistics: where mean and standard deviation of the latents are stored; None if the networks need none.
     """
 
     name: str
     class_name: str | None
     is_inferred: bool
-    config: VAEConfig
+    family: Family[Any]
+    config: Config
     raw_config: dict[str, Any]
     archives: Sequence[Archive]
     networks: Mapping[str, StoredNetwork]
-    statistics: tuple[TensorInfo, TensorInfo]
+    statistics: tuple[TensorInfo, TensorInfo] | None
+
+    def spec(self, network: str) -> NetworkSpec:
+        """The layers of a network, from the configuration alone.
+
+        Raises:
+            CheckpointError: the configuration does not describe this network.
+        """
+        return self.family.spec(self.config, network)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -65,21 +80,25 @@ class Checkpoint:
 
     def sample(self) -> str:
         """A hash of a sample of each tensor, the statistics included. The tensors must be in files."""
-        tensors = [stored.tensors[name] for stored in self.networks.values() for name in sorted(stored.tensors)]
-        return sample_tensors([*tensors, *self.statistics])
+        return sample_tensors(self._tensors)
 
     def check_unchanged(self) -> None:
         """Raise a `CheckpointError` if a file was replaced or written to since its header was read."""
-        check_unchanged(
-            [*self.statistics, *(info for each in self.networks.values() for info in each.tensors.values())]
-        )
+        check_unchanged(self._tensors)
 
-    def read_statistics(self) -> tuple[mx.array, mx.array]:
-        """The mean and the standard deviation of the latents, each (C,) float32.
+    @property
+    def _tensors(self) -> list[TensorInfo]:
+        tensors = [stored.tensors[name] for stored in self.networks.values() for name in sorted(stored.tensors)]
+        return [*tensors, *(self.statistics or ())]
+
+    def read_statistics(self) -> Statistics | None:
+        """The mean and the standard deviation of the latents, each (C,) float32; None if the networks need none.
 
         Raises:
             CheckpointError: they cannot be read, a value is not finite, or a standard deviation is not above 0.
         """
+        if self.statistics is None:
+            return None
         arrays = dict(read_tensors(dict(zip(("mean", "std"), self.statistics, strict=True))))
         mean, std = (arrays[name].reshape(-1).astype(mx.float32) for name in ("mean", "std"))
         _evaluate(self, "the statistics", mean, std)
@@ -89,11 +108,11 @@ class Checkpoint:
                     f"{self.name}: {info.name} has values that are NaN, infinite or, for a standard deviation, not "
                     "above 0; download the file again."
                 )
-        return mean, std
+        return Statistics(mean, std)
 
 
 def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = True, decoder: bool = True) -> Checkpoint:
-    """Read the headers of a video VAE in a file, a folder or a hub repository.
+    """Read the headers of a VAE in a file, a folder or a hub repository.
 
     Supported are the original files (the VAE alone or the whole model), diffusers folders, and packs of MLX ports.
 
@@ -108,7 +127,7 @@ def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = Tru
     if not wanted:
         raise ValueError("open_checkpoint: ask for the encoder, the decoder or both.")
     location = source if isinstance(source, Location) else locate(source)
-    return _open(location.name, location.archives, find_config(location.archives, location.folders), wanted)
+    return _open(location.name, location.archives, lambda family: family.choose_config(_contents(location)), wanted)
 
 
 def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
@@ -117,11 +136,12 @@ def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
     Raises:
         CheckpointError: as `open_checkpoint`.
     """
-    if config is None or isinstance(config, VAEConfig):
-        stated: dict[str, Any] | VAEConfig | None = config
-    else:
+
+    def choose(family: Family[Any]) -> GivenConfig:
+        if config is None or isinstance(config, family.config_type):
+            return config
         try:
-            stated = choose_config([json.loads(json.dumps(config))])
+            stated = family.choose_config([json.loads(json.dumps(config))])
         except (TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"weights: their configuration cannot be JSON ({excerpt(error)}); pass a dict."
@@ -131,36 +151,67 @@ def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
                 "weights: their configuration describes no video VAE; pass a dict with encoder_blocks and "
                 "decoder_blocks (or a config.json of diffusers), or None to infer it."
             )
-    return _open("weights", [open_arrays("weights", weights)], stated, NETWORKS)
+        return stated
+
+    return _open("weights", [open_arrays("weights", weights)], choose, NETWORKS)
+
+
+def _contents(location: Location) -> Iterator[object]:
+    """What may be a configuration: the metadata of files, then `config.json` and `embedded_config.json` beside them."""
+    for archive in location.archives:
+        if "config" in archive.metadata:
+            try:
+                yield json.loads(archive.metadata["config"])
+            except (TypeError, ValueError, RecursionError) as error:
+                raise CheckpointError(
+                    f"{archive.path}: its metadata entry 'config' is not JSON ({excerpt(error)}); download the file "
+                    "again."
+                ) from error
+    for file in (folder / name for folder in location.folders for name in CONFIG_NAMES):
+        if file.exists():
+            yield read_json(file)
 
 
 def _open(
-    name: str, archives: Sequence[Archive], stated: dict[str, Any] | VAEConfig | None, wanted: Sequence[str]
+    name: str, archives: Sequence[Archive], choose: Callable[[Family[Any]], GivenConfig], wanted: Sequence[str]
 ) -> Checkpoint:
-    networks = _find_networks(archives, wanted, name)
-    raw_config: dict[str, Any] = {}
-    class_name = None
-    if isinstance(stated, VAEConfig):
-        networks, _ = _with_original_names(networks, None, name)
-        config = stated
-    else:
-        class_name = None if stated is None else stated.get("_class_name")
-        networks, translated = _with_original_names(networks, stated, name)
-        raw_config = complete_config(translated, networks, name)
-        if _find_diffusion_decoder(archives) and "decoder" not in networks:
-            raw_config.pop("decoder_blocks", None)  # a match of the encoder's tensors says nothing about that decoder
-        config = resolve_config(raw_config, networks, wanted, name)
-    networks = {network: networks[network] for network in wanted if network in networks}
-    statistics = _find_statistics(archives, config.latent_channels, name)
+    """Open archives whose configuration `choose` returns for their family."""
+    family, found = recognize(archives)
+    tensors: dict[str, dict[str, TensorInfo]] = {}
+    layouts: dict[str, WeightLayout] = {}
+    unsupported: dict[str, str] = {}
+    for archive, part in zip(archives, found, strict=True):
+        for network, names in part.networks.items():
+            tensors[network] = {own: archive.tensors[stored] for own, stored in names.items()}
+            shapes = [info.shape for info in tensors[network].values()]
+            layouts[network] = stated_layout(archive.metadata, name) or infer_layout(shapes, family.kernels, name)
+        unsupported = {**part.unsupported, **unsupported}
+    _check_found(name, archives, wanted, tensors.keys(), unsupported)
+    stated = choose(family)
+    by_network = {
+        network: {key: shape_of(info, layouts[network], family.kernels) for key, info in infos.items()}
+        for network, infos in tensors.items()
+    }
+    config, raw, renamed = family.configure(stated, Stored(name, by_network, unsupported, wanted))
+    networks = {
+        network: StoredNetwork(
+            {renamed.get(network, {}).get(key, key): info for key, info in tensors[network].items()},
+            layouts[network],
+            family.kernels,
+            family.spec(config, network),
+        )
+        for network in wanted
+        if network in tensors
+    }
+    statistics = _find_statistics(name, archives, found, config.latent_channels) if family.has_statistics else None
     for stored in networks.values():
         check_dtypes(stored.tensors.values())
-    check_dtypes(statistics)
-    return Checkpoint(name, class_name, stated is None, config, raw_config, archives, networks, statistics)
+    check_dtypes(statistics or ())
+    class_name = stated.get("_class_name") if isinstance(stated, Mapping) else None
+    return Checkpoint(name, class_name, stated is None, family, config, raw, archives, networks, statistics)
 
 
-def load_network(
-    checkpoint: Checkpoint, name: str, make: Callable[[], Network], dtype: mx.Dtype | None
-) -> Network | None:
+def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:
     """Make a network and load its weights, cast to `dtype` unless it is None. None if the checkpoint does not have it.
 
     Weights of convolutions are laid out for the default device; without a `dtype`, they may get a more accurate one of
@@ -173,8 +224,10 @@ def load_network(
     stored = checkpoint.networks.get(name)
     if stored is None:
         return None
+    statistics = checkpoint.read_statistics()
     with kept_random_state():
-        network = make()
+        network = checkpoint.family.make(checkpoint.config, name, statistics)
+    assert isinstance(network, nn.Module)
     expected = {key: array.shape for key, array in named_parameters(network).items()}
     _check_names(checkpoint, name, expected.keys(), stored.tensors.keys())
     loaded = []
@@ -226,74 +279,45 @@ def _problem(key: str, weight: mx.array) -> str | None:
         return None
     if bad := count_nonfinite(weight):
         return f"has {bad} of {weight.size} values that are NaN or infinite"
-    if key.endswith("conv.weight") and not to_bool(weight.any()):
+    if weight.ndim > 2 and not to_bool(weight.any()):
         return "is zero everywhere"
     return None
 
 
-def _find_networks(archives: Sequence[Archive], wanted: Sequence[str], name: str) -> dict[str, StoredNetwork]:
-    networks: dict[str, StoredNetwork] = {}
-    for archive in archives:
-        for network in NETWORKS:
-            tensors = find_network(archive, network)
-            if tensors:
-                shapes = [info.shape for info in tensors.values()]
-                layout = stated_layout(archive.metadata, name) or infer_layout(shapes, name)
-                networks[network] = StoredNetwork(tensors, layout)
-    diffusion = _find_diffusion_decoder(archives)
-    if diffusion and "decoder" in wanted and "decoder" not in networks:
-        raise CheckpointError(
-            f"{name}: this is the diffusion decoder of LTX-2.5 ({diffusion}, ...), which is not supported yet; use the "
-            "file of the convolutional decoder (its name ends in video-vae-conv), or load the encoder alone with "
-            "decoder=False (or from_weights without the decoder's arrays)."
-        )
-    if not networks:
-        found = [tensor for archive in archives for tensor in archive.tensors]
-        shown = excerpt(", ".join(found[:_NAMED_TENSORS])) + (" ..." if len(found) > _NAMED_TENSORS else "")
+def _check_found(
+    name: str, archives: Sequence[Archive], wanted: Sequence[str], found: Set[str], unsupported: Mapping[str, str]
+) -> None:
+    """Raise a `CheckpointError` unless one of the `wanted` networks was found, and none of them is unsupported."""
+    for network in wanted:
+        if network in unsupported and network not in found:
+            raise CheckpointError(f"{name}: {unsupported[network]}")
+    if not found:
+        tensors = [tensor for archive in archives for tensor in archive.tensors]
+        shown = excerpt(", ".join(tensors[:_NAMED_TENSORS])) + (" ..." if len(tensors) > _NAMED_TENSORS else "")
         raise CheckpointError(
             f"{name}: expected a video VAE (vae.encoder.*, vae.decoder.* or the like) and found "
             f"{shown or 'no tensor'}; give the file of the VAE."
         )
-    if not any(network in networks for network in wanted):
+    if found.isdisjoint(wanted):
         raise CheckpointError(f"{name}: it has no {' and no '.join(wanted)}; use a file that has both networks.")
-    return networks
 
 
-def _find_diffusion_decoder(archives: Sequence[Archive]) -> str | None:
-    return next((name for archive in archives if (name := find_diffusion_decoder(archive))), None)
-
-
-def _with_original_names(
-    networks: Mapping[str, StoredNetwork], raw_config: dict[str, Any] | None, name: str
-) -> tuple[dict[str, StoredNetwork], dict[str, Any] | None]:
-    """The networks and the configuration, translated where they are in the vocabulary of diffusers."""
-    translation = None
-    if raw_config is not None and is_diffusers_config(raw_config):
-        translation = read_diffusers_config(raw_config, name)
-    result = dict(networks)
-    for network, stored in networks.items():
-        if has_diffusers_names(stored.tensors):
-            if translation is None:
-                raise CheckpointError(
-                    f"{name}: its tensors have the names of the diffusers library, so the config.json of that library "
-                    "must be beside it; download that file too."
-                )
-            names = translation.original_names(network, stored.tensors)
-            tensors = {names[old]: info for old, info in stored.tensors.items()}
-            result[network] = StoredNetwork(tensors, stored.layout)
-    return result, translation.raw_config if translation else raw_config
-
-
-def _find_statistics(archives: Sequence[Archive], latent_channels: int, name: str) -> tuple[TensorInfo, TensorInfo]:
+def _find_statistics(
+    name: str, archives: Sequence[Archive], found: Sequence[Found], latent_channels: int
+) -> tuple[TensorInfo, TensorInfo]:
     """Where the mean and the standard deviation of the latents are stored, with a value per channel."""
-    found = next((found for archive in archives if (found := find_statistics(archive))), None)
-    if found is None:
+    stored = [
+        [archive.tensors[tensor] for tensor in part.statistics]
+        for archive, part in zip(archives, found, strict=True)
+        if part.statistics is not None
+    ]
+    if not stored:
         raise CheckpointError(
             f"{name}: the statistics of the latents (per_channel_statistics.mean-of-means and std-of-means) are "
             "missing; use a file that has them."
         )
-    mean, std = found
-    sizes = [math.prod(info.shape) for info in found]
+    mean, std = stored[0]
+    sizes = [math.prod(info.shape) for info in (mean, std)]
     if sizes != [latent_channels, latent_channels]:
         raise CheckpointError(
             f"{name}: {mean.name} and {std.name} have {sizes[0]} and {sizes[1]} values, but its latents have "

@@ -3,25 +3,23 @@
 import enum
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ..backend.dtypes import DTYPES
 from ..errors import CheckpointError, quote
+from ..models.base import Shape
+from ..models.specs import NetworkSpec
 from .files import TensorInfo, read_tensors
-
-Shape = tuple[int, ...]
 
 #: The metadata entry in which a file may state its layout, as the value of a `WeightLayout`.
 LAYOUT_KEY = "kernel_layout"
 
-_VECTORS = ("per_channel_scale1", "per_channel_scale2", "gamma")
-
 
 class WeightLayout(enum.Enum):
-    """The axis order of a 3D convolution weight (O and I are output and input channels)."""
+    """The axis order of convolution weights: O and I are output and input channels, and some have no D, or no H."""
 
     CHANNELS_FIRST = "O, I, D, H, W"
     CHANNELS_LAST = "O, D, H, W, I"
@@ -32,16 +30,19 @@ class StoredNetwork:
     """An encoder or a decoder whose tensors have not been read.
 
     Attributes:
-        tensors: where each tensor is stored, by the original's name within the network ("conv_in.conv.weight").
+        tensors: where each tensor is stored, by its name within the network ("conv_in.conv.weight").
+        kernels: see `Family`.
     """
 
     tensors: Mapping[str, TensorInfo]
     layout: WeightLayout
+    kernels: Collection[Shape]
+    spec: NetworkSpec
 
     @property
     def dtype(self) -> str:
-        """The dtype of `conv_in`, in which the network computes: "float32", "bfloat16" or "float16"."""
-        return self.tensors["conv_in.conv.weight"].dtype
+        """The dtype of its first weight, in which the network computes: "float32", "bfloat16" or "float16"."""
+        return next(self.tensors[name].dtype for name in [*self.spec.weights, *self.tensors] if name in self.tensors)
 
     @property
     def parameters_by_dtype(self) -> Counter[str]:
@@ -56,26 +57,14 @@ class StoredNetwork:
         """The size of its tensors as they are stored."""
         return sum(DTYPES[dtype].size * count for dtype, count in self.parameters_by_dtype.items())
 
-    def channels(self, weight: str) -> tuple[int, int]:
-        """(output, input) channels of a convolution weight, (0, 0) if it does not exist."""
-        return conv_channels(self.tensors[weight].shape, self.layout) if weight in self.tensors else (0, 0)
-
-    def input_channels(self, weight: str) -> int | None:
-        """The input channels of a weight, which for a vector are its size; None if it does not exist."""
-        if weight not in self.tensors:
-            return None
-        shape = self.tensors[weight].shape
-        if len(shape) in (4, 5):
-            return conv_channels(shape, self.layout)[1]
-        return shape[1] if len(shape) == 2 else math.prod(shape)
-
     def read(self) -> Iterator[tuple[str, mx.array]]:
         """Each tensor by name, in the shape that MLX layers expect (see `sanitize`) and the stored dtype, lazy.
 
         Evaluate the tensors one by one: evaluated together, every convolution weight exists in both layouts at once.
         """
+        expected = self.spec.weights
         for name, array in read_tensors(self.tensors):
-            yield name, sanitize(name, array, self.layout)
+            yield name, sanitize(array, self.layout, self.kernels, expected.get(name))
 
 
 def stated_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | None:
@@ -91,10 +80,10 @@ def stated_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | No
         ) from None
 
 
-def infer_layout(shapes: Iterable[Shape], source: str) -> WeightLayout:
-    """The layout that all 3x3x3 weights among `shapes` allow; a weight with three input channels allows both."""
-    kernels = {(shape[2:] == (3, 3, 3), shape[1:4] == (3, 3, 3)) for shape in shapes if len(shape) == 5}
-    is_first, is_last = (True, False) in kernels, (False, True) in kernels
+def infer_layout(shapes: Iterable[Shape], kernels: Collection[Shape], source: str) -> WeightLayout:
+    """The layout that all weights with one of the `kernels` allow. A weight may allow both."""
+    allowed = {(shape[2:] in kernels, shape[1:-1] in kernels) for shape in shapes}
+    is_first, is_last = (True, False) in allowed, (False, True) in allowed
     if is_first and is_last:
         raise CheckpointError(
             f"{source}: some of its convolution weights are stored as ({WeightLayout.CHANNELS_FIRST.value}) and others "
@@ -103,27 +92,28 @@ def infer_layout(shapes: Iterable[Shape], source: str) -> WeightLayout:
     return WeightLayout.CHANNELS_LAST if is_last else WeightLayout.CHANNELS_FIRST
 
 
-def conv_channels(shape: Shape, layout: WeightLayout) -> tuple[int, int]:
-    """(output, input) channels of a convolution weight."""
-    return shape[0], shape[1] if layout is WeightLayout.CHANNELS_FIRST else shape[-1]
+def shape_of(info: TensorInfo, layout: WeightLayout, kernels: Collection[Shape]) -> Shape:
+    """The shape of a tensor, that of a convolution weight with channels last."""
+    shape = info.shape
+    return (shape[0], *shape[2:], shape[1]) if _is_channels_first(shape, layout, kernels) else shape
 
 
-def sanitize(name: str, array: mx.array, layout: WeightLayout) -> mx.array:
+def sanitize(array: mx.array, layout: WeightLayout, kernels: Collection[Shape], expected: Shape | None) -> mx.array:
     """One tensor as MLX layers expect it, lazy.
 
-    3D convolution weights become (O, D, H, W, I); those with a kernel of one, 4D or 5D, become (O, I); vectors that are
-    stored as (C, 1, 1) become (C,); `timestep_scale_multiplier` becomes (). Other shapes are returned as they are, for
-    the strict load to reject.
+    Convolution weights with one of the `kernels` become channels-last, and a shape that differs from the expected one
+    only by axes of length one becomes that. Others are returned as they are, for the strict load to reject.
     """
-    leaf = name.rpartition(".")[2]
-    if leaf == "timestep_scale_multiplier" and array.size == 1:
-        return array.reshape(())
-    if leaf in _VECTORS and array.size == max(array.shape, default=0):
-        return array.reshape(-1)
-    if array.ndim in (4, 5):
-        out_channels, in_channels = conv_channels(array.shape, layout)
-        if array.size == out_channels * in_channels:
-            return array.reshape(out_channels, in_channels)
-        if array.ndim == 5 and layout is WeightLayout.CHANNELS_FIRST:
-            return mx.contiguous(array.transpose(0, 2, 3, 4, 1))
+    if _is_channels_first(array.shape, layout, kernels):
+        array = mx.contiguous(mx.moveaxis(array, 1, -1))
+    if expected is not None and array.shape != expected and _without_ones(array.shape) == _without_ones(expected):
+        return array.reshape(expected)
     return array
+
+
+def _is_channels_first(shape: Shape, layout: WeightLayout, kernels: Collection[Shape]) -> bool:
+    return layout is WeightLayout.CHANNELS_FIRST and shape[2:] in kernels
+
+
+def _without_ones(shape: Shape) -> Shape:
+    return tuple(extent for extent in shape if extent != 1)

@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from ..backend.dtypes import DTYPES
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..checkpoint.names import NETWORKS
 from ..conversion import Progress, Verification, convert_checkpoint, verify_conversion
 from ..errors import printable
+from ..models.base import NETWORKS
 from ..units import format_bytes
 from .cli import CommandParser, add_common_options, add_report_options, examples, print_report, run_command
 

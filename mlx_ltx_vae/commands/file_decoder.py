@@ -19,11 +19,10 @@ from ..backend.dtypes import DTYPES
 from ..backend.machine import Machine
 from ..checkpoint import Checkpoint
 from ..distributed.ranks import Ranks, Work
-from ..errors import ItemsError
+from ..errors import ItemsError, LatentsError
 from ..files.atomic import check_absent, writing_to
 from ..frame_rate import DEFAULT_FPS
 from ..latents import LatentsFile, MappedLatents, looks_normalized_twice, looks_unnormalized, open_latents
-from ..models.video_vae.network_specs import decoder_spec
 from ..pipeline.decode_stream import DecodeStream
 from ..pipeline.postprocess import FrameChunk
 from ..planning.plan import DecodePlan
@@ -126,7 +125,7 @@ class ItemDecoder:
         return smallest(this_machine(DTYPES[dtype]), self._ranks)
 
     @cached_property
-    def _statistics(self) -> tuple[mx.array, mx.array]:
+    def _statistics(self) -> tuple[mx.array, mx.array] | None:
         return self._checkpoint.read_statistics()
 
     @cached_property
@@ -149,6 +148,11 @@ class ItemDecoder:
             grid=arguments.grid,
             scale=config.scale,
         )
+        if self._checkpoint.statistics is None and (arguments.unnormalized or file.normalized is False):
+            raise LatentsError(
+                f"{item.source}: these latents are unnormalized, and {self._checkpoint.name} has no statistics to "
+                "normalize them; give normalized latents, without --unnormalized."
+            )
         work = self._ranks.choose(file.shape.batch)
         plan = self._plan(file.shape._replace(batch=1), self._ranks.size if work is Work.ROWS else 1)
         fps = arguments.fps or file.info.fps or DEFAULT_FPS
@@ -183,7 +187,9 @@ class ItemDecoder:
         source = opened.file.info.source
         latents = opened.file.map(statistics=self._statistics, unnormalized=self._arguments.unnormalized)
         looks, remedy = "", ""
-        if self._arguments.unnormalized and looks_normalized_twice(latents, *self._statistics):
+        if self._statistics is None:
+            pass
+        elif self._arguments.unnormalized and looks_normalized_twice(latents, *self._statistics):
             looks, remedy = "normalized", "leave out --unnormalized"
         elif looks_unnormalized(latents, *self._statistics):
             looks, remedy = "unnormalized", "add --unnormalized"
@@ -287,7 +293,7 @@ class ItemDecoder:
             arguments, config = self._arguments, self._checkpoint.config
             tiling = _tiling(arguments, config.scale.video_grid(shape.grid))
             self._plans[shape] = plan_decode(
-                decoder_spec(config),
+                self._checkpoint.spec("decoder"),
                 shape,
                 self._machine,
                 memory_budget=arguments.memory_budget,

@@ -21,7 +21,6 @@ from ..distributed.ranks import Ranks, Work
 from ..errors import ItemsError, LatentsError
 from ..files.atomic import check_absent, writing_to
 from ..latents import check_latents_name, check_latents_target, save_latents
-from ..models.video_vae.network_specs import encoder_spec
 from ..planning.plan import EncodePlan
 from ..planning.planner import plan_encode
 from ..tiling import SpatialTilingConfig, TilingConfig
@@ -194,7 +193,7 @@ class ItemEncoder:
         arguments = self._arguments
         width, height = video.size
         return plan_encode(
-            encoder_spec(self._checkpoint.config),
+            self._checkpoint.spec("encoder"),
             (video.num_frames or _UNKNOWN_LENGTH, height, width, 3),
             self._machine,
             pad=arguments.pad,

@@ -48,7 +48,7 @@ def convert_checkpoint(
         generation, networks = checkpoint.config.generation, tuple(checkpoint.networks)
         conversion = Conversion(checkpoint.name, str(folder), generation, networks, written, verification)
         with writing_to(folder):
-            (part / "README.md").write_text(make_card(conversion, checkpoint.config), encoding="utf-8")
+            (part / "README.md").write_text(make_card(conversion, checkpoint), encoding="utf-8")
     return conversion
 
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from .. import __version__
+from ..checkpoint import Checkpoint
 from ..checkpoint.stored_network import WeightLayout
 from ..errors import printable
-from ..models.video_vae.config import VAEConfig
 from ..shapes import format_size
 from ..units import format_bytes
 from .verify import Verification
@@ -68,21 +68,22 @@ class Conversion:
     verification: Verification
 
 
-def make_card(conversion: Conversion, config: VAEConfig) -> str:
-    """The text of `README.md` for a verified conversion of a VAE with this configuration."""
-    written = conversion.written
+def make_card(conversion: Conversion, checkpoint: Checkpoint) -> str:
+    """The text of `README.md` for a verified conversion of a checkpoint."""
+    written, config = conversion.written, checkpoint.config
     time, height, width = config.scale
-    widths = {}
+    description, widths = checkpoint.family.describe(config), {}
     for name in conversion.networks:
-        network = config.network(name)
-        changes = [block.out_channels for block in network.blocks if block.out_channels != block.in_channels]
-        widths[f"{name} widths"] = f"{' -> '.join(map(str, [network.first_width, *changes]))} channels"
+        (_, _, first_width), *layers = description.networks[name].layers
+        changes = [after for _, before, after in layers[:-1] if after != before]
+        widths[f"{name} widths"] = f"{' -> '.join(map(str, [first_width, *changes]))} channels"
+    statistics = " (the statistics of the latents are always float32)" if checkpoint.statistics else ""
     facts = {
         "networks": " and ".join(conversion.networks),
         "latents": f"{config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)}",
         **widths,
         "size": f"{format_bytes(written.bytes)}: {written.parameters:,} parameters in {written.tensors} tensors",
-        "dtype": " and ".join(written.dtypes) + " (the statistics of the latents are always float32)",
+        "dtype": " and ".join(written.dtypes) + statistics,
         "weight layout": f"({WeightLayout.CHANNELS_LAST.value})",
         "source": f"`{printable(conversion.source)}`",
         "converter": f"mlx_ltx_vae {__version__}",

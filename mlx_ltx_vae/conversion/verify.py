@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -12,7 +12,6 @@ from ..backend.mlx_utils import to_bool, to_float
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointsDiffer
 from ..metrics import max_difference, psnr
-from ..models.video_vae.config import VAEConfig
 from ..vae import VideoVAE
 
 #: Called with tensor names and what happens to them ("convert", "compare"); returns an iterable over the names.
@@ -88,8 +87,9 @@ def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Pr
         DecodeError: a decoder overflows in its dtype.
         LatentsError: an encoder overflows in its dtype.
     """
-    for name in (field.name for field in fields(VAEConfig)):
-        if getattr(source.config, name) != getattr(converted.config, name):
+    stated = {"family": source.family, **vars(source.config)}
+    for name, value in {"family": converted.family, **vars(converted.config)}.items():
+        if stated.get(name) != value:
             raise CheckpointsDiffer(
                 f"{converted.name}: its configuration differs from that of the source {source.name} in {name}."
             )
@@ -145,7 +145,7 @@ def compare_tensors(
 
 def read_all(checkpoint: Checkpoint) -> dict[str, mx.array]:
     """Every tensor by its full name ("decoder.conv_in.conv.weight") in the layout of MLX, lazy."""
-    tensors = dict(zip(STATISTICS, checkpoint.read_statistics(), strict=True))
+    tensors = dict(zip(STATISTICS, checkpoint.read_statistics() or (), strict=False))
     for network, stored in checkpoint.networks.items():
         tensors |= {f"{network}.{name}": array for name, array in stored.read()}
     return tensors

@@ -9,9 +9,7 @@ from ..backend.device import this_machine
 from ..backend.dtypes import DTYPES
 from ..checkpoint import Checkpoint, StoredNetwork
 from ..errors import PlanError, excerpt, printable
-from ..models.video_vae.block_types import BlockConfig
-from ..models.video_vae.config import NetworkConfig
-from ..models.video_vae.network_specs import decoder_spec
+from ..models.base import NETWORKS, Description, NetworkDescription
 from ..planning.plan import DecodePlan, Mode
 from ..planning.planner import plan_decode
 from ..planning.receptive_field import ReceptiveField, lookahead, receptive_field
@@ -27,37 +25,29 @@ _LABEL_WIDTH, _COLUMN_WIDTH = 9, 44
 class NetworkReport:
     """An encoder or a decoder, by its configuration and its tensors in the file."""
 
-    config: NetworkConfig
+    description: NetworkDescription
     stored: StoredNetwork
 
     def as_dict(self) -> dict[str, Any]:
-        """The network as a JSON object.
+        """The network as a JSON object: what its family says about it, and what the file stores.
 
-        `blocks` are in the order of the data flow, each with its `stride` as (time, height, width); `dtypes` counts the
-        parameters stored in each dtype; `weight_layout` is the axis order of the stored convolution weights.
+        `dtypes` counts the parameters stored in each dtype; `weight_layout` is the axis order of the stored convolution
+        weights.
         """
-        config, stored = self.config, self.stored
+        stored = self.stored
         return {
-            "in_channels": config.in_channels,
-            "out_channels": config.out_channels,
-            "causal": config.options.causal,
-            "padding": config.options.padding.value,
-            "blocks": [_block_as_dict(block) for block in config.blocks],
+            **self.description.entries,
             "parameters": stored.parameters_by_dtype.total(),
             "dtypes": dict(stored.parameters_by_dtype),
             "bytes": stored.num_bytes,
             "weight_layout": stored.layout.value,
         }
 
-    def describe_blocks(self) -> list[str]:
+    def describe_layers(self) -> list[str]:
         """A line for each block and convolution, with its input and output channels."""
-        config = self.config
-        layers = [("conv_in", config.in_channels, config.first_width)]
-        layers += [(_describe_block(block), block.in_channels, block.out_channels) for block in config.blocks]
-        layers += [("conv_out", config.last_width, config.out_channels)]
         return [
             f"{name:29}{str(before) if before == after else f'{before} -> {after}':>12}"
-            for name, before, after in layers
+            for name, before, after in self.description.layers
         ]
 
     def describe_storage(self) -> list[str]:
@@ -84,6 +74,7 @@ class CheckpointReport:
     """
 
     checkpoint: Checkpoint
+    description: Description
     networks: dict[str, NetworkReport]
     file_bytes: int
     receptive_field: ReceptiveField | None
@@ -112,11 +103,7 @@ class CheckpointReport:
             "generation": config.generation,
             "class": checkpoint.class_name,
             "configuration": "inferred" if checkpoint.is_inferred else "stated",
-            "latent_channels": config.latent_channels,
-            "patch_size": config.patch_size,
-            "scale": config.scale._asdict(),
-            "causal_decoder": config.causal_decoder,
-            "timestep_conditioning": config.timestep_conditioning,
+            **self.description.entries,
             "encoder": networks.get("encoder"),
             "decoder": networks.get("decoder"),
             "receptive_field": None if self.receptive_field is None else self.receptive_field._asdict(),
@@ -133,29 +120,23 @@ class CheckpointReport:
         return "\n".join([*self._describe(), "", *self._describe_networks(), *self._describe_plans()])
 
     def _describe(self) -> list[str]:
-        config = self.checkpoint.config
+        config, description = self.checkpoint.config, self.description
         time, height, width = config.scale
+        latents = f"{config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)} pixels"
         total, used = format_bytes(self.file_bytes), format_bytes(self.vae_bytes)
         return [
             f"file     {printable(self.checkpoint.name)}, {total}"
             + (f", of which the VAE takes {used}" if total != used else ""),
             f"VAE      {config.generation}, {self._describe_source()}",
-            f"latents  {config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)} "
-            f"pixels, patches are {config.patch_size}x{config.patch_size}",
+            f"latents  {latents}" + (f", {description.latents}" if description.latents else ""),
             *self._describe_decoder(),
         ]
 
     def _describe_decoder(self) -> list[str]:
-        config = self.checkpoint.config
-        if config.decoder is None or self.receptive_field is None:
+        if self.receptive_field is None:
             return []
-        causal = "causal" if config.causal_decoder else "not causal"
-        timestep = "takes a timestep and noise" if config.timestep_conditioning else "takes no timestep"
-        decoder = config.decoder.options.padding.value
-        encoder = decoder if config.encoder is None else config.encoder.options.padding.value
-        padding = f"pads with {decoder}" + ("" if encoder == decoder else f" (the encoder with {encoder})")
         return [
-            f"decoder  {causal}, {timestep}, {padding}",
+            *([f"decoder  {self.description.decoder}"] if self.description.decoder else []),
             f"sees     {_describe_field(self.receptive_field)}",
             f"first    frame after {self.lookahead} latent frame{'' if self.lookahead == 1 else 's'}",
         ]
@@ -166,8 +147,8 @@ class CheckpointReport:
         return f"a {excerpt(self.checkpoint.class_name)}" if self.checkpoint.class_name else "as its configuration says"
 
     def _describe_networks(self) -> list[str]:
-        missing = "".join(f" (no {name} here)" for name in ("encoder", "decoder") if name not in self.networks)
-        blocks = [[f"{name}{missing}", *report.describe_blocks()] for name, report in self.networks.items()]
+        missing = "".join(f" (no {name} here)" for name in NETWORKS if name not in self.networks)
+        blocks = [[f"{name}{missing}", *report.describe_layers()] for name, report in self.networks.items()]
         storage = [report.describe_storage() for report in self.networks.values()]
         return [*_side_by_side("blocks", blocks), "", *_side_by_side("stored", storage)]
 
@@ -186,12 +167,15 @@ class CheckpointReport:
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
     """Describe a checkpoint, and what decoding with it takes on this machine."""
-    config = checkpoint.config
+    description = checkpoint.family.describe(checkpoint.config)
     paths = {info.path for archive in checkpoint.archives for info in archive.tensors.values()}
-    spec = None if config.decoder is None else decoder_spec(config)
+    spec = checkpoint.spec("decoder") if "decoder" in description.networks else None
     return CheckpointReport(
         checkpoint,
-        networks={name: NetworkReport(config.network(name), stored) for name, stored in checkpoint.networks.items()},
+        description,
+        networks={
+            name: NetworkReport(description.networks[name], stored) for name, stored in checkpoint.networks.items()
+        },
         file_bytes=sum(path.stat().st_size for path in paths),
         receptive_field=None if spec is None else receptive_field(spec),
         lookahead=None if spec is None else lookahead(spec),
@@ -211,32 +195,12 @@ def _plan(checkpoint: Checkpoint, video: Grid) -> tuple[DecodePlan, DecodePlan |
     config = checkpoint.config
     shape = (1, config.latent_channels, *config.scale.covering_latent_grid(video))
     machine = this_machine(DTYPES[checkpoint.networks["decoder"].dtype])
-    plan = partial(plan_decode, decoder_spec(config), shape, machine)
+    plan = partial(plan_decode, checkpoint.spec("decoder"), shape, machine)
     try:
         single = plan(mode="single")
     except PlanError:
         single = None
     return plan(), single
-
-
-def _block_as_dict(block: BlockConfig) -> dict[str, Any]:
-    return {
-        "kind": block.type.name,
-        "in_channels": block.in_channels,
-        "out_channels": block.out_channels,
-        "layers": block.num_layers,
-        "stride": list(block.stride),
-        "residual": block.residual,
-        "inject_noise": block.inject_noise,
-    }
-
-
-def _describe_block(block: BlockConfig) -> str:
-    """A block in a few words, such as "4 residual" or "depth to space 2x2x2 + skip" (time x height x width)."""
-    count = f"{block.num_layers} " if block.num_layers > 1 else ""
-    stride = "" if set(block.stride) == {1} else f" {'x'.join(map(str, block.stride))}"
-    extras = (" + skip" if block.residual else "") + (" + noise" if block.inject_noise else "")
-    return f"{count}{block.type.name}{stride}{extras}"
 
 
 def _side_by_side(label: str, columns: list[list[str]]) -> list[str]:

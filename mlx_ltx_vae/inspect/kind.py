@@ -5,7 +5,7 @@ from pathlib import Path
 from ..checkpoint import open_checkpoint
 from ..checkpoint.files import Archive
 from ..checkpoint.locate import locate
-from ..checkpoint.names import NETWORKS, find_diffusion_decoder, find_network
+from ..checkpoint.recognition import recognize
 from ..checkpoint.weight_files import is_index
 from ..errors import CheckpointError, excerpt
 from ..latents.files import KNOWN_NAMES
@@ -59,7 +59,7 @@ def _is_numpy_file(path: Path) -> bool:
 
 def _has_latents(archive: Archive, tensor: str | None) -> bool:
     """Whether to read a safetensors file as latents. Raises `CheckpointError` if it has neither these nor a network."""
-    if any(find_network(archive, network) for network in NETWORKS) or find_diffusion_decoder(archive):
+    if any(found.networks or found.unsupported for found in recognize([archive])[1]):
         return False
     is_known = len(archive.tensors) == 1 or not archive.tensors.keys().isdisjoint(KNOWN_NAMES)
     if tensor is None and not is_known:

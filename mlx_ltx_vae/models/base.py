@@ -1,28 +1,47 @@
-"""The protocols through which the rest of the package uses networks.
+"""The contract between networks and the rest of the package, which knows no more of them than this.
 
-Any network that implements them can be planned, streamed, tiled and written to a file.
+A `Family` finds its networks in a checkpoint, describes them and makes them. A `Network` that it made can be planned,
+streamed, tiled and written to a file.
 """
 
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import mlx.core as mx
 
-from ..errors import CheckpointError
+from ..shapes import ScaleFactors
 from ..streaming.context import StreamContext
 from ..streaming.stage import Stage
 from .noise import LatentNoise
 from .specs import NetworkSpec
 
+#: The networks of a VAE. Those of sound have other names, so that a file may have both.
+NETWORKS = ("encoder", "decoder")
 
-def require_statistics(network: "Network") -> tuple[mx.array, mx.array]:
-    """The latent mean and standard deviation of a network that is called.
+Shape = tuple[int, ...]
+#: The shapes of tensors by name.
+Shapes = Mapping[str, Shape]
 
-    Raises:
-        CheckpointError: if it is not part of a `VideoVAE`.
-    """
-    if network.statistics is None:
-        raise CheckpointError("a network is called with the latent statistics of a VideoVAE, and this one has none.")
-    return network.statistics
+
+class Statistics(NamedTuple):
+    """The mean and the standard deviation of each channel of a VAE's latents, (C,) each."""
+
+    mean: mx.array
+    std: mx.array
+
+    def normalize(self, latents: mx.array) -> mx.array:
+        """(B, C, T, H, W), in float32."""
+        mean, std = self._by_channel()
+        return (latents.astype(mx.float32) - mean) / std
+
+    def denormalize(self, latents: mx.array) -> mx.array:
+        """(B, C, T, H, W), in float32."""
+        mean, std = self._by_channel()
+        return latents.astype(mx.float32) * std + mean
+
+    def _by_channel(self) -> tuple[mx.array, mx.array]:
+        return self.mean.astype(mx.float32).reshape(-1, 1, 1, 1), self.std.astype(mx.float32).reshape(-1, 1, 1, 1)
 
 
 class Layer(Protocol):
@@ -33,13 +52,7 @@ class Layer(Protocol):
 
 
 class Network(Protocol):
-    """An encoder or a decoder.
-
-    Attributes:
-        statistics: the latent mean and standard deviation, (C,) float32 each, once it is part of a `VideoVAE`.
-    """
-
-    statistics: tuple[mx.array, mx.array] | None
+    """An encoder or a decoder. One that is loaded from a checkpoint is an `mlx.nn.Module` too."""
 
     @property
     def spec(self) -> NetworkSpec:
@@ -49,6 +62,10 @@ class Network(Protocol):
     def dtype(self) -> mx.Dtype:
         """The compute dtype."""
 
+    @property
+    def statistics(self) -> Statistics | None:
+        """Those of its latents; None if it takes or returns normalized latents as they are."""
+
     def stages(self, context: StreamContext) -> list[Stage]:
         """The forward pass of a new stream, with empty caches."""
 
@@ -56,13 +73,11 @@ class Network(Protocol):
 class Decoder(Network, Protocol):
     """Decodes latents to pixels (B, T, H, W, 3), approximately in [-1, 1]."""
 
-    def prepare(self, latents: mx.array, mean: mx.array, std: mx.array, noise: LatentNoise | None) -> mx.array:
+    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         """The input of the first stage, for all latents or a part of them.
 
         Args:
             latents: (B, C, T, H, W), normalized.
-            mean: (C,) float32, the latent mean.
-            std: (C,) float32, the latent standard deviation.
             noise: of these latents; None if `spec.has_latent_noise` is false.
 
         Returns:
@@ -71,4 +86,139 @@ class Decoder(Network, Protocol):
 
 
 class Encoder(Network, Protocol):
-    """Encodes pixels (B, T, H, W, 3) in [-1, 1] to the means of unnormalized latents (B, T', H', W', C)."""
+    """Encodes pixels (B, T, H, W, 3) in [-1, 1]."""
+
+    def to_latents(self, outputs: mx.array) -> mx.array:
+        """Normalized latents (B, C, T', H', W') in `dtype`, from what the last stage returned (B, T', H', W', C)."""
+
+
+class Config(Protocol):
+    """The parsed configuration of a VAE: frozen, and equal to another one if it describes the same networks."""
+
+    @property
+    def latent_channels(self) -> int: ...
+
+    @property
+    def scale(self) -> ScaleFactors:
+        """Pixels per latent cell."""
+
+    @property
+    def time_scale(self) -> int:
+        """Video frames per latent frame, except that the first latent frame is one video frame."""
+
+    @property
+    def spatial_scale(self) -> int:
+        """Pixels per latent cell along each side."""
+
+    @property
+    def generation(self) -> str:
+        """The published VAE that this is, or "custom"."""
+
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+class Found(NamedTuple):
+    """What a family finds in an archive.
+
+    Attributes:
+        networks: for each network that is there, the stored name of each tensor by its name within the network.
+        statistics: the stored names of mean and standard deviation; None unless both are there.
+        unsupported: for each network that is there in a form that cannot be loaded, what it is and what to do.
+    """
+
+    networks: Mapping[str, Mapping[str, str]]
+    statistics: tuple[str, str] | None = None
+    unsupported: Mapping[str, str] = {}
+
+
+class Stored(NamedTuple):
+    """What a checkpoint stores of a VAE, which its configuration must agree with.
+
+    Attributes:
+        source: names the checkpoint in errors.
+        networks: the tensors of each network that was found, whether it is wanted or not. Convolution weights are
+            channels-last.
+        unsupported: networks that are there in a form that cannot be loaded.
+        wanted: networks that will be loaded if they are there.
+    """
+
+    source: str
+    networks: Mapping[str, Shapes]
+    unsupported: Collection[str]
+    wanted: Collection[str]
+
+
+class Configuration(NamedTuple, Generic[ConfigT]):
+    """The configuration of a checkpoint.
+
+    Attributes:
+        raw: the JSON object that states it, which a converted checkpoint has.
+        names: for each network whose tensors have the names of another vocabulary, their own names by those.
+    """
+
+    config: ConfigT
+    raw: dict[str, Any]
+    names: Mapping[str, Mapping[str, str]] = {}
+
+
+class NetworkDescription(NamedTuple):
+    """What `info` says about an encoder or a decoder.
+
+    Attributes:
+        entries: of its JSON object.
+        layers: what there is from input to output, each with its input and output channels.
+    """
+
+    entries: Mapping[str, Any]
+    layers: Sequence[tuple[str, int, int]]
+
+
+class Description(NamedTuple):
+    """What `info` says about a VAE.
+
+    Attributes:
+        entries: of its JSON object, with at least `latent_channels` and `scale`.
+        networks: those that the configuration describes.
+        latents: more about the latents, in a few words; may be empty.
+        decoder: what is special about the decoder, in a few words; may be empty.
+    """
+
+    entries: Mapping[str, Any]
+    networks: Mapping[str, NetworkDescription]
+    latents: str = ""
+    decoder: str = ""
+
+
+@dataclass(frozen=True)
+class Family(Generic[ConfigT]):
+    """A kind of VAE, as functions of plain data: a family opens no file.
+
+    A tensor's name within its network is its path in the module that `make` returns. Converted checkpoints have these
+    names behind that of the network ("decoder.conv_in.conv.weight").
+
+    Attributes:
+        kernels: the sizes of its convolutions, such as (3, 3, 3) or (3,), which tell the axis order of stored weights.
+            Those that are stored channels-first are moved to channels-last if they have one of these sizes.
+        has_statistics: whether its networks need the statistics of the latents. It is an error if they are missing.
+        config_type: of its parsed configurations.
+        find: the networks among the tensors of one archive, which may have anything else too.
+        choose_config: the first of some parsed JSON files that is a configuration of this family; None if none is.
+        configure: completes and parses what `choose_config` returned, which is None if the configuration is to be
+            inferred, or takes a configuration that is parsed already. Raises `CheckpointError` if it is not known, or
+            does not belong to the tensors.
+        spec: the layers of a network, with the name and the shape of every weight. Raises `CheckpointError` if the
+            configuration does not describe this network.
+        make: a network with random weights: an `Encoder` or a `Decoder`.
+    """
+
+    name: str
+    kernels: Collection[Shape]
+    has_statistics: bool
+    config_type: type[ConfigT]
+    find: Callable[[Shapes], Found]
+    choose_config: Callable[[Iterable[object]], Mapping[str, Any] | None]
+    configure: Callable[[Mapping[str, Any] | ConfigT | None, Stored], Configuration[ConfigT]]
+    spec: Callable[[ConfigT, str], NetworkSpec]
+    make: Callable[[ConfigT, str, Statistics | None], Network]
+    describe: Callable[[ConfigT], Description]

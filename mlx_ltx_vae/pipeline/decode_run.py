@@ -58,8 +58,6 @@ class DecodePipeline:
     """
 
     decoder: Decoder
-    mean: mx.array
-    std: mx.array
     make_plan: Callable[[Sequence[int]], DecodePlan]
     group: mx.distributed.Group | None = None
 
@@ -133,7 +131,7 @@ class DecodePipeline:
             noise_scale=options.noise_scale,
             like=options.like,
         )
-        preprocess = LatentPreprocess(decoder, self.mean, self.std, draws, unnormalized=options.unnormalized)
+        preprocess = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized)
         bands = make_bands(self.group, plan)
         band = None if bands is None else plan.bands[bands.rank]
         source = make_source(preprocess, band)

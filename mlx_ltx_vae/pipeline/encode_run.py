@@ -47,8 +47,6 @@ class EncodePipeline:
     """
 
     encoder: Encoder
-    mean: mx.array
-    std: mx.array
     is_promoted: bool
     make_plan: Callable[..., EncodePlan]
     group: mx.distributed.Group | None = None
@@ -113,7 +111,7 @@ class EncodePipeline:
         if bands is not None:
             rows, scale = plan.bands[bands.rank], self.encoder.spec.scale.height
             source.take_rows(slice(rows.start * scale, rows.end * scale))
-        return EncodeRun(self.encoder, plan, source, self.mean, self.std, bands)
+        return EncodeRun(self.encoder, plan, source, bands)
 
 
 @dataclass(frozen=True)
@@ -122,16 +120,12 @@ class EncodeRun:
 
     Attributes:
         source: the frames.
-        mean: (C,) float32, the latent mean.
-        std: (C,) float32, the latent standard deviation.
         bands: joins the bands of all ranks to whole latents; None if this process has them.
     """
 
     encoder: Encoder
     plan: EncodePlan
     source: Source
-    mean: mx.array
-    std: mx.array
     bands: "RowBands | None" = None
 
     def latents(self) -> Iterator[mx.array]:
@@ -143,14 +137,12 @@ class EncodeRun:
         """
         run = Run(self.encoder, self.plan, self.source, StreamContext(neighbors=self.bands))
         with explained_device_errors():
-            for means in run.results():
-                yield self._normalize(means if self.bands is None else self.bands.gather(means))
+            for outputs in run.results():
+                yield self._to_latents(outputs if self.bands is None else self.bands.gather(outputs))
             confirm_device()
 
-    def _normalize(self, means: mx.array) -> mx.array:
-        """Convert means (B, T, H, W, C) to normalized latents (B, C, T, H, W)."""
-        latents = (means.astype(mx.float32) - self.mean) / self.std
-        latents = latents.astype(self.encoder.dtype).transpose(0, 4, 1, 2, 3)
+    def _to_latents(self, outputs: mx.array) -> mx.array:
+        latents = self.encoder.to_latents(outputs)
         if not to_bool(mx.isfinite(latents).all()):
             raise LatentsError(f"the encoded latents are not finite: {explain_not_finite(self.encoder, 'encoder')}")
         return latents

@@ -35,18 +35,22 @@ class LatentPreprocess:
     """Converts parts of the latents to the input of a decoder's first stage.
 
     Args:
-        mean: (C,) float32, the latent mean.
-        std: (C,) float32, the latent standard deviation.
         draws: the noise of the decode.
         unnormalized: whether the latents are `latents * std + mean`.
+
+    Raises:
+        LatentsError: if unnormalized latents have no statistics.
     """
 
-    def __init__(self, decoder: Decoder, mean: mx.array, std: mx.array, draws: Draws, *, unnormalized: bool) -> None:
+    def __init__(self, decoder: Decoder, draws: Draws, *, unnormalized: bool) -> None:
+        if unnormalized and decoder.statistics is None:
+            raise LatentsError(
+                "these latents are unnormalized, and this VAE has no statistics to normalize them; give normalized "
+                "latents, without unnormalized=True."
+            )
         self._decoder = decoder
-        self._mean = mean
-        self._std = std
         self._draws = draws
-        self._unnormalized = unnormalized
+        self._statistics = decoder.statistics if unnormalized else None
         self._is_constant = FrameFlags()
         self._largest = mx.array(0.0)
 
@@ -56,12 +60,11 @@ class LatentPreprocess:
         # Parts that are constant, and differ, would make a picture that is not flat, which is no error either.
         is_constant = (latents == latents[:, :, :, :1, :1]).all(axis=(1, 3, 4)).any(axis=0)
         self._is_constant.update(box[0].start, is_constant)
-        if self._unnormalized:
-            mean, std = (array.reshape(-1, 1, 1, 1) for array in (self._mean, self._std))
-            latents = (latents.astype(mx.float32) - mean) / std
+        if self._statistics is not None:
+            latents = self._statistics.normalize(latents)
         self._largest = mx.maximum(self._largest, mx.abs(latents).max())
         mx.async_eval(self._largest)
-        return self._decoder.prepare(latents, self._mean, self._std, self._draws.crop(box))
+        return self._decoder.prepare(latents, self._draws.crop(box))
 
     def may_be_flat(self) -> mx.array:
         """A flag on the device for each frame, (F,): whether its latents are constant per channel."""

@@ -7,10 +7,9 @@ from typing import Any
 from ...backend.device import this_machine
 from ...backend.dtypes import DTYPES
 from ...backend.machine import Backend
-from ...models.video_vae.network_specs import decoder_spec
 from ...planning.plan import DecodePlan
 from ...planning.planner import plan_decode
-from ..case import Case, load_config
+from ..case import Case, load_config, load_spec
 from ..processes import Job, Run
 from .convolutions import NO_WINOGRAD, ONE_FRAME, convolution, rule_for
 from .decodes import accuracy, ranges, timed_decode
@@ -84,11 +83,11 @@ class Measurement:
         grid = config.scale.latent_grid((case.frames, case.height, case.width))
         machine = this_machine(DTYPES[case.dtype or _HALF])
         shape = (1, config.latent_channels, *grid)
-        return plan_decode(decoder_spec(config), shape, machine, mode="exact", order="time")
+        return plan_decode(load_spec(case), shape, machine, mode="exact", order="time")
 
     def kinds(self) -> list[ConvKind]:
         """The distinct convolutions of the decode."""
-        return conv_kinds(decoder_spec(load_config(self.case)), self.plan())
+        return conv_kinds(load_spec(self.case), self.plan())
 
     def tasks(self, reference: str) -> list[Task]:
         """Everything to run, in order.

@@ -1,15 +1,15 @@
 """Block lists of checkpoints: each block's meaning, and its widths, which the weights decide. No MLX."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, quote
 from .block_types import (
-    DECODER_BLOCKS,
+    BLOCKS,
     DOWNSAMPLE,
-    ENCODER_BLOCKS,
     RES_CHANGE,
+    STEMS,
     UPSAMPLE,
     BlockConfig,
     BlockName,
@@ -17,11 +17,9 @@ from .block_types import (
 )
 from .raw_config import check_block
 
-#: The input channels of a stored weight by its name within its network; None if there is no such weight.
-InputChannels = Callable[[str], int | None]
+#: The shapes of a network's stored weights by name, those of convolutions channels-last.
+StoredShapes = Mapping[str, tuple[int, ...]]
 
-_BLOCKS = {"encoder": ENCODER_BLOCKS, "decoder": DECODER_BLOCKS}
-_STEMS = {"encoder": "down_blocks", "decoder": "up_blocks"}
 _DEFAULT_BASE = 128
 _MAX_LAYERS = 256  # of all blocks: ten times as many as any published network, and a plan still takes no time
 _FRACTION_TOLERANCE = 0.01  # of the width: a fraction is written with few digits
@@ -69,7 +67,7 @@ def resolve_blocks(
     base_channels: int | None,
     options: NetworkOptions,
     source: str,
-    stored: InputChannels | None,
+    stored: StoredShapes | None,
 ) -> tuple[BlockConfig, ...]:
     """The blocks of an encoder or a decoder in execution order, with their widths.
 
@@ -108,7 +106,7 @@ def resolve_blocks(
 def _read_entries(network: str, blocks: Sequence[Any], source: str) -> list[_Entry]:
     result = []
     for index, (name, raw_options) in enumerate(blocks if network == "encoder" else reversed(blocks)):
-        meaning = _BLOCKS[network].get(name)
+        meaning = BLOCKS[network].get(name)
         if meaning is None:
             raise CheckpointError(f"{source}: its {network} has a block of the unknown kind {quote(name)}.")
         options = check_block(name, raw_options, source)
@@ -118,7 +116,7 @@ def _read_entries(network: str, blocks: Sequence[Any], source: str) -> list[_Ent
             raise CheckpointError(
                 f"{source}: its decoder injects noise in a {meaning.type.name} block, which is not known."
             )
-        result.append(_Entry(name, meaning, options, f"{_STEMS[network]}.{index}"))
+        result.append(_Entry(name, meaning, options, f"{STEMS[network]}.{index}"))
     num_layers = sum(entry.options["num_layers"] for entry in result)
     if num_layers > _MAX_LAYERS:
         raise CheckpointError(
@@ -128,7 +126,7 @@ def _read_entries(network: str, blocks: Sequence[Any], source: str) -> list[_Ent
 
 
 def _stored_widths(
-    network: str, entries: Sequence[_Entry], options: NetworkOptions, source: str, stored: InputChannels
+    network: str, entries: Sequence[_Entry], options: NetworkOptions, source: str, stored: StoredShapes
 ) -> tuple[list[int], str]:
     """The width before each block and after the last one, and the name of the weight that takes the first of them.
 
@@ -155,14 +153,15 @@ def _stored_widths(
     return [width, *widths], after
 
 
-def _stored_width(network: str, weight: str, kind: str, source: str, stored: InputChannels) -> int:
-    width = stored(weight)
-    if width is None:
+def _stored_width(network: str, weight: str, kind: str, source: str, stored: StoredShapes) -> int:
+    """The input channels of a stored weight, which for a vector are its size."""
+    if weight not in stored:
         raise CheckpointError(
             f"{source}: its {network} lacks tensor {weight} of a {kind} in its configuration, so the file does not "
             "match its configuration; download both again from one release."
         )
-    return width
+    shape = stored[weight]
+    return shape[-1] if len(shape) in (2, 4, 5) else math.prod(shape)
 
 
 def _make_block(network: str, entry: _Entry, width: int, out_width: int, source: str) -> BlockConfig:

@@ -12,7 +12,8 @@ from ...streaming.axis import Axis, WindowSpec
 from ..convolution.rules import ConvRule, choose
 from ..specs import Activation, ConvSpec, FrameAttentionSpec, LayerSpec, PaddingMode, Stride
 
-_KERNEL = (3, 3, 3)
+#: The size of every convolution.
+KERNEL = (3, 3, 3)
 _EMBEDDING = 256  # channels of the sinusoidal timestep embedding
 
 Weights = tuple[tuple[str, tuple[int, ...]], ...]
@@ -103,7 +104,7 @@ def conv_layer(
     """
     down = attributes.get("down", (1, 1, 1))
     before, after = (time_kernel - 1, 0) if options.causal else (1, 1)
-    own = ((f"{name}.conv.weight", (conv_channels, *_KERNEL, in_channels)), (f"{name}.conv.bias", (conv_channels,)))
+    own = ((f"{name}.conv.weight", (conv_channels, *KERNEL, in_channels)), (f"{name}.conv.bias", (conv_channels,)))
     return ConvSpec(
         name=name,
         in_channels=in_channels,
@@ -256,3 +257,6 @@ DECODER_BLOCKS: dict[str, BlockName] = {
     **_BOTH,
     **{name: BlockName(UPSAMPLE, 1, stride) for name, stride in _STRIDES.items()},
 }
+#: Both, by network, and what the module with the blocks is called there.
+BLOCKS = {"encoder": ENCODER_BLOCKS, "decoder": DECODER_BLOCKS}
+STEMS = {"encoder": "down_blocks", "decoder": "up_blocks"}

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ...errors import CheckpointError, quote
 from ...shapes import ScaleFactors
 from ..specs import PaddingMode
-from .block_lists import InputChannels, resolve_blocks
+from .block_lists import StoredShapes, resolve_blocks
 from .block_types import ENCODER_BLOCKS, STRIDED, BlockConfig, NetworkOptions
 from .generations import name_generation
 from .raw_config import check_config
@@ -75,16 +75,21 @@ class VAEConfig:
     decoder: NetworkConfig | None
     generation: str
 
+    @property
+    def networks(self) -> dict[str, NetworkConfig]:
+        """The encoder and the decoder by name, those that it has."""
+        both = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: network for name, network in both.items() if network is not None}
+
     def network(self, name: str) -> NetworkConfig:
         """The encoder or the decoder, by its name.
 
         Raises:
             CheckpointError: there is none.
         """
-        network = {"encoder": self.encoder, "decoder": self.decoder}[name]
-        if network is None:
+        if name not in self.networks:
             raise CheckpointError(f"the configuration has no {name}; use that of a whole VAE.")
-        return network
+        return self.networks[name]
 
     @property
     def scale(self) -> ScaleFactors:
@@ -114,15 +119,15 @@ class VAEConfig:
 
 
 def parse_vae_config(
-    raw: Mapping[str, Any], source: str, stored: Mapping[str, InputChannels] | None = None
+    raw: Mapping[str, Any], source: str, stored: Mapping[str, StoredShapes] | None = None
 ) -> VAEConfig:
     """Parse the `vae` entry of a checkpoint's metadata.
 
     Args:
         raw: the JSON object, with the keys of the original checkpoints. It lists the blocks of one network or both.
         source: the checkpoint's name in error messages.
-        stored: for each network whose weights exist, the input channels of its weights by name. They decide the widths,
-            which `raw` states only in part; what it does state is compared with them.
+        stored: for each network whose weights exist, their shapes. They decide the widths, which `raw` states only in
+            part; what it does state is compared with them.
 
     Raises:
         CheckpointError: if a key or value is not known, since it could change the result, or if it disagrees with the

@@ -10,7 +10,7 @@ from ...errors import LatentsError
 from ...streaming.context import StreamContext
 from ...streaming.driver import run_whole
 from ...streaming.stage import Stage, pointwise
-from ..base import require_statistics
+from ..base import Statistics
 from ..convolution.rules import ConvRule, choose
 from ..input_shapes import check_latent_shape
 from ..layers.activation import Modulation, read_modulations
@@ -26,8 +26,8 @@ from .network_specs import decoder_parts, decoder_spec
 class ConvDecoder(nn.Module):
     """Decodes denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3), approximately in [-1, 1].
 
-    `stages` is the only forward pass; its caller chooses how many positions to process at a time. The decoder of a
-    `VideoVAE` can also be called, on normalized latents in the axes of the API.
+    `stages` is the only forward pass; its caller chooses how many positions to process at a time. The decoder can also
+    be called, on normalized latents in the axes of the API.
 
     Args:
         rule: of all convolutions.
@@ -36,7 +36,7 @@ class ConvDecoder(nn.Module):
     `last_time_embedder`, `last_scale_shift_table` (2, C: shift, scale).
     """
 
-    def __init__(self, config: VAEConfig, rule: ConvRule = choose) -> None:
+    def __init__(self, config: VAEConfig, statistics: Statistics, rule: ConvRule = choose) -> None:
         super().__init__()
         parts = decoder_parts(config, rule)
         self.conv_in = CausalConv3d(parts.conv_in)
@@ -47,7 +47,7 @@ class ConvDecoder(nn.Module):
             self.last_time_embedder = TimeEmbedder(2 * parts.conv_out.in_channels)
             self.last_scale_shift_table = mx.zeros((2, parts.conv_out.in_channels))
         self.spec = decoder_spec(config, rule)
-        self.statistics: tuple[mx.array, mx.array] | None = None
+        self.statistics = statistics
         self._patch_size = parts.patch_size
         self._is_causal = config.causal_decoder
 
@@ -76,31 +76,27 @@ class ConvDecoder(nn.Module):
         if causal is not None and causal != self._is_causal:
             raise LatentsError(f"this decoder has causal={self._is_causal}, and was called with causal={causal}.")
         shape = check_latent_shape(self.spec, latents.shape)
-        mean, std = require_statistics(self)
         draws = draw(self.spec, shape, self.dtype, timestep=None if timestep is None else float(timestep))
         whole = (slice(0, shape.frames), slice(0, shape.height), slice(0, shape.width))
-        prepared = self.prepare(latents, mean, std, draws.crop(whole))
+        prepared = self.prepare(latents, draws.crop(whole))
         context = StreamContext(timesteps=draws.timesteps(shape.batch), noise_maps=draws.maps)
         return run_whole(self.stages(context), prepared).transpose(0, 4, 1, 2, 3)
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The compute dtype."""
         return self.conv_in.conv.dtype
 
-    def prepare(self, latents: mx.array, mean: mx.array, std: mx.array, noise: LatentNoise | None) -> mx.array:
+    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         """Mix normalized latents (B, C, T, H, W) with noise and denormalize them: (B, T, H, W, C) in `dtype`."""
-        mean, std = (array.reshape(-1, 1, 1, 1) for array in (mean, std))
         latents = latents.astype(mx.float32)
         if noise is not None and not noise.is_late:
             latents = noise.mix(latents)
-        latents = latents * std + mean
+        latents = self.statistics.denormalize(latents)
         if noise is not None and noise.is_late:
             latents = noise.mix(latents)
         return latents.transpose(0, 2, 3, 4, 1).astype(self.dtype)
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """The forward pass of a new stream."""
         modulation: Modulation | None = None
         if self.spec.has_timestep and context.timesteps is not None:
             multiplier = self.timestep_scale_multiplier.astype(mx.float32)

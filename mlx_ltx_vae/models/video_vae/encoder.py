@@ -9,7 +9,7 @@ from ...errors import LatentsError
 from ...streaming.context import StreamContext
 from ...streaming.driver import run_whole
 from ...streaming.stage import Stage, pointwise
-from ..base import require_statistics
+from ..base import Statistics
 from ..convolution.rules import ConvRule, choose
 from ..input_shapes import check_frame_shape
 from ..layers.conv import CausalConv3d
@@ -23,7 +23,7 @@ class ConvEncoder(nn.Module):
     """Encodes pixels (B, 1 + t*(T-1), s*H, s*W, 3) in [-1, 1] to the means of unnormalized latents (B, T, H, W, C).
 
     It is causal and streams along time. `conv_out` has weights for mean and log-variance; only the means are computed.
-    The encoder of a `VideoVAE` can also be called, on frames in the axes of the API.
+    The encoder can also be called, on frames in the axes of the API.
 
     Args:
         rule: of all convolutions.
@@ -31,14 +31,14 @@ class ConvEncoder(nn.Module):
     Checkpoint keys: `conv_in`, `down_blocks.i`, `conv_out`.
     """
 
-    def __init__(self, config: VAEConfig, rule: ConvRule = choose) -> None:
+    def __init__(self, config: VAEConfig, statistics: Statistics, rule: ConvRule = choose) -> None:
         super().__init__()
         parts = encoder_parts(config, rule)
         self.conv_in = CausalConv3d(parts.conv_in)
         self.down_blocks = [make_block(block) for block in parts.blocks]
         self.conv_out = CausalConv3d(parts.conv_out)
         self.spec = encoder_spec(config, rule)
-        self.statistics: tuple[mx.array, mx.array] | None = None
+        self.statistics = statistics
         self._patch_size = parts.patch_size
 
     def __call__(self, pixels: mx.array) -> mx.array:
@@ -57,18 +57,18 @@ class ConvEncoder(nn.Module):
             raise LatentsError(f"frames have the shape {pixels.shape}; expected (B, 3, F, H, W).")
         check_frame_shape(self.spec, pixels.shape, pad=False)
         self.spec.scale.latent_grid(pixels.shape[2:])  # also refuses frames that would be left out
-        mean, std = require_statistics(self)
         frames = pixels.transpose(0, 2, 3, 4, 1).astype(self.dtype)
-        means = run_whole(self.stages(StreamContext()), frames).astype(mx.float32)
-        return ((means - mean) / std).astype(self.dtype).transpose(0, 4, 1, 2, 3)
+        return self.to_latents(run_whole(self.stages(StreamContext()), frames))
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The compute dtype."""
         return self.conv_in.conv.dtype
 
+    def to_latents(self, outputs: mx.array) -> mx.array:
+        return self.statistics.normalize(outputs.transpose(0, 4, 1, 2, 3)).astype(self.dtype)
+
     def stages(self, context: StreamContext) -> list[Stage]:
-        """The forward pass of a new stream along time."""
+        """The forward pass, along time only."""
         stages = [pointwise(partial(patchify, size=self._patch_size)), *self.conv_in.stages(context)]
         for block in self.down_blocks:
             stages += block.stages(context)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ...streaming.axis import Axis, WindowSpec
 from ..convolution.rules import ConvRule, choose
 from ..specs import Activation, ConvSpec, LayerSpec, NetworkSpec
-from .block_types import BlockConfig, conv_layer, embedder_weights
+from .block_types import STEMS, BlockConfig, conv_layer, embedder_weights
 from .config import NetworkConfig, VAEConfig
 
 
@@ -38,7 +38,7 @@ class ConvNetworkParts:
 def decoder_parts(config: VAEConfig, rule: ConvRule = choose) -> ConvNetworkParts:
     """The decoder's layers by module."""
     network = config.network("decoder")
-    parts = _parts(network, "up_blocks", config.patch_size, rule)
+    parts = _parts(network, STEMS["decoder"], config.patch_size, rule)
     if not network.options.has_timestep:
         return parts
     weights = (
@@ -52,7 +52,7 @@ def decoder_parts(config: VAEConfig, rule: ConvRule = choose) -> ConvNetworkPart
 
 def encoder_parts(config: VAEConfig, rule: ConvRule = choose) -> ConvNetworkParts:
     """The encoder's layers by module. It outputs only the means, without the log-variance."""
-    parts = _parts(config.network("encoder"), "down_blocks", config.patch_size, rule)
+    parts = _parts(config.network("encoder"), STEMS["encoder"], config.patch_size, rule)
     means = replace(parts.conv_out, conv_channels=config.latent_channels, out_channels=config.latent_channels)
     return replace(parts, conv_out=means)
 
@@ -78,6 +78,11 @@ def encoder_spec(config: VAEConfig, rule: ConvRule = choose) -> NetworkSpec:
         "patchify", channels // patch**2, channels, down=(1, patch, patch), windows=(WindowSpec(), window, window)
     )
     return NetworkSpec((patchify, *parts.layers), stream_axes=(Axis.TIME,))
+
+
+def network_spec(config: VAEConfig, network: str) -> NetworkSpec:
+    """The whole encoder or decoder, by its name."""
+    return {"encoder": encoder_spec, "decoder": decoder_spec}[network](config)
 
 
 def _parts(network: NetworkConfig, stem: str, patch_size: int, rule: ConvRule) -> ConvNetworkParts:

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, quote
 
+#: What the configuration of every original checkpoint calls itself.
+CLASS_NAME = "CausalVideoAutoencoder"
+
 _MAX_BLOCKS = 100
 
 
@@ -81,7 +84,7 @@ _BLOCK_OPTIONS = {
 # Keys with a single supported value, which every published checkpoint has. This excludes group norm: it is an option of
 # ltx-core that no checkpoint uses, and a norm over the whole clip cannot be streamed.
 _FIXED = {
-    "_class_name": "CausalVideoAutoencoder",
+    "_class_name": CLASS_NAME,
     "dims": 3,
     "in_channels": 3,
     "out_channels": 3,

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CheckpointError, excerpt, quote
-from .names import BLOCK_STEMS
+from ...errors import CheckpointError, excerpt, quote
+from .block_types import STEMS
+from .raw_config import CLASS_NAME
 
 _LTX_VIDEO = "AutoencoderKLLTXVideo"
 _LTX_2 = "AutoencoderKLLTX2Video"
@@ -86,7 +87,7 @@ class DiffusersVAE:
         """Diffusers name -> original name, both within the network ("encoder" or "decoder")."""
         prefixes = dict(_OUTSIDE)
         for index, part in enumerate(self.parts[network]):
-            original = f"{BLOCK_STEMS[network]}.{index}."
+            original = f"{STEMS[network]}.{index}."
             if part.block[0] == "res_x":
                 prefixes[f"{part.prefix}.resnets."] = f"{original}res_blocks."
                 prefixes[f"{part.prefix}.time_embedder."] = f"{original}time_embedder."
@@ -128,7 +129,7 @@ def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
             "config.json that came with the weights."
         ) from error
     original = {
-        "_class_name": "CausalVideoAutoencoder",
+        "_class_name": CLASS_NAME,
         "dims": 3,
         **{key: config[key] for key in _SAME_KEYS},
         "encoder_blocks": [part.block for part in encoder],

@@ -1,11 +1,9 @@
-"""Names of tensors in published checkpoints: those of the video VAE's networks and statistics."""
+"""The names of the conv VAE's tensors in published checkpoints."""
 
 import re
 
-from .files import Archive, TensorInfo
-
-NETWORKS = ("encoder", "decoder")
-BLOCK_STEMS = {"encoder": "down_blocks", "decoder": "up_blocks"}
+from ..base import NETWORKS, Found, Shapes
+from .block_types import STEMS
 
 # Prefixes of a network's names: the original files, whole models of other programs, packs of MLX ports (the second for
 # LTX-2.5), split files, and files with one network and nothing else.
@@ -21,38 +19,44 @@ _BARE_NORM = re.compile(r"\.norm3\.(weight|bias)$")
 _DIFFUSION_STEMS = ("det_stages.", "diff_blocks.")
 
 
-def find_network(archive: Archive, network: str) -> dict[str, TensorInfo]:
-    """The tensors of a network ("encoder" or "decoder") by name within it; empty if the archive does not have it.
+def find(shapes: Shapes) -> Found:
+    """See `Family`."""
+    networks = {network: names for network in NETWORKS if (names := _find_network(shapes, network))}
+    return Found(networks, _find_statistics(shapes), _find_diffusion_decoder(shapes))
 
-    The diffusion decoder of LTX-2.5 is no such network; see `find_diffusion_decoder`.
-    """
+
+def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
     for prefix in _network_prefixes(network):
-        inside = {name.removeprefix(prefix): info for name, info in archive.tensors.items() if name.startswith(prefix)}
-        tensors = {_original_name(name): info for name, info in inside.items()}
-        has_conv_in = "conv_in.conv.weight" in tensors and len(tensors["conv_in.conv.weight"].shape) == 5
-        if has_conv_in and any(name.startswith(f"{BLOCK_STEMS[network]}.") for name in tensors):
-            return {name: info for name, info in tensors.items() if not _is_statistic(name)}
+        inside = {_original_name(name.removeprefix(prefix)): name for name in shapes if name.startswith(prefix)}
+        conv_in = inside.get("conv_in.conv.weight")
+        has_blocks = any(name.startswith(f"{STEMS[network]}.") for name in inside)
+        if conv_in is not None and len(shapes[conv_in]) == 5 and has_blocks:
+            return {name: stored for name, stored in inside.items() if not _is_statistic(name)}
     return {}
 
 
-def find_diffusion_decoder(archive: Archive) -> str | None:
-    """The name of a tensor of the diffusion decoder of LTX-2.5; None if the archive does not have it."""
-    stems = tuple(prefix + stem for prefix in _network_prefixes("decoder") for stem in _DIFFUSION_STEMS)
-    return next((name for name in archive.tensors if name.startswith(stems)), None)
-
-
-def find_statistics(archive: Archive) -> tuple[TensorInfo, TensorInfo] | None:
-    """The mean and the standard deviation of the latents, under any of their names; None unless both exist."""
+def _find_statistics(shapes: Shapes) -> tuple[str, str] | None:
     prefixes = [*_ROOTS, *_network_prefixes("decoder"), *_network_prefixes("encoder")]
     for prefix in (prefix + stem for prefix in prefixes for stem in _STATISTICS):
-        found = {
-            _plain(name.removeprefix(prefix)): info for name, info in archive.tensors.items() if name.startswith(prefix)
-        }
+        found = {_plain(name.removeprefix(prefix)): name for name in shapes if name.startswith(prefix)}
         mean = next((found[name] for name in _MEAN_NAMES if name in found), None)
         std = next((found[name] for name in _STD_NAMES if name in found), None)
-        if mean and std:
+        if mean is not None and std is not None:
             return mean, std
     return None
+
+
+def _find_diffusion_decoder(shapes: Shapes) -> dict[str, str]:
+    stems = tuple(prefix + stem for prefix in _network_prefixes("decoder") for stem in _DIFFUSION_STEMS)
+    tensor = next((name for name in shapes if name.startswith(stems)), None)
+    if tensor is None:
+        return {}
+    explanation = (
+        f"this is the diffusion decoder of LTX-2.5 ({tensor}, ...), which is not supported yet; use the "
+        "file of the convolutional decoder (its name ends in video-vae-conv), or load the encoder alone with "
+        "decoder=False (or from_weights without the decoder's arrays)."
+    )
+    return {"decoder": explanation}
 
 
 def _network_prefixes(network: str) -> list[str]:

@@ -1,28 +1,21 @@
-"""The configuration of a checkpoint: stated in its files or beside them, or inferred from its tensors."""
+"""The configuration of a checkpoint of the conv VAE: stated, or inferred from its tensors."""
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from ..errors import CheckpointError, excerpt
-from ..models.video_vae.block_types import DECODER_BLOCKS, ENCODER_BLOCKS
-from ..models.video_vae.config import VAEConfig, parse_vae_config
-from ..models.video_vae.generations import GENERATIONS
-from ..models.video_vae.network_specs import decoder_spec, encoder_spec
-from ..models.video_vae.raw_config import check_config
-from .diffusers import is_diffusers_config
-from .files import Archive, read_json
-from .names import NETWORKS
-from .stored_network import StoredNetwork
-from .weight_files import CONFIG_NAMES
+from ...errors import CheckpointError
+from ..base import NETWORKS, Configuration, Shapes, Stored
+from .block_types import BLOCKS
+from .config import VAEConfig, parse_vae_config
+from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
+from .generations import GENERATIONS
+from .network_specs import network_spec
+from .raw_config import CLASS_NAME, check_config
 
-_CLASS = "CausalVideoAutoencoder"
 _DIFFUSION_CLASS = "CausalDiffusionVAE"
 _TIMESTEP_TENSOR = "last_scale_shift_table"
-_SPECS = {"encoder": encoder_spec, "decoder": decoder_spec}
-_BLOCK_NAMES = {"encoder": ENCODER_BLOCKS, "decoder": DECODER_BLOCKS}
 
 # Keys of an encoder's own configuration, and what they are called in that of a whole VAE: in mlx-video's packs, and in
 # the file of LTX-2.5's diffusion decoder.
@@ -33,15 +26,6 @@ _NESTED_KEYS = {
     "base_channels": "encoder_base_channels",
     "spatial_padding_mode": "encoder_spatial_padding_mode",
 }
-
-
-def find_config(archives: Sequence[Archive], folders: Sequence[Path]) -> dict[str, Any] | None:
-    """The configuration in the metadata of files, or in `config.json` and `embedded_config.json` in `folders`.
-
-    See `choose_config`; the metadata comes first.
-    """
-    files = (folder / name for folder in folders for name in CONFIG_NAMES)
-    return choose_config([*_metadata(archives), *(read_json(file) for file in files if file.exists())])
 
 
 def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
@@ -65,17 +49,43 @@ def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
     return parts or None
 
 
-def complete_config(
-    raw: Mapping[str, Any] | None, networks: Mapping[str, StoredNetwork], source: str
-) -> dict[str, Any]:
+def configure(stated: Mapping[str, Any] | VAEConfig | None, stored: Stored) -> Configuration[VAEConfig]:
+    """See `Family`. Names and configurations of diffusers are translated to the original's."""
+    source, networks = stored.source, stored.networks
+    translation = None
+    if isinstance(stated, Mapping) and is_diffusers_config(stated):
+        translation = read_diffusers_config(stated, source)
+        stated = translation.raw_config
+    names: dict[str, dict[str, str]] = {}
+    for network, shapes in networks.items():
+        if has_diffusers_names(shapes):
+            if translation is None:
+                raise CheckpointError(
+                    f"{source}: its tensors have the names of the diffusers library, so the config.json of that "
+                    "library must be beside it; download that file too."
+                )
+            names[network] = translation.original_names(network, shapes)
+    if isinstance(stated, VAEConfig):
+        return Configuration(stated, {}, names)
+    translated = {
+        network: {names.get(network, {}).get(name, name): shape for name, shape in shapes.items()}
+        for network, shapes in networks.items()
+    }
+    raw = _complete(stated, translated, source)
+    if "decoder" in stored.unsupported and "decoder" not in networks:
+        raw.pop("decoder_blocks", None)  # a match of the encoder's tensors says nothing about that decoder
+    return Configuration(_resolve(raw, translated, stored.wanted, source), raw, names)
+
+
+def _complete(stated: Mapping[str, Any] | None, networks: Mapping[str, Shapes], source: str) -> dict[str, Any]:
     """A configuration that lists the blocks of all `networks`, in the original's vocabulary.
 
-    What `raw` does not list is that of the one published generation that has these tensors.
+    What `stated` does not list is that of the one published generation that has these tensors.
 
     Raises:
         CheckpointError: none or several have them.
     """
-    stated = dict(raw or {})
+    stated = dict(stated or {})
     missing = [name for name in networks if not (f"{name}_blocks" in stated or "blocks" in stated)]
     if stated and not missing:
         return stated
@@ -83,7 +93,7 @@ def complete_config(
     matches: dict[str, dict[str, Any]] = {}
     for generation, known in GENERATIONS.items():
         candidate = _candidate(stated, known, missing, networks)
-        has_these = all(_weight_names(candidate, name) == networks[name].tensors.keys() for name in missing)
+        has_these = all(_weight_names(candidate, name) == networks[name].keys() for name in missing)
         if has_these and candidate not in matches.values():
             matches[generation] = candidate
     if len(matches) != 1:
@@ -96,25 +106,23 @@ def complete_config(
     return json.loads(json.dumps(next(iter(matches.values()))))  # lists in place of tuples, as in a file
 
 
-def resolve_config(
-    raw: Mapping[str, Any], networks: Mapping[str, StoredNetwork], wanted: Sequence[str], source: str
-) -> VAEConfig:
+def _resolve(raw: Mapping[str, Any], networks: Mapping[str, Shapes], wanted: Collection[str], source: str) -> VAEConfig:
     """Parse a configuration. The widths of the `wanted` networks are those of their tensors.
 
     So is whether the decoder takes a timestep, if it is not stated: ltx-core then assumes that it does, diffusers not.
     """
     shared: dict[str, Any] = {}
     shared |= {key: value for key, value in _widths(networks).items() if key in ("latent_channels", "patch_size")}
-    shared["timestep_conditioning"] = "decoder" in networks and _TIMESTEP_TENSOR in networks["decoder"].tensors
-    channels = {name: networks[name].input_channels for name in wanted if name in networks}
-    return parse_vae_config({**shared, **raw}, source, channels)
+    shared["timestep_conditioning"] = _TIMESTEP_TENSOR in networks.get("decoder", {})
+    stored = {name: networks[name] for name in wanted if name in networks}
+    return parse_vae_config({**shared, **raw}, source, stored)
 
 
 def _candidate(
-    stated: Mapping[str, Any], known: Mapping[str, Any], missing: Sequence[str], networks: Mapping[str, StoredNetwork]
+    stated: Mapping[str, Any], known: Mapping[str, Any], missing: Sequence[str], networks: Mapping[str, Shapes]
 ) -> dict[str, Any]:
     """The configuration of a known generation; or what is stated, with that generation's blocks where none are."""
-    widths = {"_class_name": _CLASS, **_widths(networks)}
+    widths = {"_class_name": CLASS_NAME, **_widths(networks)}
     has_list = any(f"{name}_blocks" in stated for name in NETWORKS)
     if not has_list:
         return {**known, **widths, **stated}
@@ -132,19 +140,7 @@ def _weight_names(raw: Mapping[str, Any], network: str) -> Set[str]:
         config = parse_vae_config({"spatial_padding_mode": "zeros", **raw}, "")  # any: it is in no weight's name
     except CheckpointError:  # the stated network and that of this generation differ in scale
         return set()
-    return _SPECS[network](config).weights.keys()
-
-
-def _metadata(archives: Sequence[Archive]) -> Iterator[object]:
-    for archive in archives:
-        if "config" in archive.metadata:
-            try:
-                yield json.loads(archive.metadata["config"])
-            except (TypeError, ValueError, RecursionError) as error:
-                raise CheckpointError(
-                    f"{archive.path}: its metadata entry 'config' is not JSON ({excerpt(error)}); download the file "
-                    "again."
-                ) from error
+    return network_spec(config, network).weights.keys()
 
 
 def _network_entry(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +152,7 @@ def _network_entry(raw: Mapping[str, Any]) -> dict[str, Any]:
     listed = [network for network in NETWORKS if _is_known_list(raw.get(f"{network}_blocks"), network)]
     if listed == ["encoder"] and "latent_channels" not in raw and raw.get("out_channels", 3) != 3:
         return _rename(raw, _PACK_KEYS)
-    return dict(raw) if listed or class_name == _CLASS else {}
+    return dict(raw) if listed or class_name == CLASS_NAME else {}
 
 
 def _rename(raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -168,20 +164,26 @@ def _is_known_list(blocks: object, network: str) -> bool:
     if not isinstance(blocks, list):
         return False
     names = [block[0] for block in blocks if isinstance(block, (list, tuple)) and len(block) == 2]
-    return any(isinstance(name, str) and name in _BLOCK_NAMES[network] for name in names)
+    return any(isinstance(name, str) and name in BLOCKS[network] for name in names)
 
 
-def _widths(networks: Mapping[str, StoredNetwork]) -> dict[str, int]:
+def _widths(networks: Mapping[str, Shapes]) -> dict[str, int]:
     """Latent channels, patch size and base widths. A network that is missing gets the base width of the other."""
     widths: dict[str, int] = {}
     patch_channels = 0
     if "encoder" in networks:
-        base, patch_channels = networks["encoder"].channels("conv_in.conv.weight")
-        moments, _ = networks["encoder"].channels("conv_out.conv.weight")
+        base, patch_channels = _channels(networks["encoder"], "conv_in")
+        moments, _ = _channels(networks["encoder"], "conv_out")
         widths = {"encoder_base_channels": base, "decoder_base_channels": base, "latent_channels": moments - 1}
     if "decoder" in networks:
-        _, latent_channels = networks["decoder"].channels("conv_in.conv.weight")
-        patch_channels, base = networks["decoder"].channels("conv_out.conv.weight")
+        _, latent_channels = _channels(networks["decoder"], "conv_in")
+        patch_channels, base = _channels(networks["decoder"], "conv_out")
         widths = {"encoder_base_channels": base} | widths
         widths |= {"decoder_base_channels": base, "latent_channels": latent_channels}
     return {**widths, "patch_size": math.isqrt(patch_channels // 3)}
+
+
+def _channels(shapes: Shapes, conv: str) -> tuple[int, int]:
+    """(output, input) channels of a convolution, (0, 0) if it does not exist."""
+    shape = shapes.get(f"{conv}.conv.weight")
+    return (shape[0], shape[-1]) if shape else (0, 0)
