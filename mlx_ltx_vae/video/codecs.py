@@ -15,6 +15,7 @@ from fractions import Fraction
 
 from ..errors import WriterError, quote
 from .ffmpeg import has_encoder
+from .sink import SinkOptions
 
 SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 _TO_BT709 = f"scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags={SCALER}"
@@ -109,20 +110,27 @@ CODECS: dict[str, Codec] = {
 _OTHER_NAMES = {"h265": "hevc"}
 
 
-def find_codec(name: str, ending: str, codec: str | None) -> Codec:
-    """The codec called `codec`, in any case, or the default for a file that ends in `ending`.
+def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
+    """The codec that the options name, in any case, or the default for a file that ends in `ending`.
 
     Raises:
-        WriterError: if the codec is unknown, or not supported by the container.
+        WriterError: for a codec that is unknown or not supported by the container, a crf out of range (ffmpeg would
+            silently change it), and a fragmented container that cannot be.
     """
-    key = (codec or ("vp9" if ending == ".webm" else "h264")).lower()
+    if options.fragmented:
+        check_fragmented(name, ending)
+    key = (options.codec or ("vp9" if ending == ".webm" else "h264")).lower()
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
-        raise WriterError(f"{name}: the codec {quote(codec)} is not supported; use one of {', '.join(CODECS)}.")
-    found = CODECS[key]
-    if ending not in found.endings:
-        raise WriterError(f"{name}: {key} is not supported in {ending}; use {' or '.join(found.endings)}.")
-    return found
+        raise WriterError(f"{name}: the codec {quote(options.codec)} is not supported; use one of {', '.join(CODECS)}.")
+    codec, crf = CODECS[key], options.crf
+    if ending not in codec.endings:
+        raise WriterError(f"{name}: {key} is not supported in {ending}; use {' or '.join(codec.endings)}.")
+    if crf is not None and codec.default_crf is None:
+        raise WriterError(f"{name}: {codec.encoder} has no crf; leave it out.")
+    if crf is not None and not 0 <= crf <= codec.max_crf:
+        raise WriterError(f"{name}: a crf of {crf} is not between 0 and {codec.max_crf}.")
+    return codec
 
 
 def check_encoder(name: str, codec: Codec) -> None:
@@ -132,25 +140,15 @@ def check_encoder(name: str, codec: Codec) -> None:
         raise WriterError(f"{name}: this ffmpeg was built without {codec.encoder}, which {key} needs.")
 
 
-def quality_arguments(name: str, codec: Codec, crf: int | None) -> list[str]:
-    """`-crf`, with the default if it is None.
-
-    Raises:
-        WriterError: for a crf out of range (ffmpeg would silently change it), or for a codec without one.
-    """
-    if codec.default_crf is None:
-        if crf is not None:
-            raise WriterError(f"{name}: {codec.encoder} has no crf; leave it out.")
-        return []
-    if crf is not None and not 0 <= crf <= codec.max_crf:
-        raise WriterError(f"{name}: a crf of {crf} is not between 0 and {codec.max_crf}.")
-    return ["-crf", str(codec.default_crf if crf is None else crf)]
-
-
 def check_fragmented(name: str, ending: str) -> None:
     """Raise a `WriterError` if a file with this ending cannot be fragmented."""
     if ending not in _FRAGMENTED_ENDINGS:
         raise WriterError(f"{name}: cannot be played while it grows; only {' and '.join(_FRAGMENTED_ENDINGS)} can.")
+
+
+def quality_arguments(codec: Codec, crf: int | None) -> list[str]:
+    """`-crf`, with the default if it is None."""
+    return [] if codec.default_crf is None else ["-crf", str(codec.default_crf if crf is None else crf)]
 
 
 def live_arguments(codec: Codec, fps: Fraction) -> list[str]:

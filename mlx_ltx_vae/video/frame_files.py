@@ -16,7 +16,7 @@ from ..files.atomic import PartFile, check_name, create_part, remove_part, writi
 from ..process.cleanup import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
 from .live import StandardOutput
-from .sink import Sink, write_bytes
+from .sink import Sink, SinkOptions, write_bytes
 from .source import match_numbered
 
 
@@ -120,9 +120,9 @@ def _refuse_other_stills(name: str, folder: Path, pattern: str) -> None:
 class NpyWriter(Sink):
     """A `.npy` file `(frames, height, width, 3)`, uint8 or uint16, written frame by frame."""
 
-    def __init__(self, path: str | os.PathLike, size: Size, bit_depth: int, overwrite: bool = True) -> None:
-        super().__init__(os.fspath(path), size, bit_depth)
-        self._part = PartFile(Path(path), overwrite=overwrite)
+    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions) -> None:
+        super().__init__(os.fspath(path), size, options.bit_depth)
+        self._part = PartFile(Path(path), overwrite=options.overwrite)
         with writing_to(self.name):
             self._file = self._part.path.open("wb")
         self._write_header(0)

@@ -1,11 +1,13 @@
 """The base class of outputs: checks, a writer thread, and output that is either complete or absent."""
 
+import os
 import queue
 import threading
 import traceback
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -19,6 +21,21 @@ SinkT = TypeVar("SinkT", bound="Sink")
 _FRAME_DTYPES: dict[int, np.dtype] = {8: np.dtype(np.uint8), 10: np.dtype(np.uint16)}
 _END = None
 _MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What users choose about an output, see `VideoWriter`. Most of it is for videos only."""
+
+    audio: str | os.PathLike | None = None
+    codec: str | None = None
+    crf: int | None = None
+    bit_depth: int = 8
+    fragmented: bool = False
+    overwrite: bool = True
+
+
+DEFAULT_OPTIONS = SinkOptions()
 
 
 class _Worker:

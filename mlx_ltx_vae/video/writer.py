@@ -16,7 +16,6 @@ from ..shapes import Size, format_size
 from .codecs import (
     CONTAINER_ENDINGS,
     check_encoder,
-    check_fragmented,
     container_arguments,
     find_codec,
     live_arguments,
@@ -24,7 +23,7 @@ from .codecs import (
 )
 from .ffmpeg import FfmpegEncoder, check_audio, file_url, input_arguments
 from .live import LiveOutput, Target, target_name
-from .sink import Sink, write_bytes
+from .sink import Sink, SinkOptions, write_bytes
 
 _RAW_FORMATS = {8: "rgb24", 10: "rgb48le"}
 _MAX_GIF_FPS = 50
@@ -132,54 +131,32 @@ class VideoWriter(FfmpegSink):
         is_path = isinstance(path, (str, os.PathLike))
         if not is_path and not fragmented:
             raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
-        arguments = video_arguments(
-            self.name,
-            Path(self.name).suffix if is_path else ".mp4",
-            size,
-            self.fps,
-            audio=audio,
-            codec=codec,
-            crf=crf,
-            bit_depth=bit_depth,
-            fragmented=fragmented,
-        )
+        options = SinkOptions(audio, codec, crf, bit_depth, fragmented, overwrite)
+        arguments = video_arguments(self.name, Path(self.name).suffix if is_path else ".mp4", size, self.fps, options)
         target = LiveOutput(path, overwrite) if fragmented else PartFile(Path(self.name), overwrite=overwrite)
         self._start(target, arguments)
 
 
-def video_arguments(
-    name: str,
-    ending: str,
-    size: Size,
-    fps: Fraction,
-    *,
-    audio: str | os.PathLike | None,
-    codec: str | None,
-    crf: int | None,
-    bit_depth: int,
-    fragmented: bool,
-) -> list[str]:
+def video_arguments(name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
     """ffmpeg's arguments between the video input and the output, see `VideoWriter`. Raises its errors of options."""
     ending = ending.lower()
     if ending not in CONTAINER_ENDINGS:
         raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
-    if fragmented:
-        check_fragmented(name, ending)
-    found = find_codec(name, ending, codec)
-    check_encoder(name, found)
-    arguments = ["-map", "0:v:0", "-c:v", found.encoder, *found.options, *quality_arguments(name, found, crf)]
-    arguments += ["-vf", found.color_filter(size, bit_depth)]
-    if fragmented:
-        arguments += live_arguments(found, fps)
-    if audio is not None:
-        check_audio(audio)
-        if fragmented and os.path.exists(name) and os.path.samefile(audio, name):
+    codec = find_codec(name, ending, options)
+    check_encoder(name, codec)
+    arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options, *quality_arguments(codec, options.crf)]
+    arguments += ["-vf", codec.color_filter(size, options.bit_depth)]
+    if options.fragmented:
+        arguments += live_arguments(codec, fps)
+    if options.audio is not None:
+        check_audio(options.audio)
+        if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
             raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
         encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
         # Without -shortest, which would cut the longer of the two.
         arguments += ["-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
-        arguments = [*input_arguments(audio), *(() if fragmented else _END_WITH_READER), *arguments]
-    return arguments + container_arguments(ending, found, fragmented=fragmented)
+        arguments = [*input_arguments(options.audio), *(() if options.fragmented else _END_WITH_READER), *arguments]
+    return arguments + container_arguments(ending, codec, fragmented=options.fragmented)
 
 
 class GifWriter(FfmpegSink):
@@ -190,14 +167,12 @@ class GifWriter(FfmpegSink):
     `fps` is at most 50: GIF delays are in hundredths of a second, and players slow down delays below two.
     """
 
-    def __init__(
-        self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, bit_depth: int, overwrite: bool = True
-    ) -> None:
-        super().__init__(os.fspath(path), size, fps, bit_depth)
-        check_gif(self.name, self.fps, bit_depth)
+    def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, options: SinkOptions) -> None:
+        super().__init__(os.fspath(path), size, fps, options.bit_depth)
+        check_gif(self.name, self.fps, options.bit_depth)
         palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
         filters = f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4"
-        self._start(PartFile(Path(path), overwrite=overwrite), ["-vf", filters, "-f", "gif"])
+        self._start(PartFile(Path(path), overwrite=options.overwrite), ["-vf", filters, "-f", "gif"])
 
 
 def check_gif(name: str, fps: Fraction, bit_depth: int) -> None:
