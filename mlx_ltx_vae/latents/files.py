@@ -26,7 +26,7 @@ import numpy as np
 
 from ..errors import LatentsError, WriterError, excerpt, quote
 from ..files.atomic import PartFile
-from ..frame_rate import parse_fps
+from ..frame_rate import find_fps
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .layouts import CHANNELS_FIRST, find_layout
 from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames
@@ -349,7 +349,4 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
 def _check_target(path: str | os.PathLike, fps: str | float | Fraction | None) -> tuple[Path, Fraction | None]:
     target = Path(path)
     check_latents_name(path)
-    try:
-        return target, None if fps is None else parse_fps(fps)
-    except ValueError as error:
-        raise WriterError(f"{target}: {error}") from error
+    return target, None if fps is None else find_fps(target, fps, WriterError)

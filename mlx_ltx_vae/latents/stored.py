@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import IO, Literal, NamedTuple
+from typing import IO, Literal
 
 import numpy as np
 
@@ -107,67 +107,30 @@ class StoredArray:
         Raises:
             LatentsError: if the file cannot be read, or has changed since it was opened.
         """
+        buffer = bytearray()
         with reading(self.file):
-            buffer = bytearray()
-            for where in _blocks(self.shape, self._runs().strides):
+            for where in self._parts():
                 part = self[where]
-                runs = part._runs()
-                offsets = runs.offsets(part)
-                if len(offsets) * runs.size > len(buffer):
-                    buffer = bytearray(len(offsets) * runs.size)
-                for index, offset in enumerate(offsets):
-                    self.file.read_into(memoryview(buffer)[index * runs.size : (index + 1) * runs.size], offset)
-                yield where, np.ndarray(part.shape, self.dtype, buffer, runs.first, runs.strides)
+                reaches = [(length - 1) * stride for length, stride in zip(part.shape, part.strides, strict=True)]
+                first = sum(-reach for reach in reaches if reach < 0)  # of its bytes; an axis may be reversed
+                size = sum(map(abs, reaches)) + self.dtype.itemsize
+                if size > len(buffer):
+                    buffer = bytearray(size)
+                self.file.read_into(memoryview(buffer)[:size], part.offset - first)
+                yield where, np.ndarray(part.shape, self.dtype, buffer, first, part.strides)
 
-    def _runs(self) -> "_Runs":
-        size, first = self.dtype.itemsize, 0
-        strides, outer = list(self.strides), list[int]()
+    def _parts(self) -> Iterator[tuple[slice, ...]]:
+        """Slices that together are the whole array, each in at most 1 MB of the file and without large gaps."""
+        size, steps = self.dtype.itemsize, [1] * len(self.shape)
         for axis in sorted(range(len(self.shape)), key=lambda axis: abs(self.strides[axis])):
-            reach = (self.shape[axis] - 1) * self.strides[axis]
-            if reach and (outer or abs(self.strides[axis]) - size > _MAX_GAP):
-                outer.append(axis)
-            else:
-                size, first = size + abs(reach), first + max(0, -reach)
-        count = 1
-        for axis in outer:
-            strides[axis] = size * count
-            count *= self.shape[axis]
-        return _Runs(size, first, tuple(strides), outer)
-
-
-class _Runs(NamedTuple):
-    """How the values of an array are read: in runs without large gaps, which lie one after the other when read.
-
-    Attributes:
-        size: bytes of a run.
-        first: where the first value is in its run; not at the start if an axis is reversed.
-        strides: bytes between neighbors along each axis when read.
-        outer: the axes along which the runs are, the one with the nearest first.
-    """
-
-    size: int
-    first: int
-    strides: tuple[int, ...]
-    outer: list[int]
-
-    def offsets(self, array: StoredArray) -> list[int]:
-        """Where each run of `array` is in the file."""
-        offsets = [array.offset - self.first]
-        for axis in self.outer:
-            steps = range(0, array.shape[axis] * array.strides[axis], array.strides[axis])
-            offsets = [offset + step for step in steps for offset in offsets]
-        return offsets
-
-
-def _blocks(shape: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Slices that together are a whole array, each with at most 1 MB between its first and its last value."""
-    steps = list(shape)
-    for axis, stride in enumerate(map(abs, strides)):
-        if shape[axis] > 1 and shape[axis] * stride > _BLOCK_BYTES:
-            steps[axis] = max(1, _BLOCK_BYTES // stride)
-    ranges = [range(0, size, max(1, step)) for size, step in zip(shape, steps, strict=True)]
-    for starts in product(*ranges):
-        yield tuple(slice(start, start + step) for start, step in zip(starts, steps, strict=True))
+            stride = abs(self.strides[axis])
+            if self.shape[axis] > 1 and stride - size > _MAX_GAP:
+                break
+            steps[axis] = min(self.shape[axis], max(1, _BLOCK_BYTES // max(1, stride)))
+            size += (steps[axis] - 1) * stride
+        ranges = [range(0, length, max(1, step)) for length, step in zip(self.shape, steps, strict=True)]
+        for starts in product(*ranges):
+            yield tuple(slice(start, start + step) for start, step in zip(starts, steps, strict=True))
 
 
 @dataclass(frozen=True)

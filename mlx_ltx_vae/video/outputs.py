@@ -6,12 +6,13 @@ from pathlib import Path
 
 from ..errors import WriterError
 from ..files.atomic import check_name
+from ..frame_rate import find_fps
 from ..shapes import Size
-from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec
+from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments
 from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path
 from .live import StandardOutput
 from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_frames
-from .writer import GifWriter, VideoWriter, check_gif, find_frame_rate, video_arguments
+from .writer import GifWriter, VideoWriter, check_gif
 
 _SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
 
@@ -56,7 +57,7 @@ def check_output(
     if kind is StillsWriter:
         target, _ = find_stills_target(path, options.bit_depth)
     elif kind is VideoWriter:
-        video_arguments(*_name_and_ending(name), size, find_frame_rate(name, fps), options)
+        video_arguments(*_name_and_ending(name), size, find_fps(name, fps, WriterError), options)
     if name == "-":
         return
     check_name(target)
@@ -84,7 +85,7 @@ def check_output_options(
     elif kind is StillsWriter:
         parse_stills_path(path, options.bit_depth)
     elif kind is GifWriter:
-        check_gif(name, Fraction(1) if fps is None else find_frame_rate(name, fps), options.bit_depth)
+        check_gif(name, Fraction(1) if fps is None else find_fps(name, fps, WriterError), options.bit_depth)
     return kind
 
 
