@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import LatentsError, excerpt
+from ..files.formats import START_BYTES
 from ..process.cleanup import temporary_folder
-from .formats import START_BYTES, find_format
+from .formats import check_format
 from .stored import OpenFile
 
 _STANDARD_INPUT = "-"
@@ -81,7 +82,7 @@ def _spooled(stream: IO[bytes], source: str) -> Iterator[tuple[OpenFile, Path]]:
         try:
             with path.open("wb") as copy:
                 start = stream.read(START_BYTES)
-                find_format(start, source)  # refuses an endless stream of something else
+                check_format(start, source)  # refuses an endless stream of something else
                 copy.write(start)
                 shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
         except OSError as error:
