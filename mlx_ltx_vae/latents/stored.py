@@ -22,14 +22,10 @@ _MAX_GAP = 2**14  # bytes; to read as many takes as long as another call
 
 
 class OpenFile:
-    """A file that stays open as long as this object exists, also if its name is deleted or becomes another file's.
-
-    Attributes:
-        source: its name in errors.
-    """
+    """A file that stays open as long as this object exists, also if its name is deleted or becomes another file's."""
 
     def __init__(self, file: IO[bytes], source: str) -> None:
-        self.source = source
+        self.source = source  # its name in errors
         self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
         self.state = FileState.of(self._descriptor)
@@ -52,7 +48,6 @@ class OpenFile:
             raise self.changed()
 
     def changed(self) -> LatentsError:
-        """The error for a file that was written to after it was opened."""
         return LatentsError(
             f"{self.source}: cannot be read, as the file changed while it was read; wait until the program that "
             "writes it is done."
@@ -68,18 +63,13 @@ class OpenFile:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array whose values are in a file, or a part of one, described as numpy describes arrays in memory.
-
-    Attributes:
-        strides: bytes between neighbors along each axis.
-        offset: of the first value in the file.
-    """
+    """An array whose values are in a file, or a part of one, described as numpy describes arrays in memory."""
 
     file: OpenFile
     dtype: np.dtype
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
+    strides: tuple[int, ...]  # bytes between neighbors along each axis
+    offset: int  # of the first value in the file
 
     @classmethod
     def whole(
@@ -102,11 +92,7 @@ class StoredArray:
         )
 
     def read(self) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
-        """Yield where each part is in the array, and its values, which the next part overwrites.
-
-        Raises:
-            LatentsError: if the file cannot be read, or has changed since it was opened.
-        """
+        """Yield where each part is in the array, and its values, which the next part overwrites."""
         buffer = bytearray()
         with reading(self.file):
             for where in self._parts():
@@ -135,25 +121,16 @@ class StoredArray:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file, known by its header.
-
-    Attributes:
-        dtype: "float32", "bfloat16" and so on; for what numpy does not have, the file's own name, such as "F8_E4M3".
-        num_bytes: of the values.
-    """
+    """A tensor of a file, known by its header."""
 
     file: OpenFile
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # "float32", "bfloat16"; for what numpy does not have, the file's own name, such as "F8_E4M3"
     num_bytes: int
     _open: Callable[[], StoredArray]
 
     def open(self) -> StoredArray:
-        """Its values, not read yet; bfloat16 as two-byte voids (`V2`), as numpy has none.
-
-        Raises:
-            LatentsError: for a damaged file.
-        """
+        """Its values, not read yet; bfloat16 as two-byte voids (`V2`), as numpy has none."""
         with reading(self.file):
             return self._open()
 

@@ -25,11 +25,7 @@ _MAX_METADATA_BYTES = 1024
 
 
 def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """The tensors of a file by name, and its metadata. Its first bytes decide its format, not its name.
-
-    Raises:
-        LatentsError: for a file that is missing, truncated or of another format, and for a pickle.
-    """
+    """The tensors of a file by name, and its metadata."""
     with open_source(path) as (file, readable_path), reading(file):
         file_format = check_format(file.read(0, START_BYTES), file.source)
         if file_format is Format.NPY:
