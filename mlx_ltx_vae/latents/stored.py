@@ -15,7 +15,7 @@ from typing import IO, Literal
 import numpy as np
 
 from ..errors import LatentsError, excerpt
-from ..files.state import FileState
+from ..files.opening import FileState
 
 _BLOCK_BYTES = 2**20
 _MAX_GAP = 2**14  # bytes; to read as many takes as long as another call

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..errors import LatentsError
 from ..files.formats import START_BYTES, Format
+from ..files.opening import FileState
 from ..files.safetensors_header import read_header, read_positions
-from ..files.state import FileState
 from ..units import format_bytes
 from .formats import check_format
 from .metadata import METADATA_KEYS
