@@ -1,4 +1,4 @@
-"""Files that appear under their name only when they are whole."""
+"""Files and folders that appear under their name only when they are whole."""
 
 import fcntl
 import os
@@ -132,3 +132,22 @@ class PartFile:
 
     def discard(self) -> None:
         self._remove()
+
+
+@contextmanager
+def part_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder on the same disk, which is renamed to `folder` on success and deleted on failure."""
+    with writing_to(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise WriterError(f"{folder}: it exists and is not an empty folder; remove it or choose another name.")
+        with uninterrupted():
+            parent, lock = create_part(folder, Path.mkdir)
+            remove = Cleanup(None, remove_part, parent, lock)
+    try:
+        part = parent / folder.name  # which errors name
+        part.mkdir()
+        yield part
+        with uninterrupted(), writing_to(folder):
+            part.rename(folder)
+    finally:
+        remove()
