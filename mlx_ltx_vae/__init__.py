@@ -1,18 +1,12 @@
 """Exact, streaming decoding and encoding of LTX video latents on MLX, in constant memory."""
 
-from .process import startup  # noqa: F401  (first, before the imports that take long)
+from .process import startup  # first, before the imports that take long
 
 # isort: split
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-try:
-    import mlx.core  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "MLX has no backend on this machine: on Linux install mlx_ltx_vae[cpu] or mlx_ltx_vae[cuda13]; on macOS MLX "
-        "needs Apple Silicon and a native (arm64) Python."
-    ) from error
-
+from .backend.mlx_import import HAS_MLX, fail_without_mlx, missing_names
 from .errors import (
     CheckpointError,
     DecodeCancelled,
@@ -25,14 +19,22 @@ from .errors import (
     ReaderError,
     WriterError,
 )
-from .latents import LatentsInfo, load_latents, save_latents
 from .models.video_vae.config import VAEConfig
-from .pipeline.decode_stream import DecodeStream
-from .pipeline.postprocess import FrameChunk
 from .planning.plan import DecodePlan, EncodePlan
 from .shapes import ScaleFactors
-from .vae import VideoVAE
 from .video import Fit, VideoReader, VideoWriter
+
+if TYPE_CHECKING or HAS_MLX:
+    from .latents import LatentsInfo, load_latents, save_latents
+    from .pipeline.decode_stream import DecodeStream
+    from .pipeline.postprocess import FrameChunk
+    from .vae import VideoVAE
+elif startup.IS_COMMAND:
+    fail_without_mlx()
+else:
+    __getattr__ = missing_names(
+        __name__, "DecodeStream", "FrameChunk", "LatentsInfo", "VideoVAE", "load_latents", "save_latents"
+    )
 
 __version__ = version("mlx_ltx_vae")
 

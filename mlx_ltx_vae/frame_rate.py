@@ -4,7 +4,7 @@ import math
 import re
 from fractions import Fraction
 
-from .errors import quote
+from .errors import LTXVAEError, quote
 
 #: Frames per second of a video whose latent file states no rate.
 DEFAULT_FPS = Fraction(24)
@@ -39,6 +39,14 @@ def parse_fps(rate: str | float | Fraction) -> Fraction:
     if not 0 < fps <= MAX_FPS:
         raise ValueError(f"a frame rate must be above 0 and at most {MAX_FPS}, not {text}.")
     return fps
+
+
+def find_fps(name: object, rate: str | float | Fraction, error: type[LTXVAEError]) -> Fraction:
+    """As `parse_fps`, with an `error` that names the file."""
+    try:
+        return parse_fps(rate)
+    except ValueError as problem:
+        raise error(f"{name}: {problem}") from problem
 
 
 def _snap_to_ntsc(fps: Fraction) -> Fraction:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import check_latents, load_latents, open_latents, save_latents
+from mlx_ltx_vae.latents import load_latents, open_latents, save_latents
 
 SHAPE = (1, 8, 3, 4, 5)
 
@@ -172,19 +172,22 @@ def test_other_channel_count_is_refused_with_both_numbers(tmp_path: Path, latent
         (mx.zeros(SHAPE, mx.complex64), "complex64"),
     ],
 )
-def test_shapes_and_dtypes_that_no_decoder_takes_are_refused(array: mx.array, words: str) -> None:
-    with pytest.raises(LatentsError, match=f"here: .*{words}"):
-        check_latents(array, None, "here")
+def test_shapes_and_dtypes_that_no_decoder_takes_are_refused(tmp_path: Path, array: mx.array, words: str) -> None:
+    with pytest.raises(LatentsError, match=f"here.safetensors: .*{words}"):
+        save_latents(tmp_path / "here.safetensors", array)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_values_that_are_not_finite_are_counted_and_located(latents: mx.array, value: float, dtype: mx.Dtype) -> None:
+def test_values_that_are_not_finite_are_counted_and_located(
+    tmp_path: Path, latents: mx.array, value: float, dtype: mx.Dtype
+) -> None:
     latents = latents.astype(dtype)
     latents[0, 2, 1, 3, 4] = value
     latents[0, 7, 2, 0, 0] = value
     with pytest.raises(LatentsError, match=r"2 of 480 values .* = \(0, 2, 1, 3, 4\)"):
-        check_latents(latents, 8, "clip")
+        save_latents(tmp_path / "clip.safetensors", latents)
 
 
 def test_integers_in_a_file_are_refused(tmp_path: Path) -> None:

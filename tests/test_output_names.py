@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import WriterError, load_latents, save_latents
-from mlx_ltx_vae.video import VideoReader, open_sink
-from mlx_ltx_vae.video.outputs import check_output
+from mlx_ltx_vae.video import SinkOptions, VideoReader, check_output, open_sink
 
 SIZE = (64, 32)
 FRAMES = np.random.default_rng(0).integers(0, 256, (3, SIZE[1], SIZE[0], 3), np.uint8)
@@ -67,14 +66,14 @@ def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path, ending, is_d
 def test_a_failed_live_video_removes_the_target_of_a_link_and_not_the_link(tmp_path):
     link, real = tmp_path / "link.mp4", tmp_path / "real.mp4"
     link.symlink_to(real)
-    open_sink(link, size=SIZE, fps=24, fragmented=True).abort()
+    open_sink(link, size=SIZE, fps=24, options=SinkOptions(fragmented=True)).abort()
     assert names(tmp_path) == ["link.mp4"]
 
 
 @pytest.mark.parametrize(("ending", "fragmented"), [(".mp4", False), (".mp4", True), (".gif", False), (".npy", False)])
 def test_a_file_is_not_replaced_where_that_is_unwanted(tmp_path, ending, fragmented):
     path = tmp_path / f"clip{ending}"
-    options = {"size": SIZE, "fps": 24, "overwrite": False, "fragmented": fragmented}
+    options = {"size": SIZE, "fps": 24, "options": SinkOptions(overwrite=False, fragmented=fragmented)}
     path.write_text("kept")
     with pytest.raises(WriterError, match="exists, and is not to be overwritten"):
         open_sink(path, **options)

@@ -15,7 +15,7 @@ from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.process.cleanup import remove_folder
-from mlx_ltx_vae.video import VideoWriter, open_sink
+from mlx_ltx_vae.video import SinkOptions, VideoWriter, open_sink
 from video_files import SIZE, noise, numbered, numbers, read
 
 LOST = "out.mp4: another program has moved, removed or replaced it while it was written; write it again."
@@ -168,8 +168,8 @@ def test_a_folder_that_becomes_read_only_is_one_error_and_one_warning(tmp_path: 
         if parent == Path(tempfile.gettempdir()):
             break
         parent.chmod(0o755)
-    options = {"fragmented": True} if name == "live.mp4" else {}
-    out = open_sink(f"{folder}/{name}", size=SIZE, fps=24, **options)
+    options = SinkOptions(fragmented=name == "live.mp4")
+    out = open_sink(f"{folder}/{name}", size=SIZE, fps=24, options=options)
     out.write(noise(2))
     out._queue.finish()
     with read_only(changed):

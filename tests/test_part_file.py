@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_ltx_vae.conversion.convert import _part_folder
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.files.atomic import PartFile
+from mlx_ltx_vae.files.atomic import PartFile, part_folder
 from mlx_ltx_vae.video.frame_files import StillsWriter
 
 KEEPS = """
@@ -71,7 +70,7 @@ def test_folders_that_nobody_has_locked_are_removed(tmp_path):
     assert not (tmp_path / ".stills.0a1b2c3d.part").exists()
     stills.abort()
     leave(".vae.0a1b2c3d.part")
-    with _part_folder(tmp_path / "vae"):
+    with part_folder(tmp_path / "vae"):
         assert not (tmp_path / ".vae.0a1b2c3d.part").exists()
     assert names(tmp_path) == {"vae"}
 

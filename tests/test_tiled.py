@@ -8,7 +8,9 @@ from mlx_ltx_vae import PlanError, VideoVAE
 from mlx_ltx_vae.pipeline.latent_sources import LatentSource
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.tiling import Interval, SpatialTilingConfig, TemporalTilingConfig, Tile, TilingConfig
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
+from mlx_ltx_vae.tiling.intervals import Interval
+from mlx_ltx_vae.tiling.layout import Tile
 from tolerances import tolerance
 
 

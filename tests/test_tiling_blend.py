@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 from mlx_ltx_vae import DecodeError, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.shapes import DEFAULT_SCALE
 from mlx_ltx_vae.tiling import (
-    SpatialBlender,
     SpatialTilingConfig,
     TemporalTilingConfig,
-    TileLayout,
     TilingConfig,
     TilingError,
     blend,
-    blend_tiles,
     decode_with_tiling,
-    space_axis,
-    split,
 )
+from mlx_ltx_vae.tiling.blend import SpatialBlender, blend_tiles
+from mlx_ltx_vae.tiling.intervals import split
+from mlx_ltx_vae.tiling.layout import TileLayout, space_axis
 from test_tiling_geometry import config_of
 from tolerances import tolerance
 

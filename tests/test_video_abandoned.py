@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_ltx_vae.video import VideoReader, VideoWriter, open_sink
+from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, open_sink
 from video_files import SIZE, is_running, noise, write
 
 PATIENCE = 60  # seconds, for what must happen at all
@@ -67,7 +67,7 @@ def test_a_dropped_writer_leaves_nothing(
 ) -> None:
     (tmp_path / "old").mkdir()
     held = Held(tmp_path)
-    out = open_sink(f"{tmp_path}/{name}", size=SIZE, fps=24, **options)
+    out = open_sink(f"{tmp_path}/{name}", size=SIZE, fps=24, options=SinkOptions(**options))
     for frames in np.split(noise(num_frames), 3):
         out.write(frames)
     if is_in_a_cycle:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import check_output, open_sink
+from mlx_ltx_vae.video import SinkOptions, check_output, open_sink
 
 SIZE = (10, 6)
 
@@ -22,7 +22,7 @@ def make_frames(num_frames: int = 5, dtype: type = np.uint8) -> np.ndarray:
 
 
 def write(path: str | os.PathLike, frames: np.ndarray, **options: object) -> None:
-    with open_sink(path, size=SIZE, fps=24, **options) as out:
+    with open_sink(path, size=SIZE, fps=24, options=SinkOptions(**options)) as out:
         out.write(frames[:2])
         out.write(frames[2:])
 
@@ -241,14 +241,14 @@ def test_error_for_an_unknown_ending_lists_the_supported_ones(tmp_path: Path, na
 def test_option_that_a_sink_does_not_support_is_refused(tmp_path: Path, name: str, option: dict) -> None:
     path = name if name == "-" else f"{tmp_path}/{name}"
     with pytest.raises(WriterError, match=f"takes no {next(iter(option))}"):
-        open_sink(path, size=SIZE, fps=24, **option)
+        open_sink(path, size=SIZE, fps=24, options=SinkOptions(**option))
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["out.gif", "new/"])
 def test_bit_depth_10_is_refused_for_8_bit_formats(tmp_path: Path, name: str) -> None:
     with pytest.raises(WriterError, match="8 bits"):
-        open_sink(f"{tmp_path}/{name}", size=SIZE, fps=24, bit_depth=10)
+        open_sink(f"{tmp_path}/{name}", size=SIZE, fps=24, options=SinkOptions(bit_depth=10))
     assert names(tmp_path) == []
 
 
@@ -258,35 +258,35 @@ def test_gif_that_players_would_slow_down_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "stream"),
     [
-        ("out", {}),
-        ("out.avi", {}),
-        ("out.gif", {"codec": "h264"}),
-        ("out.gif", {"bit_depth": 10}),
-        ("out.gif", {"fps": 60}),
-        ("out.npy", {"crf": 3}),
-        ("-", {"audio": "voice.wav"}),
-        ("out.mp4", {"codec": "divx"}),
-        ("out.webm", {"codec": "h264"}),
-        ("out.mp4", {"crf": 52}),
-        ("out.mp4", {"fps": 0}),
-        ("out.mp4", {"size": (0, 6)}),
-        ("out.mp4", {"bit_depth": 12}),
-        ("out.mp4", {"audio": "missing.wav"}),
-        ("out.mp4", {"audio": __file__}),
-        ("%d_%d.png", {}),
-        ("new/", {"bit_depth": 10}),
-        ("stills/", {}),
-        ("stills/00000.png/", {}),
+        ("out", {}, {}),
+        ("out.avi", {}, {}),
+        ("out.gif", {"codec": "h264"}, {}),
+        ("out.gif", {"bit_depth": 10}, {}),
+        ("out.gif", {}, {"fps": 60}),
+        ("out.npy", {"crf": 3}, {}),
+        ("-", {"audio": "voice.wav"}, {}),
+        ("out.mp4", {"codec": "divx"}, {}),
+        ("out.webm", {"codec": "h264"}, {}),
+        ("out.mp4", {"crf": 52}, {}),
+        ("out.mp4", {}, {"fps": 0}),
+        ("out.mp4", {}, {"size": (0, 6)}),
+        ("out.mp4", {"bit_depth": 12}, {}),
+        ("out.mp4", {"audio": "missing.wav"}, {}),
+        ("out.mp4", {"audio": __file__}, {}),
+        ("%d_%d.png", {}, {}),
+        ("new/", {"bit_depth": 10}, {}),
+        ("stills/", {}, {}),
+        ("stills/00000.png/", {}, {}),
     ],
 )
 def test_check_output_raises_what_open_sink_raises_and_creates_nothing(
-    tmp_path: Path, name: str, options: dict
+    tmp_path: Path, name: str, options: dict, stream: dict
 ) -> None:
     write(f"{tmp_path}/stills/", make_frames(1))
     path = name if name == "-" else f"{tmp_path}/{name}"
-    arguments = {"size": SIZE, "fps": 24} | options
+    arguments = {"size": SIZE, "fps": 24, "options": SinkOptions(**options)} | stream
     with pytest.raises(WriterError) as expected:
         open_sink(path, **arguments)
     with pytest.raises(WriterError) as found:

@@ -17,7 +17,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.files.atomic import PartFile
-from mlx_ltx_vae.video import Sink, VideoReader, VideoWriter, codecs, ffmpeg, open_sink
+from mlx_ltx_vae.video import Sink, SinkOptions, VideoReader, VideoWriter, codecs, ffmpeg, open_sink
 from mlx_ltx_vae.video import writer as video_writer
 
 SIZE = (256, 192)  # 147 kB a frame, more than a pipe holds
@@ -80,7 +80,7 @@ def test_invalid_options_are_refused_before_ffmpeg_starts(
 
 
 def test_codec_that_this_ffmpeg_lacks_is_named(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "has_encoder", lambda _: False)
+    monkeypatch.setattr(codecs, "listing", lambda *_: [["V....D", "libx264"]])
     with pytest.raises(WriterError, match="built without libx265, which hevc needs"):
         VideoWriter(target, size=SIZE, fps=24, codec="hevc")
 
@@ -308,10 +308,11 @@ def few_open_files(number: int) -> Iterator[None]:
 @pytest.mark.parametrize("number", [2, 4])
 @pytest.mark.parametrize(("name", "options"), [("out.gif", {}), ("out.mp4", {}), ("out.mp4", {"fragmented": True})])
 def test_the_limit_of_open_files_is_named(tmp_path: Path, name: str, options: dict, number: int) -> None:
-    open_sink(tmp_path / name, size=SIZE, fps=24, **options).abort()  # which lists what this ffmpeg can do
+    arguments = {"size": SIZE, "fps": 24, "options": SinkOptions(**options)}
+    open_sink(tmp_path / name, **arguments).abort()  # which lists what this ffmpeg can do
     expected = r"ffmpeg cannot be started \(Too many open files\); raise the limit of open files \(ulimit -n\)\.$"
     with few_open_files(number), pytest.raises(WriterError, match=f"^{expected}"):
-        open_sink(tmp_path / name, size=SIZE, fps=24, **options)
+        open_sink(tmp_path / name, **arguments)
     assert names(tmp_path) == []
 
 

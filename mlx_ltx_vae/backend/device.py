@@ -3,14 +3,14 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
 
 from ..errors import DeviceError
-from .host_allocator import keep_freed_memory, return_freed_memory
+from .host_allocator import freed_memory_kept
 from .machine import Backend, Machine
 from .mlx_utils import to_int
 
@@ -53,8 +53,7 @@ def backend() -> Backend:
 def confirm_device() -> None:
     """Wait for the device, and check that it still computes: MLX may report a failure only at the next computation.
 
-    Raises:
-        DeviceError: if a known sum comes out wrong. MLX's own errors pass.
+    A known sum that comes out wrong is a `DeviceError`. MLX's own errors pass.
     """
     mx.synchronize()
     if to_int(mx.arange(_PROBE).sum()) != _PROBE * (_PROBE - 1) // 2:
@@ -69,20 +68,13 @@ def compiler_search() -> Callable[[], object]:
 def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:
     """The default device, for a network that computes in `dtype`.
 
-    Args:
-        dtype: the network's compute dtype.
-        own: bytes already in use that a plan counts itself, such as loaded weights.
-        keeps_dtype: see `Machine`.
+    `own` are bytes already in use that a plan counts itself, such as loaded weights.
     """
     return Machine(backend(), dtype.size, available_memory(own), keeps_dtype)
 
 
 def available_memory(own: int = 0) -> int:
-    """Bytes available to a plan: the device's memory minus that of this process's other arrays.
-
-    Args:
-        own: see `this_machine`.
-    """
+    """Bytes available to a plan: the device's memory minus that of this process's arrays, but its `own` bytes."""
     free = None if is_cpu() else _device_info("free_memory")
     if free is not None:  # CUDA: excludes this process's arrays and buffer cache
         return free + mx.get_cache_memory() + own
@@ -164,54 +156,26 @@ class _Steps:
             self._ours = None
 
 
-class _Runs:
-    """On a CPU, the C library keeps freed memory while there are runs."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-
-    def add(self) -> None:
-        with self._lock:
-            self._count += 1
-            if self._count == 1:
-                keep_freed_memory()
-
-    def remove(self) -> None:
-        with self._lock:
-            self._count -= 1
-            if self._count == 0:
-                return_freed_memory()
-
-
 _steps = _Steps()
-_runs = _Runs()
 
 
 @contextmanager
 def run_settings() -> Iterator[None]:
     """Clear MLX's buffer cache before and after a run. On a CPU, keep freed memory until its end (`host_allocator`)."""
-    clear, on_cpu = limits_cache(), is_cpu()
-    if clear:
-        mx.clear_cache()
-    if on_cpu:
-        _runs.add()
-    try:
-        yield
-    finally:
-        if on_cpu:
-            _runs.remove()
+    clear = limits_cache()
+    with freed_memory_kept() if is_cpu() else nullcontext():
         if clear:
             mx.clear_cache()
+        try:
+            yield
+        finally:
+            if clear:
+                mx.clear_cache()
 
 
 @contextmanager
 def step_settings(cache_limit: int) -> Iterator[None]:
-    """MLX's settings while a step of a run is computed, inside the block.
-
-    Its buffer cache has at most `cache_limit` bytes, and Metal's Winograd convolutions take one frame at a time. A run
-    that waits for its caller leaves the app its own settings.
-    """
+    """MLX's settings while a step of a run is computed. A run that waits for its caller leaves the app its own."""
     _steps.begin(cache_limit)
     try:
         yield

@@ -8,6 +8,9 @@ rest is returned.
 
 import ctypes
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 # Parameters of mallopt, from glibc's malloc.h.
@@ -18,6 +21,9 @@ _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 _LARGEST_TRIM_THRESHOLD = 2 * _LARGEST_MMAP_THRESHOLD
 _DEFAULT_MMAP_MAX = 65536
 
+_lock = threading.Lock()
+_num_blocks = 0
+
 
 @cache
 def _glibc() -> ctypes.CDLL | None:
@@ -26,19 +32,25 @@ def _glibc() -> ctypes.CDLL | None:
     return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
-def keep_freed_memory() -> None:
-    """Let malloc keep freed memory. Without effect unless the C library is glibc."""
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """Let malloc keep freed memory until the end of the last such block, if the C library is glibc."""
+    global _num_blocks
     libc = _glibc()
-    if libc is not None:
+    if libc is None:
+        yield
+        return
+    with _lock:
+        _num_blocks += 1
         libc.mallopt(_MMAP_MAX, 0)
         libc.mallopt(_TRIM_THRESHOLD, _UNLIMITED)
-
-
-def return_freed_memory() -> None:
-    """Return unused memory to the system, now and from now on. Ends `keep_freed_memory`."""
-    libc = _glibc()
-    if libc is not None:
-        libc.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
-        libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-        libc.mallopt(_TRIM_THRESHOLD, _LARGEST_TRIM_THRESHOLD)
-        libc.malloc_trim(0)
+    try:
+        yield
+    finally:
+        with _lock:
+            _num_blocks -= 1
+            if _num_blocks == 0:
+                libc.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
+                libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+                libc.mallopt(_TRIM_THRESHOLD, _LARGEST_TRIM_THRESHOLD)
+                libc.malloc_trim(0)

@@ -16,15 +16,9 @@ class Backend(enum.Enum):
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine and precision that a network runs in.
-
-    Attributes:
-        itemsize: bytes per element of the network's dtype.
-        available: bytes of memory available to a plan; None for unlimited.
-        keeps_dtype: whether convolutions take their operands in the network's dtype although another is more accurate.
-    """
+    """The machine and precision that a network runs in."""
 
     backend: Backend = Backend.CPU
-    itemsize: int = FLOAT32_BYTES
-    available: int | None = None
-    keeps_dtype: bool = False
+    itemsize: int = FLOAT32_BYTES  # of the network's dtype
+    available: int | None = None  # bytes of memory for a plan; None for unlimited
+    keeps_dtype: bool = False  # convolutions take operands in the network's dtype although another is more accurate

@@ -45,11 +45,7 @@ def take(array: mx.array, axis: int, start: int, stop: int) -> mx.array:
 
 
 def evaluate(what: str, *arrays: mx.array) -> None:
-    """Evaluate a caller's arrays, which must not be lazy arrays of another thread: MLX's streams belong to threads.
-
-    Raises:
-        LatentsError: if they are, naming `what` they are.
-    """
+    """Evaluate a caller's arrays. Those of another thread are a `LatentsError`: MLX's streams belong to threads."""
     try:
         mx.eval(*arrays)
     except RuntimeError as error:
@@ -78,11 +74,7 @@ def kept_random_state() -> Iterator[None]:
 
 
 def load_safetensors(path: Path) -> dict[str, mx.array]:
-    """The tensors of a safetensors file by name, loaded lazily.
-
-    Raises:
-        RuntimeError: if the file cannot be read, or a tensor has a dtype that MLX does not support.
-    """
+    """The tensors of a safetensors file by name, lazy. Raises a `RuntimeError` for dtypes that MLX does not support."""
     return cast(dict[str, mx.array], mx.load(str(path), format="safetensors"))
 
 

@@ -17,13 +17,13 @@ from typing import IO, Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..backend.dtypes import DTYPES
+from ..backend.dtypes import DTYPES, dtype_name
 from ..backend.mlx_utils import evaluate, load_safetensors
 from ..errors import CheckpointError, LatentsError, excerpt, quote
-from ..files.opening import open_file, read_small_file
+from ..files.formats import START_BYTES, Format, find_format
+from ..files.opening import FileState, open_file, read_small_file
 from ..files.safetensors_header import read_header, read_positions
 from ..files.samples import read_sample
-from ..files.state import FileState
 from .weight_files import is_index, shard_problem
 
 _MAX_JSON = 16_000_000  # bytes
@@ -35,14 +35,14 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
 }
 
-# Other formats that users pass, by their first bytes.
-_OTHER_FORMATS = (
-    (b"version https://git-lfs", "a git-lfs pointer instead of the file; fetch the file with `git lfs pull`"),
-    (b"PK\x03\x04", "a PyTorch pickle (zip), which is never loaded because it can run code; convert it to safetensors"),
-    (b"\x80", "a Python pickle, which is never loaded because it can run code; convert it to safetensors"),
-    (b"GGUF", "a GGUF file; use the safetensors file of the VAE"),
-    (b"<", "a web page instead of the file; download the file again"),
-)
+# What is said of other formats that users pass.
+_OTHER_FORMATS = {
+    Format.GIT_LFS: "a git-lfs pointer instead of the file; fetch the file with `git lfs pull`",
+    Format.ZIP: "a PyTorch pickle (zip), which is never loaded because it can run code; convert it to safetensors",
+    Format.PICKLE: "a Python pickle, which is never loaded because it can run code; convert it to safetensors",
+    Format.GGUF: "a GGUF file; use the safetensors file of the VAE",
+    Format.WEB_PAGE: "a web page instead of the file; download the file again",
+}
 
 
 class TensorInfo(NamedTuple):
@@ -97,8 +97,7 @@ def open_arrays(name: str, arrays: Mapping[str, mx.array | np.ndarray]) -> Archi
             raise CheckpointError(
                 f"{name}: expected names with mx.array or numpy arrays, and {quote(key)} is a {type(array).__name__}."
             )
-        dtype = str(array.dtype).rpartition(".")[2]
-        tensors[key] = TensorInfo(Path(name), key, dtype, tuple(array.shape), array)
+        tensors[key] = TensorInfo(Path(name), key, dtype_name(array.dtype), tuple(array.shape), array)
     return Archive(Path(name), tensors, {})
 
 
@@ -242,12 +241,10 @@ def _open_shard(index: Path, name: str) -> Archive:
 def _open_file(path: Path) -> Archive:
     try:
         with open_file(path) as stream:
-            start = stream.read(32)
-        for magic, description in _OTHER_FORMATS:
-            # A header length can have any first byte, but a header follows it.
-            if start.lstrip().startswith(magic) and start[8:9] != b"{":
-                raise CheckpointError(f"{path}: this is {description}.")
-        if start[8:9] != b"{":
+            found = find_format(stream.read(START_BYTES))
+        if found in _OTHER_FORMATS:
+            raise CheckpointError(f"{path}: this is {_OTHER_FORMATS[found]}.")
+        if found is not Format.SAFETENSORS:
             raise CheckpointError(f"{path}: not a safetensors file; give the .safetensors file of the VAE.")
         state = FileState.of(path)
         headers, metadata = read_header(path)

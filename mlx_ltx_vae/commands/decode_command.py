@@ -31,7 +31,7 @@ from .cli import (
     tile,
     tile_frames,
 )
-from .file_decoder import ItemDecoder, output_options
+from .file_decoder import ItemDecoder, sink_options
 from .inputs import read_inputs
 from .outputs import are_many, check_many, find_pattern, name_items
 
@@ -242,7 +242,7 @@ def _check_usage(arguments: argparse.Namespace) -> None:
             raise ItemsError("--audio goes with one input; add it to each video on its own")
     pattern = find_pattern(arguments.latents, arguments.output, _ENDING)
     if pattern:
-        check_output_options(pattern, **output_options(arguments), fps=arguments.fps)
+        check_output_options(pattern, sink_options(arguments), fps=arguments.fps)
 
 
 def _decode(arguments: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ from ..shapes import Grid, LatentShape
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
-from ..video import Sink, check_output, open_sink
+from ..video import Sink, SinkOptions, check_output, open_sink
 from .outputs import all_exist, name_outputs, nearest_existing
 from .rank_report import RankReport, smallest
 from .results import Item
@@ -162,7 +162,7 @@ class ItemDecoder:
             if arguments.no_overwrite:
                 check_absent(output)
             checked = nearest_existing(output) if self._is_many else output
-            check_output(checked, **output_options(arguments), size=plan.frame_size, fps=fps)
+            check_output(checked, size=plan.frame_size, fps=fps, options=sink_options(arguments))
         return OpenLatents(file, plan, fps, outputs, work)
 
     def measure(self, item: Item) -> Item:
@@ -268,16 +268,13 @@ class ItemDecoder:
     def _open_sinks(self, outputs: Sequence[str], report: DecodeReport) -> Iterator[list[Sink]]:
         """The sinks of some outputs until the end of the block."""
         with ExitStack() as stack:
-            sinks = []
+            sinks, options = [], sink_options(self._arguments)
             for output in outputs:
                 if self._is_many:
                     with writing_to(output):
                         Path(output).parent.mkdir(parents=True, exist_ok=True)
-                options = output_options(self._arguments)
-                options |= {"overwrite": not self._arguments.no_overwrite}
-                sinks.append(
-                    stack.enter_context(open_sink(output, **options, size=report.plan.frame_size, fps=report.fps))
-                )
+                sink = open_sink(output, size=report.plan.frame_size, fps=report.fps, options=options)
+                sinks.append(stack.enter_context(sink))
             yield sinks
 
     @staticmethod
@@ -308,15 +305,16 @@ class ItemDecoder:
         return self._plans[shape]
 
 
-def output_options(arguments: "argparse.Namespace") -> dict[str, Any]:
-    """The arguments of `open_sink` and `check_output` that the command line determines."""
-    return {
-        "audio": arguments.audio,
-        "codec": arguments.codec,
-        "crf": arguments.crf,
-        "bit_depth": arguments.bit_depth,
-        "fragmented": arguments.live,
-    }
+def sink_options(arguments: "argparse.Namespace") -> SinkOptions:
+    """The options of outputs that the command line determines."""
+    return SinkOptions(
+        audio=arguments.audio,
+        codec=arguments.codec,
+        crf=arguments.crf,
+        bit_depth=arguments.bit_depth,
+        fragmented=arguments.live,
+        overwrite=not arguments.no_overwrite,
+    )
 
 
 def _tiling(arguments: "argparse.Namespace", video_grid: Grid) -> TilingConfig | None:

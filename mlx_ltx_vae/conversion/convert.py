@@ -2,8 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import mlx.core as mx
@@ -12,9 +10,8 @@ from ..backend.dtypes import dtype_name
 from ..backend.mlx_utils import count_nonfinite
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.stored_network import LAYOUT_KEY, WeightLayout
-from ..errors import CheckpointError, WriterError
-from ..files.atomic import create_part, remove_part, writing_to
-from ..process.cleanup import Cleanup, uninterrupted
+from ..errors import CheckpointError
+from ..files.atomic import part_folder, writing_to
 from .result import Conversion, Written, make_card
 from .verify import STATISTICS, Progress, one_by_one, read_all, verify_conversion
 
@@ -40,7 +37,7 @@ def convert_checkpoint(
         LTXVAEError: the source cannot be loaded, or the verification failed; see `verify_conversion`.
     """
     folder = Path(folder).expanduser().resolve()
-    with _part_folder(folder) as part:
+    with part_folder(folder) as part:
         with writing_to(folder):
             (part / "config.json").write_text(json.dumps(checkpoint.raw_config, indent=2) + "\n", encoding="utf-8")
             written = write_weights(checkpoint, part / "model.safetensors", dtype, progress)
@@ -55,11 +52,7 @@ def convert_checkpoint(
 def write_weights(
     checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None = None, progress: Progress | None = None
 ) -> Written:
-    """Write all tensors of a checkpoint to a safetensors file. All of them are in memory when it is written.
-
-    Raises:
-        CheckpointError: a weight is not finite in `dtype`.
-    """
+    """Write all tensors of a checkpoint to a safetensors file. All of them are in memory when it is written."""
     tensors = read_all(checkpoint)
     for name in one_by_one(sorted(tensors), "convert", progress):
         if dtype is not None and name not in STATISTICS:
@@ -80,26 +73,9 @@ def write_weights(
         mx.save_safetensors(str(path), tensors, metadata)
     except RuntimeError as error:
         raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
-    arrays = tensors.values()
-    dtypes = {dtype_name(array.dtype) for array in arrays}
-    size, num_bytes = sum(array.size for array in arrays), sum(array.nbytes for array in arrays)
-    return Written(len(tensors), size, num_bytes, tuple(sorted(dtypes)))
-
-
-@contextmanager
-def _part_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder on the same disk, which is renamed to `folder` on success and deleted on failure."""
-    with writing_to(folder):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise WriterError(f"{folder}: it exists and is not an empty folder; remove it or choose another name.")
-        with uninterrupted():
-            parent, lock = create_part(folder, Path.mkdir)
-            remove = Cleanup(None, remove_part, parent, lock)
-    try:
-        part = parent / folder.name  # verification names it in errors
-        part.mkdir()
-        yield part
-        with uninterrupted(), writing_to(folder):
-            part.rename(folder)
-    finally:
-        remove()
+    return Written(
+        tensors=len(tensors),
+        parameters=sum(array.size for array in tensors.values()),
+        bytes=sum(array.nbytes for array in tensors.values()),
+        dtypes=tuple(sorted({dtype_name(array.dtype) for array in tensors.values()})),
+    )

@@ -28,19 +28,13 @@ _LATENT_GRID = (2, 2, 2)  # F', H', W': the smallest in which padding, causality
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far the result of one network is from that of the other.
-
-    Attributes:
-        max_difference: the largest absolute difference.
-        psnr: in dB, against the range of the source's result; None if the results are identical.
-    """
+    """How far the result of one network is from that of the other."""
 
     max_difference: float
-    psnr: float | None
+    psnr: float | None  # in dB, against the range of the source's result; None if the results are identical
 
     @classmethod
     def of(cls, reference: mx.array, found: mx.array) -> "Comparison":
-        """Compare two arrays of one shape."""
         difference = max_difference(reference, found)
         span = to_float(reference.max() - reference.min())
         return cls(difference, psnr(reference, found, span=span) if difference else None)
@@ -53,21 +47,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of comparing two checkpoints that have the same weights.
-
-    Attributes:
-        cast: how many of the tensors were cast; the others are equal bit for bit.
-        load_seconds: the loading times of the source and the conversion.
-    """
+    """The result of comparing two checkpoints that have the same weights."""
 
     tensors: int
-    cast: int
-    load_seconds: tuple[float, float]
+    cast: int  # how many of them were cast; the others are equal bit for bit
+    load_seconds: tuple[float, float]  # of the source and the conversion
     decode: Comparison | None = None
     encode: Comparison | None = None
 
     def __str__(self) -> str:
-        """The comparison in one line, without the loading times."""
         parts = [f"{self.tensors - self.cast} of {self.tensors} tensors equal bit for bit"]
         if self.cast:
             parts.append(f"{self.cast} equal to the source's when cast")
@@ -112,12 +100,7 @@ def compare_tensors(
 ) -> tuple[int, list[tuple[mx.Dtype, mx.Dtype]]]:
     """Compare names, shapes and bits, with one tensor of each checkpoint in memory.
 
-    Returns:
-        The number of tensors, and (source dtype, converted dtype) of each tensor that was cast.
-
-    Raises:
-        CheckpointsDiffer: names the first tensor that differs.
-        CheckpointError: a file has changed since its header was read.
+    Returns the number of tensors, and (source dtype, converted dtype) of each tensor that was cast.
     """
     expected, found = read_all(source), read_all(converted)
     if unmatched := expected.keys() ^ found.keys():
@@ -165,7 +148,7 @@ def _same_bits(first: mx.array, second: mx.array) -> bool:
 
 
 def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
-    """What the networks of a VAE return for the same random input as any other, and the seconds to load them."""
+    """What the networks of a VAE return for one random input, and the seconds to load them."""
     start = time.perf_counter()
     vae = VideoVAE.from_pretrained(checkpoint)
     seconds = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Files that appear under their name only when they are whole."""
+"""Files and folders that appear under their name only when they are whole."""
 
 import fcntl
 import os
@@ -44,13 +44,10 @@ def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, i
     """Create a hidden, partial file or folder beside `target`, so that a rename stays on one file system.
 
     It is locked until `remove_part`, or the end of this process. What processes that were killed have left of the same
-    target is nobody's, and is removed.
-
-    Args:
-        create: creates an empty file or folder of this path, which is unused.
+    target is nobody's, and is removed. Its name has the same ending and at most 255 bytes, which file systems allow.
 
     Returns:
-        Its path, with the same ending and a name of at most 255 bytes, which file systems allow; and the lock.
+        Its path, which `create` was called with, and the lock.
     """
     stem = os.fsencode(target.stem)[:_MAX_STEM].decode(sys.getfilesystemencoding(), "ignore")
     head, tail = f".{stem}.", f".part{target.suffix if len(target.suffix) <= _MAX_ENDING else ''}"
@@ -100,13 +97,8 @@ class PartFile:
     of a killed process is removed by the next one for the same target.
 
     A symbolic link stays, and the file that it points to is replaced. A named pipe or a device stays too, and gets the
-    bytes of the file when it is whole, which until then is in the folder for temporary files.
-
-    Args:
-        overwrite: whether to replace a file at `target`, also one that appears meanwhile.
-
-    Raises:
-        WriterError: if it cannot be created, or if `target` is a folder, or a file that is not to be replaced.
+    bytes of the file when it is whole, which until then is in the folder for temporary files. Without `overwrite`, a
+    file at `target` is refused, also one that appears meanwhile.
     """
 
     def __init__(self, target: Path, *, overwrite: bool = True) -> None:
@@ -139,5 +131,23 @@ class PartFile:
             self._remove()
 
     def discard(self) -> None:
-        """Remove the file if it has not been renamed."""
         self._remove()
+
+
+@contextmanager
+def part_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder on the same disk, which is renamed to `folder` on success and deleted on failure."""
+    with writing_to(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise WriterError(f"{folder}: it exists and is not an empty folder; remove it or choose another name.")
+        with uninterrupted():
+            parent, lock = create_part(folder, Path.mkdir)
+            remove = Cleanup(None, remove_part, parent, lock)
+    try:
+        part = parent / folder.name  # which errors name
+        part.mkdir()
+        yield part
+        with uninterrupted(), writing_to(folder):
+            part.rename(folder)
+    finally:
+        remove()

@@ -4,16 +4,30 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from ..units import format_bytes
 
 
-def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
-    """Open a regular file, also through links, for reading; or a pipe, if `pipes` are allowed.
+class FileState(NamedTuple):
+    """What a file has in common with itself as long as it is neither replaced nor written to."""
 
-    Raises:
-        OSError: it cannot be opened, or is of another kind; `strerror` is the reason.
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, file: int | str | os.PathLike) -> "FileState":
+        """Of a descriptor, or of the file that a path leads to now. Raises `OSError` if there is none."""
+        status = os.stat(file)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
+    """Open a regular file, also through links, or a pipe if `pipes` are allowed.
+
+    Raises an `OSError`, whose `strerror` is the reason, for what is of another kind or cannot be opened.
     """
     mode = os.stat(path).st_mode  # before it is opened, which may have effects
     if stat.S_ISFIFO(mode) and not pipes:
@@ -24,11 +38,7 @@ def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
 
 
 def read_small_file(path: str | os.PathLike, max_bytes: int, *, pipes: bool = False) -> bytes:
-    """The content of a file that is opened as `open_file`.
-
-    Raises:
-        OSError: see `open_file`; or it has more than `max_bytes`, of which no more are read.
-    """
+    """The content of a file that is opened as `open_file`. More than `max_bytes`, which are not read, are an error."""
     with open_file(path, pipes=pipes) as file:
         is_larger = os.fstat(file.fileno()).st_size > max_bytes  # a file with holes: nothing is allocated
         content = b"" if is_larger else file.read(max_bytes + 1)

@@ -19,23 +19,16 @@ _MAX_BYTES, _MAX_TENSORS = 2**24, 2**16  # of a header: more than ten times thos
 
 
 class TensorHeader(NamedTuple):
-    """A tensor of a file, known by the header.
+    """A tensor of a file, known by the header."""
 
-    Attributes:
-        dtype: "float32", "bfloat16", "uint8" and so on; for types that neither numpy nor MLX has, the file's own name,
-            such as "F8_E4M3".
-    """
-
-    dtype: str
+    dtype: str  # "float32", "bfloat16", "uint8"; for what neither numpy nor MLX has, the file's name, as "F8_E4M3"
     shape: tuple[int, ...]
 
 
 def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
     """The tensors of a safetensors file by name, in the order of their data, and its metadata.
 
-    Raises:
-        ValueError: the content is not a whole, valid safetensors file; the message is the reason.
-        OSError: the file cannot be opened.
+    Raises a `ValueError`, whose message is the reason, for what is not a whole, valid safetensors file.
     """
     _check_size(path)
     try:
@@ -52,10 +45,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
 def read_positions(read: Callable[[int, int], bytes]) -> dict[str, tuple[int, int]]:
     """Where the values of each tensor begin and end in a file that `read_header` has accepted.
 
-    The library checks this, and does not tell it.
-
-    Args:
-        read: returns the bytes at a position: `read(start, size)`.
+    The library checks this, and does not tell it. `read(start, size)` returns the bytes at a position.
     """
     length = int.from_bytes(read(0, 8), "little")
     entries = json.loads(read(8, length))

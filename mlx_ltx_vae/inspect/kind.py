@@ -8,12 +8,12 @@ from ..checkpoint.locate import locate
 from ..checkpoint.recognition import recognize
 from ..checkpoint.weight_files import is_index
 from ..errors import CheckpointError, excerpt
+from ..files.formats import START_BYTES, Format, find_format
 from ..latents.files import KNOWN_NAMES
 from ..shapes import Grid
 from .checkpoint import CheckpointReport, inspect_checkpoint
 from .latents import LatentsReport, inspect_latents
 
-_NUMPY_STARTS = (b"\x93NUMPY", b"PK")  # .npy, and .npz, which is a zip file
 _NAMED_TENSORS = 3
 
 
@@ -52,7 +52,7 @@ def _is_numpy_file(path: Path) -> bool:
         if not path.is_file():
             return False
         with path.open("rb") as file:
-            return file.read(8).startswith(_NUMPY_STARTS)
+            return find_format(file.read(START_BYTES)) in (Format.NPY, Format.ZIP)
     except (OSError, RuntimeError):  # no file that can be read, which `locate` reports
         return False
 

@@ -3,7 +3,6 @@
 from .files import (
     LatentsFile,
     LatentsInfo,
-    check_latents,
     check_latents_name,
     check_latents_target,
     load_latents,
@@ -19,7 +18,6 @@ __all__ = [
     "LatentsFile",
     "LatentsInfo",
     "MappedLatents",
-    "check_latents",
     "check_latents_name",
     "check_latents_target",
     "load_latents",

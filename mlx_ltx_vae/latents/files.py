@@ -26,7 +26,7 @@ import numpy as np
 
 from ..errors import LatentsError, WriterError, excerpt, quote
 from ..files.atomic import PartFile
-from ..frame_rate import parse_fps
+from ..frame_rate import find_fps
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .layouts import CHANNELS_FIRST, find_layout
 from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames
@@ -46,46 +46,35 @@ _SHOWN_NAMES = 120  # characters
 _LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
 
 
+#: Mean and standard deviation of each channel, (C,).
+Statistics = tuple[mx.array, mx.array]
+
+
 @dataclass(frozen=True)
 class LatentsInfo:
-    """What a latent file states about itself. A value that it does not state is None.
-
-    Attributes:
-        tensor: the name of the tensor in the file.
-        stored_shape: in the file's layout.
-        num_frames, height, width: of the video, in frames and pixels.
-    """
+    """What a latent file states about itself. A value that it does not state is None."""
 
     source: str
     tensor: str
-    stored_shape: tuple[int, ...]
+    stored_shape: tuple[int, ...]  # in the file's layout
     fps: Fraction | None = None
-    num_frames: int | None = None
+    num_frames: int | None = None  # of the video, in frames, as height and width in pixels
     height: int | None = None
     width: int | None = None
 
 
 @dataclass(frozen=True)
 class LatentsFile:
-    """A latent file whose header has been read, and whose values are read by `read`.
-
-    Attributes:
-        shape: (B, C, F', H', W').
-        normalized: what the metadata states; None if nothing, which `read` takes for True.
-        stored_dtype: the dtype in the file, such as "bfloat16".
-        layout: the axes in the file, such as "(B, tokens, C)".
-    """
+    """A latent file whose header has been read, and whose values are read by `read`."""
 
     info: LatentsInfo
-    shape: LatentShape
-    normalized: bool | None
-    stored_dtype: str
-    layout: str
+    shape: LatentShape  # (B, C, F', H', W')
+    normalized: bool | None  # what the metadata states; None if nothing, which `read` takes for True
+    stored_dtype: str  # such as "bfloat16"
+    layout: str  # the axes in the file, such as "(B, tokens, C)"
     _open_stored: Callable[[], StoredArray] = field(repr=False)
 
-    def read(
-        self, *, statistics: tuple[mx.array, mx.array] | None = None, unnormalized: bool | None = None
-    ) -> mx.array:
+    def read(self, *, statistics: Statistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Normalized latents `(B, C, F', H', W')` in the file's dtype; float32 for float64, or if normalized here.
 
         Args:
@@ -99,15 +88,10 @@ class LatentsFile:
         """
         return self.map(statistics=statistics, unnormalized=unnormalized)[()]
 
-    def map(
-        self, *, statistics: tuple[mx.array, mx.array] | None = None, unnormalized: bool | None = None
-    ) -> MappedLatents:
+    def map(self, *, statistics: Statistics | None = None, unnormalized: bool | None = None) -> MappedLatents:
         """The latents that `read` returns, left in the file: each slice is read, checked and normalized on its own.
 
         The file stays open as long as this object, or what it returns, exists.
-
-        Raises:
-            LatentsError: as `read`, but for what is wrong with the values, which indexing raises.
         """
         source = self.info.source
         if not self._is_unnormalized(unnormalized):
@@ -123,11 +107,7 @@ class LatentsFile:
         return MappedLatents(source, self.shape, self.stored_dtype, self._open_stored, statistics)
 
     def digest(self) -> str:
-        """A hash of the stored values, all of which are read.
-
-        Raises:
-            LatentsError: for a file that cannot be read, and values that are not finite.
-        """
+        """A hash of the stored values, all of which are read."""
         latents = replace(self, normalized=None).map()  # as they are stored
         frames = self.shape.frames
         step = max(1, _HASHED_VALUES * frames // prod(self.shape))
@@ -137,7 +117,6 @@ class LatentsFile:
         return total.hexdigest()
 
     def _is_unnormalized(self, unnormalized: bool | None) -> bool:
-        """What the caller says, or the metadata if the caller does not say. They must not contradict each other."""
         if unnormalized is None:
             return self.normalized is False
         if unnormalized is self.normalized:
@@ -206,7 +185,7 @@ def load_latents(
     grid: Grid | None = None,
     scale: ScaleFactors | None = None,
     unnormalized: bool | None = None,
-    statistics: tuple[mx.array, mx.array] | None = None,
+    statistics: Statistics | None = None,
 ) -> tuple[mx.array, LatentsInfo]:
     """Normalized latents `(B, C, F', H', W')` and what the file states about them.
 
@@ -236,13 +215,19 @@ def save_latents(
         overwrite: whether to replace a file of this name.
 
     Raises:
-        LatentsError: for latents that `check_latents` refuses, and sizes that no video of them has.
+        LatentsError: for another number of axes, an empty axis, integers, values that are not finite, and sizes that no
+            video of these latents has.
         WriterError: for another ending, an invalid frame rate, and a file that cannot be written.
     """
-    target, exact_fps = _check_target(path, fps)
-    check_latents(latents, None, str(target))
+    check_latents_name(path)
+    target, name = Path(path), os.fspath(path)
+    exact_fps = None if fps is None else find_fps(name, fps, WriterError)
+    _check_shape(latents.shape, None, name)
+    if not mx.issubdtype(latents.dtype, mx.floating):
+        raise LatentsError(f"{name}: latents are {latents.dtype}; expected float32, float16 or bfloat16.")
+    check_finite(latents, name)
     sizes = LatentsMetadata(num_frames=num_frames, height=height, width=width)
-    check_sizes(sizes, LatentShape(*latents.shape).grid, None, str(target))
+    check_sizes(sizes, LatentShape(*latents.shape).grid, None, name)
     stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
     metadata = {key: str(value) for key, value in stated.items() if value is not None}
     metadata |= {"normalized": "true", LAYOUT_KEY: CHANNELS_FIRST}
@@ -258,8 +243,10 @@ def save_latents(
 
 def check_latents_target(path: str | os.PathLike, *, fps: str | float | Fraction | None = None) -> None:
     """Raise the `WriterError` that `save_latents` would raise for this path and frame rate, before any work is done."""
-    target, _ = _check_target(path, fps)
-    PartFile(target).discard()
+    check_latents_name(path)
+    if fps is not None:
+        find_fps(path, fps, WriterError)
+    PartFile(Path(path)).discard()
 
 
 def check_latents_name(path: str | os.PathLike) -> None:
@@ -269,16 +256,13 @@ def check_latents_name(path: str | os.PathLike) -> None:
 
 
 def looks_unnormalized(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
-    """Whether the channels of latents (B, C, F', H', W') have the VAE's statistics (C,) rather than 0 and 1.
-
-    Up to 8 latent frames, spread over the clip, decide.
-    """
+    """Whether the channels of latents (B, C, F', H', W') have the VAE's statistics (C,) rather than 0 and 1."""
     own, standard = _statistics_distances(latents, mean, std, was_normalized=False)
     return own < _MUCH_NEARER * standard
 
 
 def looks_normalized_twice(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
-    """As `looks_unnormalized`, of latents after normalization: whether their channels had 0 and 1 before it."""
+    """Whether the channels of latents that have been normalized had the statistics 0 and 1 before it."""
     own, standard = _statistics_distances(latents, mean, std, was_normalized=True)
     return standard < _MUCH_NEARER * own
 
@@ -299,24 +283,7 @@ def _statistics_distances(
     return distance(vae_mean, vae_std), distance(np.zeros_like(vae_mean), np.ones_like(vae_std))
 
 
-def check_latents(latents: mx.array, latent_channels: int | None, source: str) -> None:
-    """Check that a decoder can take latents: `(B, C, F', H', W')`, floating point and finite.
-
-    Args:
-        latent_channels: the expected C; None accepts any.
-        source: the latents' name in errors.
-
-    Raises:
-        LatentsError: for another number of axes or channels, an empty axis, integers, and values that are not finite.
-    """
-    _check_shape(latents.shape, latent_channels, source)
-    if not mx.issubdtype(latents.dtype, mx.floating):
-        raise LatentsError(f"{source}: latents are {latents.dtype}; expected float32, float16 or bfloat16.")
-    check_finite(latents, source)
-
-
 def _check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
-    """The part of `check_latents` that concerns the shape."""
     shape = tuple(shape)
     if len(shape) == 3:
         raise LatentsError(f"{source}: latents {shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W').")
@@ -344,12 +311,3 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
         found = f"{len(candidates)} tensors that could be the latents ({shown})"
         raise LatentsError(f"{source}: has {found}; choose one with tensor= (--tensor).")
     return candidates[0]
-
-
-def _check_target(path: str | os.PathLike, fps: str | float | Fraction | None) -> tuple[Path, Fraction | None]:
-    target = Path(path)
-    check_latents_name(path)
-    try:
-        return target, None if fps is None else parse_fps(fps)
-    except ValueError as error:
-        raise WriterError(f"{target}: {error}") from error

@@ -1,19 +1,16 @@
-"""The formats of latent files, told by their first bytes, and what is said about pickles, which are never read."""
+"""Which formats of latent files are read, and what is said about pickles, which never are."""
 
 import os
 import shlex
-from enum import Enum, auto
 from pathlib import Path
 
 from ..errors import LatentsError
-
-#: How many bytes of a file `find_format` takes.
-START_BYTES = 9
+from ..files.formats import Format, find_format
 
 # The first value in files of torch.save before PyTorch 1.6; later ones are zip files.
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9"
+_MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
 _PICKLE_ENDINGS = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin")
-_MAX_SAFETENSORS_HEADER = 100_000_000  # the format's own limit
 
 # Keeps what is no tensor (fps, sizes) as metadata, where `load_latents` finds it.
 _CONVERT = (
@@ -24,31 +21,18 @@ _CONVERT = (
 )
 
 
-class Format(Enum):
-    """A format that is read."""
-
-    SAFETENSORS = auto()
-    NPY = auto()
-    ZIP = auto()
-
-
-def find_format(start: bytes, source: str) -> Format:
-    """The format of a file that starts with these bytes (`START_BYTES`, or the whole of a shorter file).
-
-    Raises:
-        LatentsError: for an empty file, a pickle, and any other format.
-    """
-    if start.startswith(b"\x93NUMPY"):
-        return Format.NPY
-    if start.startswith(b"PK"):
-        return Format.ZIP
-    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_SAFETENSORS_HEADER:
-        return Format.SAFETENSORS
+def check_format(start: bytes, source: str) -> Format:
+    """The format of a latent file that starts with these bytes. Raises a `LatentsError` for any that is not read."""
+    found = find_format(start)
+    if found is Format.SAFETENSORS and int.from_bytes(start[:8], "little") > _MAX_SAFETENSORS_HEADER:
+        found = None  # another text
+    if found in (Format.SAFETENSORS, Format.NPY, Format.ZIP):
+        return found
     if not start:
         raise LatentsError(f"{source}: is empty; expected latents as safetensors, .npy or .npz.")
     if start.startswith(_OLD_TORCH):
         raise torch_error(source)
-    if start.startswith(b"\x80") or source.lower().endswith(_PICKLE_ENDINGS):
+    if found is Format.PICKLE or source.lower().endswith(_PICKLE_ENDINGS):
         raise LatentsError(
             f"{source}: is a pickle, which could run any code when read; save the latents as safetensors, in the "
             "program that made them."

@@ -27,16 +27,11 @@ _GRID = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})")
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to read a stored shape. `str(layout)` names the axes: "(B, tokens, C)".
+    """One way to read a stored shape. `str(layout)` names the axes: "(B, tokens, C)"."""
 
-    Attributes:
-        axes: one letter per stored axis: B, C, F, H, W, or N for packed tokens.
-        packed_grid: (F', H', W') of packed tokens; None for other layouts and while it is unknown.
-    """
-
-    axes: str
+    axes: str  # one letter per stored axis: B, C, F, H, W, or N for packed tokens
     stored_shape: tuple[int, ...]
-    packed_grid: Grid | None = None
+    packed_grid: Grid | None = None  # (F', H', W') of packed tokens, once it is known
 
     def __str__(self) -> str:
         return f"({', '.join(_AXIS_NAMES.get(axis, axis) for axis in self.axes)})"
@@ -48,13 +43,11 @@ class Layout:
 
     @property
     def shape(self) -> LatentShape:
-        """`(B, C, F', H', W')`. Packed latents must have their grid."""
         sizes = self.sizes
         grid = self.packed_grid or (sizes["F"], sizes["H"], sizes["W"])
         return LatentShape(sizes.get("B", 1), sizes["C"], *grid)
 
     def has_grid(self, grid: Grid) -> bool:
-        """Whether latents of this grid have the stored shape."""
         sizes = self.sizes
         if "N" in sizes:
             return sizes["N"] == math.prod(grid)

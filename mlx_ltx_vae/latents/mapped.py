@@ -1,6 +1,7 @@
 """Latents that stay in their file: each slice is read when it is asked for."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from functools import cached_property
 
 import mlx.core as mx
@@ -23,15 +24,10 @@ class MappedLatents:
 
     Slices may be read in any thread, and each is evaluated.
 
-    Attributes:
-        shape: (B, C, F', H', W').
-        dtype: of the slices.
-
     Args:
         open_stored: returns an array of `shape` whose values are still in the file.
         stored_dtype: of its values, such as "bfloat16"; uint16 are the bits of bfloat16.
-        statistics: mean and std (C,), float32 and evaluated, that normalize the stored values; None if they are
-            normalized.
+        statistics: mean and std (C,), float32 and evaluated; None if the stored values are normalized.
     """
 
     ndim = 5
@@ -47,7 +43,7 @@ class MappedLatents:
         self.source = source
         self.shape = shape
         self._dtype = _DTYPES.get(stored_dtype, mx.float32)
-        self.dtype = self._dtype if statistics is None else mx.float32
+        self.dtype = self._dtype if statistics is None else mx.float32  # of the slices
         self._stored_dtype = stored_dtype
         self._open_stored = open_stored
         self._statistics = statistics
@@ -68,27 +64,21 @@ class MappedLatents:
                 f"{self.source}: latents are stored as uint16 and are not bfloat16; save them as float32."
             )
         with mx.stream(mx.cpu):  # to wait for a GPU would stop the decode that this slice is for
-            return self._read_checked(index)
-
-    def _read_checked(self, index: tuple[slice, ...]) -> mx.array:
-        latents = self._read(index)
-        part = [range(size)[axis] for size, axis in zip(self.shape, index, strict=True)]
-        check_finite(latents, self.source, None if latents.shape == self.shape else part)
-        if self._statistics is None:
+            latents = self._read(index)
+            part = [range(size)[axis] for size, axis in zip(self.shape, index, strict=True)]
+            check_finite(latents, self.source, None if latents.shape == self.shape else part)
+            if self._statistics is not None:
+                mean, std = (array[index[1]].reshape(-1, 1, 1, 1) for array in self._statistics)
+                latents = (latents.astype(mx.float32) - mean) / std
+                mx.eval(latents)
             return latents
-        channels = index[1]
-        mean, std = (array[channels].reshape(-1, 1, 1, 1) for array in self._statistics)
-        normalized = (latents.astype(mx.float32) - mean) / std
-        mx.eval(normalized)
-        return normalized
 
     def item(self, index: int) -> "MappedLatents":
         """One item of the batch, (1, C, F', H', W')."""
-        item = slice(index, index + 1)
-        shape = self.shape._replace(batch=1)
-        return MappedLatents(
-            self.source, shape, self._stored_dtype, lambda: self._open_stored()[(item,)], self._statistics
-        )
+        item = copy(self)
+        item.shape = self.shape._replace(batch=1)
+        item._open_stored = lambda: self._open_stored()[(slice(index, index + 1),)]
+        return item
 
     @cached_property
     def _is_bfloat16(self) -> bool:
@@ -111,7 +101,7 @@ class MappedLatents:
 
 
 def sampled_frames(num_frames: int) -> list[int]:
-    """The indices of up to 8 latent frames, spread over a clip."""
+    """The numbers of up to 8 latent frames, spread over a clip."""
     count = min(num_frames, _SAMPLED_FRAMES)
     return [(2 * i + 1) * num_frames // (2 * count) for i in range(count)]
 
@@ -127,22 +117,15 @@ def channel_moments(frames: Iterable[mx.array]) -> tuple[np.ndarray, np.ndarray]
     means, variances = [], []
     for values in frames:
         # In float64, in which no square of a float32 is infinite. Channel by channel, since it takes twice the memory.
-        moments = [_moments(channel.astype(np.float64)) for channel in np.moveaxis(np.array(values), 1, 0)]
-        means.append([mean for mean, _ in moments])
-        variances.append([variance for _, variance in moments])
+        channels = (channel.astype(np.float64) for channel in np.moveaxis(np.array(values), 1, 0))
+        moments = np.array([(channel.mean(), channel.var()) for channel in channels])
+        means.append(moments[:, 0])
+        variances.append(moments[:, 1])
     return np.mean(means, axis=0), np.sqrt(np.mean(variances, axis=0) + np.var(means, axis=0))
 
 
-def _moments(values: np.ndarray) -> tuple[float, float]:
-    return float(values.mean()), float(values.var())
-
-
 def check_finite(latents: mx.array, source: str, part: Sequence[range] | None = None) -> None:
-    """Raise a `LatentsError` for values that are not finite.
-
-    Args:
-        part: the indices in the whole latents, for each axis, if these are a part of them.
-    """
+    """Raise a `LatentsError` for values that are not finite. `part` is where in the whole latents these are."""
     if count := count_nonfinite(latents):
         first = np.unravel_index(to_int(mx.argmax(mx.logical_not(mx.isfinite(latents)))), latents.shape)
         axes = part or [range(size) for size in latents.shape]

@@ -20,28 +20,19 @@ _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 
 @dataclass(frozen=True)
 class LatentsMetadata:
-    """The metadata of a latent file. A value that the file does not state is None.
-
-    Attributes:
-        num_frames, height, width: of the video, or, in data sets of the LTX trainers, of the latent grid.
-        latent_sizes: F', H' and W', each or None.
-        grid: (F', H', W').
-        normalized: whether the latents are as the diffusion model produces them.
-        is_channels_first: whether the file states the layout `(B, C, F', H', W')`, which only this package does.
-    """
+    """The metadata of a latent file. A value that the file does not state is None."""
 
     fps: Fraction | None = None
-    num_frames: int | None = None
+    num_frames: int | None = None  # of the video, or, in data sets of the LTX trainers, of the latent grid
     height: int | None = None
     width: int | None = None
-    latent_sizes: Sizes = (None, None, None)
+    latent_sizes: Sizes = (None, None, None)  # F', H' and W'
     grid: Grid | None = None
     normalized: bool | None = None
-    is_channels_first: bool = False
+    is_channels_first: bool = False  # states the layout (B, C, F', H', W'), which only this package does
 
     @property
     def sizes(self) -> Sizes:
-        """Number of frames, height and width, each or None: the video's or the latent grid's."""
         return self.num_frames, self.height, self.width
 
     @property
@@ -54,13 +45,9 @@ class LatentsMetadata:
 
 
 def check_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str) -> None:
-    """Check that the stated sizes are those of latents (F', H', W'), or of their video.
+    """Raise a `LatentsError` unless the stated sizes are those of latents (F', H', W'), or of their video.
 
-    Args:
-        scale: of the VAE. With None, any whole numbers of pixels and frames per latent cell are possible.
-
-    Raises:
-        LatentsError: naming the stated sizes and the possible ones.
+    With `scale` None, any whole numbers of pixels and frames per latent cell are possible.
     """
     video = (scale or DEFAULT_SCALE).video_grid(grid)
     is_video = _fits(metadata.sizes, video) if scale else _can_be_video(metadata.sizes, grid)
@@ -97,13 +84,12 @@ def _can_be_video(sizes: Sizes, grid: Grid) -> bool:
 
 
 def _describe(sizes: Sizes) -> str:
-    """Such as "num_frames 9, height 64, width 96"."""
     named = zip(("num_frames", "height", "width"), sizes, strict=True)
     return ", ".join(f"{name} {size}" for name, size in named if size is not None)
 
 
 def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
-    """The values of the known keys. Raises `LatentsError` for one that cannot be parsed, and for two grids."""
+    """The values of the known keys. Raises a `LatentsError` for one that cannot be parsed, and for two grids."""
     values: dict[str, Any] = {}
     for key in _PARSERS.keys() & metadata.keys():
         parse, expected = _PARSERS[key]

@@ -7,7 +7,8 @@ import shutil
 import tempfile
 import threading
 import zipfile
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, Literal
 
@@ -28,17 +29,12 @@ _SHOWN = 40  # characters of a name or shape in an error
 
 @dataclass(frozen=True)
 class _NpyHeader:
-    """What precedes the values of a .npy file.
-
-    Attributes:
-        size: of the header, in bytes.
-        data_bytes: of the values; 0 for objects, whose pickles have any size.
-    """
+    """What precedes the values of a .npy file."""
 
     shape: tuple[int, ...]
     order: Literal["C", "F"]
     dtype: np.dtype
-    size: int
+    size: int  # of the header, in bytes
 
     @classmethod
     def read(cls, file: IO[bytes]) -> "_NpyHeader":
@@ -52,15 +48,15 @@ class _NpyHeader:
 
     @property
     def data_bytes(self) -> int:
+        """Of the values; 0 for objects, whose pickles have any size."""
         return 0 if self.dtype.hasobject else math.prod(self.shape) * self.dtype.itemsize
 
     def open_array(self, file: OpenFile, start: int) -> StoredArray:
-        """The array of a file in which this header is at byte `start`."""
         if self.dtype.hasobject:
             raise ValueError("it holds Python objects, which could run any code when read")
         return StoredArray.whole(file, self.dtype, self.shape, start + self.size, self.order)
 
-    def stored_tensor(self, file: OpenFile, open_array: partial[StoredArray]) -> StoredTensor:
+    def stored_tensor(self, file: OpenFile, open_array: Callable[[], StoredArray]) -> StoredTensor:
         name = "bfloat16" if self.dtype == np.dtype("V2") else self.dtype.name
         return StoredTensor(file, self.shape, name, self.data_bytes, open_array)
 
@@ -78,9 +74,7 @@ def open_npy(file: OpenFile) -> StoredTensor:
 def open_npz(file: OpenFile) -> dict[str, StoredTensor]:
     """The arrays of a .npz file by name. What is stored uncompressed is read in the file itself.
 
-    Raises:
-        LatentsError: for files of torch, which are zip files, too.
-        ValueError: for arrays whose header does not fit their size in the zip file.
+    Raises `LatentsError` for files of torch, and `ValueError` for headers that do not fit the sizes in the zip file.
     """
     tensors = {}
     with file.reader() as reader, zipfile.ZipFile(reader) as archive:
@@ -107,44 +101,33 @@ def _open_member(file: OpenFile, archive: zipfile.ZipFile, entry: zipfile.ZipInf
         names_bytes = int.from_bytes(sizes[:2], "little") + int.from_bytes(sizes[2:], "little")
         start = entry.header_offset + _ZIP_HEADER + names_bytes
         return header.stored_tensor(file, partial(header.open_array, file, start))
-    return header.stored_tensor(file, partial(_open_compressed, header, _CompressedMember(file, entry)))
+    lock, copies = threading.Lock(), list[OpenFile]()
+
+    def open_copy() -> StoredArray:
+        with lock:  # the first use decompresses it
+            if not copies:
+                copies.append(_decompress(file, entry))
+        return header.open_array(copies[0], 0)
+
+    return header.stored_tensor(file, open_copy)
 
 
-def _open_compressed(header: _NpyHeader, member: "_CompressedMember") -> StoredArray:
-    return header.open_array(member.decompressed(), 0)
-
-
-@dataclass
-class _CompressedMember:
-    """A compressed part of a zip file. It is decompressed once, to a temporary file, when it is first used."""
-
-    file: OpenFile
-    entry: zipfile.ZipInfo
-    _copy: OpenFile | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def decompressed(self) -> OpenFile:
-        """A file with the decompressed bytes and no name. Raises `LatentsError` if the disk has no room for it."""
-        with self._lock:
-            if self._copy is None:
-                self._copy = self._decompress()
-            return self._copy
-
-    def _decompress(self) -> OpenFile:
-        source, place, needed = self.file.source, tempfile.gettempdir(), self.entry.file_size
-        if needed > max(_MAX_UNSUSPECTED, _MAX_COMPRESSION * self.entry.compress_size):
-            raise LatentsError(
-                f"{source}: takes {format_bytes(self.entry.compress_size)} and would take {format_bytes(needed)} "
-                "decompressed, which is a decompression bomb, or values that are all alike; save it uncompressed."
-            )
-        free = shutil.disk_usage(place).free
-        if needed > free:
-            raise LatentsError(
-                f"{source}: is compressed, and takes {format_bytes(needed)} in {place}, which has {format_bytes(free)} "
-                "left; set TMPDIR to a larger disk, or save the latents uncompressed."
-            )
-        with tempfile.TemporaryFile(prefix="mlx_ltx_vae-") as copy:
-            with self.file.reader() as reader, zipfile.ZipFile(reader) as archive, archive.open(self.entry) as member:
-                shutil.copyfileobj(member, copy, _COPIED_AT_ONCE)
-            copy.flush()
-            return OpenFile(copy, source)
+def _decompress(file: OpenFile, entry: zipfile.ZipInfo) -> OpenFile:
+    """A temporary file with the bytes of a compressed part of a zip file, and no name."""
+    source, place, needed = file.source, tempfile.gettempdir(), entry.file_size
+    if needed > max(_MAX_UNSUSPECTED, _MAX_COMPRESSION * entry.compress_size):
+        raise LatentsError(
+            f"{source}: takes {format_bytes(entry.compress_size)} and would take {format_bytes(needed)} decompressed, "
+            "which is a decompression bomb, or values that are all alike; save it uncompressed."
+        )
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise LatentsError(
+            f"{source}: is compressed, and takes {format_bytes(needed)} in {place}, which has {format_bytes(free)} "
+            "left; set TMPDIR to a larger disk, or save the latents uncompressed."
+        )
+    with tempfile.TemporaryFile(prefix="mlx_ltx_vae-") as copy:
+        with file.reader() as reader, zipfile.ZipFile(reader) as archive, archive.open(entry) as member:
+            shutil.copyfileobj(member, copy, _COPIED_AT_ONCE)
+        copy.flush()
+        return OpenFile(copy, source)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import LatentsError, excerpt
+from ..files.formats import START_BYTES
 from ..process.cleanup import temporary_folder
-from .formats import START_BYTES, find_format
+from .formats import check_format
 from .stored import OpenFile
 
 _STANDARD_INPUT = "-"
-
 _COPIED_AT_ONCE = 2**20  # bytes
 
 
@@ -29,10 +29,7 @@ def open_source(path: str | os.PathLike) -> Iterator[tuple[OpenFile, Path]]:
     """The open file, and a path at which it can be read until the end of the block.
 
     A pipe and standard input ("-") are copied to a temporary file, which takes no space after the last use of the open
-    file.
-
-    Raises:
-        LatentsError: for what cannot be opened or is no file: a folder, a device, a terminal.
+    file. What is no file is a `LatentsError`: a folder, a device, a terminal.
     """
     source = source_name(path)
     if os.fspath(path) == _STANDARD_INPUT:
@@ -75,13 +72,12 @@ def _open(source: str) -> IO[bytes]:
 
 @contextmanager
 def _spooled(stream: IO[bytes], source: str) -> Iterator[tuple[OpenFile, Path]]:
-    """A copy of a stream in a temporary folder, as `open_source`."""
     with temporary_folder() as folder:
         path = folder / "latents"
         try:
             with path.open("wb") as copy:
                 start = stream.read(START_BYTES)
-                find_format(start, source)  # refuses an endless stream of something else
+                check_format(start, source)  # refuses an endless stream of something else
                 copy.write(start)
                 shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
         except OSError as error:

@@ -10,26 +10,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import IO, Literal, NamedTuple
+from typing import IO, Literal
 
 import numpy as np
 
 from ..errors import LatentsError, excerpt
-from ..files.state import FileState
+from ..files.opening import FileState
 
 _BLOCK_BYTES = 2**20
 _MAX_GAP = 2**14  # bytes; to read as many takes as long as another call
 
 
 class OpenFile:
-    """A file that stays open as long as this object exists, also if its name is deleted or becomes another file's.
-
-    Attributes:
-        source: its name in errors.
-    """
+    """A file that stays open as long as this object exists, also if its name is deleted or becomes another file's."""
 
     def __init__(self, file: IO[bytes], source: str) -> None:
-        self.source = source
+        self.source = source  # its name in errors
         self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
         self.state = FileState.of(self._descriptor)
@@ -52,7 +48,6 @@ class OpenFile:
             raise self.changed()
 
     def changed(self) -> LatentsError:
-        """The error for a file that was written to after it was opened."""
         return LatentsError(
             f"{self.source}: cannot be read, as the file changed while it was read; wait until the program that "
             "writes it is done."
@@ -68,18 +63,13 @@ class OpenFile:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array whose values are in a file, or a part of one, described as numpy describes arrays in memory.
-
-    Attributes:
-        strides: bytes between neighbors along each axis.
-        offset: of the first value in the file.
-    """
+    """An array whose values are in a file, or a part of one, described as numpy describes arrays in memory."""
 
     file: OpenFile
     dtype: np.dtype
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
+    strides: tuple[int, ...]  # bytes between neighbors along each axis
+    offset: int  # of the first value in the file
 
     @classmethod
     def whole(
@@ -102,95 +92,45 @@ class StoredArray:
         )
 
     def read(self) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
-        """Yield where each part is in the array, and its values, which the next part overwrites.
-
-        Raises:
-            LatentsError: if the file cannot be read, or has changed since it was opened.
-        """
+        """Yield where each part is in the array, and its values, which the next part overwrites."""
+        buffer = bytearray()
         with reading(self.file):
-            buffer = bytearray()
-            for where in _blocks(self.shape, self._runs().strides):
+            for where in self._parts():
                 part = self[where]
-                runs = part._runs()
-                offsets = runs.offsets(part)
-                if len(offsets) * runs.size > len(buffer):
-                    buffer = bytearray(len(offsets) * runs.size)
-                for index, offset in enumerate(offsets):
-                    self.file.read_into(memoryview(buffer)[index * runs.size : (index + 1) * runs.size], offset)
-                yield where, np.ndarray(part.shape, self.dtype, buffer, runs.first, runs.strides)
+                reaches = [(length - 1) * stride for length, stride in zip(part.shape, part.strides, strict=True)]
+                first = sum(-reach for reach in reaches if reach < 0)  # of its bytes; an axis may be reversed
+                size = sum(map(abs, reaches)) + self.dtype.itemsize
+                if size > len(buffer):
+                    buffer = bytearray(size)
+                self.file.read_into(memoryview(buffer)[:size], part.offset - first)
+                yield where, np.ndarray(part.shape, self.dtype, buffer, first, part.strides)
 
-    def _runs(self) -> "_Runs":
-        size, first = self.dtype.itemsize, 0
-        strides, outer = list(self.strides), list[int]()
+    def _parts(self) -> Iterator[tuple[slice, ...]]:
+        """Slices that together are the whole array, each in at most 1 MB of the file and without large gaps."""
+        size, steps = self.dtype.itemsize, [1] * len(self.shape)
         for axis in sorted(range(len(self.shape)), key=lambda axis: abs(self.strides[axis])):
-            reach = (self.shape[axis] - 1) * self.strides[axis]
-            if reach and (outer or abs(self.strides[axis]) - size > _MAX_GAP):
-                outer.append(axis)
-            else:
-                size, first = size + abs(reach), first + max(0, -reach)
-        count = 1
-        for axis in outer:
-            strides[axis] = size * count
-            count *= self.shape[axis]
-        return _Runs(size, first, tuple(strides), outer)
-
-
-class _Runs(NamedTuple):
-    """How the values of an array are read: in runs without large gaps, which lie one after the other when read.
-
-    Attributes:
-        size: bytes of a run.
-        first: where the first value is in its run; not at the start if an axis is reversed.
-        strides: bytes between neighbors along each axis when read.
-        outer: the axes along which the runs are, the one with the nearest first.
-    """
-
-    size: int
-    first: int
-    strides: tuple[int, ...]
-    outer: list[int]
-
-    def offsets(self, array: StoredArray) -> list[int]:
-        """Where each run of `array` is in the file."""
-        offsets = [array.offset - self.first]
-        for axis in self.outer:
-            steps = range(0, array.shape[axis] * array.strides[axis], array.strides[axis])
-            offsets = [offset + step for step in steps for offset in offsets]
-        return offsets
-
-
-def _blocks(shape: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Slices that together are a whole array, each with at most 1 MB between its first and its last value."""
-    steps = list(shape)
-    for axis, stride in enumerate(map(abs, strides)):
-        if shape[axis] > 1 and shape[axis] * stride > _BLOCK_BYTES:
-            steps[axis] = max(1, _BLOCK_BYTES // stride)
-    ranges = [range(0, size, max(1, step)) for size, step in zip(shape, steps, strict=True)]
-    for starts in product(*ranges):
-        yield tuple(slice(start, start + step) for start, step in zip(starts, steps, strict=True))
+            stride = abs(self.strides[axis])
+            if self.shape[axis] > 1 and stride - size > _MAX_GAP:
+                break
+            steps[axis] = min(self.shape[axis], max(1, _BLOCK_BYTES // max(1, stride)))
+            size += (steps[axis] - 1) * stride
+        ranges = [range(0, length, max(1, step)) for length, step in zip(self.shape, steps, strict=True)]
+        for starts in product(*ranges):
+            yield tuple(slice(start, start + step) for start, step in zip(starts, steps, strict=True))
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file, known by its header.
-
-    Attributes:
-        dtype: "float32", "bfloat16" and so on; for what numpy does not have, the file's own name, such as "F8_E4M3".
-        num_bytes: of the values.
-    """
+    """A tensor of a file, known by its header."""
 
     file: OpenFile
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # "float32", "bfloat16"; for what numpy does not have, the file's own name, such as "F8_E4M3"
     num_bytes: int
     _open: Callable[[], StoredArray]
 
     def open(self) -> StoredArray:
-        """Its values, not read yet; bfloat16 as two-byte voids (`V2`), as numpy has none.
-
-        Raises:
-            LatentsError: for a damaged file.
-        """
+        """Its values, not read yet; bfloat16 as two-byte voids (`V2`), as numpy has none."""
         with reading(self.file):
             return self._open()
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import LatentsError
+from ..files.formats import START_BYTES, Format
+from ..files.opening import FileState
 from ..files.safetensors_header import read_header, read_positions
-from ..files.state import FileState
 from ..units import format_bytes
-from .formats import START_BYTES, Format, find_format
+from .formats import check_format
 from .metadata import METADATA_KEYS
 from .numpy_files import open_npy, open_npz
 from .source import open_source
@@ -24,13 +25,9 @@ _MAX_METADATA_BYTES = 1024
 
 
 def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """The tensors of a file by name, and its metadata. Its first bytes decide its format, not its name.
-
-    Raises:
-        LatentsError: for a file that is missing, truncated or of another format, and for a pickle.
-    """
+    """The tensors of a file by name, and its metadata."""
     with open_source(path) as (file, readable_path), reading(file):
-        file_format = find_format(file.read(0, START_BYTES), file.source)
+        file_format = check_format(file.read(0, START_BYTES), file.source)
         if file_format is Format.NPY:
             return {Path(path).stem: open_npy(file)}, {}
         if file_format is Format.ZIP:

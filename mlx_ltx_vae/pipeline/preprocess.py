@@ -8,6 +8,7 @@ from itertools import chain
 import mlx.core as mx
 import numpy as np
 
+from ..backend.dtypes import dtype_name
 from ..backend.mlx_utils import evaluate, to_float
 from ..errors import LatentsError
 from ..shapes import Grid, ScaleFactors, format_size
@@ -40,7 +41,7 @@ def to_channels_last(frames: Frames) -> Frames:
     elif frames.ndim == 5 and shape[1] == 3 and _is_floating(frames):
         return frames.transpose(0, 2, 3, 4, 1)
     raise LatentsError(
-        f"frames have the shape {shape} and the type {_dtype_name(frames)}; expected floats (B, 3, F, H, W) in "
+        f"frames have the shape {shape} and the type {dtype_name(frames.dtype)}; expected floats (B, 3, F, H, W) in "
         "[-1, 1], or uint8 or uint16 (F, H, W, 3)."
     )
 
@@ -125,7 +126,7 @@ class Preprocess:
         """Yield the frames as MLX arrays of at most `chunk` frames, so that a long array is not held twice."""
         first = None
         for frames in clip:
-            kind = (frames.shape[0], *frames.shape[2:], _dtype_name(frames))
+            kind = (frames.shape[0], *frames.shape[2:], dtype_name(frames.dtype))
             if first is None:
                 self.check_size(frames)
                 first = kind
@@ -228,11 +229,7 @@ def _take_first(parts: list[mx.array], count: int) -> mx.array:
 
 def _levels_peak(frames: Frames) -> int | None:
     """The highest level of an integer dtype; None for floats."""
-    return _PEAKS.get(_dtype_name(frames))
-
-
-def _dtype_name(frames: Frames) -> str:
-    return str(frames.dtype).rpartition(".")[2]
+    return _PEAKS.get(dtype_name(frames.dtype))
 
 
 def _is_floating(frames: Frames) -> bool:

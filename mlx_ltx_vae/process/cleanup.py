@@ -32,9 +32,7 @@ def uninterrupted() -> AbstractContextManager[object]:
 class Cleanup:
     """Calls a function once: when it is called itself, or when its owner is collected, or at the end of the process.
 
-    Args:
-        owner: None for one that lives as long as the process.
-        function: must not refer to its owner.
+    An owner of None lives as long as the process. The function must not refer to its owner.
     """
 
     def __init__(self, owner: object | None, function: Callable[..., object], *arguments: Any) -> None:
@@ -46,12 +44,10 @@ class Cleanup:
             _pending.append(self)
 
     def __call__(self) -> None:
-        """Call the function, unless that has been done, or cancelled."""
         with _lock:
             self._finalizer()
 
     def cancel(self) -> None:
-        """Never call the function."""
         self._finalizer.detach()
 
 
@@ -87,7 +83,7 @@ def remove_folder(path: Path) -> None:
 
 
 def _warn_that_it_stays(path: Path, reason: str) -> None:
-    """Warn. An error would hide the one because of which the path is removed."""
+    # An error would hide the one because of which the path is removed.
     warnings.warn(f"{path}: cannot be removed ({reason}); remove it.", stacklevel=2)
 
 

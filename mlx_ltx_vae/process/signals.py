@@ -54,9 +54,6 @@ def ended_by_signals(is_silent: Callable[[signal.Signals], bool]) -> Iterator[No
     A thread of its own ends the process, at any moment: the main thread may be in a long computation, in which Python
     calls no handler, or in one of the callbacks whose exceptions Python drops. A signal that was ignored before, as
     SIGHUP is under nohup, stays ignored. In a process that is not a command, nothing happens.
-
-    Args:
-        is_silent: whether to print nothing.
     """
     if not startup.IS_COMMAND:
         yield

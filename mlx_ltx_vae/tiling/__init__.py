@@ -1,11 +1,12 @@
 """Overlapping tiles of a clip, decoded or encoded one by one and blended where they overlap.
 
-Sizes, positions and masks are pure Python; only `blend` and `helpers` use MLX.
+Sizes, positions and masks are pure Python; only `blend` needs MLX.
 """
 
+from typing import TYPE_CHECKING
+
+from ..backend.mlx_import import HAS_MLX, missing_names
 from ..errors import TilingError
-from .batches import check_batch_size, in_tile_order, tile_batches
-from .blend import SpatialBlender, blend_tiles, decode_with_tiling
 from .config import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, parse_tile, preset
 from .helpers import (
     DimensionIntervals,
@@ -15,36 +16,25 @@ from .helpers import (
     split_in_spatial,
     split_in_temporal,
 )
-from .intervals import Interval, make_causal, split
-from .layout import BlendAxis, Tile, TileAxis, TileLayout, space_axis, time_axis
+
+if TYPE_CHECKING or HAS_MLX:
+    from .blend import decode_with_tiling
+else:
+    __getattr__ = missing_names(__name__, "decode_with_tiling")
 
 __all__ = [
     "PRESETS",
-    "BlendAxis",
     "DimensionIntervals",
-    "Interval",
-    "SpatialBlender",
     "SpatialTilingConfig",
     "TemporalTilingConfig",
-    "Tile",
-    "TileAxis",
-    "TileLayout",
     "TilingConfig",
     "TilingError",
-    "blend_tiles",
-    "check_batch_size",
     "compute_trapezoidal_mask_1d",
     "decode_with_tiling",
-    "in_tile_order",
-    "make_causal",
     "map_spatial_slice",
     "map_temporal_slice",
     "parse_tile",
     "preset",
-    "space_axis",
-    "split",
     "split_in_spatial",
     "split_in_temporal",
-    "tile_batches",
-    "time_axis",
 ]

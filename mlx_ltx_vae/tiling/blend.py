@@ -40,11 +40,7 @@ class SpatialBlender:
         self._weights = [_multiply(row, column) for row in row_weights for column in column_weights]
 
     def blend(self, parts: Sequence[mx.array]) -> mx.array:
-        """Blend all tiles of the same frames, each (B, n, h, w, C), to frames (B, n, H, W, C) float32, evaluated.
-
-        Raises:
-            DecodeError: for a wrong number of tiles, or a tile of the wrong shape.
-        """
+        """Blend all tiles of the same frames, each (B, n, h, w, C), to frames (B, n, H, W, C) float32, evaluated."""
         if len(parts) != len(self._positions):
             raise DecodeError(
                 f"got {len(parts)} tiles for a frame of {len(self._positions)}; blend all of them at once."
@@ -94,14 +90,10 @@ def blend_tiles(
 
     Args:
         axes: time, height and width of the results: `layout.decoded()` or `layout.encoded()`.
-        tile_batch_size: the largest number of tiles per call of `run_tiles`.
 
     Yields:
         The index of the first position in time, and results (B, n, H, W, C) float32, n >= 1, evaluated. Each position
         is yielded once, in order. An array may be a view of a larger one: copy it to keep it for long.
-
-    Raises:
-        DecodeError: for a tile of the wrong shape.
     """
     time, rows, columns = axes
     blender = SpatialBlender(rows, columns)
@@ -184,8 +176,6 @@ def _decode_tiles(
     on_frames_ready: Callable[[mx.array, int], None] | None,
     keep_output: bool,
 ) -> mx.array | None:
-    """Decode latents (B, C, F', H', W') tile by tile, see `decode_with_tiling`."""
-
     def run_tiles(tiles: list[Tile]) -> list[mx.array]:
         (tile,) = tiles
         time, height, width = (interval.as_slice for interval in tile.latent)
@@ -216,7 +206,7 @@ def _decode_tiles(
 def _run_batches(
     run_tiles: RunTiles, tiles: Sequence[Tile], tile_batch_size: int, tile_counter: Iterator[int]
 ) -> Iterator[tuple[int, mx.array]]:
-    """Yield the index of each tile and its result, in batches; tile 0 comes first. Clears MLX's cache regularly."""
+    """Yield the index of each tile and its result, in batches; tile 0 comes first."""
     for batch in tile_batches(tiles, tile_batch_size):
         parts = run_tiles([tiles[index] for index in batch])
         for index in batch:
@@ -226,12 +216,11 @@ def _run_batches(
 
 
 def _axis_weights(mask: Mask, shape: tuple[int, ...]) -> mx.array | None:
-    """A mask as a float32 array of `shape`; None if all weights are 1."""
+    """None if all weights are 1."""
     return None if all(weight == 1 for weight in mask) else mx.array(mask, dtype=mx.float32).reshape(shape)
 
 
 def _multiply(rows: mx.array | None, columns: mx.array | None) -> mx.array | None:
-    """The weights (h, w, 1) of a tile from those along height and width; None if all weights are 1."""
     if rows is None or columns is None:
         return columns if rows is None else rows
     return rows * columns

@@ -50,9 +50,7 @@ class TemporalTilingConfig:
 class TilingConfig:
     """How a video is split into tiles. An axis without a configuration is not split.
 
-    Attributes:
-        height_config: overrides `spatial_config` for height.
-        width_config: overrides `spatial_config` for width.
+    `height_config` and `width_config` override `spatial_config` for their axis.
     """
 
     spatial_config: SpatialTilingConfig | None = None
@@ -62,26 +60,26 @@ class TilingConfig:
 
     @classmethod
     def of(cls, config: Any) -> "TilingConfig":
-        """The configuration that any object with `spatial_config` and `temporal_config` describes, as apps have them.
-
-        Raises:
-            TilingError: for an object without these attributes, and for invalid sizes.
-        """
+        """The configuration that an object with `spatial_config` and `temporal_config` describes, as apps have them."""
         if isinstance(config, cls):
             return config
         try:
-            axes = [config.spatial_config, *(getattr(config, f"{axis}_config", None) for axis in ("height", "width"))]
-            height_and_width = [
-                axis and SpatialTilingConfig(axis.tile_size_in_pixels, axis.tile_overlap_in_pixels) for axis in axes
+            axes = [
+                config.spatial_config,
+                getattr(config, "height_config", None),
+                getattr(config, "width_config", None),
             ]
+            space, height, width = (
+                axis and SpatialTilingConfig(axis.tile_size_in_pixels, axis.tile_overlap_in_pixels) for axis in axes
+            )
             time = config.temporal_config
-            in_time = time and TemporalTilingConfig(time.tile_size_in_frames, time.tile_overlap_in_frames)
+            time = time and TemporalTilingConfig(time.tile_size_in_frames, time.tile_overlap_in_frames)
         except AttributeError as error:
             raise TilingError(
                 f"the tiles are a {type(config).__name__} ({error}); expected a TilingConfig, or an object with its "
                 "attributes."
             ) from error
-        return cls(height_and_width[0], in_time, *height_and_width[1:])
+        return cls(space, time, height, width)
 
     @classmethod
     def default(cls) -> "TilingConfig":
@@ -114,12 +112,8 @@ class TilingConfig:
     ) -> "TilingConfig | None":
         """The default sizes along the axes that exceed their threshold; None if no axis does.
 
-        The sizes are the same for every video: smaller tiles have less context, and look worse.
-
-        Args:
-            height: in pixels, as `width`.
-            spatial_threshold: in pixels, for the longer side.
-            temporal_threshold: in frames.
+        Sizes are in pixels and frames; `spatial_threshold` is for the longer side. The tiles are the same for every
+        video: smaller ones have less context, and look worse.
         """
         space, time = max(height, width) > spatial_threshold, num_frames > temporal_threshold
         if not (space or time):
@@ -129,22 +123,14 @@ class TilingConfig:
 
 
 def preset(name: str, height: int, width: int, num_frames: int) -> TilingConfig | None:
-    """The preset of this name. Only "auto" depends on the video's size, and is None if the video needs no tiles.
-
-    Raises:
-        TilingError: for an unknown name.
-    """
+    """The preset of this name. Only "auto" depends on the video's size, and is None if the video needs no tiles."""
     if name not in PRESETS:
         raise TilingError(f"unknown tiling preset {name!r}; choose one of {', '.join(PRESETS)}.")
     return TilingConfig.auto(height, width, num_frames) if name == "auto" else getattr(TilingConfig, name)()
 
 
 def parse_tile(text: str) -> tuple[int, int]:
-    """The tile size and overlap in text such as "512:64". The overlap is 0 if it is left out, as in "512".
-
-    Raises:
-        TilingError: if the text has another form.
-    """
+    """The tile size and overlap in text such as "512:64". The overlap is 0 if it is left out, as in "512"."""
     match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text)
     if not match:
         raise TilingError(f"{quote(text)} is not a tile size with an optional overlap; write it as 512 or 512:64.")

@@ -5,13 +5,15 @@ Names, arguments and results are those of the MLX ports' tilers. Masks are float
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import mlx.core as mx
+from typing import TYPE_CHECKING
 
 from ..errors import TilingError
 from .intervals import Interval, make_causal, split
 from .layout import TileAxis, space_axis, time_axis
 from .masks import trapezoid
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 
 @dataclass
@@ -46,7 +48,7 @@ def split_in_temporal(size: int, overlap: int, dimension_size: int) -> Dimension
 
 def compute_trapezoidal_mask_1d(
     length: int, ramp_left: int, ramp_right: int, left_starts_from_0: bool = False
-) -> mx.array:
+) -> "mx.array":
     """A float32 mask (length,) that rises over `ramp_left` positions, stays at 1, and falls over `ramp_right`.
 
     Ramps longer than the mask are shortened to it, and negative ramps count as 0.
@@ -57,17 +59,19 @@ def compute_trapezoidal_mask_1d(
     Raises:
         TilingError: for a length below 1.
     """
+    import mlx.core as mx  # not where plans are made
+
     if length < 1:
         raise TilingError(f"a mask of length {length} has no positions; it must have at least 1.")
     return mx.array(trapezoid(length, max(ramp_left, 0), max(ramp_right, 0), from_zero=left_starts_from_0))
 
 
-def map_spatial_slice(begin: int, end: int, left_ramp: int, right_ramp: int, scale: int) -> tuple[slice, mx.array]:
+def map_spatial_slice(begin: int, end: int, left_ramp: int, right_ramp: int, scale: int) -> "tuple[slice, mx.array]":
     """The pixels of an interval of latent cells, as a slice, and their mask, at `scale` pixels per cell."""
     return _slice_and_mask(space_axis([Interval(begin, end, left_ramp, right_ramp)], scale))
 
 
-def map_temporal_slice(begin: int, end: int, left_ramp: int, right_ramp: int, scale: int) -> tuple[slice, mx.array]:
+def map_temporal_slice(begin: int, end: int, left_ramp: int, right_ramp: int, scale: int) -> "tuple[slice, mx.array]":
     """The frames of an interval of latent frames, as a slice, and their mask, at `scale` frames per latent frame."""
     return _slice_and_mask(time_axis([Interval(begin, end, left_ramp, right_ramp)], scale))
 
@@ -76,7 +80,7 @@ def _by_property(intervals: Sequence[Interval]) -> DimensionIntervals:
     return DimensionIntervals(*map(list, zip(*intervals, strict=True)))
 
 
-def _slice_and_mask(axis: TileAxis) -> tuple[slice, mx.array]:
+def _slice_and_mask(axis: TileAxis) -> "tuple[slice, mx.array]":
     """The positions in the video of an axis of one interval, and the mask before masks are made complementary."""
     (interval,) = axis.pixels
     mask = compute_trapezoidal_mask_1d(interval.length, interval.left_ramp, interval.right_ramp, axis.from_zero)

@@ -7,37 +7,26 @@ from ..errors import TilingError
 
 
 class Interval(NamedTuple):
-    """A range of positions on one axis, with the lengths of the ramps at its ends.
-
-    Attributes:
-        end: one past the last position.
-        left_ramp: positions at the start over which the interval fades in.
-        right_ramp: positions at the end over which the interval fades out.
-    """
+    """A range of positions on one axis, with the lengths of the ramps at its ends."""
 
     start: int
-    end: int
-    left_ramp: int = 0
+    end: int  # one past the last position
+    left_ramp: int = 0  # positions at the start over which the interval fades in
     right_ramp: int = 0
 
     @property
     def length(self) -> int:
-        """The number of positions."""
         return self.end - self.start
 
     @property
     def as_slice(self) -> slice:
-        """The positions as an index."""
         return slice(self.start, self.end)
 
 
 def split(length: int, size: int, overlap: int) -> tuple[Interval, ...]:
     """Split an axis into intervals of `size` that overlap by `overlap`; the last one may be shorter.
 
-    An axis no longer than `size` is one interval.
-
-    Raises:
-        TilingError: unless length >= 1 and 0 <= overlap < size.
+    An axis no longer than `size` is one interval. Raises a `TilingError` unless length >= 1 and 0 <= overlap < size.
     """
     if length < 1:
         raise TilingError(f"an axis of length {length} cannot be split into tiles; it must have at least 1 position.")

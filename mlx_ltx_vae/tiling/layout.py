@@ -22,30 +22,23 @@ class Tile(NamedTuple):
 
     @property
     def latent_size(self) -> Grid:
-        """(F', H', W') of its latents."""
         time, height, width = self.latent
         return time.length, height.length, width.length
 
     @property
     def output_size(self) -> Grid:
-        """(F, H, W) of the pixels it decodes to."""
         time, height, width = self.pixels
         return time.length, height.length, width.length
 
 
 class BlendAxis(NamedTuple):
-    """One axis of the blended result: pixels for a decode, latents for an encode.
-
-    Attributes:
-        masks: the weights of each tile, which add up to 1 at every position of the axis.
-    """
+    """One axis of the blended result: pixels for a decode, latents for an encode."""
 
     intervals: tuple[Interval, ...]
-    masks: tuple[Mask, ...]
+    masks: tuple[Mask, ...]  # of each tile; they add up to 1 at every position
 
     @property
     def length(self) -> int:
-        """The length of the whole axis."""
         return self.intervals[-1].end
 
     def final(self) -> list[int]:
@@ -59,27 +52,20 @@ class TileAxis:
     """One axis split into tiles, on the latent grid and in pixels (or frames).
 
     A decode blends pixels and an encode blends latents, so each grid has trapezoidal masks of its own.
-
-    Attributes:
-        pixels: the same intervals in pixels or frames.
-        from_zero: whether left ramps start with a weight of 0, as they do in time.
     """
 
     latent: tuple[Interval, ...]
     pixels: tuple[Interval, ...]
-    from_zero: bool
+    from_zero: bool  # left ramps start with a weight of 0, as they do in time
 
     @property
     def length(self) -> int:
-        """The length of the axis in pixels or frames."""
         return self.pixels[-1].end
 
     def decoded(self) -> BlendAxis:
-        """The axis as a decode blends it."""
         return self._blended(self.pixels)
 
     def encoded(self) -> BlendAxis:
-        """The axis as an encode blends it."""
         return self._blended(self.latent)
 
     def _blended(self, intervals: tuple[Interval, ...]) -> BlendAxis:
@@ -105,13 +91,9 @@ def time_axis(intervals: Sequence[Interval], scale: int, first: int = 1) -> Tile
 
 @dataclass(frozen=True)
 class TileLayout:
-    """All tiles of one clip: each interval of time combined with each interval of height and width.
+    """All tiles of one clip: each interval of time combined with each interval of height and width."""
 
-    Attributes:
-        time: its intervals have causal context, see `make_causal`.
-    """
-
-    time: TileAxis
+    time: TileAxis  # its intervals have causal context, see `make_causal`
     height: TileAxis
     width: TileAxis
 
@@ -125,8 +107,7 @@ class TileLayout:
             first_frames: frames that the first latent frame decodes to.
 
         Raises:
-            TilingError: for a tile size that is not a multiple of the scale factor of its axis, or less than two
-                latent cells, and for an overlap that is not a multiple of the scale factor.
+            TilingError: for sizes and overlaps that are not whole latent cells, and for tiles of less than two.
         """
         frames, rows, columns = latent_grid
         height, width = config.height_config or config.spatial_config, config.width_config or config.spatial_config
@@ -154,7 +135,6 @@ class TileLayout:
 
 
 def _split(length: int, config: SpatialTilingConfig | TemporalTilingConfig | None, scale: int) -> tuple[Interval, ...]:
-    """The intervals of an axis of `length` latent cells, of `scale` pixels or frames each."""
     if config is None:
         return (Interval(0, length),)
     size, overlap = astuple(config)

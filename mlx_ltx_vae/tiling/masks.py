@@ -10,12 +10,9 @@ Mask = tuple[float, ...]
 
 
 def trapezoid(length: int, left_ramp: int, right_ramp: int, *, from_zero: bool = False) -> Mask:
-    """A mask that rises over `left_ramp` positions, stays at 1, and falls over `right_ramp` positions.
+    """A mask that rises over `left_ramp` positions (`from_zero`, if so), stays at 1, and falls over `right_ramp`.
 
     Ramps longer than the mask are shortened to it. Ramps that overlap are multiplied.
-
-    Args:
-        from_zero: whether the left ramp starts with a weight of 0.
     """
     left_ramp, right_ramp = min(left_ramp, length), min(right_ramp, length)
     rising = [0.0, *_ramp(left_ramp - 1)] if from_zero and left_ramp else _ramp(left_ramp)

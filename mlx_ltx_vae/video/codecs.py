@@ -9,12 +9,15 @@ VAE's own sizes are always even. ffmpeg's ProRes 4:2:2 encoder corrupts the last
 use ProRes 4444. VP9 and AV1 round the chroma planes up and support odd sizes with 4:2:0.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 from ..errors import WriterError, quote
-from .ffmpeg import has_encoder
+from ..shapes import Size
+from .ffmpeg import check_audio, input_arguments, listing
+from .sink import SinkOptions
 
 SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 _TO_BT709 = f"scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags={SCALER}"
@@ -25,26 +28,18 @@ _TAG_RGB = "setparams=range=pc:color_primaries=bt709:color_trc=bt709"
 
 @dataclass(frozen=True)
 class Codec:
-    """A codec and its ffmpeg settings.
-
-    Attributes:
-        endings: of the containers that support it.
-        pixel_formats: by bit depth.
-        odd_pixel_formats: for an odd width or height, if they differ.
-        default_crf, max_crf: constant quality, 0 is the best; `default_crf` is None for a codec without it.
-        live_options: make each frame come out as soon as it is in; by default encoders hold 20 to 50 back.
-    """
+    """A codec and its ffmpeg settings."""
 
     encoder: str
-    endings: tuple[str, ...]
-    pixel_formats: Mapping[int, str]
-    odd_pixel_formats: Mapping[int, str] | None = None
-    default_crf: int | None = None
+    endings: tuple[str, ...]  # of the containers that support it
+    pixel_formats: Mapping[int, str]  # by bit depth
+    odd_pixel_formats: Mapping[int, str] | None = None  # for an odd width or height, if they differ
+    default_crf: int | None = None  # constant quality, 0 is the best; None for a codec without it
     max_crf: int = 0
     options: tuple[str, ...] = ()
-    live_options: tuple[str, ...] = ()
+    live_options: tuple[str, ...] = ()  # encoders otherwise hold 20 to 50 frames back
 
-    def color_filter(self, size: tuple[int, int], bit_depth: int) -> str:
+    def color_filter(self, size: Size, bit_depth: int) -> str:
         """The ffmpeg filter that converts full-range RGB to the codec's pixel format and tags it."""
         is_odd = any(side % 2 for side in size)
         formats = self.odd_pixel_formats if is_odd and self.odd_pixel_formats else self.pixel_formats
@@ -63,21 +58,13 @@ _YUV420 = {8: "yuv420p", 10: "yuv420p10le"}
 _YUV444 = {8: "yuv444p", 10: "yuv444p10le"}
 _QUIET_X265 = ("-x265-params", "log-level=error")
 _NO_LOOKAHEAD = ("-tune", "zerolatency")
+_AV1_LOW_DELAY = ("-svtav1-params", "pred-struct=1")
 _VP9_SPEED = ("-b:v", "0", "-deadline", "good", "-cpu-used", "4", "-row-mt", "1")
 
 #: The default qualities are visually lossless.
 CODECS: dict[str, Codec] = {
-    "h264": Codec("libx264", _MPEG_ENDINGS, _YUV420, _YUV444, default_crf=18, max_crf=51, live_options=_NO_LOOKAHEAD),
-    "hevc": Codec(
-        "libx265",
-        _MPEG_ENDINGS,
-        _YUV420,
-        _YUV444,
-        default_crf=20,
-        max_crf=51,
-        options=_QUIET_X265,
-        live_options=_NO_LOOKAHEAD,
-    ),
+    "h264": Codec("libx264", _MPEG_ENDINGS, _YUV420, _YUV444, 18, 51, live_options=_NO_LOOKAHEAD),
+    "hevc": Codec("libx265", _MPEG_ENDINGS, _YUV420, _YUV444, 20, 51, options=_QUIET_X265, live_options=_NO_LOOKAHEAD),
     "prores": Codec(
         "prores_ks",
         (".mov", ".mkv"),
@@ -88,63 +75,39 @@ CODECS: dict[str, Codec] = {
     # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
     "ffv1": Codec("ffv1", (".mkv",), {8: "bgr0", 10: "gbrp16le"}, options=("-level", "3", "-g", "1", "-slicecrc", "1")),
     "vp9": Codec(
-        "libvpx-vp9",
-        _WEB_ENDINGS,
-        _YUV420,
-        default_crf=24,
-        max_crf=63,
-        options=_VP9_SPEED,
-        live_options=("-lag-in-frames", "0"),
+        "libvpx-vp9", _WEB_ENDINGS, _YUV420, None, 24, 63, options=_VP9_SPEED, live_options=("-lag-in-frames", "0")
     ),
     "av1": Codec(
-        "libsvtav1",
-        _WEB_ENDINGS,
-        _YUV420,
-        default_crf=24,
-        max_crf=63,
-        options=("-preset", "8"),
-        live_options=("-svtav1-params", "pred-struct=1"),  # low delay
+        "libsvtav1", _WEB_ENDINGS, _YUV420, None, 24, 63, options=("-preset", "8"), live_options=_AV1_LOW_DELAY
     ),
 }
 _OTHER_NAMES = {"h265": "hevc"}
+# A second output: a line for each packet of the audio, in the pipe that this process reads. ffmpeg ends when it cannot
+# write them. Otherwise, if this process is killed, it goes on to the end of the audio, which may be hours long.
+_END_WITH_READER = ("-map", "1:a:0", "-c", "copy", "-flush_packets", "1", "-f", "framecrc", "pipe:1")
 
 
-def find_codec(name: str, ending: str, codec: str | None) -> Codec:
-    """The codec called `codec`, in any case, or the default for a file that ends in `ending`.
+def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
+    """The codec that the options name, in any case, or the default for a file that ends in `ending`.
 
     Raises:
-        WriterError: if the codec is unknown, or not supported by the container.
+        WriterError: for a codec that is unknown or not supported by the container, a crf out of range (ffmpeg would
+            silently change it), and a fragmented container that cannot be.
     """
-    key = (codec or ("vp9" if ending == ".webm" else "h264")).lower()
+    if options.fragmented:
+        check_fragmented(name, ending)
+    key = (options.codec or ("vp9" if ending == ".webm" else "h264")).lower()
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
-        raise WriterError(f"{name}: the codec {quote(codec)} is not supported; use one of {', '.join(CODECS)}.")
-    found = CODECS[key]
-    if ending not in found.endings:
-        raise WriterError(f"{name}: {key} is not supported in {ending}; use {' or '.join(found.endings)}.")
-    return found
-
-
-def check_encoder(name: str, codec: Codec) -> None:
-    """Raise a `WriterError` if this build of ffmpeg lacks the codec's encoder."""
-    if not has_encoder(codec.encoder):
-        key = next(key for key, known in CODECS.items() if known is codec)
-        raise WriterError(f"{name}: this ffmpeg was built without {codec.encoder}, which {key} needs.")
-
-
-def quality_arguments(name: str, codec: Codec, crf: int | None) -> list[str]:
-    """`-crf`, with the default if it is None.
-
-    Raises:
-        WriterError: for a crf out of range (ffmpeg would silently change it), or for a codec without one.
-    """
-    if codec.default_crf is None:
-        if crf is not None:
-            raise WriterError(f"{name}: {codec.encoder} has no crf; leave it out.")
-        return []
+        raise WriterError(f"{name}: the codec {quote(options.codec)} is not supported; use one of {', '.join(CODECS)}.")
+    codec, crf = CODECS[key], options.crf
+    if ending not in codec.endings:
+        raise WriterError(f"{name}: {key} is not supported in {ending}; use {' or '.join(codec.endings)}.")
+    if crf is not None and codec.default_crf is None:
+        raise WriterError(f"{name}: {codec.encoder} has no crf; leave it out.")
     if crf is not None and not 0 <= crf <= codec.max_crf:
         raise WriterError(f"{name}: a crf of {crf} is not between 0 and {codec.max_crf}.")
-    return ["-crf", str(codec.default_crf if crf is None else crf)]
+    return codec
 
 
 def check_fragmented(name: str, ending: str) -> None:
@@ -153,21 +116,40 @@ def check_fragmented(name: str, ending: str) -> None:
         raise WriterError(f"{name}: cannot be played while it grows; only {' and '.join(_FRAGMENTED_ENDINGS)} can.")
 
 
-def live_arguments(codec: Codec, fps: Fraction) -> list[str]:
-    """A short delay, and a key frame every second, to which a player can jump."""
-    return [*codec.live_options, "-g", str(max(1, round(fps)))]
+def video_arguments(name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
+    """ffmpeg's arguments between the video input and the output, see `VideoWriter`. Raises its errors of options."""
+    if ending not in CONTAINER_ENDINGS:
+        raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
+    codec = find_codec(name, ending, options)
+    if all(row[1:2] != [codec.encoder] for row in listing("-encoders", WriterError)):
+        key = next(key for key, known in CODECS.items() if known is codec)
+        raise WriterError(f"{name}: this ffmpeg was built without {codec.encoder}, which {key} needs.")
+    arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
+    if codec.default_crf is not None:
+        arguments += ["-crf", str(codec.default_crf if options.crf is None else options.crf)]
+    arguments += ["-vf", codec.color_filter(size, options.bit_depth)]
+    if options.fragmented:  # a short delay, and a key frame every second, to which a player can jump
+        arguments += [*codec.live_options, "-g", str(max(1, round(fps)))]
+    if options.audio is not None:
+        check_audio(options.audio)
+        if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
+            raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
+        encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
+        # Without -shortest, which would cut the longer of the two.
+        arguments += ["-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
+        arguments = [*input_arguments(options.audio), *(() if options.fragmented else _END_WITH_READER), *arguments]
+    return arguments + _container_arguments(ending, codec, options.fragmented)
 
 
-def container_arguments(ending: str, codec: Codec, *, fragmented: bool) -> list[str]:
-    """The container format and its options."""
+def _container_arguments(ending: str, codec: Codec, is_fragmented: bool) -> list[str]:
     arguments = ["-f", _FORMATS[ending]]
-    if fragmented:
+    if is_fragmented:
         # Fragments of half a second, and each leaves ffmpeg at once. The header (moov) is written with the first one
         # (delay_moov), when ffmpeg knows the delay of the audio encoder, which would otherwise shift the video.
         flags = "+empty_moov+default_base_moof+frag_keyframe+delay_moov"
         arguments += ["-movflags", flags, "-frag_duration", "500000", "-flush_packets", "1"]
-    elif ending in (".mp4", ".mov"):
+    elif ending in _FRAGMENTED_ENDINGS:
         arguments += ["-movflags", "+faststart"]  # the index first, so that playback starts before the download ends
-    if ending in (".mp4", ".mov") and codec.encoder == "libx265":
+    if ending in _FRAGMENTED_ENDINGS and codec.encoder == "libx265":
         arguments += ["-tag:v", "hvc1"]  # QuickTime does not play ffmpeg's default, hev1
     return arguments

@@ -12,11 +12,9 @@ _TIME = "{ni} {pts} {tb}"  # for each frame: its number in the file and its time
 
 
 class FfmpegDecoder(FfmpegProcess):
-    """A running ffmpeg that writes raw frames to its standard output.
+    """A running ffmpeg that writes raw frames to its standard output, which is not among its `arguments`.
 
-    Args:
-        arguments: all but the output.
-        num_known_errors: how many lines of ffmpeg's log are no reason to fail, see `errors_before_first_frame`.
+    Up to `num_known_errors` lines of its log are no reason to fail, see `errors_before_first_frame`.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], num_known_errors: int = 0) -> None:
@@ -45,15 +43,15 @@ class FfmpegDecoder(FfmpegProcess):
 
     def read_times(self, num_frames: int) -> list[Fraction]:
         """The times in seconds of the next frames, of which the last has been read."""
-        return [self._read_time() for _ in range(num_frames)]
-
-    def _read_time(self) -> Fraction:
-        number, time, unit = self._times.readline().decode().split()  # written before the frame itself
-        if int(number) != self._num_timed:
-            lost = f"{self.name}: ffmpeg has lost frame {self._num_timed}"
-            raise ReaderError(f"{lost}; convert the video first: ffmpeg -i VIDEO -c:v ffv1 NEW.mkv.")
-        self._num_timed += 1
-        return int(time) * Fraction(unit)
+        times = []
+        for expected in range(self._num_timed, self._num_timed + num_frames):
+            number, time, unit = self._times.readline().decode().split()  # written before the frame itself
+            if int(number) != expected:
+                lost = f"{self.name}: ffmpeg has lost frame {expected}"
+                raise ReaderError(f"{lost}; convert the video first: ffmpeg -i VIDEO -c:v ffv1 NEW.mkv.")
+            times.append(int(time) * Fraction(unit))
+        self._num_timed += num_frames
+        return times
 
     def finish(self, *, is_enough: bool = False) -> None:
         """Wait for ffmpeg, whose output has ended. With `is_enough`, end it: no more frames are wanted.
@@ -68,7 +66,6 @@ class FfmpegDecoder(FfmpegProcess):
             raise ReaderError(f"{self.name}: is damaged or truncated; ffmpeg says: {self._reason()}.")
 
     def release(self) -> None:
-        """Close the pipes of an ffmpeg that has ended."""
         self._times.close()
         super().release()
 

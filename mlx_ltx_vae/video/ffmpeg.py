@@ -23,7 +23,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
 from ..process.cleanup import Cleanup, kill_program, uninterrupted
 
-_FORWARDED_AT_ONCE = 1 << 16  # bytes; what a pipe holds
+_PIPE_BYTES = 1 << 16  # what a pipe holds
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
 _MAX_LINE = 1 << 13  # bytes of a line of ffmpeg's log; it may name two files
 _MAX_REASON = 1000  # characters
@@ -50,11 +50,7 @@ _CONSEQUENCE = re.compile(
 
 
 class FfmpegProcess:
-    """A running ffmpeg. The end of its log is kept, as the reason of a failure.
-
-    Raises:
-        `error`: if ffmpeg cannot be found or started.
-    """
+    """A running ffmpeg. The end of its log is kept, as the reason of a failure. Raises `error` if it cannot start."""
 
     def __init__(
         self,
@@ -141,22 +137,22 @@ class FfmpegEncoder(FfmpegProcess):
 
     def end(self) -> None:
         """As `kill`, where nobody waits for the end of a transfer."""
-        if self._forwarder is not None:
-            self._forwarder.cancel()
+        self._drop_output()
         self._end()
 
     def kill(self) -> None:
-        """End ffmpeg at once, and drop what its output has not received."""
-        if self._forwarder is not None:
-            self._forwarder.cancel()
+        self._drop_output()
         super().kill()
 
     def release(self) -> None:
-        """Close the pipes of an ffmpeg that has ended."""
         self._progress.lines()
         if self._forwarder is not None:
             self._forwarder.join(_PATIENCE)
         super().release()
+
+    def _drop_output(self) -> None:
+        if self._forwarder is not None:
+            self._forwarder.is_cancelled = True
 
     def _raise_output_error(self) -> None:
         if self._forwarder is not None and self._forwarder.error is not None:
@@ -167,66 +163,54 @@ class FfmpegEncoder(FfmpegProcess):
         return WriterError(f"{self.name}: ffmpeg failed: {self._reason()}.")
 
 
-class _Forwarder:
-    """Passes on what arrives in a pipe, on a thread, and closes the pipe."""
+class _Forwarder(threading.Thread):
+    """Passes on what arrives in a pipe until `is_cancelled`, and closes the pipe."""
 
     def __init__(self, descriptor: int, consume: Callable[[bytes], None]) -> None:
+        super().__init__(name="ffmpeg-output", daemon=True)
         self.error: WriterError | None = None
+        self.is_cancelled = False
         self._pipe = io.FileIO(descriptor)
         self._consume = consume
-        self._cancelled = False
-        self._thread = threading.Thread(target=self._run, name="ffmpeg-output", daemon=True)
-        self._thread.start()
+        self.start()
 
-    def cancel(self) -> None:
-        """Pass nothing more on. A call of `consume` that is under way is not waited for."""
-        self._cancelled = True
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until everything is passed on, at most `timeout` seconds."""
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
+    def run(self) -> None:
         with self._pipe:  # once it is closed, ffmpeg cannot write and ends
             try:
-                while (data := self._pipe.read(_FORWARDED_AT_ONCE)) and not self._cancelled:
+                while (data := self._pipe.read(_PIPE_BYTES)) and not self.is_cancelled:
                     self._consume(data)
             except WriterError as error:  # raised on the thread that writes frames
                 self.error = error
 
 
-class _TailReader:
-    """Reads a pipe to its end on a thread, keeps the beginnings of the last lines, and closes it."""
+class _TailReader(threading.Thread):
+    """Reads a pipe to its end, and closes it. `lines` and `count` wait for the end."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
+        super().__init__(name="ffmpeg-reader", daemon=True)
+        self._pipe = pipe
         self._lines: deque[str] = deque(maxlen=50)
         self._count = 0
-        self._thread = threading.Thread(target=self._run, args=(pipe,), name="ffmpeg-reader", daemon=True)
-        self._thread.start()
+        self.start()
 
     def lines(self) -> list[str]:
-        """Wait for the end of the pipe and return the last lines."""
-        self._thread.join()
+        """The beginnings of the last lines."""
+        self.join()
         return list(self._lines)
 
     def count(self) -> int:
-        """Wait for the end of the pipe and return the number of lines that are not empty."""
-        self._thread.join()
+        """The number of lines that are not empty."""
+        self.join()
         return self._count
 
-    def _run(self, pipe: IO[bytes]) -> None:
+    def run(self) -> None:
         is_new = True
-        with io.BufferedReader(pipe) as log:  # type: ignore[type-var]  # the pipe is not buffered
+        with io.BufferedReader(self._pipe) as log:  # type: ignore[type-var]  # the pipe is not buffered
             while part := log.readline(_MAX_LINE):
                 if is_new:
                     self._lines.append(part.decode(errors="replace").strip())
                     self._count += bool(self._lines[-1])
                 is_new = part.endswith(b"\n")
-
-
-def has_encoder(name: str) -> bool:
-    """Whether this build of ffmpeg has the encoder `name`."""
-    return any(row[1:2] == [name] for row in listing("-encoders", WriterError))
 
 
 @lru_cache
@@ -266,7 +250,6 @@ def input_arguments(path: str | os.PathLike) -> list[str]:
     return ["-protocol_whitelist", "file,pipe", "-format_whitelist", _formats(), "-i", file_url(path)]
 
 
-@lru_cache
 def _formats() -> str:
     """The formats that ffmpeg reads, without those whose files name others."""
     rows = listing("-demuxers", ReaderError)  # "D", "d" for a device, names separated by commas, a description
@@ -280,7 +263,6 @@ def file_url(path: str | os.PathLike) -> str:
 
 
 def _run(arguments: Sequence[str], error: type[LTXVAEError]) -> subprocess.CompletedProcess[bytes]:
-    """Run ffmpeg to its end, without input."""
     process, end = _start(arguments, error, None, subprocess.DEVNULL)
     try:
         with process:
@@ -329,7 +311,6 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
 
 @lru_cache
 def _is_ffmpeg(program: str) -> bool:
-    """Whether a program says that it is ffmpeg. Raises `OSError` if it cannot be started."""
     done = subprocess.run([program, "-version"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return done.stdout.startswith(b"ffmpeg ")
 

@@ -17,14 +17,10 @@ class Fit(Enum):
 
 
 def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: int) -> tuple[Size, Size]:
-    """The size to scale frames of the size `source` to, and the size to crop to afterwards.
+    """The size to scale frames of the size `source` to, and the size to crop to afterwards, a multiple of `multiple`.
 
-    Args:
-        wanted: None for the nearest valid size (for CROP, the largest within `source`).
-        multiple: both sides of the result are multiples of this.
-
-    Raises:
-        ReaderError: for an impossible fit, with the possible ones.
+    `wanted` is None for the nearest such size (for CROP, the largest within `source`). An impossible fit is a
+    `ReaderError` that names the possible ones.
     """
     if wanted is not None and any(side < 1 or side % multiple for side in wanted):
         raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; both sides must be multiples of {multiple}.")

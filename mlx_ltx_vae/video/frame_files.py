@@ -16,23 +16,17 @@ from ..files.atomic import PartFile, check_name, create_part, remove_part, writi
 from ..process.cleanup import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
 from .live import StandardOutput
-from .sink import Sink, write_bytes
+from .sink import Sink, SinkOptions, write_bytes
 from .source import match_numbered
 
 
 class StillsWriter(Sink):
     """A folder of PNG files, numbered from 0.
 
-    The files are written to a hidden folder and moved at the end, in one rename if the folder is new. A folder with
-    files of this pattern is refused, since the remaining frames of a longer clip would mix with this one. So is one
-    into which another program has written such files in the meantime.
-
-    Args:
-        path: a folder (for 00000.png, 00001.png, ...) or a pattern such as `frames/a_%05d.png`.
-        bit_depth: 8; imageio writes no color PNG with more.
-
-    Raises:
-        WriterError: for a pattern without exactly one number field, and a folder that cannot be used.
+    `path` is a folder (for 00000.png, 00001.png, ...) or a pattern such as `frames/a_%05d.png`. The files are written
+    to a hidden folder and moved at the end, in one rename if the folder is new. A folder with files of this pattern is
+    refused, since the remaining frames of a longer clip would mix with this one. So is one into which another program
+    has written such files in the meantime.
     """
 
     def __init__(self, path: str | os.PathLike, size: Size, bit_depth: int) -> None:
@@ -76,7 +70,6 @@ def _write_stills(pattern: Path, numbers: Iterator[int], frames: np.ndarray) -> 
 
 
 def _remove_stills(part: Path, lock: int, moved: list[Path]) -> None:
-    """Remove the folder of a `StillsWriter`, and the stills that it has moved already."""
     remove_part(part, lock)
     for still in moved:
         remove_file(still)
@@ -97,7 +90,7 @@ def find_stills_target(path: str | os.PathLike, bit_depth: int) -> tuple[Path, s
 def parse_stills_path(path: str | os.PathLike, bit_depth: int) -> tuple[Path, str]:
     """As `find_stills_target`, without the errors of a folder that cannot be used."""
     name = os.fspath(path)
-    if bit_depth != 8:
+    if bit_depth != 8:  # imageio writes no color PNG with more
         raise WriterError(f"{name}: PNG stills have 8 bits; write an .mkv with ffv1 to keep more.")
     given = Path(path)
     is_pattern = given.suffix.lower() == ".png" and not os.path.isdir(given)
@@ -108,7 +101,6 @@ def parse_stills_path(path: str | os.PathLike, bit_depth: int) -> tuple[Path, st
 
 
 def _refuse_other_stills(name: str, folder: Path, pattern: str) -> None:
-    """Raise a `WriterError` if the folder contains files of this pattern."""
     numbered = match_numbered(pattern)
     assert numbered is not None
     with writing_to(name):
@@ -120,9 +112,9 @@ def _refuse_other_stills(name: str, folder: Path, pattern: str) -> None:
 class NpyWriter(Sink):
     """A `.npy` file `(frames, height, width, 3)`, uint8 or uint16, written frame by frame."""
 
-    def __init__(self, path: str | os.PathLike, size: Size, bit_depth: int, overwrite: bool = True) -> None:
-        super().__init__(os.fspath(path), size, bit_depth)
-        self._part = PartFile(Path(path), overwrite=overwrite)
+    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions) -> None:
+        super().__init__(os.fspath(path), size, options.bit_depth)
+        self._part = PartFile(Path(path), overwrite=options.overwrite)
         with writing_to(self.name):
             self._file = self._part.path.open("wb")
         self._write_header(0)
@@ -157,9 +149,3 @@ class RawWriter(Sink):
 
     def _consumer(self) -> Callable[[np.ndarray], object]:
         return partial(write_bytes, self._stream.write)
-
-    def _finish(self) -> None:
-        return
-
-    def _discard(self) -> None:
-        return

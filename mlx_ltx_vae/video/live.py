@@ -53,17 +53,15 @@ def write_all(file: BinaryFile, data: bytes | memoryview) -> None:
 class StandardOutput:
     """Standard output without Python's buffer: data left in it after a broken pipe would raise again at exit.
 
-    Raises:
-        WriterError: if standard output is a terminal. `content` says what should not be printed there.
+    Raises a `WriterError` for a terminal, on which `content` should not be printed.
     """
 
     name = "standard output"
 
     def __init__(self, content: str) -> None:
-        if sys.stdout is None:
-            raise WriterError(f"{self.name}: is closed; redirect {content} to a file or another program.")
-        if sys.stdout.isatty():
-            raise WriterError(f"{self.name}: is a terminal; redirect {content} to a file or another program.")
+        if sys.stdout is None or sys.stdout.isatty():
+            state = "closed" if sys.stdout is None else "a terminal"
+            raise WriterError(f"{self.name}: is {state}; redirect {content} to a file or another program.")
         sys.stdout.flush()
         buffer = sys.stdout.buffer
         self._file: BinaryFile = getattr(buffer, "raw", buffer)
@@ -82,12 +80,6 @@ class LiveOutput:
     A path is created, or emptied, at once, and locked against other live outputs. `discard` removes the file, unless it
     is a named pipe or a device, or its name is another file's by then. A file object stays open, and what it has
     received stays there.
-
-    Args:
-        overwrite: whether to empty a file that exists.
-
-    Raises:
-        WriterError: if the path cannot be written, or another live output writes it.
     """
 
     def __init__(self, target: Target, overwrite: bool = True) -> None:
@@ -134,11 +126,7 @@ class LiveOutput:
             )
 
     def write(self, data: bytes) -> None:
-        """Write all bytes, past the buffer of a buffered file object.
-
-        Raises:
-            WriterError: for any error of the file, for example because its reader has gone.
-        """
+        """Write all bytes, past the buffer of a buffered file object. Any error of the file is a `WriterError`."""
         try:
             write_all(self._file, data)
             flush = getattr(self._file, "flush", None)
@@ -151,11 +139,7 @@ class LiveOutput:
             raise WriterError(f"{self.name}: cannot be written ({reason}).") from error
 
     def complete(self) -> None:
-        """Keep the file.
-
-        Raises:
-            WriterError: if its name is not its any more.
-        """
+        """Keep the file. Raises a `WriterError` if its name is not its any more."""
         if self._opened is not None and self._remove is not None:
             self._check_name(self._opened)
             self._remove.cancel()
@@ -167,7 +151,6 @@ class LiveOutput:
             self._remove()
 
     def discard(self) -> None:
-        """Remove the file unless it is complete, and close it."""
         self.remove()
         self._close()
 
@@ -177,8 +160,7 @@ class LiveOutput:
 
 
 def _open_whole(path: str, flags: int) -> int:
-    """Open a file that another live output may be writing, which is emptied only after that is known."""
-    return os.open(path, flags & ~os.O_TRUNC, 0o666)
+    return os.open(path, flags & ~os.O_TRUNC, 0o666)  # another live output may be writing the file
 
 
 def _leads_to(path: Path, file: io.FileIO) -> bool:
@@ -189,6 +171,5 @@ def _leads_to(path: Path, file: io.FileIO) -> bool:
 
 
 def _remove_own(path: Path, file: io.FileIO) -> None:
-    """Remove an open file, unless its name is another file's."""
     if _leads_to(path, file):
         remove_file(path)

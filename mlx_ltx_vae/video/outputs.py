@@ -6,104 +6,60 @@ from pathlib import Path
 
 from ..errors import WriterError
 from ..files.atomic import check_name
+from ..frame_rate import find_fps
 from ..shapes import Size
-from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, quality_arguments
+from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments
 from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path
 from .live import StandardOutput
-from .sink import Sink, check_frames
-from .writer import GifWriter, VideoWriter, check_gif, find_frame_rate, video_arguments
+from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_frames
+from .writer import GifWriter, VideoWriter, check_gif
 
 _SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
 
 
 def open_sink(
-    path: str | os.PathLike,
-    *,
-    size: Size,
-    fps: str | float | Fraction,
-    audio: str | os.PathLike | None = None,
-    codec: str | None = None,
-    crf: int | None = None,
-    bit_depth: int = 8,
-    fragmented: bool = False,
-    overwrite: bool = True,
+    path: str | os.PathLike, *, size: Size, fps: str | float | Fraction, options: SinkOptions = DEFAULT_OPTIONS
 ) -> Sink:
     """The sink for `path`, chosen by its ending.
 
     `.mp4`, `.mov`, `.mkv`, `.webm`: a video; `.gif`; `.npy`: one array; a folder or a pattern such as `%05d.png`:
-    stills; `-`: raw frames to standard output, or an mp4 if it is fragmented.
+    stills, which never replace a file; `-`: raw frames to standard output, or an mp4 if it is fragmented.
 
     Args:
         size: `(width, height)` in pixels.
         fps: frames per second; ignored for stills and arrays.
-        audio, codec, crf: for videos only, see `VideoWriter`.
-        bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
-        fragmented: make a video that plays while it grows, see `VideoWriter`.
-        overwrite: whether to replace a file; stills never do.
 
     Raises:
         WriterError: for an unknown ending, and for options that this output does not support.
     """
-    kind = _choose_sink(path, fragmented, audio=audio, codec=codec, crf=crf)
+    kind = check_output_options(path, options)
     if kind is VideoWriter:
         target = StandardOutput("the video") if os.fspath(path) == "-" else path
-        return VideoWriter(
-            target,
-            size=size,
-            fps=fps,
-            audio=audio,
-            codec=codec,
-            crf=crf,
-            bit_depth=bit_depth,
-            fragmented=fragmented,
-            overwrite=overwrite,
-        )
+        return VideoWriter(target, size=size, fps=fps, **vars(options))
     if kind is GifWriter:
-        return GifWriter(path, size, fps, bit_depth, overwrite)
+        return GifWriter(path, size, fps, options)
     if kind is RawWriter:
-        return RawWriter(size, bit_depth)
-    return StillsWriter(path, size, bit_depth) if kind is StillsWriter else NpyWriter(path, size, bit_depth, overwrite)
+        return RawWriter(size, options.bit_depth)
+    return StillsWriter(path, size, options.bit_depth) if kind is StillsWriter else NpyWriter(path, size, options)
 
 
 def check_output(
-    path: str | os.PathLike,
-    *,
-    size: Size,
-    fps: str | float | Fraction,
-    audio: str | os.PathLike | None = None,
-    codec: str | None = None,
-    crf: int | None = None,
-    bit_depth: int = 8,
-    fragmented: bool = False,
+    path: str | os.PathLike, *, size: Size, fps: str | float | Fraction, options: SinkOptions = DEFAULT_OPTIONS
 ) -> None:
     """Check the arguments of `open_sink` without creating anything. For standard output, a terminal is allowed.
 
     Raises:
         WriterError: that `open_sink` would raise.
     """
-    name = os.fspath(path)
-    kind = _choose_sink(path, fragmented, audio=audio, codec=codec, crf=crf)
-    check_frames(name, size, bit_depth)
-    if kind is RawWriter:
-        return
-    target = Path(path)
+    name, target = os.fspath(path), Path(path)
+    kind = check_output_options(path, options, fps=fps)
+    check_frames(name, size, options.bit_depth)
     if kind is StillsWriter:
-        target, _ = find_stills_target(path, bit_depth)
+        target, _ = find_stills_target(path, options.bit_depth)
     elif kind is VideoWriter:
-        video_arguments(
-            *(("standard output", ".mp4") if name == "-" else (name, target.suffix)),
-            size,
-            find_frame_rate(name, fps),
-            audio=audio,
-            codec=codec,
-            crf=crf,
-            bit_depth=bit_depth,
-            fragmented=fragmented,
-        )
-        if name == "-":
-            return
-    elif kind is GifWriter:
-        check_gif(name, find_frame_rate(name, fps), bit_depth)
+        video_arguments(*_name_and_ending(name), size, find_fps(name, fps, WriterError), options)
+    if name == "-":
+        return
     check_name(target)
     folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
     is_special = os.path.exists(target) and not target.is_file() and not target.is_dir()  # a named pipe
@@ -112,16 +68,9 @@ def check_output(
 
 
 def check_output_options(
-    path: str | os.PathLike,
-    *,
-    fps: str | float | Fraction | None = None,
-    audio: str | os.PathLike | None = None,
-    codec: str | None = None,
-    crf: int | None = None,
-    bit_depth: int = 8,
-    fragmented: bool = False,
-) -> None:
-    """The part of `check_output` that depends on nothing but its arguments: the ending and the options that go with it.
+    path: str | os.PathLike, options: SinkOptions, *, fps: str | float | Fraction | None = None
+) -> type[Sink]:
+    """The class of the sink for `path`, after the part of `check_output` that depends on nothing but the arguments.
 
     Args:
         fps: None if it is not known yet.
@@ -129,33 +78,27 @@ def check_output_options(
     Raises:
         WriterError: that `open_sink` would raise.
     """
-    name, ending = os.fspath(path), Path(path).suffix.lower()
-    kind = _choose_sink(path, fragmented, audio=audio, codec=codec, crf=crf)
-    if kind is VideoWriter:
-        name, ending = ("standard output", ".mp4") if name == "-" else (name, ending)
-        found = find_codec(name, ending, codec)
-        quality_arguments(name, found, crf)
-        if fragmented:
-            check_fragmented(name, ending)
-    elif kind is StillsWriter:
-        parse_stills_path(path, bit_depth)
-    elif kind is GifWriter:
-        check_gif(name, Fraction(1) if fps is None else find_frame_rate(name, fps), bit_depth)
-
-
-def _choose_sink(
-    path: str | os.PathLike, fragmented: bool, *, audio: str | os.PathLike | None, codec: str | None, crf: int | None
-) -> type[Sink]:
-    """The class of the sink for `path`. Raises `WriterError` for an unknown ending and for unsupported options."""
     name = os.fspath(path)
+    kind = _choose_sink(name, options)
+    if kind is VideoWriter:
+        find_codec(*_name_and_ending(name), options)
+    elif kind is StillsWriter:
+        parse_stills_path(path, options.bit_depth)
+    elif kind is GifWriter:
+        check_gif(name, Fraction(1) if fps is None else find_fps(name, fps, WriterError), options.bit_depth)
+    return kind
+
+
+def _choose_sink(name: str, options: SinkOptions) -> type[Sink]:
+    """The class of the sink. Raises `WriterError` for an unknown ending and for unsupported options."""
     ending = Path(name).suffix.lower()
     is_folder = name.endswith(("/", os.sep)) or os.path.isdir(name)
-    if (ending in CONTAINER_ENDINGS and not is_folder) or (name == "-" and fragmented):
+    if (ending in CONTAINER_ENDINGS and not is_folder) or (name == "-" and options.fragmented):
         return VideoWriter
-    if fragmented:
+    if options.fragmented:
         check_fragmented(name, ending)
-    for option, value in (("audio", audio), ("codec", codec), ("crf", crf)):
-        if value is not None:
+    for option in ("audio", "codec", "crf"):
+        if getattr(options, option) is not None:
             raise WriterError(f"{name}: takes no {option}; only {', '.join(CONTAINER_ENDINGS)} do.")
     if name == "-":
         return RawWriter
@@ -166,3 +109,8 @@ def _choose_sink(
     if ending == ".npy":
         return NpyWriter
     raise WriterError(f"{name}: its ending is not supported; use {_SUPPORTED}.")
+
+
+def _name_and_ending(name: str) -> tuple[str, str]:
+    """What errors call a video, and the ending that selects its container."""
+    return ("standard output", ".mp4") if name == "-" else (name, Path(name).suffix.lower())

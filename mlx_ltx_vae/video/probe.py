@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from ..errors import ReaderError
 from ..frame_rate import MAX_FPS, parse_fps
+from ..shapes import Size
 from .ffmpeg import listing
 
 FIRST_STREAM = "0:V:0"  # ffmpeg's name of the first video stream that is not a picture of a cover
@@ -48,35 +49,20 @@ _TO_FRAMES = "yadif"
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """Properties of a video.
+    """Properties of a video; formats, transfer functions, primaries and streams by ffmpeg's names."""
 
-    Attributes:
-        size: `(width, height)` of a frame in pixels, after the rotation in the file's metadata.
-        is_still: whether it is an image or a sequence of images, which have no times.
-        fps: None for stills, and if unknown.
-        is_variable: whether the frames come at irregular times, and `fps` is only their average rate.
-        seconds: the duration of the file (its longest stream); None if unknown.
-        pixel_format: ffmpeg's name of it.
-        is_pictures: whether frames are coded as pictures that may have transparency if the first one has none.
-        has_matrix: whether the color matrix is tagged, or is not needed (RGB).
-        transfer: ffmpeg's name of the transfer function.
-        primaries: ffmpeg's name of the color primaries.
-        is_interlaced: whether the stream or its first frame is marked as interlaced.
-        apart: ffmpeg's names of the streams with its color and its transparency, if they are two.
-    """
-
-    size: tuple[int, int]
-    is_still: bool
-    fps: Fraction | None
-    is_variable: bool
-    seconds: Fraction | None
+    size: Size  # of a frame, after the rotation in the file's metadata
+    is_still: bool  # an image or a sequence of images, which have no times
+    fps: Fraction | None  # None for stills, and if unknown
+    is_variable: bool  # the frames come at irregular times, and `fps` is only their average rate
+    seconds: Fraction | None  # the duration of the longest stream; None if unknown
     pixel_format: str
-    is_pictures: bool
-    has_matrix: bool
+    is_pictures: bool  # frames are coded as pictures that may have transparency if the first one has none
+    has_matrix: bool  # the color matrix is tagged, or is not needed (RGB)
     transfer: str
     primaries: str
-    is_interlaced: bool
-    apart: tuple[str, str] | None
+    is_interlaced: bool  # the stream or its first frame is marked so
+    apart: tuple[str, str] | None  # the streams with its color and its transparency, if they are two
 
     def warnings(self, name: str) -> list[str]:
         """What looks wrong if the frames are read as they are, and how to convert the video: a sentence each."""
@@ -97,11 +83,7 @@ class VideoInfo:
 
 
 def parse_log(log: str, name: str) -> VideoInfo:
-    """The properties in a log that `describe` returned.
-
-    Raises:
-        ReaderError: for a file without frames, for text, for a picture in tiles, and for an invalid frame rate.
-    """
+    """The properties in a log that `describe` returned. Raises a `ReaderError` for what cannot be read as a video."""
     demuxer = _INPUT.search(log)
     frame = _FRAME.search(log)
     if demuxer is None or frame is None:
@@ -116,6 +98,7 @@ def parse_log(log: str, name: str) -> VideoInfo:
         fps = None if is_still else _frame_rate(log)
     except ValueError as error:
         raise ReaderError(f"{name}: {error}") from error
+    duration = _DURATION.search(log)
     colors = _COLORS.search(log, frame.end())
     matrix, primaries, transfer = colors.groups() if colors else ["unknown"] * 3
     return VideoInfo(
@@ -123,7 +106,7 @@ def parse_log(log: str, name: str) -> VideoInfo:
         is_still=is_still,
         fps=fps,
         is_variable=fps is not None and _rate(_CLOCK, log) > _MAX_NOMINAL * fps,
-        seconds=_seconds(log),
+        seconds=duration and 3600 * int(duration[1]) + 60 * int(duration[2]) + Fraction(duration[3]),
         pixel_format=frame[1],
         is_pictures=re.split(r"\W", _chosen_stream(log), maxsplit=1)[0] in _PICTURES,
         has_matrix=matrix not in ("unknown", "reserved"),
@@ -172,18 +155,11 @@ def _apart(log: str) -> tuple[str, str] | None:
 
 
 def _brand(log: str) -> str:
-    """The first brand of an MP4, AVIF or the like."""
     brand = _BRAND.search(log)
     return brand[1] if brand else ""
 
 
-def _seconds(log: str) -> Fraction | None:
-    duration = _DURATION.search(log)
-    return duration and 3600 * int(duration[1]) + 60 * int(duration[2]) + Fraction(duration[3])
-
-
 def _frame_rate(log: str) -> Fraction | None:
-    """The nominal rate, exactly, unless only the average is plausible."""
     average_rate = _rate(_AVERAGE, log)
     # Of a stream whose length is unknown, such as DV, ffmpeg reports its clock.
     average = parse_fps(average_rate) if 0 < average_rate <= MAX_FPS else None
@@ -192,7 +168,8 @@ def _frame_rate(log: str) -> Fraction | None:
         return average
     # As a decimal, which `parse_fps` rounds: containers with millisecond clocks have 19001/317 for 60000/1001.
     rate = int(nominal[1]) / int(nominal[2])
-    return average if average is not None and rate > _MAX_NOMINAL * average else parse_fps(rate)
+    is_plausible = average is None or rate <= _MAX_NOMINAL * average
+    return parse_fps(rate) if is_plausible else average
 
 
 def _rate(kind: re.Pattern[str], log: str) -> float:
@@ -202,7 +179,6 @@ def _rate(kind: re.Pattern[str], log: str) -> float:
 
 
 def _chosen_stream(log: str) -> str:
-    """ffmpeg's description of the stream that it reads."""
     chosen = _CHOSEN.search(log)
     stream = chosen and re.search(rf"Stream #{chosen[1]}\b.*: Video: (.*)", log)
     return stream[1] if stream else ""

@@ -15,23 +15,16 @@ _ROUNDING = Fraction(1, 4)  # the same after a pause
 
 
 class RateConverter:
-    """Says how often each frame is returned at a constant rate. The time of the next frame decides, or the end.
+    """Says how often each frame is returned at the constant rate `fps`. The time of the next frame decides, or the end.
 
-    Args:
-        fps: the rate to convert to.
-        source_fps: the rate of the frames; None if it is unknown.
-        is_variable: whether `source_fps` is only an average.
-
-    Attributes:
-        num_frames: how many frames came.
-        left_out: how many of them were returned at no tick.
-        repeated: how often one was returned again.
-        shortest: the shortest time between two frames in seconds; None if no frame came later than another.
+    `source_fps` is the rate of the frames, or only their average if it is variable; None if it is unknown.
     """
 
     def __init__(self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool) -> None:
-        self.num_frames = self.left_out = self.repeated = 0
-        self.shortest: Fraction | None = None
+        self.num_frames = 0
+        self.left_out = 0  # frames that were returned at no tick
+        self.repeated = 0  # how often one was returned again
+        self.shortest: Fraction | None = None  # seconds between two frames, of which one came later
         self._fps = fps
         # The numbers of the frames at their own rate, in place of times, which containers round to milliseconds. That
         # would decide between two frames that are equally near, as in every second frame from 60 to 30 fps.

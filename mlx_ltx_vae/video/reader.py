@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ReaderError
-from ..frame_rate import parse_fps
+from ..frame_rate import find_fps
 from ..shapes import Size, format_size
 from .codecs import SCALER
 from .decoder import FfmpegDecoder, check_image, describe, errors_before_first_frame
@@ -79,7 +79,7 @@ class VideoReader(Iterator[np.ndarray]):
         fps: str | float | Fraction | None = None,
     ) -> None:
         self.name = os.fspath(path)
-        wanted_fps = _parse_fps(self.name, fps)
+        wanted_fps = None if fps is None else find_fps(self.name, fps, ReaderError)
         if max_frames is not None and max_frames < 1:
             raise ReaderError(f"{self.name}: cannot read {max_frames} frames; the maximum must be at least 1.")
         with ExitStack() as stack:
@@ -105,7 +105,9 @@ class VideoReader(Iterator[np.ndarray]):
             stack.callback(self._ffmpeg.release)
             stack.callback(self._ffmpeg.kill)
             self._resources = stack.pop_all()
-        self._rate = _rate_converter(info, self.fps)
+        self._rate: RateConverter | None = None  # what has no times has none
+        if not info.is_still and self.fps is not None:
+            self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable)
         self._warns_of_rate = wanted_fps is None
         self._num_left = sys.maxsize if max_frames is None else max_frames
         self._num_read = 0
@@ -208,18 +210,6 @@ def _open_source(name: str, arguments: list[str]) -> _Source:
         return _Source(arguments, stream, log, 0)
     arguments = ["-threads", "1", *arguments]  # so that the errors are always the same
     return _Source(arguments, stream, log, len(errors_before_first_frame(name, arguments, stream)))
-
-
-def _rate_converter(info: VideoInfo, fps: Fraction | None) -> RateConverter | None:
-    """The conversion of a video to the constant rate `fps`; None for what has no times."""
-    return None if info.is_still or fps is None else RateConverter(fps, info.fps, is_variable=info.is_variable)
-
-
-def _parse_fps(name: str, fps: str | float | Fraction | None) -> Fraction | None:
-    try:
-        return None if fps is None else parse_fps(fps)
-    except ValueError as error:
-        raise ReaderError(f"{name}: {error}") from error
 
 
 def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int | None) -> int | None:

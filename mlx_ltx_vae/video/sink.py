@@ -1,11 +1,13 @@
 """The base class of outputs: checks, a writer thread, and output that is either complete or absent."""
 
+import os
 import queue
 import threading
 import traceback
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -17,67 +19,53 @@ from ..shapes import Size, format_size
 
 SinkT = TypeVar("SinkT", bound="Sink")
 _FRAME_DTYPES: dict[int, np.dtype] = {8: np.dtype(np.uint8), 10: np.dtype(np.uint16)}
-_END = None
 _MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
 
 
-class _Worker:
-    """The part of a `FrameQueue` that its thread holds, which does not keep the queue itself alive."""
+@dataclass(frozen=True)
+class SinkOptions:
+    """What users choose about an output, see `VideoWriter`. Most of it is for videos only."""
 
-    def __init__(self) -> None:
-        # Unlike `Queue`, it may be filled while this thread is in `get`, as happens where its owner is collected.
-        self.arrays: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
-        self.changed = threading.Condition()
-        self.num_waiting = 0  # frames in `arrays`
-        self.error: Exception | None = None
-        self.is_cancelled = False
-        self.has_ended = False
+    audio: str | os.PathLike | None = None
+    codec: str | None = None
+    crf: int | None = None
+    bit_depth: int = 8
+    fragmented: bool = False
+    overwrite: bool = True
 
-    def run(self, consume: Callable[[np.ndarray], None]) -> None:
-        """Consume arrays until the end, or until an error."""
-        while self.error is None and (frames := self.arrays.get()) is not _END and not self.is_cancelled:
-            with self.changed:
-                self.num_waiting -= len(frames)
-                self.changed.notify()
-            try:
-                consume(frames)
-            except Exception as error:  # raised on the thread that calls put()
-                traceback.clear_frames(error.__traceback__)  # otherwise it keeps the array alive
-                self.error = error
-            del frames  # otherwise the last array stays alive while the thread waits for the next
-        del consume  # an error refers to this frame
-        with self.changed:
-            self.has_ended = True
-            self.arrays = queue.SimpleQueue()  # drops what is left
-            self.changed.notify_all()
+
+DEFAULT_OPTIONS = SinkOptions()
 
 
 class FrameQueue:
     """Calls `consume(frames)` on a thread of its own, in order.
 
     `put` waits while `max_frames` frames or more are queued, so that frames do not pile up. After `consume` has failed,
-    the next `put` or `finish` raises the error. The thread of a queue that is collected ends after what is queued:
-    `consume` must not refer to the queue.
+    the next `put` or `finish` raises the error. The thread keeps this object alive until `arrays` gets an `END`.
     """
 
+    END = None
+
     def __init__(self, consume: Callable[[np.ndarray], None], *, max_frames: int = _MAX_QUEUED) -> None:
+        # Unlike `Queue`, it may be filled while the thread is in `get`, as happens where a sink is collected.
+        self.arrays: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
         self._max_frames = max_frames
-        self._worker = _Worker()
+        self._num_waiting = 0  # frames in `arrays`
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._is_cancelled = self._has_ended = False
         # A daemon thread, so that a sink that is never closed does not keep the interpreter from exiting.
-        self._thread = threading.Thread(target=self._worker.run, args=(consume,), name="frame-writer", daemon=True)
-        # Not of a method of the worker, whose error refers to those who have called `put`.
-        weakref.finalize(self, self._worker.arrays.put, _END)
+        self._thread = threading.Thread(target=self._run, args=(consume,), name="frame-writer", daemon=True)
 
     def put(self, frames: np.ndarray) -> None:
         """Queue an array, which must not be changed afterwards. Raises an earlier error of `consume`."""
-        worker = self._worker
         if self._thread.ident is None:
             self._thread.start()
-        with worker.changed:
-            worker.changed.wait_for(lambda: worker.has_ended or worker.num_waiting < self._max_frames)
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended or self._num_waiting < self._max_frames)
             self._raise_error()
-            worker.num_waiting += len(frames)
-            worker.arrays.put(frames)
+            self._num_waiting += len(frames)
+            self.arrays.put(frames)
 
     def finish(self) -> None:
         """Wait until everything is consumed. Raises an error of `consume`."""
@@ -86,17 +74,34 @@ class FrameQueue:
 
     def cancel(self) -> None:
         """Drop the queued frames and end the thread. The caller must first unblock a `consume` that hangs."""
-        self._worker.is_cancelled = True
+        self._is_cancelled = True
         self._join()
 
     def _join(self) -> None:
         if self._thread.ident is not None:
-            self._worker.arrays.put(_END)
+            self.arrays.put(self.END)
             self._thread.join()
 
     def _raise_error(self) -> None:
-        if self._worker.error is not None:
-            raise self._worker.error
+        if self._error is not None:
+            raise self._error
+
+    def _run(self, consume: Callable[[np.ndarray], None]) -> None:
+        while self._error is None and (frames := self.arrays.get()) is not self.END and not self._is_cancelled:
+            with self._changed:
+                self._num_waiting -= len(frames)
+                self._changed.notify()
+            try:
+                consume(frames)
+            except Exception as error:  # raised on the thread that calls `put`
+                traceback.clear_frames(error.__traceback__)  # otherwise it keeps the array alive
+                self._error = error
+            del frames  # otherwise the last array stays alive while the thread waits for the next
+        del consume  # an error refers to this frame
+        with self._changed:
+            self._has_ended = True
+            self.arrays = queue.SimpleQueue()  # drops what is left
+            self._changed.notify_all()
 
 
 def check_frames(name: str, size: Size, bit_depth: int) -> None:
@@ -182,7 +187,9 @@ class Sink(ABC):
 
     @cached_property
     def _queue(self) -> FrameQueue:
-        return FrameQueue(partial(_consume, self.name, self._consumer()))
+        frames = FrameQueue(partial(_consume, self.name, self._consumer()))
+        weakref.finalize(self, frames.arrays.put, frames.END)  # not of `frames`, whose error may refer to this sink
+        return frames
 
     @abstractmethod
     def _consumer(self) -> Callable[[np.ndarray], object]:
@@ -191,17 +198,14 @@ class Sink(ABC):
         It must not refer to the sink, which would not be collected while the thread lives.
         """
 
-    @abstractmethod
-    def _finish(self) -> None:
+    def _finish(self) -> None:  # noqa: B027
         """Complete the output and rename it to its target. The thread has ended."""
 
-    @abstractmethod
-    def _discard(self) -> None:
+    def _discard(self) -> None:  # noqa: B027
         """Remove the partial output. The thread has ended; `_finish` may have run in part."""
 
-    def _interrupt(self) -> None:
+    def _interrupt(self) -> None:  # noqa: B027  (nothing to do in most sinks)
         """Make a consumer that hangs fail. The thread is running."""
-        return
 
     def _check(self, frames: np.ndarray) -> None:
         width, height = self.size

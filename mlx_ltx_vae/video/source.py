@@ -21,10 +21,6 @@ def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[l
 
     The images of a folder are in natural order (2 before 10), those of a pattern such as `a_%05d.png` by number. Their
     temporary files are removed by `stack`.
-
-    Raises:
-        ReaderError: for a missing file, folders without images or with images of several kinds, patterns without
-            exactly one number field, gaps in the numbers, and images that are empty or cannot be opened.
     """
     if os.path.isfile(path):  # which, unlike `Path.is_file`, takes a name that is too long
         return input_arguments(path), []
@@ -36,7 +32,14 @@ def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[l
         raise ReaderError(f"{excerpt(path, 200)}: there is no such file or folder.")
     images = images[:max_images]
     for image in images:
-        _check_not_empty(image)
+        # ffmpeg would end the clip at an empty image, and at one that it cannot open, without an error.
+        try:
+            with image.open("rb") as file:
+                is_empty = not file.read(1)
+        except OSError as error:
+            raise ReaderError(f"{image}: cannot be read ({error.strerror}).") from error
+        if is_empty:
+            raise ReaderError(f"{image}: is empty; remove it or replace it by an image.")
     # ffmpeg reads image sequences with consecutive numbers, so it is given links of such names.
     links = stack.enter_context(temporary_folder())
     name = "%06d" + images[0].suffix
@@ -84,17 +87,6 @@ def _entries(folder: Path) -> list[Path]:
         return [entry for entry in folder.iterdir() if entry.is_file() or not entry.exists()]
     except OSError as error:
         raise ReaderError(f"{folder}: cannot be read ({error.strerror}).") from error
-
-
-def _check_not_empty(image: Path) -> None:
-    """ffmpeg would end the clip at an empty image, and at one that it cannot open, without an error."""
-    try:
-        with image.open("rb") as file:
-            is_empty = not file.read(1)
-    except OSError as error:
-        raise ReaderError(f"{image}: cannot be read ({error.strerror}).") from error
-    if is_empty:
-        raise ReaderError(f"{image}: is empty; remove it or replace it by an image.")
 
 
 def _natural_order(path: Path) -> list[str | int]:

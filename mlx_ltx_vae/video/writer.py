@@ -10,35 +10,16 @@ import numpy as np
 
 from ..errors import WriterError
 from ..files.atomic import PartFile
-from ..frame_rate import parse_fps
+from ..frame_rate import find_fps
 from ..process.cleanup import Cleanup
 from ..shapes import Size, format_size
-from .codecs import (
-    CONTAINER_ENDINGS,
-    check_encoder,
-    check_fragmented,
-    container_arguments,
-    find_codec,
-    live_arguments,
-    quality_arguments,
-)
-from .ffmpeg import FfmpegEncoder, check_audio, file_url, input_arguments
+from .codecs import video_arguments
+from .ffmpeg import FfmpegEncoder, file_url
 from .live import LiveOutput, Target, target_name
-from .sink import Sink, write_bytes
+from .sink import Sink, SinkOptions, write_bytes
 
 _RAW_FORMATS = {8: "rgb24", 10: "rgb48le"}
 _MAX_GIF_FPS = 50
-# A second output: a line for each packet of the audio, in the pipe that this process reads. ffmpeg ends when it cannot
-# write them. Otherwise, if this process is killed, it goes on to the end of the audio, which may be hours long.
-_END_WITH_READER = ("-map", "1:a:0", "-c", "copy", "-flush_packets", "1", "-f", "framecrc", "pipe:1")
-
-
-def find_frame_rate(name: str, fps: str | float | Fraction) -> Fraction:
-    """The exact frame rate (see `parse_fps`). Raises `WriterError` for an invalid one."""
-    try:
-        return parse_fps(fps)
-    except ValueError as error:
-        raise WriterError(f"{name}: {error}") from error
 
 
 class FfmpegSink(Sink):
@@ -46,7 +27,7 @@ class FfmpegSink(Sink):
 
     def __init__(self, name: str, size: Size, fps: str | float | Fraction, bit_depth: int) -> None:
         super().__init__(name, size, bit_depth)
-        self.fps = find_frame_rate(self.name, fps)
+        self.fps = find_fps(self.name, fps, WriterError)
 
     def _start(self, target: PartFile | LiveOutput, output_arguments: Sequence[str]) -> None:
         """Start ffmpeg, with these arguments between the video input and the target."""
@@ -80,9 +61,8 @@ class FfmpegSink(Sink):
 
 
 def _end_and_remove(ffmpeg: FfmpegEncoder, remove: Callable[[], None]) -> None:
-    """End the ffmpeg of a sink that was not closed, and remove its file only then: ffmpeg might create it again."""
     ffmpeg.end()
-    remove()
+    remove()  # only now: ffmpeg might create the file again
 
 
 class VideoWriter(FfmpegSink):
@@ -132,54 +112,11 @@ class VideoWriter(FfmpegSink):
         is_path = isinstance(path, (str, os.PathLike))
         if not is_path and not fragmented:
             raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
-        arguments = video_arguments(
-            self.name,
-            Path(self.name).suffix if is_path else ".mp4",
-            size,
-            self.fps,
-            audio=audio,
-            codec=codec,
-            crf=crf,
-            bit_depth=bit_depth,
-            fragmented=fragmented,
-        )
+        options = SinkOptions(audio, codec, crf, bit_depth, fragmented, overwrite)
+        ending = Path(self.name).suffix.lower() if is_path else ".mp4"
+        arguments = video_arguments(self.name, ending, size, self.fps, options)
         target = LiveOutput(path, overwrite) if fragmented else PartFile(Path(self.name), overwrite=overwrite)
         self._start(target, arguments)
-
-
-def video_arguments(
-    name: str,
-    ending: str,
-    size: Size,
-    fps: Fraction,
-    *,
-    audio: str | os.PathLike | None,
-    codec: str | None,
-    crf: int | None,
-    bit_depth: int,
-    fragmented: bool,
-) -> list[str]:
-    """ffmpeg's arguments between the video input and the output, see `VideoWriter`. Raises its errors of options."""
-    ending = ending.lower()
-    if ending not in CONTAINER_ENDINGS:
-        raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
-    if fragmented:
-        check_fragmented(name, ending)
-    found = find_codec(name, ending, codec)
-    check_encoder(name, found)
-    arguments = ["-map", "0:v:0", "-c:v", found.encoder, *found.options, *quality_arguments(name, found, crf)]
-    arguments += ["-vf", found.color_filter(size, bit_depth)]
-    if fragmented:
-        arguments += live_arguments(found, fps)
-    if audio is not None:
-        check_audio(audio)
-        if fragmented and os.path.exists(name) and os.path.samefile(audio, name):
-            raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
-        encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
-        # Without -shortest, which would cut the longer of the two.
-        arguments += ["-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
-        arguments = [*input_arguments(audio), *(() if fragmented else _END_WITH_READER), *arguments]
-    return arguments + container_arguments(ending, found, fragmented=fragmented)
 
 
 class GifWriter(FfmpegSink):
@@ -190,14 +127,12 @@ class GifWriter(FfmpegSink):
     `fps` is at most 50: GIF delays are in hundredths of a second, and players slow down delays below two.
     """
 
-    def __init__(
-        self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, bit_depth: int, overwrite: bool = True
-    ) -> None:
-        super().__init__(os.fspath(path), size, fps, bit_depth)
-        check_gif(self.name, self.fps, bit_depth)
+    def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, options: SinkOptions) -> None:
+        super().__init__(os.fspath(path), size, fps, options.bit_depth)
+        check_gif(self.name, self.fps, options.bit_depth)
         palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
         filters = f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4"
-        self._start(PartFile(Path(path), overwrite=overwrite), ["-vf", filters, "-f", "gif"])
+        self._start(PartFile(Path(path), overwrite=options.overwrite), ["-vf", filters, "-f", "gif"])
 
 
 def check_gif(name: str, fps: Fraction, bit_depth: int) -> None:

@@ -1,0 +1,45 @@
+"""Where MLX cannot be imported: plans can still be made, and everything else says what to install."""
+
+import os
+import subprocess
+import sys
+
+PLAN = """
+import sys
+sys.modules["mlx"] = None  # so that importing it, or a module of it, raises an ImportError
+import mlx_ltx_vae.models.specs, mlx_ltx_vae.tiling.layout
+from mlx_ltx_vae.backend.machine import Backend, Machine
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
+from mlx_ltx_vae.planning.planner import plan_decode
+from mlx_ltx_vae.tiling import TilingConfig
+spec = decoder_spec(parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3"))
+for options in ({}, {"mode": "tiled", "tiling": TilingConfig.default()}):
+    plan = plan_decode(spec, (1, 128, 16, 16, 24), Machine(Backend.METAL, 2, 10**11), **options)
+    print(plan.num_frames)
+assert not [name for name in sys.modules if name.startswith("mlx.")]
+for module, name in (("mlx_ltx_vae", "VideoVAE"), ("mlx_ltx_vae.tiling", "decode_with_tiling")):
+    try:
+        exec(f"from {module} import {name}")
+    except ImportError as error:
+        print(error)
+"""
+REMEDY = "MLX has no backend on this machine: on Linux install mlx_ltx_vae[cpu] or"
+
+
+def test_plans_need_no_mlx_and_what_needs_it_says_so():
+    done = subprocess.run([sys.executable, "-c", PLAN], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *frames, first, second = done.stdout.splitlines()
+    assert frames == ["121", "121"]
+    assert first.startswith(REMEDY) and second.startswith(REMEDY)
+
+
+def test_a_command_says_what_to_install(tmp_path):
+    (tmp_path / "mlx.py").write_text("raise ImportError('libmlx.so: cannot open shared object file')")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", "--demo"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: {REMEDY}")
