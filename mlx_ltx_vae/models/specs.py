@@ -16,7 +16,8 @@ from ..shapes import Grid, ScaleFactors
 from ..streaming.axis import Axis, Border, WindowSpec
 from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
-_LONG_CLIP = 64  # positions along an axis, more than any window has
+#: Latent frames after which a stream by time takes no more memory, and more than any window has.
+LONG_CLIP = 64
 
 #: Factors along time, height and width.
 Stride = tuple[int, int, int]
@@ -324,8 +325,8 @@ class NetworkSpec:
     @property
     def first_frames(self) -> int:
         """The number of frames that a decoder makes of the first latent frame; every other one makes `scale.time`."""
-        frames, _, _ = self.out_grid((_LONG_CLIP, _LONG_CLIP, _LONG_CLIP))
-        return frames - self.scale.time * (_LONG_CLIP - 1)
+        frames, _, _ = self.out_grid((LONG_CLIP, LONG_CLIP, LONG_CLIP))
+        return frames - self.scale.time * (LONG_CLIP - 1)
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:

@@ -12,6 +12,7 @@ from ..backend.device import check_process, confirm_device
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
 from ..models.noise import DEFAULT_CONVENTION, Noise, draw
+from ..models.specs import LONG_CLIP
 from ..planning.plan import DecodePlan, Order
 from ..shapes import LatentShape
 from ..streaming.context import StreamContext
@@ -31,8 +32,6 @@ LatentParts = Iterable[mx.array | np.ndarray]
 
 #: What callers pass: all latents, or arrays along time as they become available.
 LatentInput = Latents | LatentParts
-
-_LONG_CLIP = 64  # latent frames after which a stream by time takes no more memory
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class DecodePipeline:
         """Decode latents as they arrive. The run's `bands` are appended when the first latents have arrived."""
         shape, parts = peek(parts)
         if plan is None:
-            plan = self.make_plan((*shape[:2], _LONG_CLIP, *shape[3:]))
+            plan = self.make_plan((*shape[:2], LONG_CLIP, *shape[3:]))
             _check_arriving(plan)
         if options.noise is not None and options.noise != "zeros" and self.decoder.spec.has_latent_noise:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')

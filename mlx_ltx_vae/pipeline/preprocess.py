@@ -11,6 +11,7 @@ import numpy as np
 from ..backend.dtypes import dtype_name
 from ..backend.mlx_utils import evaluate, to_float
 from ..errors import LatentsError
+from ..models.specs import LONG_CLIP
 from ..shapes import Grid, ScaleFactors, format_size
 from ..streaming.axis import Axis
 from .sources import Box, crop_pieces, crop_space
@@ -20,7 +21,6 @@ Frames = mx.array | np.ndarray
 _PEAKS = {"uint8": 255, "uint16": 65535}
 # Decoded pixels exceed [-1, 1] slightly. Values larger than this are assumed to be in 0 to 255.
 _FAR_OUT = 16
-_LONG_CLIP = 8  # latent frames
 
 
 def to_channels_last(frames: Frames) -> Frames:
@@ -202,7 +202,7 @@ class FrameStreamSource:
             raise LatentsError("there are no frames to encode.")
         preprocess.check_size(first)
         self.batch: int = first.shape[0]
-        self.grid: Grid = (1 + _LONG_CLIP * preprocess.scale.time, first.shape[2], first.shape[3])
+        self.grid: Grid = (1 + LONG_CLIP * preprocess.scale.time, first.shape[2], first.shape[3])
         self._frames = chain([first], iterator)
         self._preprocess = preprocess
 

@@ -77,13 +77,13 @@ class Plan:
     prefetch: int
     lookahead: int
     first_output_work: float
-    tiling: TilingConfig | None
-    layout: TileLayout | None
-    tile_batch_size: int
-    calls: int
-    redundant_work: float
     memory: Memory
     machine: Machine
+    tiling: TilingConfig | None = None
+    layout: TileLayout | None = None
+    tile_batch_size: int = 1
+    calls: int = 1
+    redundant_work: float = 0.0
     bands: tuple[Interval, ...] = ()
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ..backend.machine import Backend, Machine
 from ..errors import PlanError, TilingError
@@ -15,6 +15,7 @@ from ..shapes import Grid, LatentShape
 from ..streaming.axis import Axis
 from ..tiling.batches import tile_batches
 from ..tiling.config import SpatialTilingConfig, TilingConfig
+from ..tiling.intervals import Interval
 from ..tiling.layout import TileLayout
 from ..units import format_bytes, parse_bytes
 from .clip import Clip
@@ -109,7 +110,7 @@ def plan_decode(
         spec, shape.batch, shape.grid, shape, spec.out_grid(shape.grid), is_decode=True, holds_latents=holds_latents
     )
     planner = _Planner(clip, parse_options(**options), machine or Machine(), memory_budget)
-    return DecodePlan(**vars(planner.choose()))
+    return cast(DecodePlan, planner.choose())
 
 
 def plan_encode(
@@ -131,7 +132,7 @@ def plan_encode(
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
     clip = Clip(spec, batch, grid, latents, grid, is_decode=False)
     planner = _Planner(clip, parse_options(**options), machine or Machine(), memory_budget)
-    return EncodePlan(**vars(planner.choose()))
+    return cast(EncodePlan, planner.choose())
 
 
 class _Planner:
@@ -176,7 +177,7 @@ class _Planner:
         """The ways that the options allow, best first; each is an iterator of its plans, fastest first."""
         mode, order = self._options.mode, self._options.order
         if self._options.ranks > 1:
-            yield self._bands(self._options.ranks)
+            yield self._exact(Order.TIME, self._options.ranks)
             return
         if mode is Mode.SINGLE:
             yield iter([self._single()])
@@ -202,42 +203,32 @@ class _Planner:
                 f"only {MAX_LAYER_ELEMENTS / 1e6:.0f} million are safe; use mode exact, which gives the same result."
             )
         frames = clip.grid[0]
-        memory = self._stream_memory(StreamRun(Axis.TIME, (frames,), None, 0, self._machine), frames)
-        return self._plan(Mode.SINGLE, Order.TIME, frames, 0, (), 0, memory, lookahead=frames)
+        run = StreamRun(Axis.TIME, (frames,), None, 0, self._machine)
+        return self._plan(Mode.SINGLE, Order.TIME, frames, self._stream_memory(clip, run, frames), run=run)
 
-    def _exact(self, order: Order) -> Iterator[Plan]:
+    def _exact(self, order: Order, ranks: int = 1) -> Iterator[Plan]:
+        """One stream; with several ranks, one for each band of rows, in lockstep: all take the largest band's steps."""
         clip, axis = self._clip, order.axis
+        bands: tuple[Interval, ...] = ()
+        if ranks > 1:
+            bands = split_rows(clip.latent_shape.height, ranks)
+            row = clip.grid[1] // clip.latent_shape.height  # in rows of the input
+            self._check_bands(row * bands[-1].length, ranks)
+            clip = replace(clip, grid=(clip.grid[0], row * bands[0].length, clip.grid[2]))
         length = clip.grid[axis.grid]
         for pace in self._paces(axis):
-            step, prefetch, chunk = pace.step, pace.prefetch, min(self._chunk(pace), length)
-            steps = self._steps(clip.grid, axis, step)
+            chunk = min(self._chunk(pace), length)
+            steps = self._steps(clip.grid, axis, pace.step)
             if largest_step(self._spec, clip.grid, axis, clip.batch, steps) >= MAX_ARRAY_ELEMENTS:
                 continue
-            run = StreamRun(axis, clip.pieces(length, chunk), steps, prefetch, self._machine)
-            memory = self._stream_memory(run, chunk)
-            yield self._plan(Mode.EXACT, order, chunk, step, steps, prefetch, memory)
-
-    def _bands(self, ranks: int) -> Iterator[Plan]:
-        """Bands of rows, streamed in time in lockstep: all take the steps that the largest band needs."""
-        clip = self._clip
-        bands = split_rows(clip.latent_shape.height, ranks)
-        row = clip.grid[1] // clip.latent_shape.height  # in rows of the input
-        self._check_bands(row * bands[-1].length, ranks)
-        largest = replace(self._clip, grid=(clip.grid[0], row * bands[0].length, clip.grid[2]))
-        for pace in self._paces(Axis.TIME):
-            step, prefetch, chunk = pace.step, pace.prefetch, min(self._chunk(pace), clip.grid[0])
-            steps = self._steps(largest.grid, Axis.TIME, step)
-            if largest_step(self._spec, largest.grid, Axis.TIME, clip.batch, steps) >= MAX_ARRAY_ELEMENTS:
-                continue
-            pieces = clip.pieces(clip.grid[0], chunk)
-            run = StreamRun(Axis.TIME, pieces, steps, prefetch, self._machine, is_band=True)
-            memory = stream_memory(self._spec, largest.grid, clip.batch, run)
-            # A piece of whole frames as levels: as each rank gives them, gathered and joined.
-            *_, output = layer_pieces(self._spec, largest.grid, run)
-            gathered = _GATHERED_COPIES * max(output) * clip.out_frame * _LEVEL_BYTES
-            inputs = largest.input_bytes(self._machine.itemsize, chunk)
-            memory = replace(memory, inputs=inputs, work=memory.work + gathered)
-            yield replace(self._plan(Mode.EXACT, Order.TIME, chunk, step, steps, prefetch, memory), bands=bands)
+            pieces = clip.pieces(length, chunk)
+            run = StreamRun(axis, pieces, steps, pace.prefetch, self._machine, is_band=ranks > 1)
+            memory = self._stream_memory(clip, run, chunk)
+            if bands:  # a piece of whole frames as levels: as each rank gives them, gathered and joined
+                *_, output = layer_pieces(self._spec, clip.grid, run)
+                gathered = _GATHERED_COPIES * max(output) * self._clip.out_frame * _LEVEL_BYTES
+                memory = replace(memory, work=memory.work + gathered)
+            yield self._plan(Mode.EXACT, order, chunk, memory, step=pace.step, run=run, bands=bands)
 
     def _check_bands(self, rows: int, ranks: int) -> None:
         """Check that bands of at least `rows` rows hold what each layer needs of its neighbors."""
@@ -272,9 +263,9 @@ class _Planner:
             for size, work in zip(steps, position_work, strict=True)
         )
 
-    def _stream_memory(self, run: StreamRun, chunk: int) -> Memory:
-        memory = stream_memory(self._spec, self._clip.grid, self._clip.batch, run)
-        return replace(memory, inputs=self._clip.input_bytes(self._machine.itemsize, chunk, axis=run.axis))
+    def _stream_memory(self, clip: Clip, run: StreamRun, chunk: int) -> Memory:
+        memory = stream_memory(self._spec, clip.grid, clip.batch, run)
+        return replace(memory, inputs=clip.input_bytes(self._machine.itemsize, chunk, axis=run.axis))
 
     def _tiled(self, tiling: TilingConfig) -> Iterator[Plan]:
         """Tiles, each streamed in time. All tiles take the same number of frames per step."""
@@ -291,28 +282,33 @@ class _Planner:
         blended = clip.out_frame * (max(span.length for span in time) if len(time) > 1 else clip.scale.time)
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
         for pace in self._paces(Axis.TIME):
-            step, prefetch, chunk = pace.step, pace.prefetch, min(self._chunk(pace), clip.grid[0])
-            steps = self._steps(clip.grid, Axis.TIME, step)
+            chunk = min(self._chunk(pace), clip.grid[0])
+            steps = self._steps(clip.grid, Axis.TIME, pace.step)
             in_tiles = (
                 largest_step(self._spec, clip.boxes(tile)[0], Axis.TIME, count * clip.batch, steps)
                 for count, tile in calls
             )
             if max(blended, *in_tiles) >= MAX_ARRAY_ELEMENTS:
                 continue
-            memory = tiled_memory(clip, layout, calls, StreamRun(Axis.TIME, (), steps, prefetch, self._machine), chunk)
-            plan = self._plan(Mode.TILED, Order.TIME, chunk, step, steps, prefetch, memory)
-            if len(layout.time.latent) > 1:
-                first = [clip.boxes(tile)[0] for tile in next(layout.groups())]
-                share = sum(map(math.prod, first)) / positions
-                plan = replace(plan, lookahead=first[0][0], first_output_work=share)
-            yield replace(
-                plan,
+            run = StreamRun(Axis.TIME, (), steps, pace.prefetch, self._machine)
+            plan = self._plan(
+                Mode.TILED,
+                Order.TIME,
+                chunk,
+                tiled_memory(clip, layout, calls, run, chunk),
+                step=pace.step,
+                run=run,
                 tiling=tiling,
                 layout=layout,
                 tile_batch_size=self._options.tile_batch_size,
                 calls=len(calls),
                 redundant_work=positions / math.prod(clip.grid) - 1,
             )
+            if len(layout.time.latent) > 1:
+                first = [clip.boxes(tile)[0] for tile in next(layout.groups())]
+                share = sum(map(math.prod, first)) / positions
+                plan = replace(plan, lookahead=first[0][0], first_output_work=share)
+            yield plan
 
     def _check_tiles(self, layout: TileLayout) -> None:
         """Check that no tile, such as a short last one, is shorter than the network's windows."""
@@ -342,21 +338,12 @@ class _Planner:
                     yield iter(list(self._tiled(tiling)))
 
     def _plan(
-        self,
-        mode: Mode,
-        order: Order,
-        chunk: int,
-        step: int,
-        steps: tuple[int, ...],
-        prefetch: int,
-        memory: Memory,
-        lookahead: int | None = None,
+        self, mode: Mode, order: Order, chunk: int, memory: Memory, *, run: StreamRun, step: int = 0, **more: Any
     ) -> Plan:
         clip = self._clip
         frames, height, width = clip.video
-        if lookahead is None:
-            lookahead = self._lookahead if order is Order.TIME else clip.grid[0]
-        return Plan(
+        is_early = mode is not Mode.SINGLE and order is Order.TIME  # whether output is final before the end
+        return (DecodePlan if clip.is_decode else EncodePlan)(
             mode=mode,
             order=order,
             latent_shape=clip.latent_shape,
@@ -365,17 +352,13 @@ class _Planner:
             width=width,
             chunk=chunk,
             step=step,
-            steps=steps,
-            prefetch=prefetch,
-            lookahead=lookahead,
-            first_output_work=1.0 if mode is Mode.SINGLE or order is not Order.TIME else self._first_output_work,
-            tiling=None,
-            layout=None,
-            tile_batch_size=1,
-            calls=1,
-            redundant_work=0.0,
+            steps=run.steps or (),
+            prefetch=run.prefetch,
+            lookahead=self._lookahead if is_early else clip.grid[0],
+            first_output_work=self._first_output_work if is_early else 1.0,
             memory=with_buffer_cache(memory, self._machine.backend, self._budget),
             machine=self._machine,
+            **more,
         )
 
     @cached_property
