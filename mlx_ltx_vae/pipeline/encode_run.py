@@ -1,7 +1,7 @@
 """Executes an encode plan: frames in, normalized latents out."""
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,9 +53,9 @@ class EncodePipeline:
 
     def clip(self, pixels: Frames, plan: EncodePlan | None, options: EncodeOptions) -> Iterator[mx.array]:
         """The latents of a whole clip; see `VideoVAE.encode`."""
-        preprocess = self._preprocess(plan, options)
-        source = ClipSource(to_channels_last(pixels), preprocess)
-        return self._run(source, plan, options, (source.batch, 3, *source.grid)).latents()
+        source = ClipSource(to_channels_last(pixels), self._preprocess(plan, options))
+        plan, bands = self._plan(source, plan, options, source.grid[0])
+        return self._latents(source, plan, bands)
 
     def stream(self, frames: Iterable[Frames], plan: EncodePlan | None, options: EncodeOptions) -> EncodeStream:
         """The latents of frames as they arrive; see `VideoVAE.encode_stream`."""
@@ -66,19 +66,16 @@ class EncodePipeline:
                 "tiles in time take the whole clip as one array; leave out temporal_config, since a stream is exact in "
                 "time and shorter tiles save no memory."
             )
-
-        bands: list[RowBands] = []
+        joined: list[RowBands] = []
 
         def latents() -> Generator[mx.array, None, None]:
             source = FrameStreamSource(map(to_channels_last, frames), preprocess)
-            _, height, width = source.grid
             num_frames = plan.num_frames if plan is not None else source.grid[0]  # a stream may have any number
-            run = self._run(source, plan, options, (source.batch, 3, num_frames, height, width))
-            if run.bands is not None:
-                bands.append(run.bands)
-            yield from run.latents()
+            chosen, bands = self._plan(source, plan, options, num_frames)
+            joined.extend([] if bands is None else [bands])
+            yield from self._latents(source, chosen, bands)
 
-        return EncodeStream(latents(), bands)
+        return EncodeStream(latents(), joined)
 
     def _preprocess(self, plan: EncodePlan | None, options: EncodeOptions) -> Preprocess:
         """Check the options and return the preprocessing of the encoder's input."""
@@ -94,55 +91,31 @@ class EncodePipeline:
             )
         return Preprocess(self.encoder.spec.scale, self.encoder.dtype, options.pad)
 
-    def _run(
-        self,
-        source: ClipSource | FrameStreamSource,
-        plan: EncodePlan | None,
-        options: EncodeOptions,
-        shape: Sequence[int],
-    ) -> "EncodeRun":
+    def _plan(
+        self, source: ClipSource | FrameStreamSource, plan: EncodePlan | None, options: EncodeOptions, num_frames: int
+    ) -> "tuple[EncodePlan, RowBands | None]":
+        """The plan, which must be for these frames, and the bands of all ranks if there are several."""
+        shape = (source.batch, 3, num_frames, *source.grid[1:])
         if plan is None:
             mode = "tiled" if options.tiling else "auto"
             plan = self.make_plan(shape, mode=mode, tiling=options.tiling, tile_batch_size=options.tile_batch_size)
         planned = (plan.latent_shape.batch, 3, *plan.video_grid)
-        if planned != tuple(shape):
-            raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {planned}; these are {tuple(shape)}.")
+        if planned != shape:
+            raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {planned}; these are {shape}.")
         bands = make_bands(self.group, plan)
         if bands is not None:
             rows, scale = plan.bands[bands.rank], self.encoder.spec.scale.height
             source.take_rows(slice(rows.start * scale, rows.end * scale))
-        return EncodeRun(self.encoder, plan, source, bands)
+        return plan, bands
 
-
-@dataclass(frozen=True)
-class EncodeRun:
-    """The execution of one encode.
-
-    Attributes:
-        source: the frames.
-        bands: joins the bands of all ranks to whole latents; None if this process has them.
-    """
-
-    encoder: Encoder
-    plan: EncodePlan
-    source: Source
-    bands: "RowBands | None" = None
-
-    def latents(self) -> Iterator[mx.array]:
-        """Yield normalized latents (B, C, n, H', W') in the encoder's dtype, evaluated, in order along time.
-
-        Raises:
-            LatentsError: at the first frames that the encoder cannot take, or if the latents are not finite.
-            DeviceError: if the device runs out of memory, or is stopped.
-        """
-        run = Run(self.encoder, self.plan, self.source, StreamContext(neighbors=self.bands))
+    def _latents(self, source: Source, plan: EncodePlan, bands: "RowBands | None") -> Iterator[mx.array]:
+        """Yield normalized latents (B, C, n, H', W') in the encoder's dtype, evaluated, in order along time."""
+        run = Run(self.encoder, plan, source, StreamContext(neighbors=bands))
         with explained_device_errors():
             for outputs in run.results():
-                yield self._to_latents(outputs if self.bands is None else self.bands.gather(outputs))
+                latents = self.encoder.to_latents(outputs if bands is None else bands.gather(outputs))
+                if not to_bool(mx.isfinite(latents).all()):
+                    reason = explain_not_finite(self.encoder, "encoder")
+                    raise LatentsError(f"the encoded latents are not finite: {reason}")
+                yield latents
             confirm_device()
-
-    def _to_latents(self, outputs: mx.array) -> mx.array:
-        latents = self.encoder.to_latents(outputs)
-        if not to_bool(mx.isfinite(latents).all()):
-            raise LatentsError(f"the encoded latents are not finite: {explain_not_finite(self.encoder, 'encoder')}")
-        return latents
