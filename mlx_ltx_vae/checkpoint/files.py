@@ -7,8 +7,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
@@ -216,17 +215,15 @@ def _read_at(file: IO[bytes], start: int, size: int) -> bytes:
     return file.read(size)
 
 
-def sample_tensors(tensors: Iterable[TensorInfo]) -> str:
+def sample_tensors(tensors: Sequence[TensorInfo]) -> str:
     """A hash of a sample (see `read_sample`) of each tensor in files that `read_header` has accepted."""
     digest = hashlib.sha256()
-    with ExitStack() as stack:
-        files: dict[Path, tuple[IO[bytes], dict[str, tuple[int, int]]]] = {}
-        for info in tensors:
-            if info.path not in files:
-                opened = stack.enter_context(info.path.open("rb"))
-                files[info.path] = opened, read_positions(partial(_read_at, opened))
-            file, positions = files[info.path]
-            digest.update(read_sample(file, *positions[info.name]))
+    for path in dict.fromkeys(info.path for info in tensors):
+        with path.open("rb") as file:
+            positions = read_positions(partial(_read_at, file))
+            for info in tensors:
+                if info.path == path:
+                    digest.update(read_sample(file, *positions[info.name]))
     return digest.hexdigest()
 
 

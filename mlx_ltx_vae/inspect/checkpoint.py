@@ -1,7 +1,7 @@
 """A description of a checkpoint, from the headers of its files and its configuration. No tensor is read."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
@@ -10,6 +10,7 @@ from ..backend.dtypes import DTYPES
 from ..checkpoint import Checkpoint, StoredNetwork
 from ..errors import PlanError, excerpt, printable
 from ..models.base import NETWORKS, Description, NetworkDescription
+from ..models.specs import NetworkSpec
 from ..planning.plan import DecodePlan, Mode
 from ..planning.planner import plan_decode
 from ..planning.receptive_field import ReceptiveField, lookahead, receptive_field
@@ -22,135 +23,110 @@ _LABEL_WIDTH, _COLUMN_WIDTH = 9, 44
 
 
 @dataclass(frozen=True)
-class NetworkReport:
-    """An encoder or a decoder, by its configuration and its tensors in the file."""
-
-    description: NetworkDescription
-    stored: StoredNetwork
-
-    def as_dict(self) -> dict[str, Any]:
-        """The network as a JSON object: what its family says about it, and what the file stores.
-
-        `dtypes` counts the parameters stored in each dtype; `weight_layout` is the axis order of the stored convolution
-        weights.
-        """
-        stored = self.stored
-        return {
-            **self.description.entries,
-            "parameters": stored.parameters_by_dtype.total(),
-            "dtypes": dict(stored.parameters_by_dtype),
-            "bytes": stored.num_bytes,
-            "weight_layout": stored.layout.value,
-        }
-
-    def describe_layers(self) -> list[str]:
-        """A line for each block and convolution, with its input and output channels."""
-        return [
-            f"{name:29}{str(before) if before == after else f'{before} -> {after}':>12}"
-            for name, before, after in self.description.layers
-        ]
-
-    def describe_storage(self) -> list[str]:
-        """Lines on what the file stores."""
-        parameters = self.stored.parameters_by_dtype
-        return [
-            f"{parameters.total():,} parameters",
-            f"{format_bytes(self.stored.num_bytes)} of {' and '.join(dtype for dtype, _ in parameters.most_common())}",
-            f"weights ({self.stored.layout.value})",
-        ]
-
-
-@dataclass(frozen=True)
 class CheckpointReport:
     """What a checkpoint is. `print(report)` shows it.
 
     Attributes:
-        networks: "encoder" and "decoder", those that it has.
         file_bytes: the size of the files, with everything in them.
-        receptive_field: the decoder's; None if the configuration has none.
-        lookahead: latent frames that the decoder needs before its first frame is final; None likewise.
         plans: how usual videos would be decoded on this machine, each with the plan of a single pass, which is None
             where that is not possible. Empty without a decoder.
     """
 
     checkpoint: Checkpoint
-    description: Description
-    networks: dict[str, NetworkReport]
     file_bytes: int
-    receptive_field: ReceptiveField | None
-    lookahead: int | None
     plans: list[tuple[DecodePlan, DecodePlan | None]]
 
+    @cached_property
+    def _description(self) -> Description:
+        return self.checkpoint.family.describe(self.checkpoint.config)
+
+    @cached_property
+    def _decoder(self) -> NetworkSpec | None:
+        """The decoder of the configuration, if it has one."""
+        return self.checkpoint.spec("decoder") if "decoder" in self._description.networks else None
+
     @property
-    def vae_bytes(self) -> int:
-        """The size of the encoder and the decoder in the files."""
-        return sum(network.stored.num_bytes for network in self.networks.values())
+    def _vae_bytes(self) -> int:
+        return sum(stored.num_bytes for stored in self.checkpoint.networks.values())
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a JSON object.
 
         `configuration` is "stated" by the file or "inferred" from its tensors; `scale` is pixels per latent cell; a
-        network that does not exist is null; `receptive_field` is in latent frames and cells beyond a pixel's own, null
-        where it is unlimited; it and `lookahead` are null without a decoder in the configuration. Each of `plans` is a
-        plan as `decode --dry-run --json` prints it, with `single_pass_peak_bytes`, null where a single pass is not
-        possible.
+        network that does not exist is null, `dtypes` counts its parameters stored in each dtype, and `weight_layout` is
+        the axis order of its stored convolution weights; `receptive_field` is in latent frames and cells beyond a
+        pixel's own, null where it is unlimited; it and `lookahead` are null without a decoder in the configuration.
+        Each of `plans` is a plan as `decode --dry-run --json` prints it, with `single_pass_peak_bytes`, null where a
+        single pass is not possible.
         """
-        checkpoint, config = self.checkpoint, self.checkpoint.config
-        networks = {name: report.as_dict() for name, report in self.networks.items()}
+        checkpoint, decoder = self.checkpoint, self._decoder
         return {
             "kind": "checkpoint",
             "name": checkpoint.name,
-            "generation": config.generation,
+            "generation": checkpoint.config.generation,
             "class": checkpoint.class_name,
             "configuration": "inferred" if checkpoint.is_inferred else "stated",
-            **self.description.entries,
-            "encoder": networks.get("encoder"),
-            "decoder": networks.get("decoder"),
-            "receptive_field": None if self.receptive_field is None else self.receptive_field._asdict(),
-            "lookahead": self.lookahead,
+            **self._description.entries,
+            **{name: self._network_as_dict(name) for name in NETWORKS},
+            "receptive_field": None if decoder is None else receptive_field(decoder)._asdict(),
+            "lookahead": None if decoder is None else lookahead(decoder),
             "file_bytes": self.file_bytes,
-            "vae_bytes": self.vae_bytes,
+            "vae_bytes": self._vae_bytes,
             "plans": [
                 {**plan.as_dict(), "single_pass_peak_bytes": None if single is None else single.peak_bytes}
                 for plan, single in self.plans
             ],
         }
 
+    def _network_as_dict(self, name: str) -> dict[str, Any] | None:
+        stored = self.checkpoint.networks.get(name)
+        if stored is None:
+            return None
+        return {
+            **self._description.networks[name].entries,
+            "parameters": stored.parameters_by_dtype.total(),
+            "dtypes": dict(stored.parameters_by_dtype),
+            "bytes": stored.num_bytes,
+            "weight_layout": stored.layout.value,
+        }
+
     def __str__(self) -> str:
         return "\n".join([*self._describe(), "", *self._describe_networks(), *self._describe_plans()])
 
     def _describe(self) -> list[str]:
-        config, description = self.checkpoint.config, self.description
-        time, height, width = config.scale
-        latents = f"{config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)} pixels"
-        total, used = format_bytes(self.file_bytes), format_bytes(self.vae_bytes)
-        return [
-            f"file     {printable(self.checkpoint.name)}, {total}"
+        checkpoint, description = self.checkpoint, self._description
+        total, used = format_bytes(self.file_bytes), format_bytes(self._vae_bytes)
+        source = "as its configuration says"
+        if checkpoint.is_inferred:
+            source = "inferred from its tensors: it has no configuration"
+        elif checkpoint.class_name:
+            source = f"a {excerpt(checkpoint.class_name)}"
+        time, height, width = checkpoint.config.scale
+        latents = f"{checkpoint.config.latent_channels} channels; a cell is {time} frames of "
+        latents += f"{format_size(width, height)} pixels" + (f", {description.latents}" if description.latents else "")
+        lines = [
+            f"file     {printable(checkpoint.name)}, {total}"
             + (f", of which the VAE takes {used}" if total != used else ""),
-            f"VAE      {config.generation}, {self._describe_source()}",
-            f"latents  {latents}" + (f", {description.latents}" if description.latents else ""),
-            *self._describe_decoder(),
+            f"VAE      {checkpoint.config.generation}, {source}",
+            f"latents  {latents}",
         ]
-
-    def _describe_decoder(self) -> list[str]:
-        if self.receptive_field is None:
-            return []
+        if self._decoder is None:
+            return lines
+        if description.decoder:
+            lines.append(f"decoder  {description.decoder}")
+        count = lookahead(self._decoder)
         return [
-            *([f"decoder  {self.description.decoder}"] if self.description.decoder else []),
-            f"sees     {_describe_field(self.receptive_field)}",
-            f"first    frame after {self.lookahead} latent frame{'' if self.lookahead == 1 else 's'}",
+            *lines,
+            f"sees     {_describe_field(receptive_field(self._decoder))}",
+            f"first    frame after {count} latent frame{'' if count == 1 else 's'}",
         ]
-
-    def _describe_source(self) -> str:
-        if self.checkpoint.is_inferred:
-            return "inferred from its tensors: it has no configuration"
-        return f"a {excerpt(self.checkpoint.class_name)}" if self.checkpoint.class_name else "as its configuration says"
 
     def _describe_networks(self) -> list[str]:
-        missing = "".join(f" (no {name} here)" for name in NETWORKS if name not in self.networks)
-        blocks = [[f"{name}{missing}", *report.describe_layers()] for name, report in self.networks.items()]
-        storage = [report.describe_storage() for report in self.networks.values()]
-        return [*_side_by_side("blocks", blocks), "", *_side_by_side("stored", storage)]
+        networks = self.checkpoint.networks
+        missing = "".join(f" (no {name} here)" for name in NETWORKS if name not in networks)
+        layers = [[f"{name}{missing}", *_describe_layers(self._description.networks[name])] for name in networks]
+        storage = [_describe_storage(stored) for stored in networks.values()]
+        return [*_side_by_side("blocks", layers), "", *_side_by_side("stored", storage)]
 
     def _describe_plans(self) -> list[str]:
         if not self.plans:
@@ -162,25 +138,30 @@ class CheckpointReport:
             single_peak = "not possible" if single is None else format_bytes(single.peak_bytes)
             size, peak = format_size(*plan.frame_size), format_bytes(plan.peak_bytes)
             rows.append(f"{'':{_LABEL_WIDTH}}{size:12}{plan.num_frames:6}   {mode:20}{peak:>9}{single_peak:>20}")
-        return [*rows, f"{'':{_LABEL_WIDTH}}planned for this machine, in {self.networks['decoder'].stored.dtype}"]
+        return [*rows, f"{'':{_LABEL_WIDTH}}planned for this machine, in {self.checkpoint.networks['decoder'].dtype}"]
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
     """Describe a checkpoint, and what decoding with it takes on this machine."""
-    description = checkpoint.family.describe(checkpoint.config)
     paths = {info.path for archive in checkpoint.archives for info in archive.tensors.values()}
-    spec = checkpoint.spec("decoder") if "decoder" in description.networks else None
-    return CheckpointReport(
-        checkpoint,
-        description,
-        networks={
-            name: NetworkReport(description.networks[name], stored) for name, stored in checkpoint.networks.items()
-        },
-        file_bytes=sum(path.stat().st_size for path in paths),
-        receptive_field=None if spec is None else receptive_field(spec),
-        lookahead=None if spec is None else lookahead(spec),
-        plans=[_plan(checkpoint, video) for video in _USUAL_VIDEOS] if "decoder" in checkpoint.networks else [],
-    )
+    plans = [_plan(checkpoint, video) for video in _USUAL_VIDEOS] if "decoder" in checkpoint.networks else []
+    return CheckpointReport(checkpoint, sum(path.stat().st_size for path in paths), plans)
+
+
+def _describe_layers(network: NetworkDescription) -> list[str]:
+    return [
+        f"{name:29}{str(before) if before == after else f'{before} -> {after}':>12}"
+        for name, before, after in network.layers
+    ]
+
+
+def _describe_storage(stored: StoredNetwork) -> list[str]:
+    parameters = stored.parameters_by_dtype
+    return [
+        f"{parameters.total():,} parameters",
+        f"{format_bytes(stored.num_bytes)} of {' and '.join(dtype for dtype, _ in parameters.most_common())}",
+        f"weights ({stored.layout.value})",
+    ]
 
 
 def _describe_field(field: ReceptiveField) -> str:

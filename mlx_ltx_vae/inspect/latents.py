@@ -125,9 +125,9 @@ def inspect_latents(path: Path, vae: Checkpoint | None, *, tensor: str | None, g
     """Describe a latent file. Arguments as `open_latents`; errors as it and `LatentsFile.read`."""
     channels, scale = (None, None) if vae is None else (vae.config.latent_channels, vae.config.scale)
     file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid, scale=scale)
-    if file.normalized is False and vae is None:
-        raise LatentsError(f"{path}: these latents are unnormalized; give -m VAE, whose statistics normalize them.")
     statistics = None if vae is None else vae.read_statistics()
+    if file.normalized is False and statistics is None:
+        raise LatentsError(f"{path}: these latents are unnormalized; give -m VAE, whose statistics normalize them.")
     return LatentsReport(file, _statistics(file.map(statistics=statistics)), vae)
 
 

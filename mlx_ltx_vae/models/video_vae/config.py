@@ -4,7 +4,6 @@
 (widths, padding modes, defaults). Strings from a checkpoint become enums and block types here.
 """
 
-import enum
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,16 +20,11 @@ from .raw_config import check_config
 
 _MAX_STRIDE = 64  # along each axis; published networks have 8. A plan counts the frames of a step one by one.
 
-EnumT = TypeVar("EnumT", bound=enum.Enum)
+_PADDING = {mode.value: mode for mode in PaddingMode}
+# The forms of the encoder's log-variance, which is not needed for latents: channels for each channel and for all.
+_LOG_VARIANCE = {"uniform": (0, 1), "per_channel": (1, 0), "constant": (0, 1), "none": (0, 0)}
 
-
-class LogVariance(enum.Enum):
-    """The form of the encoder's log-variance output, which is not needed for latents."""
-
-    UNIFORM = "uniform"
-    PER_CHANNEL = "per_channel"
-    CONSTANT = "constant"
-    NONE = "none"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,6 @@ class VAEConfig:
 
     @property
     def networks(self) -> dict[str, NetworkConfig]:
-        """The encoder and the decoder by name, those that it has."""
         both = {"encoder": self.encoder, "decoder": self.decoder}
         return {name: network for name, network in both.items() if network is not None}
 
@@ -93,18 +86,15 @@ class VAEConfig:
 
     @property
     def scale(self) -> ScaleFactors:
-        """Pixels per latent cell."""
         time, height, width = self.network("encoder" if self.decoder is None else "decoder").stride
         return ScaleFactors(time, height * self.patch_size, width * self.patch_size)
 
     @property
     def time_scale(self) -> int:
-        """Video frames per latent frame, except that the first latent frame is one video frame."""
         return self.scale.time
 
     @property
     def spatial_scale(self) -> int:
-        """Pixels per latent cell along each side."""
         return self.scale.height
 
     @property
@@ -139,7 +129,7 @@ def parse_vae_config(
         raise CheckpointError(f"{source}: its configuration lists no encoder_blocks and decoder_blocks (or blocks).")
     generation = name_generation(lists["encoder"], lists["decoder"], values["timestep_conditioning"])
     encoder_padding, decoder_padding = _padding_modes(values, lists["decoder"], source)
-    log_variance = _to_enum(LogVariance, values["latent_log_var"], "latent_log_var", source)
+    for_each, for_all = _look_up(_LOG_VARIANCE, values["latent_log_var"], "latent_log_var", source)
     latent_channels, patch_size = values["latent_channels"], values["patch_size"]
     pixel_channels = 3 * patch_size**2
     options = {
@@ -147,7 +137,7 @@ def parse_vae_config(
         "decoder": NetworkOptions(values["causal_decoder"], decoder_padding, values["timestep_conditioning"]),
     }
     ends = {
-        "encoder": (pixel_channels, _moment_channels(latent_channels, log_variance)),
+        "encoder": (pixel_channels, latent_channels * (1 + for_each) + for_all),
         "decoder": (latent_channels, pixel_channels),
     }
     networks = {}
@@ -175,14 +165,12 @@ def _check_stride(network: str, stride: tuple[int, ...], source: str) -> None:
         )
 
 
-def _to_enum(kind: type[EnumT], value: Any, key: str, source: str) -> EnumT:
-    try:
-        return kind(value)
-    except ValueError:
-        names = ", ".join(str(member.value) for member in kind)
+def _look_up(known: Mapping[str, T], value: str, key: str, source: str) -> T:
+    if value not in known:
         raise CheckpointError(
-            f"{source}: its configuration has {key} = {quote(value)}; supported are {names}."
-        ) from None
+            f"{source}: its configuration has {key} = {quote(value)}; supported are {', '.join(known)}."
+        )
+    return known[value]
 
 
 def _padding_modes(
@@ -197,8 +185,8 @@ def _padding_modes(
     decoder = values["decoder_spatial_padding_mode"] or both or _default_padding(values, decoder_blocks, source)
     encoder = both or values["encoder_spatial_padding_mode"] or "zeros"
     return (
-        _to_enum(PaddingMode, encoder, "encoder_spatial_padding_mode", source),
-        _to_enum(PaddingMode, decoder, "spatial_padding_mode", source),
+        _look_up(_PADDING, encoder, "encoder_spatial_padding_mode", source),
+        _look_up(_PADDING, decoder, "spatial_padding_mode", source),
     )
 
 
@@ -217,8 +205,3 @@ def _default_padding(values: Mapping[str, Any], decoder_blocks: Sequence[Any] | 
             stacklevel=2,
         )
     return padding
-
-
-def _moment_channels(latent_channels: int, log_variance: LogVariance) -> int:
-    extra = {LogVariance.UNIFORM: 1, LogVariance.CONSTANT: 1, LogVariance.PER_CHANNEL: latent_channels}
-    return latent_channels + extra.get(log_variance, 0)

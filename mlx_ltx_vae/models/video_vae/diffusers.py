@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import CheckpointError, excerpt, quote
+from ...errors import CheckpointError, excerpt
 from .block_types import STEMS
-from .raw_config import CLASS_NAME
+from .raw_config import CLASS_NAME, check_fixed, unknown_key
 
 _LTX_VIDEO = "AutoencoderKLLTXVideo"
 _LTX_2 = "AutoencoderKLLTX2Video"
@@ -159,17 +159,8 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
     config = defaults | {key: value for key, value in raw.items() if not key.startswith("_")}
     unknown = sorted(config.keys() - defaults.keys())
     if unknown:
-        key, value = quote(unknown[0], 40), quote(config[unknown[0]])
-        raise CheckpointError(
-            f"{source}: its configuration has the unknown key {key} = {value}, which could "
-            "change the result; a newer mlx_ltx_vae may know it."
-        )
-    for key, expected in _FIXED.items():
-        if config[key] != expected:
-            found = config[key]
-            raise CheckpointError(
-                f"{source}: its configuration has {key} = {quote(found)}; only {expected!r} is supported."
-            )
+        raise unknown_key(unknown[0], config[unknown[0]], source)
+    check_fixed(config, _FIXED, source)
     return config
 
 

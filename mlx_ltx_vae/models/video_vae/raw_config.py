@@ -20,20 +20,13 @@ class _Key(NamedTuple):
     expected: str
 
 
-def _whole(default: int | None, low: int, high: int) -> _Key:
-    return _Key(
-        default,
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
-        f"a whole number from {low} to {high}",
-    )
+def _number(default: int | None, low: int, high: int, kind: str = "whole number") -> _Key:
+    types = (int,) if kind == "whole number" else (int, float)
 
+    def is_valid(value: Any) -> bool:
+        return isinstance(value, types) and not isinstance(value, bool) and low <= value <= high
 
-def _number(default: float | None, low: float, high: float) -> _Key:
-    return _Key(
-        default,
-        lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high,
-        f"a number from {low} to {high}",
-    )
+    return _Key(default, is_valid, f"a {kind} from {low} to {high}")
 
 
 def _flag(default: bool | None) -> _Key:
@@ -42,10 +35,6 @@ def _flag(default: bool | None) -> _Key:
 
 def _word(default: str | None) -> _Key:
     return _Key(default, lambda value: isinstance(value, str), "a string")
-
-
-def _blocks() -> _Key:
-    return _Key(None, _is_block_list, f"a list of 1 to {_MAX_BLOCKS} blocks, each [name, options]")
 
 
 def _is_block_list(value: Any) -> bool:
@@ -57,28 +46,29 @@ def _is_block_list(value: Any) -> bool:
     )
 
 
+_BLOCKS = _Key(None, _is_block_list, f"a list of 1 to {_MAX_BLOCKS} blocks, each [name, options]")
 _KEYS = {
-    "latent_channels": _whole(128, 1, 4096),
-    "patch_size": _whole(4, 1, 64),
-    "encoder_base_channels": _whole(None, 1, 2**16),
-    "decoder_base_channels": _whole(None, 1, 2**16),
+    "latent_channels": _number(128, 1, 4096),
+    "patch_size": _number(4, 1, 64),
+    "encoder_base_channels": _number(None, 1, 2**16),
+    "decoder_base_channels": _number(None, 1, 2**16),
     "timestep_conditioning": _flag(False),
     "causal_decoder": _flag(False),
     "latent_log_var": _word("uniform"),
     "spatial_padding_mode": _word(None),
     "encoder_spatial_padding_mode": _word(None),
     "decoder_spatial_padding_mode": _word(None),
-    "blocks": _blocks(),
-    "encoder_blocks": _blocks(),
-    "decoder_blocks": _blocks(),
+    "blocks": _BLOCKS,
+    "encoder_blocks": _BLOCKS,
+    "decoder_blocks": _BLOCKS,
 }
 _BLOCK_OPTIONS = {
-    "num_layers": _whole(1, 1, 256),
-    "multiplier": _number(None, 1, 64),
-    "out_channels": _whole(None, 1, 2**20),
+    "num_layers": _number(1, 1, 256),
+    "multiplier": _number(None, 1, 64, "number"),
+    "out_channels": _number(None, 1, 2**20),
     "residual": _flag(None),
     "inject_noise": _flag(False),
-    "attention_head_dim": _whole(None, 1, 2**16),
+    "attention_head_dim": _number(None, 1, 2**16),
 }
 
 # Keys with a single supported value, which every published checkpoint has. This excludes group norm: it is an option of
@@ -107,23 +97,33 @@ def check_config(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     Raises:
         CheckpointError: if a key is not known, or its value has another type or is out of range.
     """
-    for key, expected in _FIXED.items():
-        if key in raw and (isinstance(raw[key], (list, Mapping)) or raw[key] != expected):
-            raise CheckpointError(
-                f"{source}: its configuration has {key} = {quote(raw[key])}; only {expected!r} is supported."
-            )
+    check_fixed(raw, _FIXED, source)
     for key in sorted(raw.keys() - _FIXED.keys() - _KEYS.keys() - _WITHOUT_EFFECT):
         if key.startswith("_"):
             continue
         if raw[key]:
-            raise CheckpointError(
-                f"{source}: its configuration has the unknown key {quote(key, 40)} = {quote(raw[key])}, which "
-                "could change the result; a newer mlx_ltx_vae may know it."
-            )
+            raise unknown_key(key, raw[key], source)
         warnings.warn(
             f"{source}: the unknown configuration key {quote(key)} is switched off and ignored.", stacklevel=4
         )
     return _check(raw, _KEYS, f"{source}: its configuration")
+
+
+def check_fixed(raw: Mapping[str, Any], fixed: Mapping[str, Any], source: str) -> None:
+    """Raise a `CheckpointError` if a key has another value than the one that is supported."""
+    for key, expected in fixed.items():
+        if raw.get(key, expected) != expected:
+            raise CheckpointError(
+                f"{source}: its configuration has {key} = {quote(raw[key])}; only {expected!r} is supported."
+            )
+
+
+def unknown_key(key: str, value: Any, source: str) -> CheckpointError:
+    """The error of a key that could change what the networks compute."""
+    return CheckpointError(
+        f"{source}: its configuration has the unknown key {quote(key, 40)} = {quote(value)}, which could change the "
+        "result; a newer mlx_ltx_vae may know it."
+    )
 
 
 def check_block(name: str, options: Any, source: str) -> dict[str, Any]:
