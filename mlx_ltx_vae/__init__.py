@@ -6,7 +6,7 @@ from .process import startup  # first, before the imports that take long
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from .backend.mlx_import import HAS_MLX, fail_without_mlx, missing_names
+from .backend.mlx_import import MLX_ERROR, missing_names
 from .errors import (
     CheckpointError,
     DecodeCancelled,
@@ -24,13 +24,13 @@ from .planning.plan import DecodePlan, EncodePlan
 from .shapes import ScaleFactors
 from .video import Fit, VideoReader, VideoWriter
 
-if TYPE_CHECKING or HAS_MLX:
+if TYPE_CHECKING or MLX_ERROR is None:
     from .latents import LatentsInfo, load_latents, save_latents
     from .pipeline.decode_stream import DecodeStream
     from .pipeline.postprocess import FrameChunk
     from .vae import VideoVAE
 elif startup.IS_COMMAND:
-    fail_without_mlx()
+    raise MLX_ERROR
 else:
     __getattr__ = missing_names(
         __name__, "DecodeStream", "FrameChunk", "LatentsInfo", "VideoVAE", "load_latents", "save_latents"

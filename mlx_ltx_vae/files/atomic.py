@@ -20,12 +20,15 @@ _LOCK_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # never of what a lin
 
 
 @contextmanager
-def writing_to(name: str | os.PathLike) -> Iterator[None]:
-    """Turn errors of the operating system into a `WriterError` that names the target."""
+def writing_to(name: str | os.PathLike, errors: type[Exception] = OSError) -> Iterator[None]:
+    """Turn errors, by default those of the operating system, into a `WriterError` that names the target."""
     try:
         yield
-    except OSError as error:
-        raise WriterError(f"{name}: cannot be written ({error.strerror or error}).") from error
+    except WriterError:
+        raise
+    except errors as error:
+        reason = getattr(error, "strerror", None) or error
+        raise WriterError(f"{name}: cannot be written ({reason}).") from error
 
 
 def check_name(target: str | os.PathLike) -> None:

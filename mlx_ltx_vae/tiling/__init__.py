@@ -5,7 +5,7 @@ Sizes, positions and masks are pure Python; only `blend` needs MLX.
 
 from typing import TYPE_CHECKING
 
-from ..backend.mlx_import import HAS_MLX, missing_names
+from ..backend.mlx_import import MLX_ERROR, missing_names
 from ..errors import TilingError
 from .config import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, parse_tile, preset
 from .helpers import (
@@ -17,7 +17,7 @@ from .helpers import (
     split_in_temporal,
 )
 
-if TYPE_CHECKING or HAS_MLX:
+if TYPE_CHECKING or MLX_ERROR is None:
     from .blend import decode_with_tiling
 else:
     __getattr__ = missing_names(__name__, "decode_with_tiling")

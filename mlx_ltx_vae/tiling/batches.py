@@ -22,9 +22,6 @@ def tile_batches(tiles: Sequence[Tile], tile_batch_size: int) -> list[list[int]]
 
     Tiles of one interval of time have at most four shapes: the full size, and those at the right edge, at the lower
     edge and in the corner.
-
-    Raises:
-        TilingError: for a batch size below 1.
     """
     check_batch_size(tile_batch_size)
     by_shape: dict[Grid, list[int]] = {}

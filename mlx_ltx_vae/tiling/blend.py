@@ -27,17 +27,12 @@ _TILES_PER_CACHE_CLEAR = 4
 
 
 class SpatialBlender:
-    """Blends spatial tiles into whole frames.
-
-    Tiles are numbered row by row. The blender has no state but its masks, so one instance serves any number of calls.
-    """
+    """Blends spatial tiles, which are numbered row by row, into whole frames. It has no state but its masks."""
 
     def __init__(self, rows: BlendAxis, columns: BlendAxis) -> None:
         self._size = (rows.length, columns.length)
         self._positions = [(row, column) for row in rows.intervals for column in columns.intervals]
-        row_weights = [_axis_weights(mask, (-1, 1, 1)) for mask in rows.masks]
-        column_weights = [_axis_weights(mask, (1, -1, 1)) for mask in columns.masks]
-        self._weights = [_multiply(row, column) for row in row_weights for column in column_weights]
+        self._weights = [_weights(row, column) for row in rows.masks for column in columns.masks]
 
     def blend(self, parts: Sequence[mx.array]) -> mx.array:
         """Blend all tiles of the same frames, each (B, n, h, w, C), to frames (B, n, H, W, C) float32, evaluated."""
@@ -97,14 +92,14 @@ def blend_tiles(
     """
     time, rows, columns = axes
     blender = SpatialBlender(rows, columns)
-    masks = [_axis_weights(mask, (-1, 1, 1, 1)) for mask in time.masks]
+    masks = [_weights(mask, (1.0,)) for mask in time.masks]
     tile_counter = count(1)
     shared: list[mx.array] = []  # the weighted overlap with the next interval: one array or none
     for tiles, interval, mask, num_final in zip(layout.groups(), time.intervals, masks, time.final(), strict=True):
         frames = blender.blend_numbered(_run_batches(run_tiles, tiles, tile_batch_size, tile_counter))
         _check_shape(frames, (frames.shape[0], interval.length, *frames.shape[2:]), "a blended result")
         if mask is not None:
-            frames = frames * mask
+            frames = frames * mask[..., None]
         if shared:
             earlier = shared.pop()
             _add_into(frames, (slice(None), slice(earlier.shape[1])), earlier)
@@ -215,15 +210,11 @@ def _run_batches(
                 mx.clear_cache()
 
 
-def _axis_weights(mask: Mask, shape: tuple[int, ...]) -> mx.array | None:
-    """None if all weights are 1."""
-    return None if all(weight == 1 for weight in mask) else mx.array(mask, dtype=mx.float32).reshape(shape)
-
-
-def _multiply(rows: mx.array | None, columns: mx.array | None) -> mx.array | None:
-    if rows is None or columns is None:
-        return columns if rows is None else rows
-    return rows * columns
+def _weights(first: Mask, second: Mask) -> mx.array | None:
+    """The weights (m, n, 1) of two axes together; None if all are 1."""
+    if {*first, *second} == {1.0}:
+        return None
+    return mx.array(first)[:, None, None] * mx.array(second)[:, None]
 
 
 def _add_into(frames: mx.array, where: tuple[slice, ...], addend: mx.array) -> None:

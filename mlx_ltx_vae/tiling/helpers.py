@@ -18,26 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class DimensionIntervals:
-    """The overlapping intervals of one axis: one list per property, with an entry per interval.
-
-    Attributes:
-        ends: one past the last position of each interval.
-        left_ramps: positions over which each interval fades in.
-        right_ramps: positions over which each interval fades out.
-    """
+    """The overlapping intervals of one axis: one list per property, with an entry per interval."""
 
     starts: list[int]
-    ends: list[int]
-    left_ramps: list[int]
+    ends: list[int]  # one past the last position
+    left_ramps: list[int]  # positions over which the interval fades in
     right_ramps: list[int]
 
 
 def split_in_spatial(size: int, overlap: int, dimension_size: int) -> DimensionIntervals:
-    """Split height or width, `dimension_size` latent cells long, into intervals of `size` that share `overlap` cells.
-
-    Raises:
-        TilingError: unless dimension_size >= 1 and 0 <= overlap < size.
-    """
+    """Split height or width, `dimension_size` cells long, into intervals of `size` cells that share `overlap`."""
     return _by_property(split(dimension_size, size, overlap))
 
 
@@ -52,12 +42,6 @@ def compute_trapezoidal_mask_1d(
     """A float32 mask (length,) that rises over `ramp_left` positions, stays at 1, and falls over `ramp_right`.
 
     Ramps longer than the mask are shortened to it, and negative ramps count as 0.
-
-    Args:
-        left_starts_from_0: whether the left ramp starts with a weight of 0.
-
-    Raises:
-        TilingError: for a length below 1.
     """
     import mlx.core as mx  # not where plans are made
 
@@ -81,7 +65,6 @@ def _by_property(intervals: Sequence[Interval]) -> DimensionIntervals:
 
 
 def _slice_and_mask(axis: TileAxis) -> "tuple[slice, mx.array]":
-    """The positions in the video of an axis of one interval, and the mask before masks are made complementary."""
     (interval,) = axis.pixels
     mask = compute_trapezoidal_mask_1d(interval.length, interval.left_ramp, interval.right_ramp, axis.from_zero)
     return interval.as_slice, mask

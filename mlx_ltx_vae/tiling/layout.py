@@ -138,12 +138,7 @@ def _split(length: int, config: SpatialTilingConfig | TemporalTilingConfig | Non
     if config is None:
         return (Interval(0, length),)
     size, overlap = astuple(config)
-    _check_multiples(size, overlap, scale, "frames" if isinstance(config, TemporalTilingConfig) else "pixels")
-    return split(length, size // scale, overlap // scale)
-
-
-def _check_multiples(size: int, overlap: int, scale: int, unit: str) -> None:
-    minimum = _MIN_CELLS_PER_TILE * scale
+    unit, minimum = "frames" if isinstance(config, TemporalTilingConfig) else "pixels", _MIN_CELLS_PER_TILE * scale
     if size % scale or size < minimum:
         nearest = sorted({max(multiple, minimum) for multiple in range(size // scale * scale, size + scale, scale)})
         raise TilingError(
@@ -156,3 +151,4 @@ def _check_multiples(size: int, overlap: int, scale: int, unit: str) -> None:
             f"a tile overlap of {overlap} {unit} does not fit this VAE, whose overlaps must be a multiple of {scale} "
             f"{unit}; use {' or '.join(map(str, nearest))}."
         )
+    return split(length, size // scale, overlap // scale)

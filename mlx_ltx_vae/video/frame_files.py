@@ -16,7 +16,7 @@ from ..files.atomic import PartFile, check_name, create_part, remove_part, writi
 from ..process.cleanup import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
 from .live import StandardOutput
-from .sink import Sink, SinkOptions, write_bytes
+from .sink import Sink, SinkOptions
 from .source import match_numbered
 
 
@@ -117,6 +117,7 @@ class NpyWriter(Sink):
         self._part = PartFile(Path(path), overwrite=options.overwrite)
         with writing_to(self.name):
             self._file = self._part.path.open("wb")
+        self._write = self._file.write
         self._write_header(0)
 
     def _write_header(self, num_frames: int) -> None:
@@ -124,9 +125,6 @@ class NpyWriter(Sink):
         width, height = self.size
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": (num_frames, height, width, 3)}
         npy_format.write_array_header_1_0(self._file, header)
-
-    def _consumer(self) -> Callable[[np.ndarray], object]:
-        return partial(write_bytes, self._file.write)
 
     def _finish(self) -> None:
         self._file.seek(0)
@@ -145,7 +143,4 @@ class RawWriter(Sink):
 
     def __init__(self, size: Size, bit_depth: int) -> None:
         super().__init__("standard output", size, bit_depth)
-        self._stream = StandardOutput("raw frames")
-
-    def _consumer(self) -> Callable[[np.ndarray], object]:
-        return partial(write_bytes, self._stream.write)
+        self._write = StandardOutput("raw frames").write

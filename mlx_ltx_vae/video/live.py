@@ -37,11 +37,7 @@ def target_name(target: Target) -> str:
 
 
 def write_all(file: BinaryFile, data: bytes | memoryview) -> None:
-    """Write all bytes, also to a raw file, which may take only some of them at a time.
-
-    Raises:
-        OSError: of the file; `BlockingIOError` if it does not block.
-    """
+    """Write all bytes, also to a raw file, which may take only some of them at a time, and must block."""
     rest = memoryview(data)
     while rest:
         count = file.write(rest)  # type: ignore[arg-type]  # as every binary file, it takes any buffer
@@ -127,16 +123,11 @@ class LiveOutput:
 
     def write(self, data: bytes) -> None:
         """Write all bytes, past the buffer of a buffered file object. Any error of the file is a `WriterError`."""
-        try:
+        with writing_to(self.name, Exception):  # a file object may raise anything
             write_all(self._file, data)
             flush = getattr(self._file, "flush", None)
             if flush is not None:
                 flush()
-        except WriterError:
-            raise
-        except Exception as error:  # a file object may raise anything
-            reason = getattr(error, "strerror", None) or error
-            raise WriterError(f"{self.name}: cannot be written ({reason}).") from error
 
     def complete(self) -> None:
         """Keep the file. Raises a `WriterError` if its name is not its any more."""

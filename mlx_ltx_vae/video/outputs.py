@@ -72,28 +72,12 @@ def check_output_options(
 ) -> type[Sink]:
     """The class of the sink for `path`, after the part of `check_output` that depends on nothing but the arguments.
 
-    Args:
-        fps: None if it is not known yet.
-
-    Raises:
-        WriterError: that `open_sink` would raise.
+    `fps` is None if it is not known yet.
     """
-    name = os.fspath(path)
-    kind = _choose_sink(name, options)
-    if kind is VideoWriter:
-        find_codec(*_name_and_ending(name), options)
-    elif kind is StillsWriter:
-        parse_stills_path(path, options.bit_depth)
-    elif kind is GifWriter:
-        check_gif(name, Fraction(1) if fps is None else find_fps(name, fps, WriterError), options.bit_depth)
-    return kind
-
-
-def _choose_sink(name: str, options: SinkOptions) -> type[Sink]:
-    """The class of the sink. Raises `WriterError` for an unknown ending and for unsupported options."""
-    ending = Path(name).suffix.lower()
+    name, ending = os.fspath(path), Path(path).suffix.lower()
     is_folder = name.endswith(("/", os.sep)) or os.path.isdir(name)
     if (ending in CONTAINER_ENDINGS and not is_folder) or (name == "-" and options.fragmented):
+        find_codec(*_name_and_ending(name), options)
         return VideoWriter
     if options.fragmented:
         check_fragmented(name, ending)
@@ -103,8 +87,10 @@ def _choose_sink(name: str, options: SinkOptions) -> type[Sink]:
     if name == "-":
         return RawWriter
     if is_folder or ending == ".png":
+        parse_stills_path(path, options.bit_depth)
         return StillsWriter
     if ending == ".gif":
+        check_gif(name, Fraction(1) if fps is None else find_fps(name, fps, WriterError), options.bit_depth)
         return GifWriter
     if ending == ".npy":
         return NpyWriter

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from fractions import Fraction
 from itertools import chain, count, islice, repeat
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -83,12 +82,12 @@ class VideoReader(Iterator[np.ndarray]):
         if max_frames is not None and max_frames < 1:
             raise ReaderError(f"{self.name}: cannot read {max_frames} frames; the maximum must be at least 1.")
         with ExitStack() as stack:
-            source_arguments, self._images = find_source(Path(path), stack, max_frames)
+            arguments, self._images = find_source(Path(path), stack, max_frames)
             if self._images:
                 check_image(self._images[0])  # ffmpeg would skip it and describe the next one
-            source = _open_source(self.name, source_arguments)
-            info = parse_log(source.log, self.name)
-            for text in info.warnings(self.name) + [_STARTS_LATE.format(self.name)] * (source.num_errors > 0):
+            arguments, source_stream, log, num_errors = _open_source(self.name, arguments)
+            info = parse_log(log, self.name)
+            for text in info.warnings(self.name) + [_STARTS_LATE.format(self.name)] * (num_errors > 0):
                 warnings.warn(text, stacklevel=2)
             bits, has_alpha = describe_pixel_format(info.pixel_format)
             scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
@@ -100,8 +99,8 @@ class VideoReader(Iterator[np.ndarray]):
             filters = _filters(
                 info, scaled, self.size, bits=8 * self.dtype.itemsize, has_alpha=has_alpha or info.is_pictures
             )
-            output = ["-map", source.stream, "-vf", ",".join(filters), "-fps_mode", "passthrough", "-f", "rawvideo"]
-            self._ffmpeg = FfmpegDecoder(self.name, [*source.arguments, *output], source.num_errors)
+            output = ["-map", source_stream, "-vf", ",".join(filters), "-fps_mode", "passthrough", "-f", "rawvideo"]
+            self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
             stack.callback(self._ffmpeg.release)
             stack.callback(self._ffmpeg.kill)
             self._resources = stack.pop_all()
@@ -191,25 +190,17 @@ class VideoReader(Iterator[np.ndarray]):
             raise
 
 
-class _Source(NamedTuple):
-    """What ffmpeg reads: its arguments for the input, the stream, its log of that, and how many errors it may log."""
-
-    arguments: list[str]
-    stream: str
-    log: str
-    num_errors: int
-
-
-def _open_source(name: str, arguments: list[str]) -> _Source:
+def _open_source(name: str, arguments: list[str]) -> tuple[list[str], str, str, int]:
+    """ffmpeg's arguments for the input, the stream, its log of that, and how many errors it may log."""
     log = describe(name, arguments, FIRST_STREAM)
     options, stream = choose_stream(log)
     if options or stream != FIRST_STREAM:
         arguments = [*options, *arguments]
         log = describe(name, arguments, stream)
     if "[error]" not in log or not may_start_anywhere(log):
-        return _Source(arguments, stream, log, 0)
+        return arguments, stream, log, 0
     arguments = ["-threads", "1", *arguments]  # so that the errors are always the same
-    return _Source(arguments, stream, log, len(errors_before_first_frame(name, arguments, stream)))
+    return arguments, stream, log, len(errors_before_first_frame(name, arguments, stream))
 
 
 def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int | None) -> int | None:

@@ -5,7 +5,6 @@ import queue
 import threading
 import traceback
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -112,7 +111,7 @@ def check_frames(name: str, size: Size, bit_depth: int) -> None:
         raise WriterError(f"{name}: a bit depth of {bit_depth} is not supported; use 8 or 10.")
 
 
-class Sink(ABC):
+class Sink:
     """Writes frames in order to one output. A context manager.
 
     Frames are `(n, height, width, 3)`, RGB, full range: uint8 for a bit depth of 8, uint16 (using all 16 bits)
@@ -124,6 +123,8 @@ class Sink(ABC):
     Raises:
         WriterError: for an invalid size or bit depth.
     """
+
+    _write: Callable[[memoryview], object]  # of what takes the bytes of frames
 
     def __init__(self, name: str, size: Size, bit_depth: int) -> None:
         check_frames(name, size, bit_depth)
@@ -191,20 +192,20 @@ class Sink(ABC):
         weakref.finalize(self, frames.arrays.put, frames.END)  # not of `frames`, whose error may refer to this sink
         return frames
 
-    @abstractmethod
     def _consumer(self) -> Callable[[np.ndarray], object]:
         """The function that writes frames. It runs on the thread; the array is C-contiguous and has been checked.
 
         It must not refer to the sink, which would not be collected while the thread lives.
         """
+        return partial(_write_bytes, self._write)
 
-    def _finish(self) -> None:  # noqa: B027
+    def _finish(self) -> None:
         """Complete the output and rename it to its target. The thread has ended."""
 
-    def _discard(self) -> None:  # noqa: B027
+    def _discard(self) -> None:
         """Remove the partial output. The thread has ended; `_finish` may have run in part."""
 
-    def _interrupt(self) -> None:  # noqa: B027  (nothing to do in most sinks)
+    def _interrupt(self) -> None:
         """Make a consumer that hangs fail. The thread is running."""
 
     def _check(self, frames: np.ndarray) -> None:
@@ -217,16 +218,9 @@ class Sink(ABC):
 
 
 def _consume(name: str, consumer: Callable[[np.ndarray], object], frames: np.ndarray) -> None:
-    """Write frames. Any error becomes a `WriterError` that names the output."""
-    try:
-        with writing_to(name):
-            consumer(frames)
-    except WriterError:
-        raise
-    except Exception as error:
-        raise WriterError(f"{name}: cannot be written ({error}).") from error
+    with writing_to(name, Exception):
+        consumer(frames)
 
 
-def write_bytes(write: Callable[[memoryview], object], frames: np.ndarray) -> None:
-    """Call `write` with the bytes of frames."""
+def _write_bytes(write: Callable[[memoryview], object], frames: np.ndarray) -> None:
     write(frames.data.cast("B"))

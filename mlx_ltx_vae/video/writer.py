@@ -3,10 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from ..errors import WriterError
 from ..files.atomic import PartFile
@@ -16,7 +13,7 @@ from ..shapes import Size, format_size
 from .codecs import video_arguments
 from .ffmpeg import FfmpegEncoder, file_url
 from .live import LiveOutput, Target, target_name
-from .sink import Sink, SinkOptions, write_bytes
+from .sink import Sink, SinkOptions
 
 _RAW_FORMATS = {8: "rgb24", 10: "rgb48le"}
 _MAX_GIF_FPS = 50
@@ -40,11 +37,9 @@ class FfmpegSink(Sink):
         except BaseException:
             target.discard()
             raise
+        self._write = self._ffmpeg.write
         remove = target.discard if isinstance(target, PartFile) else target.remove
         Cleanup(self, _end_and_remove, self._ffmpeg, remove)
-
-    def _consumer(self) -> Callable[[np.ndarray], object]:
-        return partial(write_bytes, self._ffmpeg.write)
 
     def _finish(self) -> None:
         encoded = self._ffmpeg.finish()
