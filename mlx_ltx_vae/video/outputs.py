@@ -1,8 +1,10 @@
 """The choice of a sink by the name of the output."""
 
 import os
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from ..errors import WriterError
 from ..files.atomic import check_name
@@ -16,17 +18,25 @@ from .writer import GifWriter, VideoWriter, check_gif, find_frame_rate, video_ar
 _SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
 
 
+@dataclass(frozen=True)
+class SinkOptions:
+    """The options of `open_sink`.
+
+    Attributes:
+        audio, codec, crf: for videos only, see `VideoWriter`.
+        bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
+        fragmented: make a video that plays while it grows, see `VideoWriter`.
+    """
+
+    audio: str | os.PathLike | None = None
+    codec: str | None = None
+    crf: int | None = None
+    bit_depth: int = 8
+    fragmented: bool = False
+
+
 def open_sink(
-    path: str | os.PathLike,
-    *,
-    size: Size,
-    fps: str | float | Fraction,
-    audio: str | os.PathLike | None = None,
-    codec: str | None = None,
-    crf: int | None = None,
-    bit_depth: int = 8,
-    fragmented: bool = False,
-    overwrite: bool = True,
+    path: str | os.PathLike, *, size: Size, fps: str | float | Fraction, overwrite: bool = True, **options: Any
 ) -> Sink:
     """The sink for `path`, chosen by its ending.
 
@@ -36,28 +46,17 @@ def open_sink(
     Args:
         size: `(width, height)` in pixels.
         fps: frames per second; ignored for stills and arrays.
-        audio, codec, crf: for videos only, see `VideoWriter`.
-        bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
-        fragmented: make a video that plays while it grows, see `VideoWriter`.
         overwrite: whether to replace a file; stills never do.
+        options: see `SinkOptions`.
 
     Raises:
         WriterError: for an unknown ending, and for options that this output does not support.
     """
-    kind = _choose_sink(path, fragmented, audio=audio, codec=codec, crf=crf)
+    given = SinkOptions(**options)
+    kind, bit_depth = _choose_sink(path, given), given.bit_depth
     if kind is VideoWriter:
         target = StandardOutput("the video") if os.fspath(path) == "-" else path
-        return VideoWriter(
-            target,
-            size=size,
-            fps=fps,
-            audio=audio,
-            codec=codec,
-            crf=crf,
-            bit_depth=bit_depth,
-            fragmented=fragmented,
-            overwrite=overwrite,
-        )
+        return VideoWriter(target, size=size, fps=fps, overwrite=overwrite, **vars(given))
     if kind is GifWriter:
         return GifWriter(path, size, fps, bit_depth, overwrite)
     if kind is RawWriter:
@@ -65,45 +64,31 @@ def open_sink(
     return StillsWriter(path, size, bit_depth) if kind is StillsWriter else NpyWriter(path, size, bit_depth, overwrite)
 
 
-def check_output(
-    path: str | os.PathLike,
-    *,
-    size: Size,
-    fps: str | float | Fraction,
-    audio: str | os.PathLike | None = None,
-    codec: str | None = None,
-    crf: int | None = None,
-    bit_depth: int = 8,
-    fragmented: bool = False,
-) -> None:
+def check_output(path: str | os.PathLike, *, size: Size, fps: str | float | Fraction, **options: Any) -> None:
     """Check the arguments of `open_sink` without creating anything. For standard output, a terminal is allowed.
 
     Raises:
         WriterError: that `open_sink` would raise.
     """
-    name = os.fspath(path)
-    kind = _choose_sink(path, fragmented, audio=audio, codec=codec, crf=crf)
-    check_frames(name, size, bit_depth)
+    name, given = os.fspath(path), SinkOptions(**options)
+    kind = _choose_sink(path, given)
+    check_frames(name, size, given.bit_depth)
     if kind is RawWriter:
         return
     target = Path(path)
     if kind is StillsWriter:
-        target, _ = find_stills_target(path, bit_depth)
+        target, _ = find_stills_target(path, given.bit_depth)
     elif kind is VideoWriter:
         video_arguments(
             *(("standard output", ".mp4") if name == "-" else (name, target.suffix)),
             size,
             find_frame_rate(name, fps),
-            audio=audio,
-            codec=codec,
-            crf=crf,
-            bit_depth=bit_depth,
-            fragmented=fragmented,
+            **vars(given),
         )
         if name == "-":
             return
     elif kind is GifWriter:
-        check_gif(name, find_frame_rate(name, fps), bit_depth)
+        check_gif(name, find_frame_rate(name, fps), given.bit_depth)
     check_name(target)
     folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
     is_special = os.path.exists(target) and not target.is_file() and not target.is_dir()  # a named pipe
@@ -111,16 +96,7 @@ def check_output(
         raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
 
 
-def check_output_options(
-    path: str | os.PathLike,
-    *,
-    fps: str | float | Fraction | None = None,
-    audio: str | os.PathLike | None = None,
-    codec: str | None = None,
-    crf: int | None = None,
-    bit_depth: int = 8,
-    fragmented: bool = False,
-) -> None:
+def check_output_options(path: str | os.PathLike, *, fps: str | float | Fraction | None = None, **options: Any) -> None:
     """The part of `check_output` that depends on nothing but its arguments: the ending and the options that go with it.
 
     Args:
@@ -129,33 +105,31 @@ def check_output_options(
     Raises:
         WriterError: that `open_sink` would raise.
     """
-    name, ending = os.fspath(path), Path(path).suffix.lower()
-    kind = _choose_sink(path, fragmented, audio=audio, codec=codec, crf=crf)
+    name, ending, given = os.fspath(path), Path(path).suffix.lower(), SinkOptions(**options)
+    kind = _choose_sink(path, given)
     if kind is VideoWriter:
         name, ending = ("standard output", ".mp4") if name == "-" else (name, ending)
-        found = find_codec(name, ending, codec)
-        quality_arguments(name, found, crf)
-        if fragmented:
+        found = find_codec(name, ending, given.codec)
+        quality_arguments(name, found, given.crf)
+        if given.fragmented:
             check_fragmented(name, ending)
     elif kind is StillsWriter:
-        parse_stills_path(path, bit_depth)
+        parse_stills_path(path, given.bit_depth)
     elif kind is GifWriter:
-        check_gif(name, Fraction(1) if fps is None else find_frame_rate(name, fps), bit_depth)
+        check_gif(name, Fraction(1) if fps is None else find_frame_rate(name, fps), given.bit_depth)
 
 
-def _choose_sink(
-    path: str | os.PathLike, fragmented: bool, *, audio: str | os.PathLike | None, codec: str | None, crf: int | None
-) -> type[Sink]:
+def _choose_sink(path: str | os.PathLike, options: SinkOptions) -> type[Sink]:
     """The class of the sink for `path`. Raises `WriterError` for an unknown ending and for unsupported options."""
     name = os.fspath(path)
     ending = Path(name).suffix.lower()
     is_folder = name.endswith(("/", os.sep)) or os.path.isdir(name)
-    if (ending in CONTAINER_ENDINGS and not is_folder) or (name == "-" and fragmented):
+    if (ending in CONTAINER_ENDINGS and not is_folder) or (name == "-" and options.fragmented):
         return VideoWriter
-    if fragmented:
+    if options.fragmented:
         check_fragmented(name, ending)
-    for option, value in (("audio", audio), ("codec", codec), ("crf", crf)):
-        if value is not None:
+    for option in ("audio", "codec", "crf"):
+        if getattr(options, option) is not None:
             raise WriterError(f"{name}: takes no {option}; only {', '.join(CONTAINER_ENDINGS)} do.")
     if name == "-":
         return RawWriter
