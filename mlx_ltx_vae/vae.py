@@ -11,9 +11,10 @@ import numpy as np
 from .backend.device import check_process, this_machine
 from .backend.device_errors import explained_device_errors
 from .backend.dtypes import DTYPES
+from .backend.machine import Machine
 from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
 from .errors import CheckpointError
-from .models.base import Config, Decoder, Encoder, Network
+from .models.base import NETWORKS, Config, Decoder, Encoder, Network
 from .models.noise import DEFAULT_CONVENTION, Noise
 from .pipeline.decode_run import DecodeOptions, DecodePipeline, LatentInput
 from .pipeline.decode_stream import DecodeStream
@@ -92,15 +93,14 @@ class VideoVAE:
             checkpoint = source
         else:
             checkpoint = open_checkpoint(source, encoder=encoder, decoder=decoder)
-        target = None if dtype is None else DTYPES[dtype]
-        promoted = encoder and _is_float16(checkpoint, "encoder", dtype)
-        loaded_encoder = load_network(checkpoint, "encoder", mx.float32 if promoted else target) if encoder else None
-        loaded_decoder = load_network(checkpoint, "decoder", target) if decoder else None
+        encoder_dtype, decoder_dtype = (_cast_dtype(checkpoint, name, dtype) for name in NETWORKS)
+        loaded_encoder = load_network(checkpoint, "encoder", encoder_dtype) if encoder else None
+        loaded_decoder = load_network(checkpoint, "decoder", decoder_dtype) if decoder else None
         return cls(
             checkpoint.config,
             cast(Encoder | None, loaded_encoder),
             cast(Decoder | None, loaded_decoder),
-            encoder_is_promoted=promoted,
+            encoder_is_promoted=encoder_dtype is mx.float32 and dtype != "float32",
             keeps_dtype=dtype is not None,
         )
 
@@ -156,7 +156,7 @@ class VideoVAE:
         return plan_decode(
             self._decoder.spec,
             latent_shape,
-            this_machine(self._decoder.dtype, own=_loaded_bytes(self._decoder), keeps_dtype=self._keeps_dtype),
+            self._machine(self._decoder),
             memory_budget=memory_budget,
             mode=mode,
             order=order,
@@ -187,7 +187,7 @@ class VideoVAE:
         return plan_encode(
             self._encoder.spec,
             frame_shape,
-            this_machine(self._encoder.dtype, own=_loaded_bytes(self._encoder), keeps_dtype=self._keeps_dtype),
+            self._machine(self._encoder),
             memory_budget=memory_budget,
             pad=pad,
             mode=mode,
@@ -277,12 +277,7 @@ class VideoVAE:
             on_frames_ready(chunk.pixels, chunk.start)
         return None
 
-    def decode_uint8(
-        self,
-        latents: LatentInput,
-        plan: DecodePlan | None = None,
-        **options: Any,
-    ) -> np.ndarray:
+    def decode_uint8(self, latents: LatentInput, plan: DecodePlan | None = None, **options: Any) -> np.ndarray:
         """Decode a whole clip to uint8 frames. Arguments and errors are those of `stream`, without `bit_depth`.
 
         Returns:
@@ -362,6 +357,10 @@ class VideoVAE:
         """
         return self._encode_pipeline(group).stream(frames, plan, EncodeOptions(tiling, tile_batch_size, pad))
 
+    def _machine(self, network: Network) -> Machine:
+        loaded = network.spec.num_weights * network.dtype.size  # which plans count
+        return this_machine(network.dtype, loaded, keeps_dtype=self._keeps_dtype)
+
     def _encode_pipeline(self, group: mx.distributed.Group | None) -> EncodePipeline:
         make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size())
         return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, group)
@@ -379,12 +378,15 @@ class VideoVAE:
         return self.encoder
 
 
-def _loaded_bytes(network: Network) -> int:
-    """The size of a loaded network's weights, in bytes."""
-    return network.spec.num_weights * network.dtype.size
+def machine_for(checkpoint: Checkpoint, network: str, dtype: str | None) -> Machine:
+    """The default device, for a network that `from_pretrained` would load with this `dtype`. Nothing is read."""
+    cast = _cast_dtype(checkpoint, network, dtype)
+    return this_machine(cast or DTYPES[checkpoint.networks[network].dtype], keeps_dtype=dtype is not None)
 
 
-def _is_float16(checkpoint: Checkpoint, network: str, dtype: str | None) -> bool:
-    """Whether a network would be float16, either from `dtype` or as stored."""
+def _cast_dtype(checkpoint: Checkpoint, network: str, dtype: str | None) -> mx.Dtype | None:
+    """What the weights of a network are cast to; None for what they are stored in."""
     stored = checkpoint.networks.get(network)
-    return stored is not None and ("float16" in stored.parameters_by_dtype if dtype is None else dtype == "float16")
+    if network == "encoder" and stored and "float16" in ([dtype] if dtype else stored.parameters_by_dtype):
+        return mx.float32
+    return None if dtype is None else DTYPES[dtype]

@@ -1,17 +1,21 @@
 """What the tests of several ranks run under `mlx.launch`: a case per argument, and rank 0 writes what came out."""
 
+import io
 import json
 import sys
+import tempfile
 from collections import Counter
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae import VideoVAE, save_latents
+from mlx_ltx_vae.decode import main as main_of_decode
 from mlx_ltx_vae.distributed.agreement import check_same, gather_values, run_together
-from mlx_ltx_vae.distributed.batch import BatchGather
 from mlx_ltx_vae.errors import LTXVAEError
+from mlx_ltx_vae.pipeline.decode_stream import DecodeStream
 from toy_networks import TOYS
 
 
@@ -96,39 +100,50 @@ def errors(group, checkpoint):
 
 
 def batch(group, checkpoint):
-    """The calls of `mx.distributed` while a batch of three videos is decoded: all, and those while a network runs."""
-    calls, in_network = Counter(), Counter()
-    running = []
+    """What the command does with a file of three videos, where each rank has a disk of its own.
+
+    Returns:
+        The outputs of this rank, how often its networks were run and what they called of `mx.distributed`, the same of
+        a second run that skips what exists, and what the first rank printed.
+    """
+    calls, running, steps, printed = Counter(), [], [], io.StringIO()
 
     def counting(name, function):
         def call(*arguments, **options):
-            (in_network if running else calls)[name] += 1
+            calls.update([name] if running else [])
             return function(*arguments, **options)
 
         return call
 
+    def advance(stream, step=DecodeStream.__next__):
+        steps.append(stream)
+        running.append(True)
+        try:
+            return step(stream)
+        finally:
+            running.pop()
+
     for name in ("all_gather", "all_max", "all_min", "all_sum", "send", "recv", "recv_like"):
         setattr(mx.distributed, name, counting(name, getattr(mx.distributed, name)))
-
-    def levels(stream):
-        while True:
-            running.append(True)
-            chunk = next(stream, None)
-            frames = None if chunk is None else chunk.to_uint8()
-            running.pop()
-            if frames is None:
-                return
-            yield frames
-
     vae = VideoVAE.from_pretrained(checkpoint, encoder=False)
-    latents = latents_of(vae, batch=3)
-    gather = BatchGather(group)
-    chunks = 0
-    for first in range(0, 3, group.size()):
-        item = first + group.rank()
-        own = levels(vae.stream(latents[item : item + 1], bit_depth=8)) if item < 3 else None
-        chunks += sum(1 for _ in gather.gather(own))
-    return {"calls": calls, "in_network": in_network, "chunks": chunks, "rounds": -(-3 // group.size())}
+    before, DecodeStream.__next__ = DecodeStream.__next__, advance
+    try:
+        with tempfile.TemporaryDirectory() as disk, redirect_stdout(printed):
+            save_latents(f"{disk}/clip.safetensors", latents_of(vae, batch=3))
+            command = [f"{disk}/clip.safetensors", "-m", checkpoint, "-o", f"{disk}/out.npy", "--json"]
+            code = main_of_decode(command)
+            first = len(steps)
+            again = main_of_decode([*command, "--skip-existing"])
+            outputs = sorted(path.name for path in Path(disk).glob("out*"))
+    finally:
+        DecodeStream.__next__ = before
+    return {
+        "codes": [code, again],
+        "outputs": outputs,
+        "steps": [first, len(steps) - first],
+        "in_network": calls,
+        "reports": [json.loads(line) for line in printed.getvalue().splitlines()],
+    }
 
 
 def main(folder, cases):

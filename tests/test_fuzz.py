@@ -8,8 +8,7 @@ from fuzz import TARGETS, fuzz, write_files, write_vae
 from fuzz_corpus import samples
 from fuzz_mutations import Damage
 from mlx_ltx_vae import LTXVAEError
-from mlx_ltx_vae.commands import batch as many
-from mlx_ltx_vae.commands import cli, outputs
+from mlx_ltx_vae.commands import cli, job, outputs
 
 _GROUPS, _IN_GROUP = 10, 50
 
@@ -47,7 +46,7 @@ def test_the_fuzzer_finds_what_it_looks_for(folder, monkeypatch, module, name, f
     """Without the function that prevents it."""
     monkeypatch.setattr(module, name, lambda given: given)
     if module is outputs:
-        monkeypatch.setattr(many, name, lambda given: given)
+        monkeypatch.setattr(job, name, lambda given: given)
     runs = [index for index, sample in enumerate(samples()) if sample.kind == "run"]
     seeds = (start + index for start in range(0, 2000, len(samples())) for index in runs)
     found = (finding.kind for seed in seeds if (finding := fuzz(seed, folder)))

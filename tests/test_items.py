@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_ltx_vae.commands.inputs import Input
+from mlx_ltx_vae.commands.inputs import Item
 from mlx_ltx_vae.commands.inputs import read_inputs as read
 from mlx_ltx_vae.commands.outputs import all_exist, find_pattern, name_items
 from mlx_ltx_vae.distributed.ranks import Ranks
@@ -40,11 +40,11 @@ def test_a_list_names_a_file_a_line_relative_to_its_folder(tmp_path):
     found = read_inputs(["first.npy", "@" + write(tmp_path / "set" / "clips.txt", lines)])
     folder = str(tmp_path / "set")
     assert found == [
-        Input("first.npy", "first"),
-        Input(f"{folder}/a.npy", "a", folder=folder),
-        Input(f"{folder}/sub/b 1.npy", "sub/b 1", folder=folder),
-        Input(str(absolute), "c", folder=folder),
-        Input(f"{folder}/../d.npy", "d", folder=folder),
+        Item("first.npy", "first"),
+        Item(f"{folder}/a.npy", "a", folder=folder),
+        Item(f"{folder}/sub/b 1.npy", "sub/b 1", folder=folder),
+        Item(str(absolute), "c", folder=folder),
+        Item(f"{folder}/../d.npy", "d", folder=folder),
     ]
 
 
@@ -62,10 +62,10 @@ def test_a_table_names_paths_outputs_and_sizes_and_other_columns_are_ignored(tmp
     table = write(tmp_path / "clips.csv", "\ufeff" + text)
     first, second = read_inputs([table])
     folder = str(tmp_path)
-    assert first == Input(
+    assert first == Item(
         f"{folder}/sub/a.mp4", "sub/a", "x/a.safetensors", folder, (768, 512), 121, Fraction(24000, 1001)
     )
-    assert second == Input(f"{folder}/b.mp4", "b", folder=folder)
+    assert second == Item(f"{folder}/b.mp4", "b", folder=folder)
     assert read_inputs([f"@{table}"]) == [first, second]
     for given, found in zip([first, second], read_inputs([table], with_sizes=False), strict=True):
         assert found == replace(given, size=None, max_frames=None, fps=None)
@@ -122,17 +122,17 @@ def outputs(inputs, pattern):
 
 
 def test_outputs_are_named_after_inputs_unless_the_table_names_them():
-    given = [Input("x/a.npy", "a"), Input("set/sub/b.npy", "sub/b", folder="set")]
-    named = Input("set/c.npy", "c", output="d/e.mkv", folder="set")
+    given = [Item("x/a.npy", "a"), Item("set/sub/b.npy", "sub/b", folder="set")]
+    named = Item("set/c.npy", "c", output="d/e.mkv", folder="set")
     assert outputs(given, "out/{name}.mp4") == ["out/a.mp4", "out/sub/b.mp4"]
     assert outputs([*given, named], "out/{name}/{name}.gif") == ["out/a/a.gif", "out/sub/b/sub/b.gif", "out/d/e.mkv"]
     assert outputs([named], None) == ["set/d/e.mkv"]
-    assert outputs([Input("a.npy", "a")], "clip.mp4") == ["clip.mp4"]
+    assert outputs([Item("a.npy", "a")], "clip.mp4") == ["clip.mp4"]
     assert "x/a.npy: has no output; name a folder for it with -o" in refusal(outputs, [*given, named], None)
 
 
 def test_two_inputs_with_one_output_are_an_error_that_names_both():
-    same = [Input("x/a.npy", "a"), Input("b.npy", "b"), Input("y/a.npy", "a")]
+    same = [Item("x/a.npy", "a"), Item("b.npy", "b"), Item("y/a.npy", "a")]
     text = refusal(outputs, same, "out/{name}.mp4")
     assert text.startswith("x/a.npy and y/a.npy would both be written to out/a.mp4; ")
     assert "x/a.npy and x/a.npy" in refusal(outputs, [same[0], same[0]], "out/{name}.mp4")
@@ -179,7 +179,7 @@ def test_outputs_of_a_table_may_be_anywhere_inside_the_folder_of_outputs(tmp_pat
     assert outputs(given, "out/{name}.mp4") == [named[0], "out/link/b.mp4", "out/new/../c.mp4", "out/./"]
     monkeypatch.chdir(tmp_path / "out")  # a link that an argument of the command names is the user's
     Path("a.mp4").symlink_to(tmp_path / "elsewhere.mp4")
-    assert outputs([Input("a.npy", "a"), Input("b.npy", "b")], "{name}.mp4") == ["a.mp4", "b.mp4"]
+    assert outputs([Item("a.npy", "a"), Item("b.npy", "b")], "{name}.mp4") == ["a.mp4", "b.mp4"]
 
 
 @pytest.mark.parametrize("output", ["-", "a\0b.mp4"])
@@ -190,7 +190,7 @@ def test_an_output_of_a_table_that_is_no_name_of_a_file_is_an_error(tmp_path, ou
 
 def test_an_output_that_is_an_input_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = [Input("a.npy", "a"), Input("b.npy", "b")]
+    given = [Item("a.npy", "a"), Item("b.npy", "b")]
     assert "a.npy: its output ./a.npy is one of the inputs" in refusal(outputs, given, "./{name}.npy")
 
 

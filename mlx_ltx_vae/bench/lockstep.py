@@ -17,7 +17,6 @@ import mlx.core as mx
 from ..backend.device import this_machine
 from ..backend.machine import Machine
 from ..checkpoint import open_checkpoint
-from ..commands.rank_report import smallest
 from ..distributed.ranks import Ranks, Work
 from ..errors import LTXVAEError, describe_error
 from ..planning.plan import DecodePlan
@@ -49,7 +48,7 @@ def measure_case(case: Case, ranks: Ranks, repeat: int, *, alone: bool) -> list[
         ranks.check_same({"the checkpoints": ranks.together(partial(_describe_checkpoint, case.model))})
     vae = ranks.together(partial(load_vae, case))
     latents = ranks.together(partial(load_case_latents, case, vae))
-    machine = smallest(this_machine(vae.dtype, own=count_weight_bytes(vae)), ranks)
+    machine = ranks.smallest(this_machine(vae.dtype, own=count_weight_bytes(vae)))
     measure = _Measure(case, vae, machine, ranks)
     together: list[Run] = []
     by_one: list[Run] = []

@@ -1,4 +1,4 @@
-"""Shared parts of the commands: parser, exit codes, one-line errors and warnings, progress, and argument types."""
+"""What every command has: parser, types of arguments, exit codes, one-line errors and warnings, progress."""
 
 import argparse
 import atexit
@@ -20,8 +20,7 @@ from tqdm import tqdm
 from .. import __version__
 from ..backend.device import compiler_search, is_cpu
 from ..backend.device_errors import explained_device_errors
-from ..backend.dtypes import DTYPES
-from ..distributed.ranks import DEFAULT_TIMEOUT, Work, launched_rank
+from ..distributed.ranks import launched_rank
 from ..errors import (
     DecodeError,
     DistributedError,
@@ -116,54 +115,10 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
-def add_plan_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options of commands that run a network: how they may use memory, and in which precision."""
-    group.add_argument(
-        "--tile-batch-size", type=positive, default=1, metavar="N", help="tiles that run together (default: 1)"
-    )
-    group.add_argument(
-        "--memory-budget",
-        type=memory_budget,
-        metavar="SIZE",
-        help="the most memory that this may take, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of what "
-        "is available; what does not fit is refused (default: 50%%, or more if nothing fits in that)",
-    )
-    group.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
-    group.add_argument(
-        "--distributed",
-        choices=["auto", *(work.value for work in Work)],
-        default="auto",
-        help="with mlx.launch, what its ranks share. rows: one video, each computes a band of its rows, exactly; the "
-        "memory budget is that of each. batch: several videos, each computes whole ones. off: the first rank works "
-        "alone. auto (default): batch for several videos, rows for one",
-    )
-    group.add_argument(
-        "--rank-timeout",
-        type=positive,
-        default=DEFAULT_TIMEOUT,
-        metavar="SECONDS",
-        help="with mlx.launch, end if the ranks exchange nothing for this long, because one is stopped or asleep "
-        "(default: %(default)s)",
-    )
-    group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and stop")
-
-
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that write a file and report on it."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no report")
-
-
-def add_many_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of commands that take many inputs: what to do with outputs that exist."""
-    existing = parser.add_mutually_exclusive_group()
-    existing.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
-    existing.add_argument(
-        "-n",
-        "--no-overwrite",
-        action="store_true",
-        help="fail for inputs whose output exists, and replace nothing",
-    )
 
 
 def run_command(
@@ -275,16 +230,15 @@ def _describe_for_rank(error: Exception) -> str:
 
 
 @contextmanager
-def progress_bar(num_frames: int | None, arguments: argparse.Namespace) -> Iterator[tqdm]:
+def progress_bar(num_frames: int | None, *, is_shown: bool) -> Iterator[tqdm]:
     """A progress bar on standard error if it is a terminal; `bar.update(n)` when n more frames are done.
 
     Args:
         num_frames: the total; None if it is unknown.
-        arguments: parsed with the options of `add_report_options`.
     """
-    hidden = arguments.quiet or arguments.json or not sys.stderr.isatty()
-    with tqdm(total=num_frames, unit="frame", disable=hidden) as bar:
-        end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if not hidden else None
+    is_shown = is_shown and sys.stderr.isatty()
+    with tqdm(total=num_frames, unit="frame", disable=not is_shown) as bar:
+        end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if is_shown else None
         yield bar
         if end_line is not None:
             end_line.cancel()

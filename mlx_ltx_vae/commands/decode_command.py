@@ -1,39 +1,32 @@
 """`python -m mlx_ltx_vae.decode`: decodes latent files to videos."""
 
 import argparse
-import json
-import sys
-from dataclasses import replace
+from functools import partial
 
 from .. import demo
-from ..checkpoint import open_checkpoint
-from ..distributed.ranks import join_ranks
 from ..errors import ItemsError, PlanError
 from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION
-from ..planning.options import parse_options
-from ..tiling import PRESETS
+from ..planning.options import PlanOptions, parse_options
+from ..tiling import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from ..video import check_output_options
-from .batch import run_many, skip
+from ..video.sink import SinkOptions
 from .cli import (
     CommandParser,
     add_common_options,
-    add_many_options,
-    add_plan_options,
     add_report_options,
     examples,
     frame_rate,
-    grid,
     positive,
-    print_report,
-    progress_bar,
     run_command,
     share,
     tile,
     tile_frames,
 )
-from .file_decoder import ItemDecoder, sink_options
-from .inputs import read_inputs
-from .outputs import are_many, check_many, find_pattern, name_items
+from .decode_task import DecodeSettings, DecodeTask
+from .inputs import has_table
+from .job import Job, run_job
+from .options import add_latents_options, add_network_options, add_output_options, add_plan_options, pick
+from .outputs import are_many, find_pattern
 
 _DEMO_OUTPUT = "demo.mp4"
 _ENDING = ".mp4"  # of the outputs of several inputs, if they have no other
@@ -58,7 +51,7 @@ def build_parser() -> CommandParser:
     add_plan_options(how)
     _add_noise_options(how)
     _add_video_options(parser.add_argument_group("the video"))
-    add_many_options(parser)
+    add_output_options(parser)
     add_report_options(parser)
     add_common_options(parser)
     return parser
@@ -80,23 +73,14 @@ def _add_input_options(parser: CommandParser) -> None:
         "for raw frames on standard output (default with --demo: demo.mp4). For several inputs: folder/ for videos "
         "named after them, folder/clip.mp4; or a pattern such as folder/{name}.mkv, or folder/{name}/ for stills",
     )
-    parser.add_argument("-m", "--model", metavar="VAE", help="the checkpoint: file, folder, or hub repository id")
-    parser.add_argument(
-        "--demo", action="store_true", help="use the small VAE and the latents that ship with the package"
-    )
+    add_network_options(parser, demo="the small VAE and the latents that ship with the package")
     parser.add_argument(
         "--fps",
         type=frame_rate,
         metavar="RATE",
         help="frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)",
     )
-    parser.add_argument("--tensor", metavar="NAME", help="which tensor of a latent file that has several")
-    parser.add_argument(
-        "--grid",
-        type=grid,
-        metavar="FxHxW",
-        help="latent frames, rows and columns of packed latents (B, tokens, C), such as 16x22x40",
-    )
+    add_latents_options(parser)
     parser.add_argument(
         "--unnormalized",
         action="store_true",
@@ -106,10 +90,9 @@ def _add_input_options(parser: CommandParser) -> None:
 
 
 def _add_mode_options(how: argparse._ArgumentGroup) -> None:
-    modes = ["auto", "exact", "single", "tiled"]
     how.add_argument(
         "--mode",
-        choices=modes,
+        choices=["auto", "exact", "single", "tiled"],
         default="auto",
         help="exact: in pieces, with the same frames as a single pass. single: the whole clip at once, in memory that "
         "grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact, and tiles "
@@ -196,6 +179,7 @@ def _add_video_options(video: argparse._ArgumentGroup) -> None:
     )
     video.add_argument(
         "--live",
+        dest="fragmented",
         action="store_true",
         help="an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears "
         "under its name at once, and is removed if the decode fails",
@@ -218,63 +202,42 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("LATENTS is missing (or --demo)")
     if not arguments.model:
         parser.error("-m VAE is missing: the checkpoint to decode with")
-    has_table = any(name.lower().endswith(".csv") for name in arguments.latents)
-    if not arguments.output and not arguments.dry_run and not has_table:
+    if not arguments.output and not arguments.dry_run and not has_table(arguments.latents):
         parser.error("-o OUT is missing: where to write the video")
     if arguments.json and arguments.output == "-":
         parser.error("--json and -o - both write to standard output; choose one")
     if arguments.preset and (arguments.tile or arguments.tile_frames):
         parser.error("--preset cannot be combined with --tile or --tile-frames")
     with parser.wrong_usage():
-        _check_usage(arguments)
-    return run_command(_decode, arguments, computes=not arguments.dry_run)
-
-
-def _check_usage(arguments: argparse.Namespace) -> None:
-    """Raise the errors of options that contradict each other, before any file is read."""
-    tiled = arguments.preset or arguments.tile or arguments.tile_frames
-    if tiled and arguments.mode not in ("auto", "tiled"):
-        raise PlanError(f"tiles go with --mode tiled, not {arguments.mode}")
-    parse_options(mode="tiled" if tiled else arguments.mode, order=arguments.order, chunk=arguments.chunk)
-    if are_many(arguments.latents):
-        check_many(arguments.latents, arguments.output)
-        if arguments.audio:
+        pattern = find_pattern(arguments.latents, arguments.output, _ENDING)
+        if are_many(arguments.latents) and arguments.audio:
             raise ItemsError("--audio goes with one input; add it to each video on its own")
-    pattern = find_pattern(arguments.latents, arguments.output, _ENDING)
-    if pattern:
-        check_output_options(pattern, sink_options(arguments), fps=arguments.fps)
+        overwrite = not arguments.no_overwrite
+        plan, sinks = _plan_options(arguments), pick(SinkOptions, arguments, overwrite=overwrite)
+        if pattern:
+            check_output_options(pattern, sinks, fps=arguments.fps)
+    job = pick(Job, arguments, network="decoder", sources=arguments.latents, pattern=pattern)
+    settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks)
+    return run_command(lambda _: run_job(job, partial(DecodeTask, settings)), arguments, computes=not job.dry_run)
 
 
-def _decode(arguments: argparse.Namespace) -> None:
-    ranks = join_ranks(arguments.distributed, arguments.rank_timeout)
-    if ranks is None:
-        return
-    pattern = find_pattern(arguments.latents, arguments.output, _ENDING)
-    items = name_items(read_inputs(arguments.latents, with_sizes=False), pattern, is_dry_run=arguments.dry_run)
-    is_many = are_many(arguments.latents)
-    checkpoint = ranks.together(lambda: open_checkpoint(arguments.model, encoder=False))
-    ranks.check_same({"the checkpoints": checkpoint.description})
-    ranks.check_same_contents(lambda: {"the weights": checkpoint.sample()})
-    decoder = ItemDecoder(checkpoint, arguments, is_many=is_many, ranks=ranks)
-    if is_many:
-        run_many(decoder, items, arguments, ranks)
-        return
-    decoder.measure_machine()
-    opened = ranks.together(lambda: decoder.open(items[0]))
-    ranks.check_same(opened.description)
-    named = replace(items[0], outputs=tuple(opened.outputs))
-    if ranks.first_decides(lambda: skip(named, arguments)):
-        return
-    if arguments.dry_run:
-        if ranks.is_first:
-            print_report(json.dumps({"plan": opened.plan.as_dict()}) if arguments.json else opened.plan)
-        return
-    ranks.check_same_contents(lambda: {"the values of the latents": opened.file.digest()})
-    with progress_bar(opened.num_frames, arguments) as bar:
-        report = decoder.decode(opened, bar.update)
-    if not ranks.is_first:
-        return
-    if arguments.json:
-        print_report(json.dumps(report.as_dict()))
-    elif not arguments.quiet:
-        print_report(report, file=sys.stderr if arguments.output == "-" else sys.stdout)
+def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
+    """The options of plans. The tiles of a preset are chosen for each video."""
+    tiling, mode = None, arguments.mode
+    if arguments.tile or arguments.tile_frames:
+        tiling = TilingConfig(
+            arguments.tile and SpatialTilingConfig(*arguments.tile),
+            arguments.tile_frames and TemporalTilingConfig(*arguments.tile_frames),
+        )
+    if tiling or arguments.preset:
+        if mode not in ("auto", "tiled"):
+            raise PlanError(f"tiles go with --mode tiled, not {mode}")
+        parse_options(mode="tiled", order=arguments.order, chunk=arguments.chunk)
+    return parse_options(
+        memory_budget=arguments.memory_budget,
+        mode="tiled" if tiling else mode,
+        order=arguments.order,
+        tiling=tiling,
+        tile_batch_size=arguments.tile_batch_size,
+        chunk=arguments.chunk,
+    )

@@ -4,7 +4,8 @@ import argparse
 import json
 
 from ..inspect import inspect
-from .cli import CommandParser, add_common_options, examples, grid, print_report, run_command
+from .cli import CommandParser, add_common_options, examples, print_report, run_command
+from .options import add_latents_options
 
 
 def build_parser() -> CommandParser:
@@ -23,13 +24,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     latents = parser.add_argument_group("for latents")
     latents.add_argument("-m", "--model", metavar="VAE", help="the checkpoint that they are for")
-    latents.add_argument("--tensor", metavar="NAME", help="which tensor of a file that has several")
-    latents.add_argument(
-        "--grid",
-        type=grid,
-        metavar="FxHxW",
-        help="latent frames, rows and columns of packed latents (B, tokens, C), such as 16x22x40",
-    )
+    add_latents_options(latents)
     add_common_options(parser)
     return parser
 

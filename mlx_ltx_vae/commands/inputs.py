@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from ..errors import ItemsError, quote
+from ..errors import ItemsError, one_line, quote
 from ..files.opening import read_small_file
 from ..frame_rate import parse_fps
 from ..shapes import Size
+from ..units import format_bytes
 
 #: Columns with the path, as data sets name them.
 PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")
@@ -24,16 +26,22 @@ _MAX_INPUTS = 1_000_000
 _DESCRIPTORS = ("/dev/fd/", "/dev/stdin")  # of a shell's `@<(ls *.npy)`, whose names are relative to the working folder
 
 
-@dataclass(frozen=True)
-class Input:
-    """An input before its output is known.
+@dataclass
+class Item:
+    """An input, its output, what a table says about it, and what becomes of it.
 
     Attributes:
         name: for its output, without an ending: of a list's file its path in the list's folder, otherwise the file's.
-        output: of a table's column `output`.
-        folder: the table's, to which `output` is relative if the command has no output.
-        size, max_frames, fps: of a table, see `Item`.
+        output: as a table states it, and then as `name_items` names it; None if there is none, in a dry run.
+        folder: to which a table's output is relative, and in which those of lists and tables must be.
+        size, max_frames, fps: of a table: (width, height), the number of frames and the rate to encode.
         where: the line of the list or table, for errors; None for an argument of the command.
+        outputs: the files that it becomes, several for a batch. Known when it is measured, as all below.
+        num_frames: of all its outputs; None if that is known only when all of them are read.
+        cost: the work, relative to that of other items.
+        is_skipped: whether its outputs exist, and are to be left as they are.
+        values, text: its report, or its plan in a dry run: JSON-serializable, and as it is printed.
+        error: one line; None if it did not fail.
     """
 
     source: str
@@ -44,14 +52,50 @@ class Input:
     max_frames: int | None = None
     fps: Fraction | None = None
     where: str | None = field(default=None, compare=False)
+    outputs: Sequence[str] = ()
+    num_frames: int | None = None
+    cost: int = 0
+    is_skipped: bool = False
+    values: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+    error: str | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is still to be run."""
+        return not self.values and self.error is None and not self.is_skipped
+
+    def as_dict(self) -> dict[str, Any]:
+        """What became of it, JSON-serializable: `source`, `output`, and its report, its plan, `error` or `skipped`."""
+        output = list(self.outputs) if len(self.outputs) > 1 else self.output
+        state = {"skipped": True} if self.error is None else {"error": self.error}
+        return {"source": self.source, "output": output, **(self.values or state)}
+
+    def __str__(self) -> str:
+        values, outputs = self.values, ", ".join(self.outputs)
+        if self.error is not None:
+            return self.error if self.error.startswith(f"{one_line(self.source)}: ") else f"{self.source}: {self.error}"
+        if self.is_skipped:
+            return f"{self.source}: skipped, found {outputs}"
+        if "seconds" in values:
+            return f"{self.source}: {values['frames']} frames, {values['seconds']:.2f} s"
+        plan, target = values["plan"], f" -> {outputs}" if outputs else ""
+        how = plan["mode"] if plan["mode"] != "exact" else f"exact by {plan['order']}"
+        frames = f"{plan['frames']} frames of {plan['width']}x{plan['height']}"
+        return f"{self.source}{target}: {frames}, {how}, peak {format_bytes(plan['peak_bytes'])}"
 
 
 def is_list(argument: str) -> bool:
     """Whether an argument names a list or a table rather than one input."""
-    return argument.startswith("@") or argument.lower().endswith(".csv")
+    return argument.startswith("@") or has_table([argument])
 
 
-def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Input]:
+def has_table(arguments: Sequence[str]) -> bool:
+    """Whether arguments name a table, which may state outputs."""
+    return any(argument.lower().endswith(".csv") for argument in arguments)
+
+
+def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Item]:
     """The inputs that arguments name, in order.
 
     Args:
@@ -60,14 +104,13 @@ def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Input]:
     Raises:
         ItemsError: for a list or table that cannot be read, names no file, or has a value that is not a number.
     """
-    inputs: list[Input] = []
+    items: list[Item] = []
     for argument in arguments:
-        inputs += (
-            _read_list(argument.removeprefix("@"), with_sizes)
-            if is_list(argument)
-            else [Input(argument, _stem(argument))]
-        )
-    return inputs
+        if is_list(argument):
+            items += _read_list(argument.removeprefix("@"), with_sizes)
+        else:
+            items.append(Item(argument, _stem(argument)))
+    return items
 
 
 def _stem(source: str) -> str:
@@ -75,8 +118,8 @@ def _stem(source: str) -> str:
     return Path(source if name.strip(".") else os.path.realpath(source)).stem  # "." and ".." are no names
 
 
-def _read_list(path: str, with_sizes: bool) -> list[Input]:
-    read = _read_table(path, with_sizes) if path.lower().endswith(".csv") else _read_lines(path)
+def _read_list(path: str, with_sizes: bool) -> list[Item]:
+    read = _read_table(path, with_sizes) if has_table([path]) else _read_lines(path)
     found = list(islice(read, _MAX_INPUTS + 1))
     if not found:
         raise ItemsError(f"{path}: names no file; write one path a line.")
@@ -98,14 +141,14 @@ def _open_list(path: str, newline: str | None = None) -> Iterator[io.TextIOWrapp
         raise ItemsError(f"{path}: cannot be read as a list in UTF-8 ({error}).") from error
 
 
-def _read_lines(path: str) -> Iterator[Input]:
+def _read_lines(path: str) -> Iterator[Item]:
     with _open_list(path) as lines:
         for number, line in enumerate(map(str.strip, lines), 1):
             if line and not line.startswith("#"):
                 yield _listed(line, path, f"{path}, line {number}")
 
 
-def _listed(line: str, path: str, where: str) -> Input:
+def _listed(line: str, path: str, where: str) -> Item:
     """The input that a line of a list names, relative to the list's folder."""
     _check_path(line, where)
     folder = "" if path.startswith(_DESCRIPTORS) else os.path.dirname(path)
@@ -113,7 +156,7 @@ def _listed(line: str, path: str, where: str) -> Input:
     inside = os.path.relpath(source, folder or ".")
     is_inside = inside.split(os.sep)[0] not in (os.pardir, os.curdir)
     name = os.path.splitext(inside)[0] if is_inside else _stem(source)
-    return Input(source, name, folder=folder, where=where)
+    return Item(source, name, folder=folder, where=where)
 
 
 def _check_path(text: str, where: str) -> None:
@@ -121,7 +164,7 @@ def _check_path(text: str, where: str) -> None:
         raise ItemsError(f"{where}: {quote(text)} is not the path of a file.")
 
 
-def _read_table(path: str, with_sizes: bool) -> Iterator[Input]:
+def _read_table(path: str, with_sizes: bool) -> Iterator[Item]:
     with _open_list(path, newline="") as file:
         reader = csv.DictReader(file, restkey="")
         columns = {name.strip().lower(): name for name in reader.fieldnames or ()}
@@ -143,7 +186,7 @@ def _read_table(path: str, with_sizes: bool) -> Iterator[Input]:
             yield _with_sizes(listed, row, where) if with_sizes else listed
 
 
-def _with_sizes(listed: Input, row: dict[str, str], where: str) -> Input:
+def _with_sizes(listed: Item, row: dict[str, str], where: str) -> Item:
     width, height = (_whole(row, name, where) for name in ("width", "height"))
     if (width is None) != (height is None):
         raise ItemsError(f"{where}: states only one of width and height; state both or none.")

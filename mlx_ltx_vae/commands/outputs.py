@@ -1,12 +1,13 @@
-"""The names of outputs: of an item, and of the videos in its batch."""
+"""The names of outputs, of an item and of the videos in its batch, and their folders."""
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ItemsError, LatentsError, quote
-from .inputs import Input, is_list
-from .results import Item
+from ..files.atomic import writing_to
+from .inputs import Item, is_list
 
 #: Stands for the name of the input, in an output.
 NAME = "{name}"
@@ -19,12 +20,6 @@ def are_many(arguments: Sequence[str]) -> bool:
     return len(arguments) > 1 or any(map(is_list, arguments))
 
 
-def check_many(arguments: Sequence[str], output: str | None) -> None:
-    """Raise an `ItemsError` for standard input or output among many inputs."""
-    if "-" in arguments or output == "-":
-        raise ItemsError("- is standard input or output, which takes one input; name files.")
-
-
 def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> str | None:
     """The output of each input, with `{name}` for the input's name. For many, `out/` is `out/{name}.mp4`.
 
@@ -32,8 +27,10 @@ def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> s
         ending: of the outputs in a folder, such as .mp4.
 
     Raises:
-        ItemsError: for the name of one file, and many inputs.
+        ItemsError: for the name of one file, standard input or standard output, and many inputs.
     """
+    if are_many(arguments) and ("-" in arguments or output == "-"):
+        raise ItemsError("- is standard input or output, which takes one input; name files.")
     if output is None or NAME in output or not are_many(arguments):
         return output
     if output.endswith(("/", os.sep)) or os.path.isdir(output):
@@ -43,8 +40,8 @@ def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> s
     )
 
 
-def name_items(inputs: Sequence[Input], pattern: str | None, *, is_dry_run: bool) -> list[Item]:
-    """The items of inputs.
+def name_items(items: Sequence[Item], pattern: str | None, *, is_dry_run: bool) -> list[Item]:
+    """The items with their outputs.
 
     Args:
         pattern: with `{name}`. Outputs that a table states replace it; they are relative to its folder, and without a
@@ -54,7 +51,7 @@ def name_items(inputs: Sequence[Input], pattern: str | None, *, is_dry_run: bool
     Raises:
         ItemsError: see `check_outputs`; for one of several inputs whose output is an input, and one without output.
     """
-    items = [_item(given, pattern) for given in inputs]
+    items = [_with_output(item, pattern) for item in items]
     check_outputs(items)
     sources = {os.path.realpath(item.source) for item in items} if len(items) > 1 else set()
     for item in items:
@@ -65,10 +62,10 @@ def name_items(inputs: Sequence[Input], pattern: str | None, *, is_dry_run: bool
     return items
 
 
-def _item(given: Input, pattern: str | None) -> Item:
-    folder = given.folder if pattern is None else os.path.dirname(pattern.split(NAME)[0])
-    output = os.path.join(folder, given.output) if given.output else pattern and pattern.replace(NAME, given.name)
-    return Item(given.source, output, given.size, given.max_frames, given.fps, given.where, folder)
+def _with_output(item: Item, pattern: str | None) -> Item:
+    folder = item.folder if pattern is None else os.path.dirname(pattern.split(NAME)[0])
+    output = os.path.join(folder, item.output) if item.output else pattern and pattern.replace(NAME, item.name)
+    return replace(item, output=output, folder=folder)
 
 
 def check_outputs(items: Sequence[Item]) -> None:
@@ -80,9 +77,7 @@ def check_outputs(items: Sequence[Item]) -> None:
     owners: dict[str, int] = {}
     folders = {folder: os.path.realpath(folder) for folder in {item.folder for item in items}}
     for index, item in enumerate(items):
-        for output in item.outputs or [item.output]:
-            if output is None:
-                continue
+        for output in item.outputs or ([item.output] if item.output else []):
             real = os.path.realpath(output)
             owner = owners.setdefault(real, index)
             if owner != index:
@@ -118,6 +113,12 @@ def nearest_existing(output: str) -> str:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return os.path.join(folder, path.name) + ("/" if output.endswith("/") else "")
+
+
+def make_folder(output: str) -> None:
+    """Make the folder of an output, and those above it."""
+    with writing_to(output):
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
 
 
 def name_outputs(output: str, batch: int) -> list[str]:

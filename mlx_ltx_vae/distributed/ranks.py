@@ -3,13 +3,15 @@
 import enum
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import DistributedError, PlanError, quote
 
 if TYPE_CHECKING:
     import mlx.core as mx
+
+    from ..backend.machine import Machine
 
 Value = TypeVar("Value")
 
@@ -92,10 +94,6 @@ class Ranks:
 
         return run_together(self.group, function)
 
-    def first_decides(self, function: Callable[[], bool]) -> bool:
-        """What a function says on the first rank, which alone calls it; if it fails there, it fails on all."""
-        return self.gather(self.together(lambda: self.is_first and function()))[0]
-
     def gather(self, value: Value) -> list[Value]:
         """The JSON-serializable values of all ranks, in order."""
         if self.group is None:
@@ -103,6 +101,11 @@ class Ranks:
         from .agreement import gather_values
 
         return gather_values(self.group, value)
+
+    def smallest(self, machine: "Machine") -> "Machine":
+        """This rank's machine with the memory of the smallest of all, so that all ranks make the same plan."""
+        available = [memory for memory in self.gather(machine.available) if memory is not None]
+        return replace(machine, available=min(available)) if available else machine
 
     def check_same(self, things: Mapping[str, Any]) -> None:
         """Raise a `DistributedError` if ranks work on different things, given by name."""

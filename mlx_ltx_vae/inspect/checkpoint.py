@@ -5,8 +5,6 @@ from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
-from ..backend.device import this_machine
-from ..backend.dtypes import DTYPES
 from ..checkpoint import Checkpoint, StoredNetwork
 from ..errors import PlanError, excerpt, printable
 from ..models.base import NETWORKS, Description, NetworkDescription
@@ -16,6 +14,7 @@ from ..planning.planner import plan_decode
 from ..planning.receptive_field import ReceptiveField, lookahead, receptive_field
 from ..shapes import Grid, format_size
 from ..units import format_bytes
+from ..vae import machine_for
 
 #: (F, H, W) of videos that people make.
 _USUAL_VIDEOS = ((121, 512, 768), (121, 704, 1280), (121, 1088, 1920))
@@ -175,8 +174,7 @@ def _plan(checkpoint: Checkpoint, video: Grid) -> tuple[DecodePlan, DecodePlan |
     """How the smallest video of at least this (F, H, W) is decoded on this machine, and its single pass if possible."""
     config = checkpoint.config
     shape = (1, config.latent_channels, *config.scale.covering_latent_grid(video))
-    machine = this_machine(DTYPES[checkpoint.networks["decoder"].dtype])
-    plan = partial(plan_decode, checkpoint.spec("decoder"), shape, machine)
+    plan = partial(plan_decode, checkpoint.spec("decoder"), shape, machine_for(checkpoint, "decoder", None))
     try:
         single = plan(mode="single")
     except PlanError:

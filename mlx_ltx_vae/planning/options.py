@@ -1,7 +1,8 @@
 """The options of a plan, and their checks. No MLX."""
 
 import enum
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ..errors import PlanError
 from ..models.specs import NetworkSpec
@@ -12,9 +13,16 @@ from .plan import Mode, Order
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
 
-class PlanOptions(NamedTuple):
-    """The parsed options of `VideoVAE.plan`. None leaves the choice to the planner."""
+@dataclass(frozen=True)
+class PlanOptions:
+    """The options of `VideoVAE.plan`, which documents them. None leaves the choice to the planner.
 
+    Raises:
+        PlanError: if a value is invalid, or if options contradict each other.
+        TilingError: if the tiles or the tile batch size are invalid.
+    """
+
+    memory_budget: str | int | None = None
     mode: Mode | None = None
     order: Order | None = None
     tiling: TilingConfig | None = None
@@ -22,42 +30,35 @@ class PlanOptions(NamedTuple):
     chunk: int | None = None
     ranks: int = 1
 
+    def __post_init__(self) -> None:
+        check_batch_size(self.tile_batch_size)
+        chunk = self.chunk
+        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+            raise PlanError(f"a chunk must be a whole number of positions, at least 1, not {chunk!r}.")
+        if self.tiling is not None and self.mode is not Mode.TILED:
+            raise PlanError('tiling goes with mode "tiled"; the other modes blend nothing.')
+        if self.mode is Mode.SINGLE and (chunk is not None or self.order not in (None, Order.TIME)):
+            raise PlanError("a chunk and an order go with mode exact; a single pass has one chunk.")
+        if self.mode is Mode.TILED and self.order not in (None, Order.TIME):
+            raise PlanError("tiles are streamed in time; an order goes with mode exact.")
+        if self.ranks > 1 and (self.mode not in (None, Mode.EXACT) or self.order not in (None, Order.TIME)):
+            raise PlanError(f"{self.ranks} ranks decode bands of rows, which goes with mode exact and order time.")
+
 
 def parse_options(
     *,
-    mode: str = "auto",
-    order: str = "auto",
+    mode: str | Mode | None = "auto",
+    order: str | Order | None = "auto",
     tiling: TilingConfig | None = None,
-    tile_batch_size: int = 1,
-    chunk: int | None = None,
-    ranks: int = 1,
+    **options: Any,
 ) -> PlanOptions:
-    """Parse the options of `VideoVAE.plan`, and check them against each other.
+    """The options of these values, as `VideoVAE.plan` takes them: modes and orders by name, tiles of any app.
 
     Raises:
-        PlanError: if a value is unknown, or if options contradict each other.
-        TilingError: if the tiles or the tile batch size are invalid.
+        PlanError: if a name is unknown; also the errors of `PlanOptions`.
     """
-    check_batch_size(tile_batch_size)
-    options = PlanOptions(
-        _parse(mode, Mode, "mode"),
-        _parse(order, Order, "order"),
-        None if tiling is None else TilingConfig.of(tiling),
-        tile_batch_size,
-        chunk,
-        ranks,
-    )
-    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise PlanError(f"a chunk must be a whole number of positions, at least 1, not {chunk!r}.")
-    if tiling is not None and options.mode is not Mode.TILED:
-        raise PlanError('tiling goes with mode "tiled"; the other modes blend nothing.')
-    if options.mode is Mode.SINGLE and (chunk is not None or options.order not in (None, Order.TIME)):
-        raise PlanError("a chunk and an order go with mode exact; a single pass has one chunk.")
-    if options.mode is Mode.TILED and options.order not in (None, Order.TIME):
-        raise PlanError("tiles are streamed in time; an order goes with mode exact.")
-    if ranks > 1 and (options.mode not in (None, Mode.EXACT) or options.order not in (None, Order.TIME)):
-        raise PlanError(f"{ranks} ranks decode bands of rows, which goes with mode exact and order time.")
-    return options
+    tiles = None if tiling is None else TilingConfig.of(tiling)
+    return PlanOptions(mode=_parse(mode, Mode, "mode"), order=_parse(order, Order, "order"), tiling=tiles, **options)
 
 
 def check_order(spec: NetworkSpec, options: PlanOptions) -> None:
@@ -78,9 +79,9 @@ def why_not(spec: NetworkSpec, order: Order) -> str | None:
     return f"layer {layer.name} sees {sees}, so the network cannot be streamed by {order.value}; use {other}."
 
 
-def _parse(name: str, kind: type[EnumT], what: str) -> EnumT | None:
+def _parse(name: str | EnumT | None, kind: type[EnumT], what: str) -> EnumT | None:
     """The enum member of this name, or None for "auto"."""
-    if name == "auto":
+    if name is None or name == "auto":
         return None
     try:
         return kind(name)

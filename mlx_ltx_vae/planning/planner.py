@@ -86,7 +86,6 @@ def plan_decode(
     latent_shape: Sequence[int],
     machine: Machine | None = None,
     *,
-    memory_budget: str | int | None = None,
     holds_latents: bool = True,
     **options: Any,
 ) -> DecodePlan:
@@ -95,10 +94,8 @@ def plan_decode(
     Args:
         latent_shape: (B, C, F', H', W').
         machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
-        memory_budget: upper bound for peak memory, including MLX's buffer cache (see `parse_bytes`). None aims for half
-            of the available memory, and uses the minimum that works if that is not enough.
         holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
-        options: see `parse_options`.
+        options: see `PlanOptions` and `parse_options`.
 
     Raises:
         LatentsError: if the decoder cannot decode this shape.
@@ -109,8 +106,7 @@ def plan_decode(
     clip = Clip(
         spec, shape.batch, shape.grid, shape, spec.out_grid(shape.grid), is_decode=True, holds_latents=holds_latents
     )
-    planner = _Planner(clip, parse_options(**options), machine or Machine(), memory_budget)
-    return cast(DecodePlan, planner.choose())
+    return cast(DecodePlan, _Planner(clip, parse_options(**options), machine or Machine()).choose())
 
 
 def plan_encode(
@@ -118,7 +114,6 @@ def plan_encode(
     frame_shape: Sequence[int],
     machine: Machine | None = None,
     *,
-    memory_budget: str | int | None = None,
     pad: bool = False,
     **options: Any,
 ) -> EncodePlan:
@@ -131,24 +126,23 @@ def plan_encode(
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
     clip = Clip(spec, batch, grid, latents, grid, is_decode=False)
-    planner = _Planner(clip, parse_options(**options), machine or Machine(), memory_budget)
-    return cast(EncodePlan, planner.choose())
+    return cast(EncodePlan, _Planner(clip, parse_options(**options), machine or Machine()).choose())
 
 
 class _Planner:
     """Generates the possible plans for one clip, and chooses one."""
 
-    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine, memory_budget: str | int | None) -> None:
+    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine) -> None:
         self._clip = clip
         self._spec = clip.spec
         self._options = options
         self._machine = machine
-        self._must_fit = memory_budget is not None
+        self._must_fit = options.memory_budget is not None
         check_order(clip.spec, options)
         available = machine.available
         self._budget = available // 2 if available else None
-        if memory_budget is not None:
-            self._budget = parse_bytes(memory_budget, available or 0)
+        if options.memory_budget is not None:
+            self._budget = parse_bytes(options.memory_budget, available or 0)
 
     def choose(self) -> Plan:
         """The first way with a plan that fits the budget; within a way, a plan whose buffer cache is not tight."""

@@ -1,0 +1,275 @@
+"""Runs `decode` or `encode`: one path for one input and for many, by one process or by several ranks."""
+
+import json
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import mlx.core as mx
+from tqdm import tqdm
+
+from ..backend.machine import Machine
+from ..checkpoint import Checkpoint, open_checkpoint
+from ..distributed.ranks import Ranks, join_ranks
+from ..errors import ItemsError, describe_error
+from ..models.base import Statistics
+from ..planning.plan import Plan
+from ..units import format_bytes, format_rate
+from ..vae import VideoVAE, machine_for
+from .cli import print_report, print_traceback, progress_bar, write_line
+from .inputs import Item, read_inputs
+from .outputs import are_many, check_outputs, name_items
+from .reports import Report
+
+#: Called with the number of frames whenever more are done.
+Advance = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is wanted of `decode` and `encode` alike.
+
+    Attributes:
+        network: "decoder" or "encoder".
+        sources: files, lists and tables, as arguments name them.
+        pattern: see `find_pattern`.
+    """
+
+    network: str
+    sources: Sequence[str]
+    pattern: str | None
+    model: str
+    dtype: str | None
+    distributed: str
+    rank_timeout: int
+    dry_run: bool
+    skip_existing: bool
+    no_overwrite: bool
+    json: bool
+    quiet: bool
+    debug: bool
+
+    @property
+    def is_many(self) -> bool:
+        """Whether there may be several items. An error of one then does not stop the others."""
+        return are_many(self.sources)
+
+
+class LazyVAE:
+    """The network of a job: the machine that it is planned for, and its weights once they are needed.
+
+    Args:
+        ranks: those that run each item together, and make this at the same time.
+    """
+
+    def __init__(self, job: Job, checkpoint: Checkpoint, ranks: Ranks) -> None:
+        self.job, self.checkpoint, self.ranks = job, checkpoint, ranks
+        self.machine: Machine = ranks.smallest(machine_for(checkpoint, job.network, job.dtype))
+        self.plans: dict[Any, Any] = {}  # by what they depend on, for items that are alike
+
+    @cached_property
+    def loaded(self) -> VideoVAE:
+        """The VAE with the weights of the network."""
+        chosen = {network: network == self.job.network for network in ("encoder", "decoder")}
+        return VideoVAE.from_pretrained(self.checkpoint, dtype=self.job.dtype, **chosen)
+
+    @cached_property
+    def statistics(self) -> Statistics | None:
+        """Those of the latents; None if the VAE has none."""
+        return self.checkpoint.read_statistics()
+
+
+class Task(ABC):
+    """An item that is decoded or encoded. To make one takes no more than its header, and finds out:
+
+    Attributes:
+        outputs, num_frames, cost, is_skipped: see `Item`.
+        plan: from `open` on.
+    """
+
+    plan: Plan
+    outputs: Sequence[str] = ()
+    num_frames: int | None = None
+    cost: int
+    is_skipped = False
+
+    @abstractmethod
+    def open(self) -> AbstractContextManager[object]:
+        """Hold the input open, and plan, until the end of the block. Nothing is written."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What is the same for all ranks that run the item together, by name: what headers state, and the plan."""
+
+    @abstractmethod
+    def sample(self) -> dict[str, Any]:
+        """As `describe`: the contents, or parts of them."""
+
+    @abstractmethod
+    def run(self, advance: Advance) -> Report:
+        """Run the item."""
+
+
+def run_job(job: Job, make_task: Callable[[LazyVAE, Item], Task]) -> None:
+    """Run all inputs of a job, or plan them in a dry run, and report.
+
+    Several ranks run one input together. Of many, each takes whole ones, longest first, and writes what it makes to its
+    own disk. The first rank reports.
+
+    Raises:
+        ItemsError: before anything runs, if two inputs become the same output; at the end, if any of many failed.
+        LTXVAEError: the error of the only input.
+    """
+    ranks = join_ranks(job.distributed, job.rank_timeout)
+    if ranks is None:
+        return
+    is_encode = job.network == "encoder"
+    listed = read_inputs(job.sources, with_sizes=is_encode)
+    items = name_items(listed, job.pattern, is_dry_run=job.dry_run)
+    checkpoint = ranks.together(lambda: open_checkpoint(job.model, encoder=is_encode, decoder=not is_encode))
+    ranks.check_same({"the checkpoints": checkpoint.description})
+    ranks.check_same_contents(lambda: {"the weights": checkpoint.sample()})
+    vae = LazyVAE(job, checkpoint, Ranks() if job.is_many else ranks)
+    _Run(job, vae, partial(make_task, vae), ranks).run(items)
+
+
+class _Run:
+    """One run of a job by all ranks."""
+
+    def __init__(self, job: Job, vae: LazyVAE, make_task: Callable[[Item], Task], ranks: Ranks) -> None:
+        self._job, self._vae, self._make_task, self._ranks = job, vae, make_task, ranks
+        self._task: Task | None = None  # of the only item, which may be a pipe and is opened once
+
+    def run(self, items: Sequence[Item]) -> None:
+        """See `run_job`."""
+        start = time.perf_counter()
+        self._ranks.together(lambda: self._measure(items))
+        if not self._job.is_many:
+            (item,) = items
+            item.is_skipped = all(self._ranks.gather(item.is_skipped))
+            self._run_item(item, None)
+            if self._ranks.is_first:
+                self._report(item)
+            return
+        own = self._deal(items)
+        if not self._job.dry_run and any(items[index].is_pending for index in own):
+            self._vae.loaded  # noqa: B018  (so that an error of the weights is not one of each item)
+        self._run_many([items[index] for index in own])
+        self._join(items, own)
+        if self._ranks.is_first:
+            self._summarize(items, time.perf_counter() - start)
+
+    def _measure(self, items: Sequence[Item]) -> None:
+        for item in items:
+            try:
+                task = self._make_task(item)
+            except Exception as error:
+                self._fail(item, error)
+                continue
+            item.outputs, item.num_frames, item.cost = task.outputs, task.num_frames, task.cost
+            item.is_skipped = task.is_skipped
+            self._task = None if self._job.is_many else task
+        check_outputs(items)
+
+    def _deal(self, items: Sequence[Item]) -> list[int]:
+        """The indices of the items that this rank takes."""
+        ranks = self._ranks
+        ranks.check_same({"the inputs": [[item.source, item.output] for item in items]})
+        # By what the first rank sees, so that all deal alike, also where a file is missing on one of them.
+        costs = ranks.gather([item.cost if item.is_pending else 0 for item in items])[0]
+        ranks.work_alone()
+        return [index for index, rank in enumerate(ranks.deal(costs)) if rank == ranks.rank]
+
+    def _run_many(self, items: Sequence[Item]) -> None:
+        """Run items in order, and print a line for each."""
+        frames = [item.num_frames for item in items if item.is_pending]
+        with self._progress_bar(None if None in frames else sum(number or 0 for number in frames)) as bar:
+            for number, item in enumerate(items, 1):
+                bar.set_description_str(f"{number} of {len(items)}")
+                self._run_item(item, bar)
+                self._show(item)
+
+    def _run_item(self, item: Item, bar: tqdm | None) -> None:
+        """Run an item, or plan it in a dry run, unless it is skipped. An error becomes its own; Ctrl-C does not."""
+        if not item.is_pending:
+            return
+        mx.reset_peak_memory()  # each report states that of its item
+        ranks = self._vae.ranks
+        try:
+            task = self._task or self._make_task(item)
+            with ExitStack() as stack:
+                ranks.together(lambda: stack.enter_context(task.open()))
+                ranks.check_same(task.describe())
+                if self._job.dry_run:
+                    item.values, item.text = {"plan": task.plan.as_dict()}, str(task.plan)
+                    return
+                ranks.check_same_contents(task.sample)
+                if bar is None:
+                    bar = stack.enter_context(self._progress_bar(task.num_frames))
+                report = task.run(bar.update)
+            item.values, item.text = report.as_dict(), str(report)
+        except Exception as error:
+            self._fail(item, error)
+
+    def _fail(self, item: Item, error: Exception) -> None:
+        """Note the error of an item. That of the only one is raised as it is."""
+        if not self._job.is_many:
+            raise error
+        if self._job.debug:
+            print_traceback(error)
+        item.error = describe_error(error)
+
+    def _join(self, items: Sequence[Item], own: Sequence[int]) -> None:
+        """Note what other ranks report of their items."""
+        reports: list[Any] = [
+            [index, items[index].values, items[index].error, items[index].is_skipped] for index in own
+        ]
+        for theirs in self._ranks.gather(reports):
+            for index, values, error, is_skipped in theirs:
+                items[index].values, items[index].error, items[index].is_skipped = values, error, is_skipped
+
+    def _progress_bar(self, num_frames: int | None) -> AbstractContextManager[tqdm]:
+        return progress_bar(num_frames, is_shown=not (self._job.quiet or self._job.json))
+
+    def _report(self, item: Item) -> None:
+        """Print what became of the only item."""
+        if self._job.json:
+            print_report(json.dumps(item.values or item.as_dict()))
+        elif item.is_skipped:
+            self._show(item)
+        elif self._job.dry_run:
+            print_report(item.text)
+        elif not self._job.quiet:
+            print_report(item.text, file=sys.stderr if item.output == "-" else sys.stdout)
+
+    def _show(self, item: Item) -> None:
+        """Print the line of an item: an error always, on standard error; the others unless only JSON is wanted."""
+        if item.error is not None:
+            write_line(f"error: {item}", sys.stderr)
+        elif not self._job.quiet and not self._job.json:
+            write_line(str(item), sys.stdout)
+
+    def _summarize(self, items: Sequence[Item], seconds: float) -> None:
+        """Print the summary of many items, or the JSON object. Raises an `ItemsError` if any failed."""
+        job = self._job
+        done = [item.values for item in items if item.values]
+        skipped, failed = sum(item.is_skipped for item in items), sum(item.error is not None for item in items)
+        summary = {"items": [item.as_dict() for item in items], "skipped": skipped, "failed": failed}
+        lines = [f"Inputs: {len(done)} {'planned' if job.dry_run else 'done'}, {skipped} skipped, {failed} failed"]
+        if not job.dry_run:
+            frames = sum(values["frames"] for values in done)
+            peak = max((values["peak_memory_bytes"] for values in done), default=0)
+            summary |= {"frames": frames, "seconds": seconds, "peak_memory_bytes": peak}
+            if done:
+                lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak memory: {format_bytes(peak)}"]
+        if job.json:
+            print_report(json.dumps(summary))
+        elif not job.quiet:
+            print_report("\n".join(lines))
+        if failed:
+            raise ItemsError(f"{failed} of {len(items)} inputs failed.")

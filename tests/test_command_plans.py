@@ -1,0 +1,64 @@
+"""The commands plan what the API plans, in every precision and for every backend."""
+
+import json
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_ltx_vae import VideoVAE, VideoWriter
+from mlx_ltx_vae.backend import device
+from mlx_ltx_vae.backend.machine import Backend
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.models.convolution import rules
+from mlx_ltx_vae.planning.planner import plan_decode
+
+SIZE = (1920, 1088)
+DTYPES = [None, "float32", "bfloat16", "float16"]
+
+
+@pytest.fixture(params=["float32", "bfloat16", "float16", "mixed"])
+def checkpoint(request, golden, tmp_path):
+    """A checkpoint that stores its weights in one dtype, or all in float16 but for the first layers."""
+    weights, metadata = mx.load(str(golden("ltx2_3").checkpoint), return_metadata=True)
+    path = tmp_path / "vae.safetensors"
+    cast = {}
+    for name, weight in weights.items():
+        mixed = mx.bfloat16 if ".conv_in." in name else mx.float16
+        cast[name] = weight.astype(mixed if request.param == "mixed" else getattr(mx, request.param))
+    mx.save_safetensors(str(path), cast, metadata)
+    return path
+
+
+@pytest.mark.parametrize("backend", [Backend.CPU, Backend.METAL])
+def test_a_command_plans_what_the_api_plans(checkpoint, tmp_path, capsys, monkeypatch, backend):
+    monkeypatch.setattr(device, "backend", lambda: backend)
+    monkeypatch.setattr(device, "available_memory", lambda own=0: 2**36)
+    # Metal's fast convolutions, of which bfloat16 operands have few, also for the few channels of this network.
+    monkeypatch.setattr(rules, "_WINOGRAD_MIN_CHANNELS", 1)
+    monkeypatch.setattr(rules, "_WINOGRAD_ALIGNMENT", 1)
+    # The command's latents stay in their file.
+    monkeypatch.setattr("mlx_ltx_vae.vae.plan_decode", partial(plan_decode, holds_latents=False))
+    latents, video = tmp_path / "clip.npy", tmp_path / "clip.mkv"
+    np.save(latents, np.zeros((1, 8, 3, SIZE[1] // 32, SIZE[0] // 32), np.float32))
+    with VideoWriter(video, size=SIZE, fps=24, codec="ffv1") as out:
+        out.write(np.zeros((9, SIZE[1], SIZE[0], 3), np.uint8))
+
+    def planned(command, *arguments):
+        assert command([*map(str, arguments), "-m", str(checkpoint), "--dry-run", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["plan"]
+
+    peaks = set()
+    for dtype in DTYPES:
+        vae = VideoVAE.from_pretrained(checkpoint, dtype=dtype)
+        options = ["--dtype", dtype] if dtype else []
+        plan = vae.plan((1, 8, 3, SIZE[1] // 32, SIZE[0] // 32)).as_dict()
+        assert planned(decode, latents, *options) == json.loads(json.dumps(plan)), dtype
+        peaks.add(plan["peak_bytes"])
+        plan = vae.plan_encode((9, SIZE[1], SIZE[0], 3)).as_dict()
+        assert planned(encode, video, "-o", tmp_path / "out.safetensors", *options) == json.loads(json.dumps(plan)), (
+            dtype
+        )
+    assert len(peaks) > 1
