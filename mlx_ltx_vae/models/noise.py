@@ -6,7 +6,7 @@ its own random key, made from the seed and its index. `NoiseVolume` computes eac
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -145,8 +145,8 @@ class Draws:
     scale: float | None
     is_late: bool
     maps: Mapping[str, mx.array]
-    latents: Callable[[LatentBox], mx.array] | None = None
-    volumes: Mapping[str, NoiseVolume] = field(default_factory=dict)
+    volumes: Mapping[str, NoiseVolume]
+    latents: Callable[[LatentBox], mx.array] | None
 
     def timesteps(self, batch: int) -> mx.array | None:
         """The timesteps (B,) float32 of a batch; None if the network takes none."""
@@ -178,9 +178,7 @@ def draw(
         noise: None to draw from `seed`, "zeros", or the arrays themselves: the latent noise (B, C, F', H', W') if the
             network takes it, then maps (H, W) and volumes (B, C, T, H, W) in the order of the layers.
         seed: any integer.
-        timestep: 0 to 1; None for the convention's.
-        noise_scale: the fraction of the latents that is replaced by noise, 0 to 1; None for the convention's.
-        like: the name of a convention.
+        timestep, noise_scale, like: see `VideoVAE.stream`.
 
     Raises:
         LatentsError: if the number of arrays or a shape does not match the network, a number is out of range, or the
@@ -195,32 +193,37 @@ def draw(
         for layer in spec.layers
         if layer.noise_channels
     }
-    maps = {name: size for name, size in shapes.items() if name not in volumes}
+    maps = {name: mx.zeros(size) for name, size in shapes.items() if name not in volumes}
     latents: Callable[[LatentBox], mx.array] | None = None
     if noise is None:
         keys = _keys(seed, _MAPS, _MAPS + len(maps))
-        by_name = {name: mx.random.normal(size, key=keys[index]) for index, (name, size) in enumerate(maps.items())}
-        volumes = {name: replace(each, seed=seed + index) for index, (name, each) in enumerate(volumes.items())}
+        maps = {name: mx.random.normal(each.shape, key=keys[at]) for at, (name, each) in enumerate(maps.items())}
+        volumes = {name: replace(each, seed=seed + at) for at, (name, each) in enumerate(volumes.items())}
         latents = partial(_draw_latents, seed, shape)
-    elif isinstance(noise, str):
-        if noise != "zeros":
-            raise LatentsError(f'noise is "zeros", a sequence of arrays or None, not {noise!r}.')
-        by_name = {name: mx.zeros(size) for name, size in maps.items()}
-    else:
-        arrays = [array if isinstance(array, mx.array) else mx.array(array) for array in noise]
-        evaluate("noise arrays", *arrays)
-        own = [tuple(shape)] if spec.has_latent_noise else []
-        expected = [size if name in maps else (shape.batch, size[-1], *size[:-1]) for name, size in shapes.items()]
-        _check([array.shape for array in arrays], [*own, *expected])
-        if own:
-            latents = partial(_crop, arrays.pop(0).astype(mx.float32))
-        by_name = dict(zip(shapes, arrays, strict=True))
-        volumes = {
-            name: replace(each, values=by_name[name].astype(mx.float32).transpose(0, 2, 3, 4, 1))
-            for name, each in volumes.items()
-        }
-    of_maps = {name: by_name[name].astype(dtype) for name in maps}
-    return Draws(timestep, scale, convention.is_late, of_maps, latents, volumes)
+    elif not isinstance(noise, str):
+        own, given = _take_given(spec, shape, shapes, noise)
+        latents = None if own is None else partial(_crop, own)
+        maps = {name: given[name] for name in maps}
+        volumes = {name: replace(each, values=given[name]) for name, each in volumes.items()}
+    elif noise != "zeros":
+        raise LatentsError(f'noise is "zeros", a sequence of arrays or None, not {noise!r}.')
+    of_maps = {name: array.astype(dtype) for name, array in maps.items()}
+    return Draws(timestep, scale, convention.is_late, of_maps, volumes, latents)
+
+
+def _take_given(
+    spec: NetworkSpec, shape: LatentShape, shapes: Mapping[str, tuple[int, ...]], noise: Sequence[mx.array | np.ndarray]
+) -> tuple[mx.array | None, dict[str, mx.array]]:
+    """The latent noise, if the network takes it, and maps and volumes (B, T, H, W, C) by the name of their layer."""
+    arrays = [array if isinstance(array, mx.array) else mx.array(array) for array in noise]
+    evaluate("noise arrays", *arrays)
+    expected = [size if len(size) == 2 else (shape.batch, size[-1], *size[:-1]) for size in shapes.values()]
+    _check([array.shape for array in arrays], [tuple(shape)] * spec.has_latent_noise + expected)
+    own = arrays.pop(0).astype(mx.float32) if spec.has_latent_noise else None
+    given = zip(shapes, arrays, strict=True)
+    return own, {
+        name: array if array.ndim == 2 else array.astype(mx.float32).transpose(0, 2, 3, 4, 1) for name, array in given
+    }
 
 
 def _find_convention(name: str) -> Convention:
