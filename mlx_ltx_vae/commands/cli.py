@@ -319,26 +319,13 @@ def _check_budget(text: str) -> str:
     return text
 
 
-def _check_tile(text: str) -> tuple[int, int]:
-    size, overlap = parse_tile(text)
-    SpatialTilingConfig(size, overlap)
-    return size, overlap
-
-
-def _check_tile_frames(text: str) -> tuple[int, int]:
-    size, overlap = parse_tile(text)
-    TemporalTilingConfig(size, overlap)
-    return size, overlap
-
-
 #: The type of `--fps 23.976`: an exact Fraction.
 frame_rate = argument_type(parse_fps)
 #: The type of `--grid 16x22x40`: (F', H', W').
 grid = argument_type(parse_grid)
-#: The type of `--tile 512:64`: (size, overlap).
-tile = argument_type(_check_tile)
-#: The type of `--tile-frames 64:24`: (size, overlap).
-tile_frames = argument_type(_check_tile_frames)
+#: The types of `--tile 512:64` and `--tile-frames 64:24`.
+tile = argument_type(lambda text: SpatialTilingConfig(*parse_tile(text)))
+tile_frames = argument_type(lambda text: TemporalTilingConfig(*parse_tile(text)))
 #: The type of `--memory-budget 8GB`: the text, since a percentage depends on the machine.
 memory_budget = argument_type(_check_budget)
 

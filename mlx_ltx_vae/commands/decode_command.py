@@ -7,7 +7,7 @@ from .. import demo
 from ..errors import ItemsError, PlanError
 from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION
 from ..planning.options import PlanOptions, parse_options
-from ..tiling import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig
+from ..tiling import PRESETS, TilingConfig
 from ..video import check_output_options
 from ..video.sink import SinkOptions
 from .cli import (
@@ -22,7 +22,7 @@ from .cli import (
     tile,
     tile_frames,
 )
-from .decode_task import DecodeSettings, DecodeTask
+from .decode_task import DecodeSettings, DecodeTask, StreamOptions
 from .inputs import has_table
 from .job import Job, run_job
 from .options import add_latents_options, add_network_options, add_output_options, add_plan_options, pick
@@ -217,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
         if pattern:
             check_output_options(pattern, sinks, fps=arguments.fps)
     job = pick(Job, arguments, network="decoder", sources=arguments.latents, pattern=pattern)
-    settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks)
+    settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=pick(StreamOptions, arguments))
     return run_command(lambda _: run_job(job, partial(DecodeTask, settings)), arguments, computes=not job.dry_run)
 
 
@@ -225,10 +225,7 @@ def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
     """The options of plans. The tiles of a preset are chosen for each video."""
     tiling, mode = None, arguments.mode
     if arguments.tile or arguments.tile_frames:
-        tiling = TilingConfig(
-            arguments.tile and SpatialTilingConfig(*arguments.tile),
-            arguments.tile_frames and TemporalTilingConfig(*arguments.tile_frames),
-        )
+        tiling = TilingConfig(arguments.tile, arguments.tile_frames)
     if tiling or arguments.preset:
         if mode not in ("auto", "tiled"):
             raise PlanError(f"tiles go with --mode tiled, not {mode}")

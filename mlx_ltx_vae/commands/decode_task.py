@@ -14,7 +14,6 @@ from ..errors import ItemsError, LatentsError
 from ..files.atomic import check_absent
 from ..frame_rate import DEFAULT_FPS
 from ..latents import MappedLatents, looks_normalized_twice, looks_unnormalized, open_latents
-from ..pipeline.decode_stream import DecodeStream
 from ..planning.options import PlanOptions
 from ..planning.plan import DecodePlan, Mode
 from ..planning.planner import plan_decode
@@ -29,8 +28,19 @@ from .reports import Report, gather_ranks
 
 
 @dataclass(frozen=True)
+class StreamOptions:
+    """The options of `VideoVAE.stream` that the command has."""
+
+    timestep: float | None
+    seed: int
+    noise_scale: float | None
+    like: str
+    bit_depth: int
+
+
+@dataclass(frozen=True)
 class DecodeSettings:
-    """What is wanted of a decode: how latents are read, and the options of `VideoVAE.stream`, plans and sinks.
+    """What is wanted of a decode.
 
     Attributes:
         fps, unnormalized: None for what the file states.
@@ -41,12 +51,9 @@ class DecodeSettings:
     grid: Grid | None
     unnormalized: bool | None
     fps: Fraction | None
-    timestep: float | None
-    seed: int
-    noise_scale: float | None
-    like: str
     preset: str | None
     plan: PlanOptions
+    stream: StreamOptions
     sinks: SinkOptions
 
 
@@ -56,7 +63,7 @@ class DecodeTask(Task):
     plan: DecodePlan
 
     def __init__(self, settings: DecodeSettings, vae: LazyVAE, item: Item) -> None:
-        self._settings, self._vae = settings, vae
+        self._settings, self._vae, self._item = settings, vae, item
         config, ranks = vae.checkpoint.config, vae.ranks
         if vae.job.is_many and Path(item.source).is_fifo():
             raise ItemsError(f"{item.source}: is a pipe, which can be read only once; decode it alone.")
@@ -79,8 +86,8 @@ class DecodeTask(Task):
         self._writes = is_batch or ranks.is_first
         self._fps = settings.fps or self._file.info.fps or DEFAULT_FPS
         self.plan = self._make_plan()
-        self.outputs = name_outputs(item.output, shape.batch) if item.output else []
-        self.num_frames, self.cost = self.plan.num_frames * len(self._videos), prod(shape)
+        item.outputs = name_outputs(item.output, shape.batch) if item.output else []
+        item.num_frames, item.cost = self.plan.num_frames * len(self._videos), prod(shape)
         self._check_outputs()
 
     def open(self) -> AbstractContextManager[object]:
@@ -89,7 +96,7 @@ class DecodeTask(Task):
     def describe(self) -> dict[str, Any]:
         file = self._file
         header = [list(file.info.stored_shape), file.stored_dtype, file.layout, file.normalized, str(file.info.fps)]
-        return {"the latents": header, "the plans": [self.plan.as_dict(), str(self._fps), len(self.outputs)]}
+        return {"the latents": header, "the plans": [self.plan.as_dict(), str(self._fps), len(self._item.outputs)]}
 
     def sample(self) -> dict[str, Any]:
         return {"the values of the latents": self._file.digest()}
@@ -109,7 +116,7 @@ class DecodeTask(Task):
         first = min(first_seconds)
         return Report(
             self.plan,
-            self.outputs,
+            self._item.outputs,
             sum(frames),
             self._fps,
             max(seconds),
@@ -125,13 +132,14 @@ class DecodeTask(Task):
             Frames, seconds, the seconds to the first frame, and the bytes that this rank has sent.
         """
         frames, seconds, first, sent = 0, 0.0, 0.0, 0
-        bit_depth = self._settings.sinks.bit_depth
+        options = self._settings.stream
+        group = self._vae.ranks.group if self._work is Work.ROWS else None
         for index in self._videos:
             start = time.perf_counter()
-            chunks = self._stream(latents.item(index))
-            with self._open_sink(self.outputs[index]) if self._writes else nullcontext() as sink:
+            chunks = self._vae.loaded.stream(latents.item(index), self.plan, group=group, **vars(options))
+            with self._open_sink(self._item.outputs[index]) if self._writes else nullcontext() as sink:
                 for chunk in chunks:
-                    levels = chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16()
+                    levels = chunk.to_uint8() if options.bit_depth == 8 else chunk.to_uint16()
                     if sink is not None:
                         sink.write(levels)
                     first = first or time.perf_counter() - start
@@ -141,19 +149,6 @@ class DecodeTask(Task):
             sent += chunks.sent_bytes
         return frames, seconds, first, sent
 
-    def _stream(self, latents: MappedLatents) -> DecodeStream:
-        settings = self._settings
-        return self._vae.loaded.stream(
-            latents,
-            self.plan,
-            timestep=settings.timestep,
-            seed=settings.seed,
-            noise_scale=settings.noise_scale,
-            like=settings.like,
-            bit_depth=settings.sinks.bit_depth,
-            group=self._vae.ranks.group if self._work is Work.ROWS else None,
-        )
-
     def _open_sink(self, output: str) -> Sink:
         if self._vae.job.is_many:
             make_folder(output)
@@ -161,10 +156,10 @@ class DecodeTask(Task):
 
     def _check_outputs(self) -> None:
         """Find out whether to skip, and raise what `open_sink` would raise, before the weights are read."""
-        job = self._vae.job
-        own = [self.outputs[index] for index in self._videos] if self.outputs and self._writes else []
-        self.is_skipped = job.skip_existing and bool(self.outputs) and (not own or all_exist(own))
-        for output in [] if self.is_skipped else own:
+        job, outputs = self._vae.job, self._item.outputs
+        own = [outputs[index] for index in self._videos] if outputs and self._writes else []
+        self._item.is_skipped = job.skip_existing and bool(outputs) and (not own or all_exist(own))
+        for output in [] if self._item.is_skipped else own:
             if job.no_overwrite:
                 check_absent(output)
             checked = nearest_existing(output) if job.is_many else output
@@ -180,11 +175,9 @@ class DecodeTask(Task):
         elif looks_unnormalized(latents, *statistics):
             looks, remedy = "unnormalized", "add --unnormalized"
         if looks:
-            warnings.warn(
-                f"{self._file.info.source}: the channels have the statistics of {looks} latents; if the picture is "
-                f"wrong, {remedy}.",
-                stacklevel=2,
-            )
+            source = self._file.info.source
+            text = f"the channels have the statistics of {looks} latents; if the picture is wrong, {remedy}."
+            warnings.warn(f"{source}: {text}", stacklevel=2)
 
     def _make_plan(self) -> DecodePlan:
         """The plan of one video. Files of one shape share it."""

@@ -6,7 +6,7 @@ from functools import partial
 from .. import demo
 from ..latents import check_latents_name
 from ..planning.options import parse_options
-from ..tiling import SpatialTilingConfig, TilingConfig
+from ..tiling import TilingConfig
 from .cli import (
     CommandParser,
     add_common_options,
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
         plan = parse_options(
             memory_budget=arguments.memory_budget,
             mode="tiled" if arguments.tile else "auto",
-            tiling=TilingConfig(SpatialTilingConfig(*arguments.tile)) if arguments.tile else None,
+            tiling=TilingConfig(arguments.tile) if arguments.tile else None,
             tile_batch_size=arguments.tile_batch_size,
         )
     job = pick(Job, arguments, network="encoder", sources=arguments.video, pattern=pattern)

@@ -50,15 +50,14 @@ class EncodeTask(Task):
 
     def __init__(self, settings: EncodeSettings, vae: LazyVAE, item: Item) -> None:
         self._settings, self._vae, self._item = settings, vae, item
-        # Pixels where a table states them.
-        pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0
-        self.cost = pixels or _bytes_on_disk(Path(item.source))
+        pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
+        item.cost = pixels or _bytes_on_disk(Path(item.source))
         if item.output is not None:
             check_latents_name(item.output)
             if vae.job.no_overwrite:
                 check_absent(item.output)
-            self.outputs = [item.output]
-            self.is_skipped = vae.job.skip_existing and all_exist(self.outputs)
+            item.outputs = [item.output]
+            item.is_skipped = vae.job.skip_existing and all_exist(item.outputs)
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -73,7 +72,7 @@ class EncodeTask(Task):
             max_frames=settings.frames or item.max_frames,
             fps=settings.fps or item.fps,
         ) as self._video:
-            self.num_frames, self.plan = self._video.num_frames, self._make_plan()
+            item.num_frames, self.plan = self._video.num_frames, self._make_plan()
             yield
 
     def describe(self) -> dict[str, Any]:
@@ -84,7 +83,7 @@ class EncodeTask(Task):
         return {"the contents of the videos": sample_path(Path(self._item.source))}
 
     def run(self, advance: Advance) -> Report:
-        video, ranks, (output,) = self._video, self._vae.ranks, self.outputs
+        video, ranks, (output,) = self._video, self._vae.ranks, self._item.outputs
         if self._vae.job.is_many:
             make_folder(output)
         if ranks.is_first:
@@ -110,7 +109,7 @@ class EncodeTask(Task):
         source_fps = None if video.source_fps is None else float(video.source_fps)
         return Report(
             self.plan,
-            self.outputs,
+            self._item.outputs,
             num_frames,
             video.fps,
             time.perf_counter() - start,

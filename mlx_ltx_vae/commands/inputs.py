@@ -36,8 +36,8 @@ class Item:
         folder: to which a table's output is relative, and in which those of lists and tables must be.
         size, max_frames, fps: of a table: (width, height), the number of frames and the rate to encode.
         where: the line of the list or table, for errors; None for an argument of the command.
-        outputs: the files that it becomes, several for a batch. Known when it is measured, as all below.
-        num_frames: of all its outputs; None if that is known only when all of them are read.
+        outputs: the files that it becomes, several for a batch. Known when its task is made, as all below.
+        num_frames: of all its outputs, those of other ranks excepted; None if it is not known yet.
         cost: the work, relative to that of other items.
         is_skipped: whether its outputs exist, and are to be left as they are.
         values, text: its report, or its plan in a dry run: JSON-serializable, and as it is printed.

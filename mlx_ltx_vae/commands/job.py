@@ -85,18 +85,13 @@ class LazyVAE:
 
 
 class Task(ABC):
-    """An item that is decoded or encoded. To make one takes no more than its header, and finds out:
+    """An item on its way through a network. Making a task reads no more than a header, and completes the item.
 
     Attributes:
-        outputs, num_frames, cost, is_skipped: see `Item`.
         plan: from `open` on.
     """
 
     plan: Plan
-    outputs: Sequence[str] = ()
-    num_frames: int | None = None
-    cost: int
-    is_skipped = False
 
     @abstractmethod
     def open(self) -> AbstractContextManager[object]:
@@ -168,12 +163,9 @@ class _Run:
         for item in items:
             try:
                 task = self._make_task(item)
+                self._task = None if self._job.is_many else task
             except Exception as error:
                 self._fail(item, error)
-                continue
-            item.outputs, item.num_frames, item.cost = task.outputs, task.num_frames, task.cost
-            item.is_skipped = task.is_skipped
-            self._task = None if self._job.is_many else task
         check_outputs(items)
 
     def _deal(self, items: Sequence[Item]) -> list[int]:
@@ -210,7 +202,7 @@ class _Run:
                     return
                 ranks.check_same_contents(task.sample)
                 if bar is None:
-                    bar = stack.enter_context(self._progress_bar(task.num_frames))
+                    bar = stack.enter_context(self._progress_bar(item.num_frames))
                 report = task.run(bar.update)
             item.values, item.text = report.as_dict(), str(report)
         except Exception as error:

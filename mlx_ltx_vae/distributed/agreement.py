@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from ..errors import DistributedError, LTXVAEError
+from ..errors import DistributedError, describe_error
 from .time_limit import restart_time_limit
 
 Result = TypeVar("Result")
@@ -17,19 +17,12 @@ Result = TypeVar("Result")
 _LOST_PEER = "connection to a peer was lost"  # in the message of MLX's ring backend
 
 
-def gather_texts(group: mx.distributed.Group, text: str) -> list[str]:
-    """The texts of all ranks, in order."""
-    data = text.encode()
-    sizes = _gather(group, np.array([len(data)], np.int32))[:, 0]
-    padded = np.zeros(max(1, int(sizes.max())), np.uint8)
-    padded[: len(data)] = np.frombuffer(data, np.uint8)
-    rows = _gather(group, padded)
-    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
-
-
 def gather_values(group: mx.distributed.Group, value: Any) -> list[Any]:
     """The JSON-serializable values of all ranks, in order."""
-    return [json.loads(text) for text in gather_texts(group, json.dumps(value))]
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = _gather(group, np.array([len(data)], np.int32))[:, 0]
+    rows = _gather(group, np.pad(data, (0, int(sizes.max()) - len(data))))
+    return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
 
 def run_together(group: mx.distributed.Group, function: Callable[[], Result]) -> Result:
@@ -44,7 +37,7 @@ def run_together(group: mx.distributed.Group, function: Callable[[], Result]) ->
         result = function()
     except Exception as caught:  # raised below, when all ranks know
         error = caught
-    messages = gather_texts(group, "" if error is None else _describe(error))
+    messages = gather_values(group, None if error is None else describe_error(error))
     if error is not None and group.rank() == 0:
         raise error
     for rank, message in enumerate(messages):
@@ -77,10 +70,6 @@ def check_same(group: mx.distributed.Group, things: Mapping[str, Any]) -> None:
 def is_lost_peer(error: Exception) -> bool:
     """Whether an exception means that another rank has ended."""
     return isinstance(error, RuntimeError) and _LOST_PEER in str(error)
-
-
-def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, LTXVAEError) else f"{type(error).__name__}: {error}"
 
 
 def _gather(group: mx.distributed.Group, values: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import enum
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +20,6 @@ DEFAULT_TIMEOUT = 1800  # seconds; longer than the reader of an output pauses, o
 
 # Set by `mlx.launch` for its backends, and by the launchers of MPI.
 _RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_MAX_DIGITS = 10
 
 
 class Work(enum.Enum):
@@ -40,7 +40,7 @@ def launched_rank() -> int | None:
     if name is None:
         return None
     text = os.environ[name]
-    if not (text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS):
+    if not re.fullmatch("[0-9]{1,9}", text):
         raise DistributedError(
             f"{name} is {quote(text)}, which is not the number of a rank; unset it, or use mlx.launch."
         )
@@ -61,17 +61,15 @@ class Ranks:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return 1 if self.group is None else self.group.size()
 
     @property
     def rank(self) -> int:
-        """This rank."""
         return 0 if self.group is None else self.group.rank()
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes the output and the report."""
+        """Whether this rank reports, and writes what the ranks make together."""
         return self.rank == 0
 
     def choose(self, num_videos: int) -> Work:
@@ -88,19 +86,11 @@ class Ranks:
 
     def together(self, function: Callable[[], Value]) -> Value:
         """What a function returns. If it fails on one rank, it fails on all."""
-        if self.group is None:
-            return function()
-        from .agreement import run_together
-
-        return run_together(self.group, function)
+        return function() if self.group is None else _agreement().run_together(self.group, function)
 
     def gather(self, value: Value) -> list[Value]:
         """The JSON-serializable values of all ranks, in order."""
-        if self.group is None:
-            return [value]
-        from .agreement import gather_values
-
-        return gather_values(self.group, value)
+        return [value] if self.group is None else _agreement().gather_values(self.group, value)
 
     def smallest(self, machine: "Machine") -> "Machine":
         """This rank's machine with the memory of the smallest of all, so that all ranks make the same plan."""
@@ -109,15 +99,12 @@ class Ranks:
 
     def check_same(self, things: Mapping[str, Any]) -> None:
         """Raise a `DistributedError` if ranks work on different things, given by name."""
-        if self.group is not None:
-            from .agreement import check_same
-
-            check_same(self.group, things)
+        self.check_same_contents(lambda: things)
 
     def check_same_contents(self, read: Callable[[], Mapping[str, Any]]) -> None:
         """As `check_same`, of what `read` returns on each rank. One process alone does not call it."""
         if self.group is not None:
-            self.check_same(self.together(read))
+            _agreement().check_same(self.group, self.together(read))
 
     def work_alone(self) -> None:
         """No longer limit the time between two exchanges: from now on, ranks may have any time to themselves."""
@@ -134,6 +121,13 @@ class Ranks:
             ranks[index] = loads.index(min(loads))
             loads[ranks[index]] += costs[index]
         return ranks
+
+
+def _agreement() -> Any:
+    """The module, which is not imported where one process works alone."""
+    from . import agreement
+
+    return agreement
 
 
 def join_ranks(distributed: str, timeout: int | None = None) -> Ranks | None:

@@ -29,11 +29,8 @@ class RowBands:
         self.sent_bytes = 0
 
     def exchange(self, frames: mx.array, before: int, after: int) -> tuple[mx.array | None, mx.array | None]:
-        """See `Neighbors`.
-
-        Ranks meet in pairs, first those of 0 and 1, 2 and 3 and so on, then the others. In a pair the upper band sends
-        first. No two ranks ever wait for each other, however large the rows are.
-        """
+        # Ranks meet in pairs, first those of 0 and 1, 2 and 3 and so on, then the others. In a pair the upper band
+        # sends first. No two ranks ever wait for each other, however large the rows are.
         restart_time_limit()
         above = below = None
         for parity in (0, 1):
@@ -48,7 +45,6 @@ class RowBands:
         return above, below
 
     def gather(self, frames: mx.array) -> mx.array:
-        """See `Neighbors`: (B, T, h, W, C) of each band to (B, T, H, W, C)."""
         restart_time_limit()
         batch, time, height, width, channels = frames.shape
         scale = height // self.rows[self.rank]
