@@ -4,24 +4,18 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from ..units import format_bytes
 
+#: Device, number, size and time of the last change.
+FileState = tuple[int, int, int, int]
 
-class FileState(NamedTuple):
-    """What a file has in common with itself as long as it is neither replaced nor written to."""
 
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, file: int | str | os.PathLike) -> "FileState":
-        """Of a descriptor, or of the file that a path leads to now. Raises `OSError` if there is none."""
-        status = os.stat(file)
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+def file_state(file: int | str | os.PathLike) -> FileState:
+    """What an open file, or the file of a path, keeps as long as it is neither replaced nor written to."""
+    status = os.stat(file)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:

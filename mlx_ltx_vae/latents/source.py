@@ -5,7 +5,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -31,17 +31,26 @@ def open_source(path: str | os.PathLike) -> Iterator[tuple[OpenFile, Path]]:
     A pipe and standard input ("-") are copied to a temporary file, which takes no space after the last use of the open
     file. What is no file is a `LatentsError`: a folder, a device, a terminal.
     """
-    source = source_name(path)
-    if os.fspath(path) == _STANDARD_INPUT:
-        with _spooled(_standard_input(), source) as spooled:
-            yield spooled
-        return
-    with _open(source) as file:
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            yield OpenFile(file, source), Path(path)
+    source, is_standard_input = source_name(path), os.fspath(path) == _STANDARD_INPUT
+    with nullcontext(_standard_input()) if is_standard_input else _open(source) as stream:
+        if not is_standard_input and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            yield OpenFile(stream, source), Path(path)
             return
-        with _spooled(file, source) as spooled:
-            yield spooled
+        with temporary_folder() as folder:
+            path = folder / "latents"
+            try:
+                with path.open("wb") as copy:
+                    start = stream.read(START_BYTES)
+                    check_format(start, source)  # refuses an endless stream of something else
+                    copy.write(start)
+                    shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
+            except OSError as error:
+                raise LatentsError(
+                    f"{source}: cannot be copied to {folder.parent} ({error.strerror or error}); set TMPDIR to a "
+                    "larger disk, or name a file."
+                ) from error
+            with path.open("rb") as file:
+                yield OpenFile(file, source), path
 
 
 def _standard_input() -> IO[bytes]:
@@ -68,22 +77,3 @@ def _open(source: str) -> IO[bytes]:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise LatentsError(f"{shown}: cannot be read ({reason}).") from error
-
-
-@contextmanager
-def _spooled(stream: IO[bytes], source: str) -> Iterator[tuple[OpenFile, Path]]:
-    with temporary_folder() as folder:
-        path = folder / "latents"
-        try:
-            with path.open("wb") as copy:
-                start = stream.read(START_BYTES)
-                check_format(start, source)  # refuses an endless stream of something else
-                copy.write(start)
-                shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
-        except OSError as error:
-            raise LatentsError(
-                f"{source}: cannot be copied to {folder.parent} ({error.strerror or error}); set TMPDIR to a "
-                "larger disk, or name a file."
-            ) from error
-        with path.open("rb") as file:
-            yield OpenFile(file, source), path
