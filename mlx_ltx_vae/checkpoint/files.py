@@ -21,9 +21,8 @@ from ..backend.dtypes import DTYPES, dtype_name
 from ..backend.mlx_utils import evaluate, load_safetensors
 from ..errors import CheckpointError, LatentsError, excerpt, quote
 from ..files.formats import START_BYTES, Format, find_format
-from ..files.opening import FileState, file_state, open_file, read_small_file
+from ..files.opening import FileState, file_state, open_file, read_sample, read_small_file
 from ..files.safetensors_header import read_header, read_positions
-from ..files.samples import read_sample
 from .weight_files import is_index, shard_problem
 
 _MAX_JSON = 16_000_000  # bytes

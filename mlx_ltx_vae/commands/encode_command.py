@@ -8,7 +8,7 @@ from pathlib import Path
 from .. import demo
 from ..checkpoint import open_checkpoint
 from ..distributed.ranks import join_ranks
-from ..files.samples import sample_path
+from ..files.opening import sample_path
 from ..latents import check_latents_name
 from .batch import run_many, skip
 from .cli import (

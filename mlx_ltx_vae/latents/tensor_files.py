@@ -15,10 +15,9 @@ from ..files.formats import START_BYTES, Format
 from ..files.opening import file_state
 from ..files.safetensors_header import read_header, read_positions
 from ..units import format_bytes
-from .formats import check_format
 from .metadata import METADATA_KEYS
 from .numpy_files import open_npy, open_npz
-from .source import open_source
+from .source import check_format, open_source
 from .stored import OpenFile, StoredArray, StoredTensor, reading
 
 _MAX_METADATA_BYTES = 1024
