@@ -19,7 +19,7 @@ from mlx_ltx_vae import decode as decode_command
 from mlx_ltx_vae import encode as encode_command
 from mlx_ltx_vae import info as info_command
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.files.samples import SAMPLE_BYTES, sample_path
+from mlx_ltx_vae.files.opening import SAMPLE_BYTES, sample_path
 from mlx_ltx_vae.latents import open_latents
 from toy_networks import TOYS
 

@@ -127,21 +127,24 @@ class _Steps:
         self._ours: int | None = None
         self._sets_variable = False
 
-    def begin(self, limit: int) -> None:
+    @contextmanager
+    def settings(self, cache_limit: int) -> Iterator[None]:
+        """Those of one step. A run that waits for its caller leaves the app its own."""
         with self._lock:
-            self._limits.append(limit)
+            self._limits.append(cache_limit)
             self._set_limit()
             if len(self._limits) == 1:
                 self._sets_variable = backend() is Backend.METAL and _WINOGRAD_BATCH not in os.environ
                 if self._sets_variable:
                     os.environ[_WINOGRAD_BATCH] = "1"
-
-    def end(self, limit: int) -> None:
-        with self._lock:
-            self._limits.remove(limit)
-            self._set_limit()
-            if self._sets_variable and not self._limits:
-                os.environ.pop(_WINOGRAD_BATCH, None)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._limits.remove(cache_limit)
+                self._set_limit()
+                if self._sets_variable and not self._limits:
+                    os.environ.pop(_WINOGRAD_BATCH, None)
 
     def _set_limit(self) -> None:
         if not limits_cache():
@@ -156,7 +159,7 @@ class _Steps:
             self._ours = None
 
 
-_steps = _Steps()
+step_settings = _Steps().settings
 
 
 @contextmanager
@@ -171,13 +174,3 @@ def run_settings() -> Iterator[None]:
         finally:
             if clear:
                 mx.clear_cache()
-
-
-@contextmanager
-def step_settings(cache_limit: int) -> Iterator[None]:
-    """MLX's settings while a step of a run is computed. A run that waits for its caller leaves the app its own."""
-    _steps.begin(cache_limit)
-    try:
-        yield
-    finally:
-        _steps.end(cache_limit)

@@ -20,9 +20,8 @@ from ..backend.dtypes import DTYPES, dtype_name
 from ..backend.mlx_utils import evaluate, load_safetensors
 from ..errors import CheckpointError, LatentsError, excerpt, quote
 from ..files.formats import START_BYTES, Format, find_format
-from ..files.opening import FileState, open_file, read_small_file
+from ..files.opening import FileState, file_state, open_file, read_sample, read_small_file
 from ..files.safetensors_header import read_header, read_positions
-from ..files.samples import read_sample
 from .weight_files import is_index, shard_problem
 
 _MAX_JSON = 16_000_000  # bytes
@@ -155,7 +154,7 @@ def check_unchanged(tensors: Iterable[TensorInfo]) -> None:
         CheckpointError: names the file.
     """
     for path, state in {info.path: info.state for info in tensors if info.state is not None}.items():
-        if not path.exists() or FileState.of(path) != state:
+        if not path.exists() or file_state(path) != state:
             raise CheckpointError(
                 f"{path}: the file changed while it was read; load it again when the program that writes it is done."
             )
@@ -243,7 +242,7 @@ def _open_file(path: Path) -> Archive:
             raise CheckpointError(f"{path}: this is {_OTHER_FORMATS[found]}.")
         if found is not Format.SAFETENSORS:
             raise CheckpointError(f"{path}: not a safetensors file; give the .safetensors file of the VAE.")
-        state = FileState.of(path)
+        state = file_state(path)
         headers, metadata = read_header(path)
     except ValueError as error:
         raise CheckpointError(f"{path}: not a whole safetensors file ({error}); download it again.") from error

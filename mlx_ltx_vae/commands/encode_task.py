@@ -16,7 +16,7 @@ import numpy as np
 from ..distributed.ranks import Work
 from ..errors import LatentsError
 from ..files.atomic import check_absent
-from ..files.samples import sample_path
+from ..files.opening import sample_path
 from ..latents import check_latents_name, check_latents_target, save_latents
 from ..models.specs import LONG_CLIP
 from ..planning.options import PlanOptions

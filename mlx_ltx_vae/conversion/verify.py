@@ -114,7 +114,8 @@ def compare_tensors(
     for name in one_by_one(names, "compare", progress):
         reference, array = expected.pop(name), found.pop(name)
         is_cast = reference.dtype != array.dtype
-        if not _same_bits(reference.astype(array.dtype), array):
+        bits = {2: mx.uint16, 4: mx.uint32}[array.dtype.size]  # also of NaN and of the sign of zero
+        if not to_bool(mx.array_equal(reference.astype(array.dtype).view(bits), array.view(bits))):
             relation = f"is not the source's cast to {dtype_name(array.dtype)}" if is_cast else "is not the source's"
             raise CheckpointsDiffer(
                 f"{converted.name}: tensor {name} {relation} ({source.name}, {dtype_name(reference.dtype)})."
@@ -139,12 +140,6 @@ def one_by_one(names: Sequence[str], description: str, progress: Progress | None
     for name in progress(names, description) if progress else names:
         yield name
         mx.clear_cache()
-
-
-def _same_bits(first: mx.array, second: mx.array) -> bool:
-    """Whether two arrays of one dtype have the same shape and bits, including NaN and the sign of zero."""
-    bits = {2: mx.uint16, 4: mx.uint32}[first.dtype.size]
-    return to_bool(mx.array_equal(first.view(bits), second.view(bits)))
 
 
 def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -30,10 +30,17 @@ def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
 
     Raises a `ValueError`, whose message is the reason, for what is not a whole, valid safetensors file.
     """
-    _check_size(path)
+    with path.open("rb") as stream:
+        start = stream.read(min(int.from_bytes(stream.read(8), "little"), _MAX_BYTES + 1))
+    if len(start) > _MAX_BYTES or start.count(b'"data_offsets"') > _MAX_TENSORS:  # seconds and gigabytes to parse
+        raise ValueError(f"header too large; expected at most {_MAX_BYTES >> 20} MB and {_MAX_TENSORS} tensors")
     try:
         with safe_open(path, framework="numpy") as file:
-            tensors = {name: _tensor_header(file.get_slice(name)) for name in file.offset_keys()}
+            tensors = {}
+            for name in file.offset_keys():
+                stored = file.get_slice(name)
+                dtype = stored.get_dtype()
+                tensors[name] = TensorHeader(_DTYPES.get(dtype, dtype), tuple(stored.get_shape()))
             return tensors, file.metadata() or {}
     except SafetensorError as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
@@ -51,16 +58,3 @@ def read_positions(read: Callable[[int, int], bytes]) -> dict[str, tuple[int, in
     entries = json.loads(read(8, length))
     spans = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}
     return {name: (8 + length + begin, 8 + length + end) for name, (begin, end) in spans.items()}
-
-
-def _check_size(path: Path) -> None:
-    """Refuse headers that would take seconds and gigabytes to parse."""
-    with path.open("rb") as file:
-        header = file.read(min(int.from_bytes(file.read(8), "little"), _MAX_BYTES + 1))
-    if len(header) > _MAX_BYTES or header.count(b'"data_offsets"') > _MAX_TENSORS:
-        raise ValueError(f"header too large; expected at most {_MAX_BYTES >> 20} MB and {_MAX_TENSORS} tensors")
-
-
-def _tensor_header(stored: Any) -> TensorHeader:
-    dtype = stored.get_dtype()
-    return TensorHeader(_DTYPES.get(dtype, dtype), tuple(stored.get_shape()))

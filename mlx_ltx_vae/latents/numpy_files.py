@@ -17,7 +17,7 @@ from numpy.lib import format as npy_format
 
 from ..errors import LatentsError, excerpt
 from ..units import format_bytes
-from .formats import torch_error
+from .source import torch_error
 from .stored import OpenFile, StoredArray, StoredTensor
 
 _MAX_NPY_HEADER = 2**14  # bytes; numpy itself refuses headers of more than 10,000

@@ -15,7 +15,7 @@ from typing import IO, Literal
 import numpy as np
 
 from ..errors import LatentsError, excerpt
-from ..files.opening import FileState
+from ..files.opening import file_state
 
 _BLOCK_BYTES = 2**20
 _MAX_GAP = 2**14  # bytes; to read as many takes as long as another call
@@ -28,7 +28,7 @@ class OpenFile:
         self.source = source  # its name in errors
         self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
-        self.state = FileState.of(self._descriptor)
+        self.state = file_state(self._descriptor)
 
     def read(self, offset: int, size: int) -> bytes:
         """At most `size` bytes."""
@@ -44,7 +44,7 @@ class OpenFile:
 
     def check_unchanged(self) -> None:
         """Raise a `LatentsError` if the file was written to after it was opened."""
-        if FileState.of(self._descriptor) != self.state:
+        if file_state(self._descriptor) != self.state:
             raise self.changed()
 
     def changed(self) -> LatentsError:

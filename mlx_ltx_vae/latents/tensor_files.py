@@ -12,13 +12,12 @@ import numpy as np
 
 from ..errors import LatentsError
 from ..files.formats import START_BYTES, Format
-from ..files.opening import FileState
+from ..files.opening import file_state
 from ..files.safetensors_header import read_header, read_positions
 from ..units import format_bytes
-from .formats import check_format
 from .metadata import METADATA_KEYS
 from .numpy_files import open_npy, open_npz
-from .source import open_source
+from .source import check_format, open_source
 from .stored import OpenFile, StoredArray, StoredTensor, reading
 
 _MAX_METADATA_BYTES = 1024
@@ -40,7 +39,7 @@ def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredTensor], 
 
 def _open_safetensors(file: OpenFile, path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     headers, metadata = read_header(path)
-    if FileState.of(path) != file.state:
+    if file_state(path) != file.state:
         raise file.changed()
     positions = read_positions(file.read)
     tensors = {}
