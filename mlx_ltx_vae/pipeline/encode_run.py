@@ -53,7 +53,8 @@ class EncodePipeline:
 
     def clip(self, pixels: Frames, plan: EncodePlan | None, options: EncodeOptions) -> Iterator[mx.array]:
         """The latents of a whole clip; see `VideoVAE.encode`."""
-        source = ClipSource(to_channels_last(pixels), self._preprocess(plan, options))
+        preprocess = self._preprocess(plan, options)
+        source = ClipSource(to_channels_last(pixels), preprocess)
         plan, bands = self._plan(source, plan, options, source.grid[0])
         return self._latents(source, plan, bands)
 
