@@ -6,12 +6,14 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from benchmarks.against import OTHERS, OURS, against_jobs, against_table
 from benchmarks.emulation import emulation_jobs, emulation_table
 from benchmarks.formulations import formulation_jobs, formulation_table
-from benchmarks.measurements import write_pages
+from benchmarks.metal.pages import ROOT, read_document, submit, write_pages
+from benchmarks.metal.verdicts import sums_and_verdicts
 from benchmarks.overlap import overlap, overlap_table
 from benchmarks.plan_table import plan_table
 from benchmarks.quality import precision_jobs, precision_table, quality_jobs, quality_table
@@ -19,8 +21,9 @@ from benchmarks.roofline import roofline, roofline_table
 from benchmarks.scaling import DEFAULT_TFLOPS, scaling_tables
 from benchmarks.validation import validation_jobs, validation_table
 from mlx_ltx_vae.bench.command import MODES, add_decode_options, add_run_options, make_case, plot_file, report
+from mlx_ltx_vae.bench.metal.command import full_report
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, run_command
+from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, print_report, run_command
 
 #: Measurements of fixed cases: what makes their jobs and their table, and a description.
 _FIXED = {
@@ -63,10 +66,15 @@ def build_parser() -> CommandParser:
     add_common_options(
         add(
             "measurements",
-            lambda _: print(f"changed: {', '.join(write_pages()) or 'nothing'}"),
+            lambda _: print(f"changed: {', '.join(write_pages(ROOT)) or 'nothing'}"),
             "write the tables of README.md and docs/performance.md from docs/measurements/",
         )
     )
+    metal = add("metal", _metal, "what a file of python -m mlx_ltx_vae.bench --metal --json says about our rules")
+    metal.add_argument("file", type=Path, metavar="FILE")
+    publish = "copy it to docs/measurements/, without paths and names, and write the tables"
+    metal.add_argument("--submit", action="store_true", help=publish)
+    add_common_options(metal)
     scaling = add(
         "scaling",
         lambda options: print(scaling_tables(options.tflops, options.frames)),
@@ -103,6 +111,13 @@ def _report_fixed(
     jobs: Callable[[], list[Job]], make_table: Callable[[list[list[Run]]], str], options: argparse.Namespace
 ) -> None:
     report(options, jobs(), make_table)
+
+
+def _metal(options: argparse.Namespace) -> None:
+    document = read_document(options.file)
+    print_report(f"{full_report(document)}\n\n{sums_and_verdicts(document)}")
+    if options.submit:
+        print_report(f"\nwritten: {', '.join(submit(document))}")
 
 
 def _against(options: argparse.Namespace) -> None:
