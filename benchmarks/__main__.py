@@ -33,7 +33,6 @@ _FIXED = {
         "what Metal's convolutions cost in quality, emulated on the CPU, on the demo clip",
     ),
     "formulations": (formulation_jobs, formulation_table, "what the package's convolutions gain over plain MLX"),
-    "quality": (quality_jobs, quality_table, "what tiles and half precision cost in quality, on the demo clip"),
     "validate-plan": (validation_jobs, validation_table, "planned peaks against measured ones"),
 }
 
@@ -58,6 +57,7 @@ def build_parser() -> CommandParser:
     _add_decode_options(overlapping, frames=241, modes=["exact"])
     overlapping.add_argument("--ffmpeg", action="store_true", help="write an mp4 too")
     _add_decode_options(add("precision", _precision, "time, memory and accuracy of each dtype"), frames=57)
+    add_run_options(add("quality", _quality, "what tiles and half precision cost in quality, on the demo clip"))
     limits = add("roofline", _roofline, "decodes against their convolutions alone, and synchronizations")
     _add_decode_options(limits, frames=57, modes=["exact", "single"])
     for name, (jobs, make_table, description) in _FIXED.items():
@@ -131,6 +131,11 @@ def _precision(options: argparse.Namespace) -> None:
     case = make_case(options, frames=options.frames)
     with tempfile.TemporaryDirectory() as folder:
         report(options, precision_jobs(case, f"{folder}/float32.npy"), precision_table)
+
+
+def _quality(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        report(options, quality_jobs(f"{folder}/single.npy"), quality_table)
 
 
 def _overlap(options: argparse.Namespace) -> None:

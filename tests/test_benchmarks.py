@@ -81,11 +81,15 @@ def test_dtypes_are_timed_and_compared_with_float32_of_the_same_weights(measure)
 
 @pytest.mark.slow
 def test_quality_of_every_mode_and_dtype_is_printed(measure, small_demo):
-    (run,), printed = measure("quality")
-    psnr = {way["way"]: way["psnr"] for way in run["ways"]}
-    assert [psnr[f"exact, by {order}"] for order in ("time", "rows", "columns")] == [None] * 3
+    runs, printed = measure("quality")
+    single, *exact = runs[:4]
+    assert (single["mode"], "psnr" in single) == ("single", False)
+    assert all(run["mode"] == "exact" and run["largest"] < 2e-5 for run in exact)
+    assert [run["tiles"] for run in runs[4:7]] == ["default", "aggressive", "spatial_only"]
+    psnr = {run["dtype"]: run["psnr"] for run in runs[7:]}
     assert 30 < psnr["bfloat16"] < psnr["float16"] < 90
-    assert "| exact, by rows | identical |" in " ".join(printed.split())
+    lines = [line.replace(" ", "") for line in printed.splitlines()]
+    assert sum(line.startswith("|exact,by") and "|identical|" in line for line in lines) == 3, printed
 
 
 @pytest.mark.slow
