@@ -6,12 +6,14 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from benchmarks.against import OTHERS, OURS, against_jobs, against_table
 from benchmarks.emulation import emulation_jobs, emulation_table
 from benchmarks.formulations import formulation_jobs, formulation_table
-from benchmarks.measurements import write_pages
+from benchmarks.metal.pages import ROOT, read_document, submit, write_pages
+from benchmarks.metal.verdicts import sums_and_verdicts
 from benchmarks.overlap import overlap, overlap_table
 from benchmarks.plan_table import plan_table
 from benchmarks.quality import precision_jobs, precision_table, quality_jobs, quality_table
@@ -19,8 +21,9 @@ from benchmarks.roofline import roofline, roofline_table
 from benchmarks.scaling import DEFAULT_TFLOPS, scaling_tables
 from benchmarks.validation import validation_jobs, validation_table
 from mlx_ltx_vae.bench.command import MODES, add_decode_options, add_run_options, make_case, plot_file, report
+from mlx_ltx_vae.bench.metal.command import full_report
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, run_command
+from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, print_report, run_command
 
 #: Measurements of fixed cases: what makes their jobs and their table, and a description.
 _FIXED = {
@@ -30,7 +33,6 @@ _FIXED = {
         "what Metal's convolutions cost in quality, emulated on the CPU, on the demo clip",
     ),
     "formulations": (formulation_jobs, formulation_table, "what the package's convolutions gain over plain MLX"),
-    "quality": (quality_jobs, quality_table, "what tiles and half precision cost in quality, on the demo clip"),
     "validate-plan": (validation_jobs, validation_table, "planned peaks against measured ones"),
 }
 
@@ -55,6 +57,7 @@ def build_parser() -> CommandParser:
     _add_decode_options(overlapping, frames=241, modes=["exact"])
     overlapping.add_argument("--ffmpeg", action="store_true", help="write an mp4 too")
     _add_decode_options(add("precision", _precision, "time, memory and accuracy of each dtype"), frames=57)
+    add_run_options(add("quality", _quality, "what tiles and half precision cost in quality, on the demo clip"))
     limits = add("roofline", _roofline, "decodes against their convolutions alone, and synchronizations")
     _add_decode_options(limits, frames=57, modes=["exact", "single"])
     for name, (jobs, make_table, description) in _FIXED.items():
@@ -63,10 +66,15 @@ def build_parser() -> CommandParser:
     add_common_options(
         add(
             "measurements",
-            lambda _: print(f"changed: {', '.join(write_pages()) or 'nothing'}"),
+            lambda _: print(f"changed: {', '.join(write_pages(ROOT)) or 'nothing'}"),
             "write the tables of README.md and docs/performance.md from docs/measurements/",
         )
     )
+    metal = add("metal", _metal, "what a file of python -m mlx_ltx_vae.bench --metal --json says about our rules")
+    metal.add_argument("file", type=Path, metavar="FILE")
+    publish = "copy it to docs/measurements/, without paths and names, and write the tables"
+    metal.add_argument("--submit", action="store_true", help=publish)
+    add_common_options(metal)
     scaling = add(
         "scaling",
         lambda options: print(scaling_tables(options.tflops, options.frames)),
@@ -105,6 +113,13 @@ def _report_fixed(
     report(options, jobs(), make_table)
 
 
+def _metal(options: argparse.Namespace) -> None:
+    document = read_document(options.file)
+    print_report(f"{full_report(document)}\n\n{sums_and_verdicts(document)}")
+    if options.submit:
+        print_report(f"\nwritten: {', '.join(submit(document))}")
+
+
 def _against(options: argparse.Namespace) -> None:
     case = make_case(options, frames=options.frames)
     with tempfile.TemporaryDirectory() as folder:
@@ -116,6 +131,11 @@ def _precision(options: argparse.Namespace) -> None:
     case = make_case(options, frames=options.frames)
     with tempfile.TemporaryDirectory() as folder:
         report(options, precision_jobs(case, f"{folder}/float32.npy"), precision_table)
+
+
+def _quality(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        report(options, quality_jobs(f"{folder}/single.npy"), quality_table)
 
 
 def _overlap(options: argparse.Namespace) -> None:

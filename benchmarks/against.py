@@ -1,8 +1,6 @@
 """Our modes compared with other programs that decode the same weights and latents."""
 
 import importlib.util
-import resource
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +8,7 @@ from typing import Any
 
 from benchmarks.others import load_diffusers, load_mlx_video, load_ports
 from mlx_ltx_vae.bench.case import Case, count_weight_bytes, load_case_latents, load_config, load_vae
-from mlx_ltx_vae.bench.decoding import decode, measure_frames
+from mlx_ltx_vae.bench.decoding import decode, footprint, measure
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import timing_table
 from mlx_ltx_vae.models.base import Config
@@ -31,8 +29,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
 _LOADERS = {"ports": load_ports, "diffusers": load_diffusers, "mlx_video": load_mlx_video}
 _NOTES = {
     "ports": "ports: each tile in a single pass, one after the other, as MLX ports do.",
-    "diffusers": "diffusers: its peak is the growth of the process's resident size, since torch counts no memory on "
-    "the CPU.",
+    "diffusers": "diffusers: its peak is the growth of the process's memory, since torch counts none on the CPU.",
     "mlx_video": "mlx_video: in its default tiles.",
 }
 
@@ -57,8 +54,8 @@ def against_jobs(case: Case, names: Sequence[str], reference: str, *, sampled: b
         if reason:
             warnings.warn(f"{name} is skipped: {reason}.", stacklevel=2)
             continue
-        measure = decode_with_other if name in OTHERS else decode
-        jobs.append(Job(measure, replace(case, mode=name), {"sampled": sampled, "reference": reference}))
+        function = decode_with_other if name in OTHERS else decode
+        jobs.append(Job(function, replace(case, mode=name), {"sampled": sampled, "reference": reference}))
     return jobs
 
 
@@ -87,29 +84,23 @@ def decode_with_other(case: Case, *, sampled: bool, reference: str) -> dict[str,
     """Decode with the program that `case.mode` names.
 
     Returns:
-        weights_bytes and what `measure_frames` returns, without first_frame_seconds and between_bytes: these programs
-        return all frames at the end. For diffusers the memory is the process's resident size, without samples.
+        weights_bytes and what `measure` returns, without first_frame_seconds and between_bytes: these programs
+        return all frames at the end. For diffusers the memory is the process's, without samples.
     """
     vae = load_vae(case)
     latents = load_case_latents(case, vae)
     weights_bytes = count_weight_bytes(vae)
     decoder = _LOADERS[case.mode](vae, case)
     del vae
-    before = _max_resident_bytes()
+    _, before = footprint()
     uses_mlx = case.mode != "diffusers"
-    measured = measure_frames(decoder(latents), sampled=sampled and uses_mlx, reference=reference)
+    measured = measure(decoder(latents), case, sampled=sampled and uses_mlx, reference=reference)
     del measured["first_frame_seconds"], measured["between_bytes"]
-    if not uses_mlx:
-        total = _max_resident_bytes()
+    _, total = footprint()
+    if not uses_mlx and before is not None and total is not None:
         measured |= {"peak_bytes": total - before, "total_peak_bytes": total}
         measured["bytes_per_pixel"] = measured["peak_bytes"] / (case.width * case.height)
     return {"weights_bytes": weights_bytes, **measured}
-
-
-def _max_resident_bytes() -> int:
-    """The largest resident size of this process so far."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def against_table(results: list[list[Run]]) -> str:

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from benchmarks.metal_emulation import ConvOptions, EmulatedGPU, emulated
 from mlx_ltx_vae import VideoVAE, demo
-from mlx_ltx_vae.bench.case import Case, load_case_latents, load_vae, with_rule
+from mlx_ltx_vae.bench.case import Case, load_case_latents, load_decoder, load_vae
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import format_psnr, table
 from mlx_ltx_vae.checkpoint import Checkpoint, open_checkpoint, open_weights
@@ -112,7 +112,7 @@ def _decode(way: Way, model: str, latents: mx.array) -> tuple[mx.array, float]:
     with emulated(way.gpu) as routes:
         # Loaded inside, since weights are laid out for the device.
         checkpoint = open_checkpoint(model, encoder=False) if way.dtype else _stored_in_bfloat16(model)
-        vae = VideoVAE.from_pretrained(with_rule(checkpoint, way.gpu.choose), dtype=way.dtype, encoder=False)
+        vae = load_decoder(checkpoint, way.gpu.choose, way.dtype)
         pixels = _decode_pixels(vae, latents, way.mode)
     return pixels, routes["winograd"] / sum(routes.values())
 

@@ -1,7 +1,5 @@
 """What the package's convolutions gain over plain MLX: every convolution one `mx.conv3d`, and malloc as it is."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -22,37 +20,25 @@ _GROWING_WIDTH, _GROWING_FRAMES = 16, 25
 def formulation_jobs() -> list[Job]:
     """Each case in plain MLX and as the package does it; then growing frames."""
     jobs = []
-    for measure, cases in ((decode_by, _DECODES), (encode_by, (_ENCODE,))):
+    for measure, cases in ((decode, _DECODES), (encode, (_ENCODE,))):
         for base_width, width, height, frames in cases:
             case = Case(base_width=base_width, width=width, height=height, frames=frames)
             plain = replace(case, formulation="conv3d")
-            jobs += [Job(measure, plain, {"plain": True}), Job(measure, case, {"plain": False})]
+            jobs += [Job(in_plain_mlx, plain, {"task": measure.__name__}), Job(measure, case)]
     growing = (
         Case(base_width=_GROWING_WIDTH, width=width, height=height, frames=_GROWING_FRAMES)
         for width, height in _GROWING
     )
-    return jobs + [Job(decode_by, case, {"plain": False}) for case in growing]
+    return jobs + [Job(decode, case) for case in growing]
 
 
-def decode_by(case: Case, *, plain: bool) -> dict[str, Any]:
-    """`plain` and what `decode` returns."""
-    with _plain_malloc() if plain else nullcontext():
-        return {"plain": plain, **decode(case)}
-
-
-def encode_by(case: Case, *, plain: bool) -> dict[str, Any]:
-    """`plain` and what `encode` returns."""
-    with _plain_malloc() if plain else nullcontext():
-        return {"plain": plain, **encode(case)}
-
-
-@contextmanager
-def _plain_malloc() -> Iterator[None]:
+def in_plain_mlx(case: Case, *, task: str) -> dict[str, Any]:
+    """What `decode` or `encode` returns, with malloc as it is."""
     with (
         patch.object(device, "keep_freed_memory", lambda: None),
         patch.object(device, "return_freed_memory", lambda: None),
     ):
-        yield
+        return {"decode": decode, "encode": encode}[task](case)
 
 
 def formulation_table(results: list[list[Run]]) -> str:
@@ -65,7 +51,7 @@ def formulation_table(results: list[list[Run]]) -> str:
         peaks = [max(run["peak_bytes"] for run in runs) for runs in (before, after)]
         rows.append(
             {
-                "": run["task"].removesuffix("_by"),
+                "": run["task"],
                 "base width": str(run["base_width"]),
                 "size": f"{run['width']}x{run['height']}",
                 "frames": str(run["frames"]),

@@ -101,7 +101,7 @@ class EmulatedGPU:
 def emulated(gpu: EmulatedGPU = EmulatedGPU()) -> Iterator[Counter[str]]:
     """Inside the block, the package believes that it runs on a GPU, and MLX's convolutions and products are emulated.
 
-    Load networks with the rule `gpu.choose` (`with_rule`). Evaluate inside the block: a stream makes its graph while
+    Load networks with the rule `gpu.choose` (`load_decoder`). Evaluate inside the block: a stream makes its graph while
     it is consumed. Functions that were compiled outside keep what they were compiled with.
 
     Yields:

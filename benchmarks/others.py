@@ -6,11 +6,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_ltx_vae.backend.dtypes import dtype_name
+from mlx_ltx_vae.backend.dtypes import DTYPES, dtype_name
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
-from mlx_ltx_vae.bench.case import Case, Decode, loaded_network
+from mlx_ltx_vae.bench.case import Case, Decode, load_config
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
+from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
 from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
 from mlx_ltx_vae.pipeline.postprocess import FrameChunk
 from mlx_ltx_vae.tiling import decode_with_tiling
@@ -42,7 +45,7 @@ def load_ports(vae: VideoVAE, case: Case) -> FrameDecoder:
     return decode
 
 
-def load_diffusers(vae: VideoVAE, _: Case) -> FrameDecoder:
+def load_diffusers(vae: VideoVAE, case: Case) -> FrameDecoder:
     """diffusers' decoder with the weights of a VAE."""
     import torch
     from diffusers import AutoencoderKLLTX2Video
@@ -57,7 +60,7 @@ def load_diffusers(vae: VideoVAE, _: Case) -> FrameDecoder:
     def to_torch(array: mx.array) -> torch.Tensor:
         return torch.from_numpy(np.array(array.astype(mx.float32), order="C"))
 
-    weights = _original_weights(vae)
+    weights = original_weights(case)
     translation = read_diffusers_config({"_class_name": AutoencoderKLLTX2Video.__name__, **raw_config}, "diffusers")
     names = translation.original_names("decoder", model.decoder.state_dict())
     model.decoder.load_state_dict({name: to_torch(weights[original]) for name, original in names.items()})
@@ -104,7 +107,7 @@ def diffusers_config(config: VAEConfig) -> dict[str, Any]:
     }
 
 
-def load_mlx_video(vae: VideoVAE, _: Case) -> FrameDecoder:
+def load_mlx_video(vae: VideoVAE, case: Case) -> FrameDecoder:
     """mlx-video's decoder, in its default tiles, with the weights of a VAE."""
     from mlx_video.models.ltx_2.video_vae.convolution import PaddingModeType
     from mlx_video.models.ltx_2.video_vae.decoder import LTX2VideoDecoder
@@ -126,7 +129,7 @@ def load_mlx_video(vae: VideoVAE, _: Case) -> FrameDecoder:
         timestep_conditioning=False,
         decoder_blocks=blocks,
     )
-    weights = {f"vae.decoder.{name}": array for name, array in _original_weights(vae).items()}
+    weights = {f"vae.decoder.{name}": array for name, array in original_weights(case).items()}
     weights["vae.per_channel_statistics.mean-of-means"] = vae.mean
     weights["vae.per_channel_statistics.std-of-means"] = vae.std
     model.load_weights(list(model.sanitize(weights).items()))
@@ -145,9 +148,18 @@ def _to_frames(pixels: mx.array) -> np.ndarray:
     return FrameChunk(0, pixels.transpose(0, 2, 3, 4, 1)).to_uint8()
 
 
-def _original_weights(vae: VideoVAE) -> dict[str, mx.array]:
-    """The weights of a VAE's only network, named as in the original files, in torch's layout (O, I, D, H, W)."""
-    return {
-        name: array.transpose(0, 4, 1, 2, 3) if array.ndim == 5 else array
-        for name, array in named_parameters(loaded_network(vae)).items()
-    }
+def original_weights(case: Case) -> dict[str, mx.array]:
+    """The weights of a case's decoder, named as in the original files, in torch's layout (O, I, D, H, W).
+
+    Those of a loaded network are laid out for the device.
+    """
+    if case.model:
+        weights = dict(open_checkpoint(case.model, encoder=False).networks["decoder"].read())
+    else:
+        mx.random.seed(0)  # as `load_vae` does
+        config = load_config(case)
+        ones = mx.ones((config.latent_channels,))
+        network = ConvDecoder(config, Statistics(0 * ones, ones))
+        network.set_dtype(DTYPES[case.dtype or "float32"])
+        weights = named_parameters(network)
+    return {name: array.transpose(0, 4, 1, 2, 3) if array.ndim == 5 else array for name, array in weights.items()}

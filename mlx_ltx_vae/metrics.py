@@ -14,8 +14,13 @@ def psnr(one: mx.array, other: mx.array, *, span: float = 2.0) -> float:
     Args:
         span: the distance between black and white: 2 for pixels in [-1, 1], 255 for uint8.
     """
-    error = to_float(mx.square(one.astype(mx.float32) - other.astype(mx.float32)).mean())
-    return math.inf if error == 0 else 10 * math.log10(span**2 / error)
+    error = rms(one.astype(mx.float32) - other.astype(mx.float32))
+    return math.inf if error == 0 else 20 * math.log10(span / error)
+
+
+def rms(array: mx.array) -> float:
+    """The root mean square of a float32 array."""
+    return to_float(mx.sqrt(mx.square(array).mean()))
 
 
 def max_difference(one: mx.array, other: mx.array) -> float:

@@ -14,7 +14,7 @@ import pytest
 from mlx_ltx_vae.bench import processes
 from mlx_ltx_vae.bench.__main__ import main
 from mlx_ltx_vae.bench.case import Case
-from mlx_ltx_vae.bench.decoding import decode, measure_frames, sample_memory
+from mlx_ltx_vae.bench.decoding import decode, footprint, measure
 from mlx_ltx_vae.bench.plot import upper_envelope
 from mlx_ltx_vae.bench.processes import Job
 from mlx_ltx_vae.bench.tables import format_psnr, table
@@ -45,9 +45,10 @@ def test_decoding_is_measured_and_drawn(bench, tmp_path):
         assert run["frames"] == 9
         assert 0 < run["first_frame_seconds"] <= run["seconds"]
         assert 0 < run["peak_bytes"] < run["total_peak_bytes"]
-        times, active, peaks = zip(*run["samples"], strict=True)
+        times, active, peaks, footprints = zip(*run["samples"], strict=True)
         assert list(times) == sorted(times)
         assert max(active) <= max(peaks) == peaks[-1] == run["total_peak_bytes"]
+        assert max(footprints) == run["peak_footprint_bytes"] > run["start_footprint_bytes"]
     assert "single" in printed
     drawn = iio.imread(picture)
     assert drawn.shape[:2] == (630, 1500)
@@ -115,10 +116,10 @@ def test_frames_are_saved_and_compared_with_saved_ones(tmp_path):
     def chunks(value: int) -> Iterator[np.ndarray]:
         yield from (np.full((frames, 4, 6, 3), value, np.uint8) for frames in (1, 2))
 
-    path = str(tmp_path / "frames.npy")
-    assert measure_frames(chunks(100), save=path)["frames"] == 3
+    path, case = str(tmp_path / "frames.npy"), Case(width=6, height=4)
+    assert measure(chunks(100), case, save=path)["frames"] == 3
     assert np.load(path).shape == (3, 4, 6, 3)
-    same, other = (measure_frames(chunks(value), reference=path) for value in (100, 151))
+    same, other = (measure(chunks(value), case, reference=path) for value in (100, 151))
     assert (same["psnr"], same["largest"]) == (None, 0)
     assert (other["psnr"], other["largest"]) == (pytest.approx(20 * math.log10(5)), 51)
 
@@ -139,16 +140,40 @@ def test_differences_up_to_rounding_are_none():
     assert (format_psnr(None), format_psnr(59.06)) == ("identical", "59.1 dB")
 
 
-def test_memory_is_sampled_at_least_at_the_end_of_the_block():
-    with sample_memory() as samples:
-        held = mx.zeros(1000)
+def test_memory_is_sampled_until_the_end_of_the_run():
+    held = []
+
+    def chunks():
+        held.append(mx.zeros(1000))
         mx.eval(held)
-    seconds, active, peak = samples[-1]
-    assert seconds > 0 and 4000 <= active <= peak
+        yield np.zeros((1, 4, 6, 3), np.uint8)
+
+    measured = measure(chunks(), Case(width=6, height=4), sampled=True)
+    seconds, active, peak, _ = measured["samples"][-1]
+    assert measured["seconds"] <= seconds and 4000 <= active <= peak == measured["total_peak_bytes"]
+    assert measured["bytes_per_pixel"] == measured["peak_bytes"] / 24
+
+
+def test_the_footprint_grows_with_memory_in_use_and_the_largest_so_far_stays():
+    before, _ = footprint()
+    held = bytearray(b"x" * 100_000_000)
+    grown, largest = footprint()
+    del held
+    after, still = footprint()
+    assert before + 90_000_000 < grown <= still >= largest
+    assert after < grown - 90_000_000
+
+
+@pytest.mark.parametrize("variable", ["MLX_RANK", "OMPI_COMM_WORLD_RANK"])
+def test_several_ranks_are_told_which_command_measures_them(variable, monkeypatch, capsys):
+    monkeypatch.setenv(variable, "0")
+    with pytest.raises(SystemExit, match="2"):
+        main(TINY)
+    assert "for several ranks see decode --json" in capsys.readouterr().err
 
 
 def test_a_curve_is_the_largest_value_of_every_step():
-    seconds, values = upper_envelope([(0.1, 5, 0), (0.4, 9, 0), (0.6, 1, 0), (2.0, 7, 0)], 2)
+    seconds, values = upper_envelope([(0.1, 5, 0, 0), (0.4, 9, 0, 0), (0.6, 1, 0, 0), (2.0, 7, 0, 0)], 2)
     assert (seconds, values) == ([0.5, 1.5], [9, 7])
 
 

@@ -12,10 +12,11 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import against, validation
 from benchmarks.convolutions import Convolution, recorded
-from benchmarks.others import diffusers_config
+from benchmarks.others import diffusers_config, original_weights
 from benchmarks.overlap import WaitingSink, least_seconds
-from mlx_ltx_vae import demo
-from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae import VideoVAE, demo
+from mlx_ltx_vae.bench.case import Case, load_vae
+from mlx_ltx_vae.checkpoint import open_weights
 from mlx_ltx_vae.latents import save_latents
 from mlx_ltx_vae.models.convolution.module import Conv3d
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
@@ -80,11 +81,15 @@ def test_dtypes_are_timed_and_compared_with_float32_of_the_same_weights(measure)
 
 @pytest.mark.slow
 def test_quality_of_every_mode_and_dtype_is_printed(measure, small_demo):
-    (run,), printed = measure("quality")
-    psnr = {way["way"]: way["psnr"] for way in run["ways"]}
-    assert [psnr[f"exact, by {order}"] for order in ("time", "rows", "columns")] == [None] * 3
+    runs, printed = measure("quality")
+    single, *exact = runs[:4]
+    assert (single["mode"], "psnr" in single) == ("single", False)
+    assert all(run["mode"] == "exact" and run["largest"] < 2e-5 for run in exact)
+    assert [run["tiles"] for run in runs[4:7]] == ["default", "aggressive", "spatial_only"]
+    psnr = {run["dtype"]: run["psnr"] for run in runs[7:]}
     assert 30 < psnr["bfloat16"] < psnr["float16"] < 90
-    assert "| exact, by rows | identical |" in " ".join(printed.split())
+    lines = [line.replace(" ", "") for line in printed.splitlines()]
+    assert sum(line.startswith("|exact,by") and "|identical|" in line for line in lines) == 3, printed
 
 
 @pytest.mark.slow
@@ -158,6 +163,19 @@ def test_diffusers_gets_the_configuration_of_the_same_decoder(generation):
     read = read_diffusers_config(both, "diffusers").raw_config
     assert parse_vae_config(read, "diffusers").decoder == config.decoder
     assert {name: both[name] for name in ("latent_channels", "patch_size")} == {"latent_channels": 128, "patch_size": 4}
+
+
+@pytest.mark.parametrize("source", ["random weights", "a checkpoint"])
+def test_other_programs_get_the_weights_as_they_are_stored(source, golden):
+    model = None if source == "random weights" else str(golden("ltx2_3").checkpoint)
+    case = Case(model=model, base_width=8, width=64, height=64, frames=9)
+    vae = load_vae(case)
+    weights = {f"vae.decoder.{name}": array for name, array in original_weights(case).items()}
+    for name, array in (("mean-of-means", vae.mean), ("std-of-means", vae.std)):
+        weights[f"vae.per_channel_statistics.{name}"] = array
+    same = VideoVAE.from_pretrained(open_weights(weights, vae.config), encoder=False)
+    latents = mx.random.normal((1, vae.config.latent_channels, 2, 2, 2), key=mx.random.key(1))
+    assert mx.array_equal(same.decode(latents), vae.decode(latents))
 
 
 def test_another_package_of_the_same_name_is_not_taken_for_mlx_video(tmp_path, monkeypatch):

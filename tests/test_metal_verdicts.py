@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measurements import NOTHING_YET, PAGES, ROOT, read_measurements, with_section, write_pages
-from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench.metal.convolutions import rule_for
-from mlx_ltx_vae.bench.metal.report import full_report
-from mlx_ltx_vae.bench.metal.submission import submission, submission_path
-from mlx_ltx_vae.bench.metal.sums import clip_sums, find_sum, wanted_form, winograd_ratios
-from mlx_ltx_vae.bench.metal.verdicts import make_verdicts, text_of
-from mlx_ltx_vae.bench.metal.workload import ConvKind
+from benchmarks.__main__ import main
+from benchmarks.metal import pages
+from benchmarks.metal.pages import NOTHING_YET, PAGES, ROOT, read_measurements, with_section, without_names, write_pages
+from benchmarks.metal.sums import clip_sums, wanted_form, winograd_ratios
+from benchmarks.metal.verdicts import make_verdicts
 from mlx_ltx_vae.errors import LTXVAEError
 
 FORMS = ("conv3d", "joined", "joined, tile batch 1", "joined, no Winograd", "rows")
@@ -28,36 +25,35 @@ def conv_entry(bfloat16, float16, *, rule=("rows", "joined"), calls=10, operands
             run = {"dtype": dtype, "form": form, "error": "out of memory"}
             if each is not None:
                 by_winograd = dtype == "bfloat16" and form in ("joined", "joined, tile batch 1", "conv3d")
-                run = {"dtype": dtype, "form": form, "seconds": each / 1e3, "tflops": 1.0}
+                run = {"dtype": dtype, "form": form, "seconds": each / 1e3}
                 run |= {"rms": 0.01 * (winograd if by_winograd else 1), "scratch_bytes": 2e6}
                 run |= {"largest": 0.1 * (largest if by_winograd else 1), "planned_scratch_bytes": 3e6}
             runs.append(run)
     kind = {"in_channels": 256, "out_channels": 512, "height": 64, "width": 96, "frames": 2, "calls": calls}
     rules = dict(zip(("bfloat16", "float16"), rule, strict=True))
-    return {**kind, "layers": 1, "is_normalized": True, "runs": runs, "rule": rules, "operands": operands}
+    return {**kind, "is_normalized": True, "runs": runs, "rule": rules, "operands": operands}
 
 
 def decode_run(name, seconds, *, footprint=3e9, **more):
     run = {"name": name, "seconds": seconds, "frames": 49, "first_frame_seconds": 1.0, "total_peak_bytes": 2e9}
-    run |= {"planned_bytes": 2.1e9, "planned_total_bytes": 3e9, "peak_footprint_bytes": footprint, "thermal": "nominal"}
+    run |= {"planned_bytes": 2.1e9, "planned_total_bytes": 3e9, "peak_footprint_bytes": footprint}
     return run | {"start_footprint_bytes": 1e8, "cache_limit": None} | more
 
 
-def accuracy_run(name, rms, largest):
-    return {"name": name, "psnr": 47.0, "rms": rms, "largest": largest}
+def accuracy_run(name, psnr, largest):
+    return {"name": name, "psnr": psnr, "largest": largest}
 
 
 @pytest.fixture
 def document():
     """Measurements of a Mac, all made up, that agree with the package's rules."""
-    machine = {"chip": "Apple M9 Max", "architecture": "g99", "memory_bytes": 64 * 2**30, "working_set_bytes": 48e9}
-    machine |= {"system": "macOS 99.1", "mlx": "9.9", "python": "3.99", "backend": "metal", "device": "Device(gpu, 0)"}
+    machine = {"processor": "Apple M9 Max", "memory_bytes": 64 * 2**30, "platform": "macOS-99.1", "mlx": "9.9"}
     case = {"weights": "checkpoint", "model": "/Users/someone/vae.safetensors", "width": 768, "height": 512}
-    made = {
+    return {
         "schema": 1,
         "date": "2099-01-31",
-        "machine": machine | {"tf32": None, "thermal": "nominal"},
-        "case": case | {"frames": 49, "latent_frames": 7, "is_quick": False},
+        "machine": machine | {"backend": "metal", "device": "Device(gpu, 0)", "preload": ""},
+        "case": case | {"frames": 49, "is_quick": False},
         "convolutions": [conv_entry((10, 8, 8, 20, 12), (10, 8, 8, 20, 12))],
         "elementwise": [
             {"shape": [2, 64, 96, 256], "operation": name, "is_ours": ours, "seconds": seconds, "gb_per_second": 100.0}
@@ -70,33 +66,25 @@ def document():
             *(decode_run(f"cache {limit} GB", 10 + late, cache_limit=limit * 1e9) for limit, late in ((1, 4), (2, 0))),
             decode_run("as planned, again", 10.0),
         ],
-        "accuracy": [accuracy_run("exact", 0.009, 0.05), accuracy_run("bfloat16 given", 0.01, 0.05)],
+        "accuracy": [accuracy_run("exact", 47.5, 0.05), accuracy_run("bfloat16 given", 47.0, 0.05)],
         "ranges": [
             {"layer": "conv_in", "channels": [128, 1024], "is_normalized": False, "input": 4.0, "output": 500.0}
         ],
         "errors": [],
     }
-    return finished(made)
-
-
-def finished(document):
-    document["sums"] = clip_sums(document["convolutions"])
-    document["verdicts"] = make_verdicts(document)
-    return document
 
 
 def verdict(document, question):
-    (found,) = (each for each in finished(document)["verdicts"] if each["question"] == question)
-    return found["agrees"], text_of(found)
+    (found,) = (each for each in make_verdicts(document) if each.question == question)
+    return found.agrees, str(found)
 
 
 def test_a_mac_that_agrees_changes_nothing(document):
-    assert [text_of(each) for each in document["verdicts"] if each["agrees"] is False] == []
+    assert [str(each) for each in make_verdicts(document) if each.agrees is False] == []
     assert verdict(document, "joined frames, float16") == (
         True,
         "joined frames, float16: 20 % faster than mx.conv3d: keep",
     )
-    assert "Verdicts\n\n- joined frames" in full_report(document)
 
 
 def test_joined_frames_must_gain_five_percent(document):
@@ -122,7 +110,7 @@ def test_the_rule_is_held_against_the_times_of_each_convolution(document, float1
     assert wanted_form(entry, "float16", avoids_winograd=False) == wanted
     document["convolutions"] = [entry]
     if agrees is None:
-        assert "the rule" not in [each["question"] for each in finished(document)["verdicts"]]
+        assert "the rule" not in [each.question for each in make_verdicts(document)]
     else:
         found, text = verdict(document, "the rule")
         assert found is agrees
@@ -156,12 +144,12 @@ def test_sums_count_calls_and_need_every_convolution():
         conv_entry((1, 2, 2, 3, None), (1, 2, 2, 3, 4), calls=100, rule=("conv3d", "rows"), operands="bfloat16"),
     ]
     sums = clip_sums(entries)
-    assert find_sum(sums, "bfloat16", "conv3d") == pytest.approx(0.1 + 0.1)
-    assert find_sum(sums, "bfloat16", "rows") is None
-    assert find_sum(sums, "bfloat16", "the best of each layer") == pytest.approx(0.08 + 0.1)
-    assert find_sum(sums, "bfloat16", "the package's rule") == pytest.approx(0.12 + 0.1)
-    assert find_sum(sums, "float16", "the package's rule") == pytest.approx(0.04 + 0.4)
-    assert find_sum(sums, "bfloat16 network", "the package's rule") == pytest.approx(0.04 + 0.1)
+    assert sums["bfloat16", "conv3d"] == pytest.approx(0.1 + 0.1)
+    assert ("bfloat16", "rows") not in sums
+    assert sums["bfloat16", "the best of each layer"] == pytest.approx(0.08 + 0.1)
+    assert sums["bfloat16", "the package's rule"] == pytest.approx(0.12 + 0.1)
+    assert sums["float16", "the package's rule"] == pytest.approx(0.04 + 0.4)
+    assert sums["bfloat16 network", "the package's rule"] == pytest.approx(0.04 + 0.1)
 
 
 def test_decodes_are_compared_with_the_faster_run_as_planned(document):
@@ -189,7 +177,9 @@ def test_peak_and_footprint_are_held_against_the_plan(document):
 
 def test_accuracy_is_held_against_operands_in_bfloat16(document):
     assert verdict(document, "the decode's accuracy")[0] is True
-    document["accuracy"][0]["largest"] = 0.11
+    document["accuracy"][0]["psnr"] = 45.0
+    assert verdict(document, "the decode's accuracy")[0] is False
+    document["accuracy"][0] |= {"psnr": 47.5, "largest": 0.11}
     assert verdict(document, "the decode's accuracy")[0] is False
 
 
@@ -203,45 +193,50 @@ def test_the_range_tells_whether_float16_is_safe_for_real_weights_only(document)
     assert verdict(document, "the largest number")[0] is False
 
 
-def test_parts_that_failed_are_no_verdicts_and_are_printed_as_failed(document):
-    document["decodes"] = [{"name": "as planned", "cache_limit": None, "error": "stopped"}]
+def test_parts_that_failed_are_no_verdicts(document, tmp_path, capsys):
+    failed = conv_entry((10, 8, 8, 20, 12), (10, 8, 8, 20, 12))
+    document["convolutions"] = [conv_entry((None,) * 5, (None,) * 5), {**failed, "error": "stopped"}]
+    del document["convolutions"][1]["runs"]
+    document["decodes"] = [{"name": "as planned", "error": "stopped"}]
     document["accuracy"] = [{"name": "exact", "error": "stopped"}]
-    document["convolutions"] = [conv_entry((None,) * 5, (None,) * 5)]
     document["elementwise"] = document["ranges"] = []
-    assert finished(document)["verdicts"] == []
-    assert full_report(document).count("failed") > 20
+    assert make_verdicts(document) == []
+    path = tmp_path / "mac.json"
+    path.write_text(json.dumps(document))
+    assert main(["metal", str(path)]) == 0
+    assert capsys.readouterr().out.count("failed") == 2 * 5 + 6 + 2
 
 
-@pytest.mark.parametrize(
-    ("channels", "picture", "dtype", "form"),
-    [
-        ((512, 512), (64, 96), "float16", "joined"),
-        ((512, 512), (64, 96), "bfloat16", "rows"),
-        ((1024, 1024), (16, 24), "float16", "rows"),
-    ],
-)
-def test_the_rule_of_an_entry_is_the_packages(channels, picture, dtype, form):
-    kind = ConvKind(*channels, *picture, frames=2, calls=1, layers=1, is_normalized=True)
-    assert rule_for(kind, dtype, Backend.METAL) == form
+def test_a_file_of_a_mac_is_judged_printed_and_submitted(document, tmp_path, monkeypatch, capsys):
+    path, folder = tmp_path / "mac.json", tmp_path / "docs" / "measurements"
+    folder.mkdir(parents=True)
+    path.write_text(json.dumps(document))
+    for name in PAGES:
+        (tmp_path / name).write_text("<!-- measurements --><!-- end of measurements -->")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    assert main(["metal", str(path)]) == 0
+    printed = capsys.readouterr().out
+    for part in ("Apple M9 Max, 68.7 GB, macOS-99.1", "| conv3d ", "| 0.080 ", "- joined frames, float16: 20 % faster"):
+        assert part in printed
+    assert list(folder.iterdir()) == []
+    assert main(["metal", str(path), "--submit"]) == 0
+    (submitted,) = folder.iterdir()
+    assert submitted.name == "apple-m9-max-2099-01-31.json"
+    assert read_measurements(folder) == [without_names(document)]
+    assert "| Apple M9 Max |" in (tmp_path / "README.md").read_text()
 
 
 def test_a_submission_has_no_paths_and_no_names(document):
     home, user = Path.home(), getpass.getuser()
     error = f"{home}/x/vae.safetensors: cannot be read by {user} (~/y, /tmp/z); 3 GB/s"
     document["errors"] = [{"part": "ranges", "name": "ranges", "error": error}]
+    document["machine"]["preload"] = "/usr/lib/libopenblas.so"
     before = copy.deepcopy(document)
-    public = submission(document)
+    public = without_names(document)
     assert document == before
     assert "model" not in public["case"]
     assert public["errors"][0]["error"] == "(a path): cannot be read by (a name) ((a path), (a path)); 3 GB/s"
-    document["machine"]["device"] = "/dev/gpu0"
-    with pytest.raises(LTXVAEError, match="a path or a name in machine.device: '/dev/gpu0'; nothing was written"):
-        submission(document)
-
-
-def test_a_submission_to_a_folder_is_named_after_chip_and_date(tmp_path):
-    assert submission_path(tmp_path, "Apple M3 Max", "2099-01-31") == tmp_path / "apple-m3-max-2099-01-31.json"
-    assert submission_path(tmp_path / "x.json", "Apple M3 Max", "2099-01-31") == tmp_path / "x.json"
+    assert public["machine"] == document["machine"] | {"preload": "(a path)"}
 
 
 def test_the_committed_pages_are_what_the_script_makes_of_the_measurements():
@@ -261,11 +256,11 @@ def test_pages_show_the_macs_that_were_submitted(document, tmp_path):
     assert write_pages(tmp_path) == list(PAGES) and write_pages(tmp_path) == []
     assert "before\n<!-- measurements -->\n\nNo Mac has been measured yet." in (tmp_path / "README.md").read_text()
     path = folder / "apple-m9-max-2099-01-31.json"
-    path.write_text(json.dumps(submission(document)))
+    path.write_text(json.dumps(without_names(document)))
     assert write_pages(tmp_path) == list(PAGES)
     readme, performance = ((tmp_path / name).read_text() for name in PAGES)
-    assert "| Apple M9 Max | 64 GB  | macOS 99.1, MLX 9.9 | 2099-01-31 |" in readme and "| 10.00 " in readme
-    assert "Apple M9 Max, 64 GB, macOS 99.1, MLX 9.9, 2099-01-31:\n\n- joined frames" in performance
+    assert "| Apple M9 Max | 64 GB  | macOS-99.1, MLX 9.9 | 2099-01-31 |" in readme and "| 10.00 " in readme
+    assert "Apple M9 Max, 64 GB, macOS-99.1, MLX 9.9, 2099-01-31:\n\n- joined frames" in performance
     assert readme.endswith("\n\n<!-- end of measurements -->\nafter\n") and "old" not in readme
 
 
@@ -276,7 +271,7 @@ def test_pages_show_the_macs_that_were_submitted(document, tmp_path):
         ({"machine": {"backend": "cpu"}}, "was measured on cpu, not on Apple's GPU"),
         ({"case": {"is_quick": True, "width": 768, "height": 512}}, "is not a whole measurement of 768x512"),
         ({"case": {"is_quick": False, "width": 64, "height": 64}}, "is not a whole measurement of 768x512"),
-        ({"case": None}, "is not a file that bench --metal --submit wrote"),
+        ({"machine": None}, "is not a file that bench --metal --json wrote"),
     ],
 )
 def test_other_files_among_the_measurements_are_named(document, tmp_path, change, complaint):

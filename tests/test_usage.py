@@ -133,7 +133,6 @@ WRONG = [
     (bench, "--modes fast", "--modes: invalid choice: 'fast'"),
     (bench, "--encode --plot x.png", "--plot draws decodes; leave out --encode"),
     (bench, "--frames 9 17 --plot x.png", "--plot draws decodes of one length"),
-    (bench, "--one-rank skip", "--one-rank goes with several ranks"),
     (bench, "--plot x.doc", "--plot: 'x.doc' does not end in .png, .svg, .pdf"),
     (bench, "--against exact torch", "--against: invalid choice: 'torch'"),
     (bench, "--size 64", "--size: '64' is not a width and a height"),

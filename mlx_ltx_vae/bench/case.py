@@ -12,7 +12,7 @@ from ..backend.dtypes import DTYPES
 from ..backend.mlx_utils import named_parameters
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..latents import load_latents
-from ..models.base import Config, Statistics
+from ..models.base import Statistics
 from ..models.convolution.module import prepare
 from ..models.convolution.rules import ConvRule, FixedRule, Formulation, choose
 from ..models.specs import NetworkSpec
@@ -20,8 +20,8 @@ from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.decoder import ConvDecoder
 from ..models.video_vae.encoder import ConvEncoder
 from ..models.video_vae.generations import GENERATIONS
-from ..models.video_vae.network_specs import decoder_spec
-from ..pipeline.decode_stream import DecodeStream
+from ..pipeline.postprocess import FrameChunk
+from ..planning.memory import StreamRun, cut, stream_memory, with_buffer_cache
 from ..planning.plan import DecodePlan
 from ..tiling import SpatialTilingConfig, TilingConfig, preset
 from ..tiling.config import parse_tile
@@ -45,8 +45,10 @@ class Case:
             accurate, as those of a checkpoint do if `dtype` is given.
         mode: of a decode; of an encode "stream" or "tiled"; of another program its name.
         tiles: a preset's name, or SIZE:OVERLAP in pixels.
-        formulation: of all convolutions, a value of `Formulation`; None for the package's rule.
         memory_budget: bytes, or a size such as "8GB".
+        prefetch: steps ahead; None as planned.
+        cache_limit: bytes that MLX's buffer cache may have; None as planned.
+        formulation: of all convolutions, a value of `Formulation`; None for the package's rule.
     """
 
     model: str | None = None
@@ -64,12 +66,9 @@ class Case:
     tiles: str = "default"
     tile_batch_size: int = 1
     memory_budget: str | int | None = None
+    prefetch: int | None = None
+    cache_limit: int | None = None
     formulation: str | None = None
-
-    @property
-    def rule(self) -> ConvRule:
-        """What chooses the formulation of each convolution."""
-        return choose if self.formulation is None else FixedRule(Formulation(self.formulation))
 
     def make_tiling(self) -> TilingConfig:
         """The tiles that `tiles` names. A preset may depend on the size of the video."""
@@ -78,17 +77,12 @@ class Case:
         return preset(self.tiles, self.height, self.width, self.frames) or TilingConfig()
 
 
-def load_config(case: Case) -> Config:
+def load_config(case: Case) -> VAEConfig:
     """The configuration of a case's checkpoint, whose headers alone are read, or of its random weights."""
-    return open_checkpoint(case.model).config if case.model else _random_config(case)
-
-
-def load_spec(case: Case) -> NetworkSpec:
-    """The layers of a case's decoder. Of a checkpoint the headers alone are read."""
-    return open_checkpoint(case.model).spec("decoder") if case.model else decoder_spec(_random_config(case))
-
-
-def _random_config(case: Case) -> VAEConfig:
+    if case.model:
+        config = open_checkpoint(case.model).config
+        assert isinstance(config, VAEConfig)
+        return config
     widths = {"decoder_base_channels": case.base_width, "encoder_base_channels": case.base_width}
     name = GENERATION_NAMES[case.generation]
     return parse_vae_config({**GENERATIONS[name], **widths}, name)
@@ -96,34 +90,33 @@ def _random_config(case: Case) -> VAEConfig:
 
 def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> VideoVAE:
     """A VAE with one of its networks: the checkpoint's, or one with the same random weights in every process."""
-    is_encoder = network == "encoder"
-    if case.model and case.formulation:
-        checkpoint = with_rule(open_checkpoint(case.model, encoder=False), case.rule)
-        return VideoVAE.from_pretrained(checkpoint, dtype=case.dtype, encoder=False)
+    if case.model and network == "encoder":
+        return VideoVAE.from_pretrained(case.model, dtype=case.dtype, decoder=False)
+    rule = choose if case.formulation is None else FixedRule(Formulation(case.formulation))
     if case.model:
-        return VideoVAE.from_pretrained(case.model, dtype=case.dtype, encoder=is_encoder, decoder=not is_encoder)
-    config = _random_config(case)
+        return load_decoder(open_checkpoint(case.model, encoder=False), rule, case.dtype)
+    config = load_config(case)
     ones = mx.ones((config.latent_channels,))
     statistics = Statistics(0 * ones, ones)
     mx.random.seed(0)
-    encoder = ConvEncoder(config, statistics, case.rule) if is_encoder else None
-    decoder = None if is_encoder else ConvDecoder(config, statistics, case.rule)
-    vae = VideoVAE(config, encoder, decoder)
-    module = loaded_network(vae)
+    make = ConvEncoder if network == "encoder" else ConvDecoder
+    module = make(config, statistics, rule)
     module.set_dtype(DTYPES[case.dtype or "float32"])
     mx.eval(module.parameters())
     prepare(module, keeps_dtype=case.keeps_dtype)
-    return vae
+    encoder, decoder = (module, None) if isinstance(module, ConvEncoder) else (None, module)
+    return VideoVAE(config, encoder, decoder)
 
 
-def with_rule(checkpoint: Checkpoint, rule: ConvRule) -> Checkpoint:
-    """A checkpoint whose decoder gets another rule for convolutions."""
+def load_decoder(checkpoint: Checkpoint, rule: ConvRule, dtype: str | None = None) -> VideoVAE:
+    """A VAE with a checkpoint's decoder, as `VideoVAE.from_pretrained` loads it, with another rule for convolutions."""
 
     def make(config: VAEConfig, network: str, statistics: Statistics | None) -> ConvDecoder:
         assert statistics is not None, "a checkpoint of this family has them"
         return ConvDecoder(config, statistics, rule)
 
-    return replace(checkpoint, family=replace(checkpoint.family, make=make))
+    changed = replace(checkpoint, family=replace(checkpoint.family, make=make))
+    return VideoVAE.from_pretrained(changed, dtype=dtype, encoder=False)
 
 
 def loaded_network(vae: VideoVAE) -> nn.Module:
@@ -149,16 +142,11 @@ def load_case_latents(case: Case, vae: VideoVAE) -> mx.array:
 
 @dataclass(frozen=True)
 class Decode:
-    """One decode of latents (1, C, F', H', W'), ready to run any number of times.
-
-    Attributes:
-        group: the processes that decode together; None for this one alone.
-    """
+    """One decode of latents (1, C, F', H', W'), ready to run any number of times."""
 
     vae: VideoVAE
     latents: mx.array
     plan: DecodePlan
-    group: mx.distributed.Group | None = None
 
     @classmethod
     def from_case(cls, case: Case) -> "Decode":
@@ -174,31 +162,41 @@ class Decode:
             tile_batch_size=case.tile_batch_size,
             chunk=case.chunk,
         )
-        return cls(vae, latents, plan)
+        assert vae.decoder
+        return cls(vae, latents, change_plan(plan, vae.decoder.spec, case.prefetch, case.cache_limit))
 
-    @property
-    def spec(self) -> NetworkSpec:
-        """The spec of the decoder."""
-        assert self.vae.decoder is not None
-        return self.vae.decoder.spec
-
-    def run(self) -> Iterator[np.ndarray]:
-        """Decode. Yields frames (n, H, W, 3) uint8 on the host, as they become final."""
-        return self.frames_of(self.stream())
-
-    def stream(self) -> DecodeStream:
-        """A new stream of levels."""
-        return self.vae.stream(self.latents, self.plan, bit_depth=8, group=self.group)
-
-    @staticmethod
-    def frames_of(stream: DecodeStream) -> Iterator[np.ndarray]:
-        """The frames (n, H, W, 3) uint8 of a stream of levels, on the host."""
-        for chunk in stream:
-            frames = [chunk.to_uint8()]
-            # A suspended generator must not hold what it has yielded.
-            del chunk
-            yield frames.pop()
+    def run(self, *, in_float: bool = False) -> Iterator[np.ndarray]:
+        """Decode. Yields frames (n, H, W, 3) uint8 on the host, as they become final, or float32 in about [-1, 1]."""
+        return _frames_of(self.vae.stream(self.latents, self.plan, bit_depth=None if in_float else 8), in_float)
 
     def decode_pixels(self) -> mx.array:
         """Decode to pixels (1, 3, F, H, W) in about [-1, 1]."""
         return mx.concatenate([chunk.pixels for chunk in self.vae.stream(self.latents, self.plan)], axis=2)
+
+
+def _frames_of(stream: Iterator[FrameChunk], in_float: bool) -> Iterator[np.ndarray]:
+    for chunk in stream:
+        if in_float:
+            chunk.check()
+        frames = [np.array(chunk.frames[0].astype(mx.float32)) if in_float else chunk.to_uint8()]
+        # A suspended generator must not hold what it has yielded.
+        del chunk
+        yield frames.pop()
+
+
+def change_plan(plan: DecodePlan, spec: NetworkSpec, prefetch: int | None, cache_limit: int | None) -> DecodePlan:
+    """A plan with another prefetch, whose memory is planned anew, and another limit of MLX's buffer cache, in bytes."""
+    if prefetch is not None:
+        run = replace(stream_run(plan), prefetch=prefetch)
+        memory = stream_memory(spec, plan.latent_shape.grid, plan.latent_shape.batch, run)
+        memory = with_buffer_cache(replace(memory, inputs=plan.memory.inputs), plan.machine.backend, None)
+        plan = replace(plan, prefetch=prefetch, memory=memory)
+    if cache_limit is not None:
+        plan = replace(plan, memory=replace(plan.memory, buffer_cache=cache_limit))
+    return plan
+
+
+def stream_run(plan: DecodePlan) -> StreamRun:
+    """How an exact plan runs the network."""
+    pieces = tuple(cut(plan.latent_shape.grid[plan.order.axis.grid], plan.chunk))
+    return StreamRun(plan.order.axis, pieces, plan.steps, plan.prefetch, plan.machine)

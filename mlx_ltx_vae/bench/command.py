@@ -2,9 +2,8 @@
 
 import argparse
 import json
-import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,68 +12,49 @@ from tqdm import tqdm
 
 from ..backend.dtypes import DTYPES
 from ..commands.cli import add_common_options, argument_type, frame_size, memory_budget, positive, print_report
-from ..distributed.ranks import Ranks, Work
 from ..files.atomic import PartFile
 from ..tiling import PRESETS
 from .case import GENERATION_NAMES, Case
-from .lockstep import find_recorded, measure_case
 from .plot import draw, new_figure
 from .processes import Job, Run, describe_machine, run_interleaved
-from .tables import rank_table, speed_ups
 
 _PLOT_ENDINGS = (".png", ".svg", ".pdf")
 _ORDERS = ("time", "rows", "columns")
 
-_MEASURE = "measure"
-_ONE_RANK = (_MEASURE, "skip")
-
 #: The choices of `--modes`. The exact mode in a given order goes by the order's name.
 MODES = ("exact", *_ORDERS, "single", "tiled")
+
+#: Wraps a list of runs, to show how many of them are done.
+progress: Callable[[Any], Any] = partial(tqdm, unit="run", disable=not sys.stderr.isatty())
 
 
 def add_decode_options(parser: argparse.ArgumentParser) -> None:
     """Options that say what is decoded or encoded, but for `--frames` and `--modes`, and `add_run_options`."""
-    parser.add_argument(
-        "-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id (default: random weights)"
-    )
-    parser.add_argument(
-        "--size", type=frame_size, default=(256, 256), metavar="WxH", help="of the video, in pixels (default: 256x256)"
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=list(DTYPES),
-        help="compute in this precision (default: the checkpoint's, float32 for random weights)",
-    )
+    add_vae_options(parser, size=(256, 256), base_width=32)
+    precision = "compute in this precision (default: the checkpoint's, float32 for random weights)"
+    parser.add_argument("--dtype", choices=list(DTYPES), help=precision)
     parser.add_argument(
         "--memory-budget", type=memory_budget, metavar="SIZE", help="plan within this memory: 8GB, 500MB, 50%%"
     )
-    parser.add_argument(
-        "--chunk",
-        type=positive,
-        metavar="N",
-        help="latent frames (or rows, columns) at a time in exact mode (default: 1)",
-    )
-    parser.add_argument(
-        "--tile",
-        type=argument_type(_check_tiles),
-        metavar="TILES",
-        help=f"SIZE:OVERLAP in pixels, or one of {', '.join(PRESETS)} (mode tiled; default: default)",
-    )
-    random = parser.add_argument_group("random weights, without -m")
-    random.add_argument(
-        "--generation",
-        choices=sorted(GENERATION_NAMES),
-        default="ltx-2.3",
-        help="whose layers they have (default: ltx-2.3)",
-    )
-    random.add_argument(
-        "--base-width",
-        type=positive,
-        default=32,
-        metavar="N",
-        help="channels of the last layers; the published VAEs have 128 (default: 32)",
-    )
+    chunk = "latent frames (or rows, columns) at a time in exact mode (default: 1)"
+    parser.add_argument("--chunk", type=positive, metavar="N", help=chunk)
+    tiles = f"SIZE:OVERLAP in pixels, or one of {', '.join(PRESETS)} (mode tiled; default: default)"
+    parser.add_argument("--tile", type=argument_type(_check_tiles), metavar="TILES", help=tiles)
     add_run_options(parser)
+
+
+def add_vae_options(parser: argparse.ArgumentParser, *, size: tuple[int, int], base_width: int) -> None:
+    """Options of the VAE and of the picture, with these defaults."""
+    parser.add_argument(
+        "-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id (default: random weights)"
+    )
+    picture = f"of the video, in pixels (default: {size[0]}x{size[1]})"
+    parser.add_argument("--size", type=frame_size, default=size, metavar="WxH", help=picture)
+    random = parser.add_argument_group("random weights, without -m")
+    layers = "whose layers they have (default: ltx-2.3)"
+    random.add_argument("--generation", choices=sorted(GENERATION_NAMES), default="ltx-2.3", help=layers)
+    channels = f"channels of the last layers; the published VAEs have 128 (default: {base_width})"
+    random.add_argument("--base-width", type=positive, default=base_width, metavar="N", help=channels)
 
 
 def plot_file(text: str) -> str:
@@ -92,28 +72,24 @@ def _check_tiles(text: str) -> str:
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Options that every measurement has."""
     parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="runs, or rounds, of each (default: 3)")
+    add_output_options(parser)
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """`--json`, and the options of all commands."""
     parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE; - for standard output")
     add_common_options(parser)
 
 
-def add_rank_options(parser: argparse.ArgumentParser) -> None:
-    """Options of a measurement by several ranks."""
-    parser.add_argument_group("several ranks, with mlx.launch").add_argument(
-        "--one-rank",
-        metavar="WHAT",
-        help="the time of one rank, for the speed-up. measure (default): the first rank decodes alone too; skip; or a "
-        "FILE that --json wrote without mlx.launch, with --modes exact",
-    )
-
-
 def make_case(options: argparse.Namespace, mode: str = "exact", **changes: Any) -> Case:
-    """The case of `add_decode_options` for one of `MODES` or another mode; `changes` override it."""
-    names = ("model", "dtype", "generation", "base_width", "memory_budget")
-    fields: dict[str, Any] = {name: getattr(options, name) for name in names}
+    """The case of the options that there are, for one of `MODES` or another mode; `changes` override it."""
+    names = ("model", "dtype", "generation", "base_width", "memory_budget", "chunk")
+    fields: dict[str, Any] = {name: getattr(options, name, None) for name in names}
     fields["width"], fields["height"] = options.size
     fields["mode"], fields["order"] = ("exact", mode) if mode in _ORDERS else (mode, "auto")
-    fields["chunk"] = options.chunk if fields["mode"] == "exact" else None
-    fields["tiles"] = options.tile or Case.tiles
+    if fields["mode"] != "exact":
+        fields["chunk"] = None
+    fields["tiles"] = getattr(options, "tile", None) or Case.tiles
     return Case(**fields | changes)
 
 
@@ -121,66 +97,28 @@ def report(
     options: argparse.Namespace, jobs: list[Job], table: Callable[[list[list[Run]]], str], plot: str | None = None
 ) -> None:
     """Run the jobs as `add_run_options` say, print their runs as `table` formats them, and draw decodes to `plot`."""
-    json_file = _new_json(options)
+    publish = publisher(options)
     plot_part = PartFile(Path(plot)) if plot else None
     figure = new_figure() if plot else None
-    results = run_interleaved(jobs, options.repeat, partial(tqdm, unit="run", disable=not sys.stderr.isatty()))
+    results = run_interleaved(jobs, options.repeat, progress)
     if figure and plot_part:
         draw(figure, results)
         figure.savefig(plot_part.path, dpi=150)
         plot_part.complete()
-    document = {"machine": describe_machine(), "runs": [run for runs in results for run in runs]}
-    _publish(options, json_file, document, table(results))
+    publish({"machine": describe_machine(), "runs": [run for runs in results for run in runs]}, table(results))
 
 
-def report_ranks(options: argparse.Namespace, cases: Sequence[Case], ranks: Ranks) -> None:
-    """Decode each case by all ranks, and by one as `--one-rank` says, and print it as `report` does, on the first rank.
+def publisher(options: argparse.Namespace) -> Callable[[dict[str, Any], str], None]:
+    """A function that prints a report as text, and writes it as `--json` says.
 
-    Raises:
-        LTXVAEError: if something cannot be measured, on all ranks.
+    The file is created at once, so that a folder that is missing is said before anything is measured.
     """
-    json_file = ranks.together(lambda: _new_json(options) if ranks.is_first else None)
-    recorded = options.one_rank if options.one_rank not in _ONE_RANK else None
-    earlier: list[list[Run]] = []
-    if recorded:
-        earlier = ranks.together(lambda: [find_recorded(recorded, case) for case in cases] if ranks.is_first else [])
-    alone = options.one_rank == _MEASURE
-    results = [runs for case in cases for runs in measure_case(case, ranks, options.repeat, alone=alone)] + earlier
-    machines, hosts = zip(*ranks.gather([describe_machine(), platform.node()]), strict=True)
-    if not ranks.is_first:
-        return
-    ratios = [
-        {"frames": frames, "ranks": size, "speed_up": ratio} for (frames, size), ratio in speed_ups(results).items()
-    ]
-    document = {
-        "machine": machines[0],
-        "machines": machines,
-        "ranks": ranks.size,
-        "distributed": Work.ROWS.value,
-        "speed_ups": [each for each in ratios if each["ranks"] > 1],
-        "runs": [run for runs in results for run in runs],
-    }
-    notes = []
-    if alone:
-        notes.append("1 rank: the first rank alone, in the same process, while the others sleep.")
-    if recorded:
-        notes.append(f"1 rank: from {recorded}.")
-    if len(set(hosts)) < len(hosts):
-        notes.append("Ranks share a machine: mlx.launch takes a core, and so does each rank that waits for another.")
-    _publish(options, json_file, document, rank_table(results, notes))
+    json_file = PartFile(Path(options.json)) if options.json and options.json != "-" else None
 
+    def publish(document: dict[str, Any], text: str) -> None:
+        if json_file:
+            json_file.path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            json_file.complete()
+        print_report(json.dumps(document) if options.json == "-" else text)
 
-def _new_json(options: argparse.Namespace) -> PartFile | None:
-    """The file of `--json`, created before anything is measured, so that a folder that is missing is said first."""
-    return PartFile(Path(options.json)) if options.json and options.json != "-" else None
-
-
-def _publish(options: argparse.Namespace, json_file: PartFile | None, document: Mapping[str, Any], text: str) -> None:
-    """Print a report as text, and write it as `--json` says."""
-    if options.json == "-":
-        print_report(json.dumps(document))
-        return
-    if json_file:
-        json_file.path.write_text(json.dumps(document, indent=1), encoding="utf-8")
-        json_file.complete()
-    print_report(text)
+    return publish

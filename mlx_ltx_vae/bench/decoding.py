@@ -1,89 +1,72 @@
 """One timed decode or encode, in this process."""
 
+import ctypes
+import os
+import resource
+import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..metrics import compare
+from ..planning.memory import cut
 from ..planning.plan import Plan
 from ..vae import VideoVAE
 from .case import Case, Decode, count_weight_bytes, load_vae
-from .sampling import sampled
-
-#: Seconds since the start, bytes in use, and the largest number of bytes in use so far.
-Sample = tuple[float, int, int]
 
 _PART_FRAMES = 8
+_WARM_UP_FRAMES = 3  # latent frames
+_SAMPLE_SECONDS = 0.02
+
+_STATM = Path("/proc/self/statm")
+# <sys/resource.h>: `struct rusage_info_v4` is a UUID of two words and then words; later versions only append.
+_RUSAGE_FLAVOR = 4
+_RUSAGE_WORDS = 128  # more than any version has
+_FOOTPRINT_WORD, _MAX_FOOTPRINT_WORD = 9, 30
+
+Sample = tuple[float, int, int, int | None]
 
 
-def decode(case: Case, **options: Any) -> dict[str, Any]:
-    """Decode to uint8 frames: order, planned_bytes, weights_bytes, and what `measure_frames` returns for `options`."""
-    subject = Decode.from_case(case)
-    return {**_planned(subject.plan, subject.vae), **measure_frames(subject.run(), **options)}
-
-
-def measure_frames(
-    chunks: Iterator[np.ndarray], *, sampled: bool = False, save: str | None = None, reference: str | None = None
-) -> dict[str, Any]:
-    """Run a decode and measure it.
+def decode(case: Case, *, warm_up: bool = False, in_float: bool = False, **options: Any) -> dict[str, Any]:
+    """Decode.
 
     Args:
-        chunks: yields frames (n, H, W, 3) uint8; the decode starts with the first `next`.
-        sampled: whether to sample the memory.
-        save: a file to save the frames to, as `.npy`.
-        reference: such a file, with frames to compare these with.
+        warm_up: whether to decode a short clip first.
+        in_float: whether to compare pixels in [-1, 1], and not levels of 8 bits.
+        options: of `measure`.
 
     Returns:
-        frames, seconds, first_frame_seconds; between_bytes, held between two chunks: the caches; peak_bytes, without
-        what was in use before; bytes_per_pixel, the peak per pixel of one frame; total_peak_bytes; with `sampled` also
-        samples, a list of `Sample`; with `reference` what `compare` returns.
+        What `measure` returns; order, step, prefetch; cache_limit; planned_bytes, of what MLX's peak counts, and
+        planned_total_bytes, with its buffer cache; weights_bytes; start_footprint_bytes, before anything was loaded,
+        and lifetime_footprint_bytes, of loading too.
     """
-    held = mx.get_active_memory()
-    mx.reset_peak_memory()
-    arrivals, between, clip = [], [], []
-    sampling: AbstractContextManager[list[Sample] | None] = sample_memory() if sampled else nullcontext()
-    with sampling as samples:
-        start = time.perf_counter()
-        for frames in chunks:
-            arrivals.append((time.perf_counter() - start, len(frames)))
-            pixels = frames.shape[1] * frames.shape[2]
-            if save or reference:
-                clip.append(frames.copy())
-            del frames
-            between.append(mx.get_active_memory() - held)
-        seconds = time.perf_counter() - start
-    measured = {
-        "frames": sum(count for _, count in arrivals),
-        "seconds": seconds,
-        "first_frame_seconds": arrivals[0][0],
-        # In the middle of the clip, where no chunk is between two layers.
-        "between_bytes": min(between[len(between) // 3 : 2 * len(between) // 3 + 1]),
-        **_measure_peak(held, pixels),
+    before, _ = footprint()
+    subject = Decode.from_case(case)
+    if warm_up:
+        short = subject.latents[:, :, :_WARM_UP_FRAMES]
+        short_plan = subject.vae.plan(short.shape, mode=case.mode, order=case.order, chunk=case.chunk)
+        for _ in Decode(subject.vae, short, short_plan).run():
+            pass
+    return {
+        **measure(subject.run(in_float=in_float), case, **options),
+        **_describe(subject.plan, subject.vae),
+        "cache_limit": case.cache_limit,
+        "start_footprint_bytes": before,
+        "lifetime_footprint_bytes": footprint()[1],
     }
-    if samples is not None:
-        measured["samples"] = samples
-    if save:
-        np.save(save, np.concatenate(clip))
-    if reference:
-        measured |= compare(mx.array(np.concatenate(clip)), mx.array(np.load(reference)), span=255)
-    return measured
-
-
-def sample_memory() -> AbstractContextManager[list[Sample]]:
-    """Sample MLX's memory every 20 ms while the block runs, and once at its end."""
-    start = time.perf_counter()
-    return sampled(lambda: (time.perf_counter() - start, mx.get_active_memory(), mx.get_peak_memory()))
 
 
 def encode(case: Case) -> dict[str, Any]:
     """Encode uint8 noise: as a stream (mode "stream"), or the whole video in tiles (mode "tiled").
 
     Returns:
-        latent_frames, and as for a decode order, seconds and all bytes but between_bytes.
+        latent_frames, and as for a decode what was measured and planned, without frames and footprints.
     """
     vae = load_vae(case, "encoder")
     vae.config.scale.latent_grid((case.frames, case.height, case.width))  # raises for frames that would be left out
@@ -96,40 +79,119 @@ def encode(case: Case) -> dict[str, Any]:
         tile_batch_size=case.tile_batch_size,
     )
     clip = np.concatenate(list(_noise(case))) if is_tiled else None
+
+    def latents() -> Iterator[np.ndarray]:
+        parts: Iterable[mx.array] = vae.encode_stream(_noise(case), plan) if clip is None else [vae.encode(clip, plan)]
+        for part in parts:
+            yield np.array(part[0].astype(mx.float32)).swapaxes(0, 1)
+
+    measured = measure(latents(), case)
+    return {"latent_frames": measured.pop("frames"), **measured, **_describe(plan, vae)}
+
+
+def measure(
+    chunks: Iterator[np.ndarray], case: Case, *, sampled: bool = False, save: str = "", reference: str = ""
+) -> dict[str, Any]:
+    """Run a decode or an encode.
+
+    Args:
+        chunks: yields frames (n, H, W, 3), or latents along the first axis; the work starts with the first `next`.
+        sampled: whether to sample memory every 20 ms, and once at the end.
+        save: a file to save the frames to, as `.npy`.
+        reference: such a file, with frames to compare these with.
+
+    Returns:
+        frames, seconds, first_frame_seconds; between_bytes, held between two chunks: the caches; total_peak_bytes of
+        MLX, peak_bytes without what was in use before, bytes_per_pixel of one frame; with `sampled` samples (seconds
+        since the start, bytes in use, the most in use so far, footprint) and peak_footprint_bytes, the largest; with
+        `reference` what `compare` returns.
+    """
     held = mx.get_active_memory()
     mx.reset_peak_memory()
-    start = time.perf_counter()
-    parts: Iterable[mx.array] = vae.encode_stream(_noise(case), plan) if clip is None else [vae.encode(clip, plan)]
-    latent_frames = 0
-    for part in parts:
-        mx.eval(part)
-        latent_frames += part.shape[2]
-    return {
-        "seconds": time.perf_counter() - start,
-        "latent_frames": latent_frames,
-        **_planned(plan, vae),
-        **_measure_peak(held, case.width * case.height),
+    arrivals, between, clip = [], [], []
+    sampling: AbstractContextManager[list[Sample]] = _samples() if sampled else nullcontext([])
+    with sampling as samples:
+        start = time.perf_counter()
+        for frames in chunks:
+            arrivals.append((time.perf_counter() - start, len(frames)))
+            if save or reference:
+                clip.append(frames.copy())
+            del frames
+            between.append(mx.get_active_memory() - held)
+        seconds = time.perf_counter() - start
+    total = mx.get_peak_memory()
+    measured: dict[str, Any] = {
+        "frames": sum(count for _, count in arrivals),
+        "seconds": seconds,
+        "first_frame_seconds": arrivals[0][0],
+        # In the middle of the clip, where no chunk is between two layers.
+        "between_bytes": min(between[len(between) // 3 : 2 * len(between) // 3 + 1]),
+        "peak_bytes": total - held,
+        "bytes_per_pixel": (total - held) / (case.width * case.height),
+        "total_peak_bytes": total,
     }
+    if sampled:
+        footprints = [size for *_, size in samples if size is not None]
+        measured |= {"samples": samples, "peak_footprint_bytes": max(footprints, default=None)}
+    if save:
+        np.save(save, np.concatenate(clip))
+    if reference:
+        span = 255 if clip[0].dtype == np.uint8 else 2
+        measured |= compare(mx.array(np.concatenate(clip)), mx.array(np.load(reference)), span=span)
+    return measured
 
 
-def _planned(plan: Plan, vae: VideoVAE) -> dict[str, Any]:
-    """The order, the planned peak without the buffer cache, which MLX's peak does not count, and the weights."""
+@contextmanager
+def _samples() -> Iterator[list[Sample]]:
+    samples: list[Sample] = []
+    start, done = time.perf_counter(), threading.Event()
+
+    def sample() -> None:
+        is_last = False
+        while not is_last:
+            is_last = done.wait(_SAMPLE_SECONDS)
+            seconds = time.perf_counter() - start
+            samples.append((seconds, mx.get_active_memory(), mx.get_peak_memory(), footprint()[0]))
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        thread.join()
+
+
+def footprint() -> tuple[int | None, int | None]:
+    """Bytes of memory that this process takes of the machine, now and at most so far.
+
+    On macOS this is the physical footprint that Activity Monitor shows, GPU buffers included; on Linux the resident
+    memory. None where it is not known. The call of macOS follows Apple's headers and has not been run on a Mac yet.
+    """
+    if sys.platform != "darwin":
+        now = int(_STATM.read_text().split()[1]) * resource.getpagesize() if _STATM.exists() else None
+        return now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    words = (ctypes.c_uint64 * _RUSAGE_WORDS)()
+    try:
+        failed = ctypes.CDLL(None).proc_pid_rusage(os.getpid(), _RUSAGE_FLAVOR, ctypes.byref(words))
+    except (AttributeError, OSError):
+        failed = True
+    return (None, None) if failed else (words[_FOOTPRINT_WORD], words[_MAX_FOOTPRINT_WORD])
+
+
+def _describe(plan: Plan, vae: VideoVAE) -> dict[str, Any]:
     return {
         "order": plan.order.value,
+        "step": plan.step,
+        "prefetch": plan.prefetch,
         "planned_bytes": plan.memory.active,
+        "planned_total_bytes": plan.peak_bytes,
         "weights_bytes": count_weight_bytes(vae),
     }
-
-
-def _measure_peak(held: int, pixels: int) -> dict[str, Any]:
-    """MLX's peak since it was reset, with and without the bytes `held` before, and per pixel of one frame."""
-    total = mx.get_peak_memory()
-    return {"peak_bytes": total - held, "bytes_per_pixel": (total - held) / pixels, "total_peak_bytes": total}
 
 
 def _noise(case: Case) -> Iterator[np.ndarray]:
     """Frames (n, H, W, 3) uint8 of noise."""
     random = np.random.default_rng(0)
-    for start in range(0, case.frames, _PART_FRAMES):
-        frames = min(_PART_FRAMES, case.frames - start)
+    for frames in cut(case.frames, _PART_FRAMES):
         yield random.integers(0, 256, (frames, case.height, case.width, 3), dtype=np.uint8)

@@ -1,10 +1,9 @@
 """Memory over time and time per mode as a picture."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LTXVAEError
 from ..units import byte_unit
-from .decoding import Sample
 from .processes import Run
 from .tables import median
 
@@ -32,8 +31,8 @@ def new_figure() -> "Figure":
 def draw(figure: "Figure", results: list[list[Run]]) -> None:
     """Draw the decodes of one video, given the runs of each case. The samples of a case's first run become a curve."""
     memory, times = figure.subplots(1, 2, width_ratios=(3, 2))
-    colors = dict(zip(map(_name, results), _COLORS * len(results), strict=False))
-    _draw_memory(memory, results, colors)
+    colors = dict(zip((_name(runs[0]) for runs in results), _COLORS * len(results), strict=False))
+    _draw_memory(memory, [runs[0] for runs in results if "samples" in runs[0]], colors)
     _draw_times(times, results, colors)
     for axes in (memory, times):
         axes.spines[["top", "right"]].set_visible(False)
@@ -42,24 +41,24 @@ def draw(figure: "Figure", results: list[list[Run]]) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
 
 
-def _draw_memory(axes: "Axes", results: list[list[Run]], colors: dict[str, str]) -> None:
+def _draw_memory(axes: "Axes", runs: list[Run], colors: dict[str, str]) -> None:
     """Bytes in use over time, beyond those in use before."""
-    sampled = sorted((runs[0] for runs in results if "samples" in runs[0]), key=lambda run: -run["peak_bytes"])
-    unit, name, digits = byte_unit(sampled[0]["peak_bytes"])
-    for run in sampled:
+    unit, name, digits = byte_unit(max(run["peak_bytes"] for run in runs))
+    for run in sorted(runs, key=lambda run: -run["peak_bytes"]):
         held = run["total_peak_bytes"] - run["peak_bytes"]
         seconds, values = upper_envelope(run["samples"], _STEPS)
-        color, label = colors[_name([run])], f"{_name([run])}, peak {run['peak_bytes'] / unit:.{digits}f} {name}"
-        axes.plot(seconds, [max(0, value - held) / unit for value in values], color=color, linewidth=1.5, label=label)
+        label = f"{_name(run)}, peak {run['peak_bytes'] / unit:.{digits}f} {name}"
+        heights = [max(0, value - held) / unit for value in values]
+        axes.plot(seconds, heights, color=colors[_name(run)], linewidth=1.5, label=label)
     axes.set(xlabel="seconds", ylabel=f"{name} in use, without weights and latents", xlim=(0, None), ylim=(0, None))
     axes.legend(fontsize=9, frameon=False)
 
 
-def upper_envelope(samples: list[Sample], steps: int) -> tuple[list[float], list[int]]:
+def upper_envelope(samples: list[Any], steps: int) -> tuple[list[float], list[int]]:
     """The largest number of bytes in use in each of `steps` intervals of time, and the middles of the intervals."""
     length = samples[-1][0] / steps
     largest: dict[int, int] = {}
-    for seconds, active, _ in samples:
+    for seconds, active, *_ in samples:
         step = min(int(seconds / length), steps - 1)
         largest[step] = max(active, largest.get(step, 0))
     return [(step + 0.5) * length for step in largest], list(largest.values())
@@ -67,19 +66,17 @@ def upper_envelope(samples: list[Sample], steps: int) -> tuple[list[float], list
 
 def _draw_times(axes: "Axes", results: list[list[Run]], colors: dict[str, str]) -> None:
     """A bar for each case, as a ratio to the single pass if it was measured, else to the first case."""
-    reference = next((runs for runs in results if runs[0]["mode"] == "single"), results[0])
-    names = [_name(runs) for runs in results]
-    ratios = [median(runs, "seconds") / median(reference, "seconds") for runs in results]
-    bars = axes.barh(names, ratios, color=[colors[name] for name in names])
+    seconds = {_name(runs[0]): median(runs, "seconds") for runs in results}
+    reference = next((name for name in seconds if name == "single"), next(iter(seconds)))
+    ratios = [each / seconds[reference] for each in seconds.values()]
+    bars = axes.barh(list(seconds), ratios, color=[colors[name] for name in seconds])
     axes.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], padding=3, fontsize=9)
     axes.invert_yaxis()
-    axes.set(xlabel=f"time, {_name(reference)} = 1", xlim=(0, 1.15 * max(ratios)))
+    axes.set(xlabel=f"time, {reference} = 1", xlim=(0, 1.15 * max(ratios)))
     axes.tick_params(axis="y", length=0)
 
 
-def _name(runs: list[Run]) -> str:
-    """A case's name in the picture."""
-    run = runs[0]
+def _name(run: Run) -> str:
     order = f", by {run['order']}" if run["mode"] == "exact" and run["order"] not in ("time", "auto") else ""
     batch = f", {run['tile_batch_size']} at a time" if run["tile_batch_size"] > 1 else ""
     return f"{run['mode']}{order}{batch}"

@@ -1,22 +1,25 @@
 """Measurements in fresh processes, interleaved."""
 
+import importlib
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
 
+from ..backend.device import backend
 from ..errors import LTXVAEError
 from ..process.cleanup import Cleanup, kill_program, uninterrupted
 from .case import Case
 
-#: A case's fields, and what was measured.
+#: A case's fields, the name of the function as `task`, and what it measured.
 Run = dict[str, Any]
 
 
@@ -38,15 +41,8 @@ class Job:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_interleaved(
-    jobs: Sequence[Job],
-    repeat: int,
-    progress: Callable[[Sequence[tuple[int, Job]]], Iterable[tuple[int, Job]]] = iter,
-) -> list[list[Run]]:
+def run_interleaved(jobs: Sequence[Job], repeat: int, progress: Callable[[Any], Any] = iter) -> list[list[Run]]:
     """Run every job `repeat` times in turns, or once where that is enough. Returns for each job its runs.
-
-    Args:
-        progress: wraps the list of runs, to show how many of them are done.
 
     Raises:
         LTXVAEError: for a run that fails.
@@ -54,19 +50,19 @@ def run_interleaved(
     turns = [(index, job) for turn in range(repeat) for index, job in enumerate(jobs) if turn == 0 or not job.once]
     results: list[list[Run]] = [[] for _ in jobs]
     for index, job in progress(turns):
-        results[index].append(run_fresh(job))
+        results[index].append({"task": job.measure.__name__, **asdict(job.case), **run_fresh(job)})
     return results
 
 
-def run_fresh(job: Job) -> Run:
-    """Run a job in a process of its own: the name of its function as `task`, its case, and what was measured.
+def run_fresh(job: Job) -> dict[str, Any]:
+    """What a job measures in a process of its own.
 
     Raises:
         LTXVAEError: for a run that fails, with the last line of its output.
     """
-    task, case = job.measure.__name__, asdict(job.case)
-    payload = {"module": job.measure.__module__, "function": task, "case": case, "options": dict(job.options)}
-    command = [sys.executable, "-m", f"{__package__}.worker", json.dumps(payload)]
+    name, case = job.measure.__name__, job.case
+    payload = {"module": job.measure.__module__, "function": name, "case": asdict(case), "options": dict(job.options)}
+    command = [sys.executable, "-m", __name__, json.dumps(payload)]
     environment = {**os.environ, **job.variables}
     with uninterrupted():
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -77,17 +73,37 @@ def run_fresh(job: Job) -> Run:
         end()
     if process.returncode:
         last = (stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        raise LTXVAEError(f"{task} of {job.case.frames} frames (mode {job.case.mode}) failed: {last}")
-    return {"task": task, **case, **json.loads(stdout)}
+        raise LTXVAEError(f"{name} of {case.frames} frames (mode {case.mode}) failed: {last}")
+    return json.loads(stdout)
+
+
+def _run_here(payload: str) -> None:
+    """In the process of a job: run it, and print what it measured as JSON."""
+    job = json.loads(payload)
+    measure = getattr(importlib.import_module(job["module"]), job["function"])
+    with redirect_stdout(sys.stderr):  # other programs print what they like
+        measured = measure(Case(**job["case"]), **job["options"])
+    print(json.dumps(measured))
 
 
 def describe_machine() -> dict[str, Any]:
     """What the measurements ran on."""
+    info = mx.device_info()
     return {
         "platform": platform.platform(),
-        "processor": mx.device_info().get("device_name", platform.processor()),
+        "processor": info.get("device_name") or platform.processor() or platform.machine(),
+        "architecture": info.get("architecture"),
         "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "working_set_bytes": info.get("max_recommended_working_set_size"),
         "device": str(mx.default_device()),
+        "backend": backend().value,
         "mlx": version("mlx"),
+        "python": platform.python_version(),
+        "tf32": os.environ.get("MLX_ENABLE_TF32"),
         "preload": os.environ.get("LD_PRELOAD", ""),
     }
+
+
+if __name__ == "__main__":
+    _run_here(sys.argv[1])

@@ -1,94 +1,68 @@
-"""`python -m mlx_ltx_vae.bench --metal`: parts A to G, and what follows from them."""
+"""`python -m mlx_ltx_vae.bench --metal`: what the rules for Macs rest on, measured on one."""
 
 import argparse
-import json
-import sys
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import date
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from tqdm import tqdm
 
 from ... import __version__
 from ...backend.device import backend
 from ...backend.machine import Backend
-from ...commands.cli import CommandParser, add_common_options, examples, frame_size, positive, print_report, run_command
+from ...commands.cli import CommandParser, examples, positive, run_command
 from ...errors import LTXVAEError
-from ...files.atomic import PartFile, writing_to
-from ..case import GENERATION_NAMES, Case
-from ..processes import run_fresh
-from .convolutions import FORMS, GPU_FORMS
-from .jobs import Measurement, Task
-from .report import full_report
-from .submission import SCHEMA, submission, submission_path
-from .sums import clip_sums, describe
-from .system import describe_mac
-from .verdicts import make_verdicts
+from ...process.cleanup import temporary_folder
+from ...units import GB, MB
+from ..command import add_output_options, add_vae_options, make_case, progress, publisher
+from ..processes import describe_machine, run_fresh
+from ..tables import table
+from .jobs import make_tasks, plan_case
+from .kernels import FORMS, GPU_FORMS
 
-#: The parts B, D, E, F and G of the document, each a list.
-PARTS = ("convolutions", "elementwise", "decodes", "accuracy", "ranges")
+#: Changes when fields of the document change their meaning or disappear.
+SCHEMA = 1
+
+# What is printed of each part.
+_COLUMNS = {
+    "elementwise": ("shape", "operation", "is_ours", "seconds", "gb_per_second"),
+    "decodes": (
+        *("name", "seconds", "first_frame_seconds"),
+        *("total_peak_bytes", "planned_bytes", "peak_footprint_bytes", "planned_total_bytes"),
+    ),
+    "accuracy": ("name", "psnr", "largest"),
+    "ranges": ("layer", "is_normalized", "input", "output"),
+}
 
 
 def build_parser() -> CommandParser:
     """The command line of `--metal`."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.bench --metal",
-        usage="%(prog)s [-m VAE] [--quick] [--submit FILE]",
-        description="Answer the questions that this package can only ask a Mac, in about five minutes: every "
-        "convolution of a decode in every formulation, what runs between them, whole decodes with their time and "
-        "memory, their accuracy, and the range of their numbers. A verdict on each says whether the package's rules "
-        "are right for this GPU.",
+        usage="%(prog)s [-m VAE] [--quick] [--json FILE]",
+        description="Measure what the package's rules for Macs rest on, in about five minutes: every convolution of a "
+        "decode in every formulation, what runs between them, whole decodes with their time and memory, their "
+        "accuracy, and the range of their numbers. In a clone of the repository, python -m benchmarks metal FILE says "
+        "from the written file whether the rules are right for this GPU.",
         epilog=examples(
             "python -m mlx_ltx_vae.bench --metal",
-            "python -m mlx_ltx_vae.bench --metal -m VAE --submit docs/measurements/",
+            "python -m mlx_ltx_vae.bench --metal -m VAE --json mac.json",
         ),
     )
     parser.add_argument("--metal", action="store_true", help="this measurement")
-    parser.add_argument(
-        "-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id (default: random weights)"
-    )
     parser.add_argument("--quick", action="store_true", help="convolutions only in bfloat16, and fewer decodes")
-    parser.add_argument(
-        "--submit",
-        type=Path,
-        metavar="FILE",
-        help="write everything measured to FILE as docs/measurements/ takes it, without paths or names of this "
-        "machine; a folder gets a file named after chip and date",
+    length = "length of the video, 1 + 8*k (default: 49)"
+    parser.add_argument("--frames", type=positive, default=49, metavar="N", help=length)
+    forms = (
+        f"ways to compute a convolution, of {'; '.join(FORMS)} (default: all but taps and columns, which are for CPUs)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE; - for standard output")
-    parser.add_argument(
-        "--size", type=frame_size, default=(768, 512), metavar="WxH", help="of the video, in pixels (default: 768x512)"
-    )
-    parser.add_argument(
-        "--frames", type=positive, default=49, metavar="N", help="length of the video, 1 + 8*k (default: 49)"
-    )
-    parser.add_argument(
-        "--forms",
-        nargs="+",
-        choices=list(FORMS),
-        metavar="FORM",
-        help=f"ways to compute a convolution, of {'; '.join(FORMS)} (default: all but taps and columns, which are for "
-        "CPUs)",
-    )
-    _add_random_weights(parser)
-    parser.add_argument(
-        "--any-device", action="store_true", help="for developers: run without a Metal device, on any other"
-    )
-    add_common_options(parser)
+    parser.add_argument("--forms", nargs="+", choices=list(FORMS), metavar="FORM", help=forms)
+    device = "for developers: run without a Metal device, on any other"
+    parser.add_argument("--any-device", action="store_true", help=device)
+    add_vae_options(parser, size=(768, 512), base_width=128)
+    add_output_options(parser)
     return parser
-
-
-def _add_random_weights(parser: CommandParser) -> None:
-    """Add the options of random weights."""
-    random = parser.add_argument_group("random weights, without -m")
-    random.add_argument("--generation", choices=sorted(GENERATION_NAMES), default="ltx-2.3", help="default: ltx-2.3")
-    random.add_argument(
-        "--base-width", type=positive, default=128, metavar="N", help="channels of the last layers (default: 128)"
-    )
 
 
 def main(argv: list[str]) -> int:
@@ -97,103 +71,98 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if backend() is not Backend.METAL and not options.any_device:
         parser.exit(2, f"error: --metal needs Apple's GPU; MLX's default device here is {mx.default_device()}\n")
-    return run_command(_measure, options, computes=True)
+    return run_command(_run, options, computes=True)
 
 
-def _measure(options: argparse.Namespace) -> None:
-    machine, day = describe_mac(), date.today().isoformat()
-    targets = {}
-    if options.submit:
-        targets["submit"] = PartFile(submission_path(options.submit, machine["chip"], day))
-    if options.json and options.json != "-":
-        targets["json"] = PartFile(Path(options.json))
-    progress = partial(tqdm, unit="run", disable=not sys.stderr.isatty())
-    document = {"schema": SCHEMA, "date": day, "version": __version__, "machine": machine}
-    document |= measure(_measurement(options), progress)
-    document["verdicts"] = make_verdicts(document)
-    if "json" in targets:
-        _write(targets["json"], document)
-    print_report(json.dumps(document) if options.json == "-" else full_report(document))
-    if "submit" in targets:
-        _write(targets["submit"], submission(document))
-    if failed := errors_of(document):
-        raise LTXVAEError(f"{len(failed)} of the measurements failed; the first: {failed[0]}")
+def _run(options: argparse.Namespace) -> None:
+    publish = publisher(options)
+    document = measure(options)
+    publish(document, full_report(document))
+    if failed := document["errors"]:
+        first = f"{failed[0]['name']}: {failed[0]['error']}"
+        raise LTXVAEError(f"{len(failed)} of the measurements failed; the first: {first}")
 
 
-def _measurement(options: argparse.Namespace) -> Measurement:
-    width, height = options.size
-    case = Case(
-        model=options.model,
-        generation=options.generation,
-        base_width=options.base_width,
-        dtype=None if options.model else "bfloat16",
-        width=width,
-        height=height,
-        frames=options.frames,
-        order="time",
-    )
-    forms = tuple(options.forms or (FORMS if backend() is Backend.CPU else GPU_FORMS))
-    return Measurement(case, backend(), forms, options.quick)
-
-
-def measure(measurement: Measurement, progress: Callable[[Sequence[Task]], Iterable[Task]] = iter) -> dict[str, Any]:
-    """Run all jobs.
-
-    Args:
-        progress: wraps the list of jobs, to show how many of them are done.
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run all tasks.
 
     Returns:
-        case; plan; the results of each part, in which what failed has an `error` in place of its results; sums.
+        schema, date, version, machine; case; plan; the entries of each part, in which what failed has an `error` in
+        place of its results; errors, of all parts.
     """
-    case, plan = measurement.case, measurement.plan()
+    case = make_case(options, "time", frames=options.frames, dtype=None if options.model else "bfloat16")
+    weights = "checkpoint" if case.model else "random"
+    errors: list[dict[str, str]] = []
     document: dict[str, Any] = {
-        "case": {
-            "weights": "checkpoint" if case.model else "random",
-            "model": case.model,
-            "generation": None if case.model else case.generation,
-            "base_width": None if case.model else case.base_width,
-            "width": case.width,
-            "height": case.height,
-            "frames": case.frames,
-            "latent_frames": plan.latent_shape.frames,
-            "is_quick": measurement.is_quick,
-        },
-        "plan": plan.as_dict(),
-        **{part: [] for part in PARTS},
-        "errors": [],
+        "schema": SCHEMA,
+        "date": date.today().isoformat(),
+        "version": __version__,
+        "machine": describe_machine(),
+        "case": {**asdict(case), "weights": weights, "is_quick": options.quick},
+        "plan": plan_case(case)[1].as_dict(),
+        **{part: [] for part in ("convolutions", "elementwise", "decodes", "accuracy", "ranges")},
+        "errors": errors,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        for task in progress(measurement.tasks(f"{folder}/reference.npy")):
-            _run(task, document)
-    document["sums"] = clip_sums(document["convolutions"])
+    forms = options.forms or (list(FORMS) if backend() is Backend.CPU else GPU_FORMS)
+    with temporary_folder() as folder:
+        for part, job, known in progress(list(make_tasks(case, forms, f"{folder}/pixels.npy", is_quick=options.quick))):
+            try:
+                measured = run_fresh(job)
+                measured.pop("samples", None)
+            except LTXVAEError as error:
+                measured = {"error": str(error)}
+                errors.append({"part": part, "name": known.get("name", part), **measured})
+            if not known:
+                document[part] = measured.get("runs", [])
+            else:
+                document[part].append({**known, **measured})
+            for run in measured.get("runs", ()):
+                if "error" in run:
+                    name = f"{describe(known)}, {run['form']} in {run['dtype']}"
+                    errors.append({"part": part, "name": name, "error": run["error"]})
     return document
 
 
-def _run(task: Task, document: dict[str, Any]) -> None:
-    """Run a job, and put its result where it belongs."""
-    rows = document[task.part]
-    try:
-        result = task.result(run_fresh(task.job))
-    except LTXVAEError as error:
-        document["errors"].append({"part": task.part, "name": task.name, "error": str(error)})
-        if not task.is_part:
-            rows.append({**task.known, "error": str(error)})
-        return
-    rows += result
+def full_report(document: Mapping[str, Any]) -> str:
+    """What was measured on, and a table for each part. Columns have the names of the JSON; bytes are in MB."""
+    document = {**document, "ranges": document["ranges"][:8]}
+    machine, case = document["machine"], document["case"]
+    title = (
+        f"{machine['processor']}, {machine['memory_bytes'] / GB:.1f} GB, {machine['platform']}, MLX {machine['mlx']}; "
+        f"{case['frames']} frames of {case['width']}x{case['height']}, {case['weights']} weights"
+    )
+    parts = {"convolutions, ms of a call": _convolutions(document["convolutions"])}
+    parts |= {part: [_row(entry, columns) for entry in document[part]] for part, columns in _COLUMNS.items()}
+    return "\n\n".join([title, *(f"{part}\n\n{table(rows)}" for part, rows in parts.items() if rows)])
 
 
-def errors_of(document: Mapping[str, Any]) -> list[str]:
-    """Everything that failed, in a line each."""
-    forms = [
-        f"{describe(entry)}, {run['form']} in {run['dtype']}: {run['error']}"
-        for entry in document["convolutions"]
-        for run in entry.get("runs", ())
-        if "error" in run
+def describe(entry: Mapping[str, Any]) -> str:
+    """A convolution in a few characters, such as 512->512 96x64 x2 (channels, picture, frames)."""
+    return f"{entry['in_channels']}->{entry['out_channels']} {entry['width']}x{entry['height']} x{entry['frames']}"
+
+
+def _convolutions(entries: list[Any]) -> list[dict[str, str]]:
+    return [
+        {"convolution": describe(entry), "calls": f"{entry['calls']:.0f}", "dtype": dtype, "rule": rule}
+        | {
+            run["form"]: "failed" if "error" in run else f"{1e3 * run['seconds']:.2f}"
+            for run in entry["runs"]
+            if run["dtype"] == dtype
+        }
+        for entry in entries
+        if "runs" in entry
+        for dtype, rule in entry["rule"].items()
     ]
-    return [f"{each['name']}: {each['error']}" for each in document["errors"]] + forms
 
 
-def _write(target: PartFile, document: Mapping[str, Any]) -> None:
-    with writing_to(target.target):
-        target.path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    target.complete()
+def _row(entry: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, str]:
+    values = {name: entry.get(name, "failed" if "error" in entry else None) for name in columns}
+    return {name.replace("_bytes", " MB").replace("_", " "): _text(name, value) for name, value in values.items()}
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return "x".join(map(str, value))
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"{value / MB:.1f}" if name.endswith("_bytes") else f"{value:.4g}"
+    return "" if value is None else str(value)

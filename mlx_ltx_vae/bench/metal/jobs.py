@@ -1,183 +1,149 @@
-"""What is measured: a list of jobs, each in a fresh process, and where its result belongs in the document."""
+"""What is measured: tasks, each in a fresh process, and where the result of each belongs in the document."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
 
-from ...backend.device import this_machine
+from ...backend.device import backend, this_machine
 from ...backend.dtypes import DTYPES
 from ...backend.machine import Backend
+from ...models.convolution.rules import ConvShape, choose
+from ...models.specs import Activation, ConvSpec, NetworkSpec
+from ...models.video_vae.network_specs import decoder_spec
+from ...planning.memory import layer_pieces, step_results
 from ...planning.plan import DecodePlan
 from ...planning.planner import plan_decode
-from ..case import Case, load_config, load_spec
-from ..processes import Job, Run
-from .convolutions import NO_WINOGRAD, ONE_FRAME, convolution, rule_for
-from .decodes import accuracy, ranges, timed_decode
-from .elementwise import elementwise
-from .system import TF32
-from .verdicts import AGAIN, AS_PLANNED, EXACT, NO_WINOGRAD_EXACT, STRICT
-from .workload import ConvKind, conv_kinds
-
-#: Bytes that MLX's buffer cache may have in part E.
-CACHE_LIMITS = (500_000_000, 1_000_000_000, 2_000_000_000, 4_000_000_000)
-
-# What `run_fresh` adds to what was measured.
-_CASE_FIELDS = {"task", *(each.name for each in fields(Case))}
+from ...units import GB
+from ..case import Case, load_config, stream_run
+from ..decoding import decode
+from ..processes import Job
+from .kernels import NO_WINOGRAD, ONE_FRAME, ConvKind, convolution, elementwise
+from .ranges import ranges
 
 _HALF = "bfloat16"
-_SHORT_FRAMES = 17  # of parts F and G
-_ELEMENTWISE_SHAPES = 2
+_SHORT_FRAMES = 17  # of accuracy and ranges
 
 
-@dataclass(frozen=True)
-class Task:
-    """A job, and the part of the document that its result belongs to.
+class Way(NamedTuple):
+    """How a decode differs from the one as planned: in its case, and in the variables of MLX."""
 
-    Attributes:
-        known: fields of the result that are known before it runs.
-        is_part: whether the job returns the whole part, as `runs`.
+    changes: Mapping[str, Any] = {}
+    variables: Mapping[str, str] = {}
+    is_quick: bool = False
+
+
+_BY_CONV3D = {"formulation": "conv3d"}
+_STRICT = {"dtype": _HALF, "keeps_dtype": True}
+
+#: The decodes that are timed.
+DECODES = {
+    "as planned": Way(is_quick=True),
+    "mx.conv3d": Way(_BY_CONV3D, is_quick=True),
+    "no Winograd": Way(variables=NO_WINOGRAD, is_quick=True),
+    "tile batch 1": Way(variables=ONE_FRAME),
+    "chunk 2": Way({"chunk": 2}),
+    "chunk 4": Way({"chunk": 4}),
+    "0 steps ahead": Way({"prefetch": 0}, is_quick=True),
+    "1 step ahead": Way({"prefetch": 1}, is_quick=True),
+    "2 steps ahead": Way({"prefetch": 2}),
+    "float16": Way({"dtype": "float16"}),
+    "bfloat16 given": Way(_STRICT),
+    **{f"cache {size:g} GB": Way({"cache_limit": int(size * GB)}) for size in (0.5, 1, 2, 4)},
+    "as planned, again": Way(),
+}
+#: The decodes whose pixels are compared with those of the first.
+ACCURACY = {
+    "reference": Way({"dtype": "float32", **_BY_CONV3D}, {**NO_WINOGRAD, "MLX_ENABLE_TF32": "0"}, is_quick=True),
+    "exact": Way(is_quick=True),
+    "bfloat16 given": Way(_STRICT, is_quick=True),
+    "single pass": Way({"mode": "single"}),
+    "exact, no Winograd": Way(variables=NO_WINOGRAD),
+    "bfloat16 in Winograd": Way({**_STRICT, **_BY_CONV3D}),
+    "float16": Way({"dtype": "float16"}),
+    "float32": Way({"dtype": "float32"}),
+}
+
+
+class Task(NamedTuple):
+    """A job, the part of the document that its result belongs to, and what is known of the entry before it runs.
+
+    Nothing is known of a job that returns the whole part, as `runs`.
     """
 
     part: str
     job: Job
-    known: dict[str, Any]
-    is_part: bool = False
-
-    @property
-    def name(self) -> str:
-        """What it measures."""
-        return self.known.get("name") or self.part
-
-    def result(self, run: Run) -> list[dict[str, Any]]:
-        """The entries of the part, from what `run_fresh` returned. A job of part F that only saves has none."""
-        measured = {name: value for name, value in run.items() if name not in _CASE_FIELDS}
-        if self.is_part:
-            return measured["runs"]
-        return [{**self.known, **measured}] if measured else []
+    known: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What to measure.
+def plan_case(case: Case) -> tuple[NetworkSpec, DecodePlan]:
+    """The decoder of a case, and the plan of its exact decode by time."""
+    config = load_config(case)
+    shape = (1, config.latent_channels, *config.scale.latent_grid((case.frames, case.height, case.width)))
+    spec, machine = decoder_spec(config), this_machine(DTYPES[case.dtype or _HALF])
+    return spec, plan_decode(spec, shape, machine, mode="exact", order="time")
 
-    Attributes:
+
+def make_tasks(case: Case, forms: Sequence[str], file: str, *, is_quick: bool) -> Iterator[Task]:
+    """Everything to run, in order.
+
+    Args:
         case: the decode: exact, by time, in the checkpoint's dtype, or bfloat16 for random weights.
-        backend: of the device.
-        forms: of convolutions, keys of `convolutions.FORMS`.
+        forms: of convolutions, keys of `kernels.FORMS`.
+        file: for the pixels that others are compared with.
         is_quick: convolutions only in bfloat16, and fewer decodes.
     """
+    spec, plan = plan_case(case)
+    kinds = conv_kinds(spec, plan)
+    dtypes = [_HALF] if is_quick else [_HALF, "float16"]
+    for kind in kinds:
+        takes_half = not is_quick and backend() is Backend.METAL and kind.is_normalized
+        rule = {dtype: choose(kind.shape, backend(), allows_winograd=dtype != _HALF).value for dtype in dtypes}
+        known = {**asdict(kind), "rule": rule, "operands": "float16" if takes_half else _HALF}
+        options = {"kind": asdict(kind), "forms": list(forms), "dtypes": dtypes}
+        yield Task("convolutions", Job(convolution, case, options), known)
+    # The two inputs of normalized convolutions that are most.
+    reads = {(*kind.shape.grid, kind.in_channels): kind.calls for kind in kinds if kind.is_normalized}
+    shapes = sorted(reads, key=lambda shape: -reads[shape] * math.prod(shape))[:2]
+    yield Task("elementwise", Job(elementwise, case, {"shapes": shapes}))
+    for name, way in DECODES.items():
+        if way.changes.get("prefetch") != plan.prefetch and (way.is_quick or not is_quick):
+            yield _decode("decodes", name, case, way, warm_up=True, sampled=True)
+    short = replace(case, frames=min(case.frames, _SHORT_FRAMES))
+    for name, way in ACCURACY.items():
+        if way.is_quick or not is_quick:
+            use = "save" if name == "reference" else "reference"
+            yield _decode("accuracy", name, short, way, in_float=True, **{use: file})
+    yield Task("ranges", Job(ranges, short))
 
-    case: Case
-    backend: Backend
-    forms: tuple[str, ...]
-    is_quick: bool = False
 
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        """Of convolutions."""
-        return (_HALF,) if self.is_quick else (_HALF, "float16")
+def _decode(part: str, name: str, case: Case, way: Way, **options: Any) -> Task:
+    known = {"name": name, "frames": case.frames, "variables": way.variables}
+    return Task(part, Job(decode, replace(case, **way.changes), options, variables=way.variables), known)
 
-    def plan(self) -> DecodePlan:
-        """The plan of the decode."""
-        case, config = self.case, load_config(self.case)
-        grid = config.scale.latent_grid((case.frames, case.height, case.width))
-        machine = this_machine(DTYPES[case.dtype or _HALF])
-        shape = (1, config.latent_channels, *grid)
-        return plan_decode(load_spec(case), shape, machine, mode="exact", order="time")
 
-    def kinds(self) -> list[ConvKind]:
-        """The distinct convolutions of the decode."""
-        return conv_kinds(load_spec(self.case), self.plan())
+def conv_calls(spec: NetworkSpec, plan: DecodePlan) -> list[tuple[ConvSpec, ConvShape]]:
+    """Every call of a convolution in an exact decode by time, in the order of the layers."""
+    run, grid = stream_run(plan), plan.latent_shape.grid
+    calls = []
+    for (layer, (_, height, width)), pieces in zip(spec.walk(grid), layer_pieces(spec, grid, run), strict=False):
+        if isinstance(layer, ConvSpec):
+            convolution_alone = replace(layer, up=(1, 1, 1), trim=0)
+            for frames in step_results(pieces, convolution_alone, run.axis):
+                calls.append((layer, ConvShape((frames, height, width), layer.in_channels, layer.conv_channels)))
+    return calls
 
-    def tasks(self, reference: str) -> list[Task]:
-        """Everything to run, in order.
 
-        Args:
-            reference: the file in which part F saves the pixels that it compares with.
-        """
-        kinds = self.kinds()
-        return [
-            *self._convolutions(kinds),
-            self._elementwise(kinds),
-            *self._decodes(),
-            *self._accuracy(reference),
-            Task("ranges", Job(ranges, self._short), {}, is_part=True),
-        ]
-
-    @property
-    def _short(self) -> Case:
-        return replace(self.case, frames=min(self.case.frames, _SHORT_FRAMES))
-
-    def _convolutions(self, kinds: Sequence[ConvKind]) -> Iterator[Task]:
-        for kind in kinds:
-            in_half = self.backend is Backend.METAL and kind.is_normalized and "float16" in self.dtypes
-            known = {
-                **asdict(kind),
-                "rule": {dtype: rule_for(kind, dtype, self.backend) for dtype in self.dtypes},
-                "operands": "float16" if in_half else _HALF,
-            }
-            options = {"kind": asdict(kind), "forms": list(self.forms), "dtypes": list(self.dtypes)}
-            yield Task("convolutions", Job(convolution, self.case, options), known)
-
-    def _elementwise(self, kinds: Sequence[ConvKind]) -> Task:
-        """On the inputs of the normalized convolutions that move most."""
-        moved = sorted(
-            (kind for kind in kinds if kind.is_normalized),
-            key=lambda kind: -kind.calls * kind.shape.results * kind.in_channels,
-        )
-        shapes = list(dict.fromkeys((*kind.shape.grid, kind.in_channels) for kind in moved))[:_ELEMENTWISE_SHAPES]
-        return Task("elementwise", Job(elementwise, self.case, {"shapes": shapes}), {}, is_part=True)
-
-    def _decodes(self) -> Iterator[Task]:
-        case = self.case
-        strict = replace(case, dtype=_HALF, keeps_dtype=True)
-
-        def task(name: str, case: Case = case, variables: dict[str, str] | None = None, **options: Any) -> Task:
-            known = {
-                "name": name,
-                "frames": case.frames,
-                "variables": variables or {},
-                "cache_limit": options.get("cache_limit"),
-            }
-            return Task("decodes", Job(timed_decode, case, options, variables=variables or {}), known)
-
-        yield task(AS_PLANNED)
-        yield task("mx.conv3d", replace(case, formulation="conv3d"))
-        yield task("no Winograd", variables=NO_WINOGRAD)
-        planned = self.plan().prefetch
-        if self.is_quick:
-            yield task("1 step ahead" if planned == 0 else "0 steps ahead", prefetch=0 if planned else 1)
-            return
-        yield task("tile batch 1", variables=ONE_FRAME)
-        for chunk in (2, 4):
-            yield task(f"chunk {chunk}", replace(case, chunk=chunk))
-        for prefetch in (0, 1, 2):
-            if prefetch != planned:
-                yield task(f"{prefetch} step{'' if prefetch == 1 else 's'} ahead", prefetch=prefetch)
-        yield task("float16", replace(case, dtype="float16"))
-        yield task(STRICT, strict)
-        for limit in CACHE_LIMITS:
-            yield task(f"cache {limit / 1e9:g} GB", cache_limit=limit)
-        yield task(AGAIN)
-
-    def _accuracy(self, reference: str) -> Iterator[Task]:
-        case = self._short
-        strict = replace(case, dtype=_HALF, keeps_dtype=True)
-        wide = replace(case, dtype="float32")
-
-        def task(name: str, case: Case = case, variables: dict[str, str] | None = None, **options: Any) -> Task:
-            options = options or {"reference": reference}
-            known = {"name": name, "variables": variables or {}, "frames": case.frames}
-            return Task("accuracy", Job(accuracy, case, options, variables=variables or {}), known)
-
-        by_conv3d = replace(wide, formulation="conv3d")
-        yield task("reference", by_conv3d, {**NO_WINOGRAD, TF32: "0"}, save=reference)
-        yield task(EXACT)
-        yield task(STRICT, strict)
-        if self.is_quick:
-            return
-        yield task("single pass", replace(case, mode="single"))
-        yield task(NO_WINOGRAD_EXACT, variables=NO_WINOGRAD)
-        yield task("bfloat16 in Winograd", replace(strict, formulation="conv3d"))
-        yield task("float16", replace(case, dtype="float16"))
-        yield task("float32", wide)
+def conv_kinds(spec: NetworkSpec, plan: DecodePlan) -> list[ConvKind]:
+    """The distinct convolutions of an exact decode by time, smallest pictures first."""
+    lengths: dict[tuple[Any, ...], Counter[int]] = defaultdict(Counter)
+    for layer, ((frames, *picture), inputs, outputs, _) in conv_calls(spec, plan):
+        key = (*picture, inputs, outputs, layer.activation is not Activation.NONE)
+        lengths[key][frames] += 1
+    kinds = []
+    for (height, width, inputs, outputs, is_normalized), counts in sorted(lengths.items()):
+        frames = max(counts, key=lambda length: (length * counts[length], length))
+        calls = sum(length * count for length, count in counts.items()) / frames
+        kinds.append(ConvKind(inputs, outputs, height, width, frames, calls, is_normalized))
+    return kinds

@@ -75,7 +75,7 @@ def by_columns(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padd
 
 def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding) -> mx.array:
     """One 2D convolution over three neighboring frames joined along channels, without bias."""
-    joined = _join_frames(frames)
+    joined = join_frames(frames)
     batch, time, *grid, channels = joined.shape
     kernel = weight.reshape(*weight.shape[:3], channels)
     result = mx.conv2d(joined.reshape(batch * time, *grid, channels), kernel, padding=padding[1:])
@@ -87,7 +87,7 @@ def by_rows(frames: mx.array, weight: mx.array, padding: Padding) -> mx.array:
 
     A GPU reads the overlapping rows in place; the CPU backend copies them.
     """
-    views, height, width = _flatten(_pad(_join_frames(frames), padding))
+    views, height, width = _flatten(_pad(join_frames(frames), padding))
     batch, time, positions, channels = views.shape
     rows, length, depth = height - 2, (height - 2) * width - 2, TAPS * channels
     kernel = weight.reshape(-1, TAPS, depth)
@@ -130,7 +130,7 @@ def _flatten(padded: mx.array) -> tuple[mx.array, int, int]:
     return padded.reshape(batch, time, height * width, channels), height, width
 
 
-def _join_frames(frames: mx.array) -> mx.array:
+def join_frames(frames: mx.array) -> mx.array:
     """(B, T + 2, H, W, C) -> (B, T, H, W, 3C)."""
     time = frames.shape[1] - TAPS + 1
     return mx.concatenate([frames[:, tap : tap + time] for tap in range(TAPS)], axis=-1)

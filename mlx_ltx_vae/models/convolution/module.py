@@ -8,7 +8,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...backend.device import backend
-from ...backend.machine import Backend
 from . import formulations
 from .formulations import Padding
 from .precision import operand_dtype
@@ -95,11 +94,10 @@ class Conv3d(nn.Module):
             (B, T', H', W', O) in `dtype`.
         """
         weight, bias = self._ordered()
-        on = backend()
         shape = self._shape(frames, padding, len(bias))
-        formulation = self._rule(shape, on, allows_winograd=frames.dtype != mx.bfloat16)
+        formulation = self._rule(shape, backend(), allows_winograd=frames.dtype != mx.bfloat16)
         weight = formulations.arrange(weight, self._layout, layout_for(formulation))
-        if on is Backend.CPU and formulation is not Formulation.CONV3D:
+        if formulation in formulations.PRODUCTS:
             frames, weight, bias = (array.astype(mx.float32) for array in (frames, weight, bias))
             result = formulations.PRODUCTS[formulation](frames, weight, bias, padding)
             return (result if skip is None else result + skip).astype(self.dtype)

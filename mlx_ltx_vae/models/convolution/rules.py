@@ -90,8 +90,7 @@ class ConvShape(NamedTuple):
 class ConvRule(Protocol):
     """What chooses the formulation of a convolution. Comparable and hashable, since specs that contain it are.
 
-    On one backend it returns formulations of one `KernelLayout`, except for strided convolutions, and only those that
-    the backend can run: a CPU runs `CONV3D`, `TAPS` and `COLUMNS`.
+    On one backend it returns formulations of one `KernelLayout`, except for strided convolutions.
     """
 
     def __call__(self, shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:

@@ -1,0 +1,178 @@
+"""Files in docs/measurements/, and the tables of the README and of docs/performance.md that are made from them."""
+
+import getpass
+import json
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.metal.sums import BEST, NETWORK, RULE, clip_sums
+from benchmarks.metal.verdicts import convolutions_of, decodes_of, list_verdicts, planned_seconds
+from mlx_ltx_vae.bench.metal.command import SCHEMA
+from mlx_ltx_vae.bench.tables import table
+from mlx_ltx_vae.errors import LTXVAEError
+from mlx_ltx_vae.files.atomic import PartFile
+from mlx_ltx_vae.units import GB
+
+ROOT = Path(__file__).parents[2]
+NOTHING_YET = "No Mac has been measured yet."
+
+_BEGIN, _END = "<!-- measurements -->", "<!-- end of measurements -->"
+_SIZE = (768, 512)
+
+# A path from the root, from the home folder, or of Windows. "GB/s" and "macOS/arm64" are none.
+_PATH = re.compile(r"""(?<![\w.)\]])(?:~|[A-Za-z]:\\|/)[^\s'"`,;:()]+""")
+
+Documents = Sequence[Mapping[str, Any]]
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """A file that `bench --metal --json` wrote.
+
+    Raises:
+        LTXVAEError: for any other file.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        schema, *_ = document["schema"], document["machine"]["backend"], document["case"]["is_quick"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LTXVAEError(f"{path}: is not a file that bench --metal --json wrote ({error}).") from error
+    if schema != SCHEMA:
+        raise LTXVAEError(f"{path}: has the schema {schema}; this version reads {SCHEMA}.")
+    return document
+
+
+def submit(document: Mapping[str, Any]) -> list[str]:
+    """Write a document without paths and names to docs/measurements/, and the pages anew; returns what was written.
+
+    Raises:
+        LTXVAEError: if it is not a whole measurement of a Mac.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", document["machine"]["processor"].lower()).strip("-")
+    path = f"docs/measurements/{name}-{document['date']}.json"
+    _check_whole(Path(path), document)
+    _write(ROOT / path, json.dumps(without_names(document), indent=1, allow_nan=False) + "\n")
+    return [path, *write_pages(ROOT)]
+
+
+def without_names(value: Any, key: str = "") -> Any:
+    """A document without the checkpoint's name, and with paths hidden, and in errors the user's and the host's name."""
+    if isinstance(value, Mapping):
+        return {name: without_names(each, name) for name, each in value.items() if name not in ("model", "latents")}
+    if isinstance(value, list):
+        return [without_names(each, key) for each in value]
+    if not isinstance(value, str):
+        return value
+    text = _PATH.sub("(a path)", value)
+    host = platform.node()
+    for name in (getpass.getuser(), host, host.split(".")[0]) if key == "error" else ():
+        text = re.sub(rf"\b{re.escape(name)}\b", "(a name)", text) if name else text
+    return text
+
+
+def read_measurements(folder: Path) -> list[dict[str, Any]]:
+    """The documents of a folder, by chip and date.
+
+    Raises:
+        LTXVAEError: for a file that is not a whole measurement of a Mac by this version of the bench.
+    """
+    documents = []
+    for path in sorted(folder.glob("*.json")):
+        documents.append(read_document(path))
+        _check_whole(path, documents[-1])
+    return sorted(documents, key=lambda document: (document["machine"]["processor"], document["date"]))
+
+
+def _check_whole(path: Path, document: Mapping[str, Any]) -> None:
+    case, backend = document["case"], document["machine"]["backend"]
+    if backend != "metal":
+        raise LTXVAEError(f"{path}: was measured on {backend}, not on Apple's GPU.")
+    if case["is_quick"] or (case["width"], case["height"]) != _SIZE:
+        raise LTXVAEError(f"{path}: is not a whole measurement of {_SIZE[0]}x{_SIZE[1]}; run it without --quick.")
+
+
+def readme_table(documents: Documents) -> str:
+    """A row for each Mac: the decode as planned."""
+    rows = []
+    for document in documents:
+        run = decodes_of(document).get("as planned", {})
+        rows.append(
+            {
+                **_machine(document),
+                "weights": document["case"]["weights"],
+                "frames": str(document["case"]["frames"]),
+                "seconds": _number(planned_seconds(document)),
+                "first frame": _number(run.get("first_frame_seconds")),
+                "MLX's peak": _number(run.get("total_peak_bytes"), GB, " GB"),
+                "footprint": _number(run.get("peak_footprint_bytes"), GB, " GB"),
+                "planned": _number(run.get("planned_total_bytes"), GB, " GB"),
+            }
+        )
+    return table(rows) if rows else NOTHING_YET
+
+
+def performance_tables(documents: Documents) -> str:
+    """The sums of all convolutions in each formulation, and the verdicts of each Mac."""
+    if not documents:
+        return NOTHING_YET
+    ways = ["conv3d", "joined", "joined, tile batch 1", "joined, no Winograd", "rows", BEST, RULE]
+    rows = []
+    for document in documents:
+        sums = clip_sums(convolutions_of(document))
+        columns = {way: ("float16", way) for way in ways} | {f"{RULE}, {NETWORK}": (NETWORK, RULE)}
+        seconds = {column: _number(sums.get(key)) for column, key in columns.items()}
+        rows.append({**_machine(document), "frames": str(document["case"]["frames"]), **seconds})
+    note = "Seconds of all convolutions of a decode of 768x512, in float16 but for the last column."
+    verdicts = [f"{', '.join(_machine(document).values())}:\n\n{list_verdicts(document)}" for document in documents]
+    return "\n\n".join([table(rows, [note]), *verdicts])
+
+
+def _number(value: float | None, unit: float = 1, name: str = "") -> str:
+    return "" if value is None else f"{value / unit:.2f}{name}"
+
+
+def _machine(document: Mapping[str, Any]) -> dict[str, str]:
+    machine = document["machine"]
+    return {
+        "chip": machine["processor"],
+        "memory": f"{machine['memory_bytes'] / 2**30:.0f} GB",
+        "system": f"{machine['platform']}, MLX {machine['mlx']}",
+        "date": document["date"],
+    }
+
+
+#: The pages with a section of measurements, and what makes it.
+PAGES: dict[str, Callable[[Documents], str]] = {"README.md": readme_table, "docs/performance.md": performance_tables}
+
+
+def with_section(page: str, text: str) -> str:
+    """A page with the text between its markers.
+
+    Raises:
+        LTXVAEError: if it does not have both markers, once.
+    """
+    if page.count(_BEGIN) != 1 or page.count(_END) != 1 or page.index(_BEGIN) > page.index(_END):
+        raise LTXVAEError(f"a page has no section between {_BEGIN} and {_END}, or several.")
+    start, end = page.index(_BEGIN) + len(_BEGIN), page.index(_END)
+    return f"{page[:start]}\n\n{text}\n\n{page[end:]}"
+
+
+def write_pages(root: Path) -> list[str]:
+    """Write the sections of all pages anew; returns the names of those that changed."""
+    documents = read_measurements(root / "docs" / "measurements")
+    changed = []
+    for name, make in PAGES.items():
+        before = (root / name).read_text(encoding="utf-8")
+        after = with_section(before, make(documents))
+        if after != before:
+            _write(root / name, after)
+            changed.append(name)
+    return changed
+
+
+def _write(path: Path, text: str) -> None:
+    file = PartFile(path)
+    file.path.write_text(text, encoding="utf-8")
+    file.complete()
