@@ -127,7 +127,8 @@ def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = Tru
     if not wanted:
         raise ValueError("open_checkpoint: ask for the encoder, the decoder or both.")
     location = source if isinstance(source, Location) else locate(source)
-    return _open(location.name, location.archives, lambda family: family.choose_config(_contents(location)), wanted)
+    contents = list(_contents(location))
+    return _open(location.name, location.archives, lambda family: family.choose_config(contents), wanted)
 
 
 def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
