@@ -1,6 +1,7 @@
 """A family of networks is an entry in one table: opening, planning, decoding, `info` and conversion follow."""
 
 import json
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -10,12 +11,15 @@ from safetensors.numpy import load_file, save_file
 import toy_family
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
+from mlx_ltx_vae.checkpoint.files import open_archive
+from mlx_ltx_vae.checkpoint.recognition import recognize
 from mlx_ltx_vae.conversion import convert_checkpoint, verify_conversion
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.models import families
+from mlx_ltx_vae.models.base import Found
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from toy_family import TOY
 
@@ -101,6 +105,23 @@ def test_families_do_not_take_each_others_checkpoints(golden, path, weights, mon
     monkeypatch.setattr(families, "FAMILIES", tuple(reversed(families.FAMILIES)))
     assert open_checkpoint(golden("ltx2_3").checkpoint).family is CONV_VAE
     assert open_checkpoint(path).family is TOY
+
+
+def test_a_family_may_have_the_encoder_of_another(golden, weights, tmp_path, monkeypatch):
+    def find(shapes):
+        encoder = {name: names for name, names in CONV_VAE.find(shapes).networks.items() if name == "encoder"}
+        return Found({**encoder, **TOY.find(shapes).networks})
+
+    mixed = replace(TOY, find=find)
+    monkeypatch.setattr(families, "FAMILIES", (CONV_VAE, mixed))
+    conv = load_file(golden("ltx2_3").checkpoint)
+    encoder = {name: array for name, array in conv.items() if ".encoder." in name}
+    for name, tensors, expected in (("conv", {}, CONV_VAE), ("encoder", encoder, CONV_VAE), ("mixed", encoder, mixed)):
+        own = weights if name == "mixed" else {}
+        path = write(tmp_path / f"{name}.safetensors", own, **(tensors or conv))
+        family, (found,) = recognize([open_archive(path)])
+        assert family is expected, name
+    assert found.networks.keys() == {"encoder", "decoder"}
 
 
 def test_plans_stream_in_pieces(path, latents):

@@ -28,7 +28,7 @@ from .files import (
 )
 from .locate import Location, locate
 from .recognition import recognize
-from .stored_network import StoredNetwork, WeightLayout, infer_layout, shape_of, stated_layout
+from .stored_network import StoredNetwork, infer_layout, stated_layout
 from .weight_files import CONFIG_NAMES
 
 #: Arrays by name, as an app holds them.
@@ -127,7 +127,8 @@ def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = Tru
     if not wanted:
         raise ValueError("open_checkpoint: ask for the encoder, the decoder or both.")
     location = source if isinstance(source, Location) else locate(source)
-    return _open(location.name, location.archives, lambda family: family.choose_config(_contents(location)), wanted)
+    contents = list(_contents(location))
+    return _open(location.name, location.archives, lambda family: family.choose_config(contents), wanted)
 
 
 def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
@@ -177,31 +178,24 @@ def _open(
 ) -> Checkpoint:
     """Open archives whose configuration `choose` returns for their family."""
     family, found = recognize(archives)
-    tensors: dict[str, dict[str, TensorInfo]] = {}
-    layouts: dict[str, WeightLayout] = {}
+    networks: dict[str, StoredNetwork] = {}
     unsupported: dict[str, str] = {}
     for archive, part in zip(archives, found, strict=True):
         for network, names in part.networks.items():
-            tensors[network] = {own: archive.tensors[stored] for own, stored in names.items()}
-            shapes = [info.shape for info in tensors[network].values()]
-            layouts[network] = stated_layout(archive.metadata, name) or infer_layout(shapes, family.kernels, name)
+            tensors = {own: archive.tensors[stored] for own, stored in names.items()}
+            layout = stated_layout(archive.metadata, name)
+            layout = layout or infer_layout([info.shape for info in tensors.values()], family.kernels, name)
+            networks[network] = StoredNetwork(tensors, layout, family.kernels)
         unsupported = {**part.unsupported, **unsupported}
-    _check_found(name, archives, wanted, tensors.keys(), unsupported)
+    _check_found(name, archives, wanted, networks.keys(), unsupported)
     stated = choose(family)
-    by_network = {
-        network: {key: shape_of(info, layouts[network], family.kernels) for key, info in infos.items()}
-        for network, infos in tensors.items()
-    }
-    config, raw, renamed = family.configure(stated, Stored(name, by_network, unsupported, wanted))
+    shapes = {network: stored.shapes for network, stored in networks.items()}
+    configured = family.configure(stated, Stored(name, shapes, unsupported, wanted))
+    config, raw, renamed = configured.config, configured.raw, configured.names
     networks = {
-        network: StoredNetwork(
-            {renamed.get(network, {}).get(key, key): info for key, info in tensors[network].items()},
-            layouts[network],
-            family.kernels,
-            family.spec(config, network),
-        )
+        network: networks[network].with_names(renamed.get(network, {}), family.spec(config, network))
         for network in wanted
-        if network in tensors
+        if network in networks
     }
     statistics = _find_statistics(name, archives, found, config.latent_channels) if family.has_statistics else None
     for stored in networks.values():

@@ -4,7 +4,7 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
@@ -32,17 +32,32 @@ class StoredNetwork:
     Attributes:
         tensors: where each tensor is stored, by its name within the network ("conv_in.conv.weight").
         kernels: see `Family`.
+        expected: the shape of each weight in its module, in the order of the layers; empty until `with_names`.
     """
 
     tensors: Mapping[str, TensorInfo]
     layout: WeightLayout
     kernels: Collection[Shape]
-    spec: NetworkSpec
+    expected: Mapping[str, Shape] = field(default_factory=dict)
+
+    def with_names(self, names: Mapping[str, str], spec: NetworkSpec) -> "StoredNetwork":
+        """The network of a spec, whose tensors have other names here where `names` says so."""
+        tensors = {names.get(name, name): info for name, info in self.tensors.items()}
+        return replace(self, tensors=tensors, expected=spec.weights)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The stored shapes, those of convolution weights with channels last."""
+        return {name: self._channels_last(info.shape) for name, info in self.tensors.items()}
+
+    def _channels_last(self, shape: Shape) -> Shape:
+        is_moved = _is_channels_first(shape, self.layout, self.kernels)
+        return (shape[0], *shape[2:], shape[1]) if is_moved else shape
 
     @property
     def dtype(self) -> str:
         """The dtype of its first weight, in which the network computes: "float32", "bfloat16" or "float16"."""
-        return next(self.tensors[name].dtype for name in [*self.spec.weights, *self.tensors] if name in self.tensors)
+        return next(self.tensors[name].dtype for name in [*self.expected, *self.tensors] if name in self.tensors)
 
     @property
     def parameters_by_dtype(self) -> Counter[str]:
@@ -62,9 +77,8 @@ class StoredNetwork:
 
         Evaluate the tensors one by one: evaluated together, every convolution weight exists in both layouts at once.
         """
-        expected = self.spec.weights
         for name, array in read_tensors(self.tensors):
-            yield name, sanitize(array, self.layout, self.kernels, expected.get(name))
+            yield name, sanitize(array, self.layout, self.kernels, self.expected.get(name))
 
 
 def stated_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | None:
@@ -90,12 +104,6 @@ def infer_layout(shapes: Iterable[Shape], kernels: Collection[Shape], source: st
             f"as ({WeightLayout.CHANNELS_LAST.value}); convert it again from the original."
         )
     return WeightLayout.CHANNELS_LAST if is_last else WeightLayout.CHANNELS_FIRST
-
-
-def shape_of(info: TensorInfo, layout: WeightLayout, kernels: Collection[Shape]) -> Shape:
-    """The shape of a tensor, that of a convolution weight with channels last."""
-    shape = info.shape
-    return (shape[0], *shape[2:], shape[1]) if _is_channels_first(shape, layout, kernels) else shape
 
 
 def sanitize(array: mx.array, layout: WeightLayout, kernels: Collection[Shape], expected: Shape | None) -> mx.array:

@@ -5,7 +5,7 @@ streamed, tiled and written to a file.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import mlx.core as mx
@@ -149,7 +149,8 @@ class Stored(NamedTuple):
     wanted: Collection[str]
 
 
-class Configuration(NamedTuple, Generic[ConfigT]):
+@dataclass(frozen=True)
+class Configuration(Generic[ConfigT]):
     """The configuration of a checkpoint.
 
     Attributes:
@@ -159,7 +160,7 @@ class Configuration(NamedTuple, Generic[ConfigT]):
 
     config: ConfigT
     raw: dict[str, Any]
-    names: Mapping[str, Mapping[str, str]] = {}
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class NetworkDescription(NamedTuple):
