@@ -24,7 +24,7 @@ from ..video.sink import SinkOptions
 from .inputs import Item
 from .job import Advance, LazyVAE, Task
 from .outputs import all_exist, make_folder, name_outputs, nearest_existing
-from .reports import Report, gather_ranks
+from .reports import report
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class DecodeTask(Task):
     def sample(self) -> dict[str, Any]:
         return {"the values of the latents": self._file.digest()}
 
-    def run(self, advance: Advance) -> Report:
+    def run(self, advance: Advance) -> None:
         ranks = self._vae.ranks
         latents = self._file.map(statistics=self._vae.statistics, unnormalized=self._settings.unnormalized)
         self._check_statistics(latents)
@@ -113,16 +113,17 @@ class DecodeTask(Task):
         else:
             done = [self._decode(latents, advance)]
         frames, seconds, first_seconds, sent_bytes = zip(*done, strict=True)
-        first = min(first_seconds)
-        return Report(
+        report(
+            self._item,
             self.plan,
-            self._item.outputs,
-            sum(frames),
-            self._fps,
-            max(seconds),
-            details={"first_frame_seconds": first},
-            remark=f"first after {first:.2f} s",
-            **gather_ranks(ranks, self._work, sum(sent_bytes)),
+            ranks,
+            self._work,
+            frames=sum(frames),
+            fps=self._fps,
+            seconds=max(seconds),
+            sent_bytes=sum(sent_bytes),
+            remark=f"first after {min(first_seconds):.2f} s",
+            first_frame_seconds=min(first_seconds),
         )
 
     def _decode(self, latents: MappedLatents, advance: Advance) -> tuple[int, float, float, int]:

@@ -27,7 +27,7 @@ from ..video import Fit, VideoReader
 from .inputs import Item
 from .job import Advance, LazyVAE, Task
 from .outputs import all_exist, make_folder
-from .reports import Report, gather_ranks
+from .reports import report
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class EncodeTask(Task):
     def sample(self) -> dict[str, Any]:
         return {"the contents of the videos": sample_path(Path(self._item.source))}
 
-    def run(self, advance: Advance) -> Report:
+    def run(self, advance: Advance) -> None:
         video, ranks, (output,) = self._video, self._vae.ranks, self._item.outputs
         if self._vae.job.is_many:
             make_folder(output)
@@ -106,17 +106,19 @@ class EncodeTask(Task):
                 width=width,
                 overwrite=not self._vae.job.no_overwrite,
             )
-        source_fps = None if video.source_fps is None else float(video.source_fps)
-        return Report(
+        report(
+            self._item,
             self.plan,
-            self._item.outputs,
-            num_frames,
-            video.fps,
-            time.perf_counter() - start,
-            details={"source_fps": source_fps, "latent_shape": latents.shape},
+            ranks,
+            Work.ROWS,
+            frames=num_frames,
+            fps=video.fps,
+            seconds=time.perf_counter() - start,
+            sent_bytes=stream.sent_bytes,
             remark=f"latents {latents.shape}",
             headline=_describe_change(video.source_fps, video.fps),
-            **gather_ranks(ranks, Work.ROWS, stream.sent_bytes),
+            source_fps=None if video.source_fps is None else float(video.source_fps),
+            latent_shape=latents.shape,
         )
 
     def _make_plan(self) -> EncodePlan:
@@ -127,10 +129,10 @@ class EncodeTask(Task):
         return plan_encode(spec, shape, self._vae.machine, pad=self._settings.pad, **vars(options))
 
 
-def _describe_change(before: Fraction | None, after: Fraction | None) -> str:
-    """A line on another frame rate; "" for none."""
+def _describe_change(before: Fraction | None, after: Fraction | None) -> str | None:
+    """A line on another frame rate."""
     if not before or not after or before == after:
-        return ""
+        return None
     change = "repeating" if after > before else "dropping"
     return f"Frame rate: {float(before):.6g} to {float(after):.6g} fps, {change} frames"
 

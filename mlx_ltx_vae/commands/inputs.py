@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -208,7 +209,7 @@ def _whole(row: dict[str, str], name: str, where: str) -> int | None:
     text = row.get(name)
     if not text:
         return None
-    digits, _, decimals = text.partition(".")
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits)) or decimals.strip("0"):
+    match = re.fullmatch(r"([0-9]{1,9})(\.0*)?", text)
+    if not match or not int(match[1]):
         raise ItemsError(f"{where}: the {name} {quote(text)} is not a whole number of at least 1.")
-    return int(digits)
+    return int(match[1])

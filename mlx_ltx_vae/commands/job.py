@@ -24,7 +24,6 @@ from ..vae import VideoVAE, machine_for
 from .cli import print_report, print_traceback, progress_bar, write_line
 from .inputs import Item, read_inputs
 from .outputs import are_many, check_outputs, name_items
-from .reports import Report
 
 #: Called with the number of frames whenever more are done.
 Advance = Callable[[int], object]
@@ -106,8 +105,8 @@ class Task(ABC):
         """As `describe`: the contents, or parts of them."""
 
     @abstractmethod
-    def run(self, advance: Advance) -> Report:
-        """Run the item."""
+    def run(self, advance: Advance) -> None:
+        """Run the item, and complete it with its report."""
 
 
 def run_job(job: Job, make_task: Callable[[LazyVAE, Item], Task]) -> None:
@@ -203,8 +202,7 @@ class _Run:
                 ranks.check_same_contents(task.sample)
                 if bar is None:
                     bar = stack.enter_context(self._progress_bar(item.num_frames))
-                report = task.run(bar.update)
-            item.values, item.text = report.as_dict(), str(report)
+                task.run(bar.update)
         except Exception as error:
             self._fail(item, error)
 

@@ -1,7 +1,5 @@
-"""What is reported of a decode or an encode when it is done."""
+"""What is reported of an item that was decoded or encoded."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -10,69 +8,54 @@ import mlx.core as mx
 from ..distributed.ranks import Ranks, Work
 from ..planning.plan import Plan
 from ..units import format_bytes, format_rate
+from .inputs import Item
 
 
-@dataclass(frozen=True)
-class Report:
-    """The report of one item. `str` is its lines.
+def report(
+    item: Item,
+    plan: Plan,
+    ranks: Ranks,
+    work: Work,
+    *,
+    frames: int,
+    fps: Fraction | None,
+    seconds: float,
+    sent_bytes: int,
+    remark: str,
+    headline: str | None = None,
+    **details: Any,
+) -> None:
+    """Complete an item with its report. All ranks that have run it together call this.
 
-    Attributes:
+    Args:
+        work: what they shared.
         frames: of all outputs.
         fps: None for images without a rate.
-        details: entries of the dict that only decodes or only encodes have.
-        headline: a line before the others, or "".
+        sent_bytes: by this rank.
         remark: the end of the line on frames.
-        work: what several ranks shared; None for one process.
-        sent_bytes, peak_bytes: of each of these ranks.
+        headline: a line before the others.
+        details: further values, JSON-serializable.
     """
-
-    plan: Plan
-    outputs: Sequence[str]
-    frames: int
-    fps: Fraction | None
-    seconds: float
-    details: dict[str, Any]
-    remark: str
-    headline: str = ""
-    work: Work | None = None
-    sent_bytes: Sequence[int] = ()
-    peak_bytes: Sequence[int] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as a JSON-serializable dict. `output` is a list if there are several."""
-        values = {
-            "frames": self.frames,
-            "width": self.plan.width,
-            "height": self.plan.height,
-            "fps": None if self.fps is None else float(self.fps),
-            **self.details,
-            "seconds": self.seconds,
-            "peak_memory_bytes": mx.get_peak_memory(),
-            "plan": self.plan.as_dict(),
-            "output": self.outputs[0] if len(self.outputs) == 1 else list(self.outputs),
-        }
-        if self.work is not None:
-            values["ranks"] = len(self.peak_bytes)
-            values["distributed"] = self.work.value
-            values["exchanged_bytes"] = sum(self.sent_bytes)
-            values["peak_memory_bytes_per_rank"] = list(self.peak_bytes)
-        return values
-
-    def __str__(self) -> str:
-        peaks = ", ".join(map(format_bytes, self.peak_bytes or [mx.get_peak_memory()]))
-        lines = [self.headline] if self.headline else []
-        lines.append(f"Frames: {self.frames}, {format_rate(self.frames, self.seconds)}, {self.remark}")
-        lines.append(f"Peak memory: {peaks}")
-        if self.work is not None:
-            shared = "bands of rows" if self.work is Work.ROWS else "whole videos"
-            sent = format_bytes(sum(self.sent_bytes))
-            lines.append(f"Ranks: {len(self.peak_bytes)}, each {shared}; {sent} exchanged")
-        return "\n".join(lines)
-
-
-def gather_ranks(ranks: Ranks, work: Work, sent_bytes: int) -> dict[str, Any]:
-    """What a report says about ranks, of which each has sent so much. All ranks call this."""
-    if ranks.group is None:
-        return {}
     sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
-    return {"work": work, "sent_bytes": sent, "peak_bytes": peaks}
+    lines = [headline] if headline else []
+    lines.append(f"Frames: {frames}, {format_rate(frames, seconds)}, {remark}")
+    lines.append(f"Peak memory: {', '.join(map(format_bytes, peaks))}")
+    item.values = {
+        "frames": frames,
+        "width": plan.width,
+        "height": plan.height,
+        "fps": None if fps is None else float(fps),
+        **details,
+        "seconds": seconds,
+        "peak_memory_bytes": peaks[0],
+        "plan": plan.as_dict(),
+        "output": item.outputs[0] if len(item.outputs) == 1 else list(item.outputs),
+    }
+    if ranks.group is not None:
+        item.values["ranks"] = ranks.size
+        item.values["distributed"] = work.value
+        item.values["exchanged_bytes"] = sum(sent)
+        item.values["peak_memory_bytes_per_rank"] = list(peaks)
+        shared = "bands of rows" if work is Work.ROWS else "whole videos"
+        lines.append(f"Ranks: {ranks.size}, each {shared}; {format_bytes(sum(sent))} exchanged")
+    item.text = "\n".join(lines)
