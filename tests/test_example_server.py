@@ -17,10 +17,10 @@ import uvicorn
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from examples import server
-from mlx_ltx_vae import DecodeError, VideoVAE, VideoWriter, demo, load_latents, save_latents
+from mlx_ltx_vae import DecodeError, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.metrics import psnr
 from mlx_ltx_vae.pipeline.postprocess import FrameChunk
-from video_files import is_running
+from video_files import children
 
 PATIENCE = 60  # seconds, for what must happen at all
 SIZE = (128, 96)
@@ -159,22 +159,7 @@ def test_the_video_plays_before_it_is_decoded_and_has_the_frames_of_a_decode(
     np.testing.assert_array_equal(early, result[: len(early)])
 
 
-@pytest.fixture
-def writers(monkeypatch: pytest.MonkeyPatch) -> list[VideoWriter]:
-    """The writers that the server has opened."""
-    opened: list[VideoWriter] = []
-
-    def open_writer(*arguments: object, **options: object) -> VideoWriter:
-        opened.append(VideoWriter(*arguments, **options))
-        return opened[-1]
-
-    monkeypatch.setattr(server, "VideoWriter", open_writer)
-    return opened
-
-
-def test_a_client_that_disconnects_ends_the_decode_and_ffmpeg_and_frees_memory(
-    vae: HeldVAE, upload: bytes, writers: list[VideoWriter]
-) -> None:
+def test_a_client_that_disconnects_ends_the_decode_and_ffmpeg_and_frees_memory(vae: HeldVAE, upload: bytes) -> None:
     before = mx.get_active_memory()
     with serving(vae) as address:
         with post(address, upload) as response:
@@ -182,21 +167,19 @@ def test_a_client_that_disconnects_ends_the_decode_and_ffmpeg_and_frees_memory(
             assert mx.get_active_memory() > before
         assert vae.streams[0].cancelled.wait(PATIENCE)
     assert vae.streams[0].frames < FRAMES
-    assert not is_running(writers[0]._ffmpeg.process.pid)
+    assert children() == []
     vae.streams.clear()
     assert mx.get_active_memory() <= before
 
 
-def test_a_client_that_disconnects_before_the_first_byte_ends_the_decode(
-    vae: HeldVAE, upload: bytes, writers: list[VideoWriter]
-) -> None:
+def test_a_client_that_disconnects_before_the_first_byte_ends_the_decode(vae: HeldVAE, upload: bytes) -> None:
     vae.hold_at = 0
     with serving(vae) as address:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{address}/video/x", content=upload, timeout=httpx.Timeout(PATIENCE, read=2))
         until(lambda: bool(vae.streams))
         assert vae.streams[0].cancelled.wait(PATIENCE)
-    assert not is_running(writers[0]._ffmpeg.process.pid)
+    assert children() == []
 
 
 def test_clients_are_served_at_once_and_those_beyond_the_limit_wait(vae: HeldVAE, upload: bytes) -> None:

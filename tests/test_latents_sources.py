@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import mlx.core as mx
 import numpy as np
@@ -52,23 +53,28 @@ def refusal(path: object) -> str:
 
 # --- pipes and standard input -----------------------------------------------------------------------------------------
 
-_LOAD = """
-import sys
-import numpy as np
-from mlx_ltx_vae import LTXVAEError, load_latents
-try:
-    latents, info = load_latents(sys.argv[1])
-    print(info.source, np.array(latents).tobytes().hex())
-except LTXVAEError as error:
-    print("refused", error)
-"""
+
+@contextmanager
+def standard_input(file: IO[bytes]) -> Iterator[None]:
+    before, stdin = os.dup(0), sys.stdin
+    os.dup2(file.fileno(), 0)
+    try:
+        with open(0, closefd=False) as sys.stdin:
+            yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        sys.stdin = stdin
 
 
-def load_from(name: str, **stdin: object) -> tuple[str, str]:
-    """What a process says that loads latents under this name: their source, and their bytes; or the refusal."""
-    done = subprocess.run([sys.executable, "-c", _LOAD, name], capture_output=True, check=True, **stdin)
-    source, _, text = done.stdout.decode().strip().rpartition(" " if not done.stdout.startswith(b"refused") else "\0")
-    return source, text
+@contextmanager
+def piped(content: bytes) -> Iterator[None]:
+    """Little content, which a pipe holds, comes through one on standard input."""
+    read_end, write_end = os.pipe()
+    with open(write_end, "wb") as pipe:
+        pipe.write(content)
+    with open(read_end, "rb") as pipe, standard_input(pipe):
+        yield
 
 
 def write(path: Path, latents: mx.array) -> Path:
@@ -88,15 +94,16 @@ def test_latents_are_read_from_a_pipe_on_standard_input(
     tmp_path: Path, latents: mx.array, name: str, ending: str
 ) -> None:
     content = write(tmp_path / f"clip.{ending}", latents).read_bytes()
-    source, text = load_from(name, input=content)
-    assert source == {"-": "standard input"}.get(name, name)
-    assert text == np.array(latents).tobytes().hex()
+    with piped(content):
+        loaded, info = load_latents(name)
+    assert info.source == {"-": "standard input"}.get(name, name)
+    assert mx.array_equal(loaded, latents).item()
 
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdin"])
 def test_latents_are_read_from_a_file_on_standard_input(tmp_path: Path, latents: mx.array, name: str) -> None:
-    with write(tmp_path / "clip.safetensors", latents).open("rb") as file:
-        assert load_from(name, stdin=file)[1] == np.array(latents).tobytes().hex()
+    with write(tmp_path / "clip.safetensors", latents).open("rb") as file, standard_input(file):
+        assert mx.array_equal(load_latents(name)[0], latents).item()
 
 
 def test_latents_in_a_named_pipe_are_read_and_leave_no_file(tmp_path: Path, latents: mx.array, temporary: Path) -> None:
@@ -118,11 +125,14 @@ def test_the_decode_command_takes_latents_from_a_pipe(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["plan"]["latent_shape"][1] == 64
 
 
-def test_standard_input_without_latents_is_refused(tmp_path: Path) -> None:
-    assert "standard input: is empty" in load_from("-", input=b"")[1]
-    assert "standard input: is neither safetensors nor .npy nor .npz" in load_from("-", input=b"hello, world")[1]
-    assert "standard input is a terminal or another device; pipe" in load_from("-", stdin=subprocess.DEVNULL)[1]
-    assert "/dev/stdin: is a device or a socket" in load_from("/dev/stdin", stdin=subprocess.DEVNULL)[1]
+def test_standard_input_without_latents_is_refused() -> None:
+    with piped(b""):
+        assert "standard input: is empty" in refusal("-")
+    with piped(b"hello, world"):
+        assert "standard input: is neither safetensors nor .npy nor .npz" in refusal("-")
+    with open(os.devnull, "rb") as device, standard_input(device):
+        assert "standard input is a terminal or another device; pipe" in refusal("-")
+        assert "/dev/stdin: is a device or a socket" in refusal("/dev/stdin")
 
 
 def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, open_sink
-from video_files import SIZE, is_running, noise, numbered, numbers, read
+from video_files import SIZE, children, kill_children, noise, numbered, numbers, read
 
 PATIENCE = 60  # seconds, for what must happen at all
 FIRST_FRAGMENT = 18  # frames at 24 per second: 12 of the fragment, and up to 6 that a codec and ffmpeg hold back
@@ -172,7 +173,7 @@ def test_an_error_removes_the_file_and_ends_ffmpeg(tmp_path: Path, error: type[B
         assert names(tmp_path) == ["out.mp4"]
         raise error
     assert names(tmp_path) == []
-    assert not is_running(out._ffmpeg.process.pid)
+    assert children() == []
 
 
 def test_ffmpeg_that_fails_is_an_error_and_removes_the_file(tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def test_ffmpeg_that_fails_is_an_error_and_removes_the_file(tmp_path: Path) -> N
         pytest.raises(WriterError, match=r"out.mp4: ffmpeg failed: it was ended by signal 9\."),
         VideoWriter(tmp_path / "out.mp4", size=SIZE, fps=24, fragmented=True) as out,
     ):
-        out._ffmpeg.process.kill()
+        kill_children(signal.SIGKILL)
         for _ in range(10):
             out.write(noise(8))
     assert names(tmp_path) == []
@@ -242,7 +243,7 @@ def test_a_reader_that_goes_away_is_one_error(buffering: int) -> None:
         for _ in range(1000):
             out.write(noise(8))
     assert 0 < out.frames_written < 8000
-    assert not is_running(out._ffmpeg.process.pid)
+    assert children() == []
     with suppress(BrokenPipeError):  # a buffered file still has data
         file.close()
     assert open_files() == before
@@ -257,7 +258,7 @@ def test_a_reader_that_goes_away_before_the_last_frames_is_an_error() -> None:
     out.write(noise(2))  # fewer than a fragment: ffmpeg writes when its input ends, and exits with 0
     with pytest.raises(WriterError, match="the output stream: cannot be written"):
         out.close()
-    assert not is_running(out._ffmpeg.process.pid)
+    assert children() == []
 
 
 def test_frames_wait_for_a_reader_that_is_slow() -> None:
@@ -288,7 +289,7 @@ def test_abort_does_not_wait_for_a_reader_that_hangs() -> None:
     out.write(noise(30))
     assert stream.entered.wait(PATIENCE)
     out.abort()
-    assert not is_running(out._ffmpeg.process.pid)
+    assert children() == []
     assert not stream.left.is_set()
     stream.released.set()
 

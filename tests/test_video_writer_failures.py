@@ -19,6 +19,7 @@ from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.files.atomic import PartFile
 from mlx_ltx_vae.video import Sink, SinkOptions, VideoReader, VideoWriter, codecs, ffmpeg, open_sink
 from mlx_ltx_vae.video import writer as video_writer
+from video_files import children, kill_children
 
 SIZE = (256, 192)  # 147 kB a frame, more than a pipe holds
 
@@ -29,18 +30,6 @@ def make_frames(num_frames: int = 2) -> np.ndarray:
 
 def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
-
-
-def process_id(writer: VideoWriter) -> int:
-    return writer._ffmpeg.process.pid
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.fixture
@@ -135,9 +124,9 @@ def test_exception_in_the_block_leaves_no_file_and_no_process(target: Path, erro
     target.write_bytes(b"earlier")
     with pytest.raises(error), VideoWriter(target, size=SIZE, fps=24) as out:
         out.write(make_frames())
-        assert is_running(process_id(out))
+        assert len(children()) == 1
         raise error
-    assert not is_running(process_id(out))
+    assert children() == []
     assert names(target.parent) == ["out.mp4"]
     assert target.read_bytes() == b"earlier"
 
@@ -145,7 +134,7 @@ def test_exception_in_the_block_leaves_no_file_and_no_process(target: Path, erro
 def test_ffmpeg_killed_between_writes_is_a_writer_error(target: Path) -> None:
     with pytest.raises(WriterError, match="signal 9"), VideoWriter(target, size=SIZE, fps=24) as out:
         out.write(make_frames())
-        os.kill(process_id(out), signal.SIGKILL)
+        kill_children(signal.SIGKILL)
         for _ in range(10):
             out.write(make_frames())
     assert names(target.parent) == []
@@ -154,7 +143,7 @@ def test_ffmpeg_killed_between_writes_is_a_writer_error(target: Path) -> None:
 def test_ffmpeg_killed_before_close_is_a_writer_error(target: Path) -> None:
     out = VideoWriter(target, size=SIZE, fps=24)
     out.write(make_frames())
-    os.kill(process_id(out), signal.SIGKILL)
+    kill_children(signal.SIGKILL)
     with pytest.raises(WriterError, match="signal 9"):
         out.close()
     assert names(target.parent) == []
@@ -162,11 +151,11 @@ def test_ffmpeg_killed_before_close_is_a_writer_error(target: Path) -> None:
 
 def test_ffmpeg_that_hangs_can_be_aborted(target: Path) -> None:
     out = VideoWriter(target, size=SIZE, fps=24)
-    os.kill(process_id(out), signal.SIGSTOP)
+    kill_children(signal.SIGSTOP)
     out.write(make_frames(8))  # fills the pipe; the thread waits in it
     out.write(make_frames(8))
     out.abort()
-    assert not is_running(process_id(out))
+    assert children() == []
     assert names(target.parent) == []
 
 
@@ -179,13 +168,13 @@ def test_ctrl_c_during_close_ends_ffmpeg(target: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(VideoWriter, "_finish", interrupt)
     with pytest.raises(KeyboardInterrupt):
         out.close()
-    assert not is_running(process_id(out))
+    assert children() == []
     assert names(target.parent) == []
 
 
 def test_ctrl_c_on_a_terminal_does_not_reach_ffmpeg(target: Path) -> None:
     out = VideoWriter(target, size=SIZE, fps=24)
-    assert os.getpgid(process_id(out)) != os.getpgid(0)
+    assert [os.getpgid(process_id) != os.getpgid(0) for process_id in children()] == [True]
     out.abort()
 
 
@@ -196,7 +185,7 @@ with VideoWriter(sys.argv[1], size=(256, 192), fps=24) as out:
     while True:
         out.write(np.zeros((4, 192, 256, 3), np.uint8))
         if out.frames_written == 40:
-            print(out._ffmpeg.process.pid, flush=True)
+            print("writing", flush=True)
 """
 
 
@@ -207,11 +196,13 @@ def test_ctrl_c_on_a_terminal_ends_everything_and_leaves_nothing(target: Path) -
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    child = int(process.stdout.readline())
+    assert process.stdout.readline() == b"writing\n"
+    (child,) = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the whole group
     _, error = process.communicate()
     assert error.decode().strip().endswith("KeyboardInterrupt")
-    assert not is_running(child)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
     assert names(target.parent) == []
 
 

@@ -1,6 +1,7 @@
 """Video and image files for the tests of the reader."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,13 +71,17 @@ def refusal(path: Path, **options: object) -> str:
     return text
 
 
-def is_running(process_id: int) -> bool:
-    """Whether the process exists, also as a zombie."""
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def children(parent: int | None = None) -> list[int]:
+    """The programs that a process, by default this one, has started and not waited for."""
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listing.splitlines()]
+    return [int(pid) for pid, above, name in rows if int(above) == (parent or os.getpid()) and not name.endswith("ps")]
+
+
+def kill_children(number: signal.Signals) -> None:
+    """Send a signal to the one program of this process."""
+    (process_id,) = children()
+    os.kill(process_id, number)
 
 
 def save_images(folder: Path, names: Sequence[str], size: tuple[int, int] = SIZE) -> np.ndarray:
