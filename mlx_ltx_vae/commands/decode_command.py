@@ -10,18 +10,7 @@ from ..planning.options import PlanOptions, parse_options
 from ..tiling import PRESETS, TilingConfig
 from ..video import check_output_options
 from ..video.sink import SinkOptions
-from .cli import (
-    CommandParser,
-    add_common_options,
-    add_report_options,
-    examples,
-    frame_rate,
-    positive,
-    run_command,
-    share,
-    tile,
-    tile_frames,
-)
+from .cli import CommandParser, examples, frame_rate, positive, run_command, share, tile, tile_frames
 from .decode_task import DecodeSettings, DecodeTask, StreamOptions
 from .inputs import has_table
 from .job import Job, run_job
@@ -52,8 +41,6 @@ def build_parser() -> CommandParser:
     _add_noise_options(how)
     _add_video_options(parser.add_argument_group("the video"))
     add_output_options(parser)
-    add_report_options(parser)
-    add_common_options(parser)
     return parser
 
 

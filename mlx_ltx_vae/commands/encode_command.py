@@ -7,17 +7,7 @@ from .. import demo
 from ..latents import check_latents_name
 from ..planning.options import parse_options
 from ..tiling import TilingConfig
-from .cli import (
-    CommandParser,
-    add_common_options,
-    add_report_options,
-    examples,
-    frame_rate,
-    frame_size,
-    positive,
-    run_command,
-    tile,
-)
+from .cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
 from .encode_task import EncodeSettings, EncodeTask
 from .inputs import has_table
 from .job import Job, run_job
@@ -61,8 +51,6 @@ def build_parser() -> CommandParser:
     add_plan_options(how)
 
     add_output_options(parser)
-    add_report_options(parser)
-    add_common_options(parser)
     return parser
 
 

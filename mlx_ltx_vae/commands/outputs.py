@@ -1,7 +1,7 @@
 """The names of outputs, of an item and of the videos in its batch, and their folders."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,10 +93,9 @@ def check_outputs(items: Sequence[Item]) -> None:
                 )
 
 
-def all_exist(outputs: Iterable[str]) -> bool:
+def all_exist(outputs: Sequence[str]) -> bool:
     """Whether an item's outputs are there: files, or folders of stills that are not empty. False for no outputs."""
-    found = [_exists(output) for output in outputs]
-    return bool(found) and all(found)
+    return bool(outputs) and all(map(_exists, outputs))
 
 
 def _exists(output: str) -> bool:

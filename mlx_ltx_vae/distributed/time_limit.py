@@ -27,33 +27,28 @@ class TimeLimit:
 
     Args:
         processes: of all ranks, in order.
+
+    Attributes:
+        waited: seconds since the ranks have exchanged something.
+        is_over: whether there is no limit any more.
     """
 
     def __init__(self, seconds: float, rank: int, processes: Sequence[int]) -> None:
         self._seconds, self._rank = seconds, rank
         self._others = [process for process in processes if process != os.getpid()]
         self._limit = seconds + rank * min(max(_GRACE * seconds, _MIN_GRACE), _MAX_GRACE)
-        self._waited = 0.0
-        self._is_over = False
+        self.waited = 0.0
+        self.is_over = False
         threading.Thread(target=self._watch, name="time limit", daemon=True).start()
-
-    def restart(self) -> None:
-        """Count from now on: the ranks have exchanged something."""
-        self._waited = 0.0
-
-    def end(self) -> None:
-        """Set no limit any more."""
-        with uninterrupted():
-            self._is_over = True
 
     def _watch(self) -> None:
         tick = min(_TICK, self._seconds / _LEAST_TICKS)
-        while not self._is_over:
+        while not self.is_over:
             time.sleep(tick)
-            self._waited += tick
-            if self._waited >= self._limit:
+            self.waited += tick
+            if self.waited >= self._limit:
                 with uninterrupted():
-                    if not self._is_over:
+                    if not self.is_over:
                         self._end_process()
 
     def _end_process(self) -> NoReturn:
@@ -86,10 +81,11 @@ def set_time_limit(seconds: float, rank: int, processes: Sequence[int]) -> None:
 def restart_time_limit() -> None:
     """Say that the ranks have exchanged something. Does nothing without a limit."""
     if _limit is not None:
-        _limit.restart()
+        _limit.waited = 0.0
 
 
 def end_time_limit() -> None:
     """Set no limit any more. Does nothing without one."""
     if _limit is not None:
-        _limit.end()
+        with uninterrupted():
+            _limit.is_over = True
