@@ -16,7 +16,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 _REMOVAL_ATTEMPTS = 100
 
@@ -87,14 +90,7 @@ def _warn_that_it_stays(path: Path, reason: str) -> None:
     warnings.warn(f"{path}: cannot be removed ({reason}); remove it.", stacklevel=2)
 
 
-class Program(Protocol):
-    """The part of `subprocess.Popen` that is needed to end it."""
-
-    pid: int
-    returncode: int | None
-
-
-def kill_program(program: Program) -> None:
+def kill_program(program: "subprocess.Popen[bytes]") -> None:
     """End a program of this process at once, and wait for its end, after which it creates no more files.
 
     Not by its `kill` and `wait`, which wait for each other where a thread waits for the program already.

@@ -34,8 +34,7 @@ class Codec:
     endings: tuple[str, ...]  # of the containers that support it
     pixel_formats: Mapping[int, str]  # by bit depth
     odd_pixel_formats: Mapping[int, str] | None = None  # for an odd width or height, if they differ
-    default_crf: int | None = None  # constant quality, 0 is the best; None for a codec without it
-    max_crf: int = 0
+    crf: tuple[int, int] | None = None  # the default constant quality, and the worst; 0 is the best
     options: tuple[str, ...] = ()
     live_options: tuple[str, ...] = ()  # encoders otherwise hold 20 to 50 frames back
 
@@ -56,15 +55,17 @@ _MPEG_ENDINGS = (".mp4", ".mov", ".mkv")
 _WEB_ENDINGS = (".webm", ".mkv", ".mp4")
 _YUV420 = {8: "yuv420p", 10: "yuv420p10le"}
 _YUV444 = {8: "yuv444p", 10: "yuv444p10le"}
-_QUIET_X265 = ("-x265-params", "log-level=error")
+_QUIET = ("-x265-params", "log-level=error")
 _NO_LOOKAHEAD = ("-tune", "zerolatency")
+_VP9_LOW_DELAY = ("-lag-in-frames", "0")
+_AV1_SPEED = ("-preset", "8")
 _AV1_LOW_DELAY = ("-svtav1-params", "pred-struct=1")
 _VP9_SPEED = ("-b:v", "0", "-deadline", "good", "-cpu-used", "4", "-row-mt", "1")
 
 #: The default qualities are visually lossless.
 CODECS: dict[str, Codec] = {
-    "h264": Codec("libx264", _MPEG_ENDINGS, _YUV420, _YUV444, 18, 51, live_options=_NO_LOOKAHEAD),
-    "hevc": Codec("libx265", _MPEG_ENDINGS, _YUV420, _YUV444, 20, 51, options=_QUIET_X265, live_options=_NO_LOOKAHEAD),
+    "h264": Codec("libx264", _MPEG_ENDINGS, _YUV420, _YUV444, crf=(18, 51), live_options=_NO_LOOKAHEAD),
+    "hevc": Codec("libx265", _MPEG_ENDINGS, _YUV420, _YUV444, crf=(20, 51), options=_QUIET, live_options=_NO_LOOKAHEAD),
     "prores": Codec(
         "prores_ks",
         (".mov", ".mkv"),
@@ -74,12 +75,8 @@ CODECS: dict[str, Codec] = {
     ),
     # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
     "ffv1": Codec("ffv1", (".mkv",), {8: "bgr0", 10: "gbrp16le"}, options=("-level", "3", "-g", "1", "-slicecrc", "1")),
-    "vp9": Codec(
-        "libvpx-vp9", _WEB_ENDINGS, _YUV420, None, 24, 63, options=_VP9_SPEED, live_options=("-lag-in-frames", "0")
-    ),
-    "av1": Codec(
-        "libsvtav1", _WEB_ENDINGS, _YUV420, None, 24, 63, options=("-preset", "8"), live_options=_AV1_LOW_DELAY
-    ),
+    "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_VP9_SPEED, live_options=_VP9_LOW_DELAY),
+    "av1": Codec("libsvtav1", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_AV1_SPEED, live_options=_AV1_LOW_DELAY),
 }
 _OTHER_NAMES = {"h265": "hevc"}
 # A second output: a line for each packet of the audio, in the pipe that this process reads. ffmpeg ends when it cannot
@@ -100,13 +97,13 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
         raise WriterError(f"{name}: the codec {quote(options.codec)} is not supported; use one of {', '.join(CODECS)}.")
-    codec, crf = CODECS[key], options.crf
+    codec = CODECS[key]
     if ending not in codec.endings:
         raise WriterError(f"{name}: {key} is not supported in {ending}; use {' or '.join(codec.endings)}.")
-    if crf is not None and codec.default_crf is None:
+    if options.crf is not None and codec.crf is None:
         raise WriterError(f"{name}: {codec.encoder} has no crf; leave it out.")
-    if crf is not None and not 0 <= crf <= codec.max_crf:
-        raise WriterError(f"{name}: a crf of {crf} is not between 0 and {codec.max_crf}.")
+    if options.crf is not None and codec.crf is not None and not 0 <= options.crf <= codec.crf[1]:
+        raise WriterError(f"{name}: a crf of {options.crf} is not between 0 and {codec.crf[1]}.")
     return codec
 
 
@@ -125,8 +122,8 @@ def video_arguments(name: str, ending: str, size: Size, fps: Fraction, options: 
         key = next(key for key, known in CODECS.items() if known is codec)
         raise WriterError(f"{name}: this ffmpeg was built without {codec.encoder}, which {key} needs.")
     arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
-    if codec.default_crf is not None:
-        arguments += ["-crf", str(codec.default_crf if options.crf is None else options.crf)]
+    if codec.crf is not None:
+        arguments += ["-crf", str(codec.crf[0] if options.crf is None else options.crf)]
     arguments += ["-vf", codec.color_filter(size, options.bit_depth)]
     if options.fragmented:  # a short delay, and a key frame every second, to which a player can jump
         arguments += [*codec.live_options, "-g", str(max(1, round(fps)))]

@@ -18,10 +18,9 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems wi
 
 
 class BinaryFile(Protocol):
-    """What a video can be written to: a binary file object, or anything else with its `write`."""
+    """A binary file object, or anything else with its `write`, which writes all bytes or returns how many it wrote."""
 
-    def write(self, data: bytes, /) -> object:
-        """Write all bytes, or return how many were written. May block."""
+    def write(self, data: bytes, /) -> object: ...
 
 
 #: A path or a binary file object.
