@@ -18,8 +18,7 @@ from .models.base import NETWORKS, Config, Decoder, Encoder, Network
 from .models.noise import DEFAULT_CONVENTION, Noise
 from .pipeline.decode_run import DecodeOptions, DecodePipeline, LatentInput
 from .pipeline.decode_stream import DecodeStream
-from .pipeline.encode_run import EncodeOptions, EncodePipeline
-from .pipeline.encode_stream import EncodeStream
+from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream
 from .pipeline.postprocess import join_chunks
 from .pipeline.preprocess import Frames
 from .planning.plan import DecodePlan, EncodePlan

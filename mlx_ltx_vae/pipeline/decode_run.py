@@ -49,24 +49,14 @@ class DecodeOptions:
 
 @dataclass(frozen=True)
 class DecodePipeline:
-    """Starts decodes with one decoder.
-
-    Attributes:
-        make_plan: the default plan for latents of a shape.
-        group: the processes that decode together; None for this one alone.
-    """
+    """Starts decodes with one decoder, in this process or together with a group. `make_plan` makes the default plan."""
 
     decoder: Decoder
     make_plan: Callable[[Sequence[int]], DecodePlan]
     group: mx.distributed.Group | None = None
 
     def stream(self, latents: Any, plan: DecodePlan | None, options: DecodeOptions) -> DecodeStream:
-        """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily.
-
-        Raises:
-            LatentsError: if the network cannot take the latents or the noise.
-            PlanError: if the plan was made for another shape, or cannot decode latents as they arrive.
-        """
+        """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
         check_process()
         if options.bit_depth not in (None, 8, 10):
             raise LatentsError(f"the bit depth must be 8 or 10, not {options.bit_depth!r}.")
@@ -99,7 +89,7 @@ class DecodePipeline:
         cancellation: Cancellation,
         bands: "list[RowBands]",
     ) -> Generator[FrameChunk, None, None]:
-        """Decode latents as they arrive. The run's `bands` are appended when the first latents have arrived."""
+        """Decode latents as they arrive. The run's bands are appended to `bands` when the first ones have arrived."""
         shape, parts = peek(parts)
         if plan is None:
             plan = self.make_plan((*shape[:2], LONG_CLIP, *shape[3:]))
@@ -166,12 +156,7 @@ def _check_arriving(plan: DecodePlan) -> None:
 class DecodeRun:
     """The execution of one decode.
 
-    Attributes:
-        run: runs the network on the latents.
-        source: the latents. Its number of frames is final when the run is done.
-        check: checks the pixels.
-        bands: joins the bands of all ranks to whole frames; None if this process has them.
-        bit_depth: 8 or 10 for integer levels; None for floats.
+    `bands` joins the bands of all ranks to whole frames. The number of frames of `source` is final when all is done.
     """
 
     run: Run
@@ -181,13 +166,7 @@ class DecodeRun:
     bit_depth: int | None = None
 
     def chunks(self) -> Generator[FrameChunk, None, None]:
-        """Yield every frame once, in order.
-
-        Raises:
-            DecodeError: if the pixels are not finite, or a frame is the same patch everywhere.
-            DeviceError: if the device has failed.
-            PlanError: if frames are buffered on disk and there is not enough free space.
-        """
+        """Yield every frame once, in order."""
         start = 0
 
         def chunk(piece: mx.array) -> FrameChunk:
@@ -206,7 +185,6 @@ class DecodeRun:
 
     @property
     def _dtype(self) -> mx.Dtype:
-        """The dtype of the yielded frames."""
         return {None: self.run.network.dtype, 8: mx.uint8, 10: mx.uint16}[self.bit_depth]
 
     def _finish(self, frames: mx.array) -> mx.array:

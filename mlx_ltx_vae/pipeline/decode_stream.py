@@ -20,15 +20,9 @@ class Cancellation:
         self._event = threading.Event()
 
     def request(self) -> None:
-        """Ask the run to stop."""
         self._event.set()
 
     def check(self) -> None:
-        """Raise if the run has been asked to stop.
-
-        Raises:
-            DecodeCancelled: if it has.
-        """
         if self._event.is_set():
             raise DecodeCancelled("the decode was cancelled.")
 

@@ -1,7 +1,7 @@
 """Executes an encode plan: frames in, normalized latents out."""
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from ..streaming.context import StreamContext
 from ..tiling.batches import check_batch_size
 from ..tiling.config import TilingConfig
 from .diagnosis import explain_not_finite
-from .encode_stream import EncodeStream
 from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess, to_channels_last
 from .rank_bands import make_bands
 from .run import Run
@@ -36,14 +35,35 @@ class EncodeOptions:
     pad: bool = False
 
 
+class EncodeStream(Iterator[mx.array]):
+    """The latents of one encode, (B, C, n, H', W') each, in order along time.
+
+    `bands`, which exchange data with other ranks, are empty without these, and before the first frames arrive.
+    """
+
+    def __init__(self, latents: Generator[mx.array, None, None], bands: "Sequence[RowBands]" = ()) -> None:
+        self._latents = latents
+        self._bands = bands
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this process has sent to other ranks so far."""
+        return sum(bands.sent_bytes for bands in self._bands)
+
+    def __next__(self) -> mx.array:
+        return next(self._latents)
+
+    def close(self) -> None:
+        """End the encode and free its memory; later calls of `next` raise StopIteration."""
+        self._latents.close()
+
+
 @dataclass(frozen=True)
 class EncodePipeline:
-    """Starts encodes with one encoder.
+    """Starts encodes with one encoder, in this process or together with a group.
 
-    Attributes:
-        is_promoted: whether the encoder is float16 as stored and computes in float32.
-        make_plan: called with a frame shape and the options of a plan.
-        group: the processes that encode together; None for this one alone.
+    `is_promoted` is whether the encoder is float16 as stored and computes in float32. `make_plan` is called with a
+    frame shape and the options of a plan.
     """
 
     encoder: Encoder

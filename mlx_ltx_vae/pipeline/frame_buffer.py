@@ -25,15 +25,7 @@ _BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 
 class FrameBuffer:
-    """A context manager that stores a whole video in a memory-mapped file without a name in the temporary folder.
-
-    Args:
-        shape: (B, F, H, W, 3).
-        dtype: dtype of the frames.
-
-    Raises:
-        PlanError: if there is no temporary folder that can be written, or its disk does not have enough free space.
-    """
+    """A context manager that stores frames (B, F, H, W, 3) in a mapped file without a name in the temporary folder."""
 
     def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
         self._dtype = dtype
@@ -77,12 +69,9 @@ class FrameBuffer:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Give an empty file this size in bytes, and all its blocks on the disk.
+    """Give an empty file this size in bytes, and all its blocks on the disk, or raise an `OSError`.
 
     A mapped file whose blocks are missing when the disk is full ends the process with SIGBUS.
-
-    Raises:
-        OSError: if the disk does not have them, or a limit forbids such a file.
     """
     free = shutil.disk_usage(descriptor).free  # the folder may be gone
     if size > free:  # do not fill the disk first

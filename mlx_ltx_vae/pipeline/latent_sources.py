@@ -24,23 +24,13 @@ class Latents(Protocol):
     """Latents (B, C, F', H', W') that are read in parts: an MLX or numpy array, or a mapped file."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """(B, C, F', H', W')."""
+    def shape(self) -> tuple[int, ...]: ...
 
-    def __getitem__(self, index: tuple[slice, ...]) -> mx.array | np.ndarray:
-        """A part of the latents."""
+    def __getitem__(self, index: tuple[slice, ...]) -> mx.array | np.ndarray: ...
 
 
 class LatentPreprocess:
-    """Converts parts of the latents to the input of a decoder's first stage.
-
-    Args:
-        draws: the noise of the decode.
-        unnormalized: whether the latents are `latents * std + mean`.
-
-    Raises:
-        LatentsError: if unnormalized latents have no statistics.
-    """
+    """Converts parts of the latents, which may be unnormalized, to the input of a decoder's first stage."""
 
     def __init__(self, decoder: Decoder, draws: Draws, *, unnormalized: bool) -> None:
         if unnormalized and decoder.statistics is None:
@@ -55,7 +45,7 @@ class LatentPreprocess:
         self._largest = mx.array(0.0)
 
     def __call__(self, latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
-        """Convert the part `box` of the latents, (B, C, n, h, w), to (B, n, h, w, C) in the decoder's dtype."""
+        """The input (B, n, h, w, C) for the part `box` of the latents, (B, C, n, h, w)."""
         latents = latents if isinstance(latents, mx.array) else mx.array(latents)
         # Parts that are constant, and differ, would make a picture that is not flat, which is no error either.
         is_constant = (latents == latents[:, :, :, :1, :1]).all(axis=(1, 3, 4)).any(axis=0)
@@ -78,14 +68,7 @@ class LatentPreprocess:
 
 
 class LatentSource:
-    """Whole latents as the input of a decoder.
-
-    Args:
-        band: the rows that this process decodes; None for all.
-
-    Attributes:
-        grid: (F', H', W') of these rows.
-    """
+    """Whole latents as the input of a decoder, or a band of their rows."""
 
     def __init__(self, latents: Latents, preprocess: LatentPreprocess, band: Interval | None = None) -> None:
         self._latents = latents
@@ -95,7 +78,6 @@ class LatentSource:
         self.grid: Grid = (latents.shape[2], last - self._first_row, latents.shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        """See `Source`. Pieces have `chunk` latent positions."""
         length = self.grid[axis.grid]
         for start in range(0, length, chunk):
             box = [slice(0, extent) for extent in self.grid]
@@ -103,7 +85,6 @@ class LatentSource:
             yield self._read(box[0], box[1], box[2])
 
     def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        """See `Source`. Pieces have `chunk` latent frames."""
         return [self._crops(boxes, chunk) for boxes in batches]
 
     def _crops(self, boxes: Sequence[Box], chunk: int) -> Iterator[mx.array]:
@@ -118,13 +99,7 @@ class LatentSource:
 
 
 class LatentStreamSource:
-    """Latents that arrive along time, as the input of a decoder. `grid` grows as they are read.
-
-    Args:
-        parts: arrays (B, C, n, H', W') in order.
-        shape: (B, C, n, H', W') that all parts have, for any n.
-        band: the rows that this process decodes; None for all.
-    """
+    """Latents that arrive along time as arrays of `shape`, for any n, or a band of them. `grid` grows meanwhile."""
 
     def __init__(
         self,
@@ -141,11 +116,6 @@ class LatentStreamSource:
         self.grid: Grid = (0, self._rows.stop - self._rows.start, shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        """See `Source`. Parts are passed on as they arrive; longer ones than `chunk` are cut.
-
-        Raises:
-            LatentsError: at the first part with another shape, or with values that are not finite.
-        """
         for part in self._parts:
             self._check(part)
             for start in range(0, part.shape[2], chunk):
@@ -155,7 +125,6 @@ class LatentStreamSource:
                 yield self._preprocess(cut, (slice(before, self.grid[0]), self._rows, slice(0, width)))
 
     def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        """See `Source`. All boxes span the whole clip in time."""
         return crop_pieces(self.pieces(Axis.TIME, chunk), batches)
 
     def _check(self, part: mx.array | np.ndarray) -> None:
@@ -166,11 +135,7 @@ class LatentStreamSource:
 
 
 def check_finite(latents: mx.array | np.ndarray) -> None:
-    """Evaluate latents and check their values.
-
-    Raises:
-        LatentsError: if values are complex or not finite, or if they are lazy arrays of another thread.
-    """
+    """Evaluate latents, and raise a `LatentsError` if values are complex or not finite."""
     if "complex" in str(latents.dtype):
         raise LatentsError(f"latents are {latents.dtype}; expected float32, float16 or bfloat16.")
     if isinstance(latents, mx.array):
@@ -187,10 +152,6 @@ def as_latents(latents: Any) -> Latents | Iterable[mx.array | np.ndarray]:
 
     They are read piece by piece, and the caller may assign to them meanwhile. So arrays of numpy are copied, except
     `np.memmap`, and those of MLX are taken by a second name, which an assignment to the first does not change.
-
-    Raises:
-        LatentsError: if it is none of these, if values are complex or not finite, or if it is a lazy array of another
-            thread.
     """
     if isinstance(latents, (mx.array, np.ndarray)):
         if latents.ndim == 5:  # otherwise the plan refuses it
@@ -213,11 +174,7 @@ def is_whole(latents: Any) -> TypeGuard[Latents]:
 
 
 def peek(parts: Iterable[mx.array | np.ndarray]) -> tuple[tuple[int, ...], Iterable[mx.array | np.ndarray]]:
-    """The shape of the first array, and all arrays.
-
-    Raises:
-        LatentsError: if there are none, or if they are not arrays.
-    """
+    """The shape of the first array, and all arrays."""
     iterator = iter(parts)
     first = next(iterator, None)
     if first is None:

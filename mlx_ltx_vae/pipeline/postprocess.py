@@ -115,11 +115,7 @@ class FrameChunk:
 
 
 def join_chunks(chunks: Iterable[FrameChunk]) -> mx.array:
-    """The pixels of all chunks, (B, 3, F, H, W), evaluated so that another thread can use them.
-
-    Raises:
-        LatentsError: if they would be too large for one array.
-    """
+    """The pixels of all chunks, (B, 3, F, H, W), evaluated so that another thread can use them."""
     frames, size = [], 0
     for chunk in chunks:
         frames.append(chunk.frames)
@@ -168,12 +164,11 @@ class OutputCheck:
     is black or white.
 
     Args:
-        patch_size: see `NetworkSpec`; None to check only that pixels are finite.
+        patch_size: see `NetworkSpec`.
         may_be_flat: called at the end: a flag on the device for each frame, (F,), whether its latents are constant.
         explain: why pixels are not finite.
         find_cause: why pixels are flat, if it is not the device.
-        combine: combines flags with those of other processes, which compute other parts of the frames; None if there
-            are none.
+        combine: combines flags with those of processes that compute other parts of the frames.
     """
 
     def __init__(
@@ -199,10 +194,7 @@ class OutputCheck:
         return self._combine(self._is_finite)
 
     def update(self, frames: mx.array, start: int) -> None:
-        """Check a piece (B, n, h, w, 3) of the frames from `start` on.
-
-        The checks of a short piece are not waited for. A long one is checked part by part, which takes less memory.
-        """
+        """Check a piece (B, n, h, w, 3) of the frames from `start` on. A long one is checked part by part at once."""
         count = frames.shape[1]
         for first in range(0, count, FRAMES_PER_CONVERSION):
             self._update(frames[:, first : first + FRAMES_PER_CONVERSION], start + first)
@@ -220,11 +212,7 @@ class OutputCheck:
         mx.async_eval(self._is_finite)
 
     def close(self) -> None:
-        """Wait for all checks.
-
-        Raises:
-            DecodeError: if a pixel was not finite, or if frames were the same patch everywhere.
-        """
+        """Wait for all checks. Raises a `DecodeError` if one has failed."""
         of_frames = [self._is_flat.all(), self._may_be_flat()] if self._patch_size else []
         flags = mx.concatenate([self._is_finite[None], *of_frames])
         is_finite, *flat_flags = to_list(self._combine(flags))

@@ -24,14 +24,7 @@ _FAR_OUT = 16
 
 
 def to_channels_last(frames: Frames) -> Frames:
-    """Transpose a caller's frames to (B, n, H, W, 3).
-
-    Args:
-        frames: full-range levels (n, H, W, 3) in uint8 or uint16, or floats (B, 3, n, H, W) in [-1, 1].
-
-    Raises:
-        LatentsError: if the shape or the dtype is another one, or if they are lazy arrays of another thread.
-    """
+    """A caller's frames as (B, n, H, W, 3): levels (n, H, W, 3), or floats (B, 3, n, H, W) in [-1, 1]."""
     shape = tuple(frames.shape)
     if isinstance(frames, mx.array):
         evaluate("frames", frames)
@@ -48,12 +41,10 @@ def to_channels_last(frames: Frames) -> Frames:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Converts frames to the input of an encoder.
+    """Converts frames, or some rows of them, to the input of an encoder.
 
-    Attributes:
-        pad: whether to repeat the last frame until the clip fills its last latent frame. Otherwise excess frames at the
-            end are dropped, with a warning.
-        rows: the rows of the frames that this process encodes; None for all.
+    With `pad`, the last frame is repeated until the clip fills its last latent frame. Otherwise excess frames at the
+    end are dropped, with a warning.
     """
 
     scale: ScaleFactors
@@ -73,11 +64,7 @@ class Preprocess:
         return usable
 
     def check_size(self, frames: Frames) -> None:
-        """Check the size of frames (B, n, H, W, 3).
-
-        Raises:
-            LatentsError: if they are empty, or not a whole number of latent cells; states the nearest valid size.
-        """
+        """Raise a `LatentsError` with the nearest valid size unless frames (B, n, H, W, 3) are whole latent cells."""
         _, _, height, width, _ = frames.shape
         if 0 in frames.shape:
             raise LatentsError(f"frames (B, F, H, W, 3) have the shape {tuple(frames.shape)}, which is empty.")
@@ -93,15 +80,7 @@ class Preprocess:
             )
 
     def pieces(self, frames: Iterable[Frames], chunk: int) -> Iterator[mx.array]:
-        """Yield a clip in pieces (B, n, H, W, 3) in the encoder's dtype: 1 + `chunk` frames, then `chunk` each.
-
-        Args:
-            frames: arrays (B, n, H, W, 3) in order, with any n.
-            chunk: a multiple of the VAE's time scale.
-
-        Raises:
-            LatentsError: if the encoder cannot take the frames.
-        """
+        """Yield frames (B, n, H, W, 3), with any n, in the encoder's dtype: 1 + `chunk` frames, then `chunk` each."""
         waiting: list[mx.array] = []
         count, wanted = 0, 1 + chunk
         for part in self._parts(frames, chunk):
@@ -153,11 +132,7 @@ class Preprocess:
 
 
 class ClipSource:
-    """A whole clip (B, F, H, W, 3) as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames.
-
-    Raises:
-        LatentsError: if frames of this size cannot be encoded.
-    """
+    """A whole clip (B, F, H, W, 3) as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames."""
 
     def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
         preprocess.check_size(clip)
@@ -168,15 +143,13 @@ class ClipSource:
         self.grid: Grid = (frames, clip.shape[2], clip.shape[3])
 
     def take_rows(self, rows: slice) -> None:
-        """Provide only these rows of the frames, not in tiles."""
         self._preprocess = replace(self._preprocess, rows=rows)
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        """See `Source`."""
         return self._preprocess.pieces([self._clip], chunk)
 
     def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        """See `Source`. The last tile may extend beyond the clip and is padded."""
+        # The last tile may extend beyond the clip and is padded.
         return [self._preprocess.pieces(self._crops(boxes), chunk) for boxes in batches]
 
     def _crops(self, boxes: Sequence[Box]) -> Iterator[mx.array]:
@@ -190,9 +163,6 @@ class FrameStreamSource:
     """An iterator of frames as the input of an encoder; only a few frames are in memory at a time.
 
     `grid` has the frame size, and a number of frames that keeps every layer busy: a longer clip takes no more memory.
-
-    Raises:
-        LatentsError: if there are no frames, or if the encoder cannot take them.
     """
 
     def __init__(self, frames: Iterable[Frames], preprocess: Preprocess) -> None:
@@ -207,16 +177,13 @@ class FrameStreamSource:
         self._preprocess = preprocess
 
     def take_rows(self, rows: slice) -> None:
-        """Provide only these rows of the frames, not in tiles."""
         self._preprocess = replace(self._preprocess, rows=rows)
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        """See `Source`."""
         frames, self._frames = self._frames, chain()
         return self._preprocess.pieces(frames, chunk)
 
     def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        """See `Source`. All boxes span the whole clip in time."""
         return crop_pieces(self.pieces(Axis.TIME, chunk), batches)
 
 

@@ -12,12 +12,7 @@ if TYPE_CHECKING:
 
 
 def make_bands(group: mx.distributed.Group | None, plan: Plan) -> "RowBands | None":
-    """This process's view of the bands of a plan; None without bands.
-
-    Raises:
-        PlanError: if the plan was made for another number of ranks.
-        DistributedError: if the ranks' plans differ, since they must take the same steps.
-    """
+    """This process's view of the bands of a plan; None without bands. All ranks must have the same plan."""
     ranks = 1 if group is None else group.size()
     planned = max(1, len(plan.bands))
     if planned != ranks:

@@ -25,12 +25,7 @@ from .sources import Box, Source
 
 @dataclass(frozen=True)
 class Run:
-    """The execution of a plan.
-
-    Attributes:
-        context: timesteps and noise maps of the whole picture.
-        check: called before each step; an exception in it ends the run.
-    """
+    """The execution of a plan. `check` is called before each step; an exception in it ends the run."""
 
     network: Network
     plan: Plan
@@ -71,7 +66,6 @@ class Run:
         yield run_whole(self.network.stages(self.context), box.pop(), around_step=self._around_step)
 
     def _stream(self, pieces: Iterator[mx.array], context: StreamContext) -> Iterator[mx.array]:
-        """One stream, piece by piece."""
         stages = self.network.stages(replace(context, axis=self._axis))
         plan = self.plan
         return run(
@@ -91,7 +85,7 @@ class Run:
         ]
 
     def _tiles_in_space(self, layout: TileLayout) -> Iterator[mx.array]:
-        """Tiles in space only: all streams interleaved, blended as their frames become final."""
+        """All streams interleaved, blended as their frames become final."""
         _, rows, columns = self.plan.blend_axes(layout)
         blender = SpatialBlender(rows, columns)
         (tiles,) = layout.groups()
@@ -104,7 +98,6 @@ class Run:
         return map(blend, zip(*streams, strict=True))
 
     def _tiles(self, layout: TileLayout) -> Iterator[mx.array]:
-        """Tiles in time as well, blended along all three axes."""
 
         def run_tiles(tiles: list[Tile]) -> list[mx.array]:
             (stream,) = self._tile_streams([tiles])

@@ -19,12 +19,7 @@ class Clip:
     """A clip and the network that it runs through.
 
     Attributes:
-        spec: the network.
-        batch: batch size.
-        grid: (T, H, W) of the input.
-        latent_shape: shape of the latents, which are the input or the output.
-        video: (F, H, W) of the video, which is the output or the input.
-        is_decode: whether the latents are the input.
+        grid: (T, H, W) of the input: of the latents, or of the video to encode.
         holds_latents: whether the caller holds all latents in memory, rather than in a file that is read in parts.
     """
 
@@ -38,22 +33,16 @@ class Clip:
 
     @property
     def scale(self) -> ScaleFactors:
-        """Pixels per latent cell."""
         return self.spec.scale
 
     def describe(self) -> str:
-        """The video's length and frame size as text."""
         frames, height, width = self.video
         return f"{frames} frames of {format_size(width, height)}"
 
     def input_bytes(self, itemsize: int, chunk: int, *, axis: Axis = Axis.TIME, frame_size: int | None = None) -> int:
-        """Bytes of the input: the caller's latents and a piece of them, or the queued frames of an encode in float32.
+        """Bytes of the caller's latents and a piece of `chunk` positions, or of the queued frames of an encode.
 
-        Args:
-            itemsize: bytes per element of the network's dtype.
-            chunk: positions per piece.
-            axis: the axis of the stream.
-            frame_size: positions per frame, or per set of crops; None for whole frames.
+        `itemsize` is that of the network's dtype, and `frame_size` the positions of a set of crops in place of frames.
         """
         if not self.is_decode:
             frame = self.batch * self.spec.in_channels * (frame_size or math.prod(self.grid[1:]))
@@ -73,7 +62,6 @@ class Clip:
         return self.batch * self.spec.out_channels * math.prod(self.spec.out_grid(self.grid)[1:])
 
     def default_chunk(self) -> int:
-        """Default number of positions per piece."""
         return _DECODE_CHUNK if self.is_decode else self.scale.time * max(1, _ENCODE_CHUNK // self.scale.time)
 
     def pieces(self, length: int, chunk: int) -> tuple[int, ...]:

@@ -76,7 +76,6 @@ class StreamRun:
     Attributes:
         pieces: the lengths of the input pieces.
         steps: positions per step of each layer; None for everything in one step, with nothing cached.
-        prefetch: steps in flight beyond the one that is waited for.
         is_band: whether the picture is a band with neighbors.
     """
 
@@ -111,13 +110,10 @@ def largest_step(spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: S
 
 
 def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit: int) -> tuple[int, ...]:
-    """For each layer, the number of positions along `axis` per step.
+    """For each layer, the number of positions along `axis` per step, for an input (T, H, W).
 
-    Args:
-        grid: (T, H, W) of the network's input.
-        positions: positions per step of the layer with the largest activations, or more if these are very small. Other
-            layers take as many positions as fit in the same number of elements.
-        limit: maximum number of elements per step; a step has at least one position.
+    The layer with the largest activations takes `positions`, or more if these are very small. The others take as many
+    as fit in the same number of elements, which is at most `limit`; a step has at least one position.
     """
     layers = list(spec.walk(grid))
     sizes = [position_elements(layer, extents, axis) for layer, extents in layers]
@@ -130,11 +126,7 @@ def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit:
 
 
 def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> Memory:
-    """The peak memory of one stream, without MLX's buffer cache.
-
-    Args:
-        grid: (T, H, W) of the network's input.
-    """
+    """The peak memory of one stream with an input (T, H, W), without MLX's buffer cache."""
     axis, itemsize = run.axis, run.machine.itemsize
     length, pieces = grid[axis.grid], list(run.pieces)
     waiting = beside = 0
@@ -192,11 +184,7 @@ def cut(length: int, size: int) -> Iterator[int]:
 
 
 def layer_pieces(spec: NetworkSpec, grid: Grid, run: StreamRun) -> Iterator[list[int]]:
-    """Yield the lengths of the pieces that each layer takes one step for, and at the end those of the output.
-
-    Args:
-        grid: (T, H, W) of the network's input.
-    """
+    """Yield the lengths of the pieces that each layer takes one step for, and at the end those of the output."""
     pieces = list(run.pieces)
     for index, (layer, extents) in enumerate(spec.walk(grid)):
         step = extents[run.axis.grid] if run.steps is None else run.steps[index]
@@ -210,9 +198,6 @@ def step_results(pieces: Iterable[int], layer: LayerSpec, axis: Axis) -> list[in
     """The number of positions that each step of a layer returns, of the steps that return any.
 
     The layer waits for the positions that its window needs, and flushes the remaining results at the end.
-
-    Args:
-        pieces: the lengths that it takes one step for, as `layer_pieces` yields them.
     """
     seen = done = 0
     results = []
@@ -229,7 +214,6 @@ def step_results(pieces: Iterable[int], layer: LayerSpec, axis: Axis) -> list[in
 
 
 def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis) -> list[int]:
-    """The lengths of a layer's outputs for input pieces of these lengths and at most `step` positions per step."""
     return step_results((part for piece in pieces for part in cut(piece, step)), layer, axis) or [1]
 
 

@@ -33,7 +33,6 @@ class Order(enum.Enum):
 
     @property
     def axis(self) -> Axis:
-        """The corresponding `Axis`."""
         return {Order.TIME: Axis.TIME, Order.ROWS: Axis.HEIGHT, Order.COLUMNS: Axis.WIDTH}[self]
 
 
@@ -151,11 +150,9 @@ class EncodePlan(Plan):
     """The plan of an encode. `print(plan)` explains it."""
 
     def input_box(self, tile: Tile) -> TileBox:
-        """See `Plan`: the input of an encode is pixels."""
         return tile.pixels
 
     def blend_axes(self, layout: TileLayout) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
-        """See `Plan`: the output of an encode is latents."""
         return layout.encoded()
 
     def __str__(self) -> str:

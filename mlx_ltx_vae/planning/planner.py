@@ -48,13 +48,10 @@ _STEP_MULTIPLY_ADDS = 16 * 10**11
 
 
 class _Pace(NamedTuple):
-    """How much of the clip is processed at a time.
+    """How much of the clip is processed at a time, see `Plan`.
 
-    Attributes:
-        step: positions per step of the layer with the largest activations. A convolution also processes the cached
-            positions of its window; activating both of them again for every single position costs time.
-        prefetch: steps in flight beyond the one that is waited for. Without any, a GPU is idle between steps.
-        chunk: default pieces per piece that the network takes.
+    A convolution also processes the cached positions of its window; activating them again for every single position
+    costs time. Without prefetch, a GPU is idle between steps. `chunk` counts default pieces.
     """
 
     step: int
@@ -117,11 +114,9 @@ def plan_encode(
     pad: bool = False,
     **options: Any,
 ) -> EncodePlan:
-    """Plan the encode of frames of a given shape. Arguments and errors are those of `plan_decode`, except:
+    """Plan the encode of frames (B, 3, F, H, W) or (F, H, W, 3), padded to 1 + t*k or without excess frames.
 
-    Args:
-        frame_shape: (B, 3, F, H, W) or (F, H, W, 3).
-        pad: whether to pad the clip to 1 + t*k frames; otherwise excess frames are dropped.
+    Arguments and errors are those of `plan_decode`.
     """
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
@@ -225,7 +220,7 @@ class _Planner:
             yield self._plan(Mode.EXACT, order, chunk, memory, step=pace.step, run=run, bands=bands)
 
     def _check_bands(self, rows: int, ranks: int) -> None:
-        """Check that bands of at least `rows` rows hold what each layer needs of its neighbors."""
+        """Check that bands of at least `rows` rows hold what their neighbors need."""
         frames, _, width = self._clip.grid
         for layer, (_, height, _) in self._spec.walk((frames, rows, width)):
             if height < layer.least_band(Axis.HEIGHT):
@@ -235,7 +230,6 @@ class _Planner:
                 )
 
     def _paces(self, axis: Axis) -> tuple[_Pace, ...]:
-        """The paces to try, fastest first."""
         paces = _PACES[self._machine.backend]
         return _ROWS_ON_GPU if paces is _ON_GPU and axis is not Axis.TIME else paces
 
@@ -317,7 +311,7 @@ class _Planner:
                 )
 
     def _last_resort(self) -> Iterator[Iterator[Plan]]:
-        """Spatial tiles, each streamed in time, from large to small."""
+        """Spatial tiles, from large to small."""
         scale = self._clip.scale
         for cells in _LAST_RESORT_TILES:
             if cells < max(self._clip.latent_shape.grid[1:]):

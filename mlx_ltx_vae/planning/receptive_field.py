@@ -10,12 +10,9 @@ from ..streaming.axis import Axis
 
 
 class ReceptiveField(NamedTuple):
-    """The input positions that an output depends on, beyond its own position.
+    """The latent frames and the cells to each side on which an output depends beyond its own.
 
-    Attributes:
-        frames_before: latent frames before its own.
-        frames_after: latent frames after its own.
-        cells: latent cells to each side; None if it depends on whole frames.
+    `cells` is None if it depends on whole frames.
     """
 
     frames_before: float
@@ -64,9 +61,6 @@ def first_output_work(spec: NetworkSpec, grid: Grid) -> float:
     A layer's work is estimated as its multiplications: for each of its results, its weights and its channels. Before
     the first output each layer computes only the results that it takes, so far fewer at the end of a decoder, where
     most of the work is, than the lookahead's share of the latent frames.
-
-    Args:
-        grid: (T, H, W) of the network's input.
     """
     first = total = 0
     outputs = 1  # of the layer, for the first output of the network

@@ -22,8 +22,7 @@ def tiled_memory(
 
     Args:
         calls: for each run of the network, the number of tiles and one of them.
-        run: the stream parameters, which all tiles share; `pieces` is ignored.
-        chunk: input positions per piece of a tile.
+        run: what all tiles share; `pieces` is ignored.
     """
 
     def stream(count: int, tile: Tile) -> Memory:

@@ -32,7 +32,6 @@ class Delay:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays stored in addition to the window's."""
         return self._held
 
     def push(self, frames: mx.array) -> None:
@@ -46,9 +45,7 @@ class Delay:
     def take(self, start: int, count: int, *, reader: int = 0) -> mx.array:
         """Return `count` positions from index `start`, and drop the positions that all readers have taken.
 
-        Args:
-            start: index in the stream; the calls of a reader must be in order and skip no position.
-            count: at least 1.
+        The calls of a reader must be in order and skip no position.
         """
         window = self._window
         held, first = self._held, self._start

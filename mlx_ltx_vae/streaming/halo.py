@@ -28,7 +28,6 @@ class Halo:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The cached positions of both neighbors."""
         return [*self._sides[0], *self._sides[1]]
 
     def extend(self, frames: mx.array, start: int) -> tuple[mx.array, bool, bool]:

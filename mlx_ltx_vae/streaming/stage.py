@@ -38,12 +38,10 @@ class Stage:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All arrays cached between two steps."""
         return [array for cache in self._caches for array in cache.arrays]
 
     @property
     def closed(self) -> bool:
-        """Whether the stream has ended and all output has been returned."""
         return all(cache.closed for cache in self._caches)
 
 

@@ -24,16 +24,10 @@ class Trim:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The frames that are held back."""
         return self._held
 
     def push(self, frames: mx.array | None, last: bool) -> mx.array | None:
-        """Add the next piece. Returns the frames that remain of those that are known to do so, or None.
-
-        Args:
-            frames: the piece (B, n, H, W, C), or None at the end of the stream.
-            last: whether the stream ends here.
-        """
+        """Add the next piece (B, n, H, W, C), or None at the end. Returns the frames that are known to remain."""
         self.closed = last
         if self._axis is not Axis.TIME:
             return None if frames is None else take(frames, Axis.TIME, self._start, frames.shape[1] - self._end)

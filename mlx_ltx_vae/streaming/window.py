@@ -48,11 +48,9 @@ class Window:
     """The cache of one kernel in one stream.
 
     Attributes:
-        axis: the axis along which pieces arrive.
         start: the index of the first cached position.
         output: the index of the next output.
         positions: the cached positions, in order.
-        closed: whether the stream has ended and all outputs have been computed.
     """
 
     def __init__(self, axis: Axis, spec: WindowSpec, halo: Halo | None = None) -> None:
@@ -67,16 +65,10 @@ class Window:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All cached arrays."""
         return self.positions if self._halo is None else [*self.positions, *self._halo.arrays]
 
     def push(self, frames: mx.array | None, last: bool) -> View | None:
-        """Add the next piece. Returns the view that can be computed now, or None if more input is needed.
-
-        Args:
-            frames: the piece, or None at the end of the stream.
-            last: whether the stream ends here.
-        """
+        """Add the next piece, or None at the end. Returns the view that can be computed now, or None."""
         pieces = self.positions if frames is None else [*self.positions, frames]
         self.closed = last
         if not pieces:
