@@ -193,5 +193,7 @@ def test_noise_may_be_passed_as_one_volume():
         mx.abs(vae.decode(latents, vae.plan(latents.shape, order="rows"), noise=[volume]) - single).max().item() < 1e-5
     )
     assert mx.abs(vae.decode(latents, noise="zeros") - single).max().item() > 0.1
+    with pytest.raises(LatentsError, match="noise arrays need the whole latents"):
+        vae.decode(iter([latents]), noise=[volume])
     with pytest.raises(LatentsError, match=r"noise array 0 has the shape .*; the network expects \(2, 6, 9, 9, 9\)"):
         vae.decode(latents, noise=[volume[:, :, 1:]])

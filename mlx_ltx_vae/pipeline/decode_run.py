@@ -63,23 +63,18 @@ class DecodePipeline:
         given = as_latents(latents)
         cancellation = Cancellation()
         if is_whole(given):
-            plan = plan or self.make_plan(given.shape)
-            run = self._decode_whole(given, plan, options, cancellation)
+            plan, shape = plan or self.make_plan(given.shape), tuple(given.shape)
+            if plan.latent_shape != shape:
+                raise PlanError(
+                    f"the plan was made for latents of shape {tuple(plan.latent_shape)}; these are {shape}."
+                )
+            run = self._run(plan, options, cancellation, partial(LatentSource, given))
             return DecodeStream(run.chunks(), cancellation, () if run.bands is None else (run.bands,))
         if plan is not None:
             _check_arriving(plan)
         bands: list[RowBands] = []
         chunks = self._decode_arriving(cast(LatentParts, given), plan, options, cancellation, bands)
         return DecodeStream(chunks, cancellation, bands)
-
-    def _decode_whole(
-        self, latents: Latents, plan: DecodePlan, options: DecodeOptions, cancellation: Cancellation
-    ) -> "DecodeRun":
-        if plan.latent_shape != tuple(latents.shape):
-            raise PlanError(
-                f"the plan was made for latents of shape {tuple(plan.latent_shape)}; these are {tuple(latents.shape)}."
-            )
-        return self._run(plan, options, cancellation, partial(LatentSource, latents))
 
     def _decode_arriving(
         self,
@@ -94,7 +89,9 @@ class DecodePipeline:
         if plan is None:
             plan = self.make_plan((*shape[:2], LONG_CLIP, *shape[3:]))
             _check_arriving(plan)
-        if options.noise is not None and options.noise != "zeros" and self.decoder.spec.has_latent_noise:
+        spec = self.decoder.spec
+        needs_all = spec.has_latent_noise or any(layer.noise_channels for layer in spec.layers)
+        if options.noise is not None and options.noise != "zeros" and needs_all:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
         known = plan.latent_shape
         run = self._run(plan, options, cancellation, partial(LatentStreamSource, parts, known))
