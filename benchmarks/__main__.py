@@ -80,13 +80,8 @@ def build_parser() -> CommandParser:
         lambda options: print(scaling_tables(options.tflops, options.frames)),
         "a simulation of row bands on 2 to 16 machines",
     )
-    scaling.add_argument(
-        "--tflops",
-        type=positive,
-        default=DEFAULT_TFLOPS,
-        metavar="N",
-        help="speed of one machine (default: %(default)s)",
-    )
+    speed = "speed of one machine (default: %(default)s)"
+    scaling.add_argument("--tflops", type=positive, default=DEFAULT_TFLOPS, metavar="N", help=speed)
     scaling.add_argument("--frames", type=positive, default=121, metavar="N", help="1 + 8*k (default: 121)")
     add_common_options(scaling)
     return parser

@@ -113,6 +113,7 @@ def _decode(way: Way, model: str, latents: mx.array) -> tuple[mx.array, float]:
         # Loaded inside, since weights are laid out for the device.
         checkpoint = open_checkpoint(model, encoder=False) if way.dtype else _stored_in_bfloat16(model)
         vae = load_decoder(checkpoint, way.gpu.choose, way.dtype)
+        routes.clear()  # of products that bound the weights
         pixels = _decode_pixels(vae, latents, way.mode)
     return pixels, routes["winograd"] / sum(routes.values())
 

@@ -63,7 +63,7 @@ def test_all_parts_are_measured_printed_and_written(in_process, golden, tmp_path
     for run in document["decodes"]:
         assert run["frames"] == 9 and 0 < run["first_frame_seconds"] <= run["seconds"]
         assert run["total_peak_bytes"] > 0 and 0 < run["planned_bytes"] <= run["planned_total_bytes"]
-        assert 0 < run["start_footprint_bytes"] <= run["peak_footprint_bytes"]
+        assert run["start_footprint_bytes"] > 0 and run["peak_footprint_bytes"] > 0
         assert "samples" not in run
     limits = {run["name"]: run["cache_limit"] for run in document["decodes"] if run["cache_limit"]}
     assert limits == {"cache 0.5 GB": 5e8, "cache 1 GB": 1e9, "cache 2 GB": 2e9, "cache 4 GB": 4e9}
@@ -91,6 +91,8 @@ def test_every_job_runs_in_a_fresh_process(capsys):
     assert main([*TINY, "--quick", "--json", "-"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["errors"] == [] and len(document["ranges"]) > 10
+    for run in document["decodes"]:
+        assert run["start_footprint_bytes"] < run["peak_footprint_bytes"] <= run["lifetime_footprint_bytes"]
 
 
 def test_what_fails_is_reported_and_the_rest_is_measured(in_process, monkeypatch, tmp_path, capsys):
