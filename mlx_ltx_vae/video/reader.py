@@ -19,6 +19,7 @@ from .decoder import FfmpegDecoder, check_image, describe, errors_before_first_f
 from .fit import Fit, fit_size
 from .probe import FIRST_STREAM, VideoInfo, choose_stream, describe_pixel_format, may_start_anywhere, parse_log
 from .rate import RateConverter
+from .sink import RAW_FORMATS
 from .source import find_source
 
 _FRAMES_AT_ONCE = 8
@@ -96,9 +97,7 @@ class VideoReader(Iterator[np.ndarray]):
             self.fps = wanted_fps or info.fps
             self.num_frames = len(self._images) or _estimate_num_frames(info, self.fps, max_frames)
             self.dtype = np.dtype(np.uint16 if bits > 8 else np.uint8)
-            filters = _filters(
-                info, scaled, self.size, bits=8 * self.dtype.itemsize, has_alpha=has_alpha or info.is_pictures
-            )
+            filters = _filters(info, scaled, self.size, self.dtype, has_alpha=has_alpha or info.is_pictures)
             output = ["-map", source_stream, "-vf", ",".join(filters), "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
             stack.callback(self._ffmpeg.release)
@@ -210,8 +209,8 @@ def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int 
     return num_frames if max_frames is None else min(num_frames, max_frames)
 
 
-def _filters(info: VideoInfo, scaled: Size, target: Size, *, bits: int, has_alpha: bool) -> list[str]:
-    """ffmpeg's filters from the file's frames to RGB of 8 or 16 bits, scaled, then cropped evenly to `target`.
+def _filters(info: VideoInfo, scaled: Size, target: Size, dtype: np.dtype, *, has_alpha: bool) -> list[str]:
+    """ffmpeg's filters from the file's frames to RGB of this dtype, scaled, then cropped evenly to `target`.
 
     None of them holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format.
     """
@@ -223,11 +222,10 @@ def _filters(info: VideoInfo, scaled: Size, target: Size, *, bits: int, has_alph
     def scale(width: int, height: int) -> str:
         return f"scale={width}:{height}:in_color_matrix={matrix}:flags={SCALER}"
 
-    depth = "" if bits == 8 else "16le"
+    depth = "" if dtype == np.uint8 else "16le"
     over_black = [scale(*info.size), f"format=gbrap{depth}", f"{scale(*info.size)}:alphablend=uniform_color"]
     # Before scaling, which would mix the colors of transparent pixels into their neighbors.
     over_black = [*over_black, f"format=gbrp{depth}"] if has_alpha else []
-    rgb = "format=rgb24" if bits == 8 else "format=rgb48le"
     left, top = ((scaled[axis] - target[axis]) // 2 for axis in range(2))
     crop = f"crop={target[0]}:{target[1]}:{left}:{top}"
-    return [same_size, *over_black, scale(*scaled), rgb, crop]
+    return [same_size, *over_black, scale(*scaled), f"format={RAW_FORMATS[dtype]}", crop]

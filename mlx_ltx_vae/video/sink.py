@@ -18,6 +18,8 @@ from ..shapes import Size, format_size
 
 SinkT = TypeVar("SinkT", bound="Sink")
 _FRAME_DTYPES: dict[int, np.dtype] = {8: np.dtype(np.uint8), 10: np.dtype(np.uint16)}
+#: ffmpeg's names of frames as arrays.
+RAW_FORMATS = {np.dtype(np.uint8): "rgb24", np.dtype(np.uint16): "rgb48le"}
 _MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
 
 

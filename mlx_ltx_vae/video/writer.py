@@ -13,9 +13,8 @@ from ..shapes import Size, format_size
 from .codecs import video_arguments
 from .ffmpeg import FfmpegEncoder, file_url
 from .live import LiveOutput, Target, target_name
-from .sink import Sink, SinkOptions
+from .sink import RAW_FORMATS, Sink, SinkOptions
 
-_RAW_FORMATS = {8: "rgb24", 10: "rgb48le"}
 _MAX_GIF_FPS = 50
 
 
@@ -28,7 +27,7 @@ class FfmpegSink(Sink):
 
     def _start(self, target: PartFile | LiveOutput, output_arguments: Sequence[str]) -> None:
         """Start ffmpeg, with these arguments between the video input and the target."""
-        layout = ["-pixel_format", _RAW_FORMATS[self.bit_depth], "-video_size", format_size(*self.size)]
+        layout = ["-pixel_format", RAW_FORMATS[self._dtype], "-video_size", format_size(*self.size)]
         raw_video = ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
         self._target = target
         output = file_url(target.path) if isinstance(target, PartFile) else target.write
