@@ -8,7 +8,7 @@ from ..shapes import MAX_PIXELS, Grid, LatentShape, format_size, is_possible_siz
 from ..streaming.axis import Axis
 from .specs import NetworkSpec, PaddingMode
 
-_MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second; a plan goes through all of them
+_MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second
 
 
 def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:

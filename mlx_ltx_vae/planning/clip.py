@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from ..backend.machine import FLOAT32_BYTES
-from ..models.specs import NetworkSpec
+from ..models.specs import LONG_CLIP, NetworkSpec
 from ..shapes import Grid, LatentShape, ScaleFactors, format_size
 from ..streaming.axis import Axis
 from ..tiling.layout import Tile
@@ -65,9 +65,13 @@ class Clip:
         return _DECODE_CHUNK if self.is_decode else self.scale.time * max(1, _ENCODE_CHUNK // self.scale.time)
 
     def pieces(self, length: int, chunk: int) -> tuple[int, ...]:
-        """The lengths of the input pieces; the first piece of an encode has one more frame."""
+        """The lengths of the input pieces; the first piece of an encode has one more frame.
+
+        Those in the middle of a long clip are left out: they are like those before them.
+        """
         extra = 0 if self.is_decode or length == 1 else 1
-        return (min(length, chunk + extra), *cut(max(0, length - chunk - extra), chunk))
+        rest, longest = max(0, length - chunk - extra), LONG_CLIP * chunk
+        return (min(length, chunk + extra), *cut(rest if rest <= longest else longest + rest % chunk, chunk))
 
     def boxes(self, tile: Tile) -> tuple[Grid, Grid]:
         """(T, H, W) of a tile's input and of its output."""
