@@ -54,7 +54,7 @@ class CommandParser(argparse.ArgumentParser):
     """The parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "formatter_class": _HelpFormatter, **options})
+        super().__init__(allow_abbrev=False, formatter_class=_HelpFormatter, **options)
         self.suggest_on_error = True  # of Python 3.14; other versions ignore it
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
 
@@ -69,7 +69,7 @@ class CommandParser(argparse.ArgumentParser):
         return self.parse_intermixed_args(arguments)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2. Of several ranks with the same command line, the first says why."""
+        # Of several ranks with the same command line, the first says why.
         text = excerpt(message, _MAX_MESSAGE)
         if rank := _rank():
             leave_it_to_the_first_rank()
@@ -87,7 +87,7 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"{error.filename}: {error.strerror}")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Exit, after `--help` with an error if that could not be printed."""
+        # With an error if the help could not be printed.
         if problem := finish_output():
             status, message = problem
         super().exit(status, message)
@@ -111,7 +111,7 @@ def examples(*lines: str) -> str:
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every command."""
+    """Add the option of every command."""
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
@@ -119,18 +119,16 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that write a file and report on it."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no report")
+    add_common_options(parser)
 
 
 def run_command(
     command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, *, computes: bool = False
 ) -> int:
-    """Run a command and return its exit code.
+    """Run a command, which `computes` if it runs a network in this process, and return its exit code.
 
     0: done. 1: failed, with one line on standard error. 130, 143, 129, 131: ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT.
     (`CommandParser` exits with 2.) Each warning is one line on standard error.
-
-    Args:
-        computes: whether it runs a network in this process.
     """
     # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
     atexit.unregister(mx.clear_streams)
@@ -173,8 +171,7 @@ def _print_error(text: str) -> None:
 def finish_output() -> tuple[int, str] | None:
     """Write what standard output holds back; the exit code and the error if it cannot be written.
 
-    The reader of a pipe that has read enough, as `head` does, gets no message. The code is then what a shell reports of
-    programs that end by such a pipe.
+    If the reader of a pipe has read enough, as `head` does, the code is what a shell reports, without a message.
     """
     try:
         if sys.stdout is not None:
@@ -231,11 +228,7 @@ def _describe_for_rank(error: Exception) -> str:
 
 @contextmanager
 def progress_bar(num_frames: int | None, *, is_shown: bool) -> Iterator[tqdm]:
-    """A progress bar on standard error if it is a terminal; `bar.update(n)` when n more frames are done.
-
-    Args:
-        num_frames: the total; None if it is unknown.
-    """
+    """A progress bar on standard error if it is a terminal. `num_frames` is the total; None if it is unknown."""
     is_shown = is_shown and sys.stderr.isatty()
     with tqdm(total=num_frames, unit="frame", disable=not is_shown) as bar:
         end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if is_shown else None
@@ -250,7 +243,7 @@ def print_report(report: object, file: TextIO | None = None) -> None:
 
 
 def print_traceback(error: Exception) -> None:
-    """Print an exception as Python does, `printable`."""
+    """As Python does, `printable`."""
     _print_error(_escape_lines("".join(traceback.format_exception(error))))
 
 
@@ -259,20 +252,16 @@ def _escape_lines(text: object) -> str:
 
 
 def write_line(text: str, file: TextIO) -> None:
-    """Print a line at once, `printable`, also into a file, and keep a progress bar intact.
-
-    Raises:
-        WriterError: if standard output cannot be written; `BrokenPipeError` if nobody reads it any more.
-    """
+    """Print a line at once, `printable`, also into a file, and keep a progress bar intact."""
     try:
         tqdm.write(printable(text), file=file)
         file.flush()
-    except BrokenPipeError:
-        if file is not sys.stderr:
-            raise
     except OSError as error:
-        if file is not sys.stderr:
-            raise WriterError(_describe_output_error(error)) from error
+        if file is sys.stderr:
+            return
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise WriterError(_describe_output_error(error)) from error
 
 
 def frame_size(text: str) -> tuple[int, int]:
@@ -316,17 +305,14 @@ def argument_type(parse: Callable[[str], Value]) -> Callable[[str], Value]:
 
 def _check_budget(text: str) -> str:
     parse_bytes(text, available=1)
-    return text
+    return text  # a percentage depends on the machine
 
 
-#: The type of `--fps 23.976`: an exact Fraction.
+# The types of --fps 23.976, --grid 16x22x40 (F', H', W'), --tile 512:64, --tile-frames 64:24 and --memory-budget 8GB.
 frame_rate = argument_type(parse_fps)
-#: The type of `--grid 16x22x40`: (F', H', W').
 grid = argument_type(parse_grid)
-#: The types of `--tile 512:64` and `--tile-frames 64:24`.
 tile = argument_type(lambda text: SpatialTilingConfig(*parse_tile(text)))
 tile_frames = argument_type(lambda text: TemporalTilingConfig(*parse_tile(text)))
-#: The type of `--memory-budget 8GB`: the text, since a percentage depends on the machine.
 memory_budget = argument_type(_check_budget)
 
 

@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -24,36 +25,19 @@ from ..video.sink import SinkOptions
 from .inputs import Item
 from .job import Advance, LazyVAE, Task
 from .outputs import all_exist, make_folder, name_outputs, nearest_existing
-from .reports import report
-
-
-@dataclass(frozen=True)
-class StreamOptions:
-    """The options of `VideoVAE.stream` that the command has."""
-
-    timestep: float | None
-    seed: int
-    noise_scale: float | None
-    like: str
-    bit_depth: int
 
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """What is wanted of a decode.
-
-    Attributes:
-        fps, unnormalized: None for what the file states.
-        preset: tiles by name, which may depend on the video's size; None for those of `plan`.
-    """
+    """What is wanted of a decode."""
 
     tensor: str | None
     grid: Grid | None
-    unnormalized: bool | None
+    unnormalized: bool | None  # as `fps`: None for what the file states
     fps: Fraction | None
-    preset: str | None
+    preset: str | None  # tiles that may depend on the video's size; None for those of `plan`
     plan: PlanOptions
-    stream: StreamOptions
+    stream: Mapping[str, Any]  # options of `VideoVAE.stream`
     sinks: SinkOptions
 
 
@@ -63,7 +47,8 @@ class DecodeTask(Task):
     plan: DecodePlan
 
     def __init__(self, settings: DecodeSettings, vae: LazyVAE, item: Item) -> None:
-        self._settings, self._vae, self._item = settings, vae, item
+        super().__init__(vae, item)
+        self._settings = settings
         config, ranks = vae.checkpoint.config, vae.ranks
         if vae.job.is_many and Path(item.source).is_fifo():
             raise ItemsError(f"{item.source}: is a pipe, which can be read only once; decode it alone.")
@@ -113,10 +98,7 @@ class DecodeTask(Task):
         else:
             done = [self._decode(latents, advance)]
         frames, seconds, first_seconds, sent_bytes = zip(*done, strict=True)
-        report(
-            self._item,
-            self.plan,
-            ranks,
+        self._report(
             self._work,
             frames=sum(frames),
             fps=self._fps,
@@ -127,20 +109,16 @@ class DecodeTask(Task):
         )
 
     def _decode(self, latents: MappedLatents, advance: Advance) -> tuple[int, float, float, int]:
-        """Decode this rank's videos one after the other.
-
-        Returns:
-            Frames, seconds, the seconds to the first frame, and the bytes that this rank has sent.
-        """
+        """Decode this rank's videos: the frames, the seconds, those to the first frame, and the bytes sent."""
         frames, seconds, first, sent = 0, 0.0, 0.0, 0
         options = self._settings.stream
         group = self._vae.ranks.group if self._work is Work.ROWS else None
         for index in self._videos:
             start = time.perf_counter()
-            chunks = self._vae.loaded.stream(latents.item(index), self.plan, group=group, **vars(options))
+            chunks = self._vae.loaded.stream(latents.item(index), self.plan, group=group, **options)
             with self._open_sink(self._item.outputs[index]) if self._writes else nullcontext() as sink:
                 for chunk in chunks:
-                    levels = chunk.to_uint8() if options.bit_depth == 8 else chunk.to_uint16()
+                    levels = chunk.to_uint8() if options["bit_depth"] == 8 else chunk.to_uint16()
                     if sink is not None:
                         sink.write(levels)
                     first = first or time.perf_counter() - start
@@ -168,17 +146,17 @@ class DecodeTask(Task):
 
     def _check_statistics(self, latents: MappedLatents) -> None:
         """Warn if the channels look otherwise normalized than said."""
-        statistics, looks, remedy = self._vae.statistics, "", ""
+        statistics = self._vae.statistics
         if statistics is None:
             return
         if self._settings.unnormalized and looks_normalized_twice(latents, *statistics):
             looks, remedy = "normalized", "leave out --unnormalized"
         elif looks_unnormalized(latents, *statistics):
             looks, remedy = "unnormalized", "add --unnormalized"
-        if looks:
-            source = self._file.info.source
-            text = f"the channels have the statistics of {looks} latents; if the picture is wrong, {remedy}."
-            warnings.warn(f"{source}: {text}", stacklevel=2)
+        else:
+            return
+        text = f"the channels have the statistics of {looks} latents; if the picture is wrong, {remedy}."
+        warnings.warn(f"{self._file.info.source}: {text}", stacklevel=2)
 
     def _make_plan(self) -> DecodePlan:
         """The plan of one video. Files of one shape share it."""

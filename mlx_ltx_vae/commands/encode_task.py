@@ -27,7 +27,6 @@ from ..video import Fit, VideoReader
 from .inputs import Item
 from .job import Advance, LazyVAE, Task
 from .outputs import all_exist, make_folder
-from .reports import report
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,8 @@ class EncodeTask(Task):
     plan: EncodePlan
 
     def __init__(self, settings: EncodeSettings, vae: LazyVAE, item: Item) -> None:
-        self._settings, self._vae, self._item = settings, vae, item
+        super().__init__(vae, item)
+        self._settings = settings
         pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
         item.cost = pixels or _bytes_on_disk(Path(item.source))
         if item.output is not None:
@@ -106,10 +106,7 @@ class EncodeTask(Task):
                 width=width,
                 overwrite=not self._vae.job.no_overwrite,
             )
-        report(
-            self._item,
-            self.plan,
-            ranks,
+        self._report(
             Work.ROWS,
             frames=num_frames,
             fps=video.fps,

@@ -97,12 +97,8 @@ class Ranks:
         available = [memory for memory in self.gather(machine.available) if memory is not None]
         return replace(machine, available=min(available)) if available else machine
 
-    def check_same(self, things: Mapping[str, Any]) -> None:
-        """Raise a `DistributedError` if ranks work on different things, given by name."""
-        self.check_same_contents(lambda: things)
-
-    def check_same_contents(self, read: Callable[[], Mapping[str, Any]]) -> None:
-        """As `check_same`, of what `read` returns on each rank. One process alone does not call it."""
+    def check_same(self, read: Callable[[], Mapping[str, Any]]) -> None:
+        """Check that `read`, which one process alone does not call, returns the same things by name on all ranks."""
         if self.group is not None:
             _agreement().check_same(self.group, self.together(read))
 
