@@ -5,17 +5,7 @@ import sys
 from functools import partial
 
 from . import demo
-from .commands.cli import (
-    CommandParser,
-    add_report_options,
-    examples,
-    frame_rate,
-    positive,
-    run_command,
-    share,
-    tile,
-    tile_frames,
-)
+from .commands.cli import CommandParser, examples, frame_rate, positive, run_command, share, tile, tile_frames
 from .commands.decode_task import DecodeSettings, DecodeTask
 from .commands.inputs import has_table
 from .commands.job import Job, run_job
@@ -49,7 +39,6 @@ def build_parser() -> CommandParser:
     _add_noise_options(how)
     _add_video_options(parser.add_argument_group("the video"))
     add_output_options(parser)
-    add_report_options(parser)
     return parser
 
 

@@ -5,16 +5,7 @@ import sys
 from functools import partial
 
 from . import demo
-from .commands.cli import (
-    CommandParser,
-    add_report_options,
-    examples,
-    frame_rate,
-    frame_size,
-    positive,
-    run_command,
-    tile,
-)
+from .commands.cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
 from .commands.encode_task import EncodeSettings, EncodeTask
 from .commands.inputs import has_table
 from .commands.job import Job, run_job
@@ -50,7 +41,6 @@ def build_parser() -> CommandParser:
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
     add_plan_options(how)
     add_output_options(parser)
-    add_report_options(parser)
     return parser
 
 

@@ -196,7 +196,7 @@ def _is_silent(number: signal.Signals) -> bool:
 
 
 def _rank() -> int | None:
-    """The rank of this process; None also if it is not a number, which is an error where ranks are joined."""
+    """As `launched_rank`; None also if it is not a number, which is an error where ranks are joined."""
     with suppress(DistributedError):
         return launched_rank()
     return None

@@ -18,10 +18,7 @@ from ..frame_rate import parse_fps
 from ..shapes import Size
 from ..units import format_bytes
 
-#: Columns with the path, as data sets name them.
-PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")
-_FRAMES_COLUMNS = ("frames", "num_frames")
-_STANDARD_INPUT = "-"
+_PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")  # as data sets name them
 _MAX_LIST = 64_000_000  # bytes
 _MAX_INPUTS = 1_000_000
 _DESCRIPTORS = ("/dev/fd/", "/dev/stdin")  # of a shell's `@<(ls *.npy)`, whose names are relative to the working folder
@@ -29,45 +26,31 @@ _DESCRIPTORS = ("/dev/fd/", "/dev/stdin")  # of a shell's `@<(ls *.npy)`, whose 
 
 @dataclass
 class Item:
-    """An input, its output, what a table says about it, and what becomes of it.
-
-    Attributes:
-        name: for its output, without an ending: of a list's file its path in the list's folder, otherwise the file's.
-        output: as a table states it, and then as `name_items` names it; None if there is none, in a dry run.
-        folder: to which a table's output is relative, and in which those of lists and tables must be.
-        size, max_frames, fps: of a table: (width, height), the number of frames and the rate to encode.
-        where: the line of the list or table, for errors; None for an argument of the command.
-        outputs: the files that it becomes, several for a batch. Known when its task is made, as all below.
-        num_frames: of all its outputs, those of other ranks excepted; None if it is not known yet.
-        cost: the work, relative to that of other items.
-        is_skipped: whether its outputs exist, and are to be left as they are.
-        values, text: its report, or its plan in a dry run: JSON-serializable, and as it is printed.
-        error: one line; None if it did not fail.
-    """
+    """An input, its output, what a table says about it, and what becomes of it."""
 
     source: str
-    name: str
-    output: str | None = None
-    folder: str = ""
-    size: Size | None = None
+    name: str  # for its output, without an ending; of a list's file its path in the list's folder
+    output: str | None = None  # as a table states it, then as `name_items` names it; None in a dry run without one
+    folder: str = ""  # to which a table's output is relative, and in which those of lists and tables must be
+    size: Size | None = None  # this, `max_frames` and `fps` are a table's
     max_frames: int | None = None
     fps: Fraction | None = None
-    where: str | None = field(default=None, compare=False)
+    where: str | None = field(default=None, compare=False)  # the line of a list or table, for errors
+    # Known when its task is made, as all below. Several for a batch.
     outputs: Sequence[str] = ()
-    num_frames: int | None = None
-    cost: int = 0
+    num_frames: int | None = None  # of this rank's outputs; None if it is not known yet
+    cost: int = 0  # the work, relative to that of other items
     is_skipped: bool = False
-    values: dict[str, Any] = field(default_factory=dict)
-    text: str = ""
+    values: dict[str, Any] = field(default_factory=dict)  # its report, JSON-serializable, or its plan in a dry run
+    text: str = ""  # the same as it is printed
     error: str | None = None
 
     @property
     def is_pending(self) -> bool:
-        """Whether it is still to be run."""
         return not self.values and self.error is None and not self.is_skipped
 
     def as_dict(self) -> dict[str, Any]:
-        """What became of it, JSON-serializable: `source`, `output`, and its report, its plan, `error` or `skipped`."""
+        """What became of it, JSON-serializable."""
         output = list(self.outputs) if len(self.outputs) > 1 else self.output
         state = {"skipped": True} if self.error is None else {"error": self.error}
         return {"source": self.source, "output": output, **(self.values or state)}
@@ -97,14 +80,7 @@ def has_table(arguments: Sequence[str]) -> bool:
 
 
 def read_inputs(arguments: Sequence[str], *, with_sizes: bool) -> list[Item]:
-    """The inputs that arguments name, in order.
-
-    Args:
-        with_sizes: whether to read the columns width, height, frames and fps of tables, of which encodes make use.
-
-    Raises:
-        ItemsError: for a list or table that cannot be read, names no file, or has a value that is not a number.
-    """
+    """The inputs that arguments name, in order; `with_sizes` if width, height, frames and fps of tables are read."""
     items: list[Item] = []
     for argument in arguments:
         if is_list(argument):
@@ -161,7 +137,7 @@ def _listed(line: str, path: str, where: str) -> Item:
 
 
 def _check_path(text: str, where: str) -> None:
-    if text == _STANDARD_INPUT or "\0" in text:
+    if text == "-" or "\0" in text:
         raise ItemsError(f"{where}: {quote(text)} is not the path of a file.")
 
 
@@ -169,10 +145,10 @@ def _read_table(path: str, with_sizes: bool) -> Iterator[Item]:
     with _open_list(path, newline="") as file:
         reader = csv.DictReader(file, restkey="")
         columns = {name.strip().lower(): name for name in reader.fieldnames or ()}
-        paths = [name for name in PATH_COLUMNS if name in columns]
+        paths = [name for name in _PATH_COLUMNS if name in columns]
         if len(paths) != 1:
             found = f"has the columns {' and '.join(paths)}" if paths else "has no column with paths"
-            raise ItemsError(f"{path}: {found}; its first line must name one of {', '.join(PATH_COLUMNS)}.")
+            raise ItemsError(f"{path}: {found}; its first line must name one of {', '.join(_PATH_COLUMNS)}.")
         for fields in reader:
             where = f"{path}, line {reader.line_num}"
             if "" in fields:
@@ -191,7 +167,7 @@ def _with_sizes(listed: Item, row: dict[str, str], where: str) -> Item:
     width, height = (_whole(row, name, where) for name in ("width", "height"))
     if (width is None) != (height is None):
         raise ItemsError(f"{where}: states only one of width and height; state both or none.")
-    frames = [_whole(row, name, where) for name in _FRAMES_COLUMNS]
+    frames = [_whole(row, name, where) for name in ("frames", "num_frames")]
     try:
         fps = parse_fps(row["fps"]) if row.get("fps") else None
     except ValueError as error:
@@ -199,7 +175,7 @@ def _with_sizes(listed: Item, row: dict[str, str], where: str) -> Item:
     return replace(
         listed,
         size=None if width is None or height is None else (width, height),
-        max_frames=next((number for number in frames if number is not None), None),
+        max_frames=frames[0] or frames[1],
         fps=fps,
     )
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from ..backend.dtypes import DTYPES
 from ..distributed.ranks import DEFAULT_TIMEOUT, Work
-from .cli import grid, memory_budget, positive
+from .cli import add_report_options, grid, memory_budget, positive
 
 ValueT = TypeVar("ValueT")
 
@@ -44,11 +44,12 @@ def add_plan_options(group: argparse._ActionsContainer) -> None:
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what to do with outputs that exist."""
+    """Add the options that say what to do with outputs that exist, and what to report, and those of every command."""
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
     absent = "fail for inputs whose output exists, and replace nothing"
     existing.add_argument("-n", "--no-overwrite", action="store_true", help=absent)
+    add_report_options(parser)
 
 
 def pick(kind: type[ValueT], arguments: argparse.Namespace, **values: object) -> ValueT:

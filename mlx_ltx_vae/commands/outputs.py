@@ -9,9 +9,7 @@ from ..errors import ItemsError, LatentsError, quote
 from ..files.atomic import writing_to
 from .inputs import Item, is_list
 
-#: Stands for the name of the input, in an output.
-NAME = "{name}"
-
+_NAME = "{name}"  # stands for the name of the input
 _MAX_BATCH = 10_000
 
 
@@ -21,35 +19,22 @@ def are_many(arguments: Sequence[str]) -> bool:
 
 
 def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> str | None:
-    """The output of each input, with `{name}` for the input's name. For many, `out/` is `out/{name}.mp4`.
-
-    Args:
-        ending: of the outputs in a folder, such as .mp4.
-
-    Raises:
-        ItemsError: for the name of one file, standard input or standard output, and many inputs.
-    """
+    """The output of each input, with `{name}` for the input's name. For many, `out/` is `out/{name}` and an ending."""
     if are_many(arguments) and ("-" in arguments or output == "-"):
         raise ItemsError("- is standard input or output, which takes one input; name files.")
-    if output is None or NAME in output or not are_many(arguments):
+    if output is None or _NAME in output or not are_many(arguments):
         return output
     if output.endswith(("/", os.sep)) or os.path.isdir(output):
-        return os.path.join(output, NAME + ending)
+        return os.path.join(output, _NAME + ending)
     raise ItemsError(
-        f"{output}: is one output for several inputs; name a folder (out/) or a pattern (out/{NAME}{ending})."
+        f"{output}: is one output for several inputs; name a folder (out/) or a pattern (out/{_NAME}{ending})."
     )
 
 
 def name_items(items: Sequence[Item], pattern: str | None, *, is_dry_run: bool) -> list[Item]:
-    """The items with their outputs.
+    """The items with their outputs, without which they may be in a dry run.
 
-    Args:
-        pattern: with `{name}`. Outputs that a table states replace it; they are relative to its folder, and without a
-            pattern to the table's folder.
-        is_dry_run: whether items may be without output.
-
-    Raises:
-        ItemsError: see `check_outputs`; for one of several inputs whose output is an input, and one without output.
+    Outputs that a table states replace the pattern. They are relative to its folder, or to the table's without one.
     """
     items = [_with_output(item, pattern) for item in items]
     check_outputs(items)
@@ -63,17 +48,13 @@ def name_items(items: Sequence[Item], pattern: str | None, *, is_dry_run: bool) 
 
 
 def _with_output(item: Item, pattern: str | None) -> Item:
-    folder = item.folder if pattern is None else os.path.dirname(pattern.split(NAME)[0])
-    output = os.path.join(folder, item.output) if item.output else pattern and pattern.replace(NAME, item.name)
+    folder = item.folder if pattern is None else os.path.dirname(pattern.split(_NAME)[0])
+    output = os.path.join(folder, item.output) if item.output else pattern and pattern.replace(_NAME, item.name)
     return replace(item, output=output, folder=folder)
 
 
 def check_outputs(items: Sequence[Item]) -> None:
-    """Check that outputs differ, and that those of lists and tables stay in their folder, also through links.
-
-    Raises:
-        ItemsError: for the first two items that have the same output, or the first whose output is elsewhere.
-    """
+    """Check that outputs differ, and that those of lists and tables stay in their folder, also through links."""
     owners: dict[str, int] = {}
     folders = {folder: os.path.realpath(folder) for folder in {item.folder for item in items}}
     for index, item in enumerate(items):
@@ -115,7 +96,7 @@ def nearest_existing(output: str) -> str:
 
 
 def make_folder(output: str) -> None:
-    """Make the folder of an output, and those above it."""
+    """Make the folder of an output."""
     with writing_to(output):
         Path(output).parent.mkdir(parents=True, exist_ok=True)
 
