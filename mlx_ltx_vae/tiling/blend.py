@@ -1,8 +1,7 @@
 """Runs a network tile by tile and blends the results.
 
-A decode blends pixels and an encode blends latents. The masks of each axis add up to 1 (see `masks.complementary`), so
-tiles are weighted and added without a division. Arrays are channels-last (B, T, H, W, C), except in
-`decode_with_tiling`, whose callers use channels-first.
+The masks of each axis add up to 1 (see `complementary`), so tiles are weighted and added without a division. Arrays
+are channels-last (B, T, H, W, C), except in `decode_with_tiling`, whose callers use channels-first.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,10 +14,9 @@ import mlx.core as mx
 from ..backend.device import is_memory_short
 from ..errors import DecodeError, LatentsError, PlanError
 from ..shapes import ScaleFactors
-from .batches import tile_batches
 from .config import TilingConfig
-from .layout import BlendAxis, Tile, TileLayout
-from .masks import Mask
+from .intervals import Mask
+from .layout import BlendAxis, Tile, TileLayout, tile_batches
 
 #: Gives the results (B, n, h, w, C) of tiles of equal shape, one per tile, in a list that the caller empties.
 RunTiles = Callable[[list[Tile]], list[mx.array]]
@@ -79,16 +77,14 @@ def blend_tiles(
     *,
     tile_batch_size: int = 1,
 ) -> Generator[tuple[int, mx.array], None, None]:
-    """Run a network tile by tile and yield blended results as soon as no later tile contributes to them.
+    """Run a network tile by tile and yield blended results, once and in order, as soon as no later tile adds to them.
 
     Memory holds the results of one interval of time, its overlap with the interval before, and one batch of tiles.
-
-    Args:
-        axes: time, height and width of the results: `layout.decoded()` or `layout.encoded()`.
+    `axes` are `layout.decoded()` or `layout.encoded()`.
 
     Yields:
-        The index of the first position in time, and results (B, n, H, W, C) float32, n >= 1, evaluated. Each position
-        is yielded once, in order. An array may be a view of a larger one: copy it to keep it for long.
+        The index of the first position in time, and results (B, n, H, W, C) float32, n >= 1, evaluated. An array may
+        be a view of a larger one: copy it to keep it for long.
     """
     time, rows, columns = axes
     blender = SpatialBlender(rows, columns)
