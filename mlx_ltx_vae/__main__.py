@@ -5,7 +5,7 @@ from importlib import import_module
 
 from .commands.cli import CommandParser
 
-#: What each command does. Each is a module or package with a function `main(argv)`, which returns the exit code.
+#: What each command does. Each is a module with a function `main(argv)`, which returns the exit code.
 COMMANDS = {
     "decode": "latents to videos",
     "encode": "videos to latents",
@@ -13,8 +13,6 @@ COMMANDS = {
     "convert": "a checkpoint to a folder that MLX loads faster",
     "bench": "measure time and memory on this machine",
 }
-
-_MODULES = {"bench": "bench.__main__"}
 
 
 def build_parser() -> CommandParser:
@@ -38,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` begins with, or list the commands. Returns the exit code."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     if name in COMMANDS:
-        return import_module(f".{_MODULES.get(name, name)}", __package__).main(arguments)
+        module = "bench.__main__" if name == "bench" else name
+        return import_module(f".{module}", __package__).main(arguments)
     parser = build_parser()
     if name and not name.startswith("-"):
         parser.error(f"there is no command {name!r}; choose one of {', '.join(COMMANDS)}")

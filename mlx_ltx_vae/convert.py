@@ -97,9 +97,7 @@ def _report(arguments: argparse.Namespace, values: dict[str, Any], summary: str,
 
 
 def _progress(arguments: argparse.Namespace) -> Progress:
-    """A progress bar on standard error, if that is a terminal."""
-    hidden = arguments.quiet or arguments.json or not sys.stderr.isatty()
-    return partial(tqdm, unit="tensor", disable=hidden)
+    return partial(tqdm, unit="tensor", disable=arguments.quiet or arguments.json or not sys.stderr.isatty())
 
 
 if __name__ == "__main__":

@@ -24,8 +24,7 @@ from ..planning.plan import Plan
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE, machine_for
 from .cli import print_report, print_traceback, progress_bar, write_line
-from .inputs import Item, read_inputs
-from .outputs import are_many, check_outputs, name_items
+from .items import Item, are_many, check_outputs, name_items, read_inputs
 
 #: Called with the number of frames whenever more are done.
 Advance = Callable[[int], object]
