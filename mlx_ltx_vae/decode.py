@@ -5,7 +5,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -231,9 +231,6 @@ class DecodeTask(Task):
         item.outputs = name_outputs(item.output, shape.batch) if item.output else []
         item.num_frames, item.cost = self.plan.num_frames * len(self._videos), prod(shape)
         self._check_outputs()
-
-    def open(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def describe(self) -> dict[str, Any]:
         file = self._file

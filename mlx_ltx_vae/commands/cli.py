@@ -213,8 +213,7 @@ def _describe_for_rank(error: Exception) -> str:
     rank = _rank()
     if rank is None:
         return describe_error(error)
-    from ..distributed.agreement import is_lost_peer
-    from ..distributed.time_limit import end_time_limit
+    from ..distributed.agreement import end_time_limit, is_lost_peer
 
     end_time_limit()
     is_lost = is_lost_peer(error)

@@ -5,7 +5,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
@@ -80,9 +80,9 @@ class Task(ABC):
     def __init__(self, vae: LazyVAE, item: Item) -> None:
         self._vae, self._item = vae, item
 
-    @abstractmethod
     def open(self) -> AbstractContextManager[object]:
         """Hold the input open, and plan, until the end of the block. Nothing is written."""
+        return nullcontext()
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

@@ -1,27 +1,35 @@
-"""The group of ranks, and what they tell each other before and after the work: errors, and what they work on."""
+"""The group of ranks, what they tell each other before and after the work, and for how long they wait."""
 
 import hashlib
 import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import DistributedError, describe_error
 from ..process import startup
-from .time_limit import restart_time_limit, set_time_limit
+from ..process.cleanup import clean_up_for_good, uninterrupted
 
 Result = TypeVar("Result")
 
 _LOST_PEER = "connection to a peer was lost"  # in the message of MLX's ring backend
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_STANDARD_ERROR = 2
+_TICK, _LEAST_TICKS = 1.0, 10  # seconds; in a limit
+# How much longer than the rank before it each rank waits: a share of the limit, in seconds within these bounds.
+_GRACE, _MIN_GRACE, _MAX_GRACE = 0.1, 3, 60
+
+_waited = 0.0  # seconds since the ranks have exchanged something
+_is_over = False
 
 
 def join_group(timeout: int | None) -> mx.distributed.Group | None:
@@ -120,3 +128,61 @@ def _ended_by_the_system(timeout: int | None) -> Iterator[None]:
         signal.alarm(0)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def set_time_limit(seconds: float, rank: int, processes: Sequence[int]) -> None:
+    """End this process, with one line, when the ranks, whose `processes` are in order, have exchanged nothing so long.
+
+    One that is stopped or asleep would block the others forever, and a wait in `mx.distributed` cannot be interrupted,
+    so a thread does it. Only commands set a limit. The first rank is the first to do so, and the launcher then ends the
+    others; if it is the one that is stopped, the next rank does. Time in which this process was stopped itself does not
+    count.
+    """
+    global _waited, _is_over
+    _waited, _is_over = 0.0, False
+    threading.Thread(target=_watch, args=(seconds, rank, processes), name="time limit", daemon=True).start()
+
+
+def restart_time_limit() -> None:
+    """Say that the ranks have exchanged something. Does nothing without a limit, as `end_time_limit`."""
+    global _waited
+    _waited = 0.0
+
+
+def end_time_limit() -> None:
+    """Set no limit any more."""
+    global _is_over
+    with uninterrupted():
+        _is_over = True
+
+
+def _watch(seconds: float, rank: int, processes: Sequence[int]) -> None:
+    global _waited
+    tick = min(_TICK, seconds / _LEAST_TICKS)
+    limit = seconds + rank * min(max(_GRACE * seconds, _MIN_GRACE), _MAX_GRACE)
+    while not _is_over:
+        time.sleep(tick)
+        _waited += tick
+        if _waited >= limit:
+            with uninterrupted():
+                if not _is_over:
+                    _end_process(seconds, rank, processes)
+
+
+def _end_process(seconds: float, rank: int, processes: Sequence[int]) -> NoReturn:
+    clean_up_for_good()
+    name = f"rank {rank}: " if rank else ""
+    text = (
+        f"error: {name}the ranks have exchanged nothing for {seconds:g} s; see that none is stopped, asleep "
+        "or disconnected, and that the output is read, or set a longer --rank-timeout.\n"
+    )
+    with suppress(OSError):  # the terminal may be gone
+        os.write(_STANDARD_ERROR, text.encode())
+    for process in processes:
+        # As the launcher does next; but it waits for a process on this machine that is stopped, until it goes on.
+        with suppress(OSError):  # of another machine, or gone
+            # In the launcher's group; the number may be another process's here.
+            if process != os.getpid() and os.getpgid(process) == os.getpgrp():
+                os.kill(process, signal.SIGTERM)
+                os.kill(process, signal.SIGCONT)
+    os._exit(1)

@@ -92,9 +92,7 @@ class Ranks:
     def work_alone(self) -> None:
         """No longer limit the time between two exchanges: from now on, ranks may have any time to themselves."""
         if self.group is not None:
-            from .time_limit import end_time_limit
-
-            end_time_limit()
+            _agreement().end_time_limit()
 
     def deal(self, costs: Sequence[int]) -> list[int]:
         """The rank of each item: longest first, each to the rank that has least to do."""

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from ..backend.mlx_utils import take
 from ..streaming.axis import Axis
-from .time_limit import restart_time_limit
+from .agreement import restart_time_limit
 
 
 class RowBands:
