@@ -17,18 +17,13 @@ COMMANDS = {
 
 def build_parser() -> CommandParser:
     """The command line of `python -m mlx_ltx_vae` itself."""
+    commands = "\n".join(f"  python -m mlx_ltx_vae.{name:8} {what}" for name, what in COMMANDS.items())
     return CommandParser(
         prog="python -m mlx_ltx_vae",
         usage="%(prog)s.COMMAND [options]",
         description="Decode and encode LTX video latents on MLX, exactly, in memory that does not grow with the clip.",
-        epilog="\n".join(
-            [
-                "commands:",
-                *(f"  python -m mlx_ltx_vae.{name:8} {what}" for name, what in COMMANDS.items()),
-                "\nTo begin with: python -m mlx_ltx_vae.decode --demo",
-                "The options of a command: python -m mlx_ltx_vae.decode --help",
-            ]
-        ),
+        epilog=f"commands:\n{commands}\n\nTo begin with: python -m mlx_ltx_vae.decode --demo\n"
+        "The options of a command: python -m mlx_ltx_vae.decode --help",
     )
 
 

@@ -26,7 +26,7 @@ from .commands.items import (
     nearest_existing,
 )
 from .commands.job import Advance, Job, LazyVAE, Task, run_job
-from .commands.options import add_latents_options, add_network_options, add_output_options, add_plan_options, pick
+from .commands.options import add_latents_options, add_network_options, add_output_options, add_plan_options, pick, take
 from .distributed.ranks import Work
 from .errors import ItemsError, LatentsError, PlanError
 from .files.atomic import check_absent
@@ -57,7 +57,6 @@ def build_parser() -> CommandParser:
     _add_input_options(parser)
     how = parser.add_argument_group("how to decode")
     _add_mode_options(how)
-    _add_tile_options(how)
     add_plan_options(how)
     _add_noise_options(how)
     _add_video_options(parser.add_argument_group("the video"))
@@ -94,9 +93,6 @@ def _add_mode_options(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--order", choices=["auto", "time", "rows", "columns"], default="auto", help=order)
     chunk = "latent frames (or rows, columns) at a time; the frames are the same, memory grows with N (default: 1)"
     how.add_argument("--chunk", type=positive, metavar="N", help=chunk)
-
-
-def _add_tile_options(how: argparse._ArgumentGroup) -> None:
     space = "decode in tiles of SIZE pixels that share OVERLAP pixels with their neighbors, such as 512:64; not exact"
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
     time = "the same along time, in frames, such as 64:24"
@@ -160,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
         if pattern:
             check_output_options(pattern, sinks, fps=arguments.fps)
     job = pick(Job, arguments, network="decoder", sources=arguments.latents, pattern=pattern)
-    stream = {name: getattr(arguments, name) for name in ("timestep", "seed", "noise_scale", "like", "bit_depth")}
+    stream = take(arguments, "timestep", "seed", "noise_scale", "like", "bit_depth")
     settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=stream)
     return run_command(lambda _: run_job(job, partial(DecodeTask, settings)), arguments, computes=not job.dry_run)
 
@@ -168,20 +164,14 @@ def main(argv: list[str] | None = None) -> int:
 def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
     """The options of plans. The tiles of a preset are chosen for each video."""
     tiling, mode = None, arguments.mode
+    options = take(arguments, "memory_budget", "order", "tile_batch_size", "chunk")
     if arguments.tile or arguments.tile_frames:
         tiling = TilingConfig(arguments.tile, arguments.tile_frames)
     if tiling or arguments.preset:
         if mode not in ("auto", "tiled"):
             raise PlanError(f"tiles go with --mode tiled, not {mode}")
-        parse_options(mode="tiled", order=arguments.order, chunk=arguments.chunk)
-    return parse_options(
-        memory_budget=arguments.memory_budget,
-        mode="tiled" if tiling else mode,
-        order=arguments.order,
-        tiling=tiling,
-        tile_batch_size=arguments.tile_batch_size,
-        chunk=arguments.chunk,
-    )
+        parse_options(mode="tiled", **options)
+    return parse_options(mode="tiled" if tiling else mode, tiling=tiling, **options)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """`python -m mlx_ltx_vae.encode`: encodes videos to latent files."""
 
-import argparse
 import os
 import sys
 import time
@@ -20,7 +19,7 @@ from . import demo
 from .commands.cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
 from .commands.items import Item, all_exist, find_pattern, has_table, make_folder
 from .commands.job import Advance, Job, LazyVAE, Task, run_job
-from .commands.options import add_network_options, add_output_options, add_plan_options, pick
+from .commands.options import add_network_options, add_output_options, add_plan_options, pick, take
 from .distributed.ranks import Work
 from .errors import LatentsError
 from .files.atomic import check_absent
@@ -55,15 +54,7 @@ def build_parser() -> CommandParser:
         folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors"""
     parser.add_argument("-o", "--output", metavar="LATENTS", help=output)
     add_network_options(parser, demo="the small VAE that ships with the package")
-    _add_video_options(parser.add_argument_group("the video"))
-    how = parser.add_argument_group("how to encode")
-    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
-    add_plan_options(how)
-    add_output_options(parser)
-    return parser
-
-
-def _add_video_options(video: argparse._ArgumentGroup) -> None:
+    video = parser.add_argument_group("the video")
     video.add_argument("--size", type=frame_size, metavar="WxH", help="frame size to encode (default: the video's)")
     fit = video.add_mutually_exclusive_group()
     resize = "scale to --size, or to the nearest size that can be encoded"
@@ -74,6 +65,11 @@ def _add_video_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
+    how = parser.add_argument_group("how to encode")
+    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
+    add_plan_options(how)
+    add_output_options(parser)
+    return parser
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -92,12 +88,9 @@ def main(argv: list[str] | None = None) -> int:
         pattern = find_pattern(arguments.video, arguments.output, ".safetensors")
         if pattern:
             check_latents_name(pattern)
-        plan = parse_options(
-            memory_budget=arguments.memory_budget,
-            mode="tiled" if arguments.tile else "auto",
-            tiling=TilingConfig(arguments.tile) if arguments.tile else None,
-            tile_batch_size=arguments.tile_batch_size,
-        )
+        tiling = TilingConfig(arguments.tile) if arguments.tile else None
+        options = take(arguments, "memory_budget", "tile_batch_size")
+        plan = parse_options(mode="tiled" if tiling else "auto", tiling=tiling, **options)
     job = pick(Job, arguments, network="encoder", sources=arguments.video, pattern=pattern)
     settings = pick(EncodeSettings, arguments, plan=plan)
     return run_command(lambda _: run_job(job, partial(EncodeTask, settings)), arguments, computes=not job.dry_run)

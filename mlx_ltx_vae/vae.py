@@ -91,12 +91,10 @@ class VideoVAE:
         else:
             checkpoint = open_checkpoint(source, encoder=encoder, decoder=decoder)
         encoder_dtype, decoder_dtype = (_cast_dtype(checkpoint, name, dtype) for name in NETWORKS)
-        loaded_encoder = load_network(checkpoint, "encoder", encoder_dtype) if encoder else None
-        loaded_decoder = load_network(checkpoint, "decoder", decoder_dtype) if decoder else None
         return cls(
             checkpoint.config,
-            cast(Encoder | None, loaded_encoder),
-            cast(Decoder | None, loaded_decoder),
+            cast(Encoder, load_network(checkpoint, "encoder", encoder_dtype)) if encoder else None,
+            cast(Decoder, load_network(checkpoint, "decoder", decoder_dtype)) if decoder else None,
             encoder_is_promoted=encoder_dtype is mx.float32 and dtype != "float32",
             keeps_dtype=dtype is not None,
         )
@@ -110,8 +108,7 @@ class VideoVAE:
             config: a dict, as in a file's metadata entry `config` or a config.json; or a `VAEConfig`; None to infer it,
                 which is possible for published generations.
 
-        Raises:
-            CheckpointError: also if the arrays are lazy arrays of another thread.
+        A `CheckpointError` is also raised for lazy arrays of another thread.
         """
         return cls.from_pretrained(open_weights(weights, config), dtype=dtype)
 
@@ -289,10 +286,10 @@ class VideoVAE:
             plan: from `plan_encode`; None for the default.
             tiling: encode in overlapping tiles and blend the latents, which is not exact. None for whole frames.
                 Temporal tiles require the whole clip as one array.
-            tile_batch_size: maximum number of tiles of equal shape that are encoded together.
+            tile_batch_size: as for `plan`.
             pad: whether to repeat the last frame up to 1 + t*k frames. Otherwise excess frames at the end are dropped,
                 with a warning.
-            group: see `stream`. All ranks get the whole latents.
+            group: as for `stream`. All ranks get the whole latents.
 
         Returns:
             (B, C, 1 + k, H/s, W/s) in the encoder's dtype.

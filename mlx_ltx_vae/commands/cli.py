@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
 import mlx.core as mx
@@ -44,9 +45,6 @@ from ..units import parse_bytes
 
 Value = TypeVar("Value")
 
-_MAX_HELP_WIDTH = 80
-_MAX_MESSAGE = 260  # characters of what argparse says, which quotes an argument of any length
-_REPORT_SECONDS = 10  # more than the ranks start one after the other
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
@@ -54,7 +52,8 @@ class CommandParser(argparse.ArgumentParser):
     """The parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_HelpFormatter, **options)
+        width = min(shutil.get_terminal_size().columns, 80) - 2
+        super().__init__(allow_abbrev=False, formatter_class=partial(_HelpFormatter, width=width), **options)
         self.suggest_on_error = True  # of Python 3.14; other versions ignore it
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
 
@@ -70,7 +69,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         # Of several ranks with the same command line, the first says why.
-        text = excerpt(message, _MAX_MESSAGE)
+        text = excerpt(message, 260)  # it quotes an argument of any length
         if rank := _rank():
             leave_it_to_the_first_rank()
             text = f"rank {rank}: {text}"
@@ -94,11 +93,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """At most 80 columns wide. Keeps the lines of a text that has several, such as examples."""
-
-    def __init__(self, prog: str, **options: Any) -> None:
-        width = min(shutil.get_terminal_size().columns, _MAX_HELP_WIDTH) - 2
-        super().__init__(prog, **{"width": width, **options})
+    """Keeps the lines of a text that has several, such as examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text if "\n" in text else argparse.HelpFormatter._fill_text.__get__(self)
@@ -205,7 +200,7 @@ def _rank() -> int | None:
 def leave_it_to_the_first_rank() -> None:
     """Let the first rank report an error that it has, too: the launcher then ends this process before this returns."""
     die_by_termination()
-    time.sleep(_REPORT_SECONDS)
+    time.sleep(10)  # more than the ranks start one after the other
 
 
 def _describe_for_rank(error: Exception) -> str:

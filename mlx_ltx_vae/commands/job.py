@@ -15,7 +15,6 @@ from typing import Any
 import mlx.core as mx
 from tqdm import tqdm
 
-from ..backend.machine import Machine
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..distributed.ranks import Ranks, Work, join_ranks
 from ..errors import ItemsError, describe_error
@@ -59,7 +58,7 @@ class LazyVAE:
 
     def __init__(self, job: Job, checkpoint: Checkpoint, ranks: Ranks) -> None:
         self.job, self.checkpoint, self.ranks = job, checkpoint, ranks
-        self.machine: Machine = ranks.smallest(machine_for(checkpoint, job.network, job.dtype))
+        self.machine = ranks.smallest(machine_for(checkpoint, job.network, job.dtype))
         self.plans: dict[Any, Any] = {}  # by what they depend on, for items that are alike
 
     @cached_property
@@ -110,8 +109,7 @@ class Task(ABC):
     ) -> None:
         """Complete the item with its report. All ranks that have run it together call this.
 
-        `frames` are those of all outputs, `sent_bytes` this rank's. `fps` is None for images without a rate. `remark`
-        ends the line on frames, and `headline` is a line before it. `details` are JSON-serializable.
+        `frames` are those of all outputs, `sent_bytes` this rank's. `remark` ends the line on frames, after `headline`.
         """
         ranks, outputs = self._vae.ranks, self._item.outputs
         sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)

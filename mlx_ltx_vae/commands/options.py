@@ -2,7 +2,7 @@
 
 import argparse
 from dataclasses import fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..backend.dtypes import DTYPES
 from ..distributed.ranks import DEFAULT_TIMEOUT, Work
@@ -35,8 +35,7 @@ def add_plan_options(group: argparse._ActionsContainer) -> None:
     shared = """with mlx.launch, what its ranks share. rows: one video, each computes a band of its rows, exactly; the
         memory budget is that of each. batch: several videos, each computes and writes whole ones. off: the first rank
         works alone. auto (default): batch for several videos, rows for one"""
-    works = ["auto", *(work.value for work in Work)]
-    group.add_argument("--distributed", choices=works, default="auto", help=shared)
+    group.add_argument("--distributed", choices=["auto", *(work.value for work in Work)], default="auto", help=shared)
     timeout = """with mlx.launch, end if the ranks exchange nothing for this long, because one is stopped or asleep
         (default: %(default)s)"""
     group.add_argument("--rank-timeout", type=positive, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=timeout)
@@ -52,7 +51,12 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     add_report_options(parser)
 
 
+def take(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The arguments of these names, by name."""
+    return {name: getattr(arguments, name) for name in names}
+
+
 def pick(kind: type[ValueT], arguments: argparse.Namespace, **values: object) -> ValueT:
     """A dataclass of the arguments that have the names of its fields, and of other values."""
     names = {field.name for field in fields(kind)} - values.keys()  # type: ignore[arg-type]
-    return kind(**{name: getattr(arguments, name) for name in names}, **values)
+    return kind(**take(arguments, *names), **values)

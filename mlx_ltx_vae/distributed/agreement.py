@@ -21,12 +21,8 @@ from ..process.cleanup import clean_up_for_good, uninterrupted
 
 Result = TypeVar("Result")
 
-_LOST_PEER = "connection to a peer was lost"  # in the message of MLX's ring backend
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _STANDARD_ERROR = 2
-_TICK, _LEAST_TICKS = 1.0, 10  # seconds; in a limit
-# How much longer than the rank before it each rank waits: a share of the limit, in seconds within these bounds.
-_GRACE, _MIN_GRACE, _MAX_GRACE = 0.1, 3, 60
 
 _waited = 0.0  # seconds since the ranks have exchanged something
 _is_over = False
@@ -96,8 +92,8 @@ def check_same(group: mx.distributed.Group, things: Mapping[str, Any]) -> None:
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Whether another rank has ended."""
-    return isinstance(error, RuntimeError) and _LOST_PEER in str(error)
+    """Whether another rank has ended, by the message of MLX's ring backend."""
+    return isinstance(error, RuntimeError) and "connection to a peer was lost" in str(error)
 
 
 def _gather(group: mx.distributed.Group, values: np.ndarray) -> np.ndarray:
@@ -158,8 +154,8 @@ def end_time_limit() -> None:
 
 def _watch(seconds: float, rank: int, processes: Sequence[int]) -> None:
     global _waited
-    tick = min(_TICK, seconds / _LEAST_TICKS)
-    limit = seconds + rank * min(max(_GRACE * seconds, _MIN_GRACE), _MAX_GRACE)
+    tick = min(1.0, seconds / 10)
+    limit = seconds + rank * min(max(0.1 * seconds, 3), 60)  # each rank waits longer than the one before it
     while not _is_over:
         time.sleep(tick)
         _waited += tick

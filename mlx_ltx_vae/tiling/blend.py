@@ -59,8 +59,7 @@ class SpatialBlender:
     def _add(self, frames: mx.array, index: int, part: mx.array) -> None:
         """Add a tile (B, n, h, w, C) to `frames` (B, n, H, W, C), which is changed in place and evaluated."""
         row, column = self._positions[index]
-        expected = (*frames.shape[:2], row.length, column.length, frames.shape[-1])
-        _check_shape(part, expected, f"tile {index}")
+        _check_shape(part, (*frames.shape[:2], row.length, column.length, frames.shape[-1]), f"tile {index}")
         where = (slice(None), slice(None), row.as_slice, column.as_slice)
         weights = self._weights[index]
         if weights is None:
@@ -79,12 +78,9 @@ def blend_tiles(
 ) -> Generator[tuple[int, mx.array], None, None]:
     """Run a network tile by tile and yield blended results, once and in order, as soon as no later tile adds to them.
 
-    Memory holds the results of one interval of time, its overlap with the interval before, and one batch of tiles.
-    `axes` are `layout.decoded()` or `layout.encoded()`.
-
-    Yields:
-        The index of the first position in time, and results (B, n, H, W, C) float32, n >= 1, evaluated. An array may
-        be a view of a larger one: copy it to keep it for long.
+    Yields the index of the first position in time, and results (B, n, H, W, C) float32, n >= 1, evaluated, which may be
+    a view of a larger array: copy them to keep them for long. Memory holds the results of one interval of time, its
+    overlap with the interval before, and one batch of tiles. `axes` are `layout.decoded()` or `layout.encoded()`.
     """
     time, rows, columns = axes
     blender = SpatialBlender(rows, columns)
@@ -132,8 +128,7 @@ def decode_with_tiling(
             F = 1 + temporal_scale * (f - 1).
         latents: (B, C, F', H', W').
         tiling_config: an app's own class will do (see `TilingConfig.of`); None decodes everything as one tile.
-        spatial_scale: pixels per latent cell, along height and width.
-        temporal_scale: frames per latent frame.
+        spatial_scale, temporal_scale: pixels per latent cell, along height and width, and frames per latent frame.
         on_frames_ready: called with frames (B, 3, n, H, W) and their start index as soon as they are final, once per
             frame and in order. An exception in it stops the decode and reaches the caller.
         keep_output: False keeps no frames for the result, so that memory does not grow with the clip.

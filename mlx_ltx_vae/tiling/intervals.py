@@ -48,8 +48,8 @@ def split(length: int, size: int, overlap: int) -> tuple[Interval, ...]:
 def make_causal(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
     """Intervals of latent frames, of which all but the first start one frame earlier, with a left ramp one longer.
 
-    The first latent frame of a tile decodes to one frame instead of `scale`, as if the clip began there. The extra
-    latent frame takes that place. Its weight is 0, so it is context only.
+    The extra frame takes the place of the first one of a tile, which decodes to one frame instead of `scale`. Its
+    weight is 0, so it is context only.
     """
     first, *later = intervals
     return (first, *(Interval(start - 1, end, left + 1, right) for start, end, left, right in later))
@@ -62,9 +62,8 @@ def trapezoid(length: int, left_ramp: int, right_ramp: int, *, from_zero: bool =
     """
     left_ramp, right_ramp = min(left_ramp, length), min(right_ramp, length)
     rising = [0.0, *_ramp(left_ramp - 1)] if from_zero and left_ramp else _ramp(left_ramp)
-    falling = _ramp(right_ramp)[::-1]
     left = rising + [1.0] * (length - left_ramp)
-    right = [1.0] * (length - right_ramp) + falling
+    right = [1.0] * (length - right_ramp) + _ramp(right_ramp)[::-1]
     return tuple(rise * fall for rise, fall in zip(left, right, strict=True))
 
 
@@ -85,9 +84,8 @@ def sums(intervals: Sequence[Interval], masks: Sequence[Mask]) -> list[float]:
 def complementary(intervals: Sequence[Interval], masks: Sequence[Mask]) -> tuple[Mask, ...]:
     """Masks that add up to 1 at every position: unchanged if they do already, else divided by their sum.
 
-    The weight of a position in a video is the product of its weights on the three axes, and the sum of these products
-    over all tiles is the product of the three sums. Dividing each axis once here therefore replaces the division of
-    the video by a buffer of summed weights.
+    The sum over all tiles of products of weights on three axes is the product of the three sums, so that dividing each
+    axis once replaces the division of the video by a buffer of summed weights.
     """
     total = sums(intervals, masks)
     if all(isclose(weight, 1.0, abs_tol=1e-9) for weight in total):
