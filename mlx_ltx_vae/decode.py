@@ -15,16 +15,7 @@ from typing import Any
 
 from . import demo
 from .commands.cli import CommandParser, examples, frame_rate, positive, run_command, share, tile, tile_frames
-from .commands.items import (
-    Item,
-    all_exist,
-    are_many,
-    find_pattern,
-    has_table,
-    make_folder,
-    name_outputs,
-    nearest_existing,
-)
+from .commands.items import Item, all_exist, are_many, checkable, find_pattern, has_table, make_folder, name_outputs
 from .commands.job import Advance, Job, LazyVAE, Task, run_job
 from .commands.options import add_latents_options, add_network_options, add_output_options, add_plan_options, pick, take
 from .distributed.ranks import Work
@@ -285,7 +276,7 @@ class DecodeTask(Task):
         for output in [] if self._item.is_skipped else own:
             if job.no_overwrite:
                 check_absent(output)
-            checked = nearest_existing(output) if job.is_many else output
+            checked = checkable(output) if job.is_many else output
             check_output(checked, size=self.plan.frame_size, fps=self._fps, options=self._settings.sinks)
 
     def _check_statistics(self, latents: MappedLatents) -> None:

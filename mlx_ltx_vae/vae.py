@@ -104,11 +104,10 @@ class VideoVAE:
         """Load a VAE from arrays in memory, with the checks and the `dtype` of `from_pretrained`.
 
         Args:
-            weights: arrays by name, as any supported file names and stores them. Other models' are left alone.
+            weights: arrays by name, as any supported file names and stores them. Other models' are left alone. Lazy
+                arrays of another thread raise a `CheckpointError`.
             config: a dict, as in a file's metadata entry `config` or a config.json; or a `VAEConfig`; None to infer it,
                 which is possible for published generations.
-
-        A `CheckpointError` is also raised for lazy arrays of another thread.
         """
         return cls.from_pretrained(open_weights(weights, config), dtype=dtype)
 

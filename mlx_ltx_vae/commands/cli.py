@@ -45,7 +45,7 @@ from ..units import parse_bytes
 
 Value = TypeVar("Value")
 
-_BROKEN_PIPE = 128 + signal.SIGPIPE
+_BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -129,8 +129,7 @@ def run_command(
     atexit.unregister(mx.clear_streams)
     atexit.register(mx.clear_streams)
     code = _run(command, arguments, computes)
-    problem = finish_output()
-    if problem and code == 0:
+    if (problem := finish_output()) and code == 0:
         code, message = problem
         _print_error(message)
     return code
@@ -164,10 +163,7 @@ def _print_error(text: str) -> None:
 
 
 def finish_output() -> tuple[int, str] | None:
-    """Write what standard output holds back; the exit code and the error if it cannot be written.
-
-    If the reader of a pipe has read enough, as `head` does, the code is what a shell reports, without a message.
-    """
+    """Write what standard output holds back; if that fails, the exit code, and the error unless nobody reads it."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import ItemsError, LatentsError, one_line, quote
 from ..files.atomic import writing_to
 from ..files.opening import read_small_file
-from ..frame_rate import parse_fps
+from ..frame_rate import find_fps
 from ..shapes import Size
 from ..units import format_bytes
 
@@ -170,17 +170,10 @@ def _with_sizes(listed: Item, row: dict[str, str], where: str) -> Item:
     width, height = (_whole(row, name, where) for name in ("width", "height"))
     if (width is None) != (height is None):
         raise ItemsError(f"{where}: states only one of width and height; state both or none.")
+    size = (width, height) if width and height else None
     frames = [_whole(row, name, where) for name in ("frames", "num_frames")]
-    try:
-        fps = parse_fps(row["fps"]) if row.get("fps") else None
-    except ValueError as error:
-        raise ItemsError(f"{where}: {error}") from error
-    return replace(
-        listed,
-        size=None if width is None or height is None else (width, height),
-        max_frames=frames[0] or frames[1],
-        fps=fps,
-    )
+    fps = find_fps(where, row["fps"], ItemsError) if row.get("fps") else None
+    return replace(listed, size=size, max_frames=frames[0] or frames[1], fps=fps)
 
 
 def _whole(row: dict[str, str], name: str, where: str) -> int | None:
@@ -267,7 +260,7 @@ def _exists(output: str) -> bool:
     return output != "-" and (any(path.iterdir()) if path.is_dir() else path.exists())
 
 
-def nearest_existing(output: str) -> str:
+def checkable(output: str) -> str:
     """The output as if the nearest folder above it that exists were its own: what can be checked before it is made."""
     path = Path(output)
     folder = path.parent

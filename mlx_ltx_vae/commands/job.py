@@ -140,9 +140,8 @@ class Task(ABC):
 def run_job(job: Job, make_task: Callable[[LazyVAE, Item], Task]) -> None:
     """Run all inputs of a job, or plan them in a dry run, and report.
 
-    Several ranks run one input together. Of many, each takes whole ones, longest first, and writes what it makes to its
-    own disk. The first rank reports. The error of the only input is raised; if any of many failed, an `ItemsError` at
-    the end.
+    Several ranks run one input together. Of many, each takes whole ones, longest first, and writes them to its disk.
+    The first rank reports. The error of the only input is raised, or an `ItemsError` at the end if any of many failed.
     """
     ranks = join_ranks(job.distributed, job.rank_timeout)
     if ranks is None:
