@@ -39,27 +39,8 @@ else:
 __version__ = version("mlx_ltx_vae")
 
 __all__ = [
-    "CheckpointError",
-    "DecodeCancelled",
-    "DecodeError",
-    "DecodePlan",
-    "DecodeStream",
-    "DeviceError",
-    "DistributedError",
-    "EncodePlan",
-    "Fit",
-    "FrameChunk",
-    "LTXVAEError",
-    "LatentsError",
-    "LatentsInfo",
-    "PlanError",
-    "ReaderError",
-    "ScaleFactors",
-    "VAEConfig",
-    "VideoReader",
-    "VideoVAE",
-    "VideoWriter",
-    "WriterError",
-    "load_latents",
+    "CheckpointError", "DecodeCancelled", "DecodeError", "DecodePlan", "DecodeStream", "DeviceError",
+    "DistributedError", "EncodePlan", "Fit", "FrameChunk", "LTXVAEError", "LatentsError", "LatentsInfo", "PlanError",
+    "ReaderError", "ScaleFactors", "VAEConfig", "VideoReader", "VideoVAE", "VideoWriter", "WriterError", "load_latents",
     "save_latents",
-]
+]  # fmt: skip

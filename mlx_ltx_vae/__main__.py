@@ -5,7 +5,7 @@ from importlib import import_module
 
 from .commands.cli import CommandParser
 
-#: What each command does. Each is a module or package with a function `main(argv)`, which returns the exit code.
+#: What each command does. Each is a module with a function `main(argv)`, which returns the exit code.
 COMMANDS = {
     "decode": "latents to videos",
     "encode": "videos to latents",
@@ -14,23 +14,16 @@ COMMANDS = {
     "bench": "measure time and memory on this machine",
 }
 
-_MODULES = {"bench": "bench.__main__"}
-
 
 def build_parser() -> CommandParser:
     """The command line of `python -m mlx_ltx_vae` itself."""
+    commands = "\n".join(f"  python -m mlx_ltx_vae.{name:8} {what}" for name, what in COMMANDS.items())
     return CommandParser(
         prog="python -m mlx_ltx_vae",
         usage="%(prog)s.COMMAND [options]",
         description="Decode and encode LTX video latents on MLX, exactly, in memory that does not grow with the clip.",
-        epilog="\n".join(
-            [
-                "commands:",
-                *(f"  python -m mlx_ltx_vae.{name:8} {what}" for name, what in COMMANDS.items()),
-                "\nTo begin with: python -m mlx_ltx_vae.decode --demo",
-                "The options of a command: python -m mlx_ltx_vae.decode --help",
-            ]
-        ),
+        epilog=f"commands:\n{commands}\n\nTo begin with: python -m mlx_ltx_vae.decode --demo\n"
+        "The options of a command: python -m mlx_ltx_vae.decode --help",
     )
 
 
@@ -38,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` begins with, or list the commands. Returns the exit code."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     if name in COMMANDS:
-        return import_module(f".{_MODULES.get(name, name)}", __package__).main(arguments)
+        module = "bench.__main__" if name == "bench" else name
+        return import_module(f".{module}", __package__).main(arguments)
     parser = build_parser()
     if name and not name.startswith("-"):
         parser.error(f"there is no command {name!r}; choose one of {', '.join(COMMANDS)}")

@@ -51,9 +51,7 @@ class VideoVAE:
         networks = [network for network in (decoder, encoder) if network is not None]
         if not networks:
             raise CheckpointError("a VideoVAE needs an encoder or a decoder.")
-        self.config = config
-        self.encoder = encoder
-        self.decoder = decoder
+        self.config, self.encoder, self.decoder = config, encoder, decoder
         mx.eval([network.statistics for network in networks])  # lazy, they could be used in this thread only
         self.mean: mx.array | None
         self.std: mx.array | None
@@ -79,8 +77,7 @@ class VideoVAE:
                 bfloat16 network take float16 operands where their range allows it, which is more accurate; given
                 explicitly, bfloat16 is used throughout. A float16 encoder computes in float32, since float16 may
                 overflow there, and warns when it is used.
-            encoder: whether to load the encoder.
-            decoder: whether to load the decoder.
+            encoder, decoder: whether to load it.
 
         Raises:
             CheckpointError: if the source cannot be read, is not a VAE, is incomplete, or is not supported.
@@ -93,12 +90,10 @@ class VideoVAE:
         else:
             checkpoint = open_checkpoint(source, encoder=encoder, decoder=decoder)
         encoder_dtype, decoder_dtype = (_cast_dtype(checkpoint, name, dtype) for name in NETWORKS)
-        loaded_encoder = load_network(checkpoint, "encoder", encoder_dtype) if encoder else None
-        loaded_decoder = load_network(checkpoint, "decoder", decoder_dtype) if decoder else None
         return cls(
             checkpoint.config,
-            cast(Encoder | None, loaded_encoder),
-            cast(Decoder | None, loaded_decoder),
+            cast(Encoder, load_network(checkpoint, "encoder", encoder_dtype)) if encoder else None,
+            cast(Decoder, load_network(checkpoint, "decoder", decoder_dtype)) if decoder else None,
             encoder_is_promoted=encoder_dtype is mx.float32 and dtype != "float32",
             keeps_dtype=dtype is not None,
         )
@@ -108,12 +103,10 @@ class VideoVAE:
         """Load a VAE from arrays in memory, with the checks and the `dtype` of `from_pretrained`.
 
         Args:
-            weights: arrays by name, as any supported file names and stores them. Other models' are left alone.
+            weights: arrays by name, as any supported file names and stores them. Other models' are left alone. Lazy
+                arrays of another thread raise a `CheckpointError`.
             config: a dict, as in a file's metadata entry `config` or a config.json; or a `VAEConfig`; None to infer it,
                 which is possible for published generations.
-
-        Raises:
-            CheckpointError: also if the arrays are lazy arrays of another thread.
         """
         return cls.from_pretrained(open_weights(weights, config), dtype=dtype)
 
@@ -176,12 +169,9 @@ class VideoVAE:
         pad: bool = False,
         ranks: int = 1,
     ) -> EncodePlan:
-        """Plan the encode of frames of a given shape. Arguments and errors are those of `plan`, except:
+        """Plan the encode of frames (B, 3, F, H, W), or (F, H, W, 3) as for uint8. Encodes stream along time.
 
-        Args:
-            frame_shape: (B, 3, F, H, W), or (F, H, W, 3) as for uint8 frames.
-            mode: see `plan`. Encodes stream along time.
-            pad: whether to pad the clip to 1 + t*k frames; otherwise excess frames are dropped.
+        Arguments and errors are those of `plan`, and `pad` is that of `encode`.
         """
         return plan_encode(
             self._encoder.spec,
@@ -220,23 +210,21 @@ class VideoVAE:
                 are decoded as they arrive.
             plan: from `plan`; None for the default. With an iterator, its number of frames may differ, since memory
                 does not depend on it.
-            timestep: the decode timestep, 0 to 1 (default 0.05), for VAEs that take one.
-            seed: seed of the noise that such VAEs add.
+            timestep: 0 to 1 (default 0.05), for VAEs that take one.
+            seed: of the noise that such VAEs add.
             noise: the noise itself, in the order in which the network draws it, or "zeros".
             noise_scale: the fraction of the latents that is replaced by noise (default 0.025).
-            like: whose convention such VAEs follow: "ltx-video", or "diffusers", where the timestep is 0 by default,
-                the noise scale is the timestep by default, and the noise replaces a fraction of the denormalized
-                latents.
+            like: whose convention such VAEs follow: "ltx-video"; or "diffusers", where the default timestep is 0, the
+                default noise scale the timestep, and the noise replaces a fraction of the denormalized latents.
             unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
-            bit_depth: 8 or 10 to get integer levels instead of floats. The frames that orders rows and columns buffer
-                on disk are then smaller.
+            bit_depth: 8 or 10 to get integer levels instead of floats, which take less disk space in orders rows and
+                columns.
             group: processes that decode together, from `mx.distributed.init()`. Each calls this with the same arguments
                 and takes all chunks, which are whole frames on every rank.
 
         Raises:
-            LatentsError: immediately, if the network cannot take the latents or the noise; with an iterator, while
-                decoding.
-            PlanError: immediately, if the plan was made for another shape, or does not decode an iterator by time.
+            LatentsError: at once, if the network cannot take the latents or the noise; later with an iterator.
+            PlanError: at once, if the plan was made for another shape, or does not decode an iterator by time.
             DecodeError: while decoding, if the pixels are not finite, or are the same patch everywhere.
             DecodeCancelled: while decoding, if the stream's `cancel` was called.
             DeviceError: while decoding, if the device runs out of memory, or is stopped.
@@ -258,14 +246,10 @@ class VideoVAE:
         unnormalized: bool = False,
         on_frames_ready: Callable[[mx.array, int], None] | None = None,
     ) -> mx.array | None:
-        """Decode a whole clip. Arguments and errors are those of `stream`, except:
+        """Decode a whole clip to pixels (B, 3, F, H, W), approximately in [-1, 1]. Otherwise as `stream`.
 
-        Args:
-            on_frames_ready: called with (frames (B, 3, n, H, W), start index) as frames become final, each once and in
-                order. An exception in it stops the decode and propagates to the caller.
-
-        Returns:
-            Pixels (B, 3, F, H, W), approximately in [-1, 1]; None if `on_frames_ready` is given.
+        With `on_frames_ready` the result is None. It is called with (frames (B, 3, n, H, W), start index) as frames
+        become final, each once and in order. An exception in it stops the decode and propagates to the caller.
         """
         options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized)
         chunks = DecodePipeline(self._decoder, self.plan).stream(latents, plan, options)
@@ -277,11 +261,7 @@ class VideoVAE:
         return None
 
     def decode_uint8(self, latents: LatentInput, plan: DecodePlan | None = None, **options: Any) -> np.ndarray:
-        """Decode a whole clip to uint8 frames. Arguments and errors are those of `stream`, without `bit_depth`.
-
-        Returns:
-            (F, H, W, 3) for a single video, (B, F, H, W, 3) for a batch of several.
-        """
+        """Decode to uint8 (F, H, W, 3), or (B, F, H, W, 3) for several videos. As `stream`, without `bit_depth`."""
         frames = [chunk.to_uint8() for chunk in self.stream(latents, plan, bit_depth=8, **options)]
         return np.concatenate(frames, axis=-4)
 
@@ -304,10 +284,10 @@ class VideoVAE:
             plan: from `plan_encode`; None for the default.
             tiling: encode in overlapping tiles and blend the latents, which is not exact. None for whole frames.
                 Temporal tiles require the whole clip as one array.
-            tile_batch_size: maximum number of tiles of equal shape that are encoded together.
+            tile_batch_size: as for `plan`.
             pad: whether to repeat the last frame up to 1 + t*k frames. Otherwise excess frames at the end are dropped,
                 with a warning.
-            group: see `stream`. All ranks get the whole latents.
+            group: as for `stream`. All ranks get the whole latents.
 
         Returns:
             (B, C, 1 + k, H/s, W/s) in the encoder's dtype.
@@ -339,20 +319,10 @@ class VideoVAE:
         pad: bool = False,
         group: mx.distributed.Group | None = None,
     ) -> EncodeStream:
-        """Yield latents as they are encoded, in memory that does not grow with the clip.
+        """Yield latents (B, C, n, H/s, W/s) as they are encoded, in order, in memory that does not grow with the clip.
 
-        Args:
-            frames: arrays with the frames of a clip in order, each in a format that `encode` takes.
-            plan: see `encode`. Its number of frames may differ, since memory does not depend on it.
-            tiling: see `encode`; spatial tiles only.
-            group: see `stream`. All ranks get the whole latents.
-
-        Returns:
-            An iterator of normalized latents (B, C, n, H/s, W/s) in order along time.
-
-        Raises:
-            LatentsError: while encoding, at the first frames that the network cannot take.
-            TilingError: immediately, if the tiles or the tile batch size are invalid.
+        As `encode` of an iterator, with spatial tiles only. The plan's number of frames may differ, since memory does
+        not depend on it. A `TilingError` is raised at once, a `LatentsError` at the first frames that cause it.
         """
         return self._encode_pipeline(group).stream(frames, plan, EncodeOptions(tiling, tile_batch_size, pad))
 

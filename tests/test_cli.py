@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import VideoVAE, demo, save_latents
-from mlx_ltx_vae.commands.outputs import name_outputs
+from mlx_ltx_vae.commands.items import name_outputs
 from mlx_ltx_vae.decode import main
 
 

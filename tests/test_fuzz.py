@@ -8,7 +8,7 @@ from fuzz import TARGETS, fuzz, write_files, write_vae
 from fuzz_corpus import samples
 from fuzz_mutations import Damage
 from mlx_ltx_vae import LTXVAEError
-from mlx_ltx_vae.commands import cli, job, outputs
+from mlx_ltx_vae.commands import cli, items, job
 
 _GROUPS, _IN_GROUP = 10, 50
 
@@ -40,12 +40,12 @@ def test_20000_damaged_files_end_in_a_clean_error(folder):
 
 @pytest.mark.parametrize(
     ("module", "name", "fault"),
-    [(cli, "printable", "printed control characters"), (outputs, "check_outputs", "wrote outside")],
+    [(cli, "printable", "printed control characters"), (items, "check_outputs", "wrote outside")],
 )
 def test_the_fuzzer_finds_what_it_looks_for(folder, monkeypatch, module, name, fault):
     """Without the function that prevents it."""
     monkeypatch.setattr(module, name, lambda given: given)
-    if module is outputs:
+    if module is items:
         monkeypatch.setattr(job, name, lambda given: given)
     runs = [index for index, sample in enumerate(samples()) if sample.kind == "run"]
     seeds = (start + index for start in range(0, 2000, len(samples())) for index in runs)

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_ltx_vae.commands.inputs import Item
-from mlx_ltx_vae.commands.inputs import read_inputs as read
-from mlx_ltx_vae.commands.outputs import all_exist, find_pattern, name_items
+from mlx_ltx_vae.commands.items import Item, all_exist, find_pattern, name_items
+from mlx_ltx_vae.commands.items import read_inputs as read
 from mlx_ltx_vae.distributed.ranks import Ranks
 from mlx_ltx_vae.errors import ItemsError
 

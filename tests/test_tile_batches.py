@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from mlx_ltx_vae import PlanError
 from mlx_ltx_vae.shapes import DEFAULT_SCALE
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig, TilingError
-from mlx_ltx_vae.tiling.batches import check_batch_size, in_tile_order, tile_batches
-from mlx_ltx_vae.tiling.layout import TileLayout
+from mlx_ltx_vae.tiling.layout import TileLayout, check_batch_size, in_tile_order, tile_batches
 
 
 def tiles_of(width, height, tile=512, overlap=128):

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from conftest import FIXTURES
 from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
-from mlx_ltx_vae.tiling.intervals import make_causal, split
+from mlx_ltx_vae.tiling.intervals import complementary, make_causal, split, sums, trapezoid, trapezoids
 from mlx_ltx_vae.tiling.layout import TileLayout, space_axis, time_axis
-from mlx_ltx_vae.tiling.masks import complementary, sums, trapezoid, trapezoids
 
 TABLES = json.loads((FIXTURES / "tiling_tables.json").read_text())
 

@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
 import mlx.core as mx
@@ -44,17 +45,15 @@ from ..units import parse_bytes
 
 Value = TypeVar("Value")
 
-_MAX_HELP_WIDTH = 80
-_MAX_MESSAGE = 260  # characters of what argparse says, which quotes an argument of any length
-_REPORT_SECONDS = 10  # more than the ranks start one after the other
-_BROKEN_PIPE = 128 + signal.SIGPIPE
+_BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
 
 class CommandParser(argparse.ArgumentParser):
     """The parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "formatter_class": _HelpFormatter, **options})
+        width = min(shutil.get_terminal_size().columns, 80) - 2
+        super().__init__(allow_abbrev=False, formatter_class=partial(_HelpFormatter, width=width), **options)
         self.suggest_on_error = True  # of Python 3.14; other versions ignore it
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
 
@@ -69,8 +68,8 @@ class CommandParser(argparse.ArgumentParser):
         return self.parse_intermixed_args(arguments)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2. Of several ranks with the same command line, the first says why."""
-        text = excerpt(message, _MAX_MESSAGE)
+        # Of several ranks with the same command line, the first says why.
+        text = excerpt(message, 260)  # it quotes an argument of any length
         if rank := _rank():
             leave_it_to_the_first_rank()
             text = f"rank {rank}: {text}"
@@ -87,18 +86,14 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"{error.filename}: {error.strerror}")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Exit, after `--help` with an error if that could not be printed."""
+        # With an error if the help could not be printed.
         if problem := finish_output():
             status, message = problem
         super().exit(status, message)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """At most 80 columns wide. Keeps the lines of a text that has several, such as examples."""
-
-    def __init__(self, prog: str, **options: Any) -> None:
-        width = min(shutil.get_terminal_size().columns, _MAX_HELP_WIDTH) - 2
-        super().__init__(prog, **{"width": width, **options})
+    """Keeps the lines of a text that has several, such as examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text if "\n" in text else argparse.HelpFormatter._fill_text.__get__(self)
@@ -111,7 +106,7 @@ def examples(*lines: str) -> str:
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every command."""
+    """Add the option of every command."""
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
@@ -119,25 +114,22 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that write a file and report on it."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no report")
+    add_common_options(parser)
 
 
 def run_command(
     command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, *, computes: bool = False
 ) -> int:
-    """Run a command and return its exit code.
+    """Run a command, which `computes` if it runs a network in this process, and return its exit code.
 
     0: done. 1: failed, with one line on standard error. 130, 143, 129, 131: ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT.
     (`CommandParser` exits with 2.) Each warning is one line on standard error.
-
-    Args:
-        computes: whether it runs a network in this process.
     """
     # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
     atexit.unregister(mx.clear_streams)
     atexit.register(mx.clear_streams)
     code = _run(command, arguments, computes)
-    problem = finish_output()
-    if problem and code == 0:
+    if (problem := finish_output()) and code == 0:
         code, message = problem
         _print_error(message)
     return code
@@ -171,11 +163,7 @@ def _print_error(text: str) -> None:
 
 
 def finish_output() -> tuple[int, str] | None:
-    """Write what standard output holds back; the exit code and the error if it cannot be written.
-
-    The reader of a pipe that has read enough, as `head` does, gets no message. The code is then what a shell reports of
-    programs that end by such a pipe.
-    """
+    """Write what standard output holds back; if that fails, the exit code, and the error unless nobody reads it."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -199,7 +187,7 @@ def _is_silent(number: signal.Signals) -> bool:
 
 
 def _rank() -> int | None:
-    """The rank of this process; None also if it is not a number, which is an error where ranks are joined."""
+    """As `launched_rank`; None also if it is not a number, which is an error where ranks are joined."""
     with suppress(DistributedError):
         return launched_rank()
     return None
@@ -208,7 +196,7 @@ def _rank() -> int | None:
 def leave_it_to_the_first_rank() -> None:
     """Let the first rank report an error that it has, too: the launcher then ends this process before this returns."""
     die_by_termination()
-    time.sleep(_REPORT_SECONDS)
+    time.sleep(10)  # more than the ranks start one after the other
 
 
 def _describe_for_rank(error: Exception) -> str:
@@ -216,8 +204,7 @@ def _describe_for_rank(error: Exception) -> str:
     rank = _rank()
     if rank is None:
         return describe_error(error)
-    from ..distributed.agreement import is_lost_peer
-    from ..distributed.time_limit import end_time_limit
+    from ..distributed.agreement import end_time_limit, is_lost_peer
 
     end_time_limit()
     is_lost = is_lost_peer(error)
@@ -231,11 +218,7 @@ def _describe_for_rank(error: Exception) -> str:
 
 @contextmanager
 def progress_bar(num_frames: int | None, *, is_shown: bool) -> Iterator[tqdm]:
-    """A progress bar on standard error if it is a terminal; `bar.update(n)` when n more frames are done.
-
-    Args:
-        num_frames: the total; None if it is unknown.
-    """
+    """A progress bar on standard error if it is a terminal. `num_frames` is the total; None if it is unknown."""
     is_shown = is_shown and sys.stderr.isatty()
     with tqdm(total=num_frames, unit="frame", disable=not is_shown) as bar:
         end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if is_shown else None
@@ -250,7 +233,7 @@ def print_report(report: object, file: TextIO | None = None) -> None:
 
 
 def print_traceback(error: Exception) -> None:
-    """Print an exception as Python does, `printable`."""
+    """As Python does, `printable`."""
     _print_error(_escape_lines("".join(traceback.format_exception(error))))
 
 
@@ -259,20 +242,16 @@ def _escape_lines(text: object) -> str:
 
 
 def write_line(text: str, file: TextIO) -> None:
-    """Print a line at once, `printable`, also into a file, and keep a progress bar intact.
-
-    Raises:
-        WriterError: if standard output cannot be written; `BrokenPipeError` if nobody reads it any more.
-    """
+    """Print a line at once, `printable`, also into a file, and keep a progress bar intact."""
     try:
         tqdm.write(printable(text), file=file)
         file.flush()
-    except BrokenPipeError:
-        if file is not sys.stderr:
-            raise
     except OSError as error:
-        if file is not sys.stderr:
-            raise WriterError(_describe_output_error(error)) from error
+        if file is sys.stderr:
+            return
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise WriterError(_describe_output_error(error)) from error
 
 
 def frame_size(text: str) -> tuple[int, int]:
@@ -316,17 +295,14 @@ def argument_type(parse: Callable[[str], Value]) -> Callable[[str], Value]:
 
 def _check_budget(text: str) -> str:
     parse_bytes(text, available=1)
-    return text
+    return text  # a percentage depends on the machine
 
 
-#: The type of `--fps 23.976`: an exact Fraction.
+# The types of --fps 23.976, --grid 16x22x40 (F', H', W'), --tile 512:64, --tile-frames 64:24 and --memory-budget 8GB.
 frame_rate = argument_type(parse_fps)
-#: The type of `--grid 16x22x40`: (F', H', W').
 grid = argument_type(parse_grid)
-#: The types of `--tile 512:64` and `--tile-frames 64:24`.
 tile = argument_type(lambda text: SpatialTilingConfig(*parse_tile(text)))
 tile_frames = argument_type(lambda text: TemporalTilingConfig(*parse_tile(text)))
-#: The type of `--memory-budget 8GB`: the text, since a percentage depends on the machine.
 memory_budget = argument_type(_check_budget)
 
 

@@ -5,25 +5,25 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import mlx.core as mx
 from tqdm import tqdm
 
-from ..backend.machine import Machine
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..distributed.ranks import Ranks, join_ranks
+from ..distributed.ranks import Ranks, Work, join_ranks
 from ..errors import ItemsError, describe_error
 from ..models.base import Statistics
 from ..planning.plan import Plan
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE, machine_for
 from .cli import print_report, print_traceback, progress_bar, write_line
-from .inputs import Item, read_inputs
-from .outputs import are_many, check_outputs, name_items
+from .items import Item, are_many, check_outputs, name_items, read_inputs
 
 #: Called with the number of frames whenever more are done.
 Advance = Callable[[int], object]
@@ -31,17 +31,11 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Job:
-    """What is wanted of `decode` and `encode` alike.
+    """What is wanted of `decode` and `encode` alike."""
 
-    Attributes:
-        network: "decoder" or "encoder".
-        sources: files, lists and tables, as arguments name them.
-        pattern: see `find_pattern`.
-    """
-
-    network: str
-    sources: Sequence[str]
-    pattern: str | None
+    network: str  # "decoder" or "encoder"
+    sources: Sequence[str]  # files, lists and tables, as arguments name them
+    pattern: str | None  # see `find_pattern`
     model: str
     dtype: str | None
     distributed: str
@@ -60,41 +54,34 @@ class Job:
 
 
 class LazyVAE:
-    """The network of a job: the machine that it is planned for, and its weights once they are needed.
-
-    Args:
-        ranks: those that run each item together, and make this at the same time.
-    """
+    """The network of a job, for the `ranks` that run each item together, with its weights once they are needed."""
 
     def __init__(self, job: Job, checkpoint: Checkpoint, ranks: Ranks) -> None:
         self.job, self.checkpoint, self.ranks = job, checkpoint, ranks
-        self.machine: Machine = ranks.smallest(machine_for(checkpoint, job.network, job.dtype))
+        self.machine = ranks.smallest(machine_for(checkpoint, job.network, job.dtype))
         self.plans: dict[Any, Any] = {}  # by what they depend on, for items that are alike
 
     @cached_property
     def loaded(self) -> VideoVAE:
-        """The VAE with the weights of the network."""
         chosen = {network: network == self.job.network for network in ("encoder", "decoder")}
         return VideoVAE.from_pretrained(self.checkpoint, dtype=self.job.dtype, **chosen)
 
     @cached_property
     def statistics(self) -> Statistics | None:
-        """Those of the latents; None if the VAE has none."""
         return self.checkpoint.read_statistics()
 
 
 class Task(ABC):
-    """An item on its way through a network. Making a task reads no more than a header, and completes the item.
+    """An item on its way through a network. Making a task reads no more than a header, and completes the item."""
 
-    Attributes:
-        plan: from `open` on.
-    """
+    plan: Plan  # from `open` on
 
-    plan: Plan
+    def __init__(self, vae: LazyVAE, item: Item) -> None:
+        self._vae, self._item = vae, item
 
-    @abstractmethod
     def open(self) -> AbstractContextManager[object]:
         """Hold the input open, and plan, until the end of the block. Nothing is written."""
+        return nullcontext()
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -108,16 +95,53 @@ class Task(ABC):
     def run(self, advance: Advance) -> None:
         """Run the item, and complete it with its report."""
 
+    def _report(
+        self,
+        work: Work,
+        *,
+        frames: int,
+        fps: Fraction | None,
+        seconds: float,
+        sent_bytes: int,
+        remark: str,
+        headline: str | None = None,
+        **details: Any,
+    ) -> None:
+        """Complete the item with its report. All ranks that have run it together call this.
+
+        `frames` are those of all outputs, `sent_bytes` this rank's. `remark` ends the line on frames, after `headline`.
+        """
+        ranks, outputs = self._vae.ranks, self._item.outputs
+        sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
+        lines = [headline] if headline else []
+        lines.append(f"Frames: {frames}, {format_rate(frames, seconds)}, {remark}")
+        lines.append(f"Peak memory: {', '.join(map(format_bytes, peaks))}")
+        values = {
+            "frames": frames,
+            "width": self.plan.width,
+            "height": self.plan.height,
+            "fps": None if fps is None else float(fps),
+            **details,
+            "seconds": seconds,
+            "peak_memory_bytes": peaks[0],
+            "plan": self.plan.as_dict(),
+            "output": outputs[0] if len(outputs) == 1 else list(outputs),
+        }
+        if ranks.group is not None:
+            values["ranks"] = ranks.size
+            values["distributed"] = work.value
+            values["exchanged_bytes"] = sum(sent)
+            values["peak_memory_bytes_per_rank"] = list(peaks)
+            shared = "bands of rows" if work is Work.ROWS else "whole videos"
+            lines.append(f"Ranks: {ranks.size}, each {shared}; {format_bytes(sum(sent))} exchanged")
+        self._item.values, self._item.text = values, "\n".join(lines)
+
 
 def run_job(job: Job, make_task: Callable[[LazyVAE, Item], Task]) -> None:
     """Run all inputs of a job, or plan them in a dry run, and report.
 
-    Several ranks run one input together. Of many, each takes whole ones, longest first, and writes what it makes to its
-    own disk. The first rank reports.
-
-    Raises:
-        ItemsError: before anything runs, if two inputs become the same output; at the end, if any of many failed.
-        LTXVAEError: the error of the only input.
+    Several ranks run one input together. Of many, each takes whole ones, longest first, and writes them to its disk.
+    The first rank reports. The error of the only input is raised, or an `ItemsError` at the end if any of many failed.
     """
     ranks = join_ranks(job.distributed, job.rank_timeout)
     if ranks is None:
@@ -126,8 +150,8 @@ def run_job(job: Job, make_task: Callable[[LazyVAE, Item], Task]) -> None:
     listed = read_inputs(job.sources, with_sizes=is_encode)
     items = name_items(listed, job.pattern, is_dry_run=job.dry_run)
     checkpoint = ranks.together(lambda: open_checkpoint(job.model, encoder=is_encode, decoder=not is_encode))
-    ranks.check_same({"the checkpoints": checkpoint.description})
-    ranks.check_same_contents(lambda: {"the weights": checkpoint.sample()})
+    ranks.check_same(lambda: {"the checkpoints": checkpoint.description})
+    ranks.check_same(lambda: {"the weights": checkpoint.sample()})
     vae = LazyVAE(job, checkpoint, Ranks() if job.is_many else ranks)
     _Run(job, vae, partial(make_task, vae), ranks).run(items)
 
@@ -140,7 +164,6 @@ class _Run:
         self._task: Task | None = None  # of the only item, which may be a pipe and is opened once
 
     def run(self, items: Sequence[Item]) -> None:
-        """See `run_job`."""
         start = time.perf_counter()
         self._ranks.together(lambda: self._measure(items))
         if not self._job.is_many:
@@ -170,7 +193,7 @@ class _Run:
     def _deal(self, items: Sequence[Item]) -> list[int]:
         """The indices of the items that this rank takes."""
         ranks = self._ranks
-        ranks.check_same({"the inputs": [[item.source, item.output] for item in items]})
+        ranks.check_same(lambda: {"the inputs": [[item.source, item.output] for item in items]})
         # By what the first rank sees, so that all deal alike, also where a file is missing on one of them.
         costs = ranks.gather([item.cost if item.is_pending else 0 for item in items])[0]
         ranks.work_alone()
@@ -195,11 +218,11 @@ class _Run:
             task = self._task or self._make_task(item)
             with ExitStack() as stack:
                 ranks.together(lambda: stack.enter_context(task.open()))
-                ranks.check_same(task.describe())
+                ranks.check_same(task.describe)
                 if self._job.dry_run:
                     item.values, item.text = {"plan": task.plan.as_dict()}, str(task.plan)
                     return
-                ranks.check_same_contents(task.sample)
+                ranks.check_same(task.sample)
                 if bar is None:
                     bar = stack.enter_context(self._progress_bar(item.num_frames))
                 task.run(bar.update)
@@ -216,12 +239,10 @@ class _Run:
 
     def _join(self, items: Sequence[Item], own: Sequence[int]) -> None:
         """Note what other ranks report of their items."""
-        reports: list[Any] = [
-            [index, items[index].values, items[index].error, items[index].is_skipped] for index in own
-        ]
-        for theirs in self._ranks.gather(reports):
-            for index, values, error, is_skipped in theirs:
-                items[index].values, items[index].error, items[index].is_skipped = values, error, is_skipped
+        names = ("values", "error", "is_skipped")
+        reports = [(index, {name: getattr(items[index], name) for name in names}) for index in own]
+        for index, states in chain(*self._ranks.gather(reports)):
+            vars(items[index]).update(states)
 
     def _progress_bar(self, num_frames: int | None) -> AbstractContextManager[tqdm]:
         return progress_bar(num_frames, is_shown=not (self._job.quiet or self._job.json))
@@ -245,7 +266,7 @@ class _Run:
             write_line(str(item), sys.stdout)
 
     def _summarize(self, items: Sequence[Item], seconds: float) -> None:
-        """Print the summary of many items, or the JSON object. Raises an `ItemsError` if any failed."""
+        """Print the summary of many items, or the JSON object."""
         job = self._job
         done = [item.values for item in items if item.values]
         skipped, failed = sum(item.is_skipped for item in items), sum(item.error is not None for item in items)

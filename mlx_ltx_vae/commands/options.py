@@ -2,11 +2,11 @@
 
 import argparse
 from dataclasses import fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..backend.dtypes import DTYPES
 from ..distributed.ranks import DEFAULT_TIMEOUT, Work
-from .cli import add_common_options, add_report_options, grid, memory_budget, positive
+from .cli import add_report_options, grid, memory_budget, positive
 
 ValueT = TypeVar("ValueT")
 
@@ -20,43 +20,25 @@ def add_network_options(parser: argparse.ArgumentParser, *, demo: str) -> None:
 def add_latents_options(group: argparse._ActionsContainer) -> None:
     """Add the options of commands that read latents."""
     group.add_argument("--tensor", metavar="NAME", help="which tensor of a latent file that has several")
-    group.add_argument(
-        "--grid",
-        type=grid,
-        metavar="FxHxW",
-        help="latent frames, rows and columns of packed latents (B, tokens, C), such as 16x22x40",
-    )
+    sizes = "latent frames, rows and columns of packed latents (B, tokens, C), such as 16x22x40"
+    group.add_argument("--grid", type=grid, metavar="FxHxW", help=sizes)
 
 
 def add_plan_options(group: argparse._ActionsContainer) -> None:
     """Add the options of commands that run a network: how they may use memory, and in which precision."""
-    group.add_argument(
-        "--tile-batch-size", type=positive, default=1, metavar="N", help="tiles that run together (default: 1)"
-    )
-    group.add_argument(
-        "--memory-budget",
-        type=memory_budget,
-        metavar="SIZE",
-        help="the most memory that this may take, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of what "
-        "is available; what does not fit is refused (default: 50%%, or more if nothing fits in that)",
-    )
+    batch = "tiles that run together (default: 1)"
+    group.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help=batch)
+    budget = """the most memory that this may take, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of what
+        is available; what does not fit is refused (default: 50%%, or more if nothing fits in that)"""
+    group.add_argument("--memory-budget", type=memory_budget, metavar="SIZE", help=budget)
     group.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
-    group.add_argument(
-        "--distributed",
-        choices=["auto", *(work.value for work in Work)],
-        default="auto",
-        help="with mlx.launch, what its ranks share. rows: one video, each computes a band of its rows, exactly; the "
-        "memory budget is that of each. batch: several videos, each computes and writes whole ones. off: the first "
-        "rank works alone. auto (default): batch for several videos, rows for one",
-    )
-    group.add_argument(
-        "--rank-timeout",
-        type=positive,
-        default=DEFAULT_TIMEOUT,
-        metavar="SECONDS",
-        help="with mlx.launch, end if the ranks exchange nothing for this long, because one is stopped or asleep "
-        "(default: %(default)s)",
-    )
+    shared = """with mlx.launch, what its ranks share. rows: one video, each computes a band of its rows, exactly; the
+        memory budget is that of each. batch: several videos, each computes and writes whole ones. off: the first rank
+        works alone. auto (default): batch for several videos, rows for one"""
+    group.add_argument("--distributed", choices=["auto", *(work.value for work in Work)], default="auto", help=shared)
+    timeout = """with mlx.launch, end if the ranks exchange nothing for this long, because one is stopped or asleep
+        (default: %(default)s)"""
+    group.add_argument("--rank-timeout", type=positive, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=timeout)
     group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and stop")
 
 
@@ -64,14 +46,17 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say what to do with outputs that exist, and what to report, and those of every command."""
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
-    existing.add_argument(
-        "-n", "--no-overwrite", action="store_true", help="fail for inputs whose output exists, and replace nothing"
-    )
+    absent = "fail for inputs whose output exists, and replace nothing"
+    existing.add_argument("-n", "--no-overwrite", action="store_true", help=absent)
     add_report_options(parser)
-    add_common_options(parser)
+
+
+def take(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The arguments of these names, by name."""
+    return {name: getattr(arguments, name) for name in names}
 
 
 def pick(kind: type[ValueT], arguments: argparse.Namespace, **values: object) -> ValueT:
     """A dataclass of the arguments that have the names of its fields, and of other values."""
     names = {field.name for field in fields(kind)} - values.keys()  # type: ignore[arg-type]
-    return kind(**{name: getattr(arguments, name) for name in names}, **values)
+    return kind(**take(arguments, *names), **values)

@@ -1,20 +1,52 @@
-"""What ranks tell each other before and after the work: errors, what they work on, and their reports."""
+"""The group of ranks, what they tell each other before and after the work, and for how long they wait."""
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import DistributedError, describe_error
-from .time_limit import restart_time_limit
+from ..process import startup
+from ..process.cleanup import clean_up_for_good, uninterrupted
 
 Result = TypeVar("Result")
 
-_LOST_PEER = "connection to a peer was lost"  # in the message of MLX's ring backend
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_STANDARD_ERROR = 2
+
+_waited = 0.0  # seconds since the ranks have exchanged something
+_is_over = False
+
+
+def join_group(timeout: int | None) -> mx.distributed.Group | None:
+    """The group of all processes that the launcher has started; None if this is the only one.
+
+    A command ends if the ranks exchange nothing for `timeout` seconds, see `set_time_limit`. Other programs do not.
+    """
+    hosts = os.environ.get("MLX_HOSTFILE")
+    if hosts and Path(hosts).is_file() and not Path(hosts).read_text().strip():
+        return None  # `mlx.launch -n 1`, whose empty list of hosts MLX cannot read
+    timeout = timeout if startup.IS_COMMAND else None
+    try:
+        with _ended_by_the_system(timeout):
+            group = mx.distributed.init()
+    except RuntimeError as error:
+        raise DistributedError(f"the ranks cannot connect ({error}); check the hosts given to mlx.launch.") from error
+    if group.size() == 1:
+        return None
+    if timeout is not None:
+        set_time_limit(timeout, group.rank(), gather_values(group, os.getpid()))
+    return group
 
 
 def gather_values(group: mx.distributed.Group, value: Any) -> list[Any]:
@@ -28,9 +60,8 @@ def gather_values(group: mx.distributed.Group, value: Any) -> list[Any]:
 def run_together(group: mx.distributed.Group, function: Callable[[], Result]) -> Result:
     """Run a function on all ranks. If it fails on one, it fails on all, so that none waits for another.
 
-    Raises:
-        DistributedError: if it failed on any rank, with the error of the first one that did. On the first rank, which
-            reports errors, its own error is raised as it is.
+    The error is a `DistributedError` with that of the first rank on which it failed. On the first rank, which reports
+    errors, its own is raised as it is.
     """
     result, error = None, None
     try:
@@ -47,14 +78,7 @@ def run_together(group: mx.distributed.Group, function: Callable[[], Result]) ->
 
 
 def check_same(group: mx.distributed.Group, things: Mapping[str, Any]) -> None:
-    """Check that all ranks work on the same things, by a hash of each.
-
-    Args:
-        things: JSON-serializable descriptions by the name that an error gives them.
-
-    Raises:
-        DistributedError: if one differs, on all ranks.
-    """
+    """Check that all ranks work on the same things, JSON-serializable by name, by a hash of each."""
     things = {**things, "the versions of mlx_ltx_vae": version("mlx_ltx_vae")}
     hashes = {name: hashlib.sha256(json.dumps(thing).encode()).hexdigest() for name, thing in things.items()}
     for rank, others in enumerate(gather_values(group, hashes)):
@@ -68,8 +92,8 @@ def check_same(group: mx.distributed.Group, things: Mapping[str, Any]) -> None:
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Whether an exception means that another rank has ended."""
-    return isinstance(error, RuntimeError) and _LOST_PEER in str(error)
+    """Whether another rank has ended, by the message of MLX's ring backend."""
+    return isinstance(error, RuntimeError) and "connection to a peer was lost" in str(error)
 
 
 def _gather(group: mx.distributed.Group, values: np.ndarray) -> np.ndarray:
@@ -78,3 +102,83 @@ def _gather(group: mx.distributed.Group, values: np.ndarray) -> np.ndarray:
     gathered = np.array(mx.distributed.all_gather(mx.array(values)[None], group=group))
     restart_time_limit()
     return gathered
+
+
+@contextmanager
+def _ended_by_the_system(timeout: int | None) -> Iterator[None]:
+    """Let signals end a command at once in this block, and SIGALRM after a time.
+
+    MLX holds the interpreter's lock while it connects, so that neither a handler nor a thread would run. There is
+    nothing to clean up yet.
+    """
+    if timeout is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: handler for number in _ENDING if callable(handler := signal.getsignal(number))}
+    for number in (*handlers, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.alarm(timeout)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def set_time_limit(seconds: float, rank: int, processes: Sequence[int]) -> None:
+    """End this process, with one line, when the ranks, whose `processes` are in order, have exchanged nothing so long.
+
+    One that is stopped or asleep would block the others forever, and a wait in `mx.distributed` cannot be interrupted,
+    so a thread does it. Only commands set a limit. The first rank is the first to do so, and the launcher then ends the
+    others; if it is the one that is stopped, the next rank does. Time in which this process was stopped itself does not
+    count.
+    """
+    global _waited, _is_over
+    _waited, _is_over = 0.0, False
+    threading.Thread(target=_watch, args=(seconds, rank, processes), name="time limit", daemon=True).start()
+
+
+def restart_time_limit() -> None:
+    """Say that the ranks have exchanged something. Does nothing without a limit, as `end_time_limit`."""
+    global _waited
+    _waited = 0.0
+
+
+def end_time_limit() -> None:
+    """Set no limit any more."""
+    global _is_over
+    with uninterrupted():
+        _is_over = True
+
+
+def _watch(seconds: float, rank: int, processes: Sequence[int]) -> None:
+    global _waited
+    tick = min(1.0, seconds / 10)
+    limit = seconds + rank * min(max(0.1 * seconds, 3), 60)  # each rank waits longer than the one before it
+    while not _is_over:
+        time.sleep(tick)
+        _waited += tick
+        if _waited >= limit:
+            with uninterrupted():
+                if not _is_over:
+                    _end_process(seconds, rank, processes)
+
+
+def _end_process(seconds: float, rank: int, processes: Sequence[int]) -> NoReturn:
+    clean_up_for_good()
+    name = f"rank {rank}: " if rank else ""
+    text = (
+        f"error: {name}the ranks have exchanged nothing for {seconds:g} s; see that none is stopped, asleep "
+        "or disconnected, and that the output is read, or set a longer --rank-timeout.\n"
+    )
+    with suppress(OSError):  # the terminal may be gone
+        os.write(_STANDARD_ERROR, text.encode())
+    for process in processes:
+        # As the launcher does next; but it waits for a process on this machine that is stopped, until it goes on.
+        with suppress(OSError):  # of another machine, or gone
+            # In the launcher's group; the number may be another process's here.
+            if process != os.getpid() and os.getpgid(process) == os.getpgrp():
+                os.kill(process, signal.SIGTERM)
+                os.kill(process, signal.SIGCONT)
+    os._exit(1)

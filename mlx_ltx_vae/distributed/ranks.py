@@ -31,11 +31,7 @@ class Work(enum.Enum):
 
 
 def launched_rank() -> int | None:
-    """The rank of this process; None if no launcher has started it.
-
-    Raises:
-        DistributedError: if the launcher's variable is not a number.
-    """
+    """The rank of this process; None if no launcher has started it."""
     name = next((name for name in _RANK_VARIABLES if name in os.environ), None)
     if name is None:
         return None
@@ -49,15 +45,10 @@ def launched_rank() -> int | None:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a command.
+    """The ranks of a command."""
 
-    Attributes:
-        group: None for one process alone; then no other module of `distributed` is imported.
-        wanted: what the user wants to be shared; None to choose.
-    """
-
-    group: "mx.distributed.Group | None" = None
-    wanted: Work | None = None
+    group: "mx.distributed.Group | None" = None  # None for one process alone; then no other module here is imported
+    wanted: Work | None = None  # what the user wants to be shared; None to choose
 
     @property
     def size(self) -> int:
@@ -73,11 +64,7 @@ class Ranks:
         return self.rank == 0
 
     def choose(self, num_videos: int) -> Work:
-        """What the ranks share: several videos, or the rows of one.
-
-        Raises:
-            PlanError: if the user wants to share what there is not.
-        """
+        """What the ranks share: several videos, or the rows of one."""
         if self.group is None:
             return Work.OFF
         if self.wanted is Work.BATCH and num_videos == 1:
@@ -97,21 +84,15 @@ class Ranks:
         available = [memory for memory in self.gather(machine.available) if memory is not None]
         return replace(machine, available=min(available)) if available else machine
 
-    def check_same(self, things: Mapping[str, Any]) -> None:
-        """Raise a `DistributedError` if ranks work on different things, given by name."""
-        self.check_same_contents(lambda: things)
-
-    def check_same_contents(self, read: Callable[[], Mapping[str, Any]]) -> None:
-        """As `check_same`, of what `read` returns on each rank. One process alone does not call it."""
+    def check_same(self, read: Callable[[], Mapping[str, Any]]) -> None:
+        """Check that `read`, which one process alone does not call, returns the same things by name on all ranks."""
         if self.group is not None:
             _agreement().check_same(self.group, self.together(read))
 
     def work_alone(self) -> None:
         """No longer limit the time between two exchanges: from now on, ranks may have any time to themselves."""
         if self.group is not None:
-            from .time_limit import end_time_limit
-
-            end_time_limit()
+            _agreement().end_time_limit()
 
     def deal(self, costs: Sequence[int]) -> list[int]:
         """The rank of each item: longest first, each to the rank that has least to do."""
@@ -130,21 +111,15 @@ def _agreement() -> Any:
     return agreement
 
 
-def join_ranks(distributed: str, timeout: int | None = None) -> Ranks | None:
+def join_ranks(distributed: str, timeout: int) -> Ranks | None:
     """The ranks of this command; None if this process has nothing to do.
 
-    Args:
-        distributed: "auto", "rows", "batch" or "off", for a process that a launcher has started.
-        timeout: seconds after which a command ends with one line if its ranks exchange nothing; None for no limit.
-
-    Raises:
-        DistributedError: if the processes cannot connect.
+    `distributed` is "auto", "rows", "batch" or "off"; `timeout` the seconds after which a command ends if its ranks
+    exchange nothing.
     """
     rank = launched_rank()
     if rank is None:
         return Ranks()
     if distributed == Work.OFF.value:
         return Ranks() if rank == 0 else None
-    from .launch import join_group
-
-    return Ranks(join_group(timeout), None if distributed == "auto" else Work(distributed))
+    return Ranks(_agreement().join_group(timeout), None if distributed == "auto" else Work(distributed))

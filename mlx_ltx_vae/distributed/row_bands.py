@@ -6,18 +6,13 @@ import mlx.core as mx
 
 from ..backend.mlx_utils import take
 from ..streaming.axis import Axis
-from .time_limit import restart_time_limit
+from .agreement import restart_time_limit
 
 
 class RowBands:
-    """This rank's view of the bands: the `Neighbors` of its stream.
+    """This rank's view of the bands, of `rows` latent rows each from top to bottom: the `Neighbors` of its stream.
 
-    All ranks of the group must make the same calls in the same order.
-
-    Attributes:
-        rank: this rank.
-        rows: the number of latent rows of each rank's band, from top to bottom.
-        sent_bytes: bytes that this rank has sent.
+    All ranks of the group must make the same calls in the same order. `sent_bytes` are those of this rank.
     """
 
     axis = Axis.HEIGHT

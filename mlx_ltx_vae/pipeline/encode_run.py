@@ -14,8 +14,8 @@ from ..errors import LatentsError, PlanError, TilingError
 from ..models.base import Encoder
 from ..planning.plan import EncodePlan
 from ..streaming.context import StreamContext
-from ..tiling.batches import check_batch_size
 from ..tiling.config import TilingConfig
+from ..tiling.layout import check_batch_size
 from .diagnosis import explain_not_finite
 from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess, to_channels_last
 from .rank_bands import make_bands

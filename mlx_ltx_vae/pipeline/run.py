@@ -16,10 +16,9 @@ from ..shapes import LatentShape
 from ..streaming.axis import Axis
 from ..streaming.context import StreamContext
 from ..streaming.driver import run, run_whole
-from ..tiling.batches import in_tile_order, tile_batches
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.intervals import Interval
-from ..tiling.layout import Tile, TileLayout
+from ..tiling.layout import Tile, TileLayout, in_tile_order, tile_batches
 from .sources import Box, Source
 
 

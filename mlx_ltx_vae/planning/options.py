@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from ..errors import PlanError
 from ..models.specs import NetworkSpec
-from ..tiling.batches import check_batch_size
 from ..tiling.config import TilingConfig
+from ..tiling.layout import check_batch_size
 from .plan import Mode, Order
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)

@@ -13,10 +13,9 @@ from ..models.input_shapes import check_frame_shape, check_latent_shape, least_c
 from ..models.specs import NetworkSpec
 from ..shapes import Grid, LatentShape
 from ..streaming.axis import Axis
-from ..tiling.batches import tile_batches
 from ..tiling.config import SpatialTilingConfig, TilingConfig
 from ..tiling.intervals import Interval
-from ..tiling.layout import TileLayout
+from ..tiling.layout import TileLayout, tile_batches
 from ..units import format_bytes, parse_bytes
 from .clip import Clip
 from .memory import (

@@ -23,18 +23,7 @@ else:
     __getattr__ = missing_names(__name__, "decode_with_tiling")
 
 __all__ = [
-    "PRESETS",
-    "DimensionIntervals",
-    "SpatialTilingConfig",
-    "TemporalTilingConfig",
-    "TilingConfig",
-    "TilingError",
-    "compute_trapezoidal_mask_1d",
-    "decode_with_tiling",
-    "map_spatial_slice",
-    "map_temporal_slice",
-    "parse_tile",
-    "preset",
-    "split_in_spatial",
-    "split_in_temporal",
-]
+    "PRESETS", "DimensionIntervals", "SpatialTilingConfig", "TemporalTilingConfig", "TilingConfig", "TilingError",
+    "compute_trapezoidal_mask_1d", "decode_with_tiling", "map_spatial_slice", "map_temporal_slice", "parse_tile",
+    "preset", "split_in_spatial", "split_in_temporal",
+]  # fmt: skip

@@ -1,8 +1,7 @@
 """Runs a network tile by tile and blends the results.
 
-A decode blends pixels and an encode blends latents. The masks of each axis add up to 1 (see `masks.complementary`), so
-tiles are weighted and added without a division. Arrays are channels-last (B, T, H, W, C), except in
-`decode_with_tiling`, whose callers use channels-first.
+The masks of each axis add up to 1 (see `complementary`), so tiles are weighted and added without a division. Arrays
+are channels-last (B, T, H, W, C), except in `decode_with_tiling`, whose callers use channels-first.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,10 +14,9 @@ import mlx.core as mx
 from ..backend.device import is_memory_short
 from ..errors import DecodeError, LatentsError, PlanError
 from ..shapes import ScaleFactors
-from .batches import tile_batches
 from .config import TilingConfig
-from .layout import BlendAxis, Tile, TileLayout
-from .masks import Mask
+from .intervals import Mask
+from .layout import BlendAxis, Tile, TileLayout, tile_batches
 
 #: Gives the results (B, n, h, w, C) of tiles of equal shape, one per tile, in a list that the caller empties.
 RunTiles = Callable[[list[Tile]], list[mx.array]]
@@ -61,8 +59,7 @@ class SpatialBlender:
     def _add(self, frames: mx.array, index: int, part: mx.array) -> None:
         """Add a tile (B, n, h, w, C) to `frames` (B, n, H, W, C), which is changed in place and evaluated."""
         row, column = self._positions[index]
-        expected = (*frames.shape[:2], row.length, column.length, frames.shape[-1])
-        _check_shape(part, expected, f"tile {index}")
+        _check_shape(part, (*frames.shape[:2], row.length, column.length, frames.shape[-1]), f"tile {index}")
         where = (slice(None), slice(None), row.as_slice, column.as_slice)
         weights = self._weights[index]
         if weights is None:
@@ -79,16 +76,11 @@ def blend_tiles(
     *,
     tile_batch_size: int = 1,
 ) -> Generator[tuple[int, mx.array], None, None]:
-    """Run a network tile by tile and yield blended results as soon as no later tile contributes to them.
+    """Run a network tile by tile and yield blended results, once and in order, as soon as no later tile adds to them.
 
-    Memory holds the results of one interval of time, its overlap with the interval before, and one batch of tiles.
-
-    Args:
-        axes: time, height and width of the results: `layout.decoded()` or `layout.encoded()`.
-
-    Yields:
-        The index of the first position in time, and results (B, n, H, W, C) float32, n >= 1, evaluated. Each position
-        is yielded once, in order. An array may be a view of a larger one: copy it to keep it for long.
+    Yields the index of the first position in time, and results (B, n, H, W, C) float32, n >= 1, evaluated, which may be
+    a view of a larger array: copy them to keep them for long. Memory holds the results of one interval of time, its
+    overlap with the interval before, and one batch of tiles. `axes` are `layout.decoded()` or `layout.encoded()`.
     """
     time, rows, columns = axes
     blender = SpatialBlender(rows, columns)
@@ -136,8 +128,7 @@ def decode_with_tiling(
             F = 1 + temporal_scale * (f - 1).
         latents: (B, C, F', H', W').
         tiling_config: an app's own class will do (see `TilingConfig.of`); None decodes everything as one tile.
-        spatial_scale: pixels per latent cell, along height and width.
-        temporal_scale: frames per latent frame.
+        spatial_scale, temporal_scale: pixels per latent cell, along height and width, and frames per latent frame.
         on_frames_ready: called with frames (B, 3, n, H, W) and their start index as soon as they are final, once per
             frame and in order. An exception in it stops the decode and reaches the caller.
         keep_output: False keeps no frames for the result, so that memory does not grow with the clip.

@@ -12,17 +12,10 @@ PRESETS = ("auto", "default", "aggressive", "conservative", "spatial_only", "tem
 
 @dataclass(frozen=True)
 class SpatialTilingConfig:
-    """Tiles along height or width.
+    """Tiles along height or width, and the pixels that adjacent ones share: from 0 to less than the tile's.
 
-    `TileLayout.make`, which knows the VAE, also checks that both are multiples of its spatial scale factor and that
-    tiles are at least two latent cells long: 64 pixels for a VAE of 32 pixels per cell.
-
-    Attributes:
-        tile_size_in_pixels: at least 1.
-        tile_overlap_in_pixels: pixels shared by adjacent tiles; at least 0 and less than the tile size.
-
-    Raises:
-        TilingError: for other sizes.
+    Other sizes raise a `TilingError`; so do plans if one is not a multiple of the VAE's pixels per latent cell, or
+    tiles are shorter than two cells: 64 pixels for a VAE of 32 pixels per cell.
     """
 
     tile_size_in_pixels: int
@@ -64,13 +57,10 @@ class TilingConfig:
         if isinstance(config, cls):
             return config
         try:
-            axes = [
-                config.spatial_config,
-                getattr(config, "height_config", None),
-                getattr(config, "width_config", None),
-            ]
+            sides = [getattr(config, name, None) for name in ("height_config", "width_config")]
             space, height, width = (
-                axis and SpatialTilingConfig(axis.tile_size_in_pixels, axis.tile_overlap_in_pixels) for axis in axes
+                axis and SpatialTilingConfig(axis.tile_size_in_pixels, axis.tile_overlap_in_pixels)
+                for axis in (config.spatial_config, *sides)
             )
             time = config.temporal_config
             time = time and TemporalTilingConfig(time.tile_size_in_frames, time.tile_overlap_in_frames)
@@ -88,12 +78,12 @@ class TilingConfig:
 
     @classmethod
     def spatial_only(cls, tile_size: int = 512, overlap: int = 64) -> "TilingConfig":
-        """Tiles along height and width only."""
+        """Tiles of these pixels along height and width only."""
         return cls(spatial_config=SpatialTilingConfig(tile_size, overlap))
 
     @classmethod
     def temporal_only(cls, tile_size: int = 64, overlap: int = 24) -> "TilingConfig":
-        """Tiles along time only."""
+        """Tiles of these frames along time only."""
         return cls(temporal_config=TemporalTilingConfig(tile_size, overlap))
 
     @classmethod

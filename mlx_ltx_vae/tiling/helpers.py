@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import TilingError
-from .intervals import Interval, make_causal, split
+from .intervals import Interval, make_causal, split, trapezoid
 from .layout import TileAxis, space_axis, time_axis
-from .masks import trapezoid
 
 if TYPE_CHECKING:
     import mlx.core as mx

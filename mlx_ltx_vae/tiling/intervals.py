@@ -1,9 +1,13 @@
-"""Splits one axis of the latent grid into overlapping intervals. Pure Python, no MLX."""
+"""Splits one axis into overlapping intervals, and weights their positions. Pure Python, no MLX."""
 
 from collections.abc import Sequence
+from math import isclose
 from typing import NamedTuple
 
 from ..errors import TilingError
+
+#: A weight in [0, 1] for each position of an interval.
+Mask = tuple[float, ...]
 
 
 class Interval(NamedTuple):
@@ -44,8 +48,54 @@ def split(length: int, size: int, overlap: int) -> tuple[Interval, ...]:
 def make_causal(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
     """Intervals of latent frames, of which all but the first start one frame earlier, with a left ramp one longer.
 
-    The first latent frame of a tile decodes to one frame instead of `scale`, as if the clip began there. The extra
-    latent frame takes that place. Its weight is 0, so it is context only.
+    The extra frame takes the place of the first one of a tile, which decodes to one frame instead of `scale`. Its
+    weight is 0, so it is context only.
     """
     first, *later = intervals
     return (first, *(Interval(start - 1, end, left + 1, right) for start, end, left, right in later))
+
+
+def trapezoid(length: int, left_ramp: int, right_ramp: int, *, from_zero: bool = False) -> Mask:
+    """A mask that rises over `left_ramp` positions (`from_zero`, if so), stays at 1, and falls over `right_ramp`.
+
+    Ramps longer than the mask are shortened to it. Ramps that overlap are multiplied.
+    """
+    left_ramp, right_ramp = min(left_ramp, length), min(right_ramp, length)
+    rising = [0.0, *_ramp(left_ramp - 1)] if from_zero and left_ramp else _ramp(left_ramp)
+    left = rising + [1.0] * (length - left_ramp)
+    right = [1.0] * (length - right_ramp) + _ramp(right_ramp)[::-1]
+    return tuple(rise * fall for rise, fall in zip(left, right, strict=True))
+
+
+def trapezoids(intervals: Sequence[Interval], *, from_zero: bool = False) -> tuple[Mask, ...]:
+    """The mask of each interval, from its ramps."""
+    return tuple(trapezoid(each.length, each.left_ramp, each.right_ramp, from_zero=from_zero) for each in intervals)
+
+
+def sums(intervals: Sequence[Interval], masks: Sequence[Mask]) -> list[float]:
+    """The sum of the masks of all intervals, at each position of the axis."""
+    total = [0.0] * max(interval.end for interval in intervals)
+    for interval, mask in zip(intervals, masks, strict=True):
+        for position, weight in enumerate(mask, interval.start):
+            total[position] += weight
+    return total
+
+
+def complementary(intervals: Sequence[Interval], masks: Sequence[Mask]) -> tuple[Mask, ...]:
+    """Masks that add up to 1 at every position: unchanged if they do already, else divided by their sum.
+
+    The sum over all tiles of products of weights on three axes is the product of the three sums, so that dividing each
+    axis once replaces the division of the video by a buffer of summed weights.
+    """
+    total = sums(intervals, masks)
+    if all(isclose(weight, 1.0, abs_tol=1e-9) for weight in total):
+        return tuple(masks)
+    return tuple(
+        tuple(weight / total[position] for position, weight in enumerate(mask, interval.start))
+        for interval, mask in zip(intervals, masks, strict=True)
+    )
+
+
+def _ramp(length: int) -> list[float]:
+    """Evenly rising weights between 0 and 1, both excluded."""
+    return [step / (length + 1) for step in range(1, length + 1)]

@@ -1,15 +1,16 @@
-"""Positions and blend masks of a clip's tiles, on the latent grid and in the video. Pure Python, no MLX."""
+"""The tiles of a clip, on the latent grid and in the video, and which run together. Pure Python, no MLX."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from itertools import product
-from typing import NamedTuple
+from itertools import chain, product
+from typing import NamedTuple, TypeVar
 
 from ..errors import TilingError
 from ..shapes import Grid, ScaleFactors
 from .config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
-from .intervals import Interval, make_causal, split
-from .masks import Mask, complementary, trapezoids
+from .intervals import Interval, Mask, complementary, make_causal, split, trapezoids
+
+Result = TypeVar("Result")
 
 _MIN_CELLS_PER_TILE = 2
 
@@ -49,10 +50,7 @@ class BlendAxis(NamedTuple):
 
 @dataclass(frozen=True)
 class TileAxis:
-    """One axis split into tiles, on the latent grid and in pixels (or frames).
-
-    A decode blends pixels and an encode blends latents, so each grid has trapezoidal masks of its own.
-    """
+    """One axis split into tiles, on the latent grid and in pixels (or frames)."""
 
     latent: tuple[Interval, ...]
     pixels: tuple[Interval, ...]
@@ -78,10 +76,7 @@ def space_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
 
 
 def time_axis(intervals: Sequence[Interval], scale: int, first: int = 1) -> TileAxis:
-    """Time from its intervals on the latent grid, at `scale` frames per latent frame.
-
-    The first latent frame decodes to `first` frames, both in the whole clip and in each tile.
-    """
+    """Time, at `scale` frames per latent frame; the first decodes to `first` frames, in the clip and in each tile."""
     frames = tuple(
         Interval(scale * start, first + scale * (end - 1), first + scale * (left - 1) if left else 0, scale * right)
         for start, end, left, right in intervals
@@ -101,14 +96,7 @@ class TileLayout:
     def make(
         cls, config: TilingConfig, latent_grid: Sequence[int], scale: ScaleFactors, first_frames: int = 1
     ) -> "TileLayout":
-        """The tiles of a clip whose latents have the grid (F', H', W').
-
-        Args:
-            first_frames: frames that the first latent frame decodes to.
-
-        Raises:
-            TilingError: for sizes and overlaps that are not whole latent cells, and for tiles of less than two.
-        """
+        """The tiles of a clip of latents (F', H', W'), whose first latent frame decodes to `first_frames` frames."""
         frames, rows, columns = latent_grid
         height, width = config.height_config or config.spatial_config, config.width_config or config.spatial_config
         return cls(
@@ -126,11 +114,11 @@ class TileLayout:
             yield [Tile(*zip(frames, rows, columns, strict=True)) for rows, columns in product(height, width)]
 
     def decoded(self) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
-        """Time, height and width as a decode blends them."""
+        """Time, height and width as a decode blends them: pixels, with masks of their own."""
         return self.time.decoded(), self.height.decoded(), self.width.decoded()
 
     def encoded(self) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
-        """Time, height and width as an encode blends them."""
+        """As an encode blends them: latents."""
         return self.time.encoded(), self.height.encoded(), self.width.encoded()
 
 
@@ -152,3 +140,28 @@ def _split(length: int, config: SpatialTilingConfig | TemporalTilingConfig | Non
             f"{unit}; use {' or '.join(map(str, nearest))}."
         )
     return split(length, size // scale, overlap // scale)
+
+
+def check_batch_size(tile_batch_size: int) -> None:
+    """Raise a `TilingError` unless a batch size is a whole number of at least 1."""
+    if isinstance(tile_batch_size, bool) or not isinstance(tile_batch_size, int) or tile_batch_size < 1:
+        raise TilingError(f"a tile batch size must be a whole number of at least 1, not {tile_batch_size!r}.")
+
+
+def tile_batches(tiles: Sequence[Tile], tile_batch_size: int) -> list[list[int]]:
+    """Indices into `tiles`, in batches of at most `tile_batch_size` tiles of equal shape for one call of a network."""
+    check_batch_size(tile_batch_size)
+    by_shape: dict[Grid, list[int]] = {}
+    for index, tile in enumerate(tiles):
+        by_shape.setdefault(tile.output_size, []).append(index)
+    return [
+        indices[start : start + tile_batch_size]
+        for indices in by_shape.values()
+        for start in range(0, len(indices), tile_batch_size)
+    ]
+
+
+def in_tile_order(batches: Sequence[Sequence[int]], results: Sequence[Sequence[Result]]) -> list[Result]:
+    """The results of the batches of `tile_batches`, one per tile, in the order of the tiles."""
+    by_tile = dict(zip(chain(*batches), chain(*results), strict=True))
+    return [by_tile[index] for index in range(len(by_tile))]
