@@ -44,17 +44,14 @@ def is_cpu() -> bool:
 
 
 def backend() -> Backend:
-    """The backend of the default device."""
+    """That of the default device."""
     if is_cpu():
         return Backend.CPU
     return Backend.METAL if mx.metal.is_available() else Backend.CUDA
 
 
 def confirm_device() -> None:
-    """Wait for the device, and check that it still computes: MLX may report a failure only at the next computation.
-
-    A known sum that comes out wrong is a `DeviceError`. MLX's own errors pass.
-    """
+    """Wait for the device, and check a known sum: MLX may report a failure only at the next computation."""
     mx.synchronize()
     if to_int(mx.arange(_PROBE).sum()) != _PROBE * (_PROBE - 1) // 2:
         raise DeviceError("the device no longer computes correctly, so the result cannot be trusted; start again.")
@@ -66,10 +63,7 @@ def compiler_search() -> Callable[[], object]:
 
 
 def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:
-    """The default device, for a network that computes in `dtype`.
-
-    `own` are bytes already in use that a plan counts itself, such as loaded weights.
-    """
+    """The default device, for a network of this dtype. `own`: bytes already in use that a plan counts itself."""
     return Machine(backend(), dtype.size, available_memory(own), keeps_dtype)
 
 
@@ -104,10 +98,9 @@ def _free_host_memory() -> int:
 
 
 def limits_cache() -> bool:
-    """Whether runs limit MLX's buffer cache.
+    """Whether runs limit MLX's buffer cache: not on the CPU, where it has at most 32 MB.
 
-    On the CPU it has at most 32 MB, and setting its limit waits for the streams of all threads, which takes long, and
-    never ends if one of them ends meanwhile.
+    There, setting its limit waits for the streams of all threads, and never ends if one of them ends meanwhile.
     """
     return not is_cpu()
 
@@ -115,9 +108,8 @@ def limits_cache() -> bool:
 class _Steps:
     """MLX's settings while steps of any runs are computed. What the app sets meanwhile stays.
 
-    The buffer cache has the smallest of the runs' limits and the app's (see `limits_cache`). On Metal,
-    `MLX_CONV_WINOGRAD_TILE_BATCH` makes Winograd convolutions work on one frame at a time, which bounds their scratch
-    memory; MLX reads it at every convolution.
+    The buffer cache has the smallest of the runs' limits and the app's. On Metal, `MLX_CONV_WINOGRAD_TILE_BATCH`, which
+    MLX reads at every convolution, makes Winograd work on one frame at a time, which bounds its scratch memory.
     """
 
     def __init__(self) -> None:

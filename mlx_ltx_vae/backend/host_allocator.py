@@ -1,9 +1,7 @@
-"""How glibc's malloc, from which MLX's CPU backend takes its memory, treats large buffers during a run.
+"""How glibc's malloc, from which MLX's CPU backend takes its memory, treats large buffers during a run: it keeps them.
 
-By default malloc takes each buffer above 32 MB from the kernel and returns it when it is freed, and returns the end of
-its heap as well. The kernel clears every page of the next buffer on first use, which takes a tenth to a quarter of the
-time of a decode of large frames (docs/performance.md). During a run malloc keeps what is freed. After it the unused
-rest is returned.
+By default it takes each buffer above 32 MB from the kernel, and returns it. The kernel clears every page of the next
+one, which takes a tenth to a quarter of the time of a decode of large frames (docs/performance.md).
 """
 
 import ctypes

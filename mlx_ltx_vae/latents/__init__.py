@@ -14,16 +14,5 @@ from .files import (
 from .layouts import parse_grid
 from .mapped import MappedLatents
 
-__all__ = [
-    "LatentsFile",
-    "LatentsInfo",
-    "MappedLatents",
-    "check_latents_name",
-    "check_latents_target",
-    "load_latents",
-    "looks_normalized_twice",
-    "looks_unnormalized",
-    "open_latents",
-    "parse_grid",
-    "save_latents",
-]
+__all__ = ["LatentsFile", "LatentsInfo", "MappedLatents", "load_latents", "open_latents", "parse_grid", "save_latents"]
+__all__ += ["check_latents_name", "check_latents_target", "looks_normalized_twice", "looks_unnormalized"]

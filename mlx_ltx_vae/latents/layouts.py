@@ -17,9 +17,7 @@ from ..errors import LatentsError, excerpt, quote
 from ..shapes import Grid, LatentShape
 from .stored import StoredArray
 
-#: The layout of this package: one letter per axis.
-CHANNELS_FIRST = "BCFHW"
-
+CHANNELS_FIRST = "BCFHW"  # the layout of this package: one letter per axis
 _LAYOUTS = {5: (CHANNELS_FIRST, "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
 _AXIS_NAMES = {"F": "F'", "H": "H'", "W": "W'", "N": "tokens"}
 _GRID = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})")
@@ -38,7 +36,6 @@ class Layout:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The length of each stored axis, by its letter."""
         return dict(zip(self.axes, self.stored_shape, strict=True))
 
     @property
@@ -79,13 +76,10 @@ def format_grid(grid: Grid) -> str:
 def find_layout(
     stored_shape: tuple[int, ...], source: str, *, latent_channels: int | None, grid: Grid | None, sizes: Grid | None
 ) -> Layout:
-    """The only layout that fits a stored shape.
+    """The only layout that fits a stored shape. Without `latent_channels`, unpacked latents are channels-first.
 
-    Args:
-        latent_channels: channels of the VAE. With None, unpacked latents are read as channels-first.
-        grid: (F', H', W'), where it is known.
-        sizes: number of frames, height and width from the file's metadata. Most programs store the video's sizes, the
-            LTX trainers the latent grid. Sizes that fit the latents are the grid, since a video is always larger.
+    `sizes` are num_frames, height and width in the file's metadata. Most programs store the video's, the LTX trainers
+    the grid (F', H', W'). Sizes that fit the latents are the grid, since a video is always larger.
     """
     layouts = [Layout(axes, stored_shape) for axes in _LAYOUTS.get(len(stored_shape), ())]
     if not layouts:

@@ -20,14 +20,10 @@ _SAMPLED_FRAMES = 8
 
 
 class MappedLatents:
-    """Latents (B, C, F', H', W') in a file. Indexing reads, checks and normalizes a slice, and nothing else.
+    """Latents (B, C, F', H', W') in a file. Indexing reads, checks and normalizes a slice, in any thread.
 
-    Slices may be read in any thread, and each is evaluated.
-
-    Args:
-        open_stored: returns an array of `shape` whose values are still in the file.
-        stored_dtype: of its values, such as "bfloat16"; uint16 are the bits of bfloat16.
-        statistics: mean and std (C,), float32 and evaluated; None if the stored values are normalized.
+    The file stays open as long as this object, or what it returns, exists. A `stored_dtype` of uint16 are the bits of
+    bfloat16. `statistics`, mean and std (C,), are float32 and evaluated, or None if the stored values are normalized.
     """
 
     ndim = 5
@@ -51,9 +47,7 @@ class MappedLatents:
     def __getitem__(self, index: tuple[slice, ...]) -> mx.array:
         """The slice, normalized and evaluated. `index` has a slice for each of the first axes, at most five.
 
-        Raises:
-            LatentsError: if the file is damaged or has changed since it was opened, or has values in the slice that are
-                not finite.
+        A `LatentsError` if the file is damaged or has changed, or has values in the slice that are not finite.
         """
         if not isinstance(index, tuple) or len(index) > self.ndim or not all(isinstance(each, slice) for each in index):
             raise TypeError(f"latents in a file are indexed with a tuple of up to five slices, not {index!r}.")

@@ -20,7 +20,7 @@ _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 
 @dataclass(frozen=True)
 class LatentsMetadata:
-    """The metadata of a latent file. A value that the file does not state is None."""
+    """What a latent file states; None for what it does not."""
 
     fps: Fraction | None = None
     num_frames: int | None = None  # of the video, or, in data sets of the LTX trainers, of the latent grid
@@ -64,10 +64,7 @@ def check_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | Non
 
 
 def states_grid(metadata: LatentsMetadata, grid: Grid) -> bool:
-    """Whether `num_frames`, `height` and `width`, as far as they are stated, are those of the latents, not the video's.
-
-    A video is always larger, unless only its one frame is stated. Files of this package state the video's.
-    """
+    """Whether the stated sizes are those of the latents. A video is larger, unless only its one frame is stated."""
     is_video = _fits(metadata.sizes, DEFAULT_SCALE.video_grid(grid))
     return not metadata.is_channels_first and not is_video and _fits(metadata.sizes, grid)
 

@@ -41,8 +41,7 @@ def source_name(path: str | os.PathLike) -> str:
 def open_source(path: str | os.PathLike) -> Iterator[tuple[OpenFile, Path]]:
     """The open file, and a path at which it can be read until the end of the block.
 
-    A pipe and standard input ("-") are copied to a temporary file, which takes no space after the last use of the open
-    file. What is no file is a `LatentsError`: a folder, a device, a terminal.
+    A pipe and standard input ("-") are copied to a temporary file. A folder, a device or a terminal is refused.
     """
     source, is_standard_input = source_name(path), os.fspath(path) == _STANDARD_INPUT
     with nullcontext(_standard_input()) if is_standard_input else _open(source) as stream:

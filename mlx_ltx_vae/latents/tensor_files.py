@@ -1,26 +1,40 @@
 """The contents of safetensors, .npy and .npz files: metadata, and tensors known by their headers.
 
-Some programs store metadata as one-element arrays beside the tensors. They are returned as metadata.
+Some programs store metadata as one-element arrays beside the tensors. They are returned as metadata. Objects, which
+would be pickles, are never loaded.
 """
 
+import io
 import math
 import os
+import shutil
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO, Literal
 
 import numpy as np
+from numpy.lib import format as npy_format
 
-from ..errors import LatentsError
+from ..errors import LatentsError, excerpt
 from ..files.formats import START_BYTES, Format
 from ..files.opening import file_state
 from ..files.safetensors_header import read_header, read_positions
 from ..units import format_bytes
 from .metadata import METADATA_KEYS
-from .numpy_files import open_npy, open_npz
-from .source import check_format, open_source
+from .source import check_format, open_source, torch_error
 from .stored import OpenFile, StoredArray, StoredTensor, reading
 
 _MAX_METADATA_BYTES = 1024
+_MAX_NPY_HEADER = 2**14  # bytes; numpy itself refuses headers of more than 10,000
+_ZIP_HEADER = 30  # bytes before the name; the lengths of the name and of what follows it are the last four
+_COPIED_AT_ONCE = 2**20  # bytes
+_MAX_COMPRESSION, _MAX_UNSUSPECTED = 100, 10**8  # deflate makes noise 1 to 2 times smaller, and zeros 1,000 times
+_SHOWN = 40  # characters of a name or shape in an error
 
 
 def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredTensor], dict[str, str]]:
@@ -68,3 +82,107 @@ def _take_metadata(tensors: dict[str, StoredTensor]) -> dict[str, str]:
             raise LatentsError(f"{tensor.file.source}: {name} takes {size}, where a single value was expected.")
         metadata.update((name, str(values.flat[0])) for _, values in tensor.open().read())
     return metadata
+
+
+@dataclass(frozen=True)
+class _NpyHeader:
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    dtype: np.dtype
+    size: int  # of the header, in bytes
+
+    @classmethod
+    def read(cls, file: IO[bytes]) -> "_NpyHeader":
+        start = io.BytesIO(file.read(_MAX_NPY_HEADER))
+        version = npy_format.read_magic(start)
+        read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        shape, is_fortran, dtype = read_header(start)
+        if min(shape, default=0) < 0:
+            raise ValueError(f"its shape is {excerpt(shape)}")
+        return cls(shape, "F" if is_fortran else "C", dtype, start.tell())
+
+    @property
+    def data_bytes(self) -> int:
+        """Of the values; 0 for objects, whose pickles have any size."""
+        return 0 if self.dtype.hasobject else math.prod(self.shape) * self.dtype.itemsize
+
+    def open_array(self, file: OpenFile, start: int) -> StoredArray:
+        if self.dtype.hasobject:
+            raise ValueError("it holds Python objects, which could run any code when read")
+        return StoredArray.whole(file, self.dtype, self.shape, start + self.size, self.order)
+
+    def stored_tensor(self, file: OpenFile, open_array: Callable[[], StoredArray]) -> StoredTensor:
+        name = "bfloat16" if self.dtype == np.dtype("V2") else self.dtype.name
+        return StoredTensor(file, self.shape, name, self.data_bytes, open_array)
+
+
+def open_npy(file: OpenFile) -> StoredTensor:
+    """The array of a .npy file. Raises `ValueError` for an invalid header and a file that is too short for it."""
+    with file.reader() as reader:
+        header = _NpyHeader.read(reader)
+        size, expected = reader.seek(0, os.SEEK_END), header.size + header.data_bytes
+    if size < expected:
+        raise ValueError(f"it has {size} bytes of {expected}, so it was cut short")
+    return header.stored_tensor(file, partial(header.open_array, file, 0))
+
+
+def open_npz(file: OpenFile) -> dict[str, StoredTensor]:
+    """The arrays of a .npz file by name. What is stored uncompressed is read in the file itself.
+
+    Raises `LatentsError` for files of torch, and `ValueError` for headers that do not fit the sizes in the zip file.
+    """
+    tensors = {}
+    with file.reader() as reader, zipfile.ZipFile(reader) as archive:
+        if any(entry.endswith("data.pkl") for entry in archive.namelist()):  # whatever the file is called
+            raise torch_error(file.source)
+        for entry in archive.infolist():
+            name, ending = os.path.splitext(entry.filename)
+            if ending == ".npy":
+                tensors[name] = _open_member(file, archive, entry, name)
+    return tensors
+
+
+def _open_member(file: OpenFile, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> StoredTensor:
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{excerpt(name, _SHOWN)} is compressed in a way that numpy does not write")
+    with archive.open(entry) as member:
+        header = _NpyHeader.read(member)
+    expected = header.size + header.data_bytes
+    if not header.dtype.hasobject and entry.file_size != expected:
+        found = f"{excerpt(name, _SHOWN)} has {entry.file_size} bytes"
+        raise ValueError(f"{found}, where its shape {excerpt(header.shape, _SHOWN)} takes {expected}")
+    if entry.compress_type == zipfile.ZIP_STORED:
+        sizes = file.read(entry.header_offset + _ZIP_HEADER - 4, 4)
+        names_bytes = int.from_bytes(sizes[:2], "little") + int.from_bytes(sizes[2:], "little")
+        start = entry.header_offset + _ZIP_HEADER + names_bytes
+        return header.stored_tensor(file, partial(header.open_array, file, start))
+    lock, copies = threading.Lock(), list[OpenFile]()
+
+    def open_copy() -> StoredArray:
+        with lock:  # the first use decompresses it
+            if not copies:
+                copies.append(_decompress(file, entry))
+        return header.open_array(copies[0], 0)
+
+    return header.stored_tensor(file, open_copy)
+
+
+def _decompress(file: OpenFile, entry: zipfile.ZipInfo) -> OpenFile:
+    """A nameless temporary file with the bytes of a compressed part of a zip file."""
+    source, place, needed = file.source, tempfile.gettempdir(), entry.file_size
+    if needed > max(_MAX_UNSUSPECTED, _MAX_COMPRESSION * entry.compress_size):
+        raise LatentsError(
+            f"{source}: takes {format_bytes(entry.compress_size)} and would take {format_bytes(needed)} decompressed, "
+            "which is a decompression bomb, or values that are all alike; save it uncompressed."
+        )
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise LatentsError(
+            f"{source}: is compressed, and takes {format_bytes(needed)} in {place}, which has {format_bytes(free)} "
+            "left; set TMPDIR to a larger disk, or save the latents uncompressed."
+        )
+    with tempfile.TemporaryFile(prefix="mlx_ltx_vae-") as copy:
+        with file.reader() as reader, zipfile.ZipFile(reader) as archive, archive.open(entry) as member:
+            shutil.copyfileobj(member, copy, _COPIED_AT_ONCE)
+        copy.flush()
+        return OpenFile(copy, source)

@@ -5,7 +5,6 @@ end of such a block, removes what is registered, and lets no further block begin
 its owner is collected, at the latest when the interpreter exits.
 """
 
-import errno
 import os
 import shutil
 import signal
@@ -41,9 +40,8 @@ class Cleanup:
     def __init__(self, owner: object | None, function: Callable[..., object], *arguments: Any) -> None:
         with _lock:
             _pending[:] = [cleanup for cleanup in _pending if cleanup._finalizer.alive]
-            self._finalizer: weakref.finalize = weakref.finalize(
-                Cleanup if owner is None else owner, _call, function, arguments
-            )
+            owner = Cleanup if owner is None else owner
+            self._finalizer: weakref.finalize = weakref.finalize(owner, _call, function, arguments)
             _pending.append(self)
 
     def __call__(self) -> None:
@@ -71,9 +69,10 @@ def remove_file(path: Path) -> None:
     """Remove a file, if there is one. One that stays, as in a folder made read-only since, is a warning."""
     try:
         path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-            _warn_that_it_stays(path, error.strerror or str(error))
+        _warn_that_it_stays(path, error.strerror or str(error))
 
 
 def remove_folder(path: Path) -> None:

@@ -70,11 +70,10 @@ class StandardOutput:
 
 
 class LiveOutput:
-    """Receives a video while it grows.
+    """Receives a video while it grows: a path is created, or emptied, at once, and locked against other live outputs.
 
-    A path is created, or emptied, at once, and locked against other live outputs. `discard` removes the file, unless it
-    is a named pipe or a device, or its name is another file's by then. A file object stays open, and what it has
-    received stays there.
+    `discard` removes the file, unless it is a named pipe or a device, or its name is another file's by then. A file
+    object stays open.
     """
 
     def __init__(self, target: Target, overwrite: bool = True) -> None:
@@ -133,7 +132,7 @@ class LiveOutput:
         if self._opened is not None and self._remove is not None:
             self._check_name(self._opened)
             self._remove.cancel()
-        self._close()
+        self.discard()
 
     def remove(self) -> None:
         """Remove the file unless it is complete. A thread may be in `write`."""
@@ -142,9 +141,6 @@ class LiveOutput:
 
     def discard(self) -> None:
         self.remove()
-        self._close()
-
-    def _close(self) -> None:
         if self._opened is not None:
             self._opened.close()
 
@@ -154,8 +150,7 @@ def _open_whole(path: str, flags: int) -> int:
 
 
 def _leads_to(path: Path, file: io.FileIO) -> bool:
-    """Whether a path is that of an open file. While it is open, no other file gets its number."""
-    with suppress(OSError):
+    with suppress(OSError):  # while the file is open, no other one gets its number
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     return False
 

@@ -1,7 +1,6 @@
 """The conversion of frames at any times to a constant rate.
 
-It takes the place of ffmpeg's filter `fps`, which loses the frame that it holds whenever ffmpeg rebuilds its filters,
-for instance because the pixel format of a stream changes.
+ffmpeg's filter `fps` loses the frame that it holds whenever ffmpeg rebuilds its filters, as for another pixel format.
 """
 
 from fractions import Fraction

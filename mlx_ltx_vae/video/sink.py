@@ -37,10 +37,10 @@ DEFAULT_OPTIONS = SinkOptions()
 
 
 class FrameQueue:
-    """Calls `consume(frames)` on a thread of its own, in order.
+    """Calls `consume(frames)` on a thread of its own, in order, whose error the next `put` or `finish` raises.
 
-    `put` waits while `max_frames` frames or more are queued, so that frames do not pile up. After `consume` has failed,
-    the next `put` or `finish` raises the error. The thread keeps this object alive until `arrays` gets an `END`.
+    `put` waits while `max_frames` frames or more are queued. The thread keeps this object alive until `arrays` gets an
+    `END`.
     """
 
     END = None
@@ -67,7 +67,6 @@ class FrameQueue:
             self.arrays.put(frames)
 
     def finish(self) -> None:
-        """Wait until everything is consumed. Raises an error of `consume`."""
         self._join()
         self._raise_error()
 
@@ -112,16 +111,11 @@ def check_frames(name: str, size: Size, bit_depth: int) -> None:
 
 
 class Sink:
-    """Writes frames in order to one output. A context manager.
+    """Writes frames in order to one output, on a thread; `write` waits if that is behind. A context manager.
 
     Frames are `(n, height, width, 3)`, RGB, full range: uint8 for a bit depth of 8, uint16 (using all 16 bits)
-    for 10. A thread writes them; `write` returns at once, or waits if that thread is behind.
-
-    Leaving the with-block closes the sink: the output appears under its name. An exception in the block, Ctrl-C
+    for 10. Leaving the with-block closes the sink: the output appears under its name. An exception in the block, Ctrl-C
     included, aborts it: nothing is left behind. So does dropping a sink that was not closed.
-
-    Raises:
-        WriterError: for an invalid size or bit depth.
     """
 
     _write: Callable[[memoryview], object]  # of what takes the bytes of frames
@@ -139,12 +133,16 @@ class Sink:
     def write(self, frames: np.ndarray) -> None:
         """Append frames `(n, height, width, 3)`. The array is not copied; do not change it afterwards.
 
-        Raises:
-            WriterError: for another shape or dtype, for a closed sink, and for an error in writing earlier frames.
+        A `WriterError` for another shape or dtype, for a closed sink, and for an error in writing earlier frames.
         """
         if self._closed:
             raise WriterError(f"{self.name}: is closed and takes no more frames.")
-        self._check(frames)
+        width, height = self.size
+        expected = f"takes {self._dtype} frames (n, {height}, {width}, 3)"
+        if not isinstance(frames, np.ndarray):
+            raise WriterError(f"{self.name}: {expected} as numpy arrays, not a {type(frames).__name__}.")
+        if frames.dtype != self._dtype or frames.ndim != 4 or frames.shape[1:] != (height, width, 3):
+            raise WriterError(f"{self.name}: {expected}, not {frames.dtype} {frames.shape}.")
         if len(frames):
             self._queue.put(np.ascontiguousarray(frames))
             self.frames_written += len(frames)
@@ -152,8 +150,7 @@ class Sink:
     def close(self) -> None:
         """Wait until all frames are written and rename the output to its target. A second call does nothing.
 
-        Raises:
-            WriterError: if writing failed or there were no frames; nothing is left behind then.
+        A `WriterError` if writing failed or there were no frames; nothing is left behind then.
         """
         if self._closed:
             return
@@ -203,18 +200,10 @@ class Sink:
         """Complete the output and rename it to its target. The thread has ended."""
 
     def _discard(self) -> None:
-        """Remove the partial output. The thread has ended; `_finish` may have run in part."""
+        """Remove the partial output. `_finish` may have run in part."""
 
     def _interrupt(self) -> None:
         """Make a consumer that hangs fail. The thread is running."""
-
-    def _check(self, frames: np.ndarray) -> None:
-        width, height = self.size
-        expected = f"takes {self._dtype} frames (n, {height}, {width}, 3)"
-        if not isinstance(frames, np.ndarray):
-            raise WriterError(f"{self.name}: {expected} as numpy arrays, not a {type(frames).__name__}.")
-        if frames.dtype != self._dtype or frames.ndim != 4 or frames.shape[1:] != (height, width, 3):
-            raise WriterError(f"{self.name}: {expected}, not {frames.dtype} {frames.shape}.")
 
 
 def _consume(name: str, consumer: Callable[[np.ndarray], object], frames: np.ndarray) -> None:

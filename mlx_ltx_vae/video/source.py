@@ -9,7 +9,6 @@ from ..errors import ReaderError, excerpt
 from ..process.cleanup import temporary_folder
 from .ffmpeg import input_arguments
 
-#: Endings of images, and the kind of each.
 _IMAGES = {
     ".png": "png", ".jpg": "jpg", ".jpeg": "jpg", ".webp": "webp", ".bmp": "bmp", ".tif": "tif", ".tiff": "tif",
 }  # fmt: skip
