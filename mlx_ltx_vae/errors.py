@@ -77,27 +77,19 @@ def one_line(message: object) -> str:
 
 def printable(text: str) -> str:
     """A name, or another line, with control characters escaped: a terminal obeys them, or shows other text."""
-    return text if text.isprintable() else "".join(map(_escape, text))
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
-def excerpt(content: object, limit: int = 80) -> str:
+def excerpt(content: object, limit: int = 80, to_text: Callable[[object], str] = str) -> str:
     """What a file contains, for a message: one line of at most `limit` characters, and "..." if there were more."""
-    return _clip(content, str, limit)
-
-
-def quote(value: object, limit: int = 80) -> str:
-    """As `excerpt`, of the value's `repr`: strings in quotes."""
-    return _clip(value, repr, limit)
-
-
-def _clip(value: object, to_text: Callable[[object], str], limit: int) -> str:
     try:
-        text = to_text(value)
+        text = to_text(content)
     except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
-        return f"a {type(value).__name__} that is too large to show"
+        return f"a {type(content).__name__} that is too large to show"
     line = one_line(text[: limit + 1])
     return line if len(line) <= limit and len(text) <= limit else f"{line[:limit]}..."
 
 
-def _escape(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+def quote(value: object, limit: int = 80) -> str:
+    """As `excerpt`, of the value's `repr`: strings in quotes."""
+    return excerpt(value, limit, repr)

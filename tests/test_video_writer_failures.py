@@ -370,11 +370,8 @@ class Failing(Sink):
 
     def __init__(self, consume: Callable[[], None]) -> None:
         super().__init__("somewhere", SIZE, 8)
-        self.consume, self.discarded = consume, 0
-
-    def _consumer(self) -> Callable[[np.ndarray], object]:
-        consume = self.consume
-        return lambda _: consume()
+        self.discarded = 0
+        self._write = lambda _: consume()
 
     def _finish(self) -> None:
         raise OSError(28, "No space left on device")

@@ -1,23 +1,56 @@
-"""The default device, its available memory, and MLX's settings for a run."""
+"""The default device: its available memory, its errors, and MLX's and malloc's settings for a run."""
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import mlx.core as mx
 
 from ..errors import DeviceError
-from .host_allocator import freed_memory_kept
 from .machine import Backend, Machine
 from .mlx_utils import to_int
 
-_MEMINFO = Path("/proc/meminfo")
 _WINOGRAD_BATCH = "MLX_CONV_WINOGRAD_TILE_BATCH"
 _PROBE = 4096  # elements
 
+# Parameters of mallopt, from glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+_UNLIMITED = 2**31 - 1
+# The values that malloc itself raises its thresholds to once large buffers have been freed, and the default count.
+_LARGEST_MMAP_THRESHOLD = 32 * 2**20
+_LARGEST_TRIM_THRESHOLD = 2 * _LARGEST_MMAP_THRESHOLD
+_DEFAULT_MMAP_MAX = 65536
+
+#: Parts of messages, and what is said in their place.
+_EXPLANATIONS = {
+    # Of macOS, which MLX passes on: "[METAL] Command buffer execution failed: ...".
+    ("Impacting Interactivity", "Caused GPU Timeout Error"): "macOS stopped the GPU because one step kept the display "
+    "waiting for too long; use mode exact with a smaller memory budget or chunk, or smaller tiles, let the display "
+    "sleep, close other apps that use the GPU, or (reported to help before M5) set AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1 in "
+    "the environment.",
+    # Of macOS, of MLX's allocators for Metal and CUDA, and of CUDA: "cudaMallocAsync(...) failed: out of memory".
+    (
+        "Insufficient Memory",
+        "[malloc] Unable to allocate",
+        "greater than the maximum allowed buffer size",
+        "failed: out of memory",
+    ): "the device ran out of memory; use mode exact with a smaller memory budget or chunk, or smaller tiles, and "
+    "close other apps.",
+    # Of the C++ library, where MLX compiles a kernel for the CPU.
+    ("temp_directory_path", "cannot create directories"): "MLX keeps what it compiles for the CPU in the folder that "
+    "the environment variable TMPDIR names, which is missing or read-only; set TMPDIR to another one, or unset it.",
+    # Of Python and of the C++ library.
+    ("can't start new thread", "Resource temporarily unavailable"): "the system refuses another thread; raise the "
+    "limit on processes (ulimit -u), or end other programs.",
+}
+
+_malloc_lock = threading.Lock()
+_num_keeping = 0
 _was_forked = False
 
 
@@ -57,6 +90,18 @@ def confirm_device() -> None:
         raise DeviceError("the device no longer computes correctly, so the result cannot be trusted; start again.")
 
 
+@contextmanager
+def explained_device_errors() -> Iterator[None]:
+    """Raise a `DeviceError` for errors of MLX in this block that are about memory, time, threads, or TMPDIR."""
+    try:
+        yield
+    except RuntimeError as error:
+        for parts, explanation in _EXPLANATIONS.items():
+            if any(part in str(error) for part in parts):
+                raise DeviceError(explanation) from error
+        raise
+
+
 def compiler_search() -> Callable[[], object]:
     """A function that makes MLX's CPU backend look for its compiler, once, by `system("g++ --version")`."""
     return partial(mx.compile(mx.abs), mx.array(0.0))  # traced, and never evaluated
@@ -90,10 +135,10 @@ def _device_info(key: str) -> int | None:
 
 
 def _free_host_memory() -> int:
-    if _MEMINFO.exists():
-        for line in _MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -154,9 +199,43 @@ class _Steps:
 step_settings = _Steps().settings
 
 
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
+
+
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """Let malloc, from which MLX's CPU backend takes its memory, keep what is freed until the last such block's end.
+
+    By default glibc's takes each buffer above 32 MB from the kernel, and returns it. The kernel clears every page of
+    the next one, which takes a tenth to a quarter of the time of a decode of large frames (docs/performance.md).
+    """
+    global _num_keeping
+    libc = _glibc()
+    if libc is None:
+        yield
+        return
+    with _malloc_lock:
+        _num_keeping += 1
+        libc.mallopt(_MMAP_MAX, 0)
+        libc.mallopt(_TRIM_THRESHOLD, _UNLIMITED)
+    try:
+        yield
+    finally:
+        with _malloc_lock:
+            _num_keeping -= 1
+            if _num_keeping == 0:
+                libc.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
+                libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+                libc.mallopt(_TRIM_THRESHOLD, _LARGEST_TRIM_THRESHOLD)
+                libc.malloc_trim(0)
+
+
 @contextmanager
 def run_settings() -> Iterator[None]:
-    """Clear MLX's buffer cache before and after a run. On a CPU, keep freed memory until its end (`host_allocator`)."""
+    """Clear MLX's buffer cache before and after a run. On a CPU, keep freed memory until its end."""
     clear = limits_cache()
     with freed_memory_kept() if is_cpu() else nullcontext():
         if clear:

@@ -74,7 +74,6 @@ def remove_part(path: Path, lock: int) -> None:
 
 
 def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
-    """Remove the partial files and folders of this name that nobody has locked, as far as that is allowed."""
     with suppress(OSError):
         for entry in os.listdir(folder):
             if name.fullmatch(entry):
@@ -116,7 +115,6 @@ class PartFile:
             self._remove = Cleanup(self, remove_part, self.path, lock)
 
     def complete(self) -> None:
-        """Rename the file to its target, replacing an earlier file if that is allowed."""
         if self._is_special:
             with writing_to(self.target), self.path.open("rb") as whole, self.target.open("wb") as target:
                 shutil.copyfileobj(whole, target)

@@ -28,7 +28,7 @@ from ..frame_rate import find_fps
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .layouts import CHANNELS_FIRST, find_layout
 from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames
-from .metadata import LAYOUT_KEY, LatentsMetadata, check_sizes, merge_grids, parse_metadata, states_grid
+from .metadata import LAYOUT_KEY, LatentsMetadata, check_sizes, if_complete, merge_grids, parse_metadata, states_grid
 from .source import source_name
 from .stored import StoredArray
 from .tensor_files import open_tensor_file
@@ -39,12 +39,9 @@ _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 # uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
 _READABLE_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint16")
 _HASHED_VALUES = 2**22  # at a time
-_SHOWN_NAMES = 120  # characters
 _LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
 
-
-#: Mean and standard deviation of each channel, (C,).
-Statistics = tuple[mx.array, mx.array]
+Statistics = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,6 @@ class LatentsFile:
         return MappedLatents(source, self.shape, self.stored_dtype, self._open_stored, statistics)
 
     def digest(self) -> str:
-        """A hash of the stored values, all of which are read."""
         latents = replace(self, normalized=None).map()  # as they are stored
         frames = self.shape.frames
         step = max(1, _HASHED_VALUES * frames // prod(self.shape))
@@ -143,7 +139,7 @@ def open_latents(
         source,
         latent_channels=None if metadata.is_channels_first else latent_channels,
         grid=merge_grids(grid, metadata.grid, source),
-        sizes=metadata.ambiguous_sizes,
+        sizes=None if metadata.is_channels_first else if_complete(metadata.sizes),
     )
     _check_shape(layout.shape, latent_channels, source)
     if stored.dtype not in _READABLE_DTYPES:
@@ -208,8 +204,7 @@ def save_latents(
     if not mx.issubdtype(latents.dtype, mx.floating):
         raise LatentsError(f"{name}: latents are {latents.dtype}; expected float32, float16 or bfloat16.")
     check_finite(latents, name)
-    sizes = LatentsMetadata(num_frames=num_frames, height=height, width=width)
-    check_sizes(sizes, LatentShape(*latents.shape).grid, None, name)
+    check_sizes(LatentsMetadata((num_frames, height, width)), LatentShape(*latents.shape).grid, None, name)
     stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
     metadata = {key: str(value) for key, value in stated.items() if value is not None}
     metadata |= {"normalized": "true", LAYOUT_KEY: CHANNELS_FIRST}
@@ -283,13 +278,12 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
         candidates.remove(_STAGE_2)
     if wanted in names:
         return wanted
+    shown = excerpt(", ".join(sorted(candidates if wanted is None else names)[:8]), 120)
     if wanted is not None:
-        shown = excerpt(", ".join(sorted(names)[:8]), _SHOWN_NAMES) or "nothing"
-        raise LatentsError(f"{source}: has no tensor {quote(wanted)}; it has {shown}.")
+        raise LatentsError(f"{source}: has no tensor {quote(wanted)}; it has {shown or 'nothing'}.")
     if not candidates:
         raise LatentsError(f"{source}: has no tensors.")
     if len(candidates) > 1:
-        shown = excerpt(", ".join(sorted(candidates)[:8]), _SHOWN_NAMES)
         found = f"{len(candidates)} tensors that could be the latents ({shown})"
         raise LatentsError(f"{source}: has {found}; choose one with tensor= (--tensor).")
     return candidates[0]

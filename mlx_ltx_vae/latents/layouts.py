@@ -51,7 +51,6 @@ class Layout:
         return (sizes["F"], sizes["H"], sizes["W"]) == tuple(grid)
 
     def to_channels_first(self, stored: StoredArray) -> StoredArray:
-        """The stored array as `(B, C, F', H', W')`."""
         strides = dict(zip(self.axes, stored.strides, strict=True))
         if self.packed_grid:
             _, height, width = self.packed_grid

@@ -68,7 +68,6 @@ class MappedLatents:
             return latents
 
     def item(self, index: int) -> "MappedLatents":
-        """One item of the batch, (1, C, F', H', W')."""
         item = copy(self)
         item.shape = self.shape._replace(batch=1)
         item._open_stored = lambda: self._open_stored()[(slice(index, index + 1),)]
@@ -82,7 +81,6 @@ class MappedLatents:
         return _MIN_PLAUSIBLE < largest < _MAX_PLAUSIBLE
 
     def _read(self, index: tuple[slice, ...]) -> mx.array:
-        """The stored values of a slice, float64 as float32."""
         stored = self._open_stored()[index]
         values = np.empty(stored.shape, _ITEMS.get(self._dtype, np.float32))
         for where, part in stored.read():

@@ -14,7 +14,7 @@ from .layouts import CHANNELS_FIRST, format_grid, parse_grid
 LAYOUT_KEY = "layout"
 Sizes = tuple[int | None, int | None, int | None]
 
-_SHOWN = 80  # characters of a value in an error
+_SIZES = ("num_frames", "height", "width")
 _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 
 
@@ -22,26 +22,12 @@ _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 class LatentsMetadata:
     """What a latent file states; None for what it does not."""
 
-    fps: Fraction | None = None
-    num_frames: int | None = None  # of the video, or, in data sets of the LTX trainers, of the latent grid
-    height: int | None = None
-    width: int | None = None
+    sizes: Sizes  # of the video: frames, height, width; or, in data sets of the LTX trainers, of the latent grid
     latent_sizes: Sizes = (None, None, None)  # F', H' and W'
+    fps: Fraction | None = None
     grid: Grid | None = None
     normalized: bool | None = None
     is_channels_first: bool = False  # states the layout (B, C, F', H', W'), which only this package does
-
-    @property
-    def sizes(self) -> Sizes:
-        return self.num_frames, self.height, self.width
-
-    @property
-    def ambiguous_sizes(self) -> Grid | None:
-        """`sizes`, if another program wrote all three."""
-        frames, height, width = self.sizes
-        if self.is_channels_first or frames is None or height is None or width is None:
-            return None
-        return frames, height, width
 
 
 def check_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str) -> None:
@@ -69,20 +55,24 @@ def states_grid(metadata: LatentsMetadata, grid: Grid) -> bool:
     return not metadata.is_channels_first and not is_video and _fits(metadata.sizes, grid)
 
 
+def if_complete(sizes: Sizes) -> Grid | None:
+    """The sizes if all three are stated."""
+    frames, height, width = sizes
+    return None if frames is None or height is None or width is None else (frames, height, width)
+
+
 def _fits(sizes: Sizes, grid: Grid) -> bool:
     return all(size in (None, length) for size, length in zip(sizes, grid, strict=True))
 
 
 def _can_be_video(sizes: Sizes, grid: Grid) -> bool:
-    """Whether there is a scale at which latents of this grid have a video of these sizes."""
     frames, height, width = (length if size is None else size for size, length in zip(sizes, grid, strict=True))
     pairs = (frames - 1, grid[0] - 1), (height, grid[1]), (width, grid[2])
     return all(size == length or (size > length > 0 and size % length == 0) for size, length in pairs)
 
 
 def _describe(sizes: Sizes) -> str:
-    named = zip(("num_frames", "height", "width"), sizes, strict=True)
-    return ", ".join(f"{name} {size}" for name, size in named if size is not None)
+    return ", ".join(f"{name} {size}" for name, size in zip(_SIZES, sizes, strict=True) if size is not None)
 
 
 def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
@@ -93,13 +83,12 @@ def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
         try:
             values[key] = parse(metadata[key])
         except (KeyError, ValueError):
-            found = f"{key} = {quote(metadata[key][:_SHOWN])}, which is not {expected}"
+            found = f"{key} = {quote(metadata[key][:80])}, which is not {expected}"
             raise LatentsError(f"{source}: its metadata has {found}.") from None
-    frames, rows, columns = (values.pop(key, None) for key in _GRID_SIZES)
-    values["latent_sizes"] = frames, rows, columns
-    sizes = None if None in (frames, rows, columns) else (frames, rows, columns)
-    values["grid"] = merge_grids(values.get("grid"), sizes, source)
-    return LatentsMetadata(**values, is_channels_first=metadata.get(LAYOUT_KEY) == CHANNELS_FIRST)
+    sizes, latent_sizes = (tuple(values.pop(key, None) for key in keys) for keys in (_SIZES, _GRID_SIZES))
+    values["grid"] = merge_grids(values.get("grid"), if_complete(latent_sizes), source)
+    is_channels_first = metadata.get(LAYOUT_KEY) == CHANNELS_FIRST
+    return LatentsMetadata(sizes, latent_sizes, is_channels_first=is_channels_first, **values)
 
 
 def merge_grids(first: Grid | None, second: Grid | None, source: str) -> Grid | None:
@@ -122,10 +111,10 @@ def _parse_size(text: str) -> int:
 
 _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-#: key -> (parser of its value, what the value should be)
+# The parser of each key's value, and what the value should be.
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "fps": (parse_fps, "a frame rate"),
-    **dict.fromkeys(("num_frames", "height", "width", *_GRID_SIZES), (_parse_size, "a whole number above 0")),
+    **dict.fromkeys((*_SIZES, *_GRID_SIZES), (_parse_size, "a whole number above 0")),
     "grid": (parse_grid, "a grid such as 16x22x40"),
     "normalized": (lambda text: _FLAGS[text.lower()], "true or false"),
 }

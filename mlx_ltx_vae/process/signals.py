@@ -85,7 +85,6 @@ def die_by_termination() -> None:
 
 
 def _wait(read_end: int, is_silent: Callable[[signal.Signals], bool], done: threading.Event) -> None:
-    """End the process at the first signal, unless the command is done."""
     while data := os.read(read_end, 1):
         if data[0] not in WORDS:  # a signal that something else handles
             continue

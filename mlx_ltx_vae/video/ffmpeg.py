@@ -17,6 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import IO
 
+import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
@@ -67,7 +68,6 @@ class FfmpegProcess:
         self.process.wait()
 
     def release(self) -> None:
-        """Close the pipes of an ffmpeg that has ended."""
         self._end.cancel()
         self._log.join()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -103,9 +103,9 @@ class FfmpegEncoder(FfmpegProcess):
         self._stdin = self.process.stdin
         self._progress = _TailReader(self._stdout)
 
-    def write(self, data: memoryview) -> None:
-        """Send bytes, waiting while ffmpeg is busy. Raises `WriterError` if ffmpeg or its output has failed."""
-        descriptor = self._stdin.fileno()
+    def write(self, frames: np.ndarray) -> None:
+        """Send frames, waiting while ffmpeg is busy. Raises `WriterError` if ffmpeg or its output has failed."""
+        descriptor, data = self._stdin.fileno(), frames.data.cast("B")
         try:
             while data:
                 self._raise_output_error()

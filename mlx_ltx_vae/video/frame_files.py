@@ -1,7 +1,7 @@
 """Outputs that need no ffmpeg: numbered PNG files, a .npy file, and raw frames to standard output."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -36,9 +36,7 @@ class StillsWriter(Sink):
         with uninterrupted(), writing_to(self.name):
             self._part, lock = create_part(beside, Path.mkdir)
             self._remove = Cleanup(self, _remove_stills, self._part, lock, self._moved)
-
-    def _consumer(self) -> Callable[[np.ndarray], object]:
-        return partial(_write_stills, self._part / self._pattern, count())
+        self._write = partial(_write_stills, self._part / self._pattern, count())
 
     def _finish(self) -> None:
         with uninterrupted():

@@ -10,6 +10,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from ..errors import OutputClosed, WriterError
 from ..files.atomic import check_absent, writing_to
 from ..process.cleanup import Cleanup, remove_file, uninterrupted
@@ -35,9 +37,9 @@ def target_name(target: Target) -> str:
     return name if isinstance(name, str) else "the output stream"  # the name of a pipe is a number
 
 
-def write_all(file: BinaryFile, data: bytes | memoryview) -> None:
+def write_all(file: BinaryFile, data: bytes | memoryview | np.ndarray) -> None:
     """Write all bytes, also to a raw file, which may take only some of them at a time, and must block."""
-    rest = memoryview(data)
+    rest = memoryview(data).cast("B")  # type: ignore[arg-type]  # numpy's arrays are buffers, too
     while rest:
         count = file.write(rest)  # type: ignore[arg-type]  # as every binary file, it takes any buffer
         if count is None and isinstance(file, io.RawIOBase):
@@ -61,7 +63,7 @@ class StandardOutput:
         buffer = sys.stdout.buffer
         self._file: BinaryFile = getattr(buffer, "raw", buffer)
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | memoryview | np.ndarray) -> None:
         """Write all bytes. Raises `OutputClosed` if nobody reads them."""
         try:
             write_all(self._file, data)
@@ -128,7 +130,6 @@ class LiveOutput:
                 flush()
 
     def complete(self) -> None:
-        """Keep the file. Raises a `WriterError` if its name is not its any more."""
         if self._opened is not None and self._remove is not None:
             self._check_name(self._opened)
             self._remove.cancel()

@@ -29,7 +29,6 @@ class FfmpegSink(Sink):
         self.fps = find_fps(self.name, fps, WriterError)
 
     def _start(self, target: PartFile | LiveOutput, output_arguments: Sequence[str]) -> None:
-        """Start ffmpeg, with these arguments between the video input and the target."""
         layout = ["-pixel_format", _RAW_FORMATS[self.bit_depth], "-video_size", format_size(*self.size)]
         raw_video = ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
         self._target = target

@@ -101,7 +101,6 @@ def probe(name: str, arguments: list[str]) -> tuple[list[str], str, VideoInfo, i
 
 
 def _describe(name: str, input_arguments: list[str], stream: str) -> str:
-    """ffmpeg's log of an input and of its first frame (from the filter `showinfo`), which it must be able to read."""
     first_frame = ["-map", stream, "-vf", "showinfo=checksum=0", "-frames:v", "1"]
     return read_log(name, "video", [*input_arguments, *first_frame], ReaderError)
 

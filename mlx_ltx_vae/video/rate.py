@@ -70,7 +70,6 @@ class RateConverter:
         return times
 
     def _tick(self, time: Fraction) -> int:
-        """The tick that is nearest to a time since the first frame."""
         if self._own_fps is None:
             return _nearest(time * self._fps)
         position, following = time * self._own_fps, self._number + 1

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -118,7 +118,8 @@ class Sink:
     included, aborts it: nothing is left behind. So does dropping a sink that was not closed.
     """
 
-    _write: Callable[[memoryview], object]  # of what takes the bytes of frames
+    # Takes C-contiguous frames, on the thread. If it referred to the sink, that would not be collected.
+    _write: Callable[[Any], object]
 
     def __init__(self, name: str, size: Size, bit_depth: int) -> None:
         check_frames(name, size, bit_depth)
@@ -185,16 +186,9 @@ class Sink:
 
     @cached_property
     def _queue(self) -> FrameQueue:
-        frames = FrameQueue(partial(_consume, self.name, self._consumer()))
+        frames = FrameQueue(partial(_consume, self.name, self._write))
         weakref.finalize(self, frames.arrays.put, frames.END)  # not of `frames`, whose error may refer to this sink
         return frames
-
-    def _consumer(self) -> Callable[[np.ndarray], object]:
-        """The function that writes frames. It runs on the thread; the array is C-contiguous and has been checked.
-
-        It must not refer to the sink, which would not be collected while the thread lives.
-        """
-        return partial(_write_bytes, self._write)
 
     def _finish(self) -> None:
         """Complete the output and rename it to its target. The thread has ended."""
@@ -206,10 +200,6 @@ class Sink:
         """Make a consumer that hangs fail. The thread is running."""
 
 
-def _consume(name: str, consumer: Callable[[np.ndarray], object], frames: np.ndarray) -> None:
+def _consume(name: str, write: Callable[[Any], object], frames: np.ndarray) -> None:
     with writing_to(name, Exception):
-        consumer(frames)
-
-
-def _write_bytes(write: Callable[[memoryview], object], frames: np.ndarray) -> None:
-    write(frames.data.cast("B"))
+        write(frames)
