@@ -18,13 +18,10 @@ from .mlx_utils import to_int
 _WINOGRAD_BATCH = "MLX_CONV_WINOGRAD_TILE_BATCH"
 _PROBE = 4096  # elements
 
-# Parameters of mallopt, from glibc's malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
-_UNLIMITED = 2**31 - 1
-# The values that malloc itself raises its thresholds to once large buffers have been freed, and the default count.
-_LARGEST_MMAP_THRESHOLD = 32 * 2**20
-_LARGEST_TRIM_THRESHOLD = 2 * _LARGEST_MMAP_THRESHOLD
-_DEFAULT_MMAP_MAX = 65536
+_MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1  # parameters of mallopt, from glibc's malloc.h
+_KEEPING = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
+# The default count, and what malloc itself raises its thresholds to once large buffers have been freed.
+_USUAL = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2**20}
 
 #: Parts of messages, and what is said in their place.
 _EXPLANATIONS = {
@@ -219,17 +216,16 @@ def freed_memory_kept() -> Iterator[None]:
         return
     with _malloc_lock:
         _num_keeping += 1
-        libc.mallopt(_MMAP_MAX, 0)
-        libc.mallopt(_TRIM_THRESHOLD, _UNLIMITED)
+        for parameter, value in _KEEPING.items():
+            libc.mallopt(parameter, value)
     try:
         yield
     finally:
         with _malloc_lock:
             _num_keeping -= 1
             if _num_keeping == 0:
-                libc.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
-                libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-                libc.mallopt(_TRIM_THRESHOLD, _LARGEST_TRIM_THRESHOLD)
+                for parameter, value in _USUAL.items():
+                    libc.mallopt(parameter, value)
                 libc.malloc_trim(0)
 
 

@@ -26,9 +26,8 @@ from ..errors import LatentsError, WriterError, excerpt, quote
 from ..files.atomic import PartFile
 from ..frame_rate import find_fps
 from ..shapes import Grid, LatentShape, ScaleFactors
-from .layouts import CHANNELS_FIRST, find_layout
 from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames
-from .metadata import LAYOUT_KEY, LatentsMetadata, check_sizes, if_complete, merge_grids, parse_metadata, states_grid
+from .metadata import CHANNELS_FIRST, LAYOUT_KEY, LatentsMetadata, find_layout, find_video_sizes, parse_metadata
 from .source import source_name
 from .stored import StoredArray
 from .tensor_files import open_tensor_file
@@ -134,20 +133,13 @@ def open_latents(
     metadata = parse_metadata(stated, source)
     name = _choose_tensor(list(tensors), tensor, source)
     stored = tensors[name]
-    layout = find_layout(
-        stored.shape,
-        source,
-        latent_channels=None if metadata.is_channels_first else latent_channels,
-        grid=merge_grids(grid, metadata.grid, source),
-        sizes=None if metadata.is_channels_first else if_complete(metadata.sizes),
-    )
+    layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
     _check_shape(layout.shape, latent_channels, source)
     if stored.dtype not in _READABLE_DTYPES:
         raise LatentsError(
             f"{source}: {excerpt(name)} is stored as {stored.dtype}; save it as float32, float16 or bfloat16."
         )
-    check_sizes(metadata, layout.shape.grid, scale, source)
-    sizes = (None, None, None) if states_grid(metadata, layout.shape.grid) else metadata.sizes
+    sizes = find_video_sizes(metadata, layout.shape.grid, scale, source)
     info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes)
 
     def open_stored() -> StoredArray:
@@ -204,7 +196,7 @@ def save_latents(
     if not mx.issubdtype(latents.dtype, mx.floating):
         raise LatentsError(f"{name}: latents are {latents.dtype}; expected float32, float16 or bfloat16.")
     check_finite(latents, name)
-    check_sizes(LatentsMetadata((num_frames, height, width)), LatentShape(*latents.shape).grid, None, name)
+    find_video_sizes(LatentsMetadata((num_frames, height, width)), LatentShape(*latents.shape).grid, None, name)
     stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
     metadata = {key: str(value) for key, value in stated.items() if value is not None}
     metadata |= {"normalized": "true", LAYOUT_KEY: CHANNELS_FIRST}

@@ -12,10 +12,9 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -84,46 +83,38 @@ def _take_metadata(tensors: dict[str, StoredTensor]) -> dict[str, str]:
     return metadata
 
 
-@dataclass(frozen=True)
-class _NpyHeader:
-    shape: tuple[int, ...]
-    order: Literal["C", "F"]
-    dtype: np.dtype
-    size: int  # of the header, in bytes
-
-    @classmethod
-    def read(cls, file: IO[bytes]) -> "_NpyHeader":
-        start = io.BytesIO(file.read(_MAX_NPY_HEADER))
-        version = npy_format.read_magic(start)
-        read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-        shape, is_fortran, dtype = read_header(start)
-        if min(shape, default=0) < 0:
-            raise ValueError(f"its shape is {excerpt(shape)}")
-        return cls(shape, "F" if is_fortran else "C", dtype, start.tell())
-
-    @property
-    def data_bytes(self) -> int:
-        """Of the values; 0 for objects, whose pickles have any size."""
-        return 0 if self.dtype.hasobject else math.prod(self.shape) * self.dtype.itemsize
-
-    def open_array(self, file: OpenFile, start: int) -> StoredArray:
-        if self.dtype.hasobject:
-            raise ValueError("it holds Python objects, which could run any code when read")
-        return StoredArray.whole(file, self.dtype, self.shape, start + self.size, self.order)
-
-    def stored_tensor(self, file: OpenFile, open_array: Callable[[], StoredArray]) -> StoredTensor:
-        name = "bfloat16" if self.dtype == np.dtype("V2") else self.dtype.name
-        return StoredTensor(file, self.shape, name, self.data_bytes, open_array)
-
-
 def open_npy(file: OpenFile) -> StoredTensor:
     """The array of a .npy file. Raises `ValueError` for an invalid header and a file that is too short for it."""
     with file.reader() as reader:
-        header = _NpyHeader.read(reader)
-        size, expected = reader.seek(0, os.SEEK_END), header.size + header.data_bytes
-    if size < expected:
+        tensor, expected = _read_npy(reader, file, 0, lambda: file)
+        size = reader.seek(0, os.SEEK_END)
+    if expected is not None and size < expected:
         raise ValueError(f"it has {size} bytes of {expected}, so it was cut short")
-    return header.stored_tensor(file, partial(header.open_array, file, 0))
+    return tensor
+
+
+def _read_npy(
+    stream: IO[bytes], file: OpenFile, start: int, open_file: Callable[[], OpenFile]
+) -> tuple[StoredTensor, int | None]:
+    """The array whose .npy header a stream has, and the bytes of both; None for objects, whose pickles have any size.
+
+    `open_file` returns the file in which they begin at `start`.
+    """
+    head = io.BytesIO(stream.read(_MAX_NPY_HEADER))
+    version = npy_format.read_magic(head)
+    read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(head)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its shape is {excerpt(shape)}")
+    size, num_bytes = head.tell(), 0 if dtype.hasobject else math.prod(shape) * dtype.itemsize
+
+    def open_array() -> StoredArray:
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects, which could run any code when read")
+        return StoredArray.whole(open_file(), dtype, shape, start + size, "F" if is_fortran else "C")
+
+    name = "bfloat16" if dtype == np.dtype("V2") else dtype.name
+    return StoredTensor(file, shape, name, num_bytes, open_array), None if dtype.hasobject else size + num_bytes
 
 
 def open_npz(file: OpenFile) -> dict[str, StoredTensor]:
@@ -145,26 +136,25 @@ def open_npz(file: OpenFile) -> dict[str, StoredTensor]:
 def _open_member(file: OpenFile, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> StoredTensor:
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{excerpt(name, _SHOWN)} is compressed in a way that numpy does not write")
-    with archive.open(entry) as member:
-        header = _NpyHeader.read(member)
-    expected = header.size + header.data_bytes
-    if not header.dtype.hasobject and entry.file_size != expected:
-        found = f"{excerpt(name, _SHOWN)} has {entry.file_size} bytes"
-        raise ValueError(f"{found}, where its shape {excerpt(header.shape, _SHOWN)} takes {expected}")
+    start, lock, copies = 0, threading.Lock(), list[OpenFile]()
     if entry.compress_type == zipfile.ZIP_STORED:
         sizes = file.read(entry.header_offset + _ZIP_HEADER - 4, 4)
         names_bytes = int.from_bytes(sizes[:2], "little") + int.from_bytes(sizes[2:], "little")
         start = entry.header_offset + _ZIP_HEADER + names_bytes
-        return header.stored_tensor(file, partial(header.open_array, file, start))
-    lock, copies = threading.Lock(), list[OpenFile]()
+        copies.append(file)
 
-    def open_copy() -> StoredArray:
+    def open_file() -> OpenFile:
         with lock:  # the first use decompresses it
             if not copies:
                 copies.append(_decompress(file, entry))
-        return header.open_array(copies[0], 0)
+        return copies[0]
 
-    return header.stored_tensor(file, open_copy)
+    with archive.open(entry) as member:
+        tensor, expected = _read_npy(member, file, start, open_file)
+    if expected is not None and entry.file_size != expected:
+        found = f"{excerpt(name, _SHOWN)} has {entry.file_size} bytes"
+        raise ValueError(f"{found}, where its shape {excerpt(tensor.shape, _SHOWN)} takes {expected}")
+    return tensor
 
 
 def _decompress(file: OpenFile, entry: zipfile.ZipInfo) -> OpenFile:

@@ -130,12 +130,8 @@ def video_arguments(name: str, ending: str, size: Size, fps: Fraction, options: 
         # Without -shortest, which would cut the longer of the two.
         arguments += ["-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
         arguments = [*input_arguments(options.audio), *(() if options.fragmented else _END_WITH_READER), *arguments]
-    return arguments + _container_arguments(ending, codec, options.fragmented)
-
-
-def _container_arguments(ending: str, codec: Codec, is_fragmented: bool) -> list[str]:
-    arguments = ["-f", _FORMATS[ending]]
-    if is_fragmented:
+    arguments += ["-f", _FORMATS[ending]]
+    if options.fragmented:
         # Fragments of half a second, and each leaves ffmpeg at once. The header (moov) is written with the first one
         # (delay_moov), when ffmpeg knows the delay of the audio encoder, which would otherwise shift the video.
         flags = "+empty_moov+default_base_moof+frag_keyframe+delay_moov"
