@@ -1,7 +1,4 @@
-"""Conversion of a checkpoint to a folder that MLX loads without changing a layout, and its verification.
-
-Checkpoints are compared tensor by tensor, and by what their networks return.
-"""
+"""Conversion of a checkpoint to a folder that MLX loads without changing a layout, and its verification."""
 
 import json
 import math
@@ -113,11 +110,8 @@ def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Pr
     """Check that each tensor of `converted` equals the source's, or the source's cast to its dtype.
 
     Then both VAEs decode and encode the same random input, one after the other. If no tensor was cast, the results must
-    be identical; otherwise `LEAST_PSNR` applies. Both checkpoints must be opened with the same networks.
-
-    Raises:
-        CheckpointsDiffer: names the first tensor that differs, or says how far the results differ.
-        LTXVAEError: a checkpoint cannot be loaded, or a network overflows in its dtype.
+    be identical; otherwise `LEAST_PSNR` applies. Both checkpoints must be opened with the same networks. A difference
+    is a `CheckpointsDiffer`; other errors are of loading, or of a network that overflows in its dtype.
     """
     stated = {"family": source.family, **vars(source.config)}
     for name, value in {"family": converted.family, **vars(converted.config)}.items():
@@ -229,18 +223,14 @@ def convert_checkpoint(
     dtype: mx.Dtype | None = None,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Write `config.json`, `model.safetensors` and a model card `README.md`, and verify them.
-
-    One VAE is in memory at a time: the written one, then, for the verification, the source and the result in turn.
+    """Write `config.json`, `model.safetensors` and a model card `README.md`, and verify them with one VAE in memory.
 
     Args:
         checkpoint: the source; the networks with which it was opened are converted.
         folder: must not exist, or be empty. It appears when it is complete and verified; a failure leaves nothing.
         dtype: for everything but the statistics of the latents; None to keep each tensor's dtype.
 
-    Raises:
-        WriterError: the folder cannot be written.
-        LTXVAEError: the source cannot be loaded, or the verification failed; see `verify_conversion`.
+    A folder that cannot be written is a `WriterError`; other errors are those of `verify_conversion`.
     """
     folder = Path(folder).expanduser().resolve()
     with part_folder(folder) as part:

@@ -1,11 +1,6 @@
-"""The exceptions of this package.
-
-Every message is one sentence: the file or shape at fault, what was expected, what to do.
-"""
+"""The exceptions of this package. A message is one sentence: the file or shape, what was expected, what to do."""
 
 from collections.abc import Callable
-
-_MAX_SHOWN = 1000  # characters of an error, whose longest part is the name of a file
 
 
 class LTXVAEError(Exception):
@@ -66,7 +61,7 @@ class TilingError(PlanError, ValueError):
 
 def describe_error(error: Exception) -> str:
     """An error in one line, with the class name of errors that are not this package's own."""
-    text = excerpt(error, _MAX_SHOWN)
+    text = excerpt(error, 1000)  # the longest part is the name of a file
     return text if isinstance(error, LTXVAEError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 

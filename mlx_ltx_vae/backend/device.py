@@ -140,11 +140,8 @@ def _free_host_memory() -> int:
 
 
 def limits_cache() -> bool:
-    """Whether runs limit MLX's buffer cache: not on the CPU, where it has at most 32 MB.
-
-    There, setting its limit waits for the streams of all threads, and never ends if one of them ends meanwhile.
-    """
-    return not is_cpu()
+    """Whether runs limit MLX's buffer cache: not on the CPU, where it has at most 32 MB."""
+    return not is_cpu()  # where it waits for the streams of all threads, and never ends if one of them ends meanwhile
 
 
 class _Steps:
@@ -206,8 +203,7 @@ def _glibc() -> ctypes.CDLL | None:
 def freed_memory_kept() -> Iterator[None]:
     """Let malloc, from which MLX's CPU backend takes its memory, keep what is freed until the last such block's end.
 
-    By default glibc's takes each buffer above 32 MB from the kernel, and returns it. The kernel clears every page of
-    the next one, which takes a tenth to a quarter of the time of a decode of large frames (docs/performance.md).
+    Otherwise the kernel clears every page of the next buffer above 32 MB, which takes a tenth to a quarter of a decode.
     """
     global _num_keeping
     libc = _glibc()

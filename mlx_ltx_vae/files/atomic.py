@@ -46,8 +46,8 @@ def check_absent(target: str | os.PathLike) -> None:
 def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, int]:
     """Create a hidden, partial file or folder beside `target`, so that a rename stays on one file system.
 
-    It is locked until `remove_part`, or the end of this process. What processes that were killed have left of the same
-    target is removed. Its name has the same ending and at most 255 bytes. Returns its path and the lock.
+    It is locked until `remove_part`, or the end of this process, after which the next one for the same target removes
+    it. Its name has the same ending and at most 255 bytes.
     """
     stem = os.fsencode(target.stem)[:_MAX_STEM].decode(sys.getfilesystemencoding(), "ignore")
     head, tail = f".{stem}.", f".part{target.suffix if len(target.suffix) <= _MAX_ENDING else ''}"

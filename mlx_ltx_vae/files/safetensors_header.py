@@ -46,10 +46,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
 
 
 def read_positions(read: Callable[[int, int], bytes]) -> dict[str, tuple[int, int]]:
-    """Where the values of each tensor begin and end in a file that `read_header` has accepted, by `read(start, size)`.
-
-    The library checks this, and does not tell it.
-    """
+    """Where the values of each tensor begin and end in a file that `read_header` has accepted. `read(start, size)`."""
     length = int.from_bytes(read(0, 8), "little")
     entries = json.loads(read(8, length))
     spans = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}

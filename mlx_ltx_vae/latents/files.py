@@ -28,9 +28,8 @@ from ..frame_rate import find_fps
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames
 from .metadata import CHANNELS_FIRST, LAYOUT_KEY, LatentsMetadata, find_layout, find_video_sizes, parse_metadata
-from .source import source_name
 from .stored import StoredArray
-from .tensor_files import open_tensor_file
+from .tensor_files import open_tensor_file, source_name
 
 KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent")
 _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
@@ -125,8 +124,7 @@ def open_latents(
         grid: (F', H', W'), needed for packed latents whose file does not state it, and checked for others.
         scale: of the VAE. With it, the video's size that the file states must be the size at this scale.
 
-    A `LatentsError` for a file that cannot be read, is ambiguous, or contradicts itself, and for shapes and dtypes that
-    no decoder takes.
+    A `LatentsError` for a file that cannot be read, is ambiguous, or contradicts itself or what any decoder takes.
     """
     source = source_name(path)
     tensors, stated = open_tensor_file(path)

@@ -20,10 +20,9 @@ _SAMPLED_FRAMES = 8
 
 
 class MappedLatents:
-    """Latents (B, C, F', H', W') in a file. Indexing reads, checks and normalizes a slice, in any thread.
+    """Latents (B, C, F', H', W') in an open file. Indexing reads, checks and normalizes a slice, in any thread.
 
-    The file stays open as long as this object, or what it returns, exists. A `stored_dtype` of uint16 are the bits of
-    bfloat16. `statistics`, mean and std (C,), are float32 and evaluated, or None if the stored values are normalized.
+    A `stored_dtype` of uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated.
     """
 
     ndim = 5

@@ -1,7 +1,6 @@
-"""Open files and the arrays in them: no value is read before it is used.
+"""Open files and the arrays in them: no value is read before it is used."""
 
-Files are read and not mapped. Reading a mapped page behind the end of a file that has shrunk ends the process (SIGBUS).
-"""
+# Files are not mapped: reading a mapped page behind the end of a file that has shrunk ends the process (SIGBUS).
 
 import math
 import os

@@ -1,17 +1,20 @@
-"""The contents of safetensors, .npy and .npz files: metadata, and tensors known by their headers.
+"""The files, pipes and standard input that users name as latents: metadata, and tensors known by their headers.
 
-Some programs store metadata as one-element arrays beside the tensors. They are returned as metadata. Objects, which
-would be pickles, are never loaded.
+Pickles are never read.
 """
 
 import io
 import math
 import os
+import shlex
 import shutil
+import stat
+import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -20,26 +23,40 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from ..errors import LatentsError, excerpt
-from ..files.formats import START_BYTES, Format
+from ..files.formats import START_BYTES, Format, find_format
 from ..files.opening import file_state
 from ..files.safetensors_header import read_header, read_positions
+from ..process.cleanup import temporary_folder
 from ..units import format_bytes
 from .metadata import METADATA_KEYS
-from .source import check_format, open_source, torch_error
 from .stored import OpenFile, StoredArray, StoredTensor, reading
 
+_STANDARD_INPUT = "-"
+_COPIED_AT_ONCE = 2**20  # bytes
+
+# The first value in files of torch.save before PyTorch 1.6; later ones are zip files.
+_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9"
+_MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
+_PICKLE_ENDINGS = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin")
+
+# Keeps what is no tensor (fps, sizes) as metadata, where `load_latents` finds it.
+_CONVERT = (
+    "import sys, torch; from safetensors.torch import save_file; "
+    "d = torch.load(sys.argv[1], 'cpu', weights_only=True); d = d if isinstance(d, dict) else {'latents': d}; "
+    "t = {k: v.contiguous() for k, v in d.items() if torch.is_tensor(v)}; "
+    "save_file(t, sys.argv[2], {k: str(v) for k, v in d.items() if k not in t and v is not None})"
+)
 _MAX_METADATA_BYTES = 1024
 _MAX_NPY_HEADER = 2**14  # bytes; numpy itself refuses headers of more than 10,000
 _ZIP_HEADER = 30  # bytes before the name; the lengths of the name and of what follows it are the last four
-_COPIED_AT_ONCE = 2**20  # bytes
 _MAX_COMPRESSION, _MAX_UNSUSPECTED = 100, 10**8  # deflate makes noise 1 to 2 times smaller, and zeros 1,000 times
 _SHOWN = 40  # characters of a name or shape in an error
 
 
 def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """The tensors of a file by name, and its metadata."""
-    with open_source(path) as (file, readable_path), reading(file):
-        file_format = check_format(file.read(0, START_BYTES), file.source)
+    with _open_source(path) as (file, readable_path), reading(file):
+        file_format = _check_format(file.read(0, START_BYTES), file.source)
         if file_format is Format.NPY:
             return {Path(path).stem: open_npy(file)}, {}
         if file_format is Format.ZIP:
@@ -68,10 +85,7 @@ def _open_safetensor(file: OpenFile, dtype: str, shape: tuple[int, ...], offset:
 
 
 def _take_metadata(tensors: dict[str, StoredTensor]) -> dict[str, str]:
-    """Remove the one-element tensors with a metadata key, and return their values as text.
-
-    The text is the shortest that stands for the value: 23.976 in float32 is "23.976".
-    """
+    """Remove the one-element tensors in which some programs store metadata, and return their values as text."""
     names = [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]
     metadata: dict[str, str] = {}
     for name in names:
@@ -79,6 +93,7 @@ def _take_metadata(tensors: dict[str, StoredTensor]) -> dict[str, str]:
         if tensor.num_bytes > _MAX_METADATA_BYTES:
             size = format_bytes(tensor.num_bytes)
             raise LatentsError(f"{tensor.file.source}: {name} takes {size}, where a single value was expected.")
+        # As the shortest text that stands for the value: 23.976 in float32 is "23.976".
         metadata.update((name, str(values.flat[0])) for _, values in tensor.open().read())
     return metadata
 
@@ -118,14 +133,11 @@ def _read_npy(
 
 
 def open_npz(file: OpenFile) -> dict[str, StoredTensor]:
-    """The arrays of a .npz file by name. What is stored uncompressed is read in the file itself.
-
-    Raises `LatentsError` for files of torch, and `ValueError` for headers that do not fit the sizes in the zip file.
-    """
+    """The arrays of a .npz file by name. What is stored uncompressed is read in the file itself."""
     tensors = {}
     with file.reader() as reader, zipfile.ZipFile(reader) as archive:
         if any(entry.endswith("data.pkl") for entry in archive.namelist()):  # whatever the file is called
-            raise torch_error(file.source)
+            raise _torch_error(file.source)
         for entry in archive.infolist():
             name, ending = os.path.splitext(entry.filename)
             if ending == ".npy":
@@ -176,3 +188,91 @@ def _decompress(file: OpenFile, entry: zipfile.ZipInfo) -> OpenFile:
             shutil.copyfileobj(member, copy, _COPIED_AT_ONCE)
         copy.flush()
         return OpenFile(copy, source)
+
+
+def source_name(path: str | os.PathLike) -> str:
+    """The name of a source in errors."""
+    return "standard input" if os.fspath(path) == _STANDARD_INPUT else os.fspath(path)
+
+
+@contextmanager
+def _open_source(path: str | os.PathLike) -> Iterator[tuple[OpenFile, Path]]:
+    """The open file, and a path to it until the end of the block: a temporary one for a pipe and standard input."""
+    source, is_standard_input = source_name(path), os.fspath(path) == _STANDARD_INPUT
+    with nullcontext(_standard_input()) if is_standard_input else _open(source) as stream:
+        if not is_standard_input and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            yield OpenFile(stream, source), Path(path)
+            return
+        with temporary_folder() as folder:
+            path = folder / "latents"
+            try:
+                with path.open("wb") as copy:
+                    start = stream.read(START_BYTES)
+                    _check_format(start, source)  # refuses an endless stream of something else
+                    copy.write(start)
+                    shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
+            except OSError as error:
+                raise LatentsError(
+                    f"{source}: cannot be copied to {folder.parent} ({error.strerror or error}); set TMPDIR to a "
+                    "larger disk, or name a file."
+                ) from error
+            with path.open("rb") as file:
+                yield OpenFile(file, source), path
+
+
+def _standard_input() -> IO[bytes]:
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # None, replaced, or closed
+        raise LatentsError("standard input is closed; pipe a latent file into it, or name one.") from None
+    if stat.S_ISCHR(mode):
+        raise LatentsError("standard input is a terminal or another device; pipe a latent file into it, or name one.")
+    return sys.stdin.buffer
+
+
+def _open(source: str) -> IO[bytes]:
+    shown = excerpt(source, 200)
+    try:
+        mode = os.stat(source).st_mode  # before it is opened: opening a device may have effects
+        if stat.S_ISDIR(mode):
+            raise LatentsError(f"{source}: is a folder; name one latent file.")
+        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+            raise LatentsError(f"{source}: is a device or a socket; expected a latent file, or a pipe with one.")
+        return open(source, "rb")
+    except FileNotFoundError:
+        raise LatentsError(f"{shown}: there is no such file.") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise LatentsError(f"{shown}: cannot be read ({reason}).") from error
+
+
+def _check_format(start: bytes, source: str) -> Format:
+    """The format of a latent file that starts with these bytes. Raises a `LatentsError` for any that is not read."""
+    found = find_format(start)
+    if found is Format.SAFETENSORS and int.from_bytes(start[:8], "little") > _MAX_SAFETENSORS_HEADER:
+        found = None  # another text
+    if found in (Format.SAFETENSORS, Format.NPY, Format.ZIP):
+        return found
+    if not start:
+        raise LatentsError(f"{source}: is empty; expected latents as safetensors, .npy or .npz.")
+    if start.startswith(_OLD_TORCH):
+        raise _torch_error(source)
+    if found is Format.PICKLE or source.lower().endswith(_PICKLE_ENDINGS):
+        raise LatentsError(
+            f"{source}: is a pickle, which could run any code when read; save the latents as safetensors, in the "
+            "program that made them."
+        )
+    raise LatentsError(f"{source}: is neither safetensors nor .npy nor .npz; save the latents as one of them.")
+
+
+def _torch_error(source: str) -> LatentsError:
+    """The error for a file of `torch.save`, with the command that converts it."""
+    target = Path(source).with_suffix(".safetensors")
+    if str(target) == source:
+        target = target.with_stem(f"{target.stem}-converted")
+    files = (source, target) if os.path.isfile(source) else ("clip.pt", "clip.safetensors")  # it may be a pipe
+    names = " ".join(shlex.quote(str(name)) for name in files)
+    return LatentsError(
+        f"{source}: is a pickle of torch.save, which could run any code when read; convert it to safetensors: "
+        f'python -c "{_CONVERT}" {names}'
+    )

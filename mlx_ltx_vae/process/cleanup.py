@@ -32,9 +32,9 @@ def uninterrupted() -> AbstractContextManager[object]:
 
 
 class Cleanup:
-    """Calls a function once: when it is called itself, or when its owner is collected, or at the end of the process.
+    """Calls a function once: when called itself, or when its owner, to which the function must not refer, is collected.
 
-    An owner of None lives as long as the process. The function must not refer to its owner.
+    At the latest it does so at the end of the process, as for an owner of None.
     """
 
     def __init__(self, owner: object | None, function: Callable[..., object], *arguments: Any) -> None:
@@ -76,7 +76,7 @@ def remove_file(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with all it contains, also if a thread still writes files into it. See `remove_file`."""
+    """Remove a folder with all it contains, also if a thread still writes files into it. Else a warning."""
     for _ in range(_REMOVAL_ATTEMPTS):
         shutil.rmtree(path, ignore_errors=True)
         if not os.path.exists(path):
@@ -90,10 +90,8 @@ def _warn_that_it_stays(path: Path, reason: str) -> None:
 
 
 def kill_program(program: "subprocess.Popen[bytes]") -> None:
-    """End a program of this process at once, and wait for its end, after which it creates no more files.
-
-    Not by its `kill` and `wait`, which wait for each other where a thread waits for the program already.
-    """
+    """End a program of this process at once, and wait for its end, after which it creates no more files."""
+    # Not by its `kill` and `wait`, which wait for each other where a thread waits for the program already.
     if program.returncode is None:
         with suppress(ProcessLookupError, ChildProcessError):  # it has ended
             os.kill(program.pid, signal.SIGKILL)

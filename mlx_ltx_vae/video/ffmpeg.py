@@ -81,8 +81,7 @@ class FfmpegProcess:
 class FfmpegEncoder(FfmpegProcess):
     """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
 
-    Its output is a URL, or a function that a thread calls with the bytes as ffmpeg writes them, which may block, and
-    raises a `WriterError` to end ffmpeg.
+    Its output is a URL, or a function that a thread calls with the bytes, and that raises a `WriterError` to end it.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], output: str | Callable[[bytes], None]) -> None:
@@ -155,10 +154,7 @@ class FfmpegEncoder(FfmpegProcess):
 
 
 class FfmpegDecoder(FfmpegProcess):
-    """A running ffmpeg that writes raw frames to its standard output, which is not among its `arguments`.
-
-    Up to `num_known_errors` lines of its log are no reason to fail: those of pictures before the first whole one.
-    """
+    """A running ffmpeg that writes raw frames to its standard output. So many lines of its log are known errors."""
 
     def __init__(self, name: str, arguments: Sequence[str], num_known_errors: int = 0) -> None:
         read_end, write_end = os.pipe()

@@ -23,8 +23,8 @@ from .source import match_numbered
 class StillsWriter(Sink):
     """PNG files, numbered from 0, in a folder (00000.png, 00001.png, ...) or of a pattern such as `a_%05d.png`.
 
-    They are written to a hidden folder and moved at the end, in one rename if the folder is new. A folder that has, or
-    meanwhile gets, files of this pattern is refused: the rest of a longer clip would mix with this one.
+    They are moved there at the end, in one rename if the folder is new. A folder that has, or meanwhile gets, files of
+    this pattern is refused: the rest of a longer clip would mix with this one.
     """
 
     def __init__(self, path: str | os.PathLike, size: Size, bit_depth: int) -> None:

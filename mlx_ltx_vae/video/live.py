@@ -48,10 +48,7 @@ def write_all(file: BinaryFile, data: bytes | memoryview | np.ndarray) -> None:
 
 
 class StandardOutput:
-    """Standard output without Python's buffer: data left in it after a broken pipe would raise again at exit.
-
-    Raises a `WriterError` for a terminal, on which `content` should not be printed.
-    """
+    """Standard output without Python's buffer: data left in it after a broken pipe would raise again at exit."""
 
     name = "standard output"
 

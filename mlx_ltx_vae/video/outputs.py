@@ -115,14 +115,12 @@ class VideoWriter(FfmpegSink):
 
 
 class GifWriter(FfmpegSink):
-    """An animated GIF that loops. Each frame has its own palette: a shared one needs all frames first, and bands.
-
-    The dithering is ordered, since error diffusion flickers from frame to frame.
-    """
+    """An animated GIF that loops."""
 
     def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, options: SinkOptions) -> None:
         super().__init__(os.fspath(path), size, fps, options.bit_depth)
         check_gif(self.name, self.fps, options.bit_depth)
+        # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.
         palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
         filters = f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4"
         self._start(PartFile(Path(path), overwrite=options.overwrite), ["-vf", filters, "-f", "gif"])
@@ -139,11 +137,7 @@ def check_gif(name: str, fps: Fraction, bit_depth: int) -> None:
 def open_sink(
     path: str | os.PathLike, *, size: Size, fps: str | float | Fraction, options: SinkOptions = DEFAULT_OPTIONS
 ) -> Sink:
-    """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support.
-
-    `.mp4`, `.mov`, `.mkv`, `.webm`: a video; `.gif`; `.npy`: one array; a folder or a pattern such as `%05d.png`:
-    stills, which never replace a file; `-`: raw frames to standard output, or an mp4 if it is fragmented.
-    """
+    """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support."""
     kind = check_output_options(path, options)
     if kind is VideoWriter:
         target = StandardOutput("the video") if os.fspath(path) == "-" else path

@@ -1,8 +1,7 @@
-"""Properties of videos and pixel formats, parsed from ffmpeg's log, since imageio-ffmpeg installs no ffprobe.
+"""Properties of videos and pixel formats, parsed from ffmpeg's log, since imageio-ffmpeg installs no ffprobe."""
 
-PyAV has them as fields, but tells no damage: that is only in the log, which it collects for the whole process, and then
-hangs when a damaged video is closed while it is decoded by threads (18.1).
-"""
+# PyAV has them as fields, but tells no damage: that is only in the log, which it collects for the whole process, and
+# then hangs when a damaged video is closed while it is decoded by threads (18.1).
 
 import re
 from dataclasses import dataclass
@@ -141,11 +140,8 @@ def parse_log(log: str, name: str) -> VideoInfo:
 
 
 def _choose_stream(log: str) -> tuple[list[str], str]:
-    """Options for the input, which choose decoders that read the transparency of VP8 and VP9, and the stream to read.
-
-    An AVIF sequence has its cover first.
-    """
-    if _brand(log) == "avis" and (track := _TRACK.search(log)):
+    """Options for the input, which choose decoders that read the transparency of VP8 and VP9, and the stream."""
+    if _brand(log) == "avis" and (track := _TRACK.search(log)):  # an AVIF sequence, which has its cover first
         return [], track[1]
     chosen = _CHOSEN.search(log)
     number = chosen[1] if chosen else ""

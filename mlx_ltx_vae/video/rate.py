@@ -1,7 +1,4 @@
-"""The conversion of frames at any times to a constant rate.
-
-ffmpeg's filter `fps` loses the frame that it holds whenever ffmpeg rebuilds its filters, as for another pixel format.
-"""
+"""The conversion to a constant rate. ffmpeg's filter `fps` loses a frame whenever ffmpeg rebuilds its filters."""
 
 from fractions import Fraction
 from math import ceil
@@ -14,10 +11,7 @@ _ROUNDING = Fraction(1, 4)  # the same after a pause
 
 
 class RateConverter:
-    """Says how often each frame is returned at the constant rate `fps`. The time of the next frame decides, or the end.
-
-    `source_fps` is the rate of the frames, or only their average if it is variable; None if it is unknown.
-    """
+    """Says how often each frame is returned at a constant rate. The time of the next frame decides, or the end."""
 
     def __init__(self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool) -> None:
         self.num_frames = 0

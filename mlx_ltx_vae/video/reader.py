@@ -210,11 +210,9 @@ def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int 
 
 
 def _filters(info: VideoInfo, scaled: Size, target: Size, dtype: np.dtype, *, has_alpha: bool) -> str:
-    """ffmpeg's filters from the file's frames to RGB, scaled, then cropped evenly to `target`.
-
-    None of them holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format.
-    """
-    # Fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
+    """ffmpeg's filters from the file's frames to RGB, scaled, then cropped evenly to `target`."""
+    # None holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format. The first
+    # fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
     same_size = "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*info.size)
     is_hd = info.size[0] >= _HD_WIDTH or info.size[1] >= _HD_HEIGHT
     matrix = "auto" if info.has_matrix else "bt709" if is_hd else "bt601"
@@ -232,10 +230,7 @@ def _filters(info: VideoInfo, scaled: Size, target: Size, dtype: np.dtype, *, ha
 
 
 def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: int) -> tuple[Size, Size]:
-    """The size to scale frames to, and the size to crop to afterwards, whose sides are multiples of `multiple`.
-
-    `wanted` is None for the nearest such size (for CROP, the largest within `source`).
-    """
+    """The size to scale frames to, and the size to crop to then: `wanted`, or the nearest with sides of `multiple`."""
     if wanted is not None and any(side < 1 or side % multiple for side in wanted):
         raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; both sides must be multiples of {multiple}.")
     if wanted is not None and not is_possible_size(wanted):

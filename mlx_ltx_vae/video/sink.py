@@ -39,8 +39,7 @@ DEFAULT_OPTIONS = SinkOptions()
 class FrameQueue:
     """Calls `consume(frames)` on a thread of its own, in order, whose error the next `put` or `finish` raises.
 
-    `put` waits while `max_frames` frames or more are queued. The thread keeps this object alive until `arrays` gets an
-    `END`.
+    `put` waits while `max_frames` or more are queued. The thread keeps this alive until `arrays` gets an `END`.
     """
 
     END = None
@@ -132,10 +131,7 @@ class Sink:
         self._closed = False
 
     def write(self, frames: np.ndarray) -> None:
-        """Append frames `(n, height, width, 3)`. The array is not copied; do not change it afterwards.
-
-        A `WriterError` for another shape or dtype, for a closed sink, and for an error in writing earlier frames.
-        """
+        """Append frames `(n, height, width, 3)`, which must not be changed afterwards. May raise an earlier error."""
         if self._closed:
             raise WriterError(f"{self.name}: is closed and takes no more frames.")
         width, height = self.size
@@ -149,10 +145,7 @@ class Sink:
             self.frames_written += len(frames)
 
     def close(self) -> None:
-        """Wait until all frames are written and rename the output to its target. A second call does nothing.
-
-        A `WriterError` if writing failed or there were no frames; nothing is left behind then.
-        """
+        """Wait until all frames, at least one, are written, and rename the output to its target; else leave nothing."""
         if self._closed:
             return
         try:
@@ -197,7 +190,7 @@ class Sink:
         """Remove the partial output. `_finish` may have run in part."""
 
     def _interrupt(self) -> None:
-        """Make a consumer that hangs fail. The thread is running."""
+        """Make a write that hangs fail. The thread is running."""
 
 
 def _consume(name: str, write: Callable[[Any], object], frames: np.ndarray) -> None:

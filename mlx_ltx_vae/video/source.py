@@ -16,11 +16,7 @@ _NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
 
 
 def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[list[str], list[Path]]:
-    """The arguments for ffmpeg to read `path`, and the images that it reads (none for a file).
-
-    The images of a folder are in natural order (2 before 10), those of a pattern such as `a_%05d.png` by number. Their
-    temporary files are removed by `stack`.
-    """
+    """The arguments for ffmpeg to read `path`, and the images that it reads. `stack` removes links to them."""
     if os.path.isfile(path):  # which, unlike `Path.is_file`, takes a name that is too long
         return input_arguments(path), []
     if os.path.isdir(path):
@@ -63,7 +59,7 @@ def _images_of_folder(folder: Path) -> list[Path]:
     kinds = sorted({_IMAGES[image.suffix.lower()] for image in images})
     if len(kinds) > 1:
         raise ReaderError(f"{folder}: contains images of several kinds ({', '.join(kinds)}); keep one kind.")
-    return sorted(images, key=_natural_order)
+    return sorted(images, key=_natural_order)  # 2 before 10
 
 
 def _images_of_pattern(pattern: Path) -> list[Path]:
