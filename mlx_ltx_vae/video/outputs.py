@@ -119,26 +119,17 @@ class GifWriter(FfmpegSink):
 
     def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, options: SinkOptions) -> None:
         super().__init__(os.fspath(path), size, fps, options.bit_depth)
-        check_gif(self.name, self.fps, options.bit_depth)
         # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.
         palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
         filters = f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4"
         self._start(PartFile(Path(path), overwrite=options.overwrite), ["-vf", filters, "-f", "gif"])
 
 
-def check_gif(name: str, fps: Fraction, bit_depth: int) -> None:
-    """Raise a `WriterError` for a frame rate or bit depth that a GIF cannot have."""
-    if bit_depth != 8:
-        raise WriterError(f"{name}: a GIF has 8 bits per color; leave out the bit depth.")
-    if fps > _MAX_GIF_FPS:
-        raise WriterError(f"{name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {fps}.")
-
-
 def open_sink(
     path: str | os.PathLike, *, size: Size, fps: str | float | Fraction, options: SinkOptions = DEFAULT_OPTIONS
 ) -> Sink:
     """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support."""
-    kind = check_output_options(path, options)
+    kind = check_output_options(path, options, fps=fps)
     if kind is VideoWriter:
         target = StandardOutput("the video") if os.fspath(path) == "-" else path
         return VideoWriter(target, size=size, fps=fps, **vars(options))
@@ -189,7 +180,10 @@ def check_output_options(
         parse_stills_path(path, options.bit_depth)
         return StillsWriter
     if ending == ".gif":
-        check_gif(name, Fraction(1) if fps is None else find_fps(name, fps, WriterError), options.bit_depth)
+        if options.bit_depth != 8:
+            raise WriterError(f"{name}: a GIF has 8 bits per color; leave out the bit depth.")
+        if fps is not None and (rate := find_fps(name, fps, WriterError)) > _MAX_GIF_FPS:
+            raise WriterError(f"{name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {rate}.")
         return GifWriter
     if ending == ".npy":
         return NpyWriter
