@@ -32,6 +32,18 @@ _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 
 
 @dataclass(frozen=True)
+class LatentsMetadata:
+    """What a latent file states; None for what it does not."""
+
+    sizes: Sizes  # of the video: frames, height, width; or, in data sets of the LTX trainers, of the latent grid
+    latent_sizes: Sizes = (None, None, None)  # F', H' and W'
+    fps: Fraction | None = None
+    grid: Grid | None = None
+    normalized: bool | None = None
+    is_channels_first: bool = False  # states the layout (B, C, F', H', W'), which only this package does
+
+
+@dataclass(frozen=True)
 class Layout:
     """One way to read a stored shape. `str(layout)` names the axes: "(B, tokens, C)"."""
 
@@ -80,22 +92,15 @@ def _format_grid(grid: Grid) -> str:
 
 
 def find_layout(
-    stored_shape: tuple[int, ...],
-    metadata: "LatentsMetadata",
-    source: str,
-    *,
-    latent_channels: int | None,
-    grid: Grid | None,
+    shape: tuple[int, ...], metadata: LatentsMetadata, source: str, *, latent_channels: int | None, grid: Grid | None
 ) -> Layout:
     """The only layout that fits a stored shape. Without `latent_channels`, unpacked latents are channels-first."""
     grid, sizes = _merge_grids(grid, metadata.grid, source), _if_complete(metadata.sizes)
     if metadata.is_channels_first:
         latent_channels = sizes = None
-    layouts = [Layout(axes, stored_shape) for axes in _LAYOUTS.get(len(stored_shape), ())]
+    layouts = [Layout(axes, shape) for axes in _LAYOUTS.get(len(shape), ())]
     if not layouts:
-        raise LatentsError(
-            f"{source}: latents {excerpt(stored_shape)} fit no known layout; save them as (B, C, F', H', W')."
-        )
+        raise LatentsError(f"{source}: latents {excerpt(shape)} fit no known layout; save them as (B, C, F', H', W').")
     if latent_channels is None:
         layouts = layouts[:1]
     if grid is None and sizes is not None and any(layout.has_grid(sizes) for layout in layouts):
@@ -106,7 +111,7 @@ def find_layout(
     if len(fitting) > 1:
         by_grid = "give their grid (grid=, or --grid FxHxW), or " if grid is None else ""
         raise LatentsError(
-            f"{source}: latents {stored_shape} could be {' or '.join(map(str, fitting))}, as both axes have "
+            f"{source}: latents {shape} could be {' or '.join(map(str, fitting))}, as both axes have "
             f"{latent_channels}; {by_grid}write them with save_latents, which stores the layout."
         )
     layout = fitting[0]
@@ -115,10 +120,10 @@ def find_layout(
     channels = layout.sizes["C"]
     if latent_channels not in (None, channels):
         found = f"read as packed {layout}, have {channels} channels"
-        raise LatentsError(f"{source}: latents {stored_shape}, {found} where the VAE has {latent_channels}.")
+        raise LatentsError(f"{source}: latents {shape}, {found} where the VAE has {latent_channels}.")
     if grid is None:
         raise LatentsError(
-            f"{source}: latents {stored_shape} are packed, {layout}, and the file does not state their grid; give it "
+            f"{source}: latents {shape} are packed, {layout}, and the file does not state their grid; give it "
             "as grid=(F', H', W'), or --grid FxHxW."
         )
     return replace(layout, packed_grid=grid)
@@ -135,18 +140,6 @@ def _layouts_with_grid(layouts: list[Layout], grid: Grid, source: str) -> list[L
             f"grid {_format_grid(grid)}{tokens}; correct it (grid=, or --grid FxHxW)."
         )
     return fitting
-
-
-@dataclass(frozen=True)
-class LatentsMetadata:
-    """What a latent file states; None for what it does not."""
-
-    sizes: Sizes  # of the video: frames, height, width; or, in data sets of the LTX trainers, of the latent grid
-    latent_sizes: Sizes = (None, None, None)  # F', H' and W'
-    fps: Fraction | None = None
-    grid: Grid | None = None
-    normalized: bool | None = None
-    is_channels_first: bool = False  # states the layout (B, C, F', H', W'), which only this package does
 
 
 def find_video_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str) -> Sizes:

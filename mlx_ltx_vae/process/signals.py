@@ -11,12 +11,7 @@ from . import startup
 from .cleanup import clean_up_for_good, uninterrupted
 
 #: The signals that end a command, and what it then prints. Its exit code is 128 and the signal's number.
-WORDS = {
-    signal.SIGINT: "interrupted",
-    signal.SIGTERM: "terminated",
-    signal.SIGHUP: "hung up",
-    signal.SIGQUIT: "quit",
-}
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit"}
 _STANDARD_ERROR = 2
 
 
