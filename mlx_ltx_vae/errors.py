@@ -1,11 +1,6 @@
-"""The exceptions of this package.
-
-Every message is one sentence: the file or shape at fault, what was expected, what to do.
-"""
+"""The exceptions of this package. A message is one sentence: the file or shape, what was expected, what to do."""
 
 from collections.abc import Callable
-
-_MAX_SHOWN = 1000  # characters of an error, whose longest part is the name of a file
 
 
 class LTXVAEError(Exception):
@@ -66,7 +61,7 @@ class TilingError(PlanError, ValueError):
 
 def describe_error(error: Exception) -> str:
     """An error in one line, with the class name of errors that are not this package's own."""
-    text = excerpt(error, _MAX_SHOWN)
+    text = excerpt(error, 1000)  # the longest part is the name of a file
     return text if isinstance(error, LTXVAEError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
@@ -77,27 +72,19 @@ def one_line(message: object) -> str:
 
 def printable(text: str) -> str:
     """A name, or another line, with control characters escaped: a terminal obeys them, or shows other text."""
-    return text if text.isprintable() else "".join(map(_escape, text))
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
-def excerpt(content: object, limit: int = 80) -> str:
+def excerpt(content: object, limit: int = 80, to_text: Callable[[object], str] = str) -> str:
     """What a file contains, for a message: one line of at most `limit` characters, and "..." if there were more."""
-    return _clip(content, str, limit)
-
-
-def quote(value: object, limit: int = 80) -> str:
-    """As `excerpt`, of the value's `repr`: strings in quotes."""
-    return _clip(value, repr, limit)
-
-
-def _clip(value: object, to_text: Callable[[object], str], limit: int) -> str:
     try:
-        text = to_text(value)
+        text = to_text(content)
     except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
-        return f"a {type(value).__name__} that is too large to show"
+        return f"a {type(content).__name__} that is too large to show"
     line = one_line(text[: limit + 1])
     return line if len(line) <= limit and len(text) <= limit else f"{line[:limit]}..."
 
 
-def _escape(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+def quote(value: object, limit: int = 80) -> str:
+    """As `excerpt`, of the value's `repr`: strings in quotes."""
+    return excerpt(value, limit, repr)

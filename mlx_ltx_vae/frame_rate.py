@@ -6,14 +6,12 @@ from fractions import Fraction
 
 from .errors import LTXVAEError, quote
 
-#: Frames per second of a video whose latent file states no rate.
-DEFAULT_FPS = Fraction(24)
+DEFAULT_FPS = Fraction(24)  # of a video whose latent file states no rate
+MAX_FPS = 1000
 
-#: Rates that broadcast video slows down by 1000/1001, usually written with two or three decimals.
+# Rates that broadcast video slows down by 1000/1001, usually written with two or three decimals.
 _NTSC_RATES = [Fraction(1000 * rate, 1001) for rate in (24, 30, 48, 60, 120)]
 _NTSC_TOLERANCE = Fraction(1, 100)  # covers 23.97 and 23.98 alike; 24 itself is 0.024 away
-#: The highest frame rate that is taken for one.
-MAX_FPS = 1000
 _NUMBER = re.compile(r"(\d{1,9})(\.\d{0,20})?")
 _RATIO = re.compile(r"\d{1,9}/0*[1-9]\d{0,8}")
 
@@ -33,7 +31,9 @@ def parse_fps(rate: str | float | Fraction) -> Fraction:
     if _RATIO.fullmatch(text):
         fps = Fraction(text)
     elif _NUMBER.fullmatch(text):
-        fps = _snap_to_ntsc(Fraction(text))
+        fps = Fraction(text)
+        ntsc = min(_NTSC_RATES, key=lambda rate: abs(fps - rate))
+        fps = ntsc if abs(fps - ntsc) < _NTSC_TOLERANCE else fps.limit_denominator(100_000)  # 32 bits in containers
     else:
         raise ValueError(f"{quote(text)} is not a frame rate; write frames per second as 24, 23.976 or 24000/1001.")
     if not 0 < fps <= MAX_FPS:
@@ -47,8 +47,3 @@ def find_fps(name: object, rate: str | float | Fraction, error: type[LTXVAEError
         return parse_fps(rate)
     except ValueError as problem:
         raise error(f"{name}: {problem}") from problem
-
-
-def _snap_to_ntsc(fps: Fraction) -> Fraction:
-    ntsc = min(_NTSC_RATES, key=lambda rate: abs(fps - rate))
-    return ntsc if abs(fps - ntsc) < _NTSC_TOLERANCE else fps.limit_denominator(100_000)  # 32 bits in containers

@@ -11,8 +11,7 @@ from .backend.mlx_utils import to_float
 def psnr(one: mx.array, other: mx.array, *, span: float = 2.0) -> float:
     """The peak signal-to-noise ratio of two arrays of one shape, in dB; infinite if they are equal.
 
-    Args:
-        span: the distance between black and white: 2 for pixels in [-1, 1], 255 for uint8.
+    `span` is the distance between black and white: 2 for pixels in [-1, 1], 255 for uint8.
     """
     error = rms(one.astype(mx.float32) - other.astype(mx.float32))
     return math.inf if error == 0 else 20 * math.log10(span / error)

@@ -5,11 +5,8 @@ from typing import NamedTuple
 
 from .errors import LatentsError
 
-#: Extents along time, height and width, of latents or of a video.
-Grid = tuple[int, int, int]
-
-#: Width and height of a frame, in pixels.
-Size = tuple[int, int]
+Grid = tuple[int, int, int]  # extents along time, height and width, of latents or of a video
+Size = tuple[int, int]  # width and height of a frame, in pixels
 
 #: The largest number of pixels of a frame, about 16,000 x 16,000. It is ffmpeg's, which adds something to the sides.
 MAX_PIXELS = 2**28
@@ -29,11 +26,7 @@ class ScaleFactors(NamedTuple):
         return 1 + self.time * (frames - 1), self.height * height, self.width * width
 
     def latent_grid(self, video_grid: Sequence[int]) -> Grid:
-        """(F', H', W') of the latents of a video (F, H, W).
-
-        Raises:
-            LatentsError: if F is not 1 + time * k, or H or W is not a multiple of its spatial factor.
-        """
+        """(F', H', W') of the latents of a video (F, H, W), which must be whole numbers of latent cells."""
         frames, height, width = video_grid
         if frames < 1 or (frames - 1) % self.time or height % self.height or width % self.width:
             raise LatentsError(
@@ -70,7 +63,6 @@ class LatentShape(NamedTuple):
 
     @property
     def grid(self) -> Grid:
-        """(F', H', W')."""
         return self.frames, self.height, self.width
 
 

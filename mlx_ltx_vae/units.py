@@ -32,14 +32,9 @@ def format_rate(frames: int, seconds: float) -> str:
 
 
 def parse_bytes(text: str | int | float, available: int) -> int:
-    """The bytes of a memory budget.
+    """The bytes of a memory budget: "8GB" (1e9 each), "8G", "7.5 GiB", "50%" of `available`, or a number of bytes.
 
-    Args:
-        text: "8GB" (1e9 bytes each), "8G", "7.5 GiB", "50%" of `available`, or a number of bytes as an int.
-        available: bytes that a percentage refers to.
-
-    Raises:
-        PlanError: for anything else, including a string without a unit.
+    Anything else is a `PlanError`, also a string without a unit.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool) and 0 < text < float("inf"):
         return int(text)

@@ -8,8 +8,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
-from .backend.device import check_process, this_machine
-from .backend.device_errors import explained_device_errors
+from .backend.device import check_process, explained_device_errors, this_machine
 from .backend.dtypes import DTYPES
 from .backend.machine import Machine
 from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from checkpoint_files import assert_same_checkpoint, metadata, write_shards
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import files, open_checkpoint, stored_network
-from mlx_ltx_vae.conversion.verify import compare_tensors
+from mlx_ltx_vae.conversion import compare_tensors
 from mlx_ltx_vae.errors import CheckpointError
 
 CASE = "ltx2_3_causal"

@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import metadata
-from mlx_ltx_vae.conversion import Comparison, verify
+from mlx_ltx_vae import conversion
+from mlx_ltx_vae.conversion import Comparison
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
@@ -86,7 +87,7 @@ def test_a_cast_is_distinguished_from_other_weights(golden, tmp_path):
 def test_networks_that_differ_are_an_error_even_if_their_tensors_are_equal(golden, tmp_path, monkeypatch, dtype):
     source = golden("conv_16x16x4").checkpoint
     convert(source, tmp_path / "vae", dtype=dtype)
-    run = verify._run
+    run = conversion._run
 
     def spoiled(checkpoint):
         results, seconds = run(checkpoint)
@@ -94,7 +95,7 @@ def test_networks_that_differ_are_an_error_even_if_their_tensors_are_equal(golde
             results["decode"][0, 0, 0, 0, 0] += 1e-3 if dtype is None else 100
         return results, seconds
 
-    monkeypatch.setattr(verify, "_run", spoiled)
+    monkeypatch.setattr(conversion, "_run", spoiled)
     expected = "identical results" if dtype is None else "at least .* dB"
     with pytest.raises(CheckpointsDiffer, match=rf"vae: .* results of decode differ \(PSNR .*; expected {expected}\)"):
         verify_paths(source, tmp_path / "vae")
@@ -116,8 +117,7 @@ import resource, sys
 from pathlib import Path
 import mlx.core as mx
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.conversion.convert import write_weights
-from mlx_ltx_vae.conversion.verify import compare_tensors
+from mlx_ltx_vae.conversion import compare_tensors, write_weights
 
 def resident_peak():
     if sys.platform == "linux":

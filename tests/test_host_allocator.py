@@ -7,8 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_ltx_vae.backend.device import is_cpu, run_settings
-from mlx_ltx_vae.backend.host_allocator import _glibc
+from mlx_ltx_vae.backend.device import _glibc, is_cpu, run_settings
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not is_cpu() or _glibc() is None, reason="for MLX's CPU backend with glibc"

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import looks_normalized_twice, looks_unnormalized, mapped, numpy_files, open_latents
+from mlx_ltx_vae.latents import looks_normalized_twice, looks_unnormalized, mapped, open_latents, tensor_files
 from mlx_ltx_vae.latents import stored as stored_arrays
 from test_latents_layouts import STORED_AS
 
@@ -207,7 +207,7 @@ def test_a_compressed_array_is_decompressed_once_and_not_before_it_is_used(
 ) -> None:
     path = write(tmp_path / "clip.npz", mx.array(make_latents((1, 2, 3, 4, 5))), compressed=True)
     made, make = [], tempfile.TemporaryFile
-    monkeypatch.setattr(numpy_files.tempfile, "TemporaryFile", lambda **options: made.append(1) or make(**options))
+    monkeypatch.setattr(tensor_files.tempfile, "TemporaryFile", lambda **options: made.append(1) or make(**options))
     file = open_latents(path)
     latents = file.map()
     assert made == []

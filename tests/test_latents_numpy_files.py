@@ -13,7 +13,7 @@ import pytest
 from numpy.lib import format as npy_format
 
 from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import load_latents, numpy_files, open_latents
+from mlx_ltx_vae.latents import load_latents, open_latents, tensor_files
 
 SHAPE = (1, 8, 3, 4, 5)
 HUGE = (1, 8, 2**20, 2**10, 2**10)  # 35 TB as float32
@@ -176,7 +176,7 @@ def test_compressed_latents_that_do_not_fit_on_the_disk_are_refused(
     tmp_path: Path, latents: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez_compressed(tmp_path / "clip.npz", latents=latents)
-    monkeypatch.setattr(numpy_files.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(tensor_files.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
     file = open_latents(tmp_path / "clip.npz")
     with pytest.raises(LatentsError, match=f"is compressed, and takes 2 kB in {tempfile.gettempdir()}, which has 1 kB"):
         file.read()

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.video import Fit
-from mlx_ltx_vae.video.fit import fit_size
 from mlx_ltx_vae.video.probe import parse_log
+from mlx_ltx_vae.video.reader import fit_size
 
 sides = st.integers(1, 5000)
 sizes = st.tuples(sides, sides)

@@ -17,8 +17,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.files.atomic import PartFile
-from mlx_ltx_vae.video import Sink, SinkOptions, VideoReader, VideoWriter, codecs, ffmpeg, open_sink
-from mlx_ltx_vae.video import writer as video_writer
+from mlx_ltx_vae.video import Sink, SinkOptions, VideoReader, VideoWriter, codecs, ffmpeg, open_sink, outputs
 from video_files import children, kill_children
 
 SIZE = (256, 192)  # 147 kB a frame, more than a pipe holds
@@ -61,7 +60,7 @@ def test_invalid_options_are_refused_before_ffmpeg_starts(
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder.mp4").mkdir()
-    monkeypatch.setattr(video_writer, "FfmpegEncoder", None)
+    monkeypatch.setattr(outputs, "FfmpegEncoder", None)
     with pytest.raises(WriterError) as refusal:
         VideoWriter(tmp_path / name, **({"size": SIZE, "fps": 24} | options))
     assert words in str(refusal.value)
@@ -242,7 +241,7 @@ def test_audio_file_without_audio_is_named_before_ffmpeg_starts(
         voice.write_bytes(b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x40\x1f\0\0\x80\x3e\0\0\2\0\x10\0")
     else:
         voice.write_text({"text": "not a sound", "nothing": ""}[content])
-    monkeypatch.setattr(video_writer, "FfmpegEncoder", None)
+    monkeypatch.setattr(outputs, "FfmpegEncoder", None)
     with pytest.raises(WriterError) as refusal:
         VideoWriter(target, size=SIZE, fps=24, audio=voice)
     assert str(refusal.value).startswith(f"{voice}: {words}")
@@ -261,7 +260,7 @@ def test_full_disk_gives_ffmpegs_reason(
         def discard(self) -> None:
             """Keep the device."""
 
-    monkeypatch.setattr(video_writer, "PartFile", FullDisk)
+    monkeypatch.setattr(outputs, "PartFile", FullDisk)
     with (
         pytest.raises(WriterError, match=rf"{name}: ffmpeg failed: .*No space left on device"),
         VideoWriter(tmp_path / name, size=size, fps=24) as out,
@@ -371,11 +370,8 @@ class Failing(Sink):
 
     def __init__(self, consume: Callable[[], None]) -> None:
         super().__init__("somewhere", SIZE, 8)
-        self.consume, self.discarded = consume, 0
-
-    def _consumer(self) -> Callable[[np.ndarray], object]:
-        consume = self.consume
-        return lambda _: consume()
+        self.discarded = 0
+        self._write = lambda _: consume()
 
     def _finish(self) -> None:
         raise OSError(28, "No space left on device")

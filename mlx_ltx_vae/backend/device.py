@@ -1,23 +1,53 @@
-"""The default device, its available memory, and MLX's settings for a run."""
+"""The default device: its available memory, its errors, and MLX's and malloc's settings for a run."""
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import mlx.core as mx
 
 from ..errors import DeviceError
-from .host_allocator import freed_memory_kept
 from .machine import Backend, Machine
 from .mlx_utils import to_int
 
-_MEMINFO = Path("/proc/meminfo")
 _WINOGRAD_BATCH = "MLX_CONV_WINOGRAD_TILE_BATCH"
 _PROBE = 4096  # elements
 
+_MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1  # parameters of mallopt, from glibc's malloc.h
+_KEEPING = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
+# The default count, and what malloc itself raises its thresholds to once large buffers have been freed.
+_USUAL = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2**20}
+
+#: Parts of messages, and what is said in their place.
+_EXPLANATIONS = {
+    # Of macOS, which MLX passes on: "[METAL] Command buffer execution failed: ...".
+    ("Impacting Interactivity", "Caused GPU Timeout Error"): "macOS stopped the GPU because one step kept the display "
+    "waiting for too long; use mode exact with a smaller memory budget or chunk, or smaller tiles, let the display "
+    "sleep, close other apps that use the GPU, or (reported to help before M5) set AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1 in "
+    "the environment.",
+    # Of macOS, of MLX's allocators for Metal and CUDA, and of CUDA: "cudaMallocAsync(...) failed: out of memory".
+    (
+        "Insufficient Memory",
+        "[malloc] Unable to allocate",
+        "greater than the maximum allowed buffer size",
+        "failed: out of memory",
+    ): "the device ran out of memory; use mode exact with a smaller memory budget or chunk, or smaller tiles, and "
+    "close other apps.",
+    # Of the C++ library, where MLX compiles a kernel for the CPU.
+    ("temp_directory_path", "cannot create directories"): "MLX keeps what it compiles for the CPU in the folder that "
+    "the environment variable TMPDIR names, which is missing or read-only; set TMPDIR to another one, or unset it.",
+    # Of Python and of the C++ library.
+    ("can't start new thread", "Resource temporarily unavailable"): "the system refuses another thread; raise the "
+    "limit on processes (ulimit -u), or end other programs.",
+}
+
+_malloc_lock = threading.Lock()
+_num_keeping = 0
 _was_forked = False
 
 
@@ -44,20 +74,29 @@ def is_cpu() -> bool:
 
 
 def backend() -> Backend:
-    """The backend of the default device."""
+    """That of the default device."""
     if is_cpu():
         return Backend.CPU
     return Backend.METAL if mx.metal.is_available() else Backend.CUDA
 
 
 def confirm_device() -> None:
-    """Wait for the device, and check that it still computes: MLX may report a failure only at the next computation.
-
-    A known sum that comes out wrong is a `DeviceError`. MLX's own errors pass.
-    """
+    """Wait for the device, and check a known sum: MLX may report a failure only at the next computation."""
     mx.synchronize()
     if to_int(mx.arange(_PROBE).sum()) != _PROBE * (_PROBE - 1) // 2:
         raise DeviceError("the device no longer computes correctly, so the result cannot be trusted; start again.")
+
+
+@contextmanager
+def explained_device_errors() -> Iterator[None]:
+    """Raise a `DeviceError` for errors of MLX in this block that are about memory, time, threads, or TMPDIR."""
+    try:
+        yield
+    except RuntimeError as error:
+        for parts, explanation in _EXPLANATIONS.items():
+            if any(part in str(error) for part in parts):
+                raise DeviceError(explanation) from error
+        raise
 
 
 def compiler_search() -> Callable[[], object]:
@@ -66,10 +105,7 @@ def compiler_search() -> Callable[[], object]:
 
 
 def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:
-    """The default device, for a network that computes in `dtype`.
-
-    `own` are bytes already in use that a plan counts itself, such as loaded weights.
-    """
+    """The default device, for a network of this dtype. `own`: bytes already in use that a plan counts itself."""
     return Machine(backend(), dtype.size, available_memory(own), keeps_dtype)
 
 
@@ -96,28 +132,23 @@ def _device_info(key: str) -> int | None:
 
 
 def _free_host_memory() -> int:
-    if _MEMINFO.exists():
-        for line in _MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def limits_cache() -> bool:
-    """Whether runs limit MLX's buffer cache.
-
-    On the CPU it has at most 32 MB, and setting its limit waits for the streams of all threads, which takes long, and
-    never ends if one of them ends meanwhile.
-    """
-    return not is_cpu()
+    """Whether runs limit MLX's buffer cache: not on the CPU, where it has at most 32 MB."""
+    return not is_cpu()  # where it waits for the streams of all threads, and never ends if one of them ends meanwhile
 
 
 class _Steps:
     """MLX's settings while steps of any runs are computed. What the app sets meanwhile stays.
 
-    The buffer cache has the smallest of the runs' limits and the app's (see `limits_cache`). On Metal,
-    `MLX_CONV_WINOGRAD_TILE_BATCH` makes Winograd convolutions work on one frame at a time, which bounds their scratch
-    memory; MLX reads it at every convolution.
+    The buffer cache has the smallest of the runs' limits and the app's. On Metal, `MLX_CONV_WINOGRAD_TILE_BATCH`, which
+    MLX reads at every convolution, makes Winograd work on one frame at a time, which bounds its scratch memory.
     """
 
     def __init__(self) -> None:
@@ -162,9 +193,41 @@ class _Steps:
 step_settings = _Steps().settings
 
 
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
+
+
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """Let malloc, from which MLX's CPU backend takes its memory, keep what is freed until the last such block's end.
+
+    Otherwise the kernel clears every page of the next buffer above 32 MB, which takes a tenth to a quarter of a decode.
+    """
+    global _num_keeping
+    libc = _glibc()
+    if libc is None:
+        yield
+        return
+    with _malloc_lock:
+        _num_keeping += 1
+        for parameter, value in _KEEPING.items():
+            libc.mallopt(parameter, value)
+    try:
+        yield
+    finally:
+        with _malloc_lock:
+            _num_keeping -= 1
+            if _num_keeping == 0:
+                for parameter, value in _USUAL.items():
+                    libc.mallopt(parameter, value)
+                libc.malloc_trim(0)
+
+
 @contextmanager
 def run_settings() -> Iterator[None]:
-    """Clear MLX's buffer cache before and after a run. On a CPU, keep freed memory until its end (`host_allocator`)."""
+    """Clear MLX's buffer cache before and after a run. On a CPU, keep freed memory until its end."""
     clear = limits_cache()
     with freed_memory_kept() if is_cpu() else nullcontext():
         if clear:

@@ -19,8 +19,7 @@ import mlx.core as mx
 from tqdm import tqdm
 
 from .. import __version__
-from ..backend.device import compiler_search, is_cpu
-from ..backend.device_errors import explained_device_errors
+from ..backend.device import compiler_search, explained_device_errors, is_cpu
 from ..distributed.ranks import launched_rank
 from ..errors import (
     DecodeError,

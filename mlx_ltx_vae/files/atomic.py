@@ -46,11 +46,8 @@ def check_absent(target: str | os.PathLike) -> None:
 def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, int]:
     """Create a hidden, partial file or folder beside `target`, so that a rename stays on one file system.
 
-    It is locked until `remove_part`, or the end of this process. What processes that were killed have left of the same
-    target is nobody's, and is removed. Its name has the same ending and at most 255 bytes, which file systems allow.
-
-    Returns:
-        Its path, which `create` was called with, and the lock.
+    It is locked until `remove_part`, or the end of this process, after which the next one for the same target removes
+    it. Its name has the same ending and at most 255 bytes.
     """
     stem = os.fsencode(target.stem)[:_MAX_STEM].decode(sys.getfilesystemencoding(), "ignore")
     head, tail = f".{stem}.", f".part{target.suffix if len(target.suffix) <= _MAX_ENDING else ''}"
@@ -77,7 +74,6 @@ def remove_part(path: Path, lock: int) -> None:
 
 
 def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
-    """Remove the partial files and folders of this name that nobody has locked, as far as that is allowed."""
     with suppress(OSError):
         for entry in os.listdir(folder):
             if name.fullmatch(entry):
@@ -93,15 +89,12 @@ def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
 
 
 class PartFile:
-    """An empty file beside `target`, to be filled and then renamed.
+    """An empty file beside `target`, to be filled and then renamed. It is removed with this object.
 
-    It is created at once, so that a missing or read-only folder is refused before any work is done. It is removed
-    with this object, at the latest when the interpreter exits, so that Ctrl-C at any point leaves nothing behind. That
-    of a killed process is removed by the next one for the same target.
-
-    A symbolic link stays, and the file that it points to is replaced. A named pipe or a device stays too, and gets the
-    bytes of the file when it is whole, which until then is in the folder for temporary files. Without `overwrite`, a
-    file at `target` is refused, also one that appears meanwhile.
+    It is created at once, so that a missing or read-only folder is refused before any work is done. A symbolic link
+    stays, and the file that it points to is replaced. A named pipe or a device stays too, and gets the bytes of the
+    file when it is whole, which until then is in the folder for temporary files. Without `overwrite`, a file at
+    `target` is refused, also one that appears meanwhile.
     """
 
     def __init__(self, target: Path, *, overwrite: bool = True) -> None:
@@ -114,14 +107,14 @@ class PartFile:
         self._overwrite = overwrite
         self._real = Path(os.path.realpath(target))
         self._is_special = os.path.exists(target) and not os.path.isfile(target)
-        real = self._real.with_suffix(target.suffix)
-        beside = Path(tempfile.gettempdir(), target.name) if self._is_special else real
+        beside = self._real.with_suffix(target.suffix)
+        if self._is_special:
+            beside = Path(tempfile.gettempdir(), target.name)
         with uninterrupted(), writing_to(target):
             self.path, lock = create_part(beside, lambda path: path.open("xb").close())
             self._remove = Cleanup(self, remove_part, self.path, lock)
 
     def complete(self) -> None:
-        """Rename the file to its target, replacing an earlier file if that is allowed."""
         if self._is_special:
             with writing_to(self.target), self.path.open("rb") as whole, self.target.open("wb") as target:
                 shutil.copyfileobj(whole, target)

@@ -2,8 +2,7 @@
 
 from enum import Enum
 
-#: How many bytes `find_format` needs, if the file has them.
-START_BYTES = 32
+START_BYTES = 32  # that `find_format` needs, if the file has them
 
 
 class Format(Enum):

@@ -1,7 +1,4 @@
-"""Opens what is named as a file, if it is one: opening a pipe may wait forever, and reading a device may never end.
-
-Ranks compare samples of files, without reading 40 GB.
-"""
+"""Opens what is named as a file, if it is one: opening a pipe may wait forever, and reading a device may never end."""
 
 import errno
 import hashlib
@@ -25,10 +22,7 @@ def file_state(file: int | str | os.PathLike) -> FileState:
 
 
 def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
-    """Open a regular file, also through links, or a pipe if `pipes` are allowed.
-
-    Raises an `OSError`, whose `strerror` is the reason, for what is of another kind or cannot be opened.
-    """
+    """Open a regular file, also through links, or a pipe if `pipes` are allowed. Anything else is an `OSError`."""
     mode = os.stat(path).st_mode  # before it is opened, which may have effects
     if stat.S_ISFIFO(mode) and not pipes:
         raise OSError(errno.EINVAL, "a pipe in place of a file", os.fspath(path))
@@ -48,15 +42,15 @@ def read_small_file(path: str | os.PathLike, max_bytes: int, *, pipes: bool = Fa
 
 
 def read_sample(file: IO[bytes], begin: int, end: int) -> bytes:
-    """The first, the middle and the last 16 kB between two positions of a file; all of up to 48 kB."""
+    """The first, the middle and the last 16 kB between two positions of a file, which may have 40 GB."""
     if end - begin <= 3 * SAMPLE_BYTES:
         file.seek(begin)
         return file.read(end - begin)
-    parts = []
+    sample = b""
     for start in (begin, (begin + end - SAMPLE_BYTES) // 2, end - SAMPLE_BYTES):
         file.seek(start)
-        parts.append(file.read(SAMPLE_BYTES))
-    return b"".join(parts)
+        sample += file.read(SAMPLE_BYTES)
+    return sample
 
 
 def sample_path(path: Path) -> list[tuple[str, int, str]]:

@@ -14,7 +14,6 @@ _DTYPES = {
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
 }  # fmt: skip
-_WRONG_SIZE = "file not fully covered"  # the library's words
 _MAX_BYTES, _MAX_TENSORS = 2**24, 2**16  # of a header: more than ten times those of any whole model
 
 
@@ -26,10 +25,7 @@ class TensorHeader(NamedTuple):
 
 
 def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
-    """The tensors of a safetensors file by name, in the order of their data, and its metadata.
-
-    Raises a `ValueError`, whose message is the reason, for what is not a whole, valid safetensors file.
-    """
+    """The tensors of a safetensors file by name, in the order of their data, and its metadata; else a `ValueError`."""
     with path.open("rb") as stream:
         start = stream.read(min(int.from_bytes(stream.read(8), "little"), _MAX_BYTES + 1))
     if len(start) > _MAX_BYTES or start.count(b'"data_offsets"') > _MAX_TENSORS:  # seconds and gigabytes to parse
@@ -44,16 +40,13 @@ def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
             return tensors, file.metadata() or {}
     except SafetensorError as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
-        if _WRONG_SIZE in reason:
+        if "file not fully covered" in reason:
             reason = f"it has {path.stat().st_size} bytes, not as many as its header says: it is truncated or damaged"
         raise ValueError(excerpt(reason, 120)) from error
 
 
 def read_positions(read: Callable[[int, int], bytes]) -> dict[str, tuple[int, int]]:
-    """Where the values of each tensor begin and end in a file that `read_header` has accepted.
-
-    The library checks this, and does not tell it. `read(start, size)` returns the bytes at a position.
-    """
+    """Where the values of each tensor begin and end in a file that `read_header` has accepted. `read(start, size)`."""
     length = int.from_bytes(read(0, 8), "little")
     entries = json.loads(read(8, length))
     spans = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}

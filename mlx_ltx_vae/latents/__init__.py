@@ -11,19 +11,8 @@ from .files import (
     open_latents,
     save_latents,
 )
-from .layouts import parse_grid
 from .mapped import MappedLatents
+from .metadata import parse_grid
 
-__all__ = [
-    "LatentsFile",
-    "LatentsInfo",
-    "MappedLatents",
-    "check_latents_name",
-    "check_latents_target",
-    "load_latents",
-    "looks_normalized_twice",
-    "looks_unnormalized",
-    "open_latents",
-    "parse_grid",
-    "save_latents",
-]
+__all__ = ["LatentsFile", "LatentsInfo", "MappedLatents", "load_latents", "open_latents", "parse_grid", "save_latents"]
+__all__ += ["check_latents_name", "check_latents_target", "looks_normalized_twice", "looks_unnormalized"]

@@ -2,15 +2,13 @@
 
 Facts about the files of other programs:
 
-- ComfyUI's `.latent` is safetensors with the tensor `latent_tensor`, the values of its LATENT type, which for LTX are
-  normalized. An empty tensor `latent_format_version_0` marks the format. ComfyUI's loader multiplies files without
-  that mark by 1/0.18215, the scale of Stable Diffusion latents in early 2023. LTX is newer than the mark, so an LTX
-  file without it was written by another program, which stored the values as they were: they are never rescaled here.
+- ComfyUI's `.latent` is safetensors with the tensor `latent_tensor`, for LTX normalized, and an empty tensor
+  `latent_format_version_0`. ComfyUI's loader multiplies files without that mark by 1/0.18215, the scale of Stable
+  Diffusion latents. LTX is newer than the mark: a file without it is another program's, and is never rescaled here.
 - diffusers' LTX-Video pipelines return normalized latents, packed or not. Its LTX-2 pipelines return unnormalized
   ones, `latents * std + mean` (their `scaling_factor` is 1 for every LTX release).
 - Data sets of the LTX trainers store `num_frames`, `height` and `width` of the latent grid.
-- The sidecar of an MLX port's two-stage pipeline stores its result twice, as `stage_2_video_latent` and
-  `final_video_latent`.
+- An MLX port's two-stage pipeline stores its result twice, as `stage_2_video_latent` and `final_video_latent`.
 """
 
 import hashlib
@@ -28,26 +26,20 @@ from ..errors import LatentsError, WriterError, excerpt, quote
 from ..files.atomic import PartFile
 from ..frame_rate import find_fps
 from ..shapes import Grid, LatentShape, ScaleFactors
-from .layouts import CHANNELS_FIRST, find_layout
 from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames
-from .metadata import LAYOUT_KEY, LatentsMetadata, check_sizes, merge_grids, parse_metadata, states_grid
-from .source import source_name
+from .metadata import CHANNELS_FIRST, LAYOUT_KEY, LatentsMetadata, find_layout, find_video_sizes, parse_metadata
 from .stored import StoredArray
-from .tensor_files import open_tensor_file
+from .tensor_files import open_tensor_file, source_name
 
-#: Names under which programs store latents: this package and MLX apps, ComfyUI, two-stage pipelines.
 KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent")
 _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 
 # uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
 _READABLE_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint16")
 _HASHED_VALUES = 2**22  # at a time
-_SHOWN_NAMES = 120  # characters
 _LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
 
-
-#: Mean and standard deviation of each channel, (C,).
-Statistics = tuple[mx.array, mx.array]
+Statistics = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
 
 
 @dataclass(frozen=True)
@@ -77,24 +69,23 @@ class LatentsFile:
     def read(self, *, statistics: Statistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Normalized latents `(B, C, F', H', W')` in the file's dtype; float32 for float64, or if normalized here.
 
-        Args:
-            statistics: `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents.
-            unnormalized: whether the file stores `latents * std + mean`, as diffusers' LTX-2 pipelines return it. None
-                follows the metadata.
-
-        Raises:
-            LatentsError: for a file that cannot be read, values that are not finite, `unnormalized` that contradicts
-                the metadata, and unnormalized latents without statistics.
+        `statistics` are `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents. `unnormalized` says
+        whether the file stores `latents * std + mean`; None follows the metadata. A `LatentsError` for a file that
+        cannot be read, values that are not finite, and arguments that contradict the metadata.
         """
         return self.map(statistics=statistics, unnormalized=unnormalized)[()]
 
     def map(self, *, statistics: Statistics | None = None, unnormalized: bool | None = None) -> MappedLatents:
-        """The latents that `read` returns, left in the file: each slice is read, checked and normalized on its own.
-
-        The file stays open as long as this object, or what it returns, exists.
-        """
+        """The latents that `read` returns, left in the file: each slice is read, checked and normalized on its own."""
         source = self.info.source
-        if not self._is_unnormalized(unnormalized):
+        if unnormalized is not None and unnormalized is self.normalized:
+            stated, given = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
+            raise LatentsError(
+                f"{source}: its metadata says that these latents are {stated}, and the caller that they are {given}; "
+                "leave out unnormalized= (--unnormalized)."
+            )
+        is_unnormalized = self.normalized is False if unnormalized is None else unnormalized
+        if not is_unnormalized:
             statistics = None
         elif statistics is None:
             raise LatentsError(f"{source}: is unnormalized; give the VAE's statistics=(vae.mean, vae.std) with it.")
@@ -107,7 +98,6 @@ class LatentsFile:
         return MappedLatents(source, self.shape, self.stored_dtype, self._open_stored, statistics)
 
     def digest(self) -> str:
-        """A hash of the stored values, all of which are read."""
         latents = replace(self, normalized=None).map()  # as they are stored
         frames = self.shape.frames
         step = max(1, _HASHED_VALUES * frames // prod(self.shape))
@@ -115,17 +105,6 @@ class LatentsFile:
         for start in range(0, frames, step):
             total.update(np.array(latents[:, :, start : start + step].view(mx.uint8)).tobytes())
         return total.hexdigest()
-
-    def _is_unnormalized(self, unnormalized: bool | None) -> bool:
-        if unnormalized is None:
-            return self.normalized is False
-        if unnormalized is self.normalized:
-            stated, given = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
-            raise LatentsError(
-                f"{self.info.source}: its metadata says that these latents are {stated}, and the caller that they are "
-                f"{given}; leave out unnormalized= (--unnormalized)."
-            )
-        return unnormalized
 
 
 def open_latents(
@@ -145,31 +124,21 @@ def open_latents(
         grid: (F', H', W'), needed for packed latents whose file does not state it, and checked for others.
         scale: of the VAE. With it, the video's size that the file states must be the size at this scale.
 
-    Raises:
-        LatentsError: for a file that cannot be read, is ambiguous, or whose metadata contradicts its shape, and for
-            shapes and dtypes that no decoder takes.
+    A `LatentsError` for a file that cannot be read, is ambiguous, or contradicts itself or what any decoder takes.
     """
     source = source_name(path)
     tensors, stated = open_tensor_file(path)
     metadata = parse_metadata(stated, source)
     name = _choose_tensor(list(tensors), tensor, source)
     stored = tensors[name]
-    layout = find_layout(
-        stored.shape,
-        source,
-        latent_channels=None if metadata.is_channels_first else latent_channels,
-        grid=merge_grids(grid, metadata.grid, source),
-        sizes=metadata.ambiguous_sizes,
-    )
+    layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
     _check_shape(layout.shape, latent_channels, source)
     if stored.dtype not in _READABLE_DTYPES:
         raise LatentsError(
             f"{source}: {excerpt(name)} is stored as {stored.dtype}; save it as float32, float16 or bfloat16."
         )
-    info = LatentsInfo(source, name, stored.shape, metadata.fps)
-    check_sizes(metadata, layout.shape.grid, scale, source)
-    if not states_grid(metadata, layout.shape.grid):
-        info = replace(info, num_frames=metadata.num_frames, height=metadata.height, width=metadata.width)
+    sizes = find_video_sizes(metadata, layout.shape.grid, scale, source)
+    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes)
 
     def open_stored() -> StoredArray:
         return layout.to_channels_first(stored.open())
@@ -189,7 +158,7 @@ def load_latents(
 ) -> tuple[mx.array, LatentsInfo]:
     """Normalized latents `(B, C, F', H', W')` and what the file states about them.
 
-    Arguments and errors are those of `open_latents` and, for `unnormalized` and `statistics`, of `LatentsFile.read`.
+    Arguments and errors are those of `open_latents` and `LatentsFile.read`.
     """
     file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid, scale=scale)
     return file.read(statistics=statistics, unnormalized=unnormalized), file.info
@@ -215,8 +184,7 @@ def save_latents(
         overwrite: whether to replace a file of this name.
 
     Raises:
-        LatentsError: for another number of axes, an empty axis, integers, values that are not finite, and sizes that no
-            video of these latents has.
+        LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
         WriterError: for another ending, an invalid frame rate, and a file that cannot be written.
     """
     check_latents_name(path)
@@ -226,8 +194,7 @@ def save_latents(
     if not mx.issubdtype(latents.dtype, mx.floating):
         raise LatentsError(f"{name}: latents are {latents.dtype}; expected float32, float16 or bfloat16.")
     check_finite(latents, name)
-    sizes = LatentsMetadata(num_frames=num_frames, height=height, width=width)
-    check_sizes(sizes, LatentShape(*latents.shape).grid, None, name)
+    find_video_sizes(LatentsMetadata((num_frames, height, width)), LatentShape(*latents.shape).grid, None, name)
     stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
     metadata = {key: str(value) for key, value in stated.items() if value is not None}
     metadata |= {"normalized": "true", LAYOUT_KEY: CHANNELS_FIRST}
@@ -242,7 +209,7 @@ def save_latents(
 
 
 def check_latents_target(path: str | os.PathLike, *, fps: str | float | Fraction | None = None) -> None:
-    """Raise the `WriterError` that `save_latents` would raise for this path and frame rate, before any work is done."""
+    """Raise the `WriterError` that `save_latents` would raise for this path and frame rate."""
     check_latents_name(path)
     if fps is not None:
         find_fps(path, fps, WriterError)
@@ -301,13 +268,12 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
         candidates.remove(_STAGE_2)
     if wanted in names:
         return wanted
+    shown = excerpt(", ".join(sorted(candidates if wanted is None else names)[:8]), 120)
     if wanted is not None:
-        shown = excerpt(", ".join(sorted(names)[:8]), _SHOWN_NAMES) or "nothing"
-        raise LatentsError(f"{source}: has no tensor {quote(wanted)}; it has {shown}.")
+        raise LatentsError(f"{source}: has no tensor {quote(wanted)}; it has {shown or 'nothing'}.")
     if not candidates:
         raise LatentsError(f"{source}: has no tensors.")
     if len(candidates) > 1:
-        shown = excerpt(", ".join(sorted(candidates)[:8]), _SHOWN_NAMES)
         found = f"{len(candidates)} tensors that could be the latents ({shown})"
         raise LatentsError(f"{source}: has {found}; choose one with tensor= (--tensor).")
     return candidates[0]

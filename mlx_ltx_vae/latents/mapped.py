@@ -20,14 +20,9 @@ _SAMPLED_FRAMES = 8
 
 
 class MappedLatents:
-    """Latents (B, C, F', H', W') in a file. Indexing reads, checks and normalizes a slice, and nothing else.
+    """Latents (B, C, F', H', W') in an open file. Indexing reads, checks and normalizes a slice, in any thread.
 
-    Slices may be read in any thread, and each is evaluated.
-
-    Args:
-        open_stored: returns an array of `shape` whose values are still in the file.
-        stored_dtype: of its values, such as "bfloat16"; uint16 are the bits of bfloat16.
-        statistics: mean and std (C,), float32 and evaluated; None if the stored values are normalized.
+    A `stored_dtype` of uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated.
     """
 
     ndim = 5
@@ -51,9 +46,7 @@ class MappedLatents:
     def __getitem__(self, index: tuple[slice, ...]) -> mx.array:
         """The slice, normalized and evaluated. `index` has a slice for each of the first axes, at most five.
 
-        Raises:
-            LatentsError: if the file is damaged or has changed since it was opened, or has values in the slice that are
-                not finite.
+        A `LatentsError` if the file is damaged or has changed, or has values in the slice that are not finite.
         """
         if not isinstance(index, tuple) or len(index) > self.ndim or not all(isinstance(each, slice) for each in index):
             raise TypeError(f"latents in a file are indexed with a tuple of up to five slices, not {index!r}.")
@@ -74,7 +67,6 @@ class MappedLatents:
             return latents
 
     def item(self, index: int) -> "MappedLatents":
-        """One item of the batch, (1, C, F', H', W')."""
         item = copy(self)
         item.shape = self.shape._replace(batch=1)
         item._open_stored = lambda: self._open_stored()[(slice(index, index + 1),)]
@@ -88,7 +80,6 @@ class MappedLatents:
         return _MIN_PLAUSIBLE < largest < _MAX_PLAUSIBLE
 
     def _read(self, index: tuple[slice, ...]) -> mx.array:
-        """The stored values of a slice, float64 as float32."""
         stored = self._open_stored()[index]
         values = np.empty(stored.shape, _ITEMS.get(self._dtype, np.float32))
         for where, part in stored.read():

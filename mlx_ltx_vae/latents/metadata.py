@@ -1,51 +1,149 @@
-"""The metadata of latent files: its keys, and how their values are read."""
+"""What latent files state, and the layouts in which programs store latents, read as `(B, C, F', H', W')`.
 
+In the order in which they are tried, with `N = F' * H' * W'` packed tokens:
+
+- `(B, C, F', H', W')`: this package, ComfyUI, the MLX ports, diffusers' unpacked latents.
+- `(B, F', H', W', C)`: latents of an MLX network, saved without a transpose.
+- both without `B`: data sets of the LTX trainers, one file per clip.
+- `(B, N, C)` and `(N, C)`: transformer input, tokens in the order `F'`, `H'`, `W'`: diffusers' LTX-Video pipelines
+  with `output_type="latent"`, and data sets of the first LTX trainer.
+"""
+
+import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from ..errors import LatentsError, quote
+from ..errors import LatentsError, excerpt, quote
 from ..frame_rate import parse_fps
-from ..shapes import DEFAULT_SCALE, Grid, ScaleFactors
-from .layouts import CHANNELS_FIRST, format_grid, parse_grid
+from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors
+from .stored import StoredArray
 
-LAYOUT_KEY = "layout"
+LAYOUT_KEY, CHANNELS_FIRST = "layout", "BCFHW"  # the layout of this package: one letter per axis
+_LAYOUTS = {5: (CHANNELS_FIRST, "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
+_AXIS_NAMES = {"F": "F'", "H": "H'", "W": "W'", "N": "tokens"}
+_GRID = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})")
 Sizes = tuple[int | None, int | None, int | None]
 
-_SHOWN = 80  # characters of a value in an error
+_SIZES = ("num_frames", "height", "width")
 _GRID_SIZES = ("latent_num_frames", "latent_height", "latent_width")
 
 
 @dataclass(frozen=True)
 class LatentsMetadata:
-    """The metadata of a latent file. A value that the file does not state is None."""
+    """What a latent file states; None for what it does not."""
 
-    fps: Fraction | None = None
-    num_frames: int | None = None  # of the video, or, in data sets of the LTX trainers, of the latent grid
-    height: int | None = None
-    width: int | None = None
+    sizes: Sizes  # of the video: frames, height, width; or, in data sets of the LTX trainers, of the latent grid
     latent_sizes: Sizes = (None, None, None)  # F', H' and W'
+    fps: Fraction | None = None
     grid: Grid | None = None
     normalized: bool | None = None
     is_channels_first: bool = False  # states the layout (B, C, F', H', W'), which only this package does
 
-    @property
-    def sizes(self) -> Sizes:
-        return self.num_frames, self.height, self.width
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to read a stored shape. `str(layout)` names the axes: "(B, tokens, C)"."""
+
+    axes: str  # one letter per stored axis: B, C, F, H, W, or N for packed tokens
+    stored_shape: tuple[int, ...]
+    packed_grid: Grid | None = None  # (F', H', W') of packed tokens, once it is known
+
+    def __str__(self) -> str:
+        return f"({', '.join(_AXIS_NAMES.get(axis, axis) for axis in self.axes)})"
 
     @property
-    def ambiguous_sizes(self) -> Grid | None:
-        """`sizes`, if another program wrote all three."""
-        frames, height, width = self.sizes
-        if self.is_channels_first or frames is None or height is None or width is None:
-            return None
-        return frames, height, width
+    def sizes(self) -> dict[str, int]:
+        return dict(zip(self.axes, self.stored_shape, strict=True))
+
+    @property
+    def shape(self) -> LatentShape:
+        sizes = self.sizes
+        grid = self.packed_grid or (sizes["F"], sizes["H"], sizes["W"])
+        return LatentShape(sizes.get("B", 1), sizes["C"], *grid)
+
+    def has_grid(self, grid: Grid) -> bool:
+        sizes = self.sizes
+        if "N" in sizes:
+            return sizes["N"] == math.prod(grid)
+        return (sizes["F"], sizes["H"], sizes["W"]) == tuple(grid)
+
+    def to_channels_first(self, stored: StoredArray) -> StoredArray:
+        strides = dict(zip(self.axes, stored.strides, strict=True))
+        if self.packed_grid:
+            _, height, width = self.packed_grid
+            token = strides["N"]
+            strides |= {"F": height * width * token, "H": width * token, "W": token}
+        return replace(stored, shape=self.shape, strides=tuple(strides.get(axis, 0) for axis in CHANNELS_FIRST))
 
 
-def check_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str) -> None:
-    """Raise a `LatentsError` unless the stated sizes are those of latents (F', H', W'), or of their video.
+def parse_grid(text: str) -> Grid:
+    """`(F', H', W')` from "16x22x40". Raises `ValueError` for anything but three whole numbers above 0."""
+    match = _GRID.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"{quote(text)} is not a latent grid; write F'xH'xW', such as 16x22x40.")
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+def _format_grid(grid: Grid) -> str:
+    return "x".join(map(str, grid))
+
+
+def find_layout(
+    shape: tuple[int, ...], metadata: LatentsMetadata, source: str, *, latent_channels: int | None, grid: Grid | None
+) -> Layout:
+    """The only layout that fits a stored shape. Without `latent_channels`, unpacked latents are channels-first."""
+    grid, sizes = _merge_grids(grid, metadata.grid, source), _if_complete(metadata.sizes)
+    if metadata.is_channels_first:
+        latent_channels = sizes = None
+    layouts = [Layout(axes, shape) for axes in _LAYOUTS.get(len(shape), ())]
+    if not layouts:
+        raise LatentsError(f"{source}: latents {excerpt(shape)} fit no known layout; save them as (B, C, F', H', W').")
+    if latent_channels is None:
+        layouts = layouts[:1]
+    if grid is None and sizes is not None and any(layout.has_grid(sizes) for layout in layouts):
+        grid = sizes  # of the grid, not the video, which is always larger
+    if grid is not None:
+        layouts = _layouts_with_grid(layouts, grid, source)
+    fitting = [layout for layout in layouts if layout.sizes["C"] == latent_channels] or layouts[:1]
+    if len(fitting) > 1:
+        by_grid = "give their grid (grid=, or --grid FxHxW), or " if grid is None else ""
+        raise LatentsError(
+            f"{source}: latents {shape} could be {' or '.join(map(str, fitting))}, as both axes have "
+            f"{latent_channels}; {by_grid}write them with save_latents, which stores the layout."
+        )
+    layout = fitting[0]
+    if "N" not in layout.sizes:
+        return layout
+    channels = layout.sizes["C"]
+    if latent_channels not in (None, channels):
+        found = f"read as packed {layout}, have {channels} channels"
+        raise LatentsError(f"{source}: latents {shape}, {found} where the VAE has {latent_channels}.")
+    if grid is None:
+        raise LatentsError(
+            f"{source}: latents {shape} are packed, {layout}, and the file does not state their grid; give it "
+            "as grid=(F', H', W'), or --grid FxHxW."
+        )
+    return replace(layout, packed_grid=grid)
+
+
+def _layouts_with_grid(layouts: list[Layout], grid: Grid, source: str) -> list[Layout]:
+    if len(grid) != 3 or min(grid) < 1:
+        raise LatentsError(f"{source}: a latent grid is (F', H', W'), three numbers above 0, not {grid}.")
+    fitting = [layout for layout in layouts if layout.has_grid(grid)]
+    if not fitting:
+        tokens = f", {math.prod(grid)} tokens" if "N" in layouts[0].sizes else ""
+        raise LatentsError(
+            f"{source}: latents {layouts[0].stored_shape}, read as {' or '.join(map(str, layouts))}, do not have the "
+            f"grid {_format_grid(grid)}{tokens}; correct it (grid=, or --grid FxHxW)."
+        )
+    return fitting
+
+
+def find_video_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | None, source: str) -> Sizes:
+    """The stated sizes of the video. A `LatentsError` unless they, or those of the latents, fit latents (F', H', W').
 
     With `scale` None, any whole numbers of pixels and frames per latent cell are possible.
     """
@@ -61,15 +159,16 @@ def check_sizes(metadata: LatentsMetadata, grid: Grid, scale: ScaleFactors | Non
             f"{source}: its metadata states latents with {_describe(metadata.latent_sizes)}, but they have "
             f"{_describe(grid)}; correct the metadata."
         )
+    # A video is larger than its latents, unless only its one frame is stated.
+    is_usual = _fits(metadata.sizes, DEFAULT_SCALE.video_grid(grid))
+    is_grid = not metadata.is_channels_first and not is_usual and _fits(metadata.sizes, grid)
+    return (None, None, None) if is_grid else metadata.sizes
 
 
-def states_grid(metadata: LatentsMetadata, grid: Grid) -> bool:
-    """Whether `num_frames`, `height` and `width`, as far as they are stated, are those of the latents, not the video's.
-
-    A video is always larger, unless only its one frame is stated. Files of this package state the video's.
-    """
-    is_video = _fits(metadata.sizes, DEFAULT_SCALE.video_grid(grid))
-    return not metadata.is_channels_first and not is_video and _fits(metadata.sizes, grid)
+def _if_complete(sizes: Sizes) -> Grid | None:
+    """The sizes if all three are stated."""
+    frames, height, width = sizes
+    return None if frames is None or height is None or width is None else (frames, height, width)
 
 
 def _fits(sizes: Sizes, grid: Grid) -> bool:
@@ -77,15 +176,13 @@ def _fits(sizes: Sizes, grid: Grid) -> bool:
 
 
 def _can_be_video(sizes: Sizes, grid: Grid) -> bool:
-    """Whether there is a scale at which latents of this grid have a video of these sizes."""
     frames, height, width = (length if size is None else size for size, length in zip(sizes, grid, strict=True))
     pairs = (frames - 1, grid[0] - 1), (height, grid[1]), (width, grid[2])
     return all(size == length or (size > length > 0 and size % length == 0) for size, length in pairs)
 
 
 def _describe(sizes: Sizes) -> str:
-    named = zip(("num_frames", "height", "width"), sizes, strict=True)
-    return ", ".join(f"{name} {size}" for name, size in named if size is not None)
+    return ", ".join(f"{name} {size}" for name, size in zip(_SIZES, sizes, strict=True) if size is not None)
 
 
 def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
@@ -96,22 +193,21 @@ def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
         try:
             values[key] = parse(metadata[key])
         except (KeyError, ValueError):
-            found = f"{key} = {quote(metadata[key][:_SHOWN])}, which is not {expected}"
+            found = f"{key} = {quote(metadata[key][:80])}, which is not {expected}"
             raise LatentsError(f"{source}: its metadata has {found}.") from None
-    frames, rows, columns = (values.pop(key, None) for key in _GRID_SIZES)
-    values["latent_sizes"] = frames, rows, columns
-    sizes = None if None in (frames, rows, columns) else (frames, rows, columns)
-    values["grid"] = merge_grids(values.get("grid"), sizes, source)
-    return LatentsMetadata(**values, is_channels_first=metadata.get(LAYOUT_KEY) == CHANNELS_FIRST)
+    sizes, latent_sizes = (tuple(values.pop(key, None) for key in keys) for keys in (_SIZES, _GRID_SIZES))
+    values["grid"] = _merge_grids(values.get("grid"), _if_complete(latent_sizes), source)
+    is_channels_first = metadata.get(LAYOUT_KEY) == CHANNELS_FIRST
+    return LatentsMetadata(sizes, latent_sizes, is_channels_first=is_channels_first, **values)
 
 
-def merge_grids(first: Grid | None, second: Grid | None, source: str) -> Grid | None:
+def _merge_grids(first: Grid | None, second: Grid | None, source: str) -> Grid | None:
     """The grid that is not None. Raises `LatentsError` if both are given and differ."""
     if first is None or second is None:
         return second if first is None else first
     if tuple(first) != tuple(second):
         raise LatentsError(
-            f"{source}: the latent grid is given as {format_grid(first)} and as {format_grid(second)} (in the "
+            f"{source}: the latent grid is given as {_format_grid(first)} and as {_format_grid(second)} (in the "
             "metadata, grid= or --grid); give one."
         )
     return first
@@ -125,10 +221,10 @@ def _parse_size(text: str) -> int:
 
 _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-#: key -> (parser of its value, what the value should be)
+# The parser of each key's value, and what the value should be.
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "fps": (parse_fps, "a frame rate"),
-    **dict.fromkeys(("num_frames", "height", "width", *_GRID_SIZES), (_parse_size, "a whole number above 0")),
+    **dict.fromkeys((*_SIZES, *_GRID_SIZES), (_parse_size, "a whole number above 0")),
     "grid": (parse_grid, "a grid such as 16x22x40"),
     "normalized": (lambda text: _FLAGS[text.lower()], "true or false"),
 }

@@ -1,7 +1,6 @@
-"""Open files and the arrays in them: no value is read before it is used.
+"""Open files and the arrays in them: no value is read before it is used."""
 
-Files are read and not mapped. Reading a mapped page behind the end of a file that has shrunk ends the process (SIGBUS).
-"""
+# Files are not mapped: reading a mapped page behind the end of a file that has shrunk ends the process (SIGBUS).
 
 import math
 import os
@@ -35,7 +34,6 @@ class OpenFile:
         return os.pread(self._descriptor, size, offset)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer of bytes. Raises `LatentsError` if the file ends before."""
         while buffer:
             count = os.preadv(self._descriptor, [buffer], offset)
             if not count:
@@ -43,7 +41,6 @@ class OpenFile:
             buffer, offset = buffer[count:], offset + count
 
     def check_unchanged(self) -> None:
-        """Raise a `LatentsError` if the file was written to after it was opened."""
         if file_state(self._descriptor) != self.state:
             raise self.changed()
 
@@ -75,7 +72,6 @@ class StoredArray:
     def whole(
         cls, file: OpenFile, dtype: np.dtype, shape: tuple[int, ...], offset: int, order: Literal["C", "F"] = "C"
     ) -> "StoredArray":
-        """All values of an array that a file stores at `offset`."""
         numbers = (math.prod(shape[:axis] if order == "F" else shape[axis + 1 :]) for axis in range(len(shape)))
         return cls(file, dtype, shape, tuple(number * dtype.itemsize for number in numbers), offset)
 

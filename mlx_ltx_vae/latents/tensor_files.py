@@ -1,32 +1,62 @@
-"""The contents of safetensors, .npy and .npz files: metadata, and tensors known by their headers.
+"""The files, pipes and standard input that users name as latents: metadata, and tensors known by their headers.
 
-Some programs store metadata as one-element arrays beside the tensors. They are returned as metadata.
+Pickles are never read.
 """
 
+import io
 import math
 import os
+import shlex
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+from numpy.lib import format as npy_format
 
-from ..errors import LatentsError
-from ..files.formats import START_BYTES, Format
+from ..errors import LatentsError, excerpt
+from ..files.formats import START_BYTES, Format, find_format
 from ..files.opening import file_state
 from ..files.safetensors_header import read_header, read_positions
+from ..process.cleanup import temporary_folder
 from ..units import format_bytes
 from .metadata import METADATA_KEYS
-from .numpy_files import open_npy, open_npz
-from .source import check_format, open_source
 from .stored import OpenFile, StoredArray, StoredTensor, reading
 
+_STANDARD_INPUT = "-"
+_COPIED_AT_ONCE = 2**20  # bytes
+
+# The first value in files of torch.save before PyTorch 1.6; later ones are zip files.
+_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9"
+_MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
+_PICKLE_ENDINGS = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin")
+
+# Keeps what is no tensor (fps, sizes) as metadata, where `load_latents` finds it.
+_CONVERT = (
+    "import sys, torch; from safetensors.torch import save_file; "
+    "d = torch.load(sys.argv[1], 'cpu', weights_only=True); d = d if isinstance(d, dict) else {'latents': d}; "
+    "t = {k: v.contiguous() for k, v in d.items() if torch.is_tensor(v)}; "
+    "save_file(t, sys.argv[2], {k: str(v) for k, v in d.items() if k not in t and v is not None})"
+)
 _MAX_METADATA_BYTES = 1024
+_MAX_NPY_HEADER = 2**14  # bytes; numpy itself refuses headers of more than 10,000
+_ZIP_HEADER = 30  # bytes before the name; the lengths of the name and of what follows it are the last four
+_MAX_COMPRESSION, _MAX_UNSUSPECTED = 100, 10**8  # deflate makes noise 1 to 2 times smaller, and zeros 1,000 times
+_SHOWN = 40  # characters of a name or shape in an error
 
 
 def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """The tensors of a file by name, and its metadata."""
-    with open_source(path) as (file, readable_path), reading(file):
-        file_format = check_format(file.read(0, START_BYTES), file.source)
+    with _open_source(path) as (file, readable_path), reading(file):
+        file_format = _check_format(file.read(0, START_BYTES), file.source)
         if file_format is Format.NPY:
             return {Path(path).stem: open_npy(file)}, {}
         if file_format is Format.ZIP:
@@ -55,10 +85,7 @@ def _open_safetensor(file: OpenFile, dtype: str, shape: tuple[int, ...], offset:
 
 
 def _take_metadata(tensors: dict[str, StoredTensor]) -> dict[str, str]:
-    """Remove the one-element tensors with a metadata key, and return their values as text.
-
-    The text is the shortest that stands for the value: 23.976 in float32 is "23.976".
-    """
+    """Remove the one-element tensors in which some programs store metadata, and return their values as text."""
     names = [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]
     metadata: dict[str, str] = {}
     for name in names:
@@ -66,5 +93,186 @@ def _take_metadata(tensors: dict[str, StoredTensor]) -> dict[str, str]:
         if tensor.num_bytes > _MAX_METADATA_BYTES:
             size = format_bytes(tensor.num_bytes)
             raise LatentsError(f"{tensor.file.source}: {name} takes {size}, where a single value was expected.")
+        # As the shortest text that stands for the value: 23.976 in float32 is "23.976".
         metadata.update((name, str(values.flat[0])) for _, values in tensor.open().read())
     return metadata
+
+
+def open_npy(file: OpenFile) -> StoredTensor:
+    """The array of a .npy file. Raises `ValueError` for an invalid header and a file that is too short for it."""
+    with file.reader() as reader:
+        tensor, expected = _read_npy(reader, file, 0, lambda: file)
+        size = reader.seek(0, os.SEEK_END)
+    if expected is not None and size < expected:
+        raise ValueError(f"it has {size} bytes of {expected}, so it was cut short")
+    return tensor
+
+
+def _read_npy(
+    stream: IO[bytes], file: OpenFile, start: int, open_file: Callable[[], OpenFile]
+) -> tuple[StoredTensor, int | None]:
+    """The array whose .npy header a stream has, and the bytes of both; None for objects, whose pickles have any size.
+
+    `open_file` returns the file in which they begin at `start`.
+    """
+    head = io.BytesIO(stream.read(_MAX_NPY_HEADER))
+    version = npy_format.read_magic(head)
+    read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(head)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its shape is {excerpt(shape)}")
+    size, num_bytes = head.tell(), 0 if dtype.hasobject else math.prod(shape) * dtype.itemsize
+
+    def open_array() -> StoredArray:
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects, which could run any code when read")
+        return StoredArray.whole(open_file(), dtype, shape, start + size, "F" if is_fortran else "C")
+
+    name = "bfloat16" if dtype == np.dtype("V2") else dtype.name
+    return StoredTensor(file, shape, name, num_bytes, open_array), None if dtype.hasobject else size + num_bytes
+
+
+def open_npz(file: OpenFile) -> dict[str, StoredTensor]:
+    """The arrays of a .npz file by name. What is stored uncompressed is read in the file itself."""
+    tensors = {}
+    with file.reader() as reader, zipfile.ZipFile(reader) as archive:
+        if any(entry.endswith("data.pkl") for entry in archive.namelist()):  # whatever the file is called
+            raise _torch_error(file.source)
+        for entry in archive.infolist():
+            name, ending = os.path.splitext(entry.filename)
+            if ending == ".npy":
+                tensors[name] = _open_member(file, archive, entry, name)
+    return tensors
+
+
+def _open_member(file: OpenFile, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> StoredTensor:
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{excerpt(name, _SHOWN)} is compressed in a way that numpy does not write")
+    start, lock, copies = 0, threading.Lock(), list[OpenFile]()
+    if entry.compress_type == zipfile.ZIP_STORED:
+        sizes = file.read(entry.header_offset + _ZIP_HEADER - 4, 4)
+        names_bytes = int.from_bytes(sizes[:2], "little") + int.from_bytes(sizes[2:], "little")
+        start = entry.header_offset + _ZIP_HEADER + names_bytes
+        copies.append(file)
+
+    def open_file() -> OpenFile:
+        with lock:  # the first use decompresses it
+            if not copies:
+                copies.append(_decompress(file, entry))
+        return copies[0]
+
+    with archive.open(entry) as member:
+        tensor, expected = _read_npy(member, file, start, open_file)
+    if expected is not None and entry.file_size != expected:
+        found = f"{excerpt(name, _SHOWN)} has {entry.file_size} bytes"
+        raise ValueError(f"{found}, where its shape {excerpt(tensor.shape, _SHOWN)} takes {expected}")
+    return tensor
+
+
+def _decompress(file: OpenFile, entry: zipfile.ZipInfo) -> OpenFile:
+    """A nameless temporary file with the bytes of a compressed part of a zip file."""
+    source, place, needed = file.source, tempfile.gettempdir(), entry.file_size
+    if needed > max(_MAX_UNSUSPECTED, _MAX_COMPRESSION * entry.compress_size):
+        raise LatentsError(
+            f"{source}: takes {format_bytes(entry.compress_size)} and would take {format_bytes(needed)} decompressed, "
+            "which is a decompression bomb, or values that are all alike; save it uncompressed."
+        )
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise LatentsError(
+            f"{source}: is compressed, and takes {format_bytes(needed)} in {place}, which has {format_bytes(free)} "
+            "left; set TMPDIR to a larger disk, or save the latents uncompressed."
+        )
+    with tempfile.TemporaryFile(prefix="mlx_ltx_vae-") as copy:
+        with file.reader() as reader, zipfile.ZipFile(reader) as archive, archive.open(entry) as member:
+            shutil.copyfileobj(member, copy, _COPIED_AT_ONCE)
+        copy.flush()
+        return OpenFile(copy, source)
+
+
+def source_name(path: str | os.PathLike) -> str:
+    """The name of a source in errors."""
+    return "standard input" if os.fspath(path) == _STANDARD_INPUT else os.fspath(path)
+
+
+@contextmanager
+def _open_source(path: str | os.PathLike) -> Iterator[tuple[OpenFile, Path]]:
+    """The open file, and a path to it until the end of the block: a temporary one for a pipe and standard input."""
+    source, is_standard_input = source_name(path), os.fspath(path) == _STANDARD_INPUT
+    with nullcontext(_standard_input()) if is_standard_input else _open(source) as stream:
+        if not is_standard_input and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            yield OpenFile(stream, source), Path(path)
+            return
+        with temporary_folder() as folder:
+            path = folder / "latents"
+            try:
+                with path.open("wb") as copy:
+                    start = stream.read(START_BYTES)
+                    _check_format(start, source)  # refuses an endless stream of something else
+                    copy.write(start)
+                    shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
+            except OSError as error:
+                raise LatentsError(
+                    f"{source}: cannot be copied to {folder.parent} ({error.strerror or error}); set TMPDIR to a "
+                    "larger disk, or name a file."
+                ) from error
+            with path.open("rb") as file:
+                yield OpenFile(file, source), path
+
+
+def _standard_input() -> IO[bytes]:
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # None, replaced, or closed
+        raise LatentsError("standard input is closed; pipe a latent file into it, or name one.") from None
+    if stat.S_ISCHR(mode):
+        raise LatentsError("standard input is a terminal or another device; pipe a latent file into it, or name one.")
+    return sys.stdin.buffer
+
+
+def _open(source: str) -> IO[bytes]:
+    shown = excerpt(source, 200)
+    try:
+        mode = os.stat(source).st_mode  # before it is opened: opening a device may have effects
+        if stat.S_ISDIR(mode):
+            raise LatentsError(f"{source}: is a folder; name one latent file.")
+        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+            raise LatentsError(f"{source}: is a device or a socket; expected a latent file, or a pipe with one.")
+        return open(source, "rb")
+    except FileNotFoundError:
+        raise LatentsError(f"{shown}: there is no such file.") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise LatentsError(f"{shown}: cannot be read ({reason}).") from error
+
+
+def _check_format(start: bytes, source: str) -> Format:
+    """The format of a latent file that starts with these bytes. Raises a `LatentsError` for any that is not read."""
+    found = find_format(start)
+    if found is Format.SAFETENSORS and int.from_bytes(start[:8], "little") > _MAX_SAFETENSORS_HEADER:
+        found = None  # another text
+    if found in (Format.SAFETENSORS, Format.NPY, Format.ZIP):
+        return found
+    if not start:
+        raise LatentsError(f"{source}: is empty; expected latents as safetensors, .npy or .npz.")
+    if start.startswith(_OLD_TORCH):
+        raise _torch_error(source)
+    if found is Format.PICKLE or source.lower().endswith(_PICKLE_ENDINGS):
+        raise LatentsError(
+            f"{source}: is a pickle, which could run any code when read; save the latents as safetensors, in the "
+            "program that made them."
+        )
+    raise LatentsError(f"{source}: is neither safetensors nor .npy nor .npz; save the latents as one of them.")
+
+
+def _torch_error(source: str) -> LatentsError:
+    """The error for a file of `torch.save`, with the command that converts it."""
+    target = Path(source).with_suffix(".safetensors")
+    if str(target) == source:
+        target = target.with_stem(f"{target.stem}-converted")
+    files = (source, target) if os.path.isfile(source) else ("clip.pt", "clip.safetensors")  # it may be a pipe
+    names = " ".join(shlex.quote(str(name)) for name in files)
+    return LatentsError(
+        f"{source}: is a pickle of torch.save, which could run any code when read; convert it to safetensors: "
+        f'python -c "{_CONVERT}" {names}'
+    )

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ..backend.device_errors import explained_device_errors
+from ..backend.device import explained_device_errors
 from ..errors import DecodeCancelled
 from .postprocess import FrameChunk
 

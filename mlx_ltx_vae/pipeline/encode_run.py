@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..backend.device import check_process, confirm_device
-from ..backend.device_errors import explained_device_errors
+from ..backend.device import check_process, confirm_device, explained_device_errors
 from ..backend.mlx_utils import to_bool
 from ..errors import LatentsError, PlanError, TilingError
 from ..models.base import Encoder

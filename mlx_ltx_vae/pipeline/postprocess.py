@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..backend.device_errors import explained_device_errors
+from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import to_bool, to_list
 from ..errors import DecodeError, LatentsError
 from ..planning.planner import MAX_ARRAY_ELEMENTS

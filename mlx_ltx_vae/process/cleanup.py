@@ -5,7 +5,6 @@ end of such a block, removes what is registered, and lets no further block begin
 its owner is collected, at the latest when the interpreter exits.
 """
 
-import errno
 import os
 import shutil
 import signal
@@ -33,17 +32,16 @@ def uninterrupted() -> AbstractContextManager[object]:
 
 
 class Cleanup:
-    """Calls a function once: when it is called itself, or when its owner is collected, or at the end of the process.
+    """Calls a function once: when called itself, or when its owner, to which the function must not refer, is collected.
 
-    An owner of None lives as long as the process. The function must not refer to its owner.
+    At the latest it does so at the end of the process, as for an owner of None.
     """
 
     def __init__(self, owner: object | None, function: Callable[..., object], *arguments: Any) -> None:
         with _lock:
             _pending[:] = [cleanup for cleanup in _pending if cleanup._finalizer.alive]
-            self._finalizer: weakref.finalize = weakref.finalize(
-                Cleanup if owner is None else owner, _call, function, arguments
-            )
+            owner = Cleanup if owner is None else owner
+            self._finalizer: weakref.finalize = weakref.finalize(owner, _call, function, arguments)
             _pending.append(self)
 
     def __call__(self) -> None:
@@ -71,13 +69,14 @@ def remove_file(path: Path) -> None:
     """Remove a file, if there is one. One that stays, as in a folder made read-only since, is a warning."""
     try:
         path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-            _warn_that_it_stays(path, error.strerror or str(error))
+        _warn_that_it_stays(path, error.strerror or str(error))
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with all it contains, also if a thread still writes files into it. See `remove_file`."""
+    """Remove a folder with all it contains, also if a thread still writes files into it. Else a warning."""
     for _ in range(_REMOVAL_ATTEMPTS):
         shutil.rmtree(path, ignore_errors=True)
         if not os.path.exists(path):
@@ -91,10 +90,8 @@ def _warn_that_it_stays(path: Path, reason: str) -> None:
 
 
 def kill_program(program: "subprocess.Popen[bytes]") -> None:
-    """End a program of this process at once, and wait for its end, after which it creates no more files.
-
-    Not by its `kill` and `wait`, which wait for each other where a thread waits for the program already.
-    """
+    """End a program of this process at once, and wait for its end, after which it creates no more files."""
+    # Not by its `kill` and `wait`, which wait for each other where a thread waits for the program already.
     if program.returncode is None:
         with suppress(ProcessLookupError, ChildProcessError):  # it has ended
             os.kill(program.pid, signal.SIGKILL)

@@ -6,26 +6,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn
 
 from . import startup
 from .cleanup import clean_up_for_good, uninterrupted
 
 #: The signals that end a command, and what it then prints. Its exit code is 128 and the signal's number.
-WORDS = {
-    signal.SIGINT: "interrupted",
-    signal.SIGTERM: "terminated",
-    signal.SIGHUP: "hung up",
-    signal.SIGQUIT: "quit",
-}
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit"}
 _STANDARD_ERROR = 2
 
 
 def delay_signals(function: Callable[[], object]) -> None:
     """Call a function during which the C library ignores SIGINT and SIGQUIT, as it does in `system`, and lose none.
 
-    In a command, the signals that end it wait until the function has returned. Linux drops a signal that is ignored,
-    but keeps one that is blocked, if no other thread takes it. So this is for the start of a command.
+    Linux drops a signal that is ignored, but keeps one that is blocked, if no other thread takes it. So this is for the
+    start of a command, whose signals wait until the function has returned.
     """
     if not startup.IS_COMMAND:
         function()
@@ -49,11 +43,11 @@ def delay_signals(function: Callable[[], object]) -> None:
 
 @contextmanager
 def ended_by_signals(is_silent: Callable[[signal.Signals], bool]) -> Iterator[None]:
-    """Let signals end the process during the block, and ignore them afterwards, when only the exit is left to do.
+    """Let signals end a command during the block, and ignore them afterwards, when only the exit is left to do.
 
-    A thread of its own ends the process, at any moment: the main thread may be in a long computation, in which Python
-    calls no handler, or in one of the callbacks whose exceptions Python drops. A signal that was ignored before, as
-    SIGHUP is under nohup, stays ignored. In a process that is not a command, nothing happens.
+    A thread of its own ends the process: the main thread may be in a long computation, in which Python calls no
+    handler, or in one of the callbacks whose exceptions Python drops. A signal that was ignored before, as SIGHUP is
+    under nohup, stays ignored.
     """
     if not startup.IS_COMMAND:
         yield
@@ -86,19 +80,16 @@ def die_by_termination() -> None:
 
 
 def _wait(read_end: int, is_silent: Callable[[signal.Signals], bool], done: threading.Event) -> None:
-    """End the process at the first signal, unless the command is done."""
     while data := os.read(read_end, 1):
         if data[0] not in WORDS:  # a signal that something else handles
             continue
         with uninterrupted():
-            if not done.is_set():
-                _end(signal.Signals(data[0]), is_silent)
-
-
-def _end(number: signal.Signals, is_silent: Callable[[signal.Signals], bool]) -> NoReturn:
-    clean_up_for_good()
-    if not is_silent(number):
-        with suppress(OSError):  # the terminal may be gone
-            os.write(_STANDARD_ERROR, f"{WORDS[number]}\n".encode())
-    # Not sys.exit: MLX, and Python's buffers, may be in the middle of anything.
-    os._exit(128 + number)
+            if done.is_set():
+                continue
+            number = signal.Signals(data[0])
+            clean_up_for_good()
+            if not is_silent(number):
+                with suppress(OSError):  # the terminal may be gone
+                    os.write(_STANDARD_ERROR, f"{WORDS[number]}\n".encode())
+            # Not sys.exit: MLX, and Python's buffers, may be in the middle of anything.
+            os._exit(128 + number)

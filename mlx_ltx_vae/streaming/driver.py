@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import mlx.core as mx
 
-from ..backend.device_errors import explained_device_errors
+from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import take
 from ..errors import LatentsError
 from .axis import Axis

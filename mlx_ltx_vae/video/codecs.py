@@ -28,7 +28,7 @@ _TAG_RGB = "setparams=range=pc:color_primaries=bt709:color_trc=bt709"
 
 @dataclass(frozen=True)
 class Codec:
-    """A codec and its ffmpeg settings."""
+    """A codec of ffmpeg."""
 
     encoder: str
     endings: tuple[str, ...]  # of the containers that support it
@@ -85,12 +85,7 @@ _END_WITH_READER = ("-map", "1:a:0", "-c", "copy", "-flush_packets", "1", "-f", 
 
 
 def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
-    """The codec that the options name, in any case, or the default for a file that ends in `ending`.
-
-    Raises:
-        WriterError: for a codec that is unknown or not supported by the container, a crf out of range (ffmpeg would
-            silently change it), and a fragmented container that cannot be.
-    """
+    """The codec that the options name, in any case, or the default. A `WriterError` for options that do not fit it."""
     if options.fragmented:
         check_fragmented(name, ending)
     key = (options.codec or ("vp9" if ending == ".webm" else "h264")).lower()
@@ -114,7 +109,7 @@ def check_fragmented(name: str, ending: str) -> None:
 
 
 def video_arguments(name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
-    """ffmpeg's arguments between the video input and the output, see `VideoWriter`. Raises its errors of options."""
+    """ffmpeg's arguments between the video input and the output."""
     if ending not in CONTAINER_ENDINGS:
         raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
     codec = find_codec(name, ending, options)
@@ -135,12 +130,8 @@ def video_arguments(name: str, ending: str, size: Size, fps: Fraction, options: 
         # Without -shortest, which would cut the longer of the two.
         arguments += ["-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
         arguments = [*input_arguments(options.audio), *(() if options.fragmented else _END_WITH_READER), *arguments]
-    return arguments + _container_arguments(ending, codec, options.fragmented)
-
-
-def _container_arguments(ending: str, codec: Codec, is_fragmented: bool) -> list[str]:
-    arguments = ["-f", _FORMATS[ending]]
-    if is_fragmented:
+    arguments += ["-f", _FORMATS[ending]]
+    if options.fragmented:
         # Fragments of half a second, and each leaves ffmpeg at once. The header (moov) is written with the first one
         # (delay_moov), when ffmpeg knows the delay of the audio encoder, which would otherwise shift the video.
         flags = "+empty_moov+default_base_moof+frag_keyframe+delay_moov"

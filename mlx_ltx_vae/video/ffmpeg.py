@@ -1,8 +1,6 @@
-"""The ffmpeg program as a source and a sink of raw frames. No other module starts a program for video.
+"""The ffmpeg program as a source and a sink of raw frames: the one of imageio-ffmpeg, or of IMAGEIO_FFMPEG_EXE.
 
-The binary is the one that imageio-ffmpeg installs, or that the environment variable IMAGEIO_FFMPEG_EXE names. The
-`write_frames` of imageio-ffmpeg is not used: it raises nothing for an unknown codec, and returns neither the exit code
-nor the reason when ffmpeg fails.
+The `write_frames` of imageio-ffmpeg raises nothing for an unknown codec, and does not tell why ffmpeg fails.
 """
 
 import errno
@@ -15,9 +13,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from functools import lru_cache
 from typing import IO
 
+import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
@@ -26,7 +26,7 @@ from ..process.cleanup import Cleanup, kill_program, uninterrupted
 _PIPE_BYTES = 1 << 16  # what a pipe holds
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
 _MAX_LINE = 1 << 13  # bytes of a line of ffmpeg's log; it may name two files
-_MAX_REASON = 1000  # characters
+_TIME = "{ni} {pts} {tb}"  # for each frame: its number in the file and its time, in units of the time base
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
 _REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -39,7 +39,6 @@ _REFERRING = {
     "hls", "dash", "webm_dash_manifest", "concat", "imf", "sdp", "sap", "rtp", "rtsp", "avisynth", "vapoursynth",
     "vobsub", "dvdvideo", "svg_pipe",
 }  # fmt: skip
-_NOT_LISTED = "Format not on whitelist"  # in ffmpeg's error for them
 # After the cause, ffmpeg logs its consequences, one line for each of its threads.
 _CONSEQUENCE = re.compile(
     r"Task finished|Terminating thread|Error sending frames|Nothing was written|Could not open encoder"
@@ -53,12 +52,7 @@ class FfmpegProcess:
     """A running ffmpeg. The end of its log is kept, as the reason of a failure. Raises `error` if it cannot start."""
 
     def __init__(
-        self,
-        name: str,
-        error: type[LTXVAEError],
-        arguments: Sequence[str],
-        stdin: int = subprocess.DEVNULL,
-        inherited: Sequence[int] = (),
+        self, name: str, error: type[LTXVAEError], arguments: Sequence[str], stdin: int, inherited: Sequence[int]
     ) -> None:
         self.name = name
         arguments = [*_GLOBAL_OPTIONS, "-loglevel", "repeat+error", *arguments]
@@ -74,24 +68,20 @@ class FfmpegProcess:
         self.process.wait()
 
     def release(self) -> None:
-        """Close the pipes of an ffmpeg that has ended."""
         self._end.cancel()
-        self._log.lines()
+        self._log.join()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
 
     def _reason(self) -> str:
-        return _reason(self._log.lines(), self.process.returncode)
+        return _reason(self._log.join(), self.process.returncode)
 
 
 class FfmpegEncoder(FfmpegProcess):
     """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
 
-    Args:
-        arguments: all but the output.
-        output: a URL; or a function that a thread calls with the bytes of the output as ffmpeg writes them. It may
-            block, and raises a `WriterError` to end ffmpeg.
+    Its output is a URL, or a function that a thread calls with the bytes, and that raises a `WriterError` to end it.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], output: str | Callable[[bytes], None]) -> None:
@@ -99,7 +89,7 @@ class FfmpegEncoder(FfmpegProcess):
         arguments = ["-progress", "pipe:1", *arguments]
         self._forwarder = None
         if isinstance(output, str):
-            super().__init__(name, WriterError, [*arguments, output], subprocess.PIPE)
+            super().__init__(name, WriterError, [*arguments, output], subprocess.PIPE, ())
         else:
             with _ffmpeg_program(WriterError):
                 read_end, write_end = os.pipe()
@@ -112,9 +102,9 @@ class FfmpegEncoder(FfmpegProcess):
         self._stdin = self.process.stdin
         self._progress = _TailReader(self._stdout)
 
-    def write(self, data: memoryview) -> None:
-        """Send bytes, waiting while ffmpeg is busy. Raises `WriterError` if ffmpeg or its output has failed."""
-        descriptor = self._stdin.fileno()
+    def write(self, frames: np.ndarray) -> None:
+        """Send frames, waiting while ffmpeg is busy. Raises `WriterError` if ffmpeg or its output has failed."""
+        descriptor, data = self._stdin.fileno(), frames.data.cast("B")
         try:
             while data:
                 self._raise_output_error()
@@ -131,7 +121,7 @@ class FfmpegEncoder(FfmpegProcess):
         if self._forwarder is not None:
             self._forwarder.join()
         self._raise_output_error()
-        counts = [line.removeprefix("frame=") for line in self._progress.lines() if line.startswith("frame=")]
+        counts = [line.removeprefix("frame=") for line in self._progress.join() if line.startswith("frame=")]
         self.release()
         return int(counts[-1]) if counts else 0
 
@@ -145,7 +135,7 @@ class FfmpegEncoder(FfmpegProcess):
         super().kill()
 
     def release(self) -> None:
-        self._progress.lines()
+        self._progress.join()
         if self._forwarder is not None:
             self._forwarder.join(_PATIENCE)
         super().release()
@@ -161,6 +151,59 @@ class FfmpegEncoder(FfmpegProcess):
     def _failure(self) -> WriterError:
         self._raise_output_error()  # the cause, if ffmpeg has failed because nobody reads what it writes
         return WriterError(f"{self.name}: ffmpeg failed: {self._reason()}.")
+
+
+class FfmpegDecoder(FfmpegProcess):
+    """A running ffmpeg that writes raw frames to its standard output. So many lines of its log are known errors."""
+
+    def __init__(self, name: str, arguments: Sequence[str], num_known_errors: int = 0) -> None:
+        read_end, write_end = os.pipe()
+        self._times = open(read_end, "rb")  # noqa: SIM115
+        self._num_known_errors = num_known_errors
+        self._num_timed = 0
+        times = ["-enc_time_base", "demux", "-stats_enc_pre", f"pipe:{write_end}", "-stats_enc_pre_fmt", _TIME]
+        in_order = ["-bsf:v", "setts=ts=N"]  # ffmpeg refuses to write frames whose times do not increase
+        try:
+            # -xerror stops at the first error. (-err_detect explode finds no more errors, and hangs.)
+            arguments = ["-xerror", *arguments, *times, *in_order, "pipe:1"]
+            super().__init__(name, ReaderError, arguments, subprocess.DEVNULL, [write_end])
+        except BaseException:
+            self._times.close()
+            raise
+        finally:
+            os.close(write_end)  # ffmpeg has its own
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Fill a buffer of bytes and return their number, which is less than its length only at the end."""
+        descriptor, filled = self._stdout.fileno(), 0
+        while filled < len(buffer) and (count := os.readv(descriptor, [buffer[filled:]])):
+            filled += count
+        return filled
+
+    def read_times(self, num_frames: int) -> list[Fraction]:
+        """The times in seconds of the next frames, of which the last has been read."""
+        times = []
+        for expected in range(self._num_timed, self._num_timed + num_frames):
+            number, time, unit = self._times.readline().decode().split()  # written before the frame itself
+            if int(number) != expected:
+                lost = f"{self.name}: ffmpeg has lost frame {expected}"
+                raise ReaderError(f"{lost}; convert the video first: ffmpeg -i VIDEO -c:v ffv1 NEW.mkv.")
+            times.append(int(time) * Fraction(unit))
+        self._num_timed += num_frames
+        return times
+
+    def finish(self, *, is_enough: bool = False) -> None:
+        """Wait for ffmpeg, whose output has ended, or end it if it `is_enough`. Any error in its log is raised."""
+        if is_enough:
+            self.kill()
+        has_failed = self.process.wait() != 0 and not is_enough
+        self._log.join()
+        if has_failed or self._log.count > self._num_known_errors:  # for a truncated file ffmpeg only logs
+            raise ReaderError(f"{self.name}: is damaged or truncated; ffmpeg says: {self._reason()}.")
+
+    def release(self) -> None:
+        self._times.close()
+        super().release()
 
 
 class _Forwarder(threading.Thread):
@@ -183,33 +226,28 @@ class _Forwarder(threading.Thread):
                 self.error = error
 
 
-class _TailReader(threading.Thread):
-    """Reads a pipe to its end, and closes it. `lines` and `count` wait for the end."""
+class _TailReader:
+    """Reads a pipe to its end on a thread, and closes it."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
-        super().__init__(name="ffmpeg-reader", daemon=True)
+        self.count = 0  # of lines that are not empty
         self._pipe = pipe
         self._lines: deque[str] = deque(maxlen=50)
-        self._count = 0
-        self.start()
+        self._thread = threading.Thread(target=self._run, name="ffmpeg-reader", daemon=True)
+        self._thread.start()
 
-    def lines(self) -> list[str]:
-        """The beginnings of the last lines."""
-        self.join()
+    def join(self) -> list[str]:
+        """Wait for the end, and return the beginnings of the last lines."""
+        self._thread.join()
         return list(self._lines)
 
-    def count(self) -> int:
-        """The number of lines that are not empty."""
-        self.join()
-        return self._count
-
-    def run(self) -> None:
+    def _run(self) -> None:
         is_new = True
         with io.BufferedReader(self._pipe) as log:  # type: ignore[type-var]  # the pipe is not buffered
             while part := log.readline(_MAX_LINE):
                 if is_new:
                     self._lines.append(part.decode(errors="replace").strip())
-                    self._count += bool(self._lines[-1])
+                    self.count += bool(self._lines[-1])
                 is_new = part.endswith(b"\n")
 
 
@@ -227,14 +265,13 @@ def read_log(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEE
     if done.returncode != 0:
         if "matches no streams" in log:
             raise error(f"{name}: contains no {kind} stream.")
-        if _NOT_LISTED in log:
+        if "Format not on whitelist" in log:
             raise error(
                 f"{name}: is a playlist or the like, which names other files; they are never followed, so name the "
                 f"{kind} itself."
             )
         errors = [line for line in log.splitlines() if "[error]" in line or "[fatal]" in line]
-        reason = _reason(errors, done.returncode)
-        raise error(f"{name}: contains no {kind} that ffmpeg can read: {reason}.")
+        raise error(f"{name}: contains no {kind} that ffmpeg can read: {_reason(errors, done.returncode)}.")
     return log
 
 
@@ -247,23 +284,15 @@ def check_audio(path: str | os.PathLike) -> None:
 
 def input_arguments(path: str | os.PathLike) -> list[str]:
     """The arguments for ffmpeg to read a file, and no other file, address or device that the file may name."""
-    return ["-protocol_whitelist", "file,pipe", "-format_whitelist", _formats(), "-i", file_url(path)]
-
-
-def _formats() -> str:
-    """The formats that ffmpeg reads, without those whose files name others."""
     rows = listing("-demuxers", ReaderError)  # "D", "d" for a device, names separated by commas, a description
     names = [row[1] for row in rows if row[:1] == ["D"] and len(row) > 2 and row[1] != "d"]
-    return ",".join(name for name in names if name not in _REFERRING)
-
-
-def file_url(path: str | os.PathLike) -> str:
-    """A path that ffmpeg reads as a file even with colons, dashes and percent signs."""
-    return f"file:{path}"
+    formats = ",".join(name for name in names if name not in _REFERRING)
+    # As a URL, the path may have colons, dashes and percent signs.
+    return ["-protocol_whitelist", "file,pipe", "-format_whitelist", formats, "-i", f"file:{path}"]
 
 
 def _run(arguments: Sequence[str], error: type[LTXVAEError]) -> subprocess.CompletedProcess[bytes]:
-    process, end = _start(arguments, error, None, subprocess.DEVNULL)
+    process, end = _start(arguments, error, None, subprocess.DEVNULL, ())
     try:
         with process:
             stdout, stderr = process.communicate()
@@ -273,7 +302,7 @@ def _run(arguments: Sequence[str], error: type[LTXVAEError]) -> subprocess.Compl
 
 
 def _start(
-    arguments: Sequence[str], error: type[LTXVAEError], owner: object | None, stdin: int, inherited: Sequence[int] = ()
+    arguments: Sequence[str], error: type[LTXVAEError], owner: object | None, stdin: int, inherited: Sequence[int]
 ) -> tuple[subprocess.Popen[bytes], Cleanup]:
     """Start ffmpeg. It is ended with its owner, and at the latest with this process."""
     with uninterrupted(), _ffmpeg_program(error) as program:
@@ -322,7 +351,7 @@ def _reason(lines: Sequence[str], return_code: int) -> str:
     texts = [_ADDRESS.sub("", line).rstrip(".") for line in lines if line]
     causes = [text for text in texts if not _CONSEQUENCE.match(text)]
     if texts:
-        return excerpt(causes[-1] if causes else texts[0], _MAX_REASON)
+        return excerpt(causes[-1] if causes else texts[0], 1000)
     if return_code < 0:
         return f"it was ended by signal {-return_code}"
     return f"it returned {return_code} and logged nothing"

@@ -1,7 +1,7 @@
 """Outputs that need no ffmpeg: numbered PNG files, a .npy file, and raw frames to standard output."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -21,12 +21,10 @@ from .source import match_numbered
 
 
 class StillsWriter(Sink):
-    """A folder of PNG files, numbered from 0.
+    """PNG files, numbered from 0, in a folder (00000.png, 00001.png, ...) or of a pattern such as `a_%05d.png`.
 
-    `path` is a folder (for 00000.png, 00001.png, ...) or a pattern such as `frames/a_%05d.png`. The files are written
-    to a hidden folder and moved at the end, in one rename if the folder is new. A folder with files of this pattern is
-    refused, since the remaining frames of a longer clip would mix with this one. So is one into which another program
-    has written such files in the meantime.
+    They are moved there at the end, in one rename if the folder is new. A folder that has, or meanwhile gets, files of
+    this pattern is refused: the rest of a longer clip would mix with this one.
     """
 
     def __init__(self, path: str | os.PathLike, size: Size, bit_depth: int) -> None:
@@ -38,20 +36,18 @@ class StillsWriter(Sink):
         with uninterrupted(), writing_to(self.name):
             self._part, lock = create_part(beside, Path.mkdir)
             self._remove = Cleanup(self, _remove_stills, self._part, lock, self._moved)
-
-    def _consumer(self) -> Callable[[np.ndarray], object]:
-        return partial(_write_stills, self._part / self._pattern, count())
+        self._write = partial(_write_stills, self._part / self._pattern, count())
 
     def _finish(self) -> None:
         with uninterrupted():
-            self._move()
+            if os.path.isdir(self.folder):
+                self._move_each()
+            else:
+                os.rename(self._part, self.folder)  # fails if another program has created and filled the folder since
             self._moved.clear()  # they stay
             self._remove()
 
-    def _move(self) -> None:
-        if not os.path.isdir(self.folder):
-            os.rename(self._part, self.folder)  # fails if another program has created and filled the folder since
-            return
+    def _move_each(self) -> None:
         _refuse_other_stills(self.name, self.folder, self._pattern)
         for index in range(self.frames_written):
             target = self.folder / (self._pattern % index)
@@ -118,17 +114,18 @@ class NpyWriter(Sink):
         with writing_to(self.name):
             self._file = self._part.path.open("wb")
         self._write = self._file.write
-        self._write_header(0)
+        self._write_header()
 
-    def _write_header(self, num_frames: int) -> None:
-        """numpy (since 1.23) pads the header for a first axis of any length, so that its size does not change."""
+    def _write_header(self) -> None:
         width, height = self.size
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (num_frames, height, width, 3)}
+        shape = self.frames_written, height, width, 3
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
+        # numpy (since 1.23) pads it for a first axis of any length, so that its size does not change.
         npy_format.write_array_header_1_0(self._file, header)
 
     def _finish(self) -> None:
         self._file.seek(0)
-        self._write_header(self.frames_written)
+        self._write_header()
         self._file.close()
         self._part.complete()
 

@@ -10,6 +10,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from ..errors import OutputClosed, WriterError
 from ..files.atomic import check_absent, writing_to
 from ..process.cleanup import Cleanup, remove_file, uninterrupted
@@ -35,9 +37,9 @@ def target_name(target: Target) -> str:
     return name if isinstance(name, str) else "the output stream"  # the name of a pipe is a number
 
 
-def write_all(file: BinaryFile, data: bytes | memoryview) -> None:
+def write_all(file: BinaryFile, data: bytes | memoryview | np.ndarray) -> None:
     """Write all bytes, also to a raw file, which may take only some of them at a time, and must block."""
-    rest = memoryview(data)
+    rest = memoryview(data).cast("B")  # type: ignore[arg-type]  # numpy's arrays are buffers, too
     while rest:
         count = file.write(rest)  # type: ignore[arg-type]  # as every binary file, it takes any buffer
         if count is None and isinstance(file, io.RawIOBase):
@@ -46,10 +48,7 @@ def write_all(file: BinaryFile, data: bytes | memoryview) -> None:
 
 
 class StandardOutput:
-    """Standard output without Python's buffer: data left in it after a broken pipe would raise again at exit.
-
-    Raises a `WriterError` for a terminal, on which `content` should not be printed.
-    """
+    """Standard output without Python's buffer: data left in it after a broken pipe would raise again at exit."""
 
     name = "standard output"
 
@@ -61,7 +60,7 @@ class StandardOutput:
         buffer = sys.stdout.buffer
         self._file: BinaryFile = getattr(buffer, "raw", buffer)
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | memoryview | np.ndarray) -> None:
         """Write all bytes. Raises `OutputClosed` if nobody reads them."""
         try:
             write_all(self._file, data)
@@ -70,11 +69,10 @@ class StandardOutput:
 
 
 class LiveOutput:
-    """Receives a video while it grows.
+    """Receives a video while it grows: a path is created, or emptied, at once, and locked against other live outputs.
 
-    A path is created, or emptied, at once, and locked against other live outputs. `discard` removes the file, unless it
-    is a named pipe or a device, or its name is another file's by then. A file object stays open, and what it has
-    received stays there.
+    `discard` removes the file, unless it is a named pipe or a device, or its name is another file's by then. A file
+    object stays open.
     """
 
     def __init__(self, target: Target, overwrite: bool = True) -> None:
@@ -129,11 +127,10 @@ class LiveOutput:
                 flush()
 
     def complete(self) -> None:
-        """Keep the file. Raises a `WriterError` if its name is not its any more."""
         if self._opened is not None and self._remove is not None:
             self._check_name(self._opened)
             self._remove.cancel()
-        self._close()
+        self.discard()
 
     def remove(self) -> None:
         """Remove the file unless it is complete. A thread may be in `write`."""
@@ -142,9 +139,6 @@ class LiveOutput:
 
     def discard(self) -> None:
         self.remove()
-        self._close()
-
-    def _close(self) -> None:
         if self._opened is not None:
             self._opened.close()
 
@@ -154,8 +148,7 @@ def _open_whole(path: str, flags: int) -> int:
 
 
 def _leads_to(path: Path, file: io.FileIO) -> bool:
-    """Whether a path is that of an open file. While it is open, no other file gets its number."""
-    with suppress(OSError):
+    with suppress(OSError):  # while the file is open, no other one gets its number
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     return False
 

@@ -1,38 +1,134 @@
-"""The choice of a sink by the name of the output."""
+"""The choice of a sink by the name of the output, and the files that ffmpeg writes while frames are computed."""
 
 import os
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 from ..errors import WriterError
-from ..files.atomic import check_name
+from ..files.atomic import PartFile, check_name
 from ..frame_rate import find_fps
-from ..shapes import Size
+from ..process.cleanup import Cleanup
+from ..shapes import Size, format_size
 from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments
+from .ffmpeg import FfmpegEncoder
 from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path
-from .live import StandardOutput
-from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_frames
-from .writer import GifWriter, VideoWriter, check_gif
+from .live import LiveOutput, StandardOutput, Target, target_name
+from .sink import DEFAULT_OPTIONS, RAW_FORMATS, Sink, SinkOptions, check_frames
 
 _SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
+_MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
+
+
+class FfmpegSink(Sink):
+    """A file written by ffmpeg, of exactly the size of the frames."""
+
+    def __init__(self, name: str, size: Size, fps: str | float | Fraction, bit_depth: int) -> None:
+        super().__init__(name, size, bit_depth)
+        self.fps = find_fps(self.name, fps, WriterError)
+
+    def _start(self, target: PartFile | LiveOutput, output_arguments: Sequence[str]) -> None:
+        layout = ["-pixel_format", RAW_FORMATS[self._dtype], "-video_size", format_size(*self.size)]
+        raw_video = ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
+        self._target = target
+        output = f"file:{target.path}" if isinstance(target, PartFile) else target.write
+        try:
+            self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *output_arguments], output)
+        except BaseException:
+            target.discard()
+            raise
+        self._write = self._ffmpeg.write
+        remove = target.discard if isinstance(target, PartFile) else target.remove
+        Cleanup(self, _end_and_remove, self._ffmpeg, remove)
+
+    def _finish(self) -> None:
+        encoded = self._ffmpeg.finish()
+        if encoded != self.frames_written:
+            raise WriterError(f"{self.name}: ffmpeg received {self.frames_written} frames and wrote {encoded}.")
+        self._target.complete()
+
+    def _interrupt(self) -> None:
+        self._ffmpeg.kill()
+
+    def _discard(self) -> None:
+        self._ffmpeg.release()
+        self._target.discard()
+
+
+def _end_and_remove(ffmpeg: FfmpegEncoder, remove: Callable[[], None]) -> None:
+    ffmpeg.end()
+    remove()  # only now: ffmpeg might create the file again
+
+
+class VideoWriter(FfmpegSink):
+    """An mp4, mov, mkv or webm file, or an mp4 that plays while it grows.
+
+        with VideoWriter("out.mp4", size=(768, 512), fps=24, audio="voice.wav") as out:
+            for frames in chunks:  # uint8 (n, 512, 768, 3)
+                out.write(frames)
+
+    A fragmented video plays while it is written: from a file, through a pipe, or in a browser. A fragment comes after
+    every half second of video, and the file is larger. It is the one output that appears under its name at once, in
+    place of an earlier file. It is removed after an error, Ctrl-C included, but not if the process is killed. What a
+    file object or a named pipe has received stays there.
+
+    Args:
+        path: the file; its ending selects the container. If fragmented also a binary file object, such as
+            `sys.stdout.buffer`, which gets an mp4 and stays open. A thread calls its `write`, which may block: the
+            frames then wait, and so does who writes them.
+        size: `(width, height)` in pixels; odd sizes are kept exactly (see `codecs`).
+        fps: frames per second: 24, 23.976, "30000/1001" (see `parse_fps`).
+        audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video.
+        codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1.
+        crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
+        bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
+        fragmented: make an mp4 or mov that plays while it grows.
+        overwrite: whether to replace a file of this name, also one that appears while the video is written.
+
+    Raises:
+        WriterError: for invalid options, before ffmpeg is started.
+    """
+
+    def __init__(
+        self,
+        path: Target,
+        *,
+        size: Size,
+        fps: str | float | Fraction,
+        audio: str | os.PathLike | None = None,
+        codec: str | None = None,
+        crf: int | None = None,
+        bit_depth: int = 8,
+        fragmented: bool = False,
+        overwrite: bool = True,
+    ) -> None:
+        super().__init__(target_name(path), size, fps, bit_depth)
+        is_path = isinstance(path, (str, os.PathLike))
+        if not is_path and not fragmented:
+            raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
+        options = SinkOptions(audio, codec, crf, bit_depth, fragmented, overwrite)
+        ending = Path(self.name).suffix.lower() if is_path else ".mp4"
+        arguments = video_arguments(self.name, ending, size, self.fps, options)
+        target = LiveOutput(path, overwrite) if fragmented else PartFile(Path(self.name), overwrite=overwrite)
+        self._start(target, arguments)
+
+
+class GifWriter(FfmpegSink):
+    """An animated GIF that loops."""
+
+    def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, options: SinkOptions) -> None:
+        super().__init__(os.fspath(path), size, fps, options.bit_depth)
+        # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.
+        palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
+        filters = f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4"
+        self._start(PartFile(Path(path), overwrite=options.overwrite), ["-vf", filters, "-f", "gif"])
 
 
 def open_sink(
     path: str | os.PathLike, *, size: Size, fps: str | float | Fraction, options: SinkOptions = DEFAULT_OPTIONS
 ) -> Sink:
-    """The sink for `path`, chosen by its ending.
-
-    `.mp4`, `.mov`, `.mkv`, `.webm`: a video; `.gif`; `.npy`: one array; a folder or a pattern such as `%05d.png`:
-    stills, which never replace a file; `-`: raw frames to standard output, or an mp4 if it is fragmented.
-
-    Args:
-        size: `(width, height)` in pixels.
-        fps: frames per second; ignored for stills and arrays.
-
-    Raises:
-        WriterError: for an unknown ending, and for options that this output does not support.
-    """
-    kind = check_output_options(path, options)
+    """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support."""
+    kind = check_output_options(path, options, fps=fps)
     if kind is VideoWriter:
         target = StandardOutput("the video") if os.fspath(path) == "-" else path
         return VideoWriter(target, size=size, fps=fps, **vars(options))
@@ -46,11 +142,7 @@ def open_sink(
 def check_output(
     path: str | os.PathLike, *, size: Size, fps: str | float | Fraction, options: SinkOptions = DEFAULT_OPTIONS
 ) -> None:
-    """Check the arguments of `open_sink` without creating anything. For standard output, a terminal is allowed.
-
-    Raises:
-        WriterError: that `open_sink` would raise.
-    """
+    """Raise the errors of `open_sink` without creating anything. For standard output, a terminal is allowed."""
     name, target = os.fspath(path), Path(path)
     kind = check_output_options(path, options, fps=fps)
     check_frames(name, size, options.bit_depth)
@@ -70,10 +162,7 @@ def check_output(
 def check_output_options(
     path: str | os.PathLike, options: SinkOptions, *, fps: str | float | Fraction | None = None
 ) -> type[Sink]:
-    """The class of the sink for `path`, after the part of `check_output` that depends on nothing but the arguments.
-
-    `fps` is None if it is not known yet.
-    """
+    """The class of the sink for `path`, after all checks of the arguments alone. `fps` is None if not known yet."""
     name, ending = os.fspath(path), Path(path).suffix.lower()
     is_folder = name.endswith(("/", os.sep)) or os.path.isdir(name)
     if (ending in CONTAINER_ENDINGS and not is_folder) or (name == "-" and options.fragmented):
@@ -90,7 +179,10 @@ def check_output_options(
         parse_stills_path(path, options.bit_depth)
         return StillsWriter
     if ending == ".gif":
-        check_gif(name, Fraction(1) if fps is None else find_fps(name, fps, WriterError), options.bit_depth)
+        if options.bit_depth != 8:
+            raise WriterError(f"{name}: a GIF has 8 bits per color; leave out the bit depth.")
+        if fps is not None and (rate := find_fps(name, fps, WriterError)) > _MAX_GIF_FPS:
+            raise WriterError(f"{name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {rate}.")
         return GifWriter
     if ending == ".npy":
         return NpyWriter

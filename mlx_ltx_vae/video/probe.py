@@ -1,8 +1,7 @@
-"""Properties of videos and pixel formats, parsed from ffmpeg's output, since imageio-ffmpeg installs no ffprobe.
+"""Properties of videos and pixel formats, parsed from ffmpeg's log, since imageio-ffmpeg installs no ffprobe."""
 
-PyAV has them as fields. It is not used, since most damage to a video is reported only in ffmpeg's log. PyAV can collect
-the log only of the whole process, and then hangs when a damaged video is closed while it is decoded by threads (18.1).
-"""
+# PyAV has them as fields, but tells no damage: that is only in the log, which it collects for the whole process, and
+# then hangs when a damaged video is closed while it is decoded by threads (18.1).
 
 import re
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from fractions import Fraction
 from ..errors import ReaderError
 from ..frame_rate import MAX_FPS, parse_fps
 from ..shapes import Size
-from .ffmpeg import listing
+from .ffmpeg import listing, read_log
 
-FIRST_STREAM = "0:V:0"  # ffmpeg's name of the first video stream that is not a picture of a cover
+_FIRST_STREAM = "0:V:0"  # ffmpeg's name of the first video stream that is not a picture of a cover
 _INPUT = re.compile(r"Input #0, (\S+), from ")
 _DURATION = re.compile(r"Duration: (\d+):(\d\d):(\d\d\.\d+)")
 _BRAND = re.compile(r" major_brand +: (\w+)")
@@ -44,7 +43,6 @@ _TO_SDR = (
     "zscale=t=bt709:m=bt709:r=tv,format=yuv420p"
 )
 _TO_BT709 = "colorspace=all=bt709:iall=bt2020:format=yuv420p"
-_TO_FRAMES = "yadif"
 
 
 @dataclass(frozen=True)
@@ -75,15 +73,39 @@ class VideoInfo:
             found.append(f"{wide}; convert it to BT.709 first: ffmpeg -i VIDEO -vf {_TO_BT709} NEW.")
         if self.is_interlaced:
             fields = f"{name}: is marked as interlaced, and both fields are read as one frame"
-            found.append(f"{fields}; deinterlace it first: ffmpeg -i VIDEO -vf {_TO_FRAMES} NEW.")
+            found.append(f"{fields}; deinterlace it first: ffmpeg -i VIDEO -vf yadif NEW.")
         if self.apart is not None:
             join = f"-filter_complex '[{']['.join(self.apart)}]alphamerge' -c:v ffv1"
             found.append(f"{name}: its transparency is not read; join it first: ffmpeg -i VIDEO {join} NEW.mkv.")
         return found
 
 
+def probe(name: str, arguments: list[str]) -> tuple[list[str], str, VideoInfo, int]:
+    """ffmpeg's arguments for an input, the stream to read, its properties, and how many errors ffmpeg may log."""
+    log = _describe(name, arguments, _FIRST_STREAM)
+    options, stream = _choose_stream(log)
+    if options or stream != _FIRST_STREAM:
+        arguments = [*options, *arguments]
+        log = _describe(name, arguments, stream)
+    info, num_errors = parse_log(log, name), 0
+    demuxer = _INPUT.search(log)
+    if "[error]" in log and demuxer is not None and demuxer[1] in _BROADCASTS:
+        # A broadcast may start with pictures that depend on others which it does not have. Its errors until ffmpeg has
+        # decoded a frame are always the same with one thread.
+        arguments = ["-threads", "1", *arguments]
+        first_frame = ["-debug_ts", *arguments, "-map", stream, "-frames:v", "1"]
+        before, _, _ = read_log(name, "video", first_frame, ReaderError).partition("decoder -> ")
+        num_errors = sum("[error]" in line for line in before.splitlines())
+    return arguments, stream, info, num_errors
+
+
+def _describe(name: str, input_arguments: list[str], stream: str) -> str:
+    first_frame = ["-map", stream, "-vf", "showinfo=checksum=0", "-frames:v", "1"]
+    return read_log(name, "video", [*input_arguments, *first_frame], ReaderError)
+
+
 def parse_log(log: str, name: str) -> VideoInfo:
-    """The properties in a log that `describe` returned. Raises a `ReaderError` for what cannot be read as a video."""
+    """The properties in a log of `_describe`. Raises a `ReaderError` for what cannot be read as a video."""
     demuxer = _INPUT.search(log)
     frame = _FRAME.search(log)
     if demuxer is None or frame is None:
@@ -117,25 +139,15 @@ def parse_log(log: str, name: str) -> VideoInfo:
     )
 
 
-def choose_stream(log: str) -> tuple[list[str], str]:
-    """Options for the input, and the video stream to read, of a log that `describe` returned for the first one.
-
-    It is another one in an AVIF sequence, whose first stream is only its cover. The options choose a decoder that reads
-    the transparency of VP8 and VP9.
-    """
-    if _brand(log) == "avis" and (track := _TRACK.search(log)):
+def _choose_stream(log: str) -> tuple[list[str], str]:
+    """Options for the input, which choose decoders that read the transparency of VP8 and VP9, and the stream."""
+    if _brand(log) == "avis" and (track := _TRACK.search(log)):  # an AVIF sequence, which has its cover first
         return [], track[1]
     chosen = _CHOSEN.search(log)
     number = chosen[1] if chosen else ""
     codec = re.search(rf"Stream #{number}\b.*: Video: (vp[89])\b.*\n(?:(?!.* Stream #).*\n)*?.* alpha_mode +: 1\b", log)
     options = [f"-c:{number.removeprefix('0:')}", _ALPHA_DECODERS[codec[1]]] if codec else []
-    return options, FIRST_STREAM
-
-
-def may_start_anywhere(log: str) -> bool:
-    """Whether a file may start with pictures that depend on others which it does not have, as a recorded broadcast."""
-    demuxer = _INPUT.search(log)
-    return demuxer is not None and demuxer[1] in _BROADCASTS
+    return options, _FIRST_STREAM
 
 
 def describe_pixel_format(name: str) -> tuple[int, bool]:

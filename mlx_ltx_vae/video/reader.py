@@ -5,29 +5,38 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
+from enum import Enum, auto
 from fractions import Fraction
 from itertools import chain, count, islice, repeat
+from math import ceil
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import ReaderError
-from ..frame_rate import find_fps
-from ..shapes import Size, format_size
+from ..frame_rate import MAX_FPS, find_fps
+from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from .codecs import SCALER
-from .decoder import FfmpegDecoder, check_image, describe, errors_before_first_frame
-from .fit import Fit, fit_size
-from .probe import FIRST_STREAM, VideoInfo, choose_stream, describe_pixel_format, may_start_anywhere, parse_log
-from .rate import RateConverter
+from .ffmpeg import FfmpegDecoder, input_arguments
+from .probe import VideoInfo, describe_pixel_format, probe
 from .sink import RAW_FORMATS
 from .source import find_source
 
 _FRAMES_AT_ONCE = 8
+# A frame of a constant rate may come this much of an interval early or late without being moved to another tick.
+_JITTER = Fraction(2, 5)
+_ROUNDING = Fraction(1, 4)  # the same after a pause
 # For a stream without a tagged matrix, players assume BT.709 from either of these sizes on, and BT.601 below. ffmpeg
 # always assumes BT.601.
 _HD_WIDTH, _HD_HEIGHT = 1280, 577
-_STARTS_LATE = "{}: starts within a group of pictures; those that need pictures before it are left out."
-_OTHER_SIZE = "non positive size for width"  # in ffmpeg's error for a frame of another size, see `_filters`
+
+
+class Fit(Enum):
+    """How frames of another size are handled."""
+
+    EXACT = auto()  # refused
+    RESIZE = auto()  # each side is scaled
+    CROP = auto()  # scaled until they cover the requested size, if any; the excess is cut off evenly on both sides
 
 
 class VideoReader(Iterator[np.ndarray]):
@@ -37,14 +46,11 @@ class VideoReader(Iterator[np.ndarray]):
             for frames in video:  # uint8 (n, 512, 768, 3)
                 ...
 
-    Frames are full-range RGB, converted with the stream's range and matrix (BT.601, BT.709, BT.2020). Primaries and
-    transfer function are unchanged, so HDR stays HDR, and fields are not deinterlaced; a warning (`UserWarning`) says
-    how to convert such a video. The rotation in the file's metadata is applied. Transparent pixels are composited over
-    black. Pixels are treated as square. Videos are converted to the constant rate `fps` at unchanged speed, by
-    repeating and dropping frames; at its end, a warning counts those of a variable rate if no `fps` was given. A stream
-    that starts within a group of pictures is read from its first whole picture, with a warning.
-
-    Closing the reader ends ffmpeg at once; so do an exception in the with-block and Ctrl-C.
+    Frames are full-range RGB, rotated as the metadata says, transparent pixels over black. Primaries and transfer
+    function are unchanged, and fields are not deinterlaced; a warning (`UserWarning`) says how to convert such a video.
+    Pixels are treated as square. Videos are converted to the constant rate `fps` at unchanged speed, by repeating and
+    dropping frames; at the end, a warning counts those of a variable rate if no `fps` was given. A stream that starts
+    within a group of pictures is read from its first whole picture, with a warning. Closing the reader ends ffmpeg.
 
     Args:
         path: a video or GIF, a folder of images (in natural order: 2 before 10), or a pattern such as `a_%05d.png`.
@@ -52,8 +58,7 @@ class VideoReader(Iterator[np.ndarray]):
         fit: how frames of another size are handled.
         multiple: both sides of the returned frames are multiples of this.
         max_frames: the largest number of frames to read; None for all.
-        fps: the frame rate to convert a video to (see `parse_fps`), or the frame rate of images; None for the video's
-            own.
+        fps: the frame rate to convert a video to (see `parse_fps`), or that of images; None for the video's own.
 
     Attributes:
         source_size: `(width, height)` in the file, after rotation.
@@ -64,8 +69,7 @@ class VideoReader(Iterator[np.ndarray]):
 
     Raises:
         ReaderError: for a file that cannot be read and a size that cannot be fitted; while iterating, for a file that
-            is damaged or truncated, for an image that cannot be read (the error names it), and for images of
-            different sizes.
+            is damaged or truncated, an image that cannot be read, and images of different sizes.
     """
 
     def __init__(
@@ -85,11 +89,13 @@ class VideoReader(Iterator[np.ndarray]):
         with ExitStack() as stack:
             arguments, self._images = find_source(Path(path), stack, max_frames)
             if self._images:
-                check_image(self._images[0])  # ffmpeg would skip it and describe the next one
-            arguments, source_stream, log, num_errors = _open_source(self.name, arguments)
-            info = parse_log(log, self.name)
-            for text in info.warnings(self.name) + [_STARTS_LATE.format(self.name)] * (num_errors > 0):
+                _check_image(self._images[0])  # ffmpeg would skip it and describe the next one
+            arguments, source_stream, info, num_errors = probe(self.name, arguments)
+            for text in info.warnings(self.name):
                 warnings.warn(text, stacklevel=2)
+            if num_errors:
+                late = "starts within a group of pictures; those that need pictures before it are left out."
+                warnings.warn(f"{self.name}: {late}", stacklevel=2)
             bits, has_alpha = describe_pixel_format(info.pixel_format)
             scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
             self.source_size = info.size
@@ -98,7 +104,7 @@ class VideoReader(Iterator[np.ndarray]):
             self.num_frames = len(self._images) or _estimate_num_frames(info, self.fps, max_frames)
             self.dtype = np.dtype(np.uint16 if bits > 8 else np.uint8)
             filters = _filters(info, scaled, self.size, self.dtype, has_alpha=has_alpha or info.is_pictures)
-            output = ["-map", source_stream, "-vf", ",".join(filters), "-fps_mode", "passthrough", "-f", "rawvideo"]
+            output = ["-map", source_stream, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
             stack.callback(self._ffmpeg.release)
             stack.callback(self._ffmpeg.kill)
@@ -150,7 +156,7 @@ class VideoReader(Iterator[np.ndarray]):
         self.close()
 
     def _read(self) -> None:
-        """Read the next frames behind the one that is held, and find out how often each is returned."""
+        """Read frames behind the one that is held, and find out how often each is returned."""
         held = self._buffer[-1:]
         buffer = np.empty((_FRAMES_AT_ONCE + 1, *held.shape[1:]), self.dtype)
         buffer[: len(held)] = held
@@ -171,7 +177,7 @@ class VideoReader(Iterator[np.ndarray]):
         self._indices = chain.from_iterable(map(repeat, count(), counts))
 
     def _check_end(self, rest: int) -> None:
-        """Raise an error of ffmpeg. `rest` is the number of bytes after the last whole frame."""
+        """Raise an error if ffmpeg has failed. `rest` is the number of bytes after the last whole frame."""
         try:
             self._ffmpeg.finish()
             if rest:
@@ -179,27 +185,25 @@ class VideoReader(Iterator[np.ndarray]):
             if self._num_read < len(self._images):
                 raise ReaderError(f"{self.name}: ffmpeg read only {self._num_read} of {len(self._images)} images.")
         except ReaderError as error:
-            if _OTHER_SIZE in str(error):
+            if "non positive size for width" in str(error):  # see `_filters`
                 raise ReaderError(
                     f"{self.name}: its frames have different sizes; the first is {format_size(*self.source_size)}."
                 ) from error
             # ffmpeg does not say which image it could not read; most likely the one after the last frame.
             for image in self._images[self._num_read :] + self._images[: self._num_read]:
-                check_image(image)
+                _check_image(image)
             raise
 
 
-def _open_source(name: str, arguments: list[str]) -> tuple[list[str], str, str, int]:
-    """ffmpeg's arguments for the input, the stream, its log of that, and how many errors it may log."""
-    log = describe(name, arguments, FIRST_STREAM)
-    options, stream = choose_stream(log)
-    if options or stream != FIRST_STREAM:
-        arguments = [*options, *arguments]
-        log = describe(name, arguments, stream)
-    if "[error]" not in log or not may_start_anywhere(log):
-        return arguments, stream, log, 0
-    arguments = ["-threads", "1", *arguments]  # so that the errors are always the same
-    return arguments, stream, log, len(errors_before_first_frame(name, arguments, stream))
+def _check_image(path: Path) -> None:
+    """Raise a `ReaderError` that names the image if ffmpeg cannot read it as one of a sequence, by its ending."""
+    image = ["-f", "image2", "-pattern_type", "none", *input_arguments(path)]
+    decoder = FfmpegDecoder(str(path), [*image, "-map", "0:V:0", "-f", "null"])
+    try:
+        decoder.finish()
+    finally:
+        decoder.kill()
+        decoder.release()
 
 
 def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int | None) -> int | None:
@@ -209,12 +213,10 @@ def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int 
     return num_frames if max_frames is None else min(num_frames, max_frames)
 
 
-def _filters(info: VideoInfo, scaled: Size, target: Size, dtype: np.dtype, *, has_alpha: bool) -> list[str]:
-    """ffmpeg's filters from the file's frames to RGB of this dtype, scaled, then cropped evenly to `target`.
-
-    None of them holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format.
-    """
-    # Fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
+def _filters(info: VideoInfo, scaled: Size, target: Size, dtype: np.dtype, *, has_alpha: bool) -> str:
+    """ffmpeg's filters from the file's frames to RGB, scaled, then cropped evenly to `target`."""
+    # None holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format. The first
+    # fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
     same_size = "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*info.size)
     is_hd = info.size[0] >= _HD_WIDTH or info.size[1] >= _HD_HEIGHT
     matrix = "auto" if info.has_matrix else "bt709" if is_hd else "bt601"
@@ -222,10 +224,115 @@ def _filters(info: VideoInfo, scaled: Size, target: Size, dtype: np.dtype, *, ha
     def scale(width: int, height: int) -> str:
         return f"scale={width}:{height}:in_color_matrix={matrix}:flags={SCALER}"
 
-    depth = "" if dtype == np.uint8 else "16le"
-    over_black = [scale(*info.size), f"format=gbrap{depth}", f"{scale(*info.size)}:alphablend=uniform_color"]
-    # Before scaling, which would mix the colors of transparent pixels into their neighbors.
-    over_black = [*over_black, f"format=gbrp{depth}"] if has_alpha else []
+    depth, rgb = "" if dtype == np.uint8 else "16le", RAW_FORMATS[dtype]
+    filters = [same_size]
+    if has_alpha:  # before scaling, which would mix the colors of transparent pixels into their neighbors
+        filters += [scale(*info.size), f"format=gbrap{depth}", f"{scale(*info.size)}:alphablend=uniform_color"]
+        filters.append(f"format=gbrp{depth}")
     left, top = ((scaled[axis] - target[axis]) // 2 for axis in range(2))
-    crop = f"crop={target[0]}:{target[1]}:{left}:{top}"
-    return [same_size, *over_black, scale(*scaled), f"format={RAW_FORMATS[dtype]}", crop]
+    return ",".join([*filters, scale(*scaled), f"format={rgb}", f"crop={target[0]}:{target[1]}:{left}:{top}"])
+
+
+def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: int) -> tuple[Size, Size]:
+    """The size to scale frames to, and the size to crop to then: `wanted`, or the nearest with sides of `multiple`."""
+    if wanted is not None and any(side < 1 or side % multiple for side in wanted):
+        raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; both sides must be multiples of {multiple}.")
+    if wanted is not None and not is_possible_size(wanted):
+        raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; frames have at most {MAX_PIXELS:,} pixels.")
+    width, height = source
+    within = width // multiple * multiple, height // multiple * multiple
+    nearest = max(1, round(width / multiple)) * multiple, max(1, round(height / multiple)) * multiple
+    if fit is Fit.RESIZE:
+        target = wanted or nearest
+        return target, target
+    if fit is Fit.CROP and wanted is not None:
+        factor = max(Fraction(wanted[0], width), Fraction(wanted[1], height))
+        # One side becomes exactly the requested one, the other at least that, also after rounding.
+        return (round(width * factor), round(height * factor)), wanted
+    if fit is Fit.CROP:
+        if 0 in within:
+            raise ReaderError(
+                f"{name}: {format_size(*source)} cannot be cropped to multiples of {multiple}; resize it to "
+                f"{format_size(*nearest)} (--resize) or to another size (--size WxH)."
+            )
+        return source, within
+    if source != (wanted or within):
+        expected = f"both sides must be multiples of {multiple}" if wanted is None else f"not {format_size(*wanted)}"
+        crop = "" if 0 in within else f", crop it to {format_size(*within)} (--crop)"
+        raise ReaderError(
+            f"{name}: is {format_size(*source)}, and {expected}; resize it to {format_size(*nearest)} (--resize)"
+            f"{crop}, or choose a size (--size WxH)."
+        )
+    return source, source
+
+
+class RateConverter:
+    """Says how often each frame is returned at a constant rate. The time of the next frame decides, or the end.
+
+    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters.
+    """
+
+    def __init__(self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool) -> None:
+        self.num_frames = 0
+        self.left_out = 0  # frames that were returned at no tick
+        self.repeated = 0  # how often one was returned again
+        self.shortest: Fraction | None = None  # seconds between two frames, of which one came later
+        self._fps = fps
+        # The numbers of the frames at their own rate, in place of times, which containers round to milliseconds. That
+        # would decide between two frames that are equally near, as in every second frame from 60 to 30 fps.
+        self._own_fps = None if is_variable else source_fps
+        self._interval = Fraction(0) if source_fps is None else 1 / source_fps
+        self._start = self._time = Fraction(0)
+        self._number = Fraction(-1)
+        self._ticks = 0  # of the frames so far but the last
+
+    def add(self, time: Fraction) -> int:
+        """How often the frame before the one that comes at `time` (in seconds) is returned; 0 for the first frame."""
+        step = time - self._time
+        if self.num_frames == 0:
+            self._start = time
+        elif step > 0:
+            self.shortest = min(step, self.shortest or step)
+        else:  # time stands still or goes back, as in files that were put together
+            self._start += step - self._interval
+        self._time = time
+        tick = self._tick(time - self._start)
+        self.num_frames += 1
+        return self._times_until(tick) if self.num_frames > 1 else 0
+
+    def end(self) -> int:
+        """How often the last frame is returned: as long as a frame lasts, and at least once if it is the first."""
+        after = self._tick(self._time - self._start + self._interval)
+        return self._times_until(max(after, 1))
+
+    def warning(self, name: str) -> str:
+        """What the conversion has lost of frames at irregular times, and how to keep it; "" for a constant rate."""
+        if not self.left_out and 10 * self.repeated <= self.num_frames:
+            return ""
+        rate = f"{name}: has a variable frame rate; at {float(self._fps):.6g} frames a second"
+        lost = f"{self.left_out} of its {self.num_frames} frames were left out and {self.repeated} repeated"
+        enough = min(MAX_FPS, ceil(1 / self.shortest)) if self.left_out and self.shortest else 0
+        advice = f"--fps {enough} would keep them" if enough > self._fps else "--fps chooses another rate"
+        return f"{rate}, {lost}; {advice}."
+
+    def _times_until(self, tick: int) -> int:
+        times = max(0, tick - self._ticks)
+        self._ticks += times
+        self.left_out += times == 0
+        self.repeated += max(0, times - 1)
+        return times
+
+    def _tick(self, time: Fraction) -> int:
+        if self._own_fps is None:
+            return _nearest(time * self._fps)
+        position, following = time * self._own_fps, self._number + 1
+        if abs(position - following) < _JITTER:
+            position = following
+        elif position > following and abs(position - _nearest(position)) < _ROUNDING:
+            position = Fraction(_nearest(position))
+        self._number = position
+        return _nearest(position * self._fps / self._own_fps)
+
+
+def _nearest(number: Fraction) -> int:
+    return (2 * number.numerator + number.denominator) // (2 * number.denominator)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -39,10 +39,9 @@ DEFAULT_OPTIONS = SinkOptions()
 
 
 class FrameQueue:
-    """Calls `consume(frames)` on a thread of its own, in order.
+    """Calls `consume(frames)` on a thread of its own, in order, whose error the next `put` or `finish` raises.
 
-    `put` waits while `max_frames` frames or more are queued, so that frames do not pile up. After `consume` has failed,
-    the next `put` or `finish` raises the error. The thread keeps this object alive until `arrays` gets an `END`.
+    `put` waits while `max_frames` or more are queued. The thread keeps this alive until `arrays` gets an `END`.
     """
 
     END = None
@@ -69,7 +68,6 @@ class FrameQueue:
             self.arrays.put(frames)
 
     def finish(self) -> None:
-        """Wait until everything is consumed. Raises an error of `consume`."""
         self._join()
         self._raise_error()
 
@@ -114,19 +112,15 @@ def check_frames(name: str, size: Size, bit_depth: int) -> None:
 
 
 class Sink:
-    """Writes frames in order to one output. A context manager.
+    """Writes frames in order to one output, on a thread; `write` waits if that is behind. A context manager.
 
     Frames are `(n, height, width, 3)`, RGB, full range: uint8 for a bit depth of 8, uint16 (using all 16 bits)
-    for 10. A thread writes them; `write` returns at once, or waits if that thread is behind.
-
-    Leaving the with-block closes the sink: the output appears under its name. An exception in the block, Ctrl-C
+    for 10. Leaving the with-block closes the sink: the output appears under its name. An exception in the block, Ctrl-C
     included, aborts it: nothing is left behind. So does dropping a sink that was not closed.
-
-    Raises:
-        WriterError: for an invalid size or bit depth.
     """
 
-    _write: Callable[[memoryview], object]  # of what takes the bytes of frames
+    # Takes C-contiguous frames, on the thread. If it referred to the sink, that would not be collected.
+    _write: Callable[[Any], object]
 
     def __init__(self, name: str, size: Size, bit_depth: int) -> None:
         check_frames(name, size, bit_depth)
@@ -139,24 +133,21 @@ class Sink:
         self._closed = False
 
     def write(self, frames: np.ndarray) -> None:
-        """Append frames `(n, height, width, 3)`. The array is not copied; do not change it afterwards.
-
-        Raises:
-            WriterError: for another shape or dtype, for a closed sink, and for an error in writing earlier frames.
-        """
+        """Append frames `(n, height, width, 3)`, which must not be changed afterwards. May raise an earlier error."""
         if self._closed:
             raise WriterError(f"{self.name}: is closed and takes no more frames.")
-        self._check(frames)
+        width, height = self.size
+        expected = f"takes {self._dtype} frames (n, {height}, {width}, 3)"
+        if not isinstance(frames, np.ndarray):
+            raise WriterError(f"{self.name}: {expected} as numpy arrays, not a {type(frames).__name__}.")
+        if frames.dtype != self._dtype or frames.ndim != 4 or frames.shape[1:] != (height, width, 3):
+            raise WriterError(f"{self.name}: {expected}, not {frames.dtype} {frames.shape}.")
         if len(frames):
             self._queue.put(np.ascontiguousarray(frames))
             self.frames_written += len(frames)
 
     def close(self) -> None:
-        """Wait until all frames are written and rename the output to its target. A second call does nothing.
-
-        Raises:
-            WriterError: if writing failed or there were no frames; nothing is left behind then.
-        """
+        """Wait until all frames, at least one, are written, and rename the output to its target; else leave nothing."""
         if self._closed:
             return
         try:
@@ -190,39 +181,20 @@ class Sink:
 
     @cached_property
     def _queue(self) -> FrameQueue:
-        frames = FrameQueue(partial(_consume, self.name, self._consumer()))
+        frames = FrameQueue(partial(_consume, self.name, self._write))
         weakref.finalize(self, frames.arrays.put, frames.END)  # not of `frames`, whose error may refer to this sink
         return frames
-
-    def _consumer(self) -> Callable[[np.ndarray], object]:
-        """The function that writes frames. It runs on the thread; the array is C-contiguous and has been checked.
-
-        It must not refer to the sink, which would not be collected while the thread lives.
-        """
-        return partial(_write_bytes, self._write)
 
     def _finish(self) -> None:
         """Complete the output and rename it to its target. The thread has ended."""
 
     def _discard(self) -> None:
-        """Remove the partial output. The thread has ended; `_finish` may have run in part."""
+        """Remove the partial output. `_finish` may have run in part."""
 
     def _interrupt(self) -> None:
-        """Make a consumer that hangs fail. The thread is running."""
-
-    def _check(self, frames: np.ndarray) -> None:
-        width, height = self.size
-        expected = f"takes {self._dtype} frames (n, {height}, {width}, 3)"
-        if not isinstance(frames, np.ndarray):
-            raise WriterError(f"{self.name}: {expected} as numpy arrays, not a {type(frames).__name__}.")
-        if frames.dtype != self._dtype or frames.ndim != 4 or frames.shape[1:] != (height, width, 3):
-            raise WriterError(f"{self.name}: {expected}, not {frames.dtype} {frames.shape}.")
+        """Make a write that hangs fail. The thread is running."""
 
 
-def _consume(name: str, consumer: Callable[[np.ndarray], object], frames: np.ndarray) -> None:
+def _consume(name: str, write: Callable[[Any], object], frames: np.ndarray) -> None:
     with writing_to(name, Exception):
-        consumer(frames)
-
-
-def _write_bytes(write: Callable[[memoryview], object], frames: np.ndarray) -> None:
-    write(frames.data.cast("B"))
+        write(frames)

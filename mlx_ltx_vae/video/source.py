@@ -9,7 +9,6 @@ from ..errors import ReaderError, excerpt
 from ..process.cleanup import temporary_folder
 from .ffmpeg import input_arguments
 
-#: Endings of images, and the kind of each.
 _IMAGES = {
     ".png": "png", ".jpg": "jpg", ".jpeg": "jpg", ".webp": "webp", ".bmp": "bmp", ".tif": "tif", ".tiff": "tif",
 }  # fmt: skip
@@ -17,11 +16,7 @@ _NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
 
 
 def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[list[str], list[Path]]:
-    """The arguments for ffmpeg to read `path`, and the images that it reads (none for a file).
-
-    The images of a folder are in natural order (2 before 10), those of a pattern such as `a_%05d.png` by number. Their
-    temporary files are removed by `stack`.
-    """
+    """The arguments for ffmpeg to read `path`, and the images that it reads. `stack` removes links to them."""
     if os.path.isfile(path):  # which, unlike `Path.is_file`, takes a name that is too long
         return input_arguments(path), []
     if os.path.isdir(path):
@@ -64,7 +59,7 @@ def _images_of_folder(folder: Path) -> list[Path]:
     kinds = sorted({_IMAGES[image.suffix.lower()] for image in images})
     if len(kinds) > 1:
         raise ReaderError(f"{folder}: contains images of several kinds ({', '.join(kinds)}); keep one kind.")
-    return sorted(images, key=_natural_order)
+    return sorted(images, key=_natural_order)  # 2 before 10
 
 
 def _images_of_pattern(pattern: Path) -> list[Path]:

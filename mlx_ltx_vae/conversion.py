@@ -1,0 +1,301 @@
+"""Conversion of a checkpoint to a folder that MLX loads without changing a layout, and its verification."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from . import __version__
+from .backend.dtypes import dtype_name
+from .backend.mlx_utils import count_nonfinite, to_bool, to_float
+from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint.stored_network import LAYOUT_KEY, WeightLayout
+from .errors import CheckpointError, CheckpointsDiffer, printable
+from .files.atomic import part_folder, writing_to
+from .metrics import max_difference, psnr
+from .shapes import format_size
+from .units import format_bytes
+from .vae import VideoVAE
+
+#: Returns an iterable over the tensor names that it is given, with "convert" or "compare".
+Progress = Callable[[Sequence[str], str], Iterable[str]]
+
+#: Float32 whatever dtype is asked for.
+STATISTICS = ("per_channel_statistics.mean-of-means", "per_channel_statistics.std-of-means")
+
+#: The lowest PSNR in dB that is accepted for a network in a dtype, against the same network in a wider one.
+LEAST_PSNR = {mx.bfloat16: 25.0, mx.float16: 40.0}
+
+_LATENT_GRID = (2, 2, 2)  # F', H', W': the smallest in which padding, causality and every upsampling have an effect
+
+_CARD = """\
+---
+library_name: mlx
+tags: [mlx, video, vae, ltx-video]
+---
+
+# LTX video VAE for MLX: {generation}
+
+| | |
+|---|---|
+{facts}
+
+Converted by `mlx_ltx_vae` and compared with the source:
+{verification}.
+
+## Use
+
+```python
+from mlx_ltx_vae import VideoVAE
+
+vae = VideoVAE.from_pretrained("FOLDER")  # this folder, or its repository on the hub
+{calls}
+```
+
+## License
+
+The weights keep the license of their source. Lightricks publishes LTX weights under its own licenses; each release's is
+in its repository at <https://huggingface.co/Lightricks>. If you publish this folder, name that license here and add its
+text.
+"""
+_CALLS = {
+    "decoder": "pixels = vae.decode(latents)  # (B, C, F', H', W') -> (B, 3, F, H, W) in [-1, 1]",
+    "encoder": "latents = vae.encode(pixels)  # (B, 3, F, H, W) in [-1, 1] -> (B, C, F', H', W')",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far the result of one network is from that of the other."""
+
+    max_difference: float
+    psnr: float | None  # in dB, against the range of the source's result; None if the results are identical
+
+    @classmethod
+    def of(cls, reference: mx.array, found: mx.array) -> "Comparison":
+        difference = max_difference(reference, found)
+        span = to_float(reference.max() - reference.min())
+        return cls(difference, psnr(reference, found, span=span) if difference else None)
+
+    def __str__(self) -> str:
+        if self.psnr is None:
+            return "identical"
+        return f"PSNR {self.psnr:.1f} dB, largest difference {self.max_difference:.2g}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of comparing two checkpoints that have the same weights."""
+
+    tensors: int
+    cast: int  # how many of them were cast; the others are equal bit for bit
+    load_seconds: tuple[float, float]  # of the source and the conversion
+    decode: Comparison | None = None
+    encode: Comparison | None = None
+
+    def __str__(self) -> str:
+        parts = [f"{self.tensors - self.cast} of {self.tensors} tensors equal bit for bit"]
+        if self.cast:
+            parts.append(f"{self.cast} equal to the source's when cast")
+        parts += [f"{name} {result}" for name, result in (("decode", self.decode), ("encode", self.encode)) if result]
+        return "; ".join(parts)
+
+
+def verify_conversion(source: Checkpoint, converted: Checkpoint, *, progress: Progress | None = None) -> Verification:
+    """Check that each tensor of `converted` equals the source's, or the source's cast to its dtype.
+
+    Then both VAEs decode and encode the same random input, one after the other. If no tensor was cast, the results must
+    be identical; otherwise `LEAST_PSNR` applies. Both checkpoints must be opened with the same networks. A difference
+    is a `CheckpointsDiffer`; other errors are of loading, or of a network that overflows in its dtype.
+    """
+    stated = {"family": source.family, **vars(source.config)}
+    for name, value in {"family": converted.family, **vars(converted.config)}.items():
+        if stated.get(name) != value:
+            raise CheckpointsDiffer(
+                f"{converted.name}: its configuration differs from that of the source {source.name} in {name}."
+            )
+    num_tensors, casts = compare_tensors(source, converted, progress)
+    (expected, source_seconds), (found, seconds) = _run(source), _run(converted)
+    least = min((LEAST_PSNR[dtype] for cast in casts for dtype in cast if dtype in LEAST_PSNR), default=math.inf)
+    comparisons = {name: Comparison.of(result, found[name]) for name, result in expected.items()}
+    for name, comparison in comparisons.items():
+        if comparison.psnr is not None and comparison.psnr < least:
+            accepted = f"at least {least:.0f} dB" if casts else "identical results"
+            raise CheckpointsDiffer(
+                f"{converted.name}: it has the weights of the source {source.name}, but the results of {name} differ "
+                f"({comparison}; expected {accepted}); report this as a bug."
+            )
+    return Verification(num_tensors, len(casts), (source_seconds, seconds), **comparisons)
+
+
+def compare_tensors(
+    source: Checkpoint, converted: Checkpoint, progress: Progress | None = None
+) -> tuple[int, list[tuple[mx.Dtype, mx.Dtype]]]:
+    """The number of tensors, which are compared one by one, and (source dtype, converted dtype) of those cast."""
+    expected, found = read_all(source), read_all(converted)
+    if unmatched := expected.keys() ^ found.keys():
+        name = min(unmatched)
+        lacks, has = f"lacks the tensor {name} of", f"has the tensor {name}, which is not in"
+        raise CheckpointsDiffer(
+            f"{converted.name}: it {lacks if name in expected else has} the source {source.name}; to compare one "
+            "network, give --only."
+        )
+    names, casts = sorted(expected), []
+    for name in one_by_one(names, "compare", progress):
+        reference, array = expected.pop(name), found.pop(name)
+        is_cast = reference.dtype != array.dtype
+        bits = {2: mx.uint16, 4: mx.uint32}[array.dtype.size]  # also of NaN and of the sign of zero
+        if not to_bool(mx.array_equal(reference.astype(array.dtype).view(bits), array.view(bits))):
+            relation = f"is not the source's cast to {dtype_name(array.dtype)}" if is_cast else "is not the source's"
+            raise CheckpointsDiffer(
+                f"{converted.name}: tensor {name} {relation} ({source.name}, {dtype_name(reference.dtype)})."
+            )
+        if is_cast:
+            casts.append((reference.dtype, array.dtype))
+    source.check_unchanged()
+    converted.check_unchanged()
+    return len(names), casts
+
+
+def read_all(checkpoint: Checkpoint) -> dict[str, mx.array]:
+    """Every tensor by its full name ("decoder.conv_in.conv.weight") in the layout of MLX, lazy."""
+    tensors = dict(zip(STATISTICS, checkpoint.read_statistics() or (), strict=False))
+    for network, stored in checkpoint.networks.items():
+        tensors |= {f"{network}.{name}": array for name, array in stored.read()}
+    return tensors
+
+
+def one_by_one(names: Sequence[str], description: str, progress: Progress | None) -> Iterator[str]:
+    """The names in turn. MLX's buffer cache is cleared after each, so that it does not grow to the size of the VAE."""
+    for name in progress(names, description) if progress else names:
+        yield name
+        mx.clear_cache()
+
+
+def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
+    """What the networks of a VAE return for one random input, and the seconds to load them."""
+    start = time.perf_counter()
+    vae = VideoVAE.from_pretrained(checkpoint)
+    seconds = time.perf_counter() - start
+    keys = mx.random.split(mx.random.key(0))
+    results = {}
+    if vae.decoder is not None:
+        latents = mx.random.normal((1, vae.config.latent_channels, *_LATENT_GRID), key=keys[0])
+        results["decode"] = mx.concatenate([chunk.pixels for chunk in vae.stream(latents)], axis=2)
+    if vae.encoder is not None:
+        grid = vae.config.scale.video_grid(_LATENT_GRID)
+        results["encode"] = vae.encode(mx.random.uniform(-1, 1, (1, 3, *grid), key=keys[1]))
+    mx.eval(results)
+    return results, seconds
+
+
+@dataclass(frozen=True)
+class Written:
+    """The content of `model.safetensors`: counts of tensors, parameters and bytes, and its dtypes, sorted."""
+
+    tensors: int
+    parameters: int
+    bytes: int
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A finished conversion of the checkpoint `source` to the folder `output`."""
+
+    source: str
+    output: str
+    generation: str
+    networks: tuple[str, ...]
+    written: Written
+    verification: Verification
+
+
+def convert_checkpoint(
+    checkpoint: Checkpoint,
+    folder: str | os.PathLike,
+    *,
+    dtype: mx.Dtype | None = None,
+    progress: Progress | None = None,
+) -> Conversion:
+    """Write `config.json`, `model.safetensors` and a model card `README.md`, and verify them with one VAE in memory.
+
+    Args:
+        checkpoint: the source; the networks with which it was opened are converted.
+        folder: must not exist, or be empty. It appears when it is complete and verified; a failure leaves nothing.
+        dtype: for everything but the statistics of the latents; None to keep each tensor's dtype.
+
+    A folder that cannot be written is a `WriterError`; other errors are those of `verify_conversion`.
+    """
+    folder = Path(folder).expanduser().resolve()
+    with part_folder(folder) as part:
+        with writing_to(folder):
+            (part / "config.json").write_text(json.dumps(checkpoint.raw_config, indent=2) + "\n", encoding="utf-8")
+            written = write_weights(checkpoint, part / "model.safetensors", dtype, progress)
+        verification = verify_conversion(checkpoint, open_checkpoint(part), progress=progress)
+        generation, networks = checkpoint.config.generation, tuple(checkpoint.networks)
+        conversion = Conversion(checkpoint.name, str(folder), generation, networks, written, verification)
+        with writing_to(folder):
+            (part / "README.md").write_text(_make_card(conversion, checkpoint), encoding="utf-8")
+    return conversion
+
+
+def write_weights(
+    checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None = None, progress: Progress | None = None
+) -> Written:
+    """Write all tensors of a checkpoint, which are in memory then, to a safetensors file."""
+    tensors = read_all(checkpoint)
+    for name in one_by_one(sorted(tensors), "convert", progress):
+        if dtype is not None and name not in STATISTICS:
+            tensors[name] = tensors[name].astype(dtype)
+        # Evaluated one by one, so that no more than one tensor exists in two layouts or two dtypes.
+        mx.eval(tensors[name])
+        if dtype is not None and count_nonfinite(tensors[name]):
+            raise CheckpointError(
+                f"{checkpoint.name}: tensor {name} has values that are not finite in {dtype_name(dtype)}; use bfloat16 "
+                "or float32."
+            )
+    config = json.dumps({"vae": checkpoint.raw_config})
+    metadata = {"format": "mlx", LAYOUT_KEY: WeightLayout.CHANNELS_LAST.value, "config": config}
+    try:
+        mx.save_safetensors(str(path), tensors, metadata)
+    except RuntimeError as error:
+        raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
+    return Written(
+        tensors=len(tensors),
+        parameters=sum(array.size for array in tensors.values()),
+        bytes=sum(array.nbytes for array in tensors.values()),
+        dtypes=tuple(sorted({dtype_name(array.dtype) for array in tensors.values()})),
+    )
+
+
+def _make_card(conversion: Conversion, checkpoint: Checkpoint) -> str:
+    written, config = conversion.written, checkpoint.config
+    time, height, width = config.scale
+    description, widths = checkpoint.family.describe(config), {}
+    for name in conversion.networks:
+        (_, _, first_width), *layers = description.networks[name].layers
+        changes = [after for _, before, after in layers[:-1] if after != before]
+        widths[f"{name} widths"] = f"{' -> '.join(map(str, [first_width, *changes]))} channels"
+    statistics = " (the statistics of the latents are always float32)" if checkpoint.statistics else ""
+    facts = {
+        "networks": " and ".join(conversion.networks),
+        "latents": f"{config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)}",
+        **widths,
+        "size": f"{format_bytes(written.bytes)}: {written.parameters:,} parameters in {written.tensors} tensors",
+        "dtype": " and ".join(written.dtypes) + statistics,
+        "weight layout": f"({WeightLayout.CHANNELS_LAST.value})",
+        "source": f"`{printable(conversion.source)}`",
+        "converter": f"mlx_ltx_vae {__version__}",
+    }
+    return _CARD.format(
+        generation=conversion.generation,
+        facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
+        verification=conversion.verification,
+        calls="\n".join(_CALLS[network] for network in conversion.networks),
+    )
