@@ -84,7 +84,6 @@ class DepthToSpaceUpsample(nn.Module):
         self.spec = spec
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """One stage: (B, T, H, W, C) -> (B, T*p1, H*p2, W*p3, out_channels), minus the dropped frame."""
         axis, up = context.axis, self.spec.up
         window = self.conv.window(context)
 
@@ -117,7 +116,6 @@ class SpaceToDepthDownsample(nn.Module):
         self.spec = spec
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """One stage along time: (B, T, H, W, C) -> (B, T/p1, H/p2, W/p3, out_channels)."""
         down = self.spec.down
         # A pair of convolved frames depends on four input frames; the repeated first frame adds padding before them.
         window = self.conv.window(context)

@@ -1,5 +1,6 @@
 """Residual blocks, optionally with timestep modulation and injected noise."""
 
+import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -14,8 +15,54 @@ from ...streaming.window import View
 from ..specs import ConvSpec
 from .activation import Modulation, activate, read_modulations
 from .conv import CausalConv3d
-from .norm import PixelNorm, ShortcutNorm
-from .time_embedding import TimeEmbedder
+
+_LAYER_NORM_EPS = 1e-6
+_SINUSOID_CHANNELS = 256
+_MAX_PERIOD = 10000.0
+
+
+class ShortcutNorm(nn.Module):
+    """Layer norm over the channels of each position, before a shortcut that changes the number of channels.
+
+    Checkpoint keys: `norm3.norm.weight`, `norm3.norm.bias`. The original code normalizes each position separately;
+    a group norm with one group over the whole volume is a known mistake (error 0.4 to 0.8 of the output's magnitude).
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels, eps=_LAYER_NORM_EPS)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.norm(x)
+
+
+class _TwoLinears(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(_SINUSOID_CHANNELS, channels)
+        self.linear_2 = nn.Linear(channels, channels)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        x = self.linear_1(x)
+        return self.linear_2(x * mx.sigmoid(x))
+
+
+class TimeEmbedder(nn.Module):
+    """Embeds scaled timesteps (B,) in (B, `channels`), float32: sinusoids, cosines first, then linear, SiLU, linear.
+
+    Checkpoint keys: `timestep_embedder.linear_1`, `timestep_embedder.linear_2`.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.timestep_embedder = _TwoLinears(channels)
+
+    def __call__(self, timesteps: mx.array) -> mx.array:
+        half = _SINUSOID_CHANNELS // 2
+        frequencies = mx.exp(-math.log(_MAX_PERIOD) * mx.arange(half, dtype=mx.float32) / half)
+        angles = timesteps.astype(mx.float32)[:, None] * frequencies[None]
+        sinusoids = mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)
+        return self.timestep_embedder(sinusoids).astype(mx.float32)
 
 
 class ResnetBlock(nn.Module):
@@ -29,7 +76,6 @@ class ResnetBlock(nn.Module):
     def __init__(self, first: ConvSpec, second: ConvSpec) -> None:
         super().__init__()
         in_channels, out_channels = first.in_channels, second.out_channels
-        self.norm = PixelNorm()
         self.conv1 = CausalConv3d(first)
         self.conv2 = CausalConv3d(second)
         if in_channels != out_channels:
@@ -44,9 +90,7 @@ class ResnetBlock(nn.Module):
     def stages(self, context: StreamContext, embedding: mx.array | None = None) -> list[Stage]:
         """One stage per convolution, so that the scratch memory of one is free while the other runs.
 
-        Args:
-            context: the stream.
-            embedding: (B, 4C), the timestep embedding.
+        `embedding` (B, 4C) is that of the timestep.
         """
         modulations: Sequence[Modulation | None] = (None, None)
         if embedding is not None:
@@ -61,12 +105,12 @@ class ResnetBlock(nn.Module):
             if view is None:
                 return None
             skip.push_view(view)
-            frames = activate(view.frames, self.norm, modulations[0], first)
+            frames = activate(view.frames, modulations[0], first)
             return self.conv1(view, frames, context, self._noise(self.conv1.spec, view, context))
 
         def leave(x: mx.array | None, last: bool) -> mx.array | None:
             # The cache holds post-activation values.
-            view = inner.push(None if x is None else activate(x, self.norm, modulations[1], second), last)
+            view = inner.push(None if x is None else activate(x, modulations[1], second), last)
             if view is None:
                 return None
             past = skip.take(view.output, view.results)
@@ -78,11 +122,18 @@ class ResnetBlock(nn.Module):
         return [Stage(enter, outer), Stage(leave, inner, skip)]
 
     def _noise(self, spec: ConvSpec, view: View, context: StreamContext) -> mx.array | None:
-        """The noise map of a convolution times its per-channel scale; None without one."""
+        """The noise of one step's outputs: an (H, W) or (B, H, W) map times the per-channel scale; None without one.
+
+        All frames share the map. A stream along rows or columns takes the part of it that belongs to its outputs.
+        """
         if not spec.has_noise:
             return None
         scale = self.per_channel_scale1 if spec is self.conv1.spec else self.per_channel_scale2
-        return scaled_noise(context.noise_maps[spec.name], scale, context.axis, view)
+        noise = context.noise_maps[spec.name]
+        noise = noise[:, None, :, :, None] if noise.ndim == 3 else noise[None, None, :, :, None]
+        if context.axis is not Axis.TIME:
+            noise = take(noise, context.axis, view.output, view.output + view.results)
+        return (noise * scale.astype(mx.float32)).astype(scale.dtype)
 
 
 class ResnetStack(nn.Module):
@@ -91,26 +142,14 @@ class ResnetStack(nn.Module):
     Checkpoint keys: `res_blocks.i`; with a timestep `time_embedder` (4C outputs).
     """
 
-    def __init__(self, layers: Sequence[ConvSpec]) -> None:
+    def __init__(self, *layers: ConvSpec) -> None:
         super().__init__()
         self.res_blocks = [ResnetBlock(first, second) for first, second in zip(layers[::2], layers[1::2], strict=True)]
         if layers[0].is_modulated:
             self.time_embedder = TimeEmbedder(4 * layers[0].in_channels)
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """The stages of all blocks."""
         embedding = None
         if "time_embedder" in self and context.timesteps is not None:
             embedding = self.time_embedder(context.timesteps)
         return [stage for block in self.res_blocks for stage in block.stages(context, embedding)]
-
-
-def scaled_noise(noise: mx.array, scale: mx.array, axis: Axis, view: View) -> mx.array:
-    """The noise for one step's outputs: an (H, W) or (B, H, W) map times the per-channel scale (C,).
-
-    All frames share the map. A stream along rows or columns takes the part of it that belongs to its outputs.
-    """
-    noise = noise[:, None, :, :, None] if noise.ndim == 3 else noise[None, None, :, :, None]
-    if axis is not Axis.TIME:
-        noise = take(noise, axis, view.output, view.output + view.results)
-    return (noise * scale.astype(mx.float32)).astype(scale.dtype)

@@ -1,6 +1,6 @@
 """The block types of encoders and decoders: their names in checkpoints and their layers. No MLX.
 
-Everything about a block type is defined here, except the module that computes it, which is in `blocks.py`.
+The module that computes each is in `networks.py`.
 """
 
 import math
@@ -30,13 +30,7 @@ class NetworkOptions(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """One block with its widths resolved.
-
-    Attributes:
-        num_layers: number of residual blocks.
-        stride: factors by which the block changes the grid, (time, height, width).
-        residual: whether the rearranged input is added to the output.
-    """
+    """One block with its widths resolved; with `residual`, its rearranged input is added to its output."""
 
     type: "BlockType"
     in_channels: int
@@ -49,31 +43,20 @@ class BlockConfig:
 
 @dataclass(frozen=True, eq=False)
 class BlockType:
-    """A kind of block.
+    """A kind of block, by its name in reports.
 
-    Attributes:
-        name: the name in reports.
-        specs: returns its layers from its configuration, the network's options and the path of its module. The last
-            axis of the first weight is the block's input channels, in which a checkpoint states the block's width.
+    `specs` returns its layers from its configuration, the network's options and the path of its module. The last axis
+    of the first weight is the block's input channels, in which a checkpoint states the block's width.
     """
 
     name: str
     specs: Callable[[BlockConfig, NetworkOptions, str], list[LayerSpec]]
 
-    def first_weight(self, name: str, block: BlockConfig, options: NetworkOptions) -> str | None:
-        """The name of the first weight of a block at `name`; None if it has no weights."""
-        layers = self.specs(block, options, name)
-        return next((weight for layer in layers for weight, _ in layer.weights), None)
-
 
 class BlockName(NamedTuple):
     """The meaning of a name in the block list of a checkpoint.
 
-    Attributes:
-        multiplier: default factor by which the width changes; 0 if the width never changes.
-        stride: factors by which the grid changes.
-        residual: default for whether the rearranged input is added.
-        takes_noise: whether the options may enable noise injection.
+    Its default factor for the width is 0 if the width never changes. `takes_noise`: the options may enable noise.
     """
 
     type: BlockType
@@ -93,23 +76,20 @@ def conv_layer(
     time_kernel: int = 3,
     **attributes: Any,
 ) -> ConvSpec:
-    """The spec of a layer around a 3x3x3 convolution with replication padding in time.
+    """The spec of a layer around a 3x3x3 convolution at `name.conv`, with replication padding in time.
 
-    Args:
-        name: the path of the layer's module; its convolution is at `name.conv`.
-        conv_channels: output channels of the convolution, before any rearrangement.
-        weights: the layer's weights besides the convolution's.
-        time_kernel: input frames per output frame: more than 3 if an output combines several convolved frames.
-        attributes: other attributes of `ConvSpec`.
+    `weights` are those besides the convolution's. `time_kernel` is the input frames of an output frame: more than 3 if
+    that combines several convolved frames.
     """
     down = attributes.get("down", (1, 1, 1))
     before, after = (time_kernel - 1, 0) if options.causal else (1, 1)
+    time = WindowSpec(time_kernel, down[0], before, after)
     own = ((f"{name}.conv.weight", (conv_channels, *KERNEL, in_channels)), (f"{name}.conv.bias", (conv_channels,)))
     return ConvSpec(
         name=name,
         in_channels=in_channels,
         conv_channels=conv_channels,
-        windows=(WindowSpec(time_kernel, down[0], before, after), _space(down[1]), _space(down[2])),
+        windows=(time, WindowSpec(3, down[1], 1, 1), WindowSpec(3, down[2], 1, 1)),
         padding=options.padding,
         rule=options.rule,
         weights=own + weights,
@@ -117,12 +97,8 @@ def conv_layer(
     )
 
 
-def _space(stride: int) -> WindowSpec:
-    return WindowSpec(3, stride, 1, 1)
-
-
 def embedder_weights(name: str, channels: int) -> Weights:
-    """The weights of a time embedder at `name` with `channels` output channels."""
+    """The weights of a time embedder with `channels` output channels."""
     path = f"{name}.timestep_embedder"
     return (
         (f"{path}.linear_1.weight", (channels, _EMBEDDING)),
@@ -133,7 +109,6 @@ def embedder_weights(name: str, channels: int) -> Weights:
 
 
 def _residual_layers(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
-    """The two convolutions of one residual block at `name`."""
     in_channels, out_channels = block.in_channels, block.out_channels
     first: Weights = ((f"{name}.scale_shift_table", (4, in_channels)),) if options.has_timestep else ()
     second: Weights = ()
@@ -211,7 +186,6 @@ def _downsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[
 
 
 def _strided(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
-    """A convolution with a stride."""
     return [
         conv_layer(name, block.in_channels, block.out_channels, options, down=block.stride, conv_stride=block.stride)
     ]

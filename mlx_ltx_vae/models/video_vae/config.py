@@ -1,8 +1,4 @@
-"""The fully resolved configuration of a video VAE.
-
-`parse_vae_config` reads the `vae` entry of a checkpoint's metadata and fills in whatever the file leaves implicit
-(widths, padding modes, defaults). Strings from a checkpoint become enums and block types here.
-"""
+"""The fully resolved configuration of a video VAE: strings from a checkpoint become enums and block types here."""
 
 import math
 import warnings
@@ -38,17 +34,14 @@ class NetworkConfig:
 
     @property
     def first_width(self) -> int:
-        """Channels between `conv_in` and the first block."""
         return self.blocks[0].in_channels
 
     @property
     def last_width(self) -> int:
-        """Channels between the last block and `conv_out`."""
         return self.blocks[-1].out_channels
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """The total factors by which the blocks change the grid: (time, height, width)."""
         return tuple(math.prod(block.stride[axis] for block in self.blocks) for axis in range(3))
 
 
@@ -56,11 +49,8 @@ class NetworkConfig:
 class VAEConfig:
     """A whole video VAE, or one network of it.
 
-    Attributes:
-        patch_size: pixels per cell of the finest grid, along each side.
-        encoder: None if neither the configuration nor the weights say what it is.
-        decoder: None likewise; the diffusion decoder of LTX-2.5 is not one.
-        generation: "LTX-2.3" and the like, or "custom".
+    A network is None if neither the configuration nor the weights say what it is. `patch_size` is the pixels per cell
+    of the finest grid, along each side; `generation` is "LTX-2.3" and the like, or "custom".
     """
 
     latent_channels: int
@@ -75,11 +65,6 @@ class VAEConfig:
         return {name: network for name, network in both.items() if network is not None}
 
     def network(self, name: str) -> NetworkConfig:
-        """The encoder or the decoder, by its name.
-
-        Raises:
-            CheckpointError: there is none.
-        """
         if name not in self.networks:
             raise CheckpointError(f"the configuration has no {name}; use that of a whole VAE.")
         return self.networks[name]
@@ -111,13 +96,10 @@ class VAEConfig:
 def parse_vae_config(
     raw: Mapping[str, Any], source: str, stored: Mapping[str, StoredShapes] | None = None
 ) -> VAEConfig:
-    """Parse the `vae` entry of a checkpoint's metadata.
+    """Parse the `vae` entry of a checkpoint's metadata, and fill in what it leaves implicit.
 
-    Args:
-        raw: the JSON object, with the keys of the original checkpoints. It lists the blocks of one network or both.
-        source: the checkpoint's name in error messages.
-        stored: for each network whose weights exist, their shapes. They decide the widths, which `raw` states only in
-            part; what it does state is compared with them.
+    `stored` has the shapes of the weights of each network that exists. They decide the widths, which `raw` states only
+    in part; what it does state is compared with them.
 
     Raises:
         CheckpointError: if a key or value is not known, since it could change the result, or if it disagrees with the
@@ -191,7 +173,6 @@ def _padding_modes(
 
 
 def _default_padding(values: Mapping[str, Any], decoder_blocks: Sequence[Any] | None, source: str) -> str:
-    """The padding of a decoder whose configuration does not name it."""
     generation = name_generation(None, decoder_blocks, values["timestep_conditioning"])
     if generation.startswith("LTX-Video 0.9") or values["timestep_conditioning"] or values["blocks"]:
         return "zeros"

@@ -54,7 +54,7 @@ GENERATIONS: dict[str, dict[str, Any]] = {
 def name_generation(
     encoder_blocks: Sequence[Any] | None, decoder_blocks: Sequence[Any] | None, has_timestep: bool
 ) -> str:
-    """Return the name of the generation with these block lists, whatever their widths, or "custom".
+    """The generation with these block lists, whatever their widths, or "custom".
 
     A decoder's list is enough, since no two generations share it; an encoder's is not.
     """
@@ -72,7 +72,6 @@ def name_generation(
 
 
 def _structure(blocks: Sequence[Any]) -> tuple[Any, ...]:
-    """Block names and layer counts."""
     return tuple(
         (name, options if isinstance(options, int) else options.get("num_layers", 1)) for name, options in blocks
     )

@@ -20,7 +20,7 @@ _DIFFUSION_STEMS = ("det_stages.", "diff_blocks.")
 
 
 def find(shapes: Shapes) -> Found:
-    """See `Family`."""
+    """The `find` of the family: networks, statistics, and the diffusion decoder of LTX-2.5."""
     networks = {network: names for network in NETWORKS if (names := _find_network(shapes, network))}
     return Found(networks, _find_statistics(shapes), _find_diffusion_decoder(shapes))
 
