@@ -3,7 +3,6 @@
 import glob
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import NamedTuple
@@ -58,8 +57,7 @@ def fetch(reference: HubReference) -> list[list[Path]]:
     return [[folder / name for name in set_] for set_ in chosen]
 
 
-@dataclass(frozen=True)
-class _Repository:
+class _Repository(NamedTuple):
     """The file names of a repository; `is_offline` if they are those in the cache, since the hub cannot be reached."""
 
     hub: ModuleType
@@ -69,7 +67,6 @@ class _Repository:
 
     @classmethod
     def find(cls, hub: ModuleType, repo: str) -> "_Repository":
-        """Ask the hub, or else the cache."""
         try:
             siblings = hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT).siblings
             return cls(hub, repo, [sibling.rfilename for sibling in siblings], is_offline=False)
@@ -90,14 +87,13 @@ class _Repository:
         """The folder of the snapshot, which then has these files."""
         patterns = [glob.escape(name) for name in names]
         try:
-            folder = Path(
-                self.hub.snapshot_download(self.repo, allow_patterns=patterns, local_files_only=self.is_offline)
-            )
+            found = self.hub.snapshot_download(self.repo, allow_patterns=patterns, local_files_only=self.is_offline)
         except Exception as error:
             raise CheckpointError(
                 f"{self.repo}: cannot download {_list_some(names)} ({_reason(error)}); check the network, or log in "
                 "with `hf auth login` if the repository is gated."
             ) from error
+        folder = Path(found)
         if missing := [name for name in names if not (folder / name).is_file()]:
             raise CheckpointError(
                 f"{self.repo}: {_list_some(missing)} cannot be downloaded, because the repository does not have it or "

@@ -31,7 +31,6 @@ class StoredNetwork:
 
     Attributes:
         tensors: where each tensor is stored, by its name within the network ("conv_in.conv.weight").
-        kernels: see `Family`.
         expected: the shape of each weight in its module, in the order of the layers; empty until `with_names`.
     """
 
@@ -48,11 +47,11 @@ class StoredNetwork:
     @property
     def shapes(self) -> dict[str, Shape]:
         """The stored shapes, those of convolution weights with channels last."""
-        return {name: self._channels_last(info.shape) for name, info in self.tensors.items()}
-
-    def _channels_last(self, shape: Shape) -> Shape:
-        is_moved = _is_channels_first(shape, self.layout, self.kernels)
-        return (shape[0], *shape[2:], shape[1]) if is_moved else shape
+        stored = {name: info.shape for name, info in self.tensors.items()}
+        return {
+            name: (shape[0], *shape[2:], shape[1]) if _is_channels_first(shape, self.layout, self.kernels) else shape
+            for name, shape in stored.items()
+        }
 
     @property
     def dtype(self) -> str:
@@ -61,7 +60,6 @@ class StoredNetwork:
 
     @property
     def parameters_by_dtype(self) -> Counter[str]:
-        """How many parameters are stored in each dtype."""
         count: Counter[str] = Counter()
         for info in self.tensors.values():
             count[info.dtype] += math.prod(info.shape)
@@ -69,7 +67,6 @@ class StoredNetwork:
 
     @property
     def num_bytes(self) -> int:
-        """The size of its tensors as they are stored."""
         return sum(DTYPES[dtype].size * count for dtype, count in self.parameters_by_dtype.items())
 
     def read(self) -> Iterator[tuple[str, mx.array]]:
@@ -82,7 +79,7 @@ class StoredNetwork:
 
 
 def stated_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | None:
-    """The layout that a file's metadata states, or None."""
+    """The layout that a file's metadata states, if any."""
     stated = metadata.get(LAYOUT_KEY)
     try:
         return None if stated is None else WeightLayout(stated)

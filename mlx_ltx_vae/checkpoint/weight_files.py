@@ -63,10 +63,7 @@ def choose_weights(names: Sequence[str]) -> tuple[WeightFiles, ...]:
     """The sets to open out of the file names of a folder (relative, with "/"): one, or one per network.
 
     Files of the VAE alone are preferred to files of the whole model, so that 40 GB are not downloaded for 2 GB. A set
-    is preferred to its variants, as in diffusers.
-
-    Raises:
-        AmbiguousFolder: the names do not decide it.
+    is preferred to its variants, as in diffusers. `AmbiguousFolder` if the names do not decide it.
     """
     sets = _weight_sets(names)
     for folder in ("", "vae/"):

@@ -25,10 +25,8 @@ _LABEL_WIDTH, _COLUMN_WIDTH = 9, 44
 class CheckpointReport:
     """What a checkpoint is. `print(report)` shows it.
 
-    Attributes:
-        file_bytes: the size of the files, with everything in them.
-        plans: how usual videos would be decoded on this machine, each with the plan of a single pass, which is None
-            where that is not possible. Empty without a decoder.
+    `file_bytes` counts everything in the files. `plans`: how usual videos would be decoded on this machine, each with
+    the plan of a single pass, which is None where that is not possible.
     """
 
     checkpoint: Checkpoint
@@ -41,7 +39,6 @@ class CheckpointReport:
 
     @cached_property
     def _decoder(self) -> NetworkSpec | None:
-        """The decoder of the configuration, if it has one."""
         return self.checkpoint.spec("decoder") if "decoder" in self._description.networks else None
 
     @property
@@ -109,16 +106,12 @@ class CheckpointReport:
             f"VAE      {checkpoint.config.generation}, {source}",
             f"latents  {latents}",
         ]
-        if self._decoder is None:
-            return lines
-        if description.decoder:
-            lines.append(f"decoder  {description.decoder}")
-        count = lookahead(self._decoder)
-        return [
-            *lines,
-            f"sees     {_describe_field(receptive_field(self._decoder))}",
-            f"first    frame after {count} latent frame{'' if count == 1 else 's'}",
-        ]
+        if self._decoder is not None:
+            count = lookahead(self._decoder)
+            lines += [f"decoder  {description.decoder}"] if description.decoder else []
+            lines.append(f"sees     {_describe_field(receptive_field(self._decoder))}")
+            lines.append(f"first    frame after {count} latent frame{'' if count == 1 else 's'}")
+        return lines
 
     def _describe_networks(self) -> list[str]:
         networks = self.checkpoint.networks
@@ -171,7 +164,7 @@ def _describe_field(field: ReceptiveField) -> str:
 
 
 def _plan(checkpoint: Checkpoint, video: Grid) -> tuple[DecodePlan, DecodePlan | None]:
-    """How the smallest video of at least this (F, H, W) is decoded on this machine, and its single pass if possible."""
+    """For the smallest video of at least this (F, H, W): how it is decoded here, and its single pass if possible."""
     config = checkpoint.config
     shape = (1, config.latent_channels, *config.scale.covering_latent_grid(video))
     plan = partial(plan_decode, checkpoint.spec("decoder"), shape, machine_for(checkpoint, "decoder", None))

@@ -12,11 +12,7 @@ _MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second; a plan goes thro
 
 
 def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
-    """Parse a latent shape and check that the decoder can decode it.
-
-    Raises:
-        LatentsError: if it cannot.
-    """
+    """A latent shape that the decoder can decode; any other is a `LatentsError`."""
     shown = "(" + ", ".join(str(size) for size in shape) + ")"
     if len(shape) != 5:
         raise LatentsError(f"latents have the shape {shown}; expected five axes (B, C, F', H', W').")
@@ -39,19 +35,18 @@ def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
             f"latents have the shape {shown} and decode to {format_size(width, height)}; frames have at most "
             f"{MAX_PIXELS:,} pixels."
         )
-    what = f"latents have the shape {shown}"
-    _check_windows(spec, latent_shape.grid, what)
-    _check_reflection(spec, latent_shape.grid, what)
+    for axis, noun in zip(Axis, ("frames", "rows", "columns"), strict=True):
+        least = least_cells(spec, axis)
+        if latent_shape.grid[axis.grid] < least:
+            raise LatentsError(f"latents have the shape {shown}; this VAE needs at least {least} latent {noun}.")
+    _check_reflection(spec, latent_shape.grid, f"latents have the shape {shown}")
     return latent_shape
 
 
 def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> tuple[int, Grid]:
     """The batch size and (F, H, W) to encode, for frames of shape (B, 3, F, H, W) or (F, H, W, 3).
 
-    F is rounded to 1 + t*k: up with `pad`, otherwise down.
-
-    Raises:
-        LatentsError: if the encoder cannot encode the shape.
+    F is rounded to 1 + t*k: up with `pad`, otherwise down. A shape that cannot be encoded is a `LatentsError`.
     """
     if len(shape) == 5 and shape[1] == 3:
         batch, _, frames, height, width = shape
@@ -73,13 +68,6 @@ def least_cells(spec: NetworkSpec, axis: Axis) -> int:
     A window that shifts inwards at both ends needs all its positions, and something must remain of what is dropped.
     """
     return next(length for length in count(1) if _fits(spec, axis, length))
-
-
-def _check_windows(spec: NetworkSpec, grid: Grid, what: str) -> None:
-    for axis, noun in zip(Axis, ("frames", "rows", "columns"), strict=True):
-        least = least_cells(spec, axis)
-        if grid[axis.grid] < least:
-            raise LatentsError(f"{what}; this VAE needs at least {least} latent {noun}.")
 
 
 def _fits(spec: NetworkSpec, axis: Axis, length: int) -> bool:

@@ -1,4 +1,4 @@
-"""The convolution as a module, with its weight laid out for the device."""
+"""The convolution as a module, with its weight laid out for the device, and the precision of its operands."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,10 +8,32 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...backend.device import backend
+from ...backend.machine import Backend
+from ...backend.mlx_utils import to_float
 from . import formulations
 from .formulations import Padding
-from .precision import operand_dtype
-from .rules import TAPS, ConvRule, ConvShape, Formulation, KernelLayout, choose, layout_for, load_layout
+from .rules import LAYOUTS, TAPS, ConvRule, ConvShape, Formulation, KernelLayout, choose
+
+# The precision of a convolution's operands on Apple GPUs.  MLX's Winograd kernels for Metal round their transforms to
+# the operands' dtype. In an emulation of that rounding, bfloat16 loses 2.7 to 6 % of a convolution's result, float16
+# 0.35 to 0.8 %, and a bfloat16 convolution without Winograd 0.2 to 0.3 %. Operands behind a norm are therefore float16
+# in a bfloat16 network: same size, more digits, and their range is known, because the norm bounds the length of every
+# position's vector. Operands without such a bound stay bfloat16 and avoid Winograd.
+_HALF_MAX = 65504.0
+
+# The transforms of Winograd F(6x6, 3x3), for each of the eight points of one axis: the sum of the sizes of the input
+# transform's coefficients, and the sizes of the filter transform's three coefficients.
+_INPUT_GAINS = (12.5, 12.5, 12.5, 7.5, 7.5, 15.0, 15.0, 12.5)
+_FILTER_SIZES = (
+    (1.0, 0.0, 0.0),
+    (2 / 9, 2 / 9, 2 / 9),
+    (2 / 9, 2 / 9, 2 / 9),
+    (1 / 90, 1 / 45, 2 / 45),
+    (1 / 90, 1 / 45, 2 / 45),
+    (32 / 45, 16 / 45, 8 / 45),
+    (32 / 45, 16 / 45, 8 / 45),
+    (0.0, 0.0, 1.0),
+)
 
 
 class Conv3d(nn.Module):
@@ -19,11 +41,9 @@ class Conv3d(nn.Module):
 
     Args:
         out_channels: output channels of the stored weight.
-        stride: along time, height and width.
         order: the index of the stored output channel for each output channel; fewer than stored leave some out. None
             for all, as stored.
         is_normalized: whether its inputs come from a norm, so that their size has a bound.
-        rule: chooses the formulation.
 
     Checkpoint keys: `weight` (O, 3, 3, 3, I), `bias` (O,). `prepare` lays them out for the device, once.
     """
@@ -52,21 +72,20 @@ class Conv3d(nn.Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The dtype of the network, and of its output."""
         return self.bias.dtype
 
     def prepare(self, *, keeps_dtype: bool = False) -> None:
         """Lay out the weight for the default device, evaluated. It exists twice meanwhile.
 
-        Args:
-            keeps_dtype: whether operands stay in the network's dtype although another is more accurate on the device.
+        With `keeps_dtype`, operands stay in the network's dtype although another is more accurate on the device.
         """
         weight, bias = self._ordered()
         norm_bound = math.sqrt(weight.shape[-1]) if self._is_normalized else None
         if not keeps_dtype and self._layout is KernelLayout.STORED:
             dtype, self._half_range = operand_dtype(weight, backend(), norm_bound)
             weight = weight.astype(dtype)
-        layout = load_layout(self._rule, backend(), is_strided=self._is_strided)
+        # The one of all formulations that the rule may return here.
+        layout = LAYOUTS[self._rule(ConvShape((1, 1, 1), 1, 1, self._is_strided), backend())]
         self.weight = mx.contiguous(formulations.arrange(weight, self._layout, layout))
         self.bias = mx.contiguous(bias)
         self._layout, self._is_ordered = layout, True
@@ -75,28 +94,25 @@ class Conv3d(nn.Module):
     def operands(self, norm_bound: Callable[[], float]) -> mx.Dtype:
         """The dtype in which it takes its input.
 
-        Args:
-            norm_bound: gives the length that no position's vector exceeds; called only if the dtype depends on it.
+        `norm_bound` gives the length that no position's vector exceeds; it is called only if the dtype depends on it.
         """
         if self.weight.dtype == self.dtype or norm_bound() > self._half_range:
             return self.dtype
         return self.weight.dtype
 
     def __call__(self, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
-        """Convolve.
+        """Convolve frames (B, T, H, W, I), and add `skip`: (B, T', H', W', O) in `dtype`.
 
         Args:
-            frames: (B, T, H, W, I), padded in time, in the dtype of `operands`.
+            frames: padded in time, in the dtype of `operands`.
             padding: positions of zero padding to add at both ends of each axis, none in time.
-            skip: added to the result, of its shape.
-
-        Returns:
-            (B, T', H', W', O) in `dtype`.
         """
         weight, bias = self._ordered()
-        shape = self._shape(frames, padding, len(bias))
+        extents = zip(frames.shape[1:4], padding, self._stride, strict=True)
+        time, height, width = ((extent + 2 * added - TAPS) // stride + 1 for extent, added, stride in extents)
+        shape = ConvShape((time, height, width), frames.shape[-1], len(bias), self._is_strided)
         formulation = self._rule(shape, backend(), allows_winograd=frames.dtype != mx.bfloat16)
-        weight = formulations.arrange(weight, self._layout, layout_for(formulation))
+        weight = formulations.arrange(weight, self._layout, LAYOUTS[formulation])
         if formulation in formulations.PRODUCTS:
             frames, weight, bias = (array.astype(mx.float32) for array in (frames, weight, bias))
             result = formulations.PRODUCTS[formulation](frames, weight, bias, padding)
@@ -112,16 +128,10 @@ class Conv3d(nn.Module):
     def _is_strided(self) -> bool:
         return self._stride != (1, 1, 1)
 
-    def _shape(self, frames: mx.array, padding: Padding, outputs: int) -> ConvShape:
-        extents = zip(frames.shape[1:4], padding, self._stride, strict=True)
-        time, height, width = ((extent + 2 * added - TAPS) // stride + 1 for extent, added, stride in extents)
-        return ConvShape((time, height, width), frames.shape[-1], outputs, self._is_strided)
-
     def _ordered(self) -> tuple[mx.array, mx.array]:
-        """The weight and the bias with output channels in order."""
         if self._is_ordered or self._order is None:
             return self.weight, self.bias
-        axis = formulations.output_axis(self._layout)
+        axis = formulations.WEIGHT_AXES[self._layout].index(0)
         index = mx.array(self._order)
         return mx.take(self.weight, index, axis=axis), mx.take(self.bias, index)
 
@@ -146,3 +156,30 @@ def _add(result: mx.array, bias: mx.array) -> mx.array:
 @partial(mx.compile, shapeless=True)
 def _add_skip(result: mx.array, bias: mx.array, skip: mx.array) -> mx.array:
     return (result.astype(mx.float32) + bias.astype(mx.float32) + skip.astype(mx.float32)).astype(bias.dtype)
+
+
+def half_range(weight: mx.array) -> float:
+    """The longest input vector of a position with which nothing in a float16 convolution overflows, by any route.
+
+    0 if the weight (O, 3, 3, 3, I) itself overflows. The bound is far below what overflows in practice.
+    """
+    wide = weight.astype(mx.float32)
+    if to_float(mx.abs(wide).max()) > _HALF_MAX:
+        return 0.0
+    lengths = mx.sqrt(mx.square(wide).sum(axis=-1))  # (O, D, H, W), of the vector that each tap multiplies
+    direct = to_float(lengths.sum(axis=(1, 2, 3)).max())
+    gains = mx.array([[gain * size for size in sizes] for gain, sizes in zip(_INPUT_GAINS, _FILTER_SIZES, strict=True)])
+    products = to_float((gains @ lengths.sum(axis=1) @ gains.T).max())
+    return _HALF_MAX / max(direct, products, max(_INPUT_GAINS) ** 2)
+
+
+def operand_dtype(weight: mx.array, device: Backend, norm_bound: float | None) -> tuple[mx.Dtype, float]:
+    """The dtype in which a convolution takes its operands unless the caller asked for a dtype.
+
+    With it, if it is float16 in place of bfloat16, the longest input vector that it allows (see `half_range`).
+    `norm_bound` is the length of its input vectors behind a norm; None without a norm.
+    """
+    if device is not Backend.METAL or weight.dtype != mx.bfloat16 or norm_bound is None:
+        return weight.dtype, math.inf
+    longest = half_range(weight)
+    return (mx.float16, longest) if norm_bound <= longest else (mx.bfloat16, math.inf)

@@ -107,9 +107,8 @@ def _read_entries(network: str, blocks: Sequence[Any], source: str) -> list[_Ent
         if options["inject_noise"] and network == "encoder":
             raise CheckpointError(f"{source}: its encoder injects noise, which no known encoder does.")
         if options["inject_noise"] and not meaning.takes_noise:
-            raise CheckpointError(
-                f"{source}: its decoder injects noise in a {meaning.type.name} block, which is not known."
-            )
+            kind = meaning.type.name
+            raise CheckpointError(f"{source}: its decoder injects noise in a {kind} block, which is not known.")
         result.append(_Entry(name, meaning, options, f"{STEMS[network]}.{index}"))
     num_layers = sum(entry.options["num_layers"] for entry in result)
     if num_layers > _MAX_LAYERS:

@@ -100,12 +100,11 @@ def conv_layer(
 def embedder_weights(name: str, channels: int) -> Weights:
     """The weights of a time embedder with `channels` output channels."""
     path = f"{name}.timestep_embedder"
-    return (
-        (f"{path}.linear_1.weight", (channels, _EMBEDDING)),
-        (f"{path}.linear_1.bias", (channels,)),
-        (f"{path}.linear_2.weight", (channels, channels)),
-        (f"{path}.linear_2.bias", (channels,)),
-    )
+    return _linear(f"{path}.linear_1", channels, _EMBEDDING) + _linear(f"{path}.linear_2", channels, channels)
+
+
+def _linear(name: str, out_channels: int, in_channels: int) -> Weights:
+    return ((f"{name}.weight", (out_channels, in_channels)), (f"{name}.bias", (out_channels,)))
 
 
 def _residual_layers(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
@@ -116,33 +115,21 @@ def _residual_layers(block: BlockConfig, options: NetworkOptions, name: str) -> 
         first += ((f"{name}.per_channel_scale1", (out_channels,)),)
         second += ((f"{name}.per_channel_scale2", (out_channels,)),)
     if in_channels != out_channels:
-        norm, shortcut = f"{name}.norm3.norm", f"{name}.conv_shortcut"
-        second += ((f"{norm}.weight", (in_channels,)), (f"{norm}.bias", (in_channels,)))
-        second += ((f"{shortcut}.weight", (out_channels, in_channels)), (f"{shortcut}.bias", (out_channels,)))
+        second += ((f"{name}.norm3.norm.weight", (in_channels,)), (f"{name}.norm3.norm.bias", (in_channels,)))
+        second += _linear(f"{name}.conv_shortcut", out_channels, in_channels)
     shared = {"is_modulated": options.has_timestep, "has_noise": block.inject_noise}
+    outer: dict[str, Any] = {"weights": first, "activation": Activation.INPUT, **shared}
+    inner: dict[str, Any] = {"weights": second, "activation": Activation.CACHED, "skip_channels": in_channels, **shared}
     return [
-        conv_layer(
-            f"{name}.conv1", in_channels, out_channels, options, weights=first, activation=Activation.INPUT, **shared
-        ),
-        conv_layer(
-            f"{name}.conv2",
-            out_channels,
-            out_channels,
-            options,
-            weights=second,
-            activation=Activation.CACHED,
-            skip_channels=in_channels,
-            **shared,
-        ),
+        conv_layer(f"{name}.conv1", in_channels, out_channels, options, **outer),
+        conv_layer(f"{name}.conv2", out_channels, out_channels, options, **inner),
     ]
 
 
 def _res_stack(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
-    layers = [
-        layer
-        for index in range(block.num_layers)
-        for layer in _residual_layers(block, options, f"{name}.res_blocks.{index}")
-    ]
+    layers: list[LayerSpec] = []
+    for index in range(block.num_layers):
+        layers += _residual_layers(block, options, f"{name}.res_blocks.{index}")
     if options.has_timestep:
         embedder = embedder_weights(f"{name}.time_embedder", 4 * block.in_channels)
         layers[0] = replace(layers[0], weights=layers[0].weights + embedder)
@@ -155,54 +142,45 @@ def _res_change(block: BlockConfig, options: NetworkOptions, name: str) -> list[
 
 def _upsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
     """A convolution and depth-to-space. If time doubles, the first output frame is dropped."""
-    return [
-        conv_layer(
-            f"{name}.conv",
-            block.in_channels,
-            block.out_channels * math.prod(block.stride),
-            options,
-            out_channels=block.out_channels,
-            up=block.stride,
-            trim=block.stride[0] - 1,
-            has_residual=block.residual,
-        )
-    ]
+    layer = conv_layer(
+        f"{name}.conv",
+        block.in_channels,
+        block.out_channels * math.prod(block.stride),
+        options,
+        out_channels=block.out_channels,
+        up=block.stride,
+        trim=block.stride[0] - 1,
+        has_residual=block.residual,
+    )
+    return [layer]
 
 
 def _downsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
     """A convolution and space-to-depth. If time halves, an output frame combines two convolved frames."""
-    return [
-        conv_layer(
-            f"{name}.conv",
-            block.in_channels,
-            block.out_channels // math.prod(block.stride),
-            options,
-            out_channels=block.out_channels,
-            down=block.stride,
-            time_kernel=2 + block.stride[0],
-            has_residual=True,
-        )
-    ]
+    layer = conv_layer(
+        f"{name}.conv",
+        block.in_channels,
+        block.out_channels // math.prod(block.stride),
+        options,
+        out_channels=block.out_channels,
+        down=block.stride,
+        time_kernel=2 + block.stride[0],
+        has_residual=True,
+    )
+    return [layer]
 
 
 def _strided(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
-    return [
-        conv_layer(name, block.in_channels, block.out_channels, options, down=block.stride, conv_stride=block.stride)
-    ]
+    stride = block.stride
+    return [conv_layer(name, block.in_channels, block.out_channels, options, down=stride, conv_stride=stride)]
 
 
 def _attention(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
     channels = block.in_channels
-    weights: Weights = (
-        (f"{name}.norm.gamma", (channels,)),
-        (f"{name}.to_qkv.weight", (3 * channels, channels)),
-        (f"{name}.to_qkv.bias", (3 * channels,)),
-        (f"{name}.proj.weight", (channels, channels)),
-        (f"{name}.proj.bias", (channels,)),
-    )
-    return [
-        FrameAttentionSpec(name, channels, channels, unbounded=frozenset({Axis.HEIGHT, Axis.WIDTH}), weights=weights)
-    ]
+    weights: Weights = ((f"{name}.norm.gamma", (channels,)),)
+    weights += _linear(f"{name}.to_qkv", 3 * channels, channels) + _linear(f"{name}.proj", channels, channels)
+    space = frozenset({Axis.HEIGHT, Axis.WIDTH})
+    return [FrameAttentionSpec(name, channels, channels, unbounded=space, weights=weights)]
 
 
 RES_STACK = BlockType("residual", _res_stack)
@@ -219,14 +197,13 @@ _BOTH = {
     "attn": BlockName(ATTENTION),
 }
 
-#: The names in a checkpoint's `encoder_blocks`.
+#: The names in a checkpoint's `encoder_blocks` and `decoder_blocks`.
 ENCODER_BLOCKS: dict[str, BlockName] = {
     **_BOTH,
     **{name: BlockName(STRIDED, 0, stride) for name, stride in _STRIDES.items()},
     **{f"{name}_x_y": BlockName(STRIDED, 2, stride) for name, stride in _STRIDES.items()},
     **{f"{name}_res": BlockName(DOWNSAMPLE, 2, stride, residual=True) for name, stride in _STRIDES.items()},
 }
-#: The names in a checkpoint's `decoder_blocks`.
 DECODER_BLOCKS: dict[str, BlockName] = {
     **_BOTH,
     **{name: BlockName(UPSAMPLE, 1, stride) for name, stride in _STRIDES.items()},

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from ...errors import CheckpointError, quote
 from ...shapes import ScaleFactors
@@ -19,8 +19,6 @@ _MAX_STRIDE = 64  # along each axis; published networks have 8. A plan counts th
 _PADDING = {mode.value: mode for mode in PaddingMode}
 # The forms of the encoder's log-variance, which is not needed for latents: channels for each channel and for all.
 _LOG_VARIANCE = {"uniform": (0, 1), "per_channel": (1, 0), "constant": (0, 1), "none": (0, 0)}
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -112,42 +110,35 @@ def parse_vae_config(
     generation = name_generation(lists["encoder"], lists["decoder"], values["timestep_conditioning"])
     encoder_padding, decoder_padding = _padding_modes(values, lists["decoder"], source)
     for_each, for_all = _look_up(_LOG_VARIANCE, values["latent_log_var"], "latent_log_var", source)
-    latent_channels, patch_size = values["latent_channels"], values["patch_size"]
-    pixel_channels = 3 * patch_size**2
+    latent_channels, pixel_channels = values["latent_channels"], 3 * values["patch_size"] ** 2
     options = {
         "encoder": NetworkOptions(causal=True, padding=encoder_padding),
         "decoder": NetworkOptions(values["causal_decoder"], decoder_padding, values["timestep_conditioning"]),
     }
-    ends = {
-        "encoder": (pixel_channels, latent_channels * (1 + for_each) + for_all),
-        "decoder": (latent_channels, pixel_channels),
-    }
+    moments = latent_channels * (1 + for_each) + for_all
+    ends = {"encoder": (pixel_channels, moments), "decoder": (latent_channels, pixel_channels)}
     networks = {}
     for name, blocks in lists.items():
         if blocks:
             base, weights = values[f"{name}_base_channels"], (stored or {}).get(name)
             resolved = resolve_blocks(name, blocks, base, options[name], source, weights)
-            networks[name] = NetworkConfig(*ends[name], resolved, options[name])
-            _check_stride(name, networks[name].stride, source)
+            networks[name] = network = NetworkConfig(*ends[name], resolved, options[name])
+            if max(network.stride) > _MAX_STRIDE:
+                scale = " x ".join(quote(factor, 20) for factor in network.stride)
+                raise CheckpointError(
+                    f"{source}: the blocks of its {name} scale by {scale} (time, height, width); expected at most "
+                    f"{_MAX_STRIDE} along each axis."
+                )
     encoder, decoder = networks.get("encoder"), networks.get("decoder")
     if encoder and decoder and encoder.stride != decoder.stride:
         raise CheckpointError(
             f"{source}: its encoder scales by {encoder.stride} and its decoder by {decoder.stride} (time, height, "
             "width), so the two do not belong together."
         )
-    return VAEConfig(latent_channels, patch_size, encoder, decoder, generation)
+    return VAEConfig(latent_channels, values["patch_size"], encoder, decoder, generation)
 
 
-def _check_stride(network: str, stride: tuple[int, ...], source: str) -> None:
-    if max(stride) > _MAX_STRIDE:
-        scale = " x ".join(quote(factor, 20) for factor in stride)
-        raise CheckpointError(
-            f"{source}: the blocks of its {network} scale by {scale} (time, height, width); expected at most "
-            f"{_MAX_STRIDE} along each axis."
-        )
-
-
-def _look_up(known: Mapping[str, T], value: str, key: str, source: str) -> T:
+def _look_up(known: Mapping[str, Any], value: str, key: str, source: str) -> Any:
     if value not in known:
         raise CheckpointError(
             f"{source}: its configuration has {key} = {quote(value)}; supported are {', '.join(known)}."
