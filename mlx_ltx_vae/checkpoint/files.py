@@ -41,11 +41,8 @@ _OTHER_FORMATS = {
 class TensorInfo(NamedTuple):
     """A tensor that has not been read.
 
-    Attributes:
-        path: the file that has it; for an array, what error messages call its mapping.
-        dtype: "float32" and so on, as `safetensors_header.TensorHeader` says.
-        array: the tensor itself, if it is in memory already.
-        state: that of the file when its header was read.
+    Of an `array` that is in memory already, `path` is what error messages call its mapping. `state` is that of the file
+    when its header was read.
     """
 
     path: Path

@@ -47,10 +47,7 @@ def locate(source: str | os.PathLike) -> Location:
 
 
 def recognize(archives: Sequence[Archive]) -> tuple[Family[Any], list[Found]]:
-    """The family of which the archives have the most networks, and what it finds in each of them.
-
-    Among families with as many it is the first in the table. It finds nothing if no family finds anything.
-    """
+    """The family of which the archives have the most networks, and what it finds in each; the first among equals."""
     shapes = [{name: info.shape for name, info in archive.tensors.items()} for archive in archives]
     results = [(family, [family.find(each) for each in shapes]) for family in families.FAMILIES]
     return max(results, key=lambda result: _count(result[1]))

@@ -94,16 +94,10 @@ class Checkpoint:
 
 
 def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = True, decoder: bool = True) -> Checkpoint:
-    """Read the headers of a VAE in a file, a folder or a hub repository.
-
-    Supported are the original files (the VAE alone or the whole model), diffusers folders, and packs of MLX ports.
+    """Read the headers of a VAE in a file, a folder or a hub repository, in any supported layout.
 
     Args:
         source: a path, or "owner/name" or "owner/name:file" on the hub; or what `locate` returned for one.
-
-    Raises:
-        CheckpointError: the source does not exist, is damaged or incomplete, has none of the networks asked for, or is
-            not a supported VAE.
     """
     wanted = [network for network, asked in zip(NETWORKS, (encoder, decoder), strict=True) if asked]
     if not wanted:

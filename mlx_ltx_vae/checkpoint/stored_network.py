@@ -70,10 +70,7 @@ class StoredNetwork:
         return sum(DTYPES[dtype].size * count for dtype, count in self.parameters_by_dtype.items())
 
     def read(self) -> Iterator[tuple[str, mx.array]]:
-        """Each tensor by name, in the shape that MLX layers expect (see `sanitize`) and the stored dtype, lazy.
-
-        Evaluate the tensors one by one: evaluated together, every convolution weight exists in both layouts at once.
-        """
+        """Each tensor, sanitized and lazy. Evaluated together, all weights would exist in both layouts at once."""
         for name, array in read_tensors(self.tensors):
             yield name, sanitize(array, self.layout, self.kernels, self.expected.get(name))
 
@@ -104,11 +101,7 @@ def infer_layout(shapes: Iterable[Shape], kernels: Collection[Shape], source: st
 
 
 def sanitize(array: mx.array, layout: WeightLayout, kernels: Collection[Shape], expected: Shape | None) -> mx.array:
-    """One tensor as MLX layers expect it, lazy.
-
-    Convolution weights with one of the `kernels` become channels-last, and a shape that differs from the expected one
-    only by axes of length one becomes that. Others are returned as they are, for the strict load to reject.
-    """
+    """Convolution weights become channels-last, axes of length one as expected. The strict load rejects others."""
     if _is_channels_first(array.shape, layout, kernels):
         array = mx.contiguous(mx.moveaxis(array, 1, -1))
     if expected is not None and array.shape != expected and _without_ones(array.shape) == _without_ones(expected):

@@ -1,7 +1,4 @@
-"""What a file is, as text or JSON: a checkpoint by its headers, latents by their values.
-
-Its first bytes and its tensor names decide whether it is a checkpoint or latents, not its file name.
-"""
+"""What a file is, as text or JSON. Its first bytes and tensor names decide whether it is a checkpoint or latents."""
 
 from pathlib import Path
 

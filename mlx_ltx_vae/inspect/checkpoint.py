@@ -23,11 +23,7 @@ _LABEL_WIDTH, _COLUMN_WIDTH = 9, 44
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What a checkpoint is. `print(report)` shows it.
-
-    `file_bytes` counts everything in the files. `plans`: how usual videos would be decoded on this machine, each with
-    the plan of a single pass, which is None where that is not possible.
-    """
+    """What a checkpoint is, and how usual videos would be decoded, each with its single pass if that is possible."""
 
     checkpoint: Checkpoint
     file_bytes: int
@@ -149,11 +145,9 @@ def _describe_layers(network: NetworkDescription) -> list[str]:
 
 def _describe_storage(stored: StoredNetwork) -> list[str]:
     parameters = stored.parameters_by_dtype
-    return [
-        f"{parameters.total():,} parameters",
-        f"{format_bytes(stored.num_bytes)} of {' and '.join(dtype for dtype, _ in parameters.most_common())}",
-        f"weights ({stored.layout.value})",
-    ]
+    dtypes = " and ".join(dtype for dtype, _ in parameters.most_common())
+    total = f"{parameters.total():,} parameters"
+    return [total, f"{format_bytes(stored.num_bytes)} of {dtypes}", f"weights ({stored.layout.value})"]
 
 
 def _describe_field(field: ReceptiveField) -> str:

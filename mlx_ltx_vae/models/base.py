@@ -115,7 +115,7 @@ class Found(NamedTuple):
     Attributes:
         networks: for each network that is there, the stored name of each tensor by its name within the network.
         statistics: the stored names of mean and standard deviation; None unless both are there.
-        unsupported: for each network that is there in a form that cannot be loaded, what it is and what to do.
+        unsupported: for each network that cannot be loaded, what it is and what to do.
     """
 
     networks: Mapping[str, Mapping[str, str]]

@@ -63,10 +63,7 @@ def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> 
 
 
 def least_cells(spec: NetworkSpec, axis: Axis) -> int:
-    """The length of the shortest clip that a decoder can decode, in latent cells along an axis.
-
-    A window that shifts inwards at both ends needs all its positions, and something must remain of what is dropped.
-    """
+    """The shortest clip that a decoder can decode along an axis: a window that shifts inwards needs all positions."""
     return next(length for length in count(1) if _fits(spec, axis, length))
 
 

@@ -26,10 +26,7 @@ LatentBox = tuple[slice, slice, slice]
 
 
 class Convention(NamedTuple):
-    """The defaults of a pipeline for the VAEs of 0.9.1 to 0.9.8, which take a timestep and noise.
-
-    Without a `noise_scale` it is the timestep. `is_late`: noise is mixed into the denormalized latents.
-    """
+    """The defaults of a pipeline for VAEs that take a timestep and noise; a noise scale of None is the timestep."""
 
     timestep: float
     noise_scale: float | None
@@ -51,12 +48,7 @@ _ITEM = 2**20  # maximum number of latent frames per batch item
 
 
 class LatentNoise(NamedTuple):
-    """Noise that replaces a fraction `scale` of some latents: `(1 - scale) * latents + scale * values`.
-
-    Attributes:
-        values: (B, C, T, H, W) float32; None for zeros.
-        is_late: whether it is mixed into the denormalized latents instead of the normalized ones.
-    """
+    """`(1 - scale) * latents + scale * values`; values None for zeros. `is_late`: mixed into denormalized latents."""
 
     values: mx.array | None
     scale: float

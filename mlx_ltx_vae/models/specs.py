@@ -128,10 +128,7 @@ class LayerSpec:
         return self.out_grid(grid)[1:] if self.has_noise else None
 
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
-        """Bytes that a stream caches between two steps, per batch item; `grid` is that of the whole input.
-
-        `piece` is the most positions of the input that arrive at once, of which a step may take a part.
-        """
+        """Bytes cached between two steps, per batch item, if at most `piece` positions of the `grid` arrive at once."""
         extent = grid[axis.grid]
         cached = min(self.window(axis).cached, extent) * math.prod(grid) // extent
         return cached * self.in_channels * machine.itemsize
@@ -149,10 +146,7 @@ class LayerSpec:
         return 0
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        """Multiply-adds of its matrix products, per batch item, for an input (T, H, W) or a band `part` of it.
-
-        Convolutions count as direct ones. What is computed once per clip or per element is left out.
-        """
+        """Multiply-adds of its matrix products for an input (T, H, W) or a band `part` of it, per batch item."""
         results = math.prod(window.results(extent) for window, extent in zip(self.windows, part, strict=True))
         return results * sum(math.prod(shape) for _, shape in self.weights if len(shape) > 1)
 
@@ -173,7 +167,6 @@ class ConvSpec(LayerSpec):
         is_modulated: whether a timestep shifts and scales the normalized input.
         skip_channels: channels of the skip connection that is added to the output; 0 for none.
         has_residual: whether the layer adds its own input, rearranged like its output.
-        rule: chooses how the convolution is computed.
     """
 
     conv_channels: int = 0
@@ -297,8 +290,7 @@ class NetworkSpec:
     @property
     def first_frames(self) -> int:
         """The number of frames that a decoder makes of the first latent frame; every other one makes `scale.time`."""
-        frames, _, _ = self.out_grid((LONG_CLIP, LONG_CLIP, LONG_CLIP))
-        return frames - self.scale.time * (LONG_CLIP - 1)
+        return self.out_grid((LONG_CLIP,) * 3)[0] - self.scale.time * (LONG_CLIP - 1)
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
@@ -321,8 +313,7 @@ class NetworkSpec:
 
     def multiply_adds(self, grid: Grid, rows: int | None = None) -> int:
         """Multiply-adds for one batch item with an input (T, H, W), or for a band of some rows of it."""
-        frames, height, width = grid
-        band = (frames, height if rows is None else rows, width)
+        band = (grid[0], grid[1] if rows is None else rows, grid[2])
         pairs = zip(self.walk(grid), self.walk(band), strict=True)
         return sum(layer.multiply_adds(part, whole) for (layer, whole), (_, part) in pairs)
 

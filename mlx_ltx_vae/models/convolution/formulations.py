@@ -79,10 +79,7 @@ def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding) -> mx
 
 
 def by_rows(frames: mx.array, weight: mx.array, padding: Padding) -> mx.array:
-    """Three matrix products over overlapping rows of three joined frames, without bias.
-
-    A GPU reads the overlapping rows in place; the CPU backend copies them.
-    """
+    """Three matrix products over overlapping rows of three joined frames, which the CPU backend copies; no bias."""
     views, height, width = _flatten(_pad(join_frames(frames), padding))
     batch, time, positions, channels = views.shape
     rows, length, depth = height - 2, (height - 2) * width - 2, TAPS * channels

@@ -14,11 +14,11 @@ from . import formulations
 from .formulations import Padding
 from .rules import LAYOUTS, TAPS, ConvRule, ConvShape, Formulation, KernelLayout, choose
 
-# The precision of a convolution's operands on Apple GPUs.  MLX's Winograd kernels for Metal round their transforms to
-# the operands' dtype. In an emulation of that rounding, bfloat16 loses 2.7 to 6 % of a convolution's result, float16
-# 0.35 to 0.8 %, and a bfloat16 convolution without Winograd 0.2 to 0.3 %. Operands behind a norm are therefore float16
-# in a bfloat16 network: same size, more digits, and their range is known, because the norm bounds the length of every
-# position's vector. Operands without such a bound stay bfloat16 and avoid Winograd.
+# Precision on Apple GPUs: MLX's Winograd kernels for Metal round their transforms to the operands' dtype. In an
+# emulation of that rounding, bfloat16 loses 2.7 to 6 % of a convolution's result, float16 0.35 to 0.8 %, and a bfloat16
+# convolution without Winograd 0.2 to 0.3 %. Operands behind a norm are therefore float16 in a bfloat16 network: same
+# size, more digits, and their range is known, because the norm bounds the length of every position's vector. Operands
+# without such a bound stay bfloat16 and avoid Winograd.
 _HALF_MAX = 65504.0
 
 # The transforms of Winograd F(6x6, 3x3), for each of the eight points of one axis: the sum of the sizes of the input
@@ -41,8 +41,7 @@ class Conv3d(nn.Module):
 
     Args:
         out_channels: output channels of the stored weight.
-        order: the index of the stored output channel for each output channel; fewer than stored leave some out. None
-            for all, as stored.
+        order: the stored output channel for each output channel; some may be left out. None for all, as stored.
         is_normalized: whether its inputs come from a norm, so that their size has a bound.
 
     Checkpoint keys: `weight` (O, 3, 3, 3, I), `bias` (O,). `prepare` lays them out for the device, once.
@@ -64,7 +63,6 @@ class Conv3d(nn.Module):
         self.bias = mx.zeros((out_channels,))
         self._stride = stride
         self._order = None if order is None else tuple(order)
-        self._is_ordered = order is None
         self._is_normalized = is_normalized
         self._rule = rule
         self._half_range = math.inf
@@ -75,10 +73,7 @@ class Conv3d(nn.Module):
         return self.bias.dtype
 
     def prepare(self, *, keeps_dtype: bool = False) -> None:
-        """Lay out the weight for the default device, evaluated. It exists twice meanwhile.
-
-        With `keeps_dtype`, operands stay in the network's dtype although another is more accurate on the device.
-        """
+        """Lay out the weight for the default device, evaluated, also in a more accurate dtype unless `keeps_dtype`."""
         weight, bias = self._ordered()
         norm_bound = math.sqrt(weight.shape[-1]) if self._is_normalized else None
         if not keeps_dtype and self._layout is KernelLayout.STORED:
@@ -88,24 +83,19 @@ class Conv3d(nn.Module):
         layout = LAYOUTS[self._rule(ConvShape((1, 1, 1), 1, 1, self._is_strided), backend())]
         self.weight = mx.contiguous(formulations.arrange(weight, self._layout, layout))
         self.bias = mx.contiguous(bias)
-        self._layout, self._is_ordered = layout, True
+        self._layout, self._order = layout, None
         mx.eval(self.weight, self.bias)
 
     def operands(self, norm_bound: Callable[[], float]) -> mx.Dtype:
-        """The dtype in which it takes its input.
-
-        `norm_bound` gives the length that no position's vector exceeds; it is called only if the dtype depends on it.
-        """
+        """The dtype in which it takes its input; `norm_bound` is called only if that depends on its length."""
         if self.weight.dtype == self.dtype or norm_bound() > self._half_range:
             return self.dtype
         return self.weight.dtype
 
     def __call__(self, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
-        """Convolve frames (B, T, H, W, I), and add `skip`: (B, T', H', W', O) in `dtype`.
+        """Convolve frames (B, T, H, W, I), padded in time, in the dtype of `operands`, and add `skip`.
 
-        Args:
-            frames: padded in time, in the dtype of `operands`.
-            padding: positions of zero padding to add at both ends of each axis, none in time.
+        `padding` is that to add with zeros at both ends of each axis, none in time. (B, T', H', W', O) in `dtype`.
         """
         weight, bias = self._ordered()
         extents = zip(frames.shape[1:4], padding, self._stride, strict=True)
@@ -129,7 +119,7 @@ class Conv3d(nn.Module):
         return self._stride != (1, 1, 1)
 
     def _ordered(self) -> tuple[mx.array, mx.array]:
-        if self._is_ordered or self._order is None:
+        if self._order is None:
             return self.weight, self.bias
         axis = formulations.WEIGHT_AXES[self._layout].index(0)
         index = mx.array(self._order)
@@ -159,10 +149,7 @@ def _add_skip(result: mx.array, bias: mx.array, skip: mx.array) -> mx.array:
 
 
 def half_range(weight: mx.array) -> float:
-    """The longest input vector of a position with which nothing in a float16 convolution overflows, by any route.
-
-    0 if the weight (O, 3, 3, 3, I) itself overflows. The bound is far below what overflows in practice.
-    """
+    """The longest input vector with which no float16 convolution overflows; 0 if the weight (O, 3, 3, 3, I) does."""
     wide = weight.astype(mx.float32)
     if to_float(mx.abs(wide).max()) > _HALF_MAX:
         return 0.0
@@ -174,11 +161,7 @@ def half_range(weight: mx.array) -> float:
 
 
 def operand_dtype(weight: mx.array, device: Backend, norm_bound: float | None) -> tuple[mx.Dtype, float]:
-    """The dtype in which a convolution takes its operands unless the caller asked for a dtype.
-
-    With it, if it is float16 in place of bfloat16, the longest input vector that it allows (see `half_range`).
-    `norm_bound` is the length of its input vectors behind a norm; None without a norm.
-    """
+    """The dtype of a convolution's operands and, if it is float16 in place of bfloat16, their greatest length."""
     if device is not Backend.METAL or weight.dtype != mx.bfloat16 or norm_bound is None:
         return weight.dtype, math.inf
     longest = half_range(weight)

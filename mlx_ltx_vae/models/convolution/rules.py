@@ -83,10 +83,7 @@ class ConvShape(NamedTuple):
 
 
 class ConvRule(Protocol):
-    """What chooses the formulation of a convolution. Hashable, since specs that contain it are.
-
-    On one backend it returns formulations of one `KernelLayout`, except for strided convolutions.
-    """
+    """Chooses the formulation; on a backend all have one `KernelLayout`, unless strided. Hashable, since specs are."""
 
     def __call__(self, shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
         """`allows_winograd`: operands keep enough accuracy in Metal's Winograd kernels, which bfloat16 does not."""
@@ -128,10 +125,7 @@ def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]
 
 
 def scratch_bytes(shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool) -> int:
-    """Bytes that a convolution allocates per batch item: copies of its input, intermediate results and the output.
-
-    `itemsize` is that of its input. On a CPU every product is computed in float32.
-    """
+    """Bytes that a convolution allocates per batch item: copies of its input, intermediate results and the output."""
     frames = shape.grid[0] + TAPS - 1
     size = FLOAT32_BYTES if on_cpu else itemsize
     padded = frames * shape.padded_frame * shape.in_channels

@@ -28,8 +28,6 @@ class ChannelNorm(nn.Module):
 class FrameAttention(nn.Module):
     """Single-head self-attention over the positions of each frame; the configured head size is ignored.
 
-    Each output depends on a whole frame, so a stream along time caches nothing, and other axes cannot be streamed.
-
     Checkpoint keys: `norm.gamma`, `to_qkv`, `proj` (1x1 convolutions, stored as matrices here).
     """
 

@@ -17,14 +17,11 @@ from .activation import Modulation, activate, norm_bound
 
 
 class CausalConv3d(nn.Module):
-    """A 3x3x3 convolution over (B, T, H, W, C).
+    """A 3x3x3 convolution over (B, T, H, W, C), padded by one position on each side in space.
 
     In time the edge frames are repeated: the first frame twice before the clip (causal), or the first frame once before
-    it and the last frame once after it. In space there is one position of padding on each side.
-
-    `order` lists the stored output channels in the order in which this layer returns them; None for the stored order.
-
-    Checkpoint keys: `<name>.conv.weight`, `<name>.conv.bias` (see `Conv3d`).
+    it and the last frame once after it. `order` lists the stored output channels in the order in which this layer
+    returns them; None for the stored order. Checkpoint keys: `<name>.conv.weight`, `<name>.conv.bias` (see `Conv3d`).
     """
 
     def __init__(self, spec: ConvSpec, order: Sequence[int] | None = None) -> None:
@@ -50,14 +47,12 @@ class CausalConv3d(nn.Module):
         return make_window(self.spec, context)
 
     def __call__(self, view: View, frames: mx.array, context: StreamContext, skip: mx.array | None = None) -> mx.array:
-        """Convolve one step of a stream, and add `skip`: (B, T', H', W', O).
+        """Convolve frames (B, T, H, W, I), which are `view.frames` after norm and activation, and add `skip`.
 
-        Args:
-            view: from the window; its padding along the axis of the stream is added here.
-            frames: `view.frames` after norm and activation: (B, T, H, W, I).
-            context: the other axes are complete, or bands with neighbors, and are padded at both ends.
+        The padding of all axes is added here; axes other than the stream's are complete, or bands with neighbors.
         """
-        return self.conv(*pad(frames, view, self.spec, context), skip)
+        frames, conv_padding = pad(frames, view, self.spec, context)
+        return self.conv(frames, conv_padding, skip)
 
     def stages(self, context: StreamContext, *, modulation: Modulation | None = None) -> list[Stage]:
         axis, spec = context.axis, self.spec

@@ -73,9 +73,7 @@ class DepthToSpaceUpsample(nn.Module):
     """A convolution to `prod(up)` times the output channels, rearranged into time and space.
 
     If time doubles, the first output frame is dropped, causal or not, so that 1 + n frames become 1 + 2n. With a
-    residual, the input is added, rearranged in the same way and with its channels repeated.
-
-    Checkpoint keys: `conv.conv`.
+    residual, the input is added, rearranged alike, its channels repeated. Checkpoint keys: `conv.conv`.
     """
 
     def __init__(self, spec: ConvSpec) -> None:
@@ -106,7 +104,6 @@ class SpaceToDepthDownsample(nn.Module):
     """A convolution and space-to-depth, plus the input, rearranged in the same way and averaged.
 
     If time halves, the first frame is repeated once before the clip, so that 1 + 2n frames become 1 + n.
-
     Checkpoint keys: `conv.conv`.
     """
 

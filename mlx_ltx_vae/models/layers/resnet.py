@@ -21,48 +21,21 @@ _SINUSOID_CHANNELS = 256
 _MAX_PERIOD = 10000.0
 
 
-class ShortcutNorm(nn.Module):
-    """Layer norm over the channels of each position, before a shortcut that changes the number of channels.
-
-    Checkpoint keys: `norm3.norm.weight`, `norm3.norm.bias`. The original code normalizes each position separately;
-    a group norm with one group over the whole volume is a known mistake (error 0.4 to 0.8 of the output's magnitude).
-    """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(channels, eps=_LAYER_NORM_EPS)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.norm(x)
-
-
-class _TwoLinears(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.linear_1 = nn.Linear(_SINUSOID_CHANNELS, channels)
-        self.linear_2 = nn.Linear(channels, channels)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        x = self.linear_1(x)
-        return self.linear_2(x * mx.sigmoid(x))
-
-
 class TimeEmbedder(nn.Module):
-    """Embeds scaled timesteps (B,) in (B, `channels`), float32: sinusoids, cosines first, then linear, SiLU, linear.
-
-    Checkpoint keys: `timestep_embedder.linear_1`, `timestep_embedder.linear_2`.
-    """
+    """Timesteps (B,) to (B, channels), float32. Checkpoint keys: `timestep_embedder.linear_1` and `.linear_2`."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.timestep_embedder = _TwoLinears(channels)
+        self.timestep_embedder = nn.Module()
+        self.timestep_embedder.linear_1 = nn.Linear(_SINUSOID_CHANNELS, channels)
+        self.timestep_embedder.linear_2 = nn.Linear(channels, channels)
 
     def __call__(self, timesteps: mx.array) -> mx.array:
         half = _SINUSOID_CHANNELS // 2
         frequencies = mx.exp(-math.log(_MAX_PERIOD) * mx.arange(half, dtype=mx.float32) / half)
         angles = timesteps.astype(mx.float32)[:, None] * frequencies[None]
-        sinusoids = mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)
-        return self.timestep_embedder(sinusoids).astype(mx.float32)
+        x = self.timestep_embedder.linear_1(mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1))
+        return self.timestep_embedder.linear_2(x * mx.sigmoid(x)).astype(mx.float32)
 
 
 class ResnetBlock(nn.Module):
@@ -79,7 +52,10 @@ class ResnetBlock(nn.Module):
         self.conv1 = CausalConv3d(first)
         self.conv2 = CausalConv3d(second)
         if in_channels != out_channels:
-            self.norm3 = ShortcutNorm(in_channels)
+            # The original code normalizes each position separately; a group norm with one group over the whole volume
+            # is a known mistake (error 0.4 to 0.8 of the output's magnitude).
+            self.norm3 = nn.Module()
+            self.norm3.norm = nn.LayerNorm(in_channels, eps=_LAYER_NORM_EPS)
             self.conv_shortcut = nn.Linear(in_channels, out_channels)
         if first.is_modulated:
             self.scale_shift_table = mx.zeros((4, in_channels))
@@ -88,10 +64,7 @@ class ResnetBlock(nn.Module):
             self.per_channel_scale2 = mx.zeros((out_channels,))
 
     def stages(self, context: StreamContext, embedding: mx.array | None = None) -> list[Stage]:
-        """One stage per convolution, so that the scratch memory of one is free while the other runs.
-
-        `embedding` (B, 4C) is that of the timestep.
-        """
+        """One stage per convolution, so that the scratch memory of one is free while the other runs."""
         modulations: Sequence[Modulation | None] = (None, None)
         if embedding is not None:
             modulations = read_modulations(self.scale_shift_table, embedding)
@@ -115,17 +88,14 @@ class ResnetBlock(nn.Module):
                 return None
             past = skip.take(view.output, view.results)
             if "conv_shortcut" in self:
-                past = self.conv_shortcut(self.norm3(past))
+                past = self.conv_shortcut(self.norm3.norm(past))
             noise = self._noise(self.conv2.spec, view, context)
             return self.conv2(view, view.frames, context, past if noise is None else past + noise)
 
         return [Stage(enter, outer), Stage(leave, inner, skip)]
 
     def _noise(self, spec: ConvSpec, view: View, context: StreamContext) -> mx.array | None:
-        """The noise of one step's outputs: an (H, W) or (B, H, W) map times the per-channel scale; None without one.
-
-        All frames share the map. A stream along rows or columns takes the part of it that belongs to its outputs.
-        """
+        """A map (H, W) or (B, H, W), which all frames share, times the per-channel scale; the part of this step."""
         if not spec.has_noise:
             return None
         scale = self.per_channel_scale1 if spec is self.conv1.spec else self.per_channel_scale2
@@ -137,10 +107,7 @@ class ResnetBlock(nn.Module):
 
 
 class ResnetStack(nn.Module):
-    """A sequence of residual blocks of the same width ("mid block") that share a time embedding.
-
-    Checkpoint keys: `res_blocks.i`; with a timestep `time_embedder` (4C outputs).
-    """
+    """Residual blocks that share a time embedding. Checkpoint keys: `res_blocks.i`, with a timestep `time_embedder`."""
 
     def __init__(self, *layers: ConvSpec) -> None:
         super().__init__()

@@ -5,16 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, quote
-from .block_types import (
-    BLOCKS,
-    DOWNSAMPLE,
-    RES_CHANGE,
-    STEMS,
-    UPSAMPLE,
-    BlockConfig,
-    BlockName,
-    NetworkOptions,
-)
+from .block_types import BLOCKS, DOWNSAMPLE, RES_CHANGE, STEMS, UPSAMPLE, BlockConfig, BlockName, NetworkOptions
 from .raw_config import check_block
 
 #: The shapes of a network's stored weights by name, those of convolutions channels-last.

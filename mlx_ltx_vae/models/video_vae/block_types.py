@@ -1,7 +1,4 @@
-"""The block types of encoders and decoders: their names in checkpoints and their layers. No MLX.
-
-The module that computes each is in `networks.py`.
-"""
+"""The block types of encoders and decoders: their names in checkpoints and their layers. No MLX."""
 
 import math
 from collections.abc import Callable
@@ -54,10 +51,7 @@ class BlockType:
 
 
 class BlockName(NamedTuple):
-    """The meaning of a name in the block list of a checkpoint.
-
-    Its default factor for the width is 0 if the width never changes. `takes_noise`: the options may enable noise.
-    """
+    """The meaning of a name in a block list. The default `multiplier` of the width is 0 if that never changes."""
 
     type: BlockType
     multiplier: int = 0
@@ -76,10 +70,9 @@ def conv_layer(
     time_kernel: int = 3,
     **attributes: Any,
 ) -> ConvSpec:
-    """The spec of a layer around a 3x3x3 convolution at `name.conv`, with replication padding in time.
+    """A layer around a 3x3x3 convolution at `name.conv`, with replication padding in time and further `weights`.
 
-    `weights` are those besides the convolution's. `time_kernel` is the input frames of an output frame: more than 3 if
-    that combines several convolved frames.
+    An output frame takes `time_kernel` input frames: more than 3 if it combines several convolved frames.
     """
     down = attributes.get("down", (1, 1, 1))
     before, after = (time_kernel - 1, 0) if options.causal else (1, 1)

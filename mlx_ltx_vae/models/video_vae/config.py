@@ -40,6 +40,7 @@ class NetworkConfig:
 
     @property
     def stride(self) -> tuple[int, ...]:
+        """The total factors by which the blocks change the grid: (time, height, width)."""
         return tuple(math.prod(block.stride[axis] for block in self.blocks) for axis in range(3))
 
 
@@ -63,6 +64,7 @@ class VAEConfig:
         return {name: network for name, network in both.items() if network is not None}
 
     def network(self, name: str) -> NetworkConfig:
+        """The encoder or the decoder, by its name; a `CheckpointError` if there is none."""
         if name not in self.networks:
             raise CheckpointError(f"the configuration has no {name}; use that of a whole VAE.")
         return self.networks[name]
@@ -96,12 +98,8 @@ def parse_vae_config(
 ) -> VAEConfig:
     """Parse the `vae` entry of a checkpoint's metadata, and fill in what it leaves implicit.
 
-    `stored` has the shapes of the weights of each network that exists. They decide the widths, which `raw` states only
-    in part; what it does state is compared with them.
-
-    Raises:
-        CheckpointError: if a key or value is not known, since it could change the result, or if it disagrees with the
-            weights.
+    The shapes of `stored` weights decide the widths, and must agree with what is stated. A key or value that is not
+    known is a `CheckpointError`, since it could change the result.
     """
     values = check_config(raw, source)
     lists = {name: values[f"{name}_blocks"] or values["blocks"] for name in ("encoder", "decoder")}

@@ -83,10 +83,7 @@ def configure(stated: Mapping[str, Any] | VAEConfig | None, stored: Stored) -> C
 
 
 def _complete(stated: Mapping[str, Any] | None, networks: Mapping[str, Shapes], source: str) -> dict[str, Any]:
-    """A configuration that lists the blocks of all `networks`, in the original's vocabulary.
-
-    What `stated` does not list is that of the one published generation that has these tensors.
-    """
+    """What `stated` does not list of `networks` is that of the one published generation that has these tensors."""
     stated = dict(stated or {})
     missing = [name for name in networks if not (f"{name}_blocks" in stated or "blocks" in stated)]
     if stated and not missing:

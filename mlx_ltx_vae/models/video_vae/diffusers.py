@@ -148,18 +148,14 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
         )
     defaults = _SHARED_DEFAULTS | _DEFAULTS[class_name]
     config = defaults | {key: value for key, value in raw.items() if not key.startswith("_")}
-    unknown = sorted(config.keys() - defaults.keys())
-    if unknown:
+    if unknown := sorted(config.keys() - defaults.keys()):
         raise unknown_key(unknown[0], config[unknown[0]], source)
     check_fixed(config, _FIXED, source)
     return config
 
 
 def _padding(config: Mapping[str, Any], source: str) -> dict[str, str]:
-    """Padding keys of the original, which has one mode for both networks, or the decoder's is that of its generation.
-
-    The latter is stated all the same, since pruned block lists are of no generation.
-    """
+    """Padding keys of the original, stated even if they are the default: pruned block lists are of no generation."""
     encoder = config.get("encoder_spatial_padding_mode", "zeros")
     decoder = config.get("decoder_spatial_padding_mode", "zeros")
     if encoder == decoder:

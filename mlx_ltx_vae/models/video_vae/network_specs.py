@@ -57,10 +57,8 @@ def encoder_spec(config: VAEConfig, rule: ConvRule = choose) -> NetworkSpec:
     """The whole encoder: pixels (B, T, H, W, 3) to the means of latents (B, T', H', W', C)."""
     parts, patch = encoder_parts(config, rule), config.patch_size
     channels = parts.conv_in.in_channels
-    window = WindowSpec(patch, patch)
-    patchify = LayerSpec(
-        "patchify", channels // patch**2, channels, down=(1, patch, patch), windows=(WindowSpec(), window, window)
-    )
+    down, windows = (1, patch, patch), (WindowSpec(), WindowSpec(patch, patch), WindowSpec(patch, patch))
+    patchify = LayerSpec("patchify", channels // patch**2, channels, down=down, windows=windows)
     return NetworkSpec((patchify, *parts.layers), stream_axes=(Axis.TIME,))
 
 

@@ -68,16 +68,14 @@ class ConvDecoder(nn.Module):
         debug: bool = False,
         chunked_conv: bool = False,
     ) -> mx.array:
-        """Decode a whole clip in one pass, whose memory grows with the clip; `VideoVAE.stream` gives the same result.
+        """Decode normalized latents (B, C, T, H, W) to pixels (B, 3, F, H, W), approximately in [-1, 1], in one pass.
+
+        Its memory grows with the clip; `VideoVAE.stream` gives the same result.
 
         Args:
-            latents: (B, C, T, H, W), normalized.
             causal: what the tilers of other ports pass; must agree with the checkpoint.
             timestep: see `VideoVAE.stream`. Noise is drawn from seed 0.
             debug, chunked_conv: without effect; the tilers of other ports pass them.
-
-        Returns:
-            Pixels (B, 3, F, H, W), approximately in [-1, 1].
 
         Raises:
             LatentsError: if the network cannot take the latents or the timestep.
@@ -121,10 +119,8 @@ class ConvDecoder(nn.Module):
 class ConvEncoder(nn.Module):
     """Encodes pixels (B, 1 + t*(T-1), s*H, s*W, 3) in [-1, 1] to the means of unnormalized latents (B, T, H, W, C).
 
-    It is causal and streams along time. `conv_out` has weights for mean and log-variance; only the means are computed.
-    The encoder can also be called, on frames in the axes of the API.
-
-    Checkpoint keys: `conv_in`, `down_blocks.i`, `conv_out`.
+    It streams along time. `conv_out` has weights for mean and log-variance; only the means are computed. The encoder
+    can also be called, on frames in the axes of the API. Checkpoint keys: `conv_in`, `down_blocks.i`, `conv_out`.
     """
 
     def __init__(self, config: VAEConfig, statistics: Statistics, rule: ConvRule = choose) -> None:
@@ -138,16 +134,10 @@ class ConvEncoder(nn.Module):
         self._patch_size = config.patch_size
 
     def __call__(self, pixels: mx.array) -> mx.array:
-        """Encode a whole clip in one pass, whose memory grows with the clip; `VideoVAE.encode` gives the same result.
+        """Encode pixels (B, 3, F, H, W) in [-1, 1], where F is 1 + t*k, in one pass.
 
-        Args:
-            pixels: (B, 3, F, H, W) in [-1, 1], where F is 1 + t*k.
-
-        Returns:
-            Normalized latents (B, C, F', H', W') in `dtype`: the means, without sampling.
-
-        Raises:
-            LatentsError: if the encoder cannot take the frames.
+        Its memory grows with the clip; `VideoVAE.encode` gives the same: normalized latents (B, C, F', H', W'), not
+        sampled, in `dtype`. Frames that it cannot take are a `LatentsError`.
         """
         if pixels.ndim != 5:
             raise LatentsError(f"frames have the shape {pixels.shape}; expected (B, 3, F, H, W).")

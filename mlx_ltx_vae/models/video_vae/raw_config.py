@@ -120,8 +120,7 @@ def unknown_key(key: str, value: Any, source: str) -> CheckpointError:
 def check_block(name: str, options: Any, source: str) -> dict[str, Any]:
     """The options of a block with their values, defaults included. A number stands for `num_layers`."""
     given = options if isinstance(options, Mapping) else {"num_layers": options}
-    unknown = sorted(given.keys() - _BLOCK_OPTIONS.keys())
-    if unknown:
+    if unknown := sorted(given.keys() - _BLOCK_OPTIONS.keys()):
         raise CheckpointError(f"{source}: block {quote(name)} has the unknown option {quote(unknown[0])}.")
     return _check(given, _BLOCK_OPTIONS, f"{source}: block {quote(name)}")
 
