@@ -16,7 +16,8 @@ from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.bench.case import load_decoder
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.convolution import rules
-from mlx_ltx_vae.models.convolution.module import Conv3d, half_range
+from mlx_ltx_vae.models.convolution.module import Conv3d
+from mlx_ltx_vae.models.convolution.precision import half_range
 from mlx_ltx_vae.models.convolution.rules import ConvShape, FixedRule, Formulation, blocks, choose, scratch_bytes
 from mlx_ltx_vae.models.layers.activation import Modulation, norm_bound
 from mlx_ltx_vae.models.layers.conv import CausalConv3d
