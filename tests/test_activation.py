@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_ltx_vae.models.layers.activation import Modulation, activate, silu
-from mlx_ltx_vae.models.layers.norm import PIXEL_NORM_EPS, PixelNorm
+from mlx_ltx_vae.models.layers.activation import PIXEL_NORM_EPS, Modulation, activate, pixel_norm, silu
 from tolerances import ROUNDINGS, assert_same_bits
 
 DTYPES = {mx.float32: 1.5e-6, mx.float16: 2**-11, mx.bfloat16: 2**-8}
@@ -40,7 +39,7 @@ def test_silu_of_huge_numbers_is_finite(far: float) -> None:
 def test_pixel_norm_divides_by_the_root_mean_square(channels: int, dtype: mx.Dtype) -> None:
     given_numbers = (3 * mx.random.normal((1, 2, 3, 4, channels), key=mx.random.key(channels))).astype(dtype)
     x = np.array(given_numbers.astype(mx.float32), np.float64)
-    result = PixelNorm()(given_numbers)
+    result = pixel_norm(given_numbers)
     assert result.dtype == dtype
     expected = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + PIXEL_NORM_EPS)
     np.testing.assert_allclose(
@@ -52,6 +51,6 @@ def test_pixel_norm_divides_by_the_root_mean_square(channels: int, dtype: mx.Dty
 def test_a_frame_is_activated_alike_in_every_piece(channels: int, cut: int, modulated: bool) -> None:
     clip = mx.random.normal((1, FRAMES, 9, 7, channels), key=mx.random.key(channels))
     modulation = Modulation(clip[:, :1, :1, :1], clip[:, 1:2, :1, :1]) if modulated else None
-    whole = activate(clip, PixelNorm(), modulation)
-    pieces = [activate(mx.contiguous(piece), PixelNorm(), modulation) for piece in (clip[:, :cut], clip[:, cut:])]
+    whole = activate(clip, modulation)
+    pieces = [activate(mx.contiguous(piece), modulation) for piece in (clip[:, :cut], clip[:, cut:])]
     assert_same_bits(mx.concatenate(pieces, axis=1), whole)

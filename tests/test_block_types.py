@@ -10,12 +10,11 @@ from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import named_parameters, take
 from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.specs import LayerSpec
-from mlx_ltx_vae.models.video_vae import block_types, blocks
+from mlx_ltx_vae.models.video_vae import block_types, networks
 from mlx_ltx_vae.models.video_vae.block_types import BlockName, BlockType
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
-from mlx_ltx_vae.models.video_vae.encoder import ConvEncoder
 from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec, encoder_spec
+from mlx_ltx_vae.models.video_vae.networks import ConvDecoder, ConvEncoder
 from mlx_ltx_vae.planning.receptive_field import lookahead, receptive_field
 from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import StreamContext
@@ -68,7 +67,7 @@ def echo_layers(block, options, name):
 def vae(monkeypatch):
     echo = BlockType("echo", echo_layers)
     monkeypatch.setitem(block_types.DECODER_BLOCKS, "echo", BlockName(echo))
-    monkeypatch.setitem(blocks.BLOCK_MODULES, echo, lambda layers: Echo(*layers))
+    monkeypatch.setitem(networks.BLOCK_MODULES, echo, Echo)
     config = parse_vae_config(RAW, "test")
     mx.random.seed(3)
     return VideoVAE(config, None, ConvDecoder(config, STATISTICS))

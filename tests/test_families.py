@@ -12,7 +12,7 @@ import toy_family
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
 from mlx_ltx_vae.checkpoint.files import open_archive
-from mlx_ltx_vae.checkpoint.recognition import recognize
+from mlx_ltx_vae.checkpoint.locate import recognize
 from mlx_ltx_vae.conversion import convert_checkpoint, verify_conversion
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode

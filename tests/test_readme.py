@@ -18,9 +18,9 @@ from mlx_ltx_vae import VideoReader, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.layers import resnet
-from mlx_ltx_vae.models.video_vae import block_types, blocks
+from mlx_ltx_vae.models.video_vae import block_types, networks
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
+from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
 from mlx_ltx_vae.streaming.axis import Axis
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run, run_whole
@@ -88,8 +88,8 @@ def test_the_example_decoder_of_the_architecture_page_streams_along_all_axes():
 
 def test_the_example_block_of_the_architecture_page_streams_along_all_axes(monkeypatch):
     monkeypatch.setitem(block_types.DECODER_BLOCKS, "gate", None)  # so that the entry is removed after the test
-    monkeypatch.setattr(blocks, "BLOCK_MODULES", dict(blocks.BLOCK_MODULES))
-    names = {**vars(resnet), **vars(block_types), **vars(blocks)}
+    monkeypatch.setattr(networks, "BLOCK_MODULES", dict(networks.BLOCK_MODULES))
+    names = {**vars(resnet), **vars(block_types), **vars(networks)}
     run_examples("docs/architecture.md", names, "gate")
     raw = {"encoder_blocks": [["compress_all", 1]], "decoder_blocks": [["gate", 1], ["compress_all", 1]]}
     raw |= {"latent_channels": 8, "encoder_base_channels": 8, "decoder_base_channels": 8}

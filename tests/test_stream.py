@@ -20,8 +20,7 @@ from mlx_ltx_vae.models.layers.resnet import ResnetBlock
 from mlx_ltx_vae.models.specs import PaddingMode
 from mlx_ltx_vae.models.video_vae.block_types import RES_CHANGE, BlockConfig, NetworkOptions
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
-from mlx_ltx_vae.models.video_vae.encoder import ConvEncoder
+from mlx_ltx_vae.models.video_vae.networks import ConvDecoder, ConvEncoder
 from mlx_ltx_vae.planning import planner
 from mlx_ltx_vae.streaming.axis import Axis
 from mlx_ltx_vae.streaming.context import StreamContext

@@ -12,7 +12,7 @@ import pytest
 
 from mlx_ltx_vae import LatentsError, VideoVAE
 from mlx_ltx_vae.models.base import Statistics
-from mlx_ltx_vae.models.video_vae.decoder import ConvDecoder
+from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 
 LATENTS = np.random.default_rng(1).normal(size=(1, 8, 4, 2, 5)).astype(np.float32)

@@ -17,9 +17,8 @@ from ..models.convolution.module import prepare
 from ..models.convolution.rules import ConvRule, FixedRule, Formulation, choose
 from ..models.specs import NetworkSpec
 from ..models.video_vae.config import VAEConfig, parse_vae_config
-from ..models.video_vae.decoder import ConvDecoder
-from ..models.video_vae.encoder import ConvEncoder
 from ..models.video_vae.generations import GENERATIONS
+from ..models.video_vae.networks import ConvDecoder, ConvEncoder
 from ..pipeline.postprocess import FrameChunk
 from ..planning.memory import StreamRun, cut, stream_memory, with_buffer_cache
 from ..planning.plan import DecodePlan

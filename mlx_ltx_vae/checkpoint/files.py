@@ -8,7 +8,6 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
 from typing import IO, Any, NamedTuple
@@ -27,11 +26,7 @@ from .weight_files import is_index, shard_problem
 _MAX_JSON = 16_000_000  # bytes
 
 # numpy has no bfloat16; its bits are read as integers.
-_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype("<f4"),
-    "float16": np.dtype("<f2"),
-    "bfloat16": np.dtype("<u2"),
-}
+_NUMPY_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 
 # What is said of other formats that users pass.
 _OTHER_FORMATS = {
@@ -46,12 +41,8 @@ _OTHER_FORMATS = {
 class TensorInfo(NamedTuple):
     """A tensor that has not been read.
 
-    Attributes:
-        path: the file that has it; for an array, what error messages call its mapping.
-        name: its name there.
-        dtype: "float32" and so on, as `safetensors_header.TensorHeader` says.
-        array: the tensor itself, if it is in memory already.
-        state: that of the file when its header was read.
+    Of an `array` that is in memory already, `path` is what error messages call its mapping. `state` is that of the file
+    when its header was read.
     """
 
     path: Path
@@ -62,8 +53,7 @@ class TensorInfo(NamedTuple):
     state: FileState | None = None
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(NamedTuple):
     """The tensors of one safetensors file, of all shards of a set, or of a mapping of arrays."""
 
     path: Path
@@ -100,11 +90,7 @@ def open_arrays(name: str, arrays: Mapping[str, mx.array | np.ndarray]) -> Archi
 
 
 def shard_names(index: Path) -> list[str]:
-    """The file names in an index, sorted, each once.
-
-    Raises:
-        CheckpointError: the file is not an index, or names a file outside its folder.
-    """
+    """The file names in an index, sorted, each once; none may be outside its folder."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{index}: expected an index with a 'weight_map'; download it again.")
@@ -148,11 +134,7 @@ def check_dtypes(tensors: Iterable[TensorInfo]) -> None:
 
 
 def check_unchanged(tensors: Iterable[TensorInfo]) -> None:
-    """Refuse files that were replaced or written to since their headers were read.
-
-    Raises:
-        CheckpointError: names the file.
-    """
+    """Refuse files that were replaced or written to since their headers were read."""
     for path, state in {info.path: info.state for info in tensors if info.state is not None}.items():
         if not path.exists() or file_state(path) != state:
             raise CheckpointError(
@@ -165,11 +147,8 @@ def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.ar
 
     The arrays are lazy, with two exceptions. MLX rejects a file if any tensor in it, requested or not, has a type that
     MLX does not know; the tensors of such a file are read by offset, when the iterator reaches them. Arrays in memory
-    are evaluated then, too.
-
-    Raises:
-        CheckpointError: a file has changed since its header was read (check again when all arrays are evaluated), or an
-            array in memory is a lazy array of another thread.
+    are evaluated then, too, and must not be lazy arrays of another thread. Check again that files are unchanged when
+    all arrays are evaluated.
     """
     for path in {info.path: None for info in tensors.values()}:
         requested = {key: info for key, info in tensors.items() if info.path == path}

@@ -3,7 +3,7 @@
 import glob
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import NamedTuple
@@ -26,10 +26,7 @@ class HubReference(NamedTuple):
 
 
 def parse_reference(source: str) -> HubReference | None:
-    """The meaning of "owner/name" or "owner/name:file"; None for whatever may be a path.
-
-    "a/b" may be a path if it ends like a file, or if there is a folder "a".
-    """
+    """The meaning of "owner/name[:file]"; None for what may be a path: it ends like a file, or begins with a folder."""
     match = _REFERENCE.fullmatch(source)
     if match is None or Path(source.partition("/")[0]).is_dir():
         return None
@@ -47,63 +44,51 @@ def fetch(reference: HubReference) -> list[list[Path]]:
             f"{reference.repo}: there is no such path, and downloading from the hub requires huggingface_hub; "
             "run `pip install 'mlx_ltx_vae[hub]'` or give a local file."
         ) from error
-    repository = _Repository.find(huggingface_hub, reference.repo)
-    chosen = _choose(reference, repository.names)
+    names, is_offline = _list_files(huggingface_hub, reference.repo)
+    download = partial(_download, huggingface_hub, reference.repo, is_offline)
+    chosen = _choose(reference, names)
     files = [name for set_ in chosen for name in set_]
     beside = {str(PurePosixPath(name).parent / config) for name in files for config in CONFIG_NAMES}
-    folder = repository.download([*files, *sorted(beside.intersection(repository.names))])
+    folder = download([*files, *sorted(beside.intersection(names))])
     for index in filter(is_index, files):
         parent = PurePosixPath(index).parent
-        repository.download([str(parent / shard) for shard in shard_names(folder / index)])
+        download([str(parent / shard) for shard in shard_names(folder / index)])
     return [[folder / name for name in set_] for set_ in chosen]
 
 
-@dataclass(frozen=True)
-class _Repository:
-    """The file names of a repository; `is_offline` if they are those in the cache, since the hub cannot be reached."""
-
-    hub: ModuleType
-    repo: str
-    names: list[str]
-    is_offline: bool
-
-    @classmethod
-    def find(cls, hub: ModuleType, repo: str) -> "_Repository":
-        """Ask the hub, or else the cache."""
+def _list_files(hub: ModuleType, repo: str) -> tuple[list[str], bool]:
+    """The file names of a repository, and whether they are those in the cache, since the hub cannot be reached."""
+    try:
+        siblings = hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT).siblings
+        return [sibling.rfilename for sibling in siblings], False
+    except Exception as error:  # no network, repository or access: the classes differ between releases
         try:
-            siblings = hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT).siblings
-            return cls(hub, repo, [sibling.rfilename for sibling in siblings], is_offline=False)
-        except Exception as error:  # no network, repository or access: the classes differ between releases
-            try:
-                # No patterns match no files, so that a cache with some of the files is accepted.
-                cached = Path(hub.snapshot_download(repo, allow_patterns=[], local_files_only=True))
-            except Exception:
-                raise CheckpointError(
-                    f"{repo}: there is no such path, and the hub repository cannot be read ({_reason(error)}) and is "
-                    "not in the cache; check the name, log in with `hf auth login` if it is gated, or give a local "
-                    "file."
-                ) from error
-        names = [path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file()]
-        return cls(hub, repo, names, is_offline=True)
-
-    def download(self, names: Sequence[str]) -> Path:
-        """The folder of the snapshot, which then has these files."""
-        patterns = [glob.escape(name) for name in names]
-        try:
-            folder = Path(
-                self.hub.snapshot_download(self.repo, allow_patterns=patterns, local_files_only=self.is_offline)
-            )
-        except Exception as error:
+            # No patterns match no files, so that a cache with some of the files is accepted.
+            cached = Path(hub.snapshot_download(repo, allow_patterns=[], local_files_only=True))
+        except Exception:
             raise CheckpointError(
-                f"{self.repo}: cannot download {_list_some(names)} ({_reason(error)}); check the network, or log in "
-                "with `hf auth login` if the repository is gated."
+                f"{repo}: there is no such path, and the hub repository cannot be read ({_reason(error)}) and is not "
+                "in the cache; check the name, log in with `hf auth login` if it is gated, or give a local file."
             ) from error
-        if missing := [name for name in names if not (folder / name).is_file()]:
-            raise CheckpointError(
-                f"{self.repo}: {_list_some(missing)} cannot be downloaded, because the repository does not have it or "
-                "the hub cannot be reached; check the network."
-            )
-        return folder
+    return [path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file()], True
+
+
+def _download(hub: ModuleType, repo: str, is_offline: bool, names: Sequence[str]) -> Path:
+    """The folder of the snapshot, which then has these files."""
+    patterns = [glob.escape(name) for name in names]
+    try:
+        folder = Path(hub.snapshot_download(repo, allow_patterns=patterns, local_files_only=is_offline))
+    except Exception as error:
+        raise CheckpointError(
+            f"{repo}: cannot download {_list_some(names)} ({_reason(error)}); check the network, or log in with "
+            "`hf auth login` if the repository is gated."
+        ) from error
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise CheckpointError(
+            f"{repo}: {_list_some(missing)} cannot be downloaded, because the repository does not have it or the hub "
+            "cannot be reached; check the network."
+        )
+    return folder
 
 
 def _choose(reference: HubReference, names: Sequence[str]) -> tuple[WeightFiles, ...]:

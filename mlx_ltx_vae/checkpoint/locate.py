@@ -2,21 +2,21 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..errors import CheckpointError
+from ..models import families
+from ..models.base import Family, Found
 from .files import Archive, open_archive
 from .hub import fetch, parse_reference
-from .recognition import recognize
 from .weight_files import AmbiguousFolder, WeightFiles, choose_weights, is_index, shards_beside
 
 # The depth of the deepest published layout: vae/decoder/model.safetensors.
 _PATTERNS = ("*.safetensors*", "*/*.safetensors*", "*/*/*.safetensors*")
 
 
-@dataclass(frozen=True)
-class Location:
+class Location(NamedTuple):
     """Opened files, and the folders that may contain their configuration. `name` is for error messages."""
 
     name: str
@@ -46,6 +46,18 @@ def locate(source: str | os.PathLike) -> Location:
     return Location(name, archives, list(dict.fromkeys(folders)))
 
 
+def recognize(archives: Sequence[Archive]) -> tuple[Family[Any], list[Found]]:
+    """The family of which the archives have the most networks, and what it finds in each; the first among equals."""
+    shapes = [{name: info.shape for name, info in archive.tensors.items()} for archive in archives]
+    results = [(family, [family.find(each) for each in shapes]) for family in families.FAMILIES]
+    return max(results, key=lambda result: _count(result[1]))
+
+
+def _count(found: Sequence[Found]) -> tuple[int, int]:
+    """The number of networks, then that of unsupported ones."""
+    return len({name for part in found for name in part.networks}), sum(len(part.unsupported) for part in found)
+
+
 def _open_file(path: Path) -> Archive:
     """A file or an index; for a shard, the whole set."""
     shards = shards_beside(path.name, (found.name for found in path.parent.glob("*.safetensors")))
@@ -55,13 +67,9 @@ def _open_file(path: Path) -> Archive:
 def _open_folder(folder: Path) -> list[Archive]:
     names = sorted(found.relative_to(folder).as_posix() for pattern in _PATTERNS for found in folder.glob(pattern))
     try:
-        return [_open_set(folder, files) for files in choose_weights(names)]
+        return [open_archive(*(folder / name for name in files)) for files in choose_weights(names)]
     except AmbiguousFolder as error:
         return [_find_vae(folder, error.candidates)]
-
-
-def _open_set(folder: Path, files: WeightFiles) -> Archive:
-    return open_archive(*(folder / name for name in files))
 
 
 def _find_vae(folder: Path, candidates: Sequence[WeightFiles]) -> Archive:
@@ -70,10 +78,11 @@ def _find_vae(folder: Path, candidates: Sequence[WeightFiles]) -> Archive:
     failures: list[CheckpointError] = []
     in_indexes: set[Path] = set()
     for files in sorted(candidates, key=lambda files: not is_index(files[0])):
-        if in_indexes.issuperset(folder / name for name in files):
+        paths = [folder / name for name in files]
+        if in_indexes.issuperset(paths):
             continue
         try:
-            archive = _open_set(folder, files)
+            archive = open_archive(*paths)
             if is_index(files[0]):
                 in_indexes.update(info.path for info in archive.tensors.values())
             if any(part.networks for part in recognize([archive])[1]):

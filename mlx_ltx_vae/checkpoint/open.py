@@ -16,18 +16,9 @@ from ..errors import CheckpointError, excerpt
 from ..models.base import NETWORKS, Config, Family, Found, Network, Statistics, Stored
 from ..models.convolution.module import prepare
 from ..models.specs import NetworkSpec
-from .files import (
-    Archive,
-    TensorInfo,
-    check_dtypes,
-    check_unchanged,
-    open_arrays,
-    read_json,
-    read_tensors,
-    sample_tensors,
-)
-from .locate import Location, locate
-from .recognition import recognize
+from . import files
+from .files import Archive, TensorInfo, check_dtypes, check_unchanged, read_tensors
+from .locate import Location, locate, recognize
 from .stored_network import StoredNetwork, infer_layout, stated_layout
 from .weight_files import CONFIG_NAMES
 
@@ -45,10 +36,10 @@ class Checkpoint:
 
     Attributes:
         name: what error messages call it.
-        class_name: the class that its configuration names; None if it has no configuration or names none.
+        class_name: the class that its configuration names, if any.
         is_inferred: whether it has no configuration, so that `config` was inferred from its tensors.
         raw_config: the configuration as a converted checkpoint states it; empty if a parsed one was given.
-        networks: the networks that were asked for and exist, under "encoder" and "decoder".
+        networks: those that were asked for and exist.
         statistics: where mean and standard deviation of the latents are stored; None if the networks need none.
     """
 
@@ -63,27 +54,22 @@ class Checkpoint:
     statistics: tuple[TensorInfo, TensorInfo] | None
 
     def spec(self, network: str) -> NetworkSpec:
-        """The layers of a network, from the configuration alone.
-
-        Raises:
-            CheckpointError: the configuration does not describe this network.
-        """
+        """The layers of a network, from the configuration alone; it is an error if that does not describe it."""
         return self.family.spec(self.config, network)
 
     @property
     def description(self) -> dict[str, Any]:
         """The tensors' headers and the sizes of their files, JSON-serializable: what ranks compare."""
         infos = [info for stored in self.networks.values() for info in stored.tensors.values()]
-        files = sorted({info.path for info in infos if info.array is None})
+        paths = sorted({info.path for info in infos if info.array is None})
         tensors = sorted([info.name, info.dtype, *info.shape] for info in infos)
-        return {"config": self.raw_config, "sizes": [path.stat().st_size for path in files], "tensors": tensors}
+        return {"config": self.raw_config, "sizes": [path.stat().st_size for path in paths], "tensors": tensors}
 
     def sample(self) -> str:
         """A hash of a sample of each tensor, the statistics included. The tensors must be in files."""
-        return sample_tensors(self._tensors)
+        return files.sample_tensors(self._tensors)
 
     def check_unchanged(self) -> None:
-        """Raise a `CheckpointError` if a file was replaced or written to since its header was read."""
         check_unchanged(self._tensors)
 
     @property
@@ -92,11 +78,7 @@ class Checkpoint:
         return [*tensors, *(self.statistics or ())]
 
     def read_statistics(self) -> Statistics | None:
-        """The mean and the standard deviation of the latents, each (C,) float32; None if the networks need none.
-
-        Raises:
-            CheckpointError: they cannot be read, a value is not finite, or a standard deviation is not above 0.
-        """
+        """Those of the latents, each (C,) float32 and finite, standard deviations above 0; None if none are needed."""
         if self.statistics is None:
             return None
         arrays = dict(read_tensors(dict(zip(("mean", "std"), self.statistics, strict=True))))
@@ -112,16 +94,10 @@ class Checkpoint:
 
 
 def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = True, decoder: bool = True) -> Checkpoint:
-    """Read the headers of a VAE in a file, a folder or a hub repository.
-
-    Supported are the original files (the VAE alone or the whole model), diffusers folders, and packs of MLX ports.
+    """Read the headers of a VAE in a file, a folder or a hub repository, in any supported layout.
 
     Args:
         source: a path, or "owner/name" or "owner/name:file" on the hub; or what `locate` returned for one.
-
-    Raises:
-        CheckpointError: the source does not exist, is damaged or incomplete, has none of the networks asked for, or is
-            not a supported VAE.
     """
     wanted = [network for network, asked in zip(NETWORKS, (encoder, decoder), strict=True) if asked]
     if not wanted:
@@ -132,11 +108,7 @@ def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = Tru
 
 
 def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
-    """Open arrays that are in memory, with names and layouts as files have them. None of them is evaluated.
-
-    Raises:
-        CheckpointError: as `open_checkpoint`.
-    """
+    """Open arrays that are in memory, with names and layouts as files have them. None of them is evaluated."""
 
     def choose(family: Family[Any]) -> GivenConfig:
         if config is None or isinstance(config, family.config_type):
@@ -154,7 +126,7 @@ def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
             )
         return stated
 
-    return _open("weights", [open_arrays("weights", weights)], choose, NETWORKS)
+    return _open("weights", [files.open_arrays("weights", weights)], choose, NETWORKS)
 
 
 def _contents(location: Location) -> Iterator[object]:
@@ -170,7 +142,7 @@ def _contents(location: Location) -> Iterator[object]:
                 ) from error
     for file in (folder / name for folder in location.folders for name in CONFIG_NAMES):
         if file.exists():
-            yield read_json(file)
+            yield files.read_json(file)
 
 
 def _open(
@@ -209,11 +181,8 @@ def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> N
     """Make a network and load its weights, cast to `dtype` unless it is None. None if the checkpoint does not have it.
 
     Weights of convolutions are laid out for the default device; without a `dtype`, they may get a more accurate one of
-    the same size (see `models/convolution/precision.py`).
-
-    Raises:
-        CheckpointError: a tensor is missing, unexpected, of another shape, unreadable, not finite, or zero; or a file
-            has changed since its header was read.
+    the same size. A tensor that is missing, unexpected, of another shape, unreadable, not finite, or zero is an error,
+    and so is a file that has changed since its header was read.
     """
     stored = checkpoint.networks.get(name)
     if stored is None:
@@ -255,7 +224,6 @@ def _evaluate(checkpoint: Checkpoint, what: str, *arrays: mx.array) -> None:
 
 
 def _check_names(checkpoint: Checkpoint, network: str, expected: Set[str], stored: Set[str]) -> None:
-    """Raise a `CheckpointError` unless a network's tensors are those that are stored."""
     missing, unexpected = sorted(expected - stored), sorted(stored - expected)
     if names := missing or unexpected:
         fault = "lacks" if missing else "has the unexpected"
@@ -281,7 +249,7 @@ def _problem(key: str, weight: mx.array) -> str | None:
 def _check_found(
     name: str, archives: Sequence[Archive], wanted: Sequence[str], found: Set[str], unsupported: Mapping[str, str]
 ) -> None:
-    """Raise a `CheckpointError` unless one of the `wanted` networks was found, and none of them is unsupported."""
+    """Refuse a source unless one of the `wanted` networks was found, and none of them is unsupported."""
     for network in wanted:
         if network in unsupported and network not in found:
             raise CheckpointError(f"{name}: {unsupported[network]}")

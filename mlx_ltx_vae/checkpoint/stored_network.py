@@ -31,7 +31,6 @@ class StoredNetwork:
 
     Attributes:
         tensors: where each tensor is stored, by its name within the network ("conv_in.conv.weight").
-        kernels: see `Family`.
         expected: the shape of each weight in its module, in the order of the layers; empty until `with_names`.
     """
 
@@ -48,11 +47,11 @@ class StoredNetwork:
     @property
     def shapes(self) -> dict[str, Shape]:
         """The stored shapes, those of convolution weights with channels last."""
-        return {name: self._channels_last(info.shape) for name, info in self.tensors.items()}
-
-    def _channels_last(self, shape: Shape) -> Shape:
-        is_moved = _is_channels_first(shape, self.layout, self.kernels)
-        return (shape[0], *shape[2:], shape[1]) if is_moved else shape
+        stored = {name: info.shape for name, info in self.tensors.items()}
+        return {
+            name: (shape[0], *shape[2:], shape[1]) if _is_channels_first(shape, self.layout, self.kernels) else shape
+            for name, shape in stored.items()
+        }
 
     @property
     def dtype(self) -> str:
@@ -61,7 +60,6 @@ class StoredNetwork:
 
     @property
     def parameters_by_dtype(self) -> Counter[str]:
-        """How many parameters are stored in each dtype."""
         count: Counter[str] = Counter()
         for info in self.tensors.values():
             count[info.dtype] += math.prod(info.shape)
@@ -69,20 +67,16 @@ class StoredNetwork:
 
     @property
     def num_bytes(self) -> int:
-        """The size of its tensors as they are stored."""
         return sum(DTYPES[dtype].size * count for dtype, count in self.parameters_by_dtype.items())
 
     def read(self) -> Iterator[tuple[str, mx.array]]:
-        """Each tensor by name, in the shape that MLX layers expect (see `sanitize`) and the stored dtype, lazy.
-
-        Evaluate the tensors one by one: evaluated together, every convolution weight exists in both layouts at once.
-        """
+        """Each tensor, sanitized and lazy. Evaluated together, all weights would exist in both layouts at once."""
         for name, array in read_tensors(self.tensors):
             yield name, sanitize(array, self.layout, self.kernels, self.expected.get(name))
 
 
 def stated_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | None:
-    """The layout that a file's metadata states, or None."""
+    """The layout that a file's metadata states, if any."""
     stated = metadata.get(LAYOUT_KEY)
     try:
         return None if stated is None else WeightLayout(stated)
@@ -107,11 +101,7 @@ def infer_layout(shapes: Iterable[Shape], kernels: Collection[Shape], source: st
 
 
 def sanitize(array: mx.array, layout: WeightLayout, kernels: Collection[Shape], expected: Shape | None) -> mx.array:
-    """One tensor as MLX layers expect it, lazy.
-
-    Convolution weights with one of the `kernels` become channels-last, and a shape that differs from the expected one
-    only by axes of length one becomes that. Others are returned as they are, for the strict load to reject.
-    """
+    """Convolution weights become channels-last, axes of length one as expected. The strict load rejects others."""
     if _is_channels_first(array.shape, layout, kernels):
         array = mx.contiguous(mx.moveaxis(array, 1, -1))
     if expected is not None and array.shape != expected and _without_ones(array.shape) == _without_ones(expected):

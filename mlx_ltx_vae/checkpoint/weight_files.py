@@ -63,10 +63,7 @@ def choose_weights(names: Sequence[str]) -> tuple[WeightFiles, ...]:
     """The sets to open out of the file names of a folder (relative, with "/"): one, or one per network.
 
     Files of the VAE alone are preferred to files of the whole model, so that 40 GB are not downloaded for 2 GB. A set
-    is preferred to its variants, as in diffusers.
-
-    Raises:
-        AmbiguousFolder: the names do not decide it.
+    is preferred to its variants, as in diffusers. `AmbiguousFolder` if the names do not decide it.
     """
     sets = _weight_sets(names)
     for folder in ("", "vae/"):
@@ -88,10 +85,7 @@ def choose_weights(names: Sequence[str]) -> tuple[WeightFiles, ...]:
 
 
 def _weight_sets(names: Iterable[str]) -> dict[str, WeightFiles]:
-    """The sets among file names, by the name that each would have as a single file. An index comes first, shards last.
-
-    A shard whose index is in the same folder belongs to the set of that index, if it is named like it.
-    """
+    """The sets by the name of each as a single file: indexes, then files, then shards that no index is named like."""
     shards: dict[str, WeightFiles] = {}
     files: dict[str, WeightFiles] = {}
     indexes: dict[str, WeightFiles] = {}

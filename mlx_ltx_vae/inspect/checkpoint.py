@@ -23,13 +23,7 @@ _LABEL_WIDTH, _COLUMN_WIDTH = 9, 44
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What a checkpoint is. `print(report)` shows it.
-
-    Attributes:
-        file_bytes: the size of the files, with everything in them.
-        plans: how usual videos would be decoded on this machine, each with the plan of a single pass, which is None
-            where that is not possible. Empty without a decoder.
-    """
+    """What a checkpoint is, and how usual videos would be decoded, each with its single pass if that is possible."""
 
     checkpoint: Checkpoint
     file_bytes: int
@@ -41,7 +35,6 @@ class CheckpointReport:
 
     @cached_property
     def _decoder(self) -> NetworkSpec | None:
-        """The decoder of the configuration, if it has one."""
         return self.checkpoint.spec("decoder") if "decoder" in self._description.networks else None
 
     @property
@@ -109,16 +102,12 @@ class CheckpointReport:
             f"VAE      {checkpoint.config.generation}, {source}",
             f"latents  {latents}",
         ]
-        if self._decoder is None:
-            return lines
-        if description.decoder:
-            lines.append(f"decoder  {description.decoder}")
-        count = lookahead(self._decoder)
-        return [
-            *lines,
-            f"sees     {_describe_field(receptive_field(self._decoder))}",
-            f"first    frame after {count} latent frame{'' if count == 1 else 's'}",
-        ]
+        if self._decoder is not None:
+            count = lookahead(self._decoder)
+            lines += [f"decoder  {description.decoder}"] if description.decoder else []
+            lines.append(f"sees     {_describe_field(receptive_field(self._decoder))}")
+            lines.append(f"first    frame after {count} latent frame{'' if count == 1 else 's'}")
+        return lines
 
     def _describe_networks(self) -> list[str]:
         networks = self.checkpoint.networks
@@ -156,11 +145,9 @@ def _describe_layers(network: NetworkDescription) -> list[str]:
 
 def _describe_storage(stored: StoredNetwork) -> list[str]:
     parameters = stored.parameters_by_dtype
-    return [
-        f"{parameters.total():,} parameters",
-        f"{format_bytes(stored.num_bytes)} of {' and '.join(dtype for dtype, _ in parameters.most_common())}",
-        f"weights ({stored.layout.value})",
-    ]
+    dtypes = " and ".join(dtype for dtype, _ in parameters.most_common())
+    total = f"{parameters.total():,} parameters"
+    return [total, f"{format_bytes(stored.num_bytes)} of {dtypes}", f"weights ({stored.layout.value})"]
 
 
 def _describe_field(field: ReceptiveField) -> str:
@@ -171,7 +158,7 @@ def _describe_field(field: ReceptiveField) -> str:
 
 
 def _plan(checkpoint: Checkpoint, video: Grid) -> tuple[DecodePlan, DecodePlan | None]:
-    """How the smallest video of at least this (F, H, W) is decoded on this machine, and its single pass if possible."""
+    """For the smallest video of at least this (F, H, W): how it is decoded here, and its single pass if possible."""
     config = checkpoint.config
     shape = (1, config.latent_channels, *config.scale.covering_latent_grid(video))
     plan = partial(plan_decode, checkpoint.spec("decoder"), shape, machine_for(checkpoint, "decoder", None))

@@ -22,12 +22,7 @@ _MIN_USUAL_STD, _MAX_USUAL_STD = 1 / 3, 3.0
 
 @dataclass(frozen=True)
 class LatentsReport:
-    """What a latent file is. `print(report)` shows it.
-
-    Attributes:
-        statistics: of the normalized latents; see `as_dict`.
-        vae: the checkpoint that the latents are for; None if none was given.
-    """
+    """What a latent file is. `print(report)` shows it. `statistics` are of the normalized latents; see `as_dict`."""
 
     file: LatentsFile
     statistics: dict[str, float]
@@ -35,7 +30,6 @@ class LatentsReport:
 
     @property
     def scale(self) -> ScaleFactors:
-        """The VAE's scale, or the usual one."""
         return DEFAULT_SCALE if self.vae is None else self.vae.config.scale
 
     @property
@@ -80,6 +74,11 @@ class LatentsReport:
 
     def __str__(self) -> str:
         info, values = self.file.info, self.statistics
+        normalized = (
+            "normalized, as the file states" if self.file.normalized else "assumed normalized: the file does not say"
+        )
+        if self.file.normalized is False and self.vae is not None:
+            normalized = f"unnormalized in the file; normalized with {printable(self.vae.name)}:"
         unusual = values["channels_far_from_1"]
         batch, channels, frames, rows, columns = self.file.shape
         videos = f"{batch} x " if batch > 1 else ""
@@ -90,7 +89,7 @@ class LatentsReport:
                 f"tensor   {excerpt(info.tensor)}, {info.stored_shape} {self.file.stored_dtype}, "
                 f"read as {self.file.layout}",
                 f"latents  {videos}{channels} channels, {frames} x {rows} x {columns} (frames x rows x columns)",
-                f"values   {self._describe_normalized()}",
+                f"values   {normalized}",
                 f"         mean {values['mean']:.3f}, std {values['std']:.3f}, all finite, "
                 f"from {values['min']:.2f} to {values['max']:.2f}",
                 f"channel  means from {values['lowest_channel_mean']:.2f} to {values['highest_channel_mean']:.2f}, "
@@ -99,11 +98,6 @@ class LatentsReport:
                 f"video    {videos}{self._describe_video()}",
             ]
         )
-
-    def _describe_normalized(self) -> str:
-        if self.file.normalized is False and self.vae is not None:
-            return f"unnormalized in the file; normalized with {printable(self.vae.name)}:"
-        return "normalized, as the file states" if self.file.normalized else "assumed normalized: the file does not say"
 
     def _describe_video(self) -> str:
         info, (frames, height, width) = self.file.info, self.video_grid
@@ -132,10 +126,7 @@ def inspect_latents(path: Path, vae: Checkpoint | None, *, tensor: str | None, g
 
 
 def _statistics(latents: MappedLatents) -> dict[str, float]:
-    """Statistics of all values of latents (B, C, F', H', W'), and the extremes of those of single channels.
-
-    One latent frame is read at a time.
-    """
+    """Statistics of all values, and the extremes of those of single channels. One latent frame is read at a time."""
     lows, highs = [], []
 
     def frames() -> Iterator[mx.array]:

@@ -25,23 +25,18 @@ Shapes = Mapping[str, Shape]
 
 
 class Statistics(NamedTuple):
-    """The mean and the standard deviation of each channel of a VAE's latents, (C,) each."""
+    """The mean and the standard deviation of each channel (C,) of latents (B, C, T, H, W); float32 results."""
 
     mean: mx.array
     std: mx.array
 
     def normalize(self, latents: mx.array) -> mx.array:
-        """(B, C, T, H, W), in float32."""
-        mean, std = self._by_channel()
+        mean, std = (values.astype(mx.float32).reshape(-1, 1, 1, 1) for values in self)
         return (latents.astype(mx.float32) - mean) / std
 
     def denormalize(self, latents: mx.array) -> mx.array:
-        """(B, C, T, H, W), in float32."""
-        mean, std = self._by_channel()
+        mean, std = (values.astype(mx.float32).reshape(-1, 1, 1, 1) for values in self)
         return latents.astype(mx.float32) * std + mean
-
-    def _by_channel(self) -> tuple[mx.array, mx.array]:
-        return self.mean.astype(mx.float32).reshape(-1, 1, 1, 1), self.std.astype(mx.float32).reshape(-1, 1, 1, 1)
 
 
 class Layer(Protocol):
@@ -59,8 +54,7 @@ class Network(Protocol):
         """The layer specs, one per stage."""
 
     @property
-    def dtype(self) -> mx.Dtype:
-        """The compute dtype."""
+    def dtype(self) -> mx.Dtype: ...
 
     @property
     def statistics(self) -> Statistics | None:
@@ -74,14 +68,11 @@ class Decoder(Network, Protocol):
     """Decodes latents to pixels (B, T, H, W, 3), approximately in [-1, 1]."""
 
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        """The input of the first stage, for all latents or a part of them.
+        """The input of the first stage (B, T, H, W, C) in `dtype`, for all latents or a part of them.
 
         Args:
             latents: (B, C, T, H, W), normalized.
             noise: of these latents; None if `spec.has_latent_noise` is false.
-
-        Returns:
-            (B, T, H, W, C) in `dtype`.
         """
 
 
@@ -124,7 +115,7 @@ class Found(NamedTuple):
     Attributes:
         networks: for each network that is there, the stored name of each tensor by its name within the network.
         statistics: the stored names of mean and standard deviation; None unless both are there.
-        unsupported: for each network that is there in a form that cannot be loaded, what it is and what to do.
+        unsupported: for each network that cannot be loaded, what it is and what to do.
     """
 
     networks: Mapping[str, Mapping[str, str]]
@@ -137,8 +128,7 @@ class Stored(NamedTuple):
 
     Attributes:
         source: names the checkpoint in errors.
-        networks: the tensors of each network that was found, whether it is wanted or not. Convolution weights are
-            channels-last.
+        networks: the tensors of each network that was found, wanted or not. Convolution weights are channels-last.
         unsupported: networks that are there in a form that cannot be loaded.
         wanted: networks that will be loaded if they are there.
     """
@@ -164,12 +154,7 @@ class Configuration(Generic[ConfigT]):
 
 
 class NetworkDescription(NamedTuple):
-    """What `info` says about an encoder or a decoder.
-
-    Attributes:
-        entries: of its JSON object.
-        layers: what there is from input to output, each with its input and output channels.
-    """
+    """What `info` says about an encoder or a decoder: JSON entries, and its layers with input and output channels."""
 
     entries: Mapping[str, Any]
     layers: Sequence[tuple[str, int, int]]
@@ -181,8 +166,7 @@ class Description(NamedTuple):
     Attributes:
         entries: of its JSON object, with at least `latent_channels` and `scale`.
         networks: those that the configuration describes.
-        latents: more about the latents, in a few words; may be empty.
-        decoder: what is special about the decoder, in a few words; may be empty.
+        latents, decoder: more about these, in a few words; may be empty.
     """
 
     entries: Mapping[str, Any]

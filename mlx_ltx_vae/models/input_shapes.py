@@ -12,35 +12,28 @@ _MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second
 
 
 def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
-    """Parse a latent shape and check that the decoder can decode it.
-
-    Raises:
-        LatentsError: if it cannot.
-    """
-    shown = "(" + ", ".join(str(size) for size in shape) + ")"
+    """A latent shape that the decoder can decode; any other is a `LatentsError`."""
+    what = f"latents have the shape ({', '.join(str(size) for size in shape)})"
     if len(shape) != 5:
-        raise LatentsError(f"latents have the shape {shown}; expected five axes (B, C, F', H', W').")
+        raise LatentsError(f"{what}; expected five axes (B, C, F', H', W').")
     latent_shape = LatentShape(*(int(size) for size in shape))
+    channels = latent_shape.channels
     if 0 in latent_shape:
-        raise LatentsError(f"latents have the shape {shown}, which is empty.")
-    if latent_shape.channels != spec.in_channels:
-        raise LatentsError(
-            f"latents have the shape {shown} with {latent_shape.channels} channels; this VAE decodes "
-            f"{spec.in_channels} (axes are (B, C, F', H', W'))."
-        )
-    _, height, width = spec.out_grid(latent_shape.grid)
+        raise LatentsError(f"{what}, which is empty.")
+    if channels != spec.in_channels:
+        decoded = f"this VAE decodes {spec.in_channels} (axes are (B, C, F', H', W'))"
+        raise LatentsError(f"{what} with {channels} channels; {decoded}.")
     if latent_shape.frames > _MAX_LATENT_FRAMES:
-        raise LatentsError(
-            f"latents have the shape {shown}; at most {_MAX_LATENT_FRAMES} latent frames are decoded at once, so "
-            "decode them in parts."
-        )
+        limit = f"at most {_MAX_LATENT_FRAMES} latent frames are decoded at once"
+        raise LatentsError(f"{what}; {limit}, so decode them in parts.")
+    _, height, width = spec.out_grid(latent_shape.grid)
     if not is_possible_size((width, height)):
-        raise LatentsError(
-            f"latents have the shape {shown} and decode to {format_size(width, height)}; frames have at most "
-            f"{MAX_PIXELS:,} pixels."
-        )
-    what = f"latents have the shape {shown}"
-    _check_windows(spec, latent_shape.grid, what)
+        size = format_size(width, height)
+        raise LatentsError(f"{what} and decode to {size}; frames have at most {MAX_PIXELS:,} pixels.")
+    for axis, noun in zip(Axis, ("frames", "rows", "columns"), strict=True):
+        least = least_cells(spec, axis)
+        if latent_shape.grid[axis.grid] < least:
+            raise LatentsError(f"{what}; this VAE needs at least {least} latent {noun}.")
     _check_reflection(spec, latent_shape.grid, what)
     return latent_shape
 
@@ -48,38 +41,26 @@ def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
 def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> tuple[int, Grid]:
     """The batch size and (F, H, W) to encode, for frames of shape (B, 3, F, H, W) or (F, H, W, 3).
 
-    F is rounded to 1 + t*k: up with `pad`, otherwise down.
-
-    Raises:
-        LatentsError: if the encoder cannot encode the shape.
+    F is rounded to 1 + t*k: up with `pad`, otherwise down. A shape that cannot be encoded is a `LatentsError`.
     """
+    what = f"frames have the shape {tuple(shape)}"
     if len(shape) == 5 and shape[1] == 3:
         batch, _, frames, height, width = shape
     elif len(shape) == 4 and shape[3] == 3:
         batch, (frames, height, width, _) = 1, shape
     else:
-        raise LatentsError(f"frames have the shape {tuple(shape)}; expected is (B, 3, F, H, W) or (F, H, W, 3).")
+        raise LatentsError(f"{what}; expected is (B, 3, F, H, W) or (F, H, W, 3).")
     if min(batch, frames, height, width) < 1:
-        raise LatentsError(f"frames have the shape {tuple(shape)}, which is empty.")
+        raise LatentsError(f"{what}, which is empty.")
     grid = (spec.scale.usable_frames(frames, pad=pad), height, width)
     spec.scale.latent_grid(grid)  # raises if it is not a whole number of cells
-    _check_reflection(spec, grid, f"frames have the shape {tuple(shape)}")
+    _check_reflection(spec, grid, what)
     return batch, grid
 
 
 def least_cells(spec: NetworkSpec, axis: Axis) -> int:
-    """The length of the shortest clip that a decoder can decode, in latent cells along an axis.
-
-    A window that shifts inwards at both ends needs all its positions, and something must remain of what is dropped.
-    """
+    """The shortest clip that a decoder can decode along an axis: a window that shifts inwards needs all positions."""
     return next(length for length in count(1) if _fits(spec, axis, length))
-
-
-def _check_windows(spec: NetworkSpec, grid: Grid, what: str) -> None:
-    for axis, noun in zip(Axis, ("frames", "rows", "columns"), strict=True):
-        least = least_cells(spec, axis)
-        if grid[axis.grid] < least:
-            raise LatentsError(f"{what}; this VAE needs at least {least} latent {noun}.")
 
 
 def _fits(spec: NetworkSpec, axis: Axis, length: int) -> bool:

@@ -26,13 +26,7 @@ LatentBox = tuple[slice, slice, slice]
 
 
 class Convention(NamedTuple):
-    """How a pipeline decodes with the VAEs of 0.9.1 to 0.9.8, which take a timestep and noise.
-
-    Attributes:
-        timestep: the default decode timestep.
-        noise_scale: the default noise scale; None for the timestep.
-        is_late: whether noise is mixed into denormalized latents instead of normalized ones.
-    """
+    """The defaults of a pipeline for VAEs that take a timestep and noise; a noise scale of None is the timestep."""
 
     timestep: float
     noise_scale: float | None
@@ -54,20 +48,13 @@ _ITEM = 2**20  # maximum number of latent frames per batch item
 
 
 class LatentNoise(NamedTuple):
-    """Noise that replaces a fraction of some latents: `(1 - scale) * latents + scale * values`.
-
-    Attributes:
-        values: (B, C, T, H, W) float32; None for zeros.
-        scale: the fraction, 0 to 1.
-        is_late: whether it is mixed into the denormalized latents instead of the normalized ones.
-    """
+    """`(1 - scale) * latents + scale * values`; values None for zeros. `is_late`: mixed into denormalized latents."""
 
     values: mx.array | None
     scale: float
     is_late: bool = False
 
     def mix(self, latents: mx.array) -> mx.array:
-        """The latents (B, C, T, H, W) with the noise mixed in."""
         latents = (1 - self.scale) * latents
         return latents if self.values is None else latents + self.scale * self.values
 
@@ -77,7 +64,7 @@ class NoiseVolume:
     """Standard normal noise for each position of a layer's output. See `PositionNoise`; no whole volume is in memory.
 
     Attributes:
-        seed: any integer; None for zeros.
+        seed: None for zeros.
         rate: positions of the layer's output per position of the network's input, (T, H, W).
         values: noise that the caller passed, (B, T, H, W, C); None to compute it.
         origins: where the stream's input begins in that of the whole picture; for a batch of tiles, of each.
@@ -115,7 +102,6 @@ class NoiseVolume:
 
 @partial(mx.compile, shapeless=True)
 def _mix(bits: mx.array) -> mx.array:
-    """A random looking uint32 for each other one."""
     for shift, factor in _MIX:
         bits = (bits ^ (bits >> shift)) * mx.array(factor, dtype=mx.uint32)
     return bits ^ (bits >> 16)
@@ -133,11 +119,9 @@ class Draws:
     """All the noise and the timestep of one decode.
 
     Attributes:
-        timestep: the decode timestep, 0 to 1; None if the network takes none.
+        timestep: 0 to 1; None if the network takes none.
         scale: the fraction of the latents that is replaced by noise; None if the network takes no such noise.
-        is_late: see `LatentNoise`.
-        maps: the noise maps by the name of the layer that adds them.
-        volumes: the noise of each position likewise.
+        maps, volumes: by the name of the layer that adds them.
         latents: draws the noise of a part of the latents; None for zeros.
     """
 
@@ -149,11 +133,9 @@ class Draws:
     latents: Callable[[LatentBox], mx.array] | None
 
     def timesteps(self, batch: int) -> mx.array | None:
-        """The timesteps (B,) float32 of a batch; None if the network takes none."""
         return None if self.timestep is None else mx.full((batch,), self.timestep, dtype=mx.float32)
 
     def crop(self, box: LatentBox) -> LatentNoise | None:
-        """The noise of a part of the latents; None if the network takes none."""
         if self.scale is None:
             return None
         return LatentNoise(None if self.latents is None else self.latents(box), self.scale, self.is_late)
@@ -170,21 +152,15 @@ def draw(
     noise_scale: float | None = None,
     like: str = DEFAULT_CONVENTION,
 ) -> Draws:
-    """Draw the noise of one decode, or check the noise that the caller passed.
+    """Draw the noise of one decode, or check the noise that the caller passed. Arguments as `VideoVAE.stream`.
 
-    Args:
-        shape: shape of the latents. Noise from a seed does not depend on the number of frames.
-        dtype: dtype of the maps.
-        noise: None to draw from `seed`, "zeros", or the arrays themselves: the latent noise (B, C, F', H', W') if the
-            network takes it, then maps (H, W) and volumes (B, C, T, H, W) in the order of the layers.
-        seed: any integer.
-        timestep, noise_scale, like: see `VideoVAE.stream`.
-
-    Raises:
-        LatentsError: if the number of arrays or a shape does not match the network, a number is out of range, or the
-            network takes no timestep or noise and one is given.
+    `noise` is None to draw from `seed`, "zeros", or the arrays themselves: the latent noise (B, C, F', H', W') if the
+    network takes it, then maps (H, W) and volumes (B, C, T, H, W) in the order of the layers. Noise from a seed does
+    not depend on the number of frames. Maps have the `dtype`.
     """
-    convention = _find_convention(like)
+    if like not in CONVENTIONS:
+        raise LatentsError(f"{like!r} is not a known convention; expected {' or '.join(CONVENTIONS)}.")
+    convention = CONVENTIONS[like]
     timestep = _choose_timestep(spec, timestep, convention)
     scale = _choose_scale(spec, noise_scale, timestep, convention)
     shapes = spec.noise_shapes(shape.grid)
@@ -202,7 +178,7 @@ def draw(
         latents = partial(_draw_latents, seed, shape)
     elif not isinstance(noise, str):
         own, given = _take_given(spec, shape, shapes, noise)
-        latents = None if own is None else partial(_crop, own)
+        latents = None if own is None else lambda box: own[:, :, box[0], box[1], box[2]]
         maps = {name: given[name] for name in maps}
         volumes = {name: replace(each, values=given[name]) for name, each in volumes.items()}
     elif noise != "zeros":
@@ -226,12 +202,6 @@ def _take_given(
     }
 
 
-def _find_convention(name: str) -> Convention:
-    if name not in CONVENTIONS:
-        raise LatentsError(f"{name!r} is not a known convention; expected {' or '.join(CONVENTIONS)}.")
-    return CONVENTIONS[name]
-
-
 def _choose_timestep(spec: NetworkSpec, timestep: float | None, convention: Convention) -> float | None:
     if spec.has_timestep:
         return convention.timestep if timestep is None else _check_share(timestep, "decode timestep")
@@ -249,8 +219,7 @@ def _choose_scale(
         if scale:
             raise LatentsError("this VAE takes no noise in its latents; those of 0.9.1 to 0.9.8 do.")
         return None
-    if scale is None:
-        scale = convention.noise_scale
+    scale = convention.noise_scale if scale is None else scale
     return timestep if scale is None else scale
 
 
@@ -280,11 +249,6 @@ def _draw_latents(seed: int, shape: LatentShape, box: LatentBox) -> mx.array:
         frames = [mx.random.normal(frame, key=keys[index]) for index in range(keys.shape[0])]
         items.append(mx.stack(frames, axis=1)[:, :, rows, columns])
     return mx.stack(items)
-
-
-def _crop(noise: mx.array, box: LatentBox) -> mx.array:
-    time, rows, columns = box
-    return noise[:, :, time, rows, columns]
 
 
 def _keys(seed: int, start: int, stop: int) -> mx.array:

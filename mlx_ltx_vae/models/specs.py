@@ -35,7 +35,6 @@ class Step(NamedTuple):
     """The properties of one step of a layer that its memory depends on.
 
     Attributes:
-        axis: the axis of the stream.
         grid: (T, H, W) of the step's input.
         is_whole: whether the input is the whole clip, so that nothing is cached or concatenated.
         is_band: whether rows of neighboring bands are joined to the input.
@@ -57,14 +56,10 @@ class LayerSpec:
 
     Attributes:
         name: the path of its module, such as "up_blocks.0.res_blocks.1.conv2".
-        up: upsampling factor along each axis.
-        down: downsampling factor along each axis.
         trim: leading output frames that are dropped.
         crop: output frames that are dropped at the end of the clip.
         windows: the input window of one output along time, height and width, before `up`.
         unbounded: axes along which an output depends on the whole input, so that they cannot be streamed.
-        padding: spatial padding.
-        time_padding: padding in time.
         weights: the shape of each weight, by its name within the network.
         has_noise: whether it adds a noise map (H, W) that all frames share.
         noise_channels: channels of noise that it takes for each position of its output; 0 for none.
@@ -88,23 +83,22 @@ class LayerSpec:
     beside: int = 0
 
     def window(self, axis: Axis) -> WindowSpec:
-        """The input window of one output along an axis."""
         return self.windows[axis.grid]
 
     def results(self, axis: Axis, length: int) -> int:
         """The number of positions that it returns for a clip of `length` positions along an axis."""
-        dropped = self.trim + self.crop if axis is Axis.TIME else 0
-        return self.up[axis.grid] * self.window(axis).results(length) - dropped
+        return self.up[axis.grid] * self.window(axis).results(length) - self._dropped(axis)
 
     def ready(self, axis: Axis, seen: int) -> int:
         """The number of positions that it has returned when `seen` positions have arrived, and more may follow."""
-        dropped = self.trim + self.crop if axis is Axis.TIME else 0
-        return max(0, self.up[axis.grid] * self.window(axis).ready(seen) - dropped)
+        return max(0, self.up[axis.grid] * self.window(axis).ready(seen) - self._dropped(axis))
 
     def needed(self, axis: Axis, count: int) -> int:
         """The number of positions that must have arrived before the first `count` are returned."""
-        dropped = self.trim + self.crop if axis is Axis.TIME else 0
-        return self.window(axis).needed(math.ceil((count + dropped) / self.up[axis.grid]))
+        return self.window(axis).needed(math.ceil((count + self._dropped(axis)) / self.up[axis.grid]))
+
+    def _dropped(self, axis: Axis) -> int:
+        return self.trim + self.crop if axis is Axis.TIME else 0
 
     def reach(self, axis: Axis) -> tuple[int, int]:
         """The positions of its input before and after its own that an output depends on."""
@@ -134,12 +128,7 @@ class LayerSpec:
         return self.out_grid(grid)[1:] if self.has_noise else None
 
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
-        """Bytes that a stream along an axis caches between two steps, per batch item.
-
-        Args:
-            grid: (T, H, W) of the whole input.
-            piece: the most positions of the input that arrive at once, of which a step may take a part.
-        """
+        """Bytes cached between two steps, per batch item, if at most `piece` positions of the `grid` arrive at once."""
         extent = grid[axis.grid]
         cached = min(self.window(axis).cached, extent) * math.prod(grid) // extent
         return cached * self.in_channels * machine.itemsize
@@ -157,14 +146,7 @@ class LayerSpec:
         return 0
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        """Multiply-adds of its matrix products, per batch item, for an input (T, H, W) or a band of it.
-
-        Convolutions count as direct ones. What is computed once per clip or per element is left out.
-
-        Args:
-            part: the band; the same as `whole` without bands.
-            whole: the whole input.
-        """
+        """Multiply-adds of its matrix products for an input (T, H, W) or a band `part` of it, per batch item."""
         results = math.prod(window.results(extent) for window, extent in zip(self.windows, part, strict=True))
         return results * sum(math.prod(shape) for _, shape in self.weights if len(shape) > 1)
 
@@ -179,15 +161,12 @@ class Activation(enum.Enum):
 
 @dataclass(frozen=True)
 class ConvSpec(LayerSpec):
-    """A layer around one 3x3x3 convolution.
+    """A layer around one 3x3x3 convolution, which has `conv_channels` outputs before any rearrangement.
 
     Attributes:
-        conv_channels: output channels of the convolution itself, before any rearrangement.
-        conv_stride: stride of the convolution itself.
         is_modulated: whether a timestep shifts and scales the normalized input.
         skip_channels: channels of the skip connection that is added to the output; 0 for none.
         has_residual: whether the layer adds its own input, rearranged like its output.
-        rule: chooses how the convolution is computed.
     """
 
     conv_channels: int = 0
@@ -199,11 +178,7 @@ class ConvSpec(LayerSpec):
     rule: ConvRule = choose
 
     def work_bytes(self, step: Step) -> int:
-        """Bytes that one step allocates per batch item.
-
-        MLX allocates ahead of execution, so every array in a step's graph counts, not only those alive at the same
-        time.
-        """
+        # MLX allocates ahead of execution, so every array in a step's graph counts, not only those alive at one time.
         extent = step.grid[step.axis.grid]
         position = math.prod(step.grid) // extent
         cached = 0 if step.is_whole else self.window(step.axis).cached
@@ -220,11 +195,14 @@ class ConvSpec(LayerSpec):
         if self.padding is not PaddingMode.ZEROS:
             elements += 2 * padded  # height and width are padded by a copy each
         results = math.prod(self._conv_grid(step)) * self.conv_channels
-        is_rearranged = self.conv_channels != self.out_channels
-        elements += results if is_rearranged else 0
+        elements += results if self.conv_channels != self.out_channels else 0  # rearranged
         if self.has_residual:
             elements += (results if math.prod(self.up) > 1 else 0) + math.prod(step.grid) * self.in_channels
-        return elements * step.machine.itemsize + self._residual_mean_bytes(step) + self._conv_bytes(step)
+        mean_bytes = 0
+        if self.has_residual and math.prod(self.down) > 1:
+            # A downsampling layer averages its rearranged input, which is done in float32.
+            mean_bytes = math.prod(step.grid) * self.in_channels * (FLOAT32_BYTES + step.machine.itemsize)
+        return elements * step.machine.itemsize + mean_bytes + self._conv_bytes(step)
 
     def weight_copy_bytes(self, machine: Machine) -> int:
         """Bytes of the kernel in float32, in which the CPU backend computes in any precision."""
@@ -233,7 +211,7 @@ class ConvSpec(LayerSpec):
         return TAPS**3 * self.in_channels * self.conv_channels * FLOAT32_BYTES
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        """See `LayerSpec`: of the convolution, and of a skip connection that changes the number of channels."""
+        """Those of the convolution, and of a skip connection that changes the number of channels."""
         positions = math.prod(
             window.results(extent) * window.stride // stride
             for window, extent, stride in zip(self.windows, part, self.conv_stride, strict=True)
@@ -243,25 +221,16 @@ class ConvSpec(LayerSpec):
         return positions * (products + (self.skip_channels * self.out_channels if has_shortcut else 0))
 
     def _conv_grid(self, step: Step) -> Grid:
-        """(T, H, W) of the convolution's output in one step."""
         time, height, width = (-(-extent // stride) for extent, stride in zip(step.grid, self.conv_stride, strict=True))
         return time, height, width
 
-    def _residual_mean_bytes(self, step: Step) -> int:
-        """Bytes for averaging the rearranged input of a downsampling layer, which is done in float32."""
-        if not self.has_residual or math.prod(self.down) == 1:
-            return 0
-        return math.prod(step.grid) * self.in_channels * (FLOAT32_BYTES + step.machine.itemsize)
-
     def _conv_bytes(self, step: Step) -> int:
-        """Bytes of the convolution's scratch memory and output."""
         machine = step.machine
         on_cpu = machine.backend is Backend.CPU
         is_half = machine.itemsize != FLOAT32_BYTES
         is_normed = self.activation is not Activation.NONE
-        shape = ConvShape(
-            self._conv_grid(step), self.in_channels, self.conv_channels, is_strided=self.conv_stride != (1, 1, 1)
-        )
+        is_strided = self.conv_stride != (1, 1, 1)
+        shape = ConvShape(self._conv_grid(step), self.in_channels, self.conv_channels, is_strided)
         allows_winograd = not is_half or (is_normed and not machine.keeps_dtype)
         formulation = self.rule(shape, machine.backend, allows_winograd=allows_winograd)
         scratch = scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu)
@@ -276,14 +245,14 @@ class FrameAttentionSpec(LayerSpec):
     """A self-attention layer over the positions of each frame."""
 
     def work_bytes(self, step: Step) -> int:
-        """Bytes of the norm in float32, queries, keys, values, scores per frame and their softmax, and the output."""
+        # The norm in float32, queries, keys, values, scores per frame and their softmax, and the output.
         frames, height, width = step.grid
         elements = frames * height * width * self.in_channels
         scores = frames * (height * width) ** 2
         return elements * (2 * FLOAT32_BYTES + 6 * step.machine.itemsize) + 2 * scores * FLOAT32_BYTES
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
-        """See `LayerSpec`: each position of a band attends to all of its frame, twice."""
+        """Each position of a band attends to all of its frame, twice."""
         return super().multiply_adds(part, whole) + 2 * math.prod(part) * math.prod(whole[1:]) * self.in_channels
 
 
@@ -295,8 +264,7 @@ class NetworkSpec:
         stream_axes: the axes along which its stages can stream.
         has_latent_noise: whether noise is mixed into the input latents.
         patch_size: pixels per side of the patches that a decoder makes of each position at the end. Pixels that repeat
-            from patch to patch are then an error of the device. None for a decoder whose pixels may do so, because it
-            clamps them.
+            from patch to patch are then an error of the device. None if it clamps them, so that they may repeat.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -307,17 +275,14 @@ class NetworkSpec:
 
     @property
     def in_channels(self) -> int:
-        """Input channels."""
         return self.layers[0].in_channels
 
     @property
     def out_channels(self) -> int:
-        """Output channels."""
         return self.layers[-1].out_channels
 
     @property
     def scale(self) -> ScaleFactors:
-        """Pixels per latent cell, for a decoder or an encoder."""
         ups = (math.prod(layer.up[axis] for layer in self.layers) for axis in range(3))
         downs = (math.prod(layer.down[axis] for layer in self.layers) for axis in range(3))
         return ScaleFactors(*(max(up, down) for up, down in zip(ups, downs, strict=True)))
@@ -325,40 +290,30 @@ class NetworkSpec:
     @property
     def first_frames(self) -> int:
         """The number of frames that a decoder makes of the first latent frame; every other one makes `scale.time`."""
-        frames, _, _ = self.out_grid((LONG_CLIP, LONG_CLIP, LONG_CLIP))
-        return frames - self.scale.time * (LONG_CLIP - 1)
+        return self.out_grid((LONG_CLIP,) * 3)[0] - self.scale.time * (LONG_CLIP - 1)
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every weight, by name."""
         return {name: shape for layer in self.layers for name, shape in layer.weights}
 
     @property
     def num_weights(self) -> int:
-        """The number of elements of all weights."""
         return sum(math.prod(shape) for shape in self.weights.values())
 
     def walk(self, grid: Grid) -> Iterator[tuple[LayerSpec, Grid]]:
-        """Yield each layer with the (T, H, W) of its input, for a network input of this grid."""
+        """Each layer with the (T, H, W) of its input, for a network input of this grid."""
         for layer in self.layers:
             yield layer, grid
             grid = layer.out_grid(grid)
 
     def out_grid(self, grid: Grid) -> Grid:
-        """(T, H, W) of the output for an input of this grid."""
         for layer in self.layers:
             grid = layer.out_grid(grid)
         return grid
 
     def multiply_adds(self, grid: Grid, rows: int | None = None) -> int:
-        """Multiply-adds for one batch item, see `LayerSpec`.
-
-        Args:
-            grid: (T, H, W) of the input.
-            rows: those of a band of the input; None for all.
-        """
-        frames, height, width = grid
-        band = (frames, height if rows is None else rows, width)
+        """Multiply-adds for one batch item with an input (T, H, W), or for a band of some rows of it."""
+        band = (grid[0], grid[1] if rows is None else rows, grid[2])
         pairs = zip(self.walk(grid), self.walk(band), strict=True)
         return sum(layer.multiply_adds(part, whole) for (layer, whole), (_, part) in pairs)
 

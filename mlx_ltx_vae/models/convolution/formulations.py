@@ -1,7 +1,7 @@
 """The formulations of a 3x3x3 convolution, in plain MLX operations.
 
 Each takes frames (B, T + 2, H, W, C) that are padded in time, zero padding in space, and a weight in the layout of
-`rules.layout_for`, and returns (B, T, H', W', O).
+`rules.LAYOUTS`, and returns (B, T, H', W', O).
 
 Products over shifted views: in padded frames with rows of V = W + 2 positions, the input of tap (h, w) for the output
 at position p = row * V + column is the position p + h * V + w. All outputs of a tap are therefore one contiguous slice
@@ -16,7 +16,8 @@ from .rules import TAPS, Formulation, KernelLayout, blocks
 
 Padding = tuple[int, int, int]
 
-_AXES = {
+#: The axes of a stored weight (O, D, H, W, I) in the order of each layout.
+WEIGHT_AXES = {
     KernelLayout.STORED: (0, 1, 2, 3, 4),
     KernelLayout.PRODUCTS: (1, 2, 3, 4, 0),
     KernelLayout.JOINED: (0, 2, 3, 1, 4),
@@ -27,13 +28,8 @@ def arrange(weight: mx.array, source: KernelLayout, target: KernelLayout) -> mx.
     """A weight in another layout, lazy."""
     if source is target:
         return weight
-    stored = tuple(_AXES[source].index(axis) for axis in range(weight.ndim))
-    return weight.transpose(*(stored[axis] for axis in _AXES[target]))
-
-
-def output_axis(layout: KernelLayout) -> int:
-    """The axis of a weight's output channels."""
-    return _AXES[layout].index(0)
+    stored = tuple(WEIGHT_AXES[source].index(axis) for axis in range(weight.ndim))
+    return weight.transpose(*(stored[axis] for axis in WEIGHT_AXES[target]))
 
 
 def by_taps(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding) -> mx.array:
@@ -83,10 +79,7 @@ def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding) -> mx
 
 
 def by_rows(frames: mx.array, weight: mx.array, padding: Padding) -> mx.array:
-    """Three matrix products over overlapping rows of three joined frames, without bias.
-
-    A GPU reads the overlapping rows in place; the CPU backend copies them.
-    """
+    """Three matrix products over overlapping rows of three joined frames, which the CPU backend copies; no bias."""
     views, height, width = _flatten(_pad(join_frames(frames), padding))
     batch, time, positions, channels = views.shape
     rows, length, depth = height - 2, (height - 2) * width - 2, TAPS * channels
@@ -118,7 +111,6 @@ UNBIASED: dict[Formulation, Callable[[mx.array, mx.array, Padding], mx.array]] =
 
 
 def _pad(frames: mx.array, padding: Padding) -> mx.array:
-    """Zero padding in space."""
     if not any(padding):
         return frames
     return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)])

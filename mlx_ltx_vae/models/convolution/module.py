@@ -11,7 +11,7 @@ from ...backend.device import backend
 from . import formulations
 from .formulations import Padding
 from .precision import operand_dtype
-from .rules import TAPS, ConvRule, ConvShape, Formulation, KernelLayout, choose, layout_for, load_layout
+from .rules import LAYOUTS, TAPS, ConvRule, ConvShape, Formulation, KernelLayout, choose
 
 
 class Conv3d(nn.Module):
@@ -19,11 +19,8 @@ class Conv3d(nn.Module):
 
     Args:
         out_channels: output channels of the stored weight.
-        stride: along time, height and width.
-        order: the index of the stored output channel for each output channel; fewer than stored leave some out. None
-            for all, as stored.
+        order: the stored output channel for each output channel; some may be left out. None for all, as stored.
         is_normalized: whether its inputs come from a norm, so that their size has a bound.
-        rule: chooses the formulation.
 
     Checkpoint keys: `weight` (O, 3, 3, 3, I), `bias` (O,). `prepare` lays them out for the device, once.
     """
@@ -44,7 +41,6 @@ class Conv3d(nn.Module):
         self.bias = mx.zeros((out_channels,))
         self._stride = stride
         self._order = None if order is None else tuple(order)
-        self._is_ordered = order is None
         self._is_normalized = is_normalized
         self._rule = rule
         self._half_range = math.inf
@@ -52,51 +48,39 @@ class Conv3d(nn.Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The dtype of the network, and of its output."""
         return self.bias.dtype
 
     def prepare(self, *, keeps_dtype: bool = False) -> None:
-        """Lay out the weight for the default device, evaluated. It exists twice meanwhile.
-
-        Args:
-            keeps_dtype: whether operands stay in the network's dtype although another is more accurate on the device.
-        """
+        """Lay out the weight for the default device, evaluated, also in a more accurate dtype unless `keeps_dtype`."""
         weight, bias = self._ordered()
         norm_bound = math.sqrt(weight.shape[-1]) if self._is_normalized else None
         if not keeps_dtype and self._layout is KernelLayout.STORED:
             dtype, self._half_range = operand_dtype(weight, backend(), norm_bound)
             weight = weight.astype(dtype)
-        layout = load_layout(self._rule, backend(), is_strided=self._is_strided)
+        # The one of all formulations that the rule may return here.
+        layout = LAYOUTS[self._rule(ConvShape((1, 1, 1), 1, 1, self._is_strided), backend())]
         self.weight = mx.contiguous(formulations.arrange(weight, self._layout, layout))
         self.bias = mx.contiguous(bias)
-        self._layout, self._is_ordered = layout, True
+        self._layout, self._order = layout, None
         mx.eval(self.weight, self.bias)
 
     def operands(self, norm_bound: Callable[[], float]) -> mx.Dtype:
-        """The dtype in which it takes its input.
-
-        Args:
-            norm_bound: gives the length that no position's vector exceeds; called only if the dtype depends on it.
-        """
+        """The dtype in which it takes its input; `norm_bound` is called only if that depends on its length."""
         if self.weight.dtype == self.dtype or norm_bound() > self._half_range:
             return self.dtype
         return self.weight.dtype
 
     def __call__(self, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
-        """Convolve.
+        """Convolve frames (B, T, H, W, I), padded in time, in the dtype of `operands`, and add `skip`.
 
-        Args:
-            frames: (B, T, H, W, I), padded in time, in the dtype of `operands`.
-            padding: positions of zero padding to add at both ends of each axis, none in time.
-            skip: added to the result, of its shape.
-
-        Returns:
-            (B, T', H', W', O) in `dtype`.
+        `padding` is that to add with zeros at both ends of each axis, none in time. (B, T', H', W', O) in `dtype`.
         """
         weight, bias = self._ordered()
-        shape = self._shape(frames, padding, len(bias))
+        extents = zip(frames.shape[1:4], padding, self._stride, strict=True)
+        time, height, width = ((extent + 2 * added - TAPS) // stride + 1 for extent, added, stride in extents)
+        shape = ConvShape((time, height, width), frames.shape[-1], len(bias), self._is_strided)
         formulation = self._rule(shape, backend(), allows_winograd=frames.dtype != mx.bfloat16)
-        weight = formulations.arrange(weight, self._layout, layout_for(formulation))
+        weight = formulations.arrange(weight, self._layout, LAYOUTS[formulation])
         if formulation in formulations.PRODUCTS:
             frames, weight, bias = (array.astype(mx.float32) for array in (frames, weight, bias))
             result = formulations.PRODUCTS[formulation](frames, weight, bias, padding)
@@ -112,16 +96,10 @@ class Conv3d(nn.Module):
     def _is_strided(self) -> bool:
         return self._stride != (1, 1, 1)
 
-    def _shape(self, frames: mx.array, padding: Padding, outputs: int) -> ConvShape:
-        extents = zip(frames.shape[1:4], padding, self._stride, strict=True)
-        time, height, width = ((extent + 2 * added - TAPS) // stride + 1 for extent, added, stride in extents)
-        return ConvShape((time, height, width), frames.shape[-1], outputs, self._is_strided)
-
     def _ordered(self) -> tuple[mx.array, mx.array]:
-        """The weight and the bias with output channels in order."""
-        if self._is_ordered or self._order is None:
+        if self._order is None:
             return self.weight, self.bias
-        axis = formulations.output_axis(self._layout)
+        axis = formulations.WEIGHT_AXES[self._layout].index(0)
         index = mx.array(self._order)
         return mx.take(self.weight, index, axis=axis), mx.take(self.bias, index)
 

@@ -32,15 +32,7 @@ _FILTER_SIZES = (
 
 
 def half_range(weight: mx.array) -> float:
-    """The longest input vector of a position with which nothing in a float16 convolution overflows, by any route.
-
-    Args:
-        weight: (O, 3, 3, 3, I), which may be in any dtype.
-
-    Returns:
-        The length; 0 if the weight itself overflows float16. The bound holds for every input, so it is far below what
-        overflows in practice.
-    """
+    """The longest input vector with which no float16 convolution overflows; 0 if the weight (O, 3, 3, 3, I) does."""
     wide = weight.astype(mx.float32)
     if to_float(mx.abs(wide).max()) > _HALF_MAX:
         return 0.0
@@ -52,16 +44,7 @@ def half_range(weight: mx.array) -> float:
 
 
 def operand_dtype(weight: mx.array, backend: Backend, norm_bound: float | None) -> tuple[mx.Dtype, float]:
-    """The dtype in which a convolution takes its operands unless the caller asked for a dtype.
-
-    Args:
-        weight: (O, 3, 3, 3, I), in the network's dtype.
-        norm_bound: the length of its input vectors behind a norm; None without a norm.
-
-    Returns:
-        The dtype and, if it is float16 in place of bfloat16, the longest input vector that it allows (see
-        `half_range`).
-    """
+    """The dtype of a convolution's operands and, if it is float16 in place of bfloat16, their greatest length."""
     if backend is not Backend.METAL or weight.dtype != mx.bfloat16 or norm_bound is None:
         return weight.dtype, math.inf
     longest = half_range(weight)

@@ -54,7 +54,8 @@ class KernelLayout(enum.Enum):
     JOINED = "O, H, W, D, I"
 
 
-_LAYOUTS = {
+#: The weight's axis order that each formulation needs.
+LAYOUTS = {
     Formulation.CONV3D: KernelLayout.STORED,
     Formulation.TAPS: KernelLayout.PRODUCTS,
     Formulation.COLUMNS: KernelLayout.PRODUCTS,
@@ -64,12 +65,7 @@ _LAYOUTS = {
 
 
 class ConvShape(NamedTuple):
-    """The shape of one convolution.
-
-    Attributes:
-        grid: (T, H, W) of the output.
-        is_strided: whether it has a stride along any axis.
-    """
+    """The shape of one convolution; `grid` is (T, H, W) of the output."""
 
     grid: Grid
     in_channels: int
@@ -78,7 +74,6 @@ class ConvShape(NamedTuple):
 
     @property
     def results(self) -> int:
-        """Output positions."""
         return math.prod(self.grid)
 
     @property
@@ -88,18 +83,10 @@ class ConvShape(NamedTuple):
 
 
 class ConvRule(Protocol):
-    """What chooses the formulation of a convolution. Comparable and hashable, since specs that contain it are.
-
-    On one backend it returns formulations of one `KernelLayout`, except for strided convolutions.
-    """
+    """Chooses the formulation; on a backend all have one `KernelLayout`, unless strided. Hashable, since specs are."""
 
     def __call__(self, shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
-        """The formulation of a convolution.
-
-        Args:
-            allows_winograd: whether its operands keep enough accuracy in Metal's Winograd kernels: float16 and float32
-                do, bfloat16 does not.
-        """
+        """`allows_winograd`: operands keep enough accuracy in Metal's Winograd kernels, which bfloat16 does not."""
 
 
 def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
@@ -117,7 +104,7 @@ def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) 
 
 @dataclass(frozen=True)
 class FixedRule:
-    """The rule that all convolutions without a stride have one formulation. For measurements."""
+    """All convolutions without a stride have one formulation. For measurements."""
 
     formulation: Formulation
 
@@ -125,22 +112,11 @@ class FixedRule:
         return Formulation.CONV3D if shape.is_strided else self.formulation
 
 
-def layout_for(formulation: Formulation) -> KernelLayout:
-    """The weight's axis order that a formulation needs."""
-    return _LAYOUTS[formulation]
-
-
-def load_layout(rule: ConvRule, backend: Backend, *, is_strided: bool) -> KernelLayout:
-    """The weight's axis order for all formulations that a rule may return on a backend."""
-    return layout_for(rule(ConvShape((1, 1, 1), 1, 1, is_strided), backend))
-
-
 def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]:
     """The rows of each chain of matrix products on a CPU, as (start, end), in blocks of nearly equal heights.
 
-    Args:
-        row_bytes: bytes of one row of one frame of the output. The number of frames has no part in it: the rounding of
-            a matrix product may depend on its size, and frames should not depend on how a clip is cut.
+    `row_bytes` are those of one frame's output. The number of frames has no part in it: the rounding of a product may
+    depend on its size, and frames should not depend on how a clip is cut.
     """
     size = max(_BLOCK_BYTES, _BLOCK_BYTES_TIMES_CHANNELS // in_channels)
     height = max(1, size // max(1, row_bytes))
@@ -149,11 +125,7 @@ def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]
 
 
 def scratch_bytes(shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool) -> int:
-    """Bytes that a convolution allocates per batch item: copies of its input, intermediate results and the output.
-
-    Args:
-        itemsize: bytes per element of its input. On a CPU every product is computed in float32.
-    """
+    """Bytes that a convolution allocates per batch item: copies of its input, intermediate results and the output."""
     frames = shape.grid[0] + TAPS - 1
     size = FLOAT32_BYTES if on_cpu else itemsize
     padded = frames * shape.padded_frame * shape.in_channels
@@ -178,10 +150,7 @@ def scratch_bytes(shape: ConvShape, formulation: Formulation, itemsize: int, *, 
 
 
 def winograd_elements(shape: ConvShape) -> int:
-    """Scratch elements of Metal's Winograd kernel for a joined convolution, one frame at a time; 0 if it is not used.
-
-    Taken from MLX 0.32's dispatch code, not measured on a Mac.
-    """
+    """Scratch elements of Metal's Winograd kernel for a joined convolution, a frame at a time; 0 if it is not used."""
     joined = TAPS * shape.in_channels
     if shape.results < _WINOGRAD_MIN_POSITIONS or not _can_take_winograd(joined, shape.out_channels):
         return 0

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ...backend.device import is_cpu
 from ...backend.mlx_utils import to_float
 
+PIXEL_NORM_EPS = 1e-8
+_LANES = 16
 _TERMS = 6  # terms of the series
 _HALVINGS = 4  # times that x is halved, so that few terms suffice
 
@@ -27,12 +28,7 @@ class Modulation(NamedTuple):
 
 
 def read_modulations(table: mx.array, embedding: mx.array) -> list[Modulation]:
-    """The n modulations of a layer: its learned table plus the timestep embedding.
-
-    Args:
-        table: (2n, C), rows shift, scale, shift, scale, ...
-        embedding: (B, 2n * C).
-    """
+    """The n modulations of a layer: its learned table (2n, C), rows shift, scale, ..., plus an embedding (B, 2n*C)."""
     rows = table.astype(mx.float32)[None] + embedding.reshape(embedding.shape[0], *table.shape)
     values = [rows[:, row, None, None, None, :] for row in range(table.shape[0])]
     return [Modulation(shift, scale) for shift, scale in zip(values[::2], values[1::2], strict=True)]
@@ -48,16 +44,23 @@ def norm_bound(channels: int, modulation: Modulation | None) -> float:
     return to_float(scale * bound + shift)
 
 
-def activate(
-    x: mx.array, norm: nn.Module, modulation: Modulation | None = None, dtype: mx.Dtype | None = None
-) -> mx.array:
-    """Apply the norm, the modulation (shift + x * (1 + scale)) and SiLU.
+def pixel_norm(x: mx.array) -> mx.array:
+    """RMS norm over the channels of each position (..., C), without weights, computed in float32."""
+    if not is_cpu():
+        return mx.fast.rms_norm(x, None, PIXEL_NORM_EPS)
+    # Summed in two steps, the first of which is vectorized: MLX's CPU backend reduces the last axis one element at
+    # a time. A matrix product would be faster, but its rounding depends on the length of the piece.
+    wide = x.astype(mx.float32)
+    channels = x.shape[-1]
+    squares = mx.square(wide).reshape(*x.shape[:-1], -1, math.gcd(channels, _LANES))
+    mean = squares.sum(axis=-2).sum(axis=-1, keepdims=True) / channels
+    return (wide * mx.rsqrt(mean + PIXEL_NORM_EPS)).astype(x.dtype)
 
-    Args:
-        dtype: of the result; None for that of `x`.
-    """
+
+def activate(x: mx.array, modulation: Modulation | None = None, dtype: mx.Dtype | None = None) -> mx.array:
+    """Apply the norm, the modulation (shift + x * (1 + scale)) and SiLU; in `dtype`, or in that of `x`."""
     target = dtype or x.dtype
-    x = norm(x)
+    x = pixel_norm(x)
     if modulation is not None:
         x = x * (1 + modulation.scale) + modulation.shift
     return silu(x, target)
@@ -66,11 +69,7 @@ def activate(
 def silu(x: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
     """x * sigmoid(x), computed in float32; in `dtype`, or in that of `x`."""
     target = dtype or x.dtype
-    return _silu_on_cpu(x).astype(target) if is_cpu() else _silu_on_gpu(x, target)
-
-
-def _silu_on_gpu(x: mx.array, dtype: mx.Dtype) -> mx.array:
-    return _SILU_KERNELS[dtype](x)
+    return _silu_on_cpu(x).astype(target) if is_cpu() else _SILU_KERNELS[target](x)
 
 
 def _silu_kernel(dtype: mx.Dtype) -> Callable[[mx.array], mx.array]:

@@ -20,7 +20,6 @@ class ChannelNorm(nn.Module):
         self.gamma = mx.ones((channels,))
 
     def __call__(self, x: mx.array) -> mx.array:
-        """(..., C) -> (..., C)"""
         wide = x.astype(mx.float32)
         length = mx.maximum(mx.linalg.norm(wide, axis=-1, keepdims=True), _NORM_EPS)
         return (wide / length * x.shape[-1] ** 0.5 * self.gamma.astype(mx.float32)).astype(x.dtype)
@@ -28,8 +27,6 @@ class ChannelNorm(nn.Module):
 
 class FrameAttention(nn.Module):
     """Single-head self-attention over the positions of each frame; the configured head size is ignored.
-
-    Each output depends on a whole frame, so a stream along time caches nothing, and other axes cannot be streamed.
 
     Checkpoint keys: `norm.gamma`, `to_qkv`, `proj` (1x1 convolutions, stored as matrices here).
     """
@@ -52,5 +49,4 @@ class FrameAttention(nn.Module):
         return x + self.proj(seen.reshape(x.shape))
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """One stage that processes each frame independently."""
         return [pointwise(partial(self, neighbors=context.neighbors))]

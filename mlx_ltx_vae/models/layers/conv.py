@@ -14,19 +14,14 @@ from ...streaming.window import View, Window
 from ..convolution.module import Conv3d
 from ..specs import Activation, ConvSpec, LayerSpec, PaddingMode
 from .activation import Modulation, activate, norm_bound
-from .norm import PixelNorm
 
 
 class CausalConv3d(nn.Module):
-    """A 3x3x3 convolution over (B, T, H, W, C).
+    """A 3x3x3 convolution over (B, T, H, W, C), padded by one position on each side in space.
 
     In time the edge frames are repeated: the first frame twice before the clip (causal), or the first frame once before
-    it and the last frame once after it. In space there is one position of padding on each side.
-
-    Args:
-        order: the stored output channels in the order in which this layer returns them; None for the stored order.
-
-    Checkpoint keys: `<name>.conv.weight`, `<name>.conv.bias` (see `Conv3d`).
+    it and the last frame once after it. `order` lists the stored output channels in the order in which this layer
+    returns them; None for the stored order. Checkpoint keys: `<name>.conv.weight`, `<name>.conv.bias` (see `Conv3d`).
     """
 
     def __init__(self, spec: ConvSpec, order: Sequence[int] | None = None) -> None:
@@ -49,34 +44,24 @@ class CausalConv3d(nn.Module):
         return self.conv.operands(lambda: norm_bound(self.spec.in_channels, modulation))
 
     def window(self, context: StreamContext) -> Window:
-        """The cache of a new stream."""
         return make_window(self.spec, context)
 
     def __call__(self, view: View, frames: mx.array, context: StreamContext, skip: mx.array | None = None) -> mx.array:
-        """Convolve one step of a stream.
+        """Convolve frames (B, T, H, W, I), which are `view.frames` after norm and activation, and add `skip`.
 
-        Args:
-            view: from the window; its padding along the axis of the stream is added here.
-            frames: `view.frames` after norm and activation: (B, T, H, W, I).
-            context: the stream. The other axes are complete, or bands with neighbors, and are padded at both ends.
-            skip: added to the outputs, of their shape.
-
-        Returns:
-            The outputs of this step: (B, T', H', W', O).
+        The padding of all axes is added here; axes other than the stream's are complete, or bands with neighbors.
         """
         frames, conv_padding = pad(frames, view, self.spec, context)
         return self.conv(frames, conv_padding, skip)
 
     def stages(self, context: StreamContext, *, modulation: Modulation | None = None) -> list[Stage]:
-        """One stage: the convolution, after norm and SiLU if the spec requires them."""
         axis, spec = context.axis, self.spec
         window = self.window(context)
-        norm = PixelNorm()
         operands = self.operands(modulation) if spec.activation is not Activation.NONE else None
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:
             if x is not None and operands is not None:
-                x = activate(x, norm, modulation, operands)
+                x = activate(x, modulation, operands)
             view = window.push(x, last)
             if view is None:
                 return None
@@ -97,9 +82,8 @@ def make_window(spec: LayerSpec, context: StreamContext) -> Window:
 def pad(frames: mx.array, view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.array, tuple[int, int, int]]:
     """Join (B, T, H, W, C) with the halo and pad all axes, or leave the padding to the convolution if possible.
 
-    Returns:
-        The padded array, and the zero padding per axis that the convolution adds itself: none in time (Metal's fast
-        path requires none), and in space only if both sides are padded with zeros.
+    The second result is the zero padding per axis that the convolution adds itself: none in time (Metal's fast path
+    requires none), and in space only if both sides are padded with zeros.
     """
     left = [0, 0, 0]
     has_front = has_back = False
@@ -120,7 +104,6 @@ def pad(frames: mx.array, view: View, spec: LayerSpec, context: StreamContext) -
 
 
 def _extend(frames: mx.array, axis: Axis, before: int, after: int, mode: PaddingMode) -> mx.array:
-    """Pad `frames` along `axis` by `before` positions at the start and `after` at the end."""
     if before == after == 0:
         return frames
     length = frames.shape[axis]

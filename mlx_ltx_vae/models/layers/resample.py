@@ -73,9 +73,7 @@ class DepthToSpaceUpsample(nn.Module):
     """A convolution to `prod(up)` times the output channels, rearranged into time and space.
 
     If time doubles, the first output frame is dropped, causal or not, so that 1 + n frames become 1 + 2n. With a
-    residual, the input is added, rearranged in the same way and with its channels repeated.
-
-    Checkpoint keys: `conv.conv`.
+    residual, the input is added, rearranged alike, its channels repeated. Checkpoint keys: `conv.conv`.
     """
 
     def __init__(self, spec: ConvSpec) -> None:
@@ -84,7 +82,6 @@ class DepthToSpaceUpsample(nn.Module):
         self.spec = spec
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """One stage: (B, T, H, W, C) -> (B, T*p1, H*p2, W*p3, out_channels), minus the dropped frame."""
         axis, up = context.axis, self.spec.up
         window = self.conv.window(context)
 
@@ -107,7 +104,6 @@ class SpaceToDepthDownsample(nn.Module):
     """A convolution and space-to-depth, plus the input, rearranged in the same way and averaged.
 
     If time halves, the first frame is repeated once before the clip, so that 1 + 2n frames become 1 + n.
-
     Checkpoint keys: `conv.conv`.
     """
 
@@ -117,7 +113,6 @@ class SpaceToDepthDownsample(nn.Module):
         self.spec = spec
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """One stage along time: (B, T, H, W, C) -> (B, T/p1, H/p2, W/p3, out_channels)."""
         down = self.spec.down
         # A pair of convolved frames depends on four input frames; the repeated first frame adds padding before them.
         window = self.conv.window(context)

@@ -5,16 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, quote
-from .block_types import (
-    BLOCKS,
-    DOWNSAMPLE,
-    RES_CHANGE,
-    STEMS,
-    UPSAMPLE,
-    BlockConfig,
-    BlockName,
-    NetworkOptions,
-)
+from .block_types import BLOCKS, DOWNSAMPLE, RES_CHANGE, STEMS, UPSAMPLE, BlockConfig, BlockName, NetworkOptions
 from .raw_config import check_block
 
 #: The shapes of a network's stored weights by name, those of convolutions channels-last.
@@ -26,7 +17,7 @@ _FRACTION_TOLERANCE = 0.01  # of the width: a fraction is written with few digit
 
 
 class _Entry(NamedTuple):
-    """A block of a list: its name there, the name's meaning, its options, and the path of its module."""
+    """A block of a list, and the path of its module."""
 
     name: str
     meaning: BlockName
@@ -42,23 +33,21 @@ class _Entry(NamedTuple):
         return int(factor) if factor == int(factor) else factor
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the list states the change of width as a whole number."""
-        return self.is_stated and isinstance(self.factor, int)
-
-    @property
     def is_stated(self) -> bool:
         """Whether the list says how the width changes. Lists of pruned networks leave it out."""
         return self.meaning.type is not RES_CHANGE or bool(self.options["multiplier"] or self.options["out_channels"])
+
+    @property
+    def is_exact(self) -> bool:
+        return self.is_stated and isinstance(self.factor, int)
 
     def out_width(self, network: str, width: int) -> int:
         """The width after the block, as the list states it."""
         if self.options["out_channels"]:
             return self.options["out_channels"]
-        factor = self.factor
-        if isinstance(factor, float):
-            return round(width * factor if network == "encoder" else width / factor)
-        return width * factor if network == "encoder" else width // factor
+        if network == "encoder":
+            return round(width * self.factor)
+        return width // self.factor if isinstance(self.factor, int) else round(width / self.factor)
 
 
 def resolve_blocks(
@@ -72,14 +61,10 @@ def resolve_blocks(
     """The blocks of an encoder or a decoder in execution order, with their widths.
 
     Args:
-        network: "encoder" or "decoder".
         blocks: in the order of checkpoints, which list a decoder's in reverse.
         base_channels: the width before an encoder's first block. A decoder's first width is its base times the factors
             of all blocks. None if it is not stated: the weights decide, or without weights it is 128.
         stored: None if there are no weights, so that the list alone decides.
-
-    Raises:
-        CheckpointError: a block is not known, cannot have these widths, or disagrees with the weights.
     """
     entries = _read_entries(network, blocks, source)
     factors = [entry.factor for entry in entries] if network == "decoder" else []
@@ -113,9 +98,8 @@ def _read_entries(network: str, blocks: Sequence[Any], source: str) -> list[_Ent
         if options["inject_noise"] and network == "encoder":
             raise CheckpointError(f"{source}: its encoder injects noise, which no known encoder does.")
         if options["inject_noise"] and not meaning.takes_noise:
-            raise CheckpointError(
-                f"{source}: its decoder injects noise in a {meaning.type.name} block, which is not known."
-            )
+            kind = meaning.type.name
+            raise CheckpointError(f"{source}: its decoder injects noise in a {kind} block, which is not known.")
         result.append(_Entry(name, meaning, options, f"{STEMS[network]}.{index}"))
     num_layers = sum(entry.options["num_layers"] for entry in result)
     if num_layers > _MAX_LAYERS:
@@ -128,17 +112,15 @@ def _read_entries(network: str, blocks: Sequence[Any], source: str) -> list[_Ent
 def _stored_widths(
     network: str, entries: Sequence[_Entry], options: NetworkOptions, source: str, stored: StoredShapes
 ) -> tuple[list[int], str]:
-    """The width before each block and after the last one, and the name of the weight that takes the first of them.
-
-    Every block's first weight states its input channels.
-    """
+    """The width before each block and after the last one, and the name of the weight that takes the first of them."""
     widths: list[int] = []
     after = "conv_out.conv.weight"
     width = _stored_width(network, after, "conv_out", source, stored)
     for entry in reversed(entries):
         widths.insert(0, width)
         block = BlockConfig(entry.meaning.type, 1, 1, stride=entry.meaning.stride)
-        weight = entry.meaning.type.first_weight(entry.path, block, options)
+        layers = entry.meaning.type.specs(block, options, entry.path)
+        weight = next((name for layer in layers for name, _ in layer.weights), None)
         if weight is not None:
             width = _stored_width(network, weight, entry.name, source, stored)
         expected = entry.out_width(network, width)
@@ -154,22 +136,20 @@ def _stored_widths(
 
 
 def _stored_width(network: str, weight: str, kind: str, source: str, stored: StoredShapes) -> int:
-    """The input channels of a stored weight, which for a vector are its size."""
     if weight not in stored:
         raise CheckpointError(
             f"{source}: its {network} lacks tensor {weight} of a {kind} in its configuration, so the file does not "
             "match its configuration; download both again from one release."
         )
     shape = stored[weight]
-    return shape[-1] if len(shape) in (2, 4, 5) else math.prod(shape)
+    return shape[-1] if len(shape) in (2, 4, 5) else math.prod(shape)  # the size of a vector
 
 
 def _make_block(network: str, entry: _Entry, width: int, out_width: int, source: str) -> BlockConfig:
     """Refuses widths that the block's rearrangement of channels cannot have."""
     meaning, options = entry.meaning, entry.options
-    residual = meaning.residual
-    if network == "decoder" and options["residual"] is not None:
-        residual = options["residual"]
+    is_chosen = network == "decoder" and options["residual"] is not None
+    residual = options["residual"] if is_chosen else meaning.residual
     cells = math.prod(meaning.stride)
     is_valid = width > 0 and out_width > 0
     if is_valid and meaning.type is DOWNSAMPLE:

@@ -1,7 +1,4 @@
-"""The block types of encoders and decoders: their names in checkpoints and their layers. No MLX.
-
-Everything about a block type is defined here, except the module that computes it, which is in `blocks.py`.
-"""
+"""The block types of encoders and decoders: their names in checkpoints and their layers. No MLX."""
 
 import math
 from collections.abc import Callable
@@ -30,13 +27,7 @@ class NetworkOptions(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """One block with its widths resolved.
-
-    Attributes:
-        num_layers: number of residual blocks.
-        stride: factors by which the block changes the grid, (time, height, width).
-        residual: whether the rearranged input is added to the output.
-    """
+    """One block with its widths resolved; with `residual`, its rearranged input is added to its output."""
 
     type: "BlockType"
     in_channels: int
@@ -49,32 +40,18 @@ class BlockConfig:
 
 @dataclass(frozen=True, eq=False)
 class BlockType:
-    """A kind of block.
+    """A kind of block, by its name in reports.
 
-    Attributes:
-        name: the name in reports.
-        specs: returns its layers from its configuration, the network's options and the path of its module. The last
-            axis of the first weight is the block's input channels, in which a checkpoint states the block's width.
+    `specs` returns its layers from its configuration, the network's options and the path of its module. The last axis
+    of the first weight is the block's input channels, in which a checkpoint states the block's width.
     """
 
     name: str
     specs: Callable[[BlockConfig, NetworkOptions, str], list[LayerSpec]]
 
-    def first_weight(self, name: str, block: BlockConfig, options: NetworkOptions) -> str | None:
-        """The name of the first weight of a block at `name`; None if it has no weights."""
-        layers = self.specs(block, options, name)
-        return next((weight for layer in layers for weight, _ in layer.weights), None)
-
 
 class BlockName(NamedTuple):
-    """The meaning of a name in the block list of a checkpoint.
-
-    Attributes:
-        multiplier: default factor by which the width changes; 0 if the width never changes.
-        stride: factors by which the grid changes.
-        residual: default for whether the rearranged input is added.
-        takes_noise: whether the options may enable noise injection.
-    """
+    """The meaning of a name in a block list. The default `multiplier` of the width is 0 if that never changes."""
 
     type: BlockType
     multiplier: int = 0
@@ -93,23 +70,19 @@ def conv_layer(
     time_kernel: int = 3,
     **attributes: Any,
 ) -> ConvSpec:
-    """The spec of a layer around a 3x3x3 convolution with replication padding in time.
+    """A layer around a 3x3x3 convolution at `name.conv`, with replication padding in time and further `weights`.
 
-    Args:
-        name: the path of the layer's module; its convolution is at `name.conv`.
-        conv_channels: output channels of the convolution, before any rearrangement.
-        weights: the layer's weights besides the convolution's.
-        time_kernel: input frames per output frame: more than 3 if an output combines several convolved frames.
-        attributes: other attributes of `ConvSpec`.
+    An output frame takes `time_kernel` input frames: more than 3 if it combines several convolved frames.
     """
     down = attributes.get("down", (1, 1, 1))
     before, after = (time_kernel - 1, 0) if options.causal else (1, 1)
+    time = WindowSpec(time_kernel, down[0], before, after)
     own = ((f"{name}.conv.weight", (conv_channels, *KERNEL, in_channels)), (f"{name}.conv.bias", (conv_channels,)))
     return ConvSpec(
         name=name,
         in_channels=in_channels,
         conv_channels=conv_channels,
-        windows=(WindowSpec(time_kernel, down[0], before, after), _space(down[1]), _space(down[2])),
+        windows=(time, WindowSpec(3, down[1], 1, 1), WindowSpec(3, down[2], 1, 1)),
         padding=options.padding,
         rule=options.rule,
         weights=own + weights,
@@ -117,23 +90,17 @@ def conv_layer(
     )
 
 
-def _space(stride: int) -> WindowSpec:
-    return WindowSpec(3, stride, 1, 1)
-
-
 def embedder_weights(name: str, channels: int) -> Weights:
-    """The weights of a time embedder at `name` with `channels` output channels."""
+    """The weights of a time embedder with `channels` output channels."""
     path = f"{name}.timestep_embedder"
-    return (
-        (f"{path}.linear_1.weight", (channels, _EMBEDDING)),
-        (f"{path}.linear_1.bias", (channels,)),
-        (f"{path}.linear_2.weight", (channels, channels)),
-        (f"{path}.linear_2.bias", (channels,)),
-    )
+    return _linear(f"{path}.linear_1", channels, _EMBEDDING) + _linear(f"{path}.linear_2", channels, channels)
+
+
+def _linear(name: str, out_channels: int, in_channels: int) -> Weights:
+    return ((f"{name}.weight", (out_channels, in_channels)), (f"{name}.bias", (out_channels,)))
 
 
 def _residual_layers(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
-    """The two convolutions of one residual block at `name`."""
     in_channels, out_channels = block.in_channels, block.out_channels
     first: Weights = ((f"{name}.scale_shift_table", (4, in_channels)),) if options.has_timestep else ()
     second: Weights = ()
@@ -141,33 +108,21 @@ def _residual_layers(block: BlockConfig, options: NetworkOptions, name: str) -> 
         first += ((f"{name}.per_channel_scale1", (out_channels,)),)
         second += ((f"{name}.per_channel_scale2", (out_channels,)),)
     if in_channels != out_channels:
-        norm, shortcut = f"{name}.norm3.norm", f"{name}.conv_shortcut"
-        second += ((f"{norm}.weight", (in_channels,)), (f"{norm}.bias", (in_channels,)))
-        second += ((f"{shortcut}.weight", (out_channels, in_channels)), (f"{shortcut}.bias", (out_channels,)))
+        second += ((f"{name}.norm3.norm.weight", (in_channels,)), (f"{name}.norm3.norm.bias", (in_channels,)))
+        second += _linear(f"{name}.conv_shortcut", out_channels, in_channels)
     shared = {"is_modulated": options.has_timestep, "has_noise": block.inject_noise}
+    outer: dict[str, Any] = {"weights": first, "activation": Activation.INPUT, **shared}
+    inner: dict[str, Any] = {"weights": second, "activation": Activation.CACHED, "skip_channels": in_channels, **shared}
     return [
-        conv_layer(
-            f"{name}.conv1", in_channels, out_channels, options, weights=first, activation=Activation.INPUT, **shared
-        ),
-        conv_layer(
-            f"{name}.conv2",
-            out_channels,
-            out_channels,
-            options,
-            weights=second,
-            activation=Activation.CACHED,
-            skip_channels=in_channels,
-            **shared,
-        ),
+        conv_layer(f"{name}.conv1", in_channels, out_channels, options, **outer),
+        conv_layer(f"{name}.conv2", out_channels, out_channels, options, **inner),
     ]
 
 
 def _res_stack(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
-    layers = [
-        layer
-        for index in range(block.num_layers)
-        for layer in _residual_layers(block, options, f"{name}.res_blocks.{index}")
-    ]
+    layers: list[LayerSpec] = []
+    for index in range(block.num_layers):
+        layers += _residual_layers(block, options, f"{name}.res_blocks.{index}")
     if options.has_timestep:
         embedder = embedder_weights(f"{name}.time_embedder", 4 * block.in_channels)
         layers[0] = replace(layers[0], weights=layers[0].weights + embedder)
@@ -180,55 +135,45 @@ def _res_change(block: BlockConfig, options: NetworkOptions, name: str) -> list[
 
 def _upsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
     """A convolution and depth-to-space. If time doubles, the first output frame is dropped."""
-    return [
-        conv_layer(
-            f"{name}.conv",
-            block.in_channels,
-            block.out_channels * math.prod(block.stride),
-            options,
-            out_channels=block.out_channels,
-            up=block.stride,
-            trim=block.stride[0] - 1,
-            has_residual=block.residual,
-        )
-    ]
+    layer = conv_layer(
+        f"{name}.conv",
+        block.in_channels,
+        block.out_channels * math.prod(block.stride),
+        options,
+        out_channels=block.out_channels,
+        up=block.stride,
+        trim=block.stride[0] - 1,
+        has_residual=block.residual,
+    )
+    return [layer]
 
 
 def _downsample(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
     """A convolution and space-to-depth. If time halves, an output frame combines two convolved frames."""
-    return [
-        conv_layer(
-            f"{name}.conv",
-            block.in_channels,
-            block.out_channels // math.prod(block.stride),
-            options,
-            out_channels=block.out_channels,
-            down=block.stride,
-            time_kernel=2 + block.stride[0],
-            has_residual=True,
-        )
-    ]
+    layer = conv_layer(
+        f"{name}.conv",
+        block.in_channels,
+        block.out_channels // math.prod(block.stride),
+        options,
+        out_channels=block.out_channels,
+        down=block.stride,
+        time_kernel=2 + block.stride[0],
+        has_residual=True,
+    )
+    return [layer]
 
 
 def _strided(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
-    """A convolution with a stride."""
-    return [
-        conv_layer(name, block.in_channels, block.out_channels, options, down=block.stride, conv_stride=block.stride)
-    ]
+    stride = block.stride
+    return [conv_layer(name, block.in_channels, block.out_channels, options, down=stride, conv_stride=stride)]
 
 
 def _attention(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
     channels = block.in_channels
-    weights: Weights = (
-        (f"{name}.norm.gamma", (channels,)),
-        (f"{name}.to_qkv.weight", (3 * channels, channels)),
-        (f"{name}.to_qkv.bias", (3 * channels,)),
-        (f"{name}.proj.weight", (channels, channels)),
-        (f"{name}.proj.bias", (channels,)),
-    )
-    return [
-        FrameAttentionSpec(name, channels, channels, unbounded=frozenset({Axis.HEIGHT, Axis.WIDTH}), weights=weights)
-    ]
+    weights: Weights = ((f"{name}.norm.gamma", (channels,)),)
+    weights += _linear(f"{name}.to_qkv", 3 * channels, channels) + _linear(f"{name}.proj", channels, channels)
+    space = frozenset({Axis.HEIGHT, Axis.WIDTH})
+    return [FrameAttentionSpec(name, channels, channels, unbounded=space, weights=weights)]
 
 
 RES_STACK = BlockType("residual", _res_stack)
@@ -245,14 +190,13 @@ _BOTH = {
     "attn": BlockName(ATTENTION),
 }
 
-#: The names in a checkpoint's `encoder_blocks`.
+#: The names in a checkpoint's `encoder_blocks` and `decoder_blocks`.
 ENCODER_BLOCKS: dict[str, BlockName] = {
     **_BOTH,
     **{name: BlockName(STRIDED, 0, stride) for name, stride in _STRIDES.items()},
     **{f"{name}_x_y": BlockName(STRIDED, 2, stride) for name, stride in _STRIDES.items()},
     **{f"{name}_res": BlockName(DOWNSAMPLE, 2, stride, residual=True) for name, stride in _STRIDES.items()},
 }
-#: The names in a checkpoint's `decoder_blocks`.
 DECODER_BLOCKS: dict[str, BlockName] = {
     **_BOTH,
     **{name: BlockName(UPSAMPLE, 1, stride) for name, stride in _STRIDES.items()},

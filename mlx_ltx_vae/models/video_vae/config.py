@@ -1,14 +1,10 @@
-"""The fully resolved configuration of a video VAE.
-
-`parse_vae_config` reads the `vae` entry of a checkpoint's metadata and fills in whatever the file leaves implicit
-(widths, padding modes, defaults). Strings from a checkpoint become enums and block types here.
-"""
+"""The fully resolved configuration of a video VAE: strings from a checkpoint become enums and block types here."""
 
 import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from ...errors import CheckpointError, quote
 from ...shapes import ScaleFactors
@@ -24,8 +20,6 @@ _PADDING = {mode.value: mode for mode in PaddingMode}
 # The forms of the encoder's log-variance, which is not needed for latents: channels for each channel and for all.
 _LOG_VARIANCE = {"uniform": (0, 1), "per_channel": (1, 0), "constant": (0, 1), "none": (0, 0)}
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class NetworkConfig:
@@ -38,12 +32,10 @@ class NetworkConfig:
 
     @property
     def first_width(self) -> int:
-        """Channels between `conv_in` and the first block."""
         return self.blocks[0].in_channels
 
     @property
     def last_width(self) -> int:
-        """Channels between the last block and `conv_out`."""
         return self.blocks[-1].out_channels
 
     @property
@@ -56,11 +48,8 @@ class NetworkConfig:
 class VAEConfig:
     """A whole video VAE, or one network of it.
 
-    Attributes:
-        patch_size: pixels per cell of the finest grid, along each side.
-        encoder: None if neither the configuration nor the weights say what it is.
-        decoder: None likewise; the diffusion decoder of LTX-2.5 is not one.
-        generation: "LTX-2.3" and the like, or "custom".
+    A network is None if neither the configuration nor the weights say what it is. `patch_size` is the pixels per cell
+    of the finest grid, along each side; `generation` is "LTX-2.3" and the like, or "custom".
     """
 
     latent_channels: int
@@ -75,11 +64,7 @@ class VAEConfig:
         return {name: network for name, network in both.items() if network is not None}
 
     def network(self, name: str) -> NetworkConfig:
-        """The encoder or the decoder, by its name.
-
-        Raises:
-            CheckpointError: there is none.
-        """
+        """The encoder or the decoder, by its name; a `CheckpointError` if there is none."""
         if name not in self.networks:
             raise CheckpointError(f"the configuration has no {name}; use that of a whole VAE.")
         return self.networks[name]
@@ -111,17 +96,10 @@ class VAEConfig:
 def parse_vae_config(
     raw: Mapping[str, Any], source: str, stored: Mapping[str, StoredShapes] | None = None
 ) -> VAEConfig:
-    """Parse the `vae` entry of a checkpoint's metadata.
+    """Parse the `vae` entry of a checkpoint's metadata, and fill in what it leaves implicit.
 
-    Args:
-        raw: the JSON object, with the keys of the original checkpoints. It lists the blocks of one network or both.
-        source: the checkpoint's name in error messages.
-        stored: for each network whose weights exist, their shapes. They decide the widths, which `raw` states only in
-            part; what it does state is compared with them.
-
-    Raises:
-        CheckpointError: if a key or value is not known, since it could change the result, or if it disagrees with the
-            weights.
+    The shapes of `stored` weights decide the widths, and must agree with what is stated. A key or value that is not
+    known is a `CheckpointError`, since it could change the result.
     """
     values = check_config(raw, source)
     lists = {name: values[f"{name}_blocks"] or values["blocks"] for name in ("encoder", "decoder")}
@@ -130,42 +108,35 @@ def parse_vae_config(
     generation = name_generation(lists["encoder"], lists["decoder"], values["timestep_conditioning"])
     encoder_padding, decoder_padding = _padding_modes(values, lists["decoder"], source)
     for_each, for_all = _look_up(_LOG_VARIANCE, values["latent_log_var"], "latent_log_var", source)
-    latent_channels, patch_size = values["latent_channels"], values["patch_size"]
-    pixel_channels = 3 * patch_size**2
+    latent_channels, pixel_channels = values["latent_channels"], 3 * values["patch_size"] ** 2
     options = {
         "encoder": NetworkOptions(causal=True, padding=encoder_padding),
         "decoder": NetworkOptions(values["causal_decoder"], decoder_padding, values["timestep_conditioning"]),
     }
-    ends = {
-        "encoder": (pixel_channels, latent_channels * (1 + for_each) + for_all),
-        "decoder": (latent_channels, pixel_channels),
-    }
+    moments = latent_channels * (1 + for_each) + for_all
+    ends = {"encoder": (pixel_channels, moments), "decoder": (latent_channels, pixel_channels)}
     networks = {}
     for name, blocks in lists.items():
         if blocks:
             base, weights = values[f"{name}_base_channels"], (stored or {}).get(name)
             resolved = resolve_blocks(name, blocks, base, options[name], source, weights)
-            networks[name] = NetworkConfig(*ends[name], resolved, options[name])
-            _check_stride(name, networks[name].stride, source)
+            networks[name] = network = NetworkConfig(*ends[name], resolved, options[name])
+            if max(network.stride) > _MAX_STRIDE:
+                scale = " x ".join(quote(factor, 20) for factor in network.stride)
+                raise CheckpointError(
+                    f"{source}: the blocks of its {name} scale by {scale} (time, height, width); expected at most "
+                    f"{_MAX_STRIDE} along each axis."
+                )
     encoder, decoder = networks.get("encoder"), networks.get("decoder")
     if encoder and decoder and encoder.stride != decoder.stride:
         raise CheckpointError(
             f"{source}: its encoder scales by {encoder.stride} and its decoder by {decoder.stride} (time, height, "
             "width), so the two do not belong together."
         )
-    return VAEConfig(latent_channels, patch_size, encoder, decoder, generation)
+    return VAEConfig(latent_channels, values["patch_size"], encoder, decoder, generation)
 
 
-def _check_stride(network: str, stride: tuple[int, ...], source: str) -> None:
-    if max(stride) > _MAX_STRIDE:
-        scale = " x ".join(quote(factor, 20) for factor in stride)
-        raise CheckpointError(
-            f"{source}: the blocks of its {network} scale by {scale} (time, height, width); expected at most "
-            f"{_MAX_STRIDE} along each axis."
-        )
-
-
-def _look_up(known: Mapping[str, T], value: str, key: str, source: str) -> T:
+def _look_up(known: Mapping[str, Any], value: str, key: str, source: str) -> Any:
     if value not in known:
         raise CheckpointError(
             f"{source}: its configuration has {key} = {quote(value)}; supported are {', '.join(known)}."
@@ -191,7 +162,6 @@ def _padding_modes(
 
 
 def _default_padding(values: Mapping[str, Any], decoder_blocks: Sequence[Any] | None, source: str) -> str:
-    """The padding of a decoder whose configuration does not name it."""
     generation = name_generation(None, decoder_blocks, values["timestep_conditioning"])
     if generation.startswith("LTX-Video 0.9") or values["timestep_conditioning"] or values["blocks"]:
         return "zeros"

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from ...errors import CheckpointError
@@ -50,7 +50,7 @@ def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
 
 
 def configure(stated: Mapping[str, Any] | VAEConfig | None, stored: Stored) -> Configuration[VAEConfig]:
-    """See `Family`. Names and configurations of diffusers are translated to the original's."""
+    """Names and configurations of diffusers are translated to the original's."""
     source, networks = stored.source, stored.networks
     translation = None
     if isinstance(stated, Mapping) and is_diffusers_config(stated):
@@ -74,17 +74,16 @@ def configure(stated: Mapping[str, Any] | VAEConfig | None, stored: Stored) -> C
     raw = _complete(stated, translated, source)
     if "decoder" in stored.unsupported and "decoder" not in networks:
         raw.pop("decoder_blocks", None)  # a match of the encoder's tensors says nothing about that decoder
-    return Configuration(_resolve(raw, translated, stored.wanted, source), raw, names)
+    # The tensors decide whether the decoder takes a timestep, if it is not stated: ltx-core then assumes that it does,
+    # diffusers not. And they decide the widths of the networks that are wanted.
+    implied: dict[str, Any] = {"timestep_conditioning": _TIMESTEP_TENSOR in translated.get("decoder", {})}
+    implied |= {key: value for key, value in _widths(translated).items() if key in ("latent_channels", "patch_size")}
+    wanted = {name: translated[name] for name in stored.wanted if name in translated}
+    return Configuration(parse_vae_config({**implied, **raw}, source, wanted), raw, names)
 
 
 def _complete(stated: Mapping[str, Any] | None, networks: Mapping[str, Shapes], source: str) -> dict[str, Any]:
-    """A configuration that lists the blocks of all `networks`, in the original's vocabulary.
-
-    What `stated` does not list is that of the one published generation that has these tensors.
-
-    Raises:
-        CheckpointError: none or several have them.
-    """
+    """What `stated` does not list of `networks` is that of the one published generation that has these tensors."""
     stated = dict(stated or {})
     missing = [name for name in networks if not (f"{name}_blocks" in stated or "blocks" in stated)]
     if stated and not missing:
@@ -106,25 +105,12 @@ def _complete(stated: Mapping[str, Any] | None, networks: Mapping[str, Shapes], 
     return json.loads(json.dumps(next(iter(matches.values()))))  # lists in place of tuples, as in a file
 
 
-def _resolve(raw: Mapping[str, Any], networks: Mapping[str, Shapes], wanted: Collection[str], source: str) -> VAEConfig:
-    """Parse a configuration. The widths of the `wanted` networks are those of their tensors.
-
-    So is whether the decoder takes a timestep, if it is not stated: ltx-core then assumes that it does, diffusers not.
-    """
-    shared: dict[str, Any] = {}
-    shared |= {key: value for key, value in _widths(networks).items() if key in ("latent_channels", "patch_size")}
-    shared["timestep_conditioning"] = _TIMESTEP_TENSOR in networks.get("decoder", {})
-    stored = {name: networks[name] for name in wanted if name in networks}
-    return parse_vae_config({**shared, **raw}, source, stored)
-
-
 def _candidate(
     stated: Mapping[str, Any], known: Mapping[str, Any], missing: Sequence[str], networks: Mapping[str, Shapes]
 ) -> dict[str, Any]:
     """The configuration of a known generation; or what is stated, with that generation's blocks where none are."""
     widths = {"_class_name": CLASS_NAME, **_widths(networks)}
-    has_list = any(f"{name}_blocks" in stated for name in NETWORKS)
-    if not has_list:
+    if not any(f"{name}_blocks" in stated for name in NETWORKS):
         return {**known, **widths, **stated}
     added = {f"{name}_blocks": known.get(f"{name}_blocks", known.get("blocks")) for name in missing}
     if "decoder" in missing:

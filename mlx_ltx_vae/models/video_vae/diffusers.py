@@ -8,8 +8,7 @@ these groups gives each part's index in the original list, so one walk yields th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, excerpt
 from .block_types import STEMS
@@ -62,29 +61,22 @@ _OUTSIDE = {
 }
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """One block: its entry in the original configuration, and the prefix of its tensors in diffusers."""
 
     block: list[Any]
     prefix: str
 
 
-@dataclass(frozen=True)
-class DiffusersVAE:
-    """A diffusers configuration in the vocabulary of the original.
-
-    Attributes:
-        raw_config: the configuration as the original's metadata would state it.
-        parts: of the "encoder" and the "decoder", in the order of the forward pass.
-    """
+class DiffusersVAE(NamedTuple):
+    """A diffusers configuration in the vocabulary of the original, and each network's parts in execution order."""
 
     source: str
     raw_config: dict[str, Any]
     parts: Mapping[str, Sequence[_Part]]
 
     def original_names(self, network: str, names: Iterable[str]) -> dict[str, str]:
-        """Diffusers name -> original name, both within the network ("encoder" or "decoder")."""
+        """Diffusers name -> original name, both within the network."""
         prefixes = dict(_OUTSIDE)
         for index, part in enumerate(self.parts[network]):
             original = f"{STEMS[network]}.{index}."
@@ -145,7 +137,6 @@ def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
 
 
 def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str, Any]:
-    """The configuration with the defaults of its class."""
     if class_name == _DIFFUSION_DECODER:
         raise CheckpointError(
             f"{source}: this is the diffusion decoder of LTX-2.5 ({class_name}), which is not supported yet; use the "
@@ -157,19 +148,14 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
         )
     defaults = _SHARED_DEFAULTS | _DEFAULTS[class_name]
     config = defaults | {key: value for key, value in raw.items() if not key.startswith("_")}
-    unknown = sorted(config.keys() - defaults.keys())
-    if unknown:
+    if unknown := sorted(config.keys() - defaults.keys()):
         raise unknown_key(unknown[0], config[unknown[0]], source)
     check_fixed(config, _FIXED, source)
     return config
 
 
 def _padding(config: Mapping[str, Any], source: str) -> dict[str, str]:
-    """Padding keys of the original.
-
-    diffusers states a mode per network. The original states one for both, or the encoder's alone, and the decoder then
-    has the default of its generation. It is stated all the same, since pruned block lists are of no generation.
-    """
+    """Padding keys of the original, stated even if they are the default: pruned block lists are of no generation."""
     encoder = config.get("encoder_spatial_padding_mode", "zeros")
     decoder = config.get("decoder_spatial_padding_mode", "zeros")
     if encoder == decoder:
@@ -183,7 +169,7 @@ def _padding(config: Mapping[str, Any], source: str) -> dict[str, str]:
 
 
 def _walk_encoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Part], int]:
-    """The parts of the encoder, and its width after `conv_in`."""
+    """The parts of the encoder, and its base width."""
     types = config["down_block_types"]
     widths = list(config["block_out_channels"])
     if class_name == _LTX_2:
@@ -223,7 +209,10 @@ def _walk_decoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Par
     for index, factor in enumerate(factors[: len(outputs)]):
         prefix = f"up_blocks.{index}"
         if width != outputs[index]:
-            options = _projection(width, outputs[index]) | ({"inject_noise": True} if noise[index + 1] else {})
+            # The original's lists state a factor where there is one.
+            ratio, rest = divmod(width, outputs[index])
+            options = {"out_channels": outputs[index]} if rest else {"multiplier": ratio}
+            options |= {"inject_noise": True} if noise[index + 1] else {}
             parts.append(_Part(["res_x_y", options], f"{prefix}.conv_in"))
             divisor *= options.get("multiplier", 1)
         if scaling[index]:
@@ -233,11 +222,6 @@ def _walk_decoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Par
         width = outputs[index] // factor
         parts.append(_res_stack(layers[index + 1], prefix, noise[index + 1]))
     return parts, _ratio(outputs[0], divisor)
-
-
-def _projection(width: int, out_width: int) -> dict[str, Any]:
-    """The options of a block that only changes the width. The original's lists state a factor where there is one."""
-    return {"out_channels": out_width} if width % out_width else {"multiplier": width // out_width}
 
 
 def _res_stack(layers: int, prefix: str, noise: bool = False) -> _Part:

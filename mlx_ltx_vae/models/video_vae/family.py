@@ -1,19 +1,75 @@
-"""The conv VAE of LTX-Video, LTX-2, LTX-2.3 and LTX-2.5."""
+"""The conv VAE of LTX-Video, LTX-2, LTX-2.3 and LTX-2.5, and what `info` says about it."""
 
-from ..base import Family, Network, Statistics
-from .block_types import KERNEL
-from .config import VAEConfig
+from ..base import Description, Family, Network, NetworkDescription, Statistics
+from .block_types import KERNEL, BlockConfig
+from .config import NetworkConfig, VAEConfig
 from .configuration import choose_config, configure
-from .decoder import ConvDecoder
-from .description import describe
-from .encoder import ConvEncoder
 from .names import find
 from .network_specs import network_spec
+from .networks import ConvDecoder, ConvEncoder
 
 
 def _make(config: VAEConfig, network: str, statistics: Statistics | None) -> Network:
     assert statistics is not None  # has_statistics
     return ConvEncoder(config, statistics) if network == "encoder" else ConvDecoder(config, statistics)
+
+
+def _describe(config: VAEConfig) -> Description:
+    """Each block has its `stride` as (time, height, width)."""
+    entries = {
+        "latent_channels": config.latent_channels,
+        "patch_size": config.patch_size,
+        "scale": config.scale._asdict(),
+        "causal_decoder": config.causal_decoder,
+        "timestep_conditioning": config.timestep_conditioning,
+    }
+    networks = {name: _describe_network(network) for name, network in config.networks.items()}
+    patches = f"patches are {config.patch_size}x{config.patch_size}"
+    return Description(entries, networks, patches, _describe_decoder(config))
+
+
+def _describe_network(network: NetworkConfig) -> NetworkDescription:
+    blocks = [
+        {
+            "kind": block.type.name,
+            "in_channels": block.in_channels,
+            "out_channels": block.out_channels,
+            "layers": block.num_layers,
+            "stride": list(block.stride),
+            "residual": block.residual,
+            "inject_noise": block.inject_noise,
+        }
+        for block in network.blocks
+    ]
+    entries = {
+        "in_channels": network.in_channels,
+        "out_channels": network.out_channels,
+        "causal": network.options.causal,
+        "padding": network.options.padding.value,
+        "blocks": blocks,
+    }
+    layers = [("conv_in", network.in_channels, network.first_width)]
+    layers += [(_describe_block(block), block.in_channels, block.out_channels) for block in network.blocks]
+    return NetworkDescription(entries, [*layers, ("conv_out", network.last_width, network.out_channels)])
+
+
+def _describe_decoder(config: VAEConfig) -> str:
+    if config.decoder is None:
+        return ""
+    causal = "causal" if config.causal_decoder else "not causal"
+    timestep = "takes a timestep and noise" if config.timestep_conditioning else "takes no timestep"
+    decoder = config.decoder.options.padding.value
+    encoder = decoder if config.encoder is None else config.encoder.options.padding.value
+    other = "" if encoder == decoder else f" (the encoder with {encoder})"
+    return f"{causal}, {timestep}, pads with {decoder}{other}"
+
+
+def _describe_block(block: BlockConfig) -> str:
+    """A block in a few words, such as "4 residual" or "depth to space 2x2x2 + skip" (time x height x width)."""
+    count = f"{block.num_layers} " if block.num_layers > 1 else ""
+    stride = "" if set(block.stride) == {1} else f" {'x'.join(map(str, block.stride))}"
+    extras = (" + skip" if block.residual else "") + (" + noise" if block.inject_noise else "")
+    return f"{count}{block.type.name}{stride}{extras}"
 
 
 CONV_VAE = Family(
@@ -26,5 +82,5 @@ CONV_VAE = Family(
     configure=configure,
     spec=network_spec,
     make=_make,
-    describe=describe,
+    describe=_describe,
 )

@@ -54,25 +54,19 @@ GENERATIONS: dict[str, dict[str, Any]] = {
 def name_generation(
     encoder_blocks: Sequence[Any] | None, decoder_blocks: Sequence[Any] | None, has_timestep: bool
 ) -> str:
-    """Return the name of the generation with these block lists, whatever their widths, or "custom".
-
-    A decoder's list is enough, since no two generations share it; an encoder's is not.
-    """
+    """The generation with these block lists, or "custom". A decoder's list is enough: no two generations share it."""
     if not decoder_blocks:
         return "custom"
     for name, known in GENERATIONS.items():
-        lists = {key: known.get(key, known.get("blocks", ())) for key in ("encoder_blocks", "decoder_blocks")}
-        if (
-            _structure(decoder_blocks) == _structure(lists["decoder_blocks"])
-            and (not encoder_blocks or _structure(encoder_blocks) == _structure(lists["encoder_blocks"]))
-            and has_timestep == known.get("timestep_conditioning", False)
-        ):
+        encoder, decoder = (known.get(key, known.get("blocks", ())) for key in ("encoder_blocks", "decoder_blocks"))
+        is_decoder = _structure(decoder_blocks) == _structure(decoder)
+        is_encoder = not encoder_blocks or _structure(encoder_blocks) == _structure(encoder)
+        if is_decoder and is_encoder and has_timestep == known.get("timestep_conditioning", False):
             return name
     return "custom"
 
 
 def _structure(blocks: Sequence[Any]) -> tuple[Any, ...]:
-    """Block names and layer counts."""
     return tuple(
         (name, options if isinstance(options, int) else options.get("num_layers", 1)) for name, options in blocks
     )

@@ -20,7 +20,7 @@ _DIFFUSION_STEMS = ("det_stages.", "diff_blocks.")
 
 
 def find(shapes: Shapes) -> Found:
-    """See `Family`."""
+    """The `find` of the family: networks, statistics, and the diffusion decoder of LTX-2.5."""
     networks = {network: names for network in NETWORKS if (names := _find_network(shapes, network))}
     return Found(networks, _find_statistics(shapes), _find_diffusion_decoder(shapes))
 
@@ -31,7 +31,11 @@ def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
         conv_in = inside.get("conv_in.conv.weight")
         has_blocks = any(name.startswith(f"{STEMS[network]}.") for name in inside)
         if conv_in is not None and len(shapes[conv_in]) == 5 and has_blocks:
-            return {name: stored for name, stored in inside.items() if not _is_statistic(name)}
+            return {
+                name: stored
+                for name, stored in inside.items()
+                if not (name.startswith(_STATISTICS[0]) or _plain(name) in _MEAN_NAMES + _STD_NAMES)
+            }
     return {}
 
 
@@ -51,12 +55,11 @@ def _find_diffusion_decoder(shapes: Shapes) -> dict[str, str]:
     tensor = next((name for name in shapes if name.startswith(stems)), None)
     if tensor is None:
         return {}
-    explanation = (
-        f"this is the diffusion decoder of LTX-2.5 ({tensor}, ...), which is not supported yet; use the "
+    return {
+        "decoder": f"this is the diffusion decoder of LTX-2.5 ({tensor}, ...), which is not supported yet; use the "
         "file of the convolutional decoder (its name ends in video-vae-conv), or load the encoder alone with "
         "decoder=False (or from_weights without the decoder's arrays)."
-    )
-    return {"decoder": explanation}
+    }
 
 
 def _network_prefixes(network: str) -> list[str]:
@@ -65,10 +68,6 @@ def _network_prefixes(network: str) -> list[str]:
 
 def _original_name(name: str) -> str:
     return _BARE_NORM.sub(r".norm3.norm.\1", _WRAPPED_CONV.sub(r"\1.conv.", name))
-
-
-def _is_statistic(name: str) -> bool:
-    return name.startswith("per_channel_statistics.") or _plain(name) in _MEAN_NAMES + _STD_NAMES
 
 
 def _plain(name: str) -> str:

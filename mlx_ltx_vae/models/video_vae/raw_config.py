@@ -13,8 +13,6 @@ _MAX_BLOCKS = 100
 
 
 class _Key(NamedTuple):
-    """The default of a key, whether a value is valid, and what is expected of it."""
-
     default: Any
     is_valid: Callable[[Any], bool]
     expected: str
@@ -33,10 +31,6 @@ def _flag(default: bool | None) -> _Key:
     return _Key(default, lambda value: isinstance(value, bool), "true or false")
 
 
-def _word(default: str | None) -> _Key:
-    return _Key(default, lambda value: isinstance(value, str), "a string")
-
-
 def _is_block_list(value: Any) -> bool:
     return (
         isinstance(value, (list, tuple))
@@ -46,6 +40,7 @@ def _is_block_list(value: Any) -> bool:
     )
 
 
+_WORD = _Key(None, lambda value: isinstance(value, str), "a string")
 _BLOCKS = _Key(None, _is_block_list, f"a list of 1 to {_MAX_BLOCKS} blocks, each [name, options]")
 _KEYS = {
     "latent_channels": _number(128, 1, 4096),
@@ -54,10 +49,10 @@ _KEYS = {
     "decoder_base_channels": _number(None, 1, 2**16),
     "timestep_conditioning": _flag(False),
     "causal_decoder": _flag(False),
-    "latent_log_var": _word("uniform"),
-    "spatial_padding_mode": _word(None),
-    "encoder_spatial_padding_mode": _word(None),
-    "decoder_spatial_padding_mode": _word(None),
+    "latent_log_var": _WORD._replace(default="uniform"),
+    "spatial_padding_mode": _WORD,
+    "encoder_spatial_padding_mode": _WORD,
+    "decoder_spatial_padding_mode": _WORD,
     "blocks": _BLOCKS,
     "encoder_blocks": _BLOCKS,
     "decoder_blocks": _BLOCKS,
@@ -92,11 +87,7 @@ _WITHOUT_EFFECT = {
 
 
 def check_config(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the known keys of a configuration with their values, defaults included.
-
-    Raises:
-        CheckpointError: if a key is not known, or its value has another type or is out of range.
-    """
+    """The known keys of a configuration with their values, defaults included. Refuses whatever is not known."""
     check_fixed(raw, _FIXED, source)
     for key in sorted(raw.keys() - _FIXED.keys() - _KEYS.keys() - _WITHOUT_EFFECT):
         if key.startswith("_"):
@@ -110,7 +101,7 @@ def check_config(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def check_fixed(raw: Mapping[str, Any], fixed: Mapping[str, Any], source: str) -> None:
-    """Raise a `CheckpointError` if a key has another value than the one that is supported."""
+    """Refuse another value of a key than the one that is supported."""
     for key, expected in fixed.items():
         if raw.get(key, expected) != expected:
             raise CheckpointError(
@@ -127,14 +118,9 @@ def unknown_key(key: str, value: Any, source: str) -> CheckpointError:
 
 
 def check_block(name: str, options: Any, source: str) -> dict[str, Any]:
-    """Return the options of a block with their values, defaults included. A number stands for `num_layers`.
-
-    Raises:
-        CheckpointError: if an option is not known, or its value has another type or is out of range.
-    """
+    """The options of a block with their values, defaults included. A number stands for `num_layers`."""
     given = options if isinstance(options, Mapping) else {"num_layers": options}
-    unknown = sorted(given.keys() - _BLOCK_OPTIONS.keys())
-    if unknown:
+    if unknown := sorted(given.keys() - _BLOCK_OPTIONS.keys()):
         raise CheckpointError(f"{source}: block {quote(name)} has the unknown option {quote(unknown[0])}.")
     return _check(given, _BLOCK_OPTIONS, f"{source}: block {quote(name)}")
 
