@@ -24,17 +24,7 @@ class WaitingSink(Sink):
 
     def __init__(self, size: tuple[int, int], seconds_per_frame: float) -> None:
         super().__init__("a waiting sink", size, 8)
-        self._seconds_per_frame = seconds_per_frame
-
-    def _consumer(self) -> Callable[[np.ndarray], object]:
-        seconds_per_frame = self._seconds_per_frame
-        return lambda frames: time.sleep(seconds_per_frame * len(frames))
-
-    def _finish(self) -> None:
-        return
-
-    def _discard(self) -> None:
-        return
+        self._write = lambda frames: time.sleep(seconds_per_frame * len(frames))
 
 
 def overlap(case: Case, *, rounds: int, ffmpeg: bool) -> dict[str, Any]:
