@@ -3,6 +3,7 @@
 import tempfile
 from fractions import Fraction
 from pathlib import Path
+from typing import BinaryIO
 
 import mlx.core as mx
 import pytest
@@ -119,8 +120,8 @@ def test_invalid_latents_are_refused_and_leave_the_earlier_file(tmp_path: Path, 
 def test_an_interrupted_save_leaves_the_earlier_file(
     tmp_path: Path, latents: mx.array, monkeypatch: pytest.MonkeyPatch, problem: type[BaseException]
 ) -> None:
-    def write_a_part(path: str, *_: object) -> None:
-        Path(path).write_text("a part")
+    def write_a_part(file: BinaryIO, *_: object) -> None:
+        file.write(b"a part")
         raise problem
 
     path = tmp_path / "clip.safetensors"

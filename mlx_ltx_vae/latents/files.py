@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import LatentsError, WriterError, excerpt, quote
-from ..files.atomic import PartFile
+from ..files.atomic import PartFile, writing_to
 from ..frame_rate import find_fps
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames
@@ -200,7 +200,9 @@ def save_latents(
     metadata |= {"normalized": "true", LAYOUT_KEY: CHANNELS_FIRST}
     part = PartFile(target, overwrite=overwrite)
     try:
-        mx.save_safetensors(str(part.path), {"latents": latents}, metadata)
+        # By its path, MLX would create it again if a signal has just removed it.
+        with writing_to(target), part.path.open("r+b") as file:
+            mx.save_safetensors(file, {"latents": latents}, metadata)
         part.complete()
     except RuntimeError as error:  # MLX's exception for a full disk
         raise WriterError(f"{target}: cannot be written ({str(error).rstrip('.')}).") from error

@@ -14,6 +14,7 @@ from ..models.specs import LayerSpec, NetworkSpec, Step
 from ..shapes import Grid
 from ..streaming.axis import Axis
 
+_HELD = 0.45  # of the final output, what the consumer still refers to while the next one is computed
 _LEAST_STEP = 2**12  # elements; smaller steps take longer to start than to compute
 _MARGIN = 1.06  # for uncounted memory: small arrays, rounding of allocations to pages
 _WHOLE_MARGIN = 1.03  # the same in a single pass, whose arrays are large and few
@@ -153,8 +154,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         beside = layer.beside
         extents = layer.out_grid(extents)
     out_position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
-    # The final output is checked and converted to levels in float32. About half of this memory is still referenced by
-    # the consumer while the next output is computed.
+    # The final output is checked and converted to levels in float32.
     results = out_position * max(pieces) * (itemsize + max(itemsize, 2 * FLOAT32_BYTES + 1))
     works[-1] = max(works[-1], waiting + results)
     # Between two results, a stream that yields several for each of its input pieces has not consumed what waits.
@@ -167,7 +167,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         caches=math.ceil(_MARGIN * cached),
         work=math.ceil(_WHOLE_MARGIN * work)
         if run.steps is None
-        else math.ceil(_MARGIN * work * (1 + run.prefetch)) + results // 2,
+        else math.ceil(_MARGIN * work * (1 + run.prefetch)) + math.ceil(_HELD * results),
         idle_caches=math.ceil(_MARGIN * max(cached for cached, _ in moments)) + queued,
     )
 
