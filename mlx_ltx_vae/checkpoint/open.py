@@ -16,8 +16,16 @@ from ..errors import CheckpointError, excerpt
 from ..models.base import NETWORKS, Config, Family, Found, Network, Statistics, Stored
 from ..models.convolution.module import prepare
 from ..models.specs import NetworkSpec
-from . import files
-from .files import Archive, TensorInfo, check_dtypes, check_unchanged, read_tensors
+from .files import (
+    Archive,
+    TensorInfo,
+    check_dtypes,
+    check_unchanged,
+    open_arrays,
+    read_json,
+    read_tensors,
+    sample_tensors,
+)
 from .locate import Location, locate, recognize
 from .stored_network import StoredNetwork, infer_layout, stated_layout
 from .weight_files import CONFIG_NAMES
@@ -67,7 +75,7 @@ class Checkpoint:
 
     def sample(self) -> str:
         """A hash of a sample of each tensor, the statistics included. The tensors must be in files."""
-        return files.sample_tensors(self._tensors)
+        return sample_tensors(self._tensors)
 
     def check_unchanged(self) -> None:
         check_unchanged(self._tensors)
@@ -126,7 +134,7 @@ def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
             )
         return stated
 
-    return _open("weights", [files.open_arrays("weights", weights)], choose, NETWORKS)
+    return _open("weights", [open_arrays("weights", weights)], choose, NETWORKS)
 
 
 def _contents(location: Location) -> Iterator[object]:
@@ -142,7 +150,7 @@ def _contents(location: Location) -> Iterator[object]:
                 ) from error
     for file in (folder / name for folder in location.folders for name in CONFIG_NAMES):
         if file.exists():
-            yield files.read_json(file)
+            yield read_json(file)
 
 
 def _open(

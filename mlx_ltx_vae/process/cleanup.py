@@ -68,9 +68,8 @@ def clean_up_for_good() -> None:
 def remove_file(path: Path) -> None:
     """Remove a file, if there is one. One that stays, as in a folder made read-only since, is a warning."""
     try:
-        path.unlink()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.unlink()
     except OSError as error:
         _warn_that_it_stays(path, error.strerror or str(error))
 
