@@ -133,6 +133,22 @@ def test_an_interrupted_save_leaves_the_earlier_file(
     assert path.read_text() == "earlier"
 
 
+def test_a_partial_file_that_a_signal_has_removed_is_not_created_again(
+    tmp_path: Path, latents: mx.array, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = mx.save_safetensors
+
+    def removed_first(*arguments: object) -> None:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        save(*arguments)
+
+    monkeypatch.setattr(mx, "save_safetensors", removed_first)
+    with pytest.raises(WriterError, match="cannot be written"):
+        save_latents(tmp_path / "clip.safetensors", latents)
+    assert names(tmp_path) == []
+
+
 def test_full_disk_leaves_the_earlier_file_and_nothing_else(tmp_path: Path, latents: mx.array) -> None:
     path = tmp_path / "clip.safetensors"
     save_latents(path, latents)
