@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+from contextlib import suppress
 from pathlib import Path
 
 import mlx.core as mx
@@ -307,11 +308,9 @@ def test_one_progress_bar_counts_the_frames_of_all(clips):
     done = subprocess.Popen([*command, *VAE, "-o", "out/"], stdout=subprocess.PIPE, stderr=slave, text=True)
     os.close(slave)
     shown = b""
-    try:
+    with suppress(OSError):  # how Linux reports the end of a terminal
         while data := os.read(master, 4096):
             shown += data
-    except OSError:  # how Linux reports the end of a terminal
-        pass
     os.close(master)
     out, _ = done.communicate()
     assert done.returncode == 1
