@@ -1,11 +1,15 @@
 """Planned peaks compared with measured ones."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from mlx_ltx_vae.bench.case import GENERATION_NAMES, Case
-from mlx_ltx_vae.bench.decoding import decode, encode
+import numpy as np
+
+from mlx_ltx_vae import demo
+from mlx_ltx_vae.bench.case import GENERATION_NAMES, Case, Decode
+from mlx_ltx_vae.bench.decoding import decode, describe, encode, measure
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.units import MB
@@ -24,6 +28,8 @@ def validation_cases() -> list[Case]:
     grid = [{**way, "generation": name} for name in GENERATION_NAMES for way in ways]
     grid += [{**way, "dtype": dtype} for dtype in ("bfloat16", "float16") for way in ways[::2]]
     grid += [{"base_width": width, **way} for width in (8, 32) for way in (ways[0], ways[2], ways[4])]
+    grid += [{"base_width": 8, "dtype": "bfloat16", **way} for way in (ways[0], ways[4])]
+    grid += [{"base_width": 8, "dtype": dtype, "width": 384, "height": 256} for dtype in ("float32", "bfloat16")]
     grid += [{"frames": frames, "width": 256, "height": 160} for frames in (1, 9, 57, 121)]
     tiled: dict[str, Any] = {"mode": "tiled", "order": "auto", "width": 512, "height": 320, "base_width": 8}
     grid += [{**tiled, "tiles": name} for name in ("aggressive", "default")]
@@ -33,7 +39,17 @@ def validation_cases() -> list[Case]:
     # Six tiles side by side, for a clip that is shorter than the network's delay, and for a longer one.
     grid += [{**tiled, "tiles": "256:64", "width": 576, "base_width": 32, "dtype": "bfloat16", "frames": 25}]
     grid += [{**tiled, "tiles": "256:64", "width": 576, "frames": 81}]
-    return [replace(base, **change) for change in grid]
+    demo_case = Case(model=str(demo.VAE), latents=str(demo.LATENTS), width=384, height=256, frames=73, order="time")
+    demos = [replace(demo_case, dtype=dtype, order=order) for dtype in (None, "float32") for order in ("time", "rows")]
+    return [replace(base, **change) for change in grid] + demos
+
+
+def loop_cases() -> list[Case]:
+    """Decodes in README's loop, whose variable holds a chunk of floats while the next one is computed."""
+    base = Case(base_width=16, width=128, height=192, frames=97)
+    grid: list[dict[str, Any]] = [{}, {"mode": "tiled"}, {"mode": "tiled", "tiles": "128:64"}, {"base_width": 8}]
+    cases = [replace(base, dtype=dtype, **change) for dtype in ("float32", "bfloat16") for change in grid]
+    return [*cases, Case(model=str(demo.VAE), latents=str(demo.LATENTS), width=384, height=256, frames=73)]
 
 
 def encode_cases() -> list[Case]:
@@ -48,10 +64,21 @@ def encode_cases() -> list[Case]:
     return [replace(base, generation=name, dtype=dtype, **way) for (name, dtype), way in product(networks, ways)]
 
 
+def readme_loop(case: Case) -> dict[str, Any]:
+    """Decode as README does: the plan and the stream have no bit depth, and the loop's variable holds a chunk."""
+    subject = Decode.from_case(case, bit_depth=None)
+
+    def frames() -> Iterator[np.ndarray]:
+        for chunk in subject.vae.stream(subject.latents, subject.plan):
+            yield chunk.to_uint8()
+
+    return {**measure(frames(), case), **describe(subject.plan, subject.vae)}
+
+
 def validation_jobs() -> list[Job]:
     """One decode or encode of each case."""
-    cases = [*product([decode], validation_cases()), *product([encode], encode_cases())]
-    return [Job(measure, case, once=True) for measure, case in cases]
+    runs = [(decode, validation_cases()), (readme_loop, loop_cases()), (encode, encode_cases())]
+    return [Job(task, case, once=True) for task, cases in runs for case in cases]
 
 
 def validation_table(results: list[list[Run]]) -> str:

@@ -125,6 +125,7 @@ class VideoVAE:
         tile_batch_size: int = 1,
         chunk: int | None = None,
         ranks: int = 1,
+        bit_depth: int | None = None,
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
@@ -139,6 +140,7 @@ class VideoVAE:
             tile_batch_size: maximum number of tiles of equal shape that are decoded together.
             chunk: latent frames (rows, columns) per piece; None to choose automatically.
             ranks: the number of processes that decode together, each a band of rows; the budget is that of each.
+            bit_depth: that of `stream`. Chunks of floats, which None means, take more memory.
 
         Raises:
             LatentsError: if the VAE cannot decode this shape.
@@ -148,6 +150,7 @@ class VideoVAE:
             self._decoder.spec,
             latent_shape,
             self._machine(self._decoder),
+            bit_depth=bit_depth,
             memory_budget=memory_budget,
             mode=mode,
             order=order,

@@ -105,11 +105,12 @@ def test_what_metal_costs_is_emulated_and_printed(measure, small_demo):
 def test_plans_are_validated(measure, monkeypatch):
     case = Case(base_width=8, dtype="float32", width=64, height=64, frames=9)
     monkeypatch.setattr(validation, "validation_cases", lambda: [case])
+    monkeypatch.setattr(validation, "loop_cases", lambda: [case])
     monkeypatch.setattr(validation, "encode_cases", lambda: [replace(case, mode="stream")])
     runs, printed = measure("validate-plan")
-    assert [run["task"] for run in runs] == ["decode", "encode"]
+    assert [run["task"] for run in runs] == ["decode", "readme_loop", "encode"]
     assert all(run["planned_bytes"] > 0 and run["total_peak_bytes"] > 0 for run in runs)
-    assert "2 cases; planned / measured between" in printed
+    assert "3 cases; planned / measured between" in printed
 
 
 @pytest.mark.slow

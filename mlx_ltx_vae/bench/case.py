@@ -148,8 +148,8 @@ class Decode:
     plan: DecodePlan
 
     @classmethod
-    def from_case(cls, case: Case) -> "Decode":
-        """Load the VAE and the latents, and plan the decode."""
+    def from_case(cls, case: Case, *, bit_depth: int | None = 8) -> "Decode":
+        """Load the VAE and the latents, and plan the decode to chunks of this bit depth; None for floats."""
         vae = load_vae(case)
         latents = load_case_latents(case, vae)
         plan = vae.plan(
@@ -160,6 +160,7 @@ class Decode:
             tiling=case.make_tiling() if case.mode == "tiled" else None,
             tile_batch_size=case.tile_batch_size,
             chunk=case.chunk,
+            bit_depth=bit_depth,
         )
         assert vae.decoder
         return cls(vae, latents, change_plan(plan, vae.decoder.spec, case.prefetch, case.cache_limit))

@@ -55,7 +55,7 @@ def decode(case: Case, *, warm_up: bool = False, in_float: bool = False, **optio
             pass
     return {
         **measure(subject.run(in_float=in_float), case, **options),
-        **_describe(subject.plan, subject.vae),
+        **describe(subject.plan, subject.vae),
         "cache_limit": case.cache_limit,
         "start_footprint_bytes": before,
         "lifetime_footprint_bytes": footprint()[1],
@@ -86,7 +86,7 @@ def encode(case: Case) -> dict[str, Any]:
             yield np.array(part[0].astype(mx.float32)).swapaxes(0, 1)
 
     measured = measure(latents(), case)
-    return {"latent_frames": measured.pop("frames"), **measured, **_describe(plan, vae)}
+    return {"latent_frames": measured.pop("frames"), **measured, **describe(plan, vae)}
 
 
 def measure(
@@ -179,7 +179,8 @@ def footprint() -> tuple[int | None, int | None]:
     return (None, None) if failed else (words[_FOOTPRINT_WORD], words[_MAX_FOOTPRINT_WORD])
 
 
-def _describe(plan: Plan, vae: VideoVAE) -> dict[str, Any]:
+def describe(plan: Plan, vae: VideoVAE) -> dict[str, Any]:
+    """What was planned, and the size of the weights."""
     return {
         "order": plan.order.value,
         "step": plan.step,

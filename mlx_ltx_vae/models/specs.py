@@ -202,7 +202,7 @@ class ConvSpec(LayerSpec):
         if self.has_residual and math.prod(self.down) > 1:
             # A downsampling layer averages its rearranged input, which is done in float32.
             mean_bytes = math.prod(step.grid) * self.in_channels * (FLOAT32_BYTES + step.machine.itemsize)
-        return elements * step.machine.itemsize + mean_bytes + self._conv_bytes(step)
+        return elements * step.machine.itemsize + mean_bytes + self._conv_bytes(step, seen, activated)
 
     def weight_copy_bytes(self, machine: Machine) -> int:
         """Bytes of the kernel in float32, in which the CPU backend computes in any precision."""
@@ -224,7 +224,7 @@ class ConvSpec(LayerSpec):
         time, height, width = (-(-extent // stride) for extent, stride in zip(step.grid, self.conv_stride, strict=True))
         return time, height, width
 
-    def _conv_bytes(self, step: Step) -> int:
+    def _conv_bytes(self, step: Step, seen: int, activated: int) -> int:
         machine = step.machine
         on_cpu = machine.backend is Backend.CPU
         is_half = machine.itemsize != FLOAT32_BYTES
@@ -234,10 +234,11 @@ class ConvSpec(LayerSpec):
         allows_winograd = not is_half or (is_normed and not machine.keeps_dtype)
         formulation = self.rule(shape, machine.backend, allows_winograd=allows_winograd)
         scratch = scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu)
-        if on_cpu and is_half and is_normed:
-            # The norm's squares and outputs in float32.
-            scratch += 2 * math.prod(extent + TAPS - 1 for extent in step.grid) * self.in_channels * FLOAT32_BYTES
-        return scratch
+        if not on_cpu:
+            return scratch
+        # The norm's partial sums; in half precision norm, SiLU and the convolution's input, all in float32.
+        extra = seen + 4 * activated if is_half else activated // 2
+        return scratch + extra * self.in_channels * FLOAT32_BYTES
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Clip:
     Attributes:
         grid: (T, H, W) of the input: of the latents, or of the video to encode.
         holds_latents: whether the caller holds all latents in memory, rather than in a file that is read in parts.
+        bit_depth: 8 or 10 for output in integer levels; None in the network's dtype.
     """
 
     spec: NetworkSpec
@@ -30,6 +31,7 @@ class Clip:
     video: Grid
     is_decode: bool
     holds_latents: bool = True
+    bit_depth: int | None = None
 
     @property
     def scale(self) -> ScaleFactors:
@@ -60,6 +62,10 @@ class Clip:
     def out_frame(self) -> int:
         """Elements of one output frame of the whole batch."""
         return self.batch * self.spec.out_channels * math.prod(self.spec.out_grid(self.grid)[1:])
+
+    def output_itemsize(self, itemsize: int) -> int:
+        """Bytes of one value of the output, for a network of this itemsize."""
+        return itemsize if self.bit_depth is None else -(-self.bit_depth // 8)
 
     def default_chunk(self) -> int:
         return _DECODE_CHUNK if self.is_decode else self.scale.time * max(1, _ENCODE_CHUNK // self.scale.time)

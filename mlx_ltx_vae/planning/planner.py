@@ -83,6 +83,7 @@ def plan_decode(
     machine: Machine | None = None,
     *,
     holds_latents: bool = True,
+    bit_depth: int | None = None,
     **options: Any,
 ) -> DecodePlan:
     """Plan the decode of latents of a given shape.
@@ -91,6 +92,7 @@ def plan_decode(
         latent_shape: (B, C, F', H', W').
         machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
         holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
+        bit_depth: that of the stream, whose chunks a consumer keeps while the next one is computed.
         options: see `PlanOptions` and `parse_options`.
 
     Raises:
@@ -100,7 +102,14 @@ def plan_decode(
     """
     shape = check_latent_shape(spec, latent_shape)
     clip = Clip(
-        spec, shape.batch, shape.grid, shape, spec.out_grid(shape.grid), is_decode=True, holds_latents=holds_latents
+        spec,
+        shape.batch,
+        shape.grid,
+        shape,
+        spec.out_grid(shape.grid),
+        is_decode=True,
+        holds_latents=holds_latents,
+        bit_depth=bit_depth,
     )
     return cast(DecodePlan, _Planner(clip, parse_options(**options), machine or Machine()).choose())
 

@@ -12,7 +12,7 @@ from .memory import Memory, StreamRun, layer_pieces, stream_memory
 #: Frames that are converted to levels at once.
 FRAMES_PER_CONVERSION = 8
 
-_MARGIN = 1.03  # for uncounted memory: small arrays, rounding of allocations to pages
+_MARGIN = 1.05  # for uncounted memory: small arrays, rounding of allocations to pages
 
 
 def tiled_memory(
@@ -49,7 +49,8 @@ def _side_by_side(clip: Clip, tiles: Sequence[Memory], run: StreamRun, chunk: in
     largest = max(tiles, key=lambda tile: tile.caches + tile.work - tile.idle_caches)
     caches = largest.caches + sum(tile.idle_caches for tile in tiles) - largest.idle_caches
     inputs = clip.input_bytes(run.machine.itemsize, chunk)
-    return Memory(largest.weights, inputs, caches, max(largest.work + waiting, 4 * frames))
+    work = max(largest.work + waiting, 4 * frames)
+    return Memory(largest.weights, inputs, caches, math.ceil(_MARGIN * work))
 
 
 def _one_by_one(
@@ -80,7 +81,9 @@ def _one_by_one(
     final = max(time.final())
     converted = 2 * final + min(final, FRAMES_PER_CONVERSION) * (2 * FLOAT32_BYTES + 2)
     leaving = group + clip.out_frame * converted
-    work = shared + max(running, joining, group + shared, leaving)
+    # The consumer may still refer to the frames before.
+    held = clip.out_frame * final * clip.output_itemsize(itemsize) if len(spans) > 1 else 0
+    work = shared + held + max(running, joining, group + shared, leaving)
     crops = max(count * math.prod(clip.boxes(tile)[0][1:]) for count, tile in calls)
     inputs = clip.input_bytes(itemsize, chunk, frame_size=crops)
     return Memory(largest.weights, inputs, 0, math.ceil(_MARGIN * work))

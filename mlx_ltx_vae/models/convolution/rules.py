@@ -136,17 +136,16 @@ def scratch_bytes(shape: ConvShape, formulation: Formulation, itemsize: int, *, 
         unfolded = shape.results * TAPS**3 * shape.in_channels if on_cpu else 0
         elements = padded + unfolded + (output if on_cpu else TAPS * output)
     elif formulation is Formulation.TAPS:
-        elements = padded + 2 * output
+        elements = padded + output
     elif formulation is Formulation.COLUMNS:
         columns = frames * (shape.grid[1] + TAPS - 1) * shape.grid[2] * TAPS * shape.in_channels
-        elements = padded + columns + 2 * output
+        elements = padded + columns + output
     elif formulation is Formulation.JOINED:
         elements = TAPS * shape.results * shape.in_channels + 2 * output + winograd_elements(shape)
     else:
         joined = shape.grid[0] * shape.padded_frame * TAPS * shape.in_channels
         elements = 2 * joined + 4 * output
-    half = output * itemsize if on_cpu and itemsize != FLOAT32_BYTES else 0
-    return elements * size + half
+    return elements * size
 
 
 def winograd_elements(shape: ConvShape) -> int:
