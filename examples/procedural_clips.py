@@ -288,16 +288,15 @@ def make_clip(seed, num_frames, height, width):
 
 
 def demo_clip(num_frames=DEMO_FRAMES, height=DEMO_SIZE[0], width=DEMO_SIZE[1]):
-    """The clip in the package, uint8 (T, H, W, 3): a dusk landscape with a sign, then a cut to a city."""
+    """The clip in the package, uint8 (T, H, W, 3): the camera pans over a dusk landscape with balloons and a sign."""
     rng = np.random.default_rng(DEMO_SEED)
-    first, second = Camera(rng), Camera(rng)
-    first.center, first.zoom, first.velocity, first.growth, first.sway = (-60, -6), 1.1, (0.8, 0.0), 0.0008, (2, 0)
-    second.center, second.zoom, second.velocity, second.growth, second.sway = (0, 14), 1.3, (-0.6, 0.0), 0.0, (2, 0)
-    landscape, city = Landscape(rng, first, 0, "MLX"), City(rng, second, 2, "LTX")
-    landscape.sign, landscape.trees = (first.center[0] + 62, 7.0), [(-160, 52), (-118, 38), (98, 44)]
+    camera = Camera(rng)
+    camera.center, camera.zoom, camera.velocity, camera.growth, camera.sway = (-70, -6), 1.1, (1.0, 0.0), 0.0012, (2, 0)
+    landscape = Landscape(rng, camera, 0, "LTX")
+    landscape.sign, landscape.trees = (-2, 6.2), [(-160, 52), (-118, 38), (98, 44), (134, 34)]
     landscape.board = [color("3d5a80"), color("c98f6a")]
-    landscape.sun, places = (-130, -14, 26), ((-105, -62, 28), (125, -78, 20))
-    landscape.balloons = [(*at, *rest[3:]) for at, rest in zip(places, landscape.balloons, strict=False)]
-    city.sign = 0, 20, 6.5
-    cut = 1 + 8 * (num_frames // 13)  # the first frame of a latent frame
-    return render([(0, landscape), (cut, city)], num_frames, height, width)
+    landscape.sun = (-118, -14, 26)
+    stripes = [[color(first), color(second)] for first, second in (("f4a259", "2a9d8f"), ("ffe066", "ef476f"))]
+    places = ((-122, -58, 27, 0.35), (78, -66, 20, -0.45))
+    landscape.balloons = [(*at, paints) for at, paints in zip(places, stripes, strict=True)]
+    return render([(0, landscape)], num_frames, height, width)

@@ -3,13 +3,14 @@
 The network has the blocks of LTX-2.3 with few channels. It is trained only on the clips of `procedural_clips.py`.
 Needs torch, NumPy and safetensors.
 
-    python examples/train_demo_vae.py --minutes 30 --state demo_vae.pt
+    python examples/train_demo_vae.py --state demo_vae.pt     # an hour on two cores
     python examples/train_demo_vae.py --evaluate --pictures frames/
 
 Such a short training needs a good start: the decoder is initialized as the inverse of a principal component analysis,
-the encoder first learns to predict those components, and then both are trained together. A run with an existing
-`--state` continues where the last one ended. The checkpoint has the layout of the published files: tensors
-`vae.encoder.*`, `vae.decoder.*` and `vae.per_channel_statistics.*`, and the metadata entry `config`.
+the encoder first learns to predict those components, and then both are trained together. Without options, the schedule
+is that of the shipped model. A run with an existing `--state` continues where the last one was interrupted. The
+checkpoint has the layout of the published files: tensors `vae.encoder.*`, `vae.decoder.*` and
+`vae.per_channel_statistics.*`, and the metadata entry `config`.
 """
 
 import argparse
@@ -62,11 +63,6 @@ class Muon(torch.optim.Optimizer):
                 p.add_(x.view_as(p), alpha=-group["lr"] * 0.2 * math.sqrt(max(x.shape)))
 
 
-def processor_time():
-    """Seconds of processor time per thread: with wall time, a busy machine would shorten the training."""
-    return time.process_time() / torch.get_num_threads()
-
-
 def schedule(progress, step):
     """Factor of the learning rate: a half cosine for the encoder alone, twice as high, then one for both networks."""
     encoder_only = progress < ENCODER_ONLY
@@ -91,19 +87,19 @@ class Trainer:
         outer = [p for _, p in named if all(p is not q for q in inner)]
         self.optimizers = [Muon(inner, 1), torch.optim.AdamW(outer, 1, (0.9, 0.99), weight_decay=0.0)]
         self.average = {name: value.clone() for name, value in self.vae.state_dict().items()}
-        self.step, self.used = 0, 0.0
+        self.step = 0
 
     def load(self, path):
         """Continue from a file written by `save`."""
         state = torch.load(path)
         self.vae.load_state_dict(state["vae"])
-        self.average, self.step, self.used = state["average"], state["step"], state["used"]
+        self.average, self.step = state["average"], state["step"]
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
 
     def save(self, path):
         """Write everything that a later run needs to continue."""
-        state = {"vae": self.vae.state_dict(), "average": self.average, "step": self.step, "used": self.used}
+        state = {"vae": self.vae.state_dict(), "average": self.average, "step": self.step}
         torch.save(state | {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}, path)
 
     def train_step(self, pixels, rate, encoder_only):
@@ -140,7 +136,7 @@ class Trainer:
 
 
 def train(arguments):
-    """Train until all runs with this state have used `arguments.minutes` together.
+    """Train for `arguments.steps` steps, those of an interrupted run included.
 
     Returns the VAE with averaged weights and the training clips.
     """
@@ -149,21 +145,19 @@ def train(arguments):
     if arguments.state.exists():
         trainer.load(arguments.state)
     rng = np.random.default_rng(trainer.step)
-    start, saved_at, errors = processor_time() - trainer.used, time.monotonic(), []
-    while (used := processor_time() - start) < 60 * arguments.minutes:
-        trainer.used = used
-        progress = used / (60 * arguments.minutes)
+    start, saved_at, errors = time.process_time(), time.monotonic(), []
+    while trainer.step < arguments.steps:
+        progress = trainer.step / arguments.steps
         rate, encoder_only = arguments.rate * schedule(progress, trainer.step), progress < ENCODER_ONLY
         errors.append(trainer.train_step(draw_batch(pool, rng), rate, encoder_only))
         if trainer.step % STEPS_PER_LOG == 0:
             target = "components" if encoder_only else "pixels"
-            psnr = -10 * math.log10(np.mean(errors))
-            log(f"{used / 60:6.1f} min  step {trainer.step:6d}  rate {rate:.1e}  {target} {psnr:5.2f} dB")
+            psnr, minutes = -10 * math.log10(np.mean(errors)), (time.process_time() - start) / 60
+            log(f"{minutes:6.1f} core minutes  step {trainer.step:6d}  rate {rate:.1e}  {target} {psnr:5.2f} dB")
             errors = []
         if time.monotonic() - saved_at > SECONDS_PER_SAVE:
             saved_at = time.monotonic()
             trainer.save(arguments.state)
-    trainer.used = used
     trainer.save(arguments.state)
     trainer.vae.load_state_dict(trainer.average)
     return trainer.vae.eval(), pool
@@ -245,7 +239,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description="Train the demo VAE and encode its clip.")
     parser.add_argument("--output", type=Path, default=DEMO_FOLDER, help="folder for the two files")
     parser.add_argument("--state", type=Path, default=Path("demo_vae.pt"), help="file to continue from and to save to")
-    parser.add_argument("--minutes", type=float, default=30, help="processor minutes per thread, over all runs")
+    parser.add_argument("--steps", type=int, default=7000, help="steps of the whole training")
     parser.add_argument("--clips", type=int, default=1200, help="number of training clips")
     parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate of the joint training")
     parser.add_argument("--threads", type=int, help="torch threads")
