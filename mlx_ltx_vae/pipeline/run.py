@@ -114,8 +114,9 @@ class Run:
             for name, noise in self.context.noise_maps.items()
         }
         timesteps, boxes = self.context.timesteps, [self.plan.input_box(tile) for tile in tiles]
-        return self.context.at(
-            tuple((time.start, rows.start, columns.start) for time, rows, columns in boxes),
+        return replace(
+            self.context,
+            origins=tuple((time.start, rows.start, columns.start) for time, rows, columns in boxes),
             noise_maps=maps,
             timesteps=None if timesteps is None else mx.tile(timesteps, len(tiles)),
         )

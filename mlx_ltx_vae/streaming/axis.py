@@ -25,19 +25,12 @@ class Border(enum.Enum):
 
 
 class WindowSpec(NamedTuple):
-    """The input window of one output ("result") of a layer along one axis.
+    """The input window of one output ("result") of a layer along one axis."""
 
-    Attributes:
-        kernel: input positions per output.
-        stride: input positions from one output to the next.
-        before: padding before the first position, with `Border.PAD`.
-        after: padding after the last position, with `Border.PAD`.
-    """
-
-    kernel: int = 1
-    stride: int = 1
-    before: int = 0
-    after: int = 0
+    kernel: int = 1  # input positions per output
+    stride: int = 1  # input positions from one output to the next
+    before: int = 0  # padding before the first position, with `Border.PAD`
+    after: int = 0  # padding after the last position, with `Border.PAD`
     border: Border = Border.PAD
 
     @property

@@ -1,13 +1,15 @@
 """The context that all layers of a stream share."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import mlx.core as mx
 
 from ..shapes import Grid
 from .axis import Axis
+
+Origins = tuple[Grid, ...]
 
 
 class Neighbors(Protocol):
@@ -18,30 +20,14 @@ class Neighbors(Protocol):
         """The axis that is cut into bands; never the axis of the stream."""
 
     def exchange(self, frames: mx.array, before: int, after: int) -> tuple[mx.array | None, mx.array | None]:
-        """Send this band's edges to its neighbors and receive theirs.
+        """Send the edges of this band, `frames` (B, T, H, W, C), to its neighbors and receive theirs.
 
-        Args:
-            frames: this band, (B, T, H, W, C).
-            before: positions to receive from the band before.
-            after: positions to receive from the band after.
-
-        Returns:
-            The positions before `frames` and those after; None at a true edge of the picture, where the layer pads as
-            it would without bands.
+        Returns `before` positions of the band before it and `after` positions of the band after; None at a true edge of
+        the picture, where the layer pads as it would without bands.
         """
 
     def gather(self, frames: mx.array) -> mx.array:
         """The whole axis: the `frames` of all bands, joined in order."""
-
-
-class PositionNoise(Protocol):
-    """Noise that each position of a layer's output has for itself, of which any part can be drawn."""
-
-    def __call__(self, start: Grid, size: Grid) -> mx.array:
-        """The noise (B, T, H, W, C) float32 of `size` (T, H, W) positions from `start` on, of the stream's output."""
-
-    def at(self, origins: Sequence[Grid]) -> "PositionNoise":
-        """The same for parts of the picture, which begin at these positions of the network's input."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +39,7 @@ class StreamContext:
         timesteps: (B,) float32 in [0, 1], for networks that take one.
         noise_maps: the injected noise by the name of the layer that adds it: (H, W) for the whole picture, shared by
             all batch items, or (B, H, W).
-        noise: the noise of each position of a layer's output, by the layer's name.
+        noise: for `draw_noise`, functions of `origins`, start and size, by the layer's name.
         neighbors: the other bands of the picture; None if this stream has the whole picture.
         origins: where the input begins in that of the whole picture, (T, H, W); for a batch of tiles, of each.
     """
@@ -61,11 +47,10 @@ class StreamContext:
     axis: Axis = Axis.TIME
     timesteps: mx.array | None = None
     noise_maps: Mapping[str, mx.array] = field(default_factory=dict)
-    noise: Mapping[str, PositionNoise] = field(default_factory=dict)
+    noise: Mapping[str, Callable[[Origins, Grid, Grid], mx.array]] = field(default_factory=dict)
     neighbors: Neighbors | None = None
-    origins: tuple[Grid, ...] = ((0, 0, 0),)
+    origins: Origins = ((0, 0, 0),)
 
-    def at(self, origins: tuple[Grid, ...], **changes: Any) -> "StreamContext":
-        """The context of a part of the picture, or of a batch of parts, with other changes."""
-        noise = {name: each.at(origins) for name, each in self.noise.items()}
-        return replace(self, origins=origins, noise=noise, **changes)
+    def draw_noise(self, layer: str, start: Grid, size: Grid) -> mx.array:
+        """The noise (B, T, H, W, C) float32 of `size` (T, H, W) positions from `start` on, of a layer's output."""
+        return self.noise[layer](self.origins, start, size)
