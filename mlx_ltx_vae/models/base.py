@@ -110,46 +110,29 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 class Found(NamedTuple):
-    """What a family finds in an archive.
+    """What a family finds in an archive."""
 
-    Attributes:
-        networks: for each network that is there, the stored name of each tensor by its name within the network.
-        statistics: the stored names of mean and standard deviation; None unless both are there.
-        unsupported: for each network that cannot be loaded, what it is and what to do.
-    """
-
-    networks: Mapping[str, Mapping[str, str]]
-    statistics: tuple[str, str] | None = None
-    unsupported: Mapping[str, str] = {}
+    networks: Mapping[str, Mapping[str, str]]  # the stored name of each tensor by its name within the network
+    statistics: tuple[str, str] | None = None  # the stored names of mean and standard deviation, if both are there
+    unsupported: Mapping[str, str] = {}  # for each network that cannot be loaded, what it is and what to do
 
 
 class Stored(NamedTuple):
-    """What a checkpoint stores of a VAE, which its configuration must agree with.
+    """What a checkpoint stores of a VAE, which its configuration must agree with."""
 
-    Attributes:
-        source: names the checkpoint in errors.
-        networks: the tensors of each network that was found, wanted or not. Convolution weights are channels-last.
-        unsupported: networks that are there in a form that cannot be loaded.
-        wanted: networks that will be loaded if they are there.
-    """
-
-    source: str
-    networks: Mapping[str, Shapes]
-    unsupported: Collection[str]
-    wanted: Collection[str]
+    source: str  # names the checkpoint in errors
+    networks: Mapping[str, Shapes]  # of each that was found, wanted or not; convolution weights are channels-last
+    unsupported: Collection[str]  # networks that are there in a form that cannot be loaded
+    wanted: Collection[str]  # networks that will be loaded if they are there
 
 
 @dataclass(frozen=True)
 class Configuration(Generic[ConfigT]):
-    """The configuration of a checkpoint.
-
-    Attributes:
-        raw: the JSON object that states it, which a converted checkpoint has.
-        names: for each network whose tensors have the names of another vocabulary, their own names by those.
-    """
+    """The configuration of a checkpoint."""
 
     config: ConfigT
-    raw: dict[str, Any]
+    raw: dict[str, Any]  # the JSON object that states it, which a converted checkpoint has
+    # For each network whose tensors have the names of another vocabulary, their own names by those.
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
@@ -161,17 +144,11 @@ class NetworkDescription(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What `info` says about a VAE.
+    """What `info` says about a VAE."""
 
-    Attributes:
-        entries: of its JSON object, with at least `latent_channels` and `scale`.
-        networks: those that the configuration describes.
-        latents, decoder: more about these, in a few words; may be empty.
-    """
-
-    entries: Mapping[str, Any]
-    networks: Mapping[str, NetworkDescription]
-    latents: str = ""
+    entries: Mapping[str, Any]  # of its JSON object, with at least `latent_channels` and `scale`
+    networks: Mapping[str, NetworkDescription]  # those that the configuration describes
+    latents: str = ""  # more about these, in a few words, and about the decoder
     decoder: str = ""
 
 
@@ -183,8 +160,8 @@ class Family(Generic[ConfigT]):
     names behind that of the network ("decoder.conv_in.conv.weight").
 
     Attributes:
-        kernels: the sizes of its convolutions, such as (3, 3, 3) or (3,), which tell the axis order of stored weights.
-            Those that are stored channels-first are moved to channels-last if they have one of these sizes.
+        kernels: the sizes of its convolutions, such as (3, 3, 3) or (3,): weights of these sizes that are stored
+            channels-first are moved to channels-last.
         has_statistics: whether its networks need the statistics of the latents. It is an error if they are missing.
         config_type: of its parsed configurations.
         find: the networks among the tensors of one archive, which may have anything else too.

@@ -49,9 +49,9 @@ class Formulation(enum.Enum):
 class KernelLayout(enum.Enum):
     """The axis order of a convolution's weight (O and I are output and input channels)."""
 
-    STORED = "O, D, H, W, I"
-    PRODUCTS = "D, H, W, I, O"
-    JOINED = "O, H, W, D, I"
+    STORED = "ODHWI"
+    PRODUCTS = "DHWIO"
+    JOINED = "OHWDI"
 
 
 #: The weight's axis order that each formulation needs.

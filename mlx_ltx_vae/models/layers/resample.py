@@ -6,10 +6,9 @@ followed by upsampling, it returns its channels as (time, height, width, c) inst
 memory: see `interleave`.
 """
 
-import math
-
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ...backend.mlx_utils import take
 from ...streaming.axis import Axis
@@ -48,17 +47,12 @@ def interleave(x: mx.array, stride: Stride) -> mx.array:
 
 def depth_to_space_order(channels: int, stride: Stride) -> list[int]:
     """The channels of a checkpoint, which are ordered (c, p1, p2, p3), as `interleave` takes them."""
-    p1, p2, p3 = stride
-    size, count = math.prod(stride), channels // math.prod(stride)
-    return [
-        c * size + (t * p2 + h) * p3 + w for t in range(p1) for h in range(p2) for w in range(p3) for c in range(count)
-    ]
+    return np.arange(channels).reshape(-1, *stride).transpose(1, 2, 3, 0).flatten().tolist()
 
 
 def patch_order(channels: int, size: int) -> list[int]:
     """The channels of pixel patches, which a checkpoint orders (c, width, height), as `interleave` takes them."""
-    offsets = [w * size + h for h in range(size) for w in range(size)]
-    return [first + offset for offset in offsets for first in range(0, channels, size**2)]
+    return np.arange(channels).reshape(-1, size, size).transpose(2, 1, 0).flatten().tolist()
 
 
 def patchify(x: mx.array, size: int) -> mx.array:
