@@ -18,9 +18,8 @@ from mlx_ltx_vae.models.noise import LatentNoise
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, PaddingMode, Step
 from mlx_ltx_vae.shapes import Grid
 from mlx_ltx_vae.streaming.axis import Axis, Border, WindowSpec
-from mlx_ltx_vae.streaming.context import StreamContext
+from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.streaming.delay import Delay, Trim
-from mlx_ltx_vae.streaming.stage import Stage, pointwise
 from mlx_ltx_vae.streaming.window import View, Window, window_starts
 
 WIDTH = 6

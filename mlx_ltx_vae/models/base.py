@@ -11,8 +11,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import mlx.core as mx
 
 from ..shapes import ScaleFactors
-from ..streaming.context import StreamContext
-from ..streaming.stage import Stage
+from ..streaming.context import Stage, StreamContext
 from .noise import LatentNoise
 from .specs import NetworkSpec
 

@@ -1,15 +1,20 @@
-"""The context that all layers of a stream share."""
+"""What a network is made of in one stream: its stages, and the context that all of its layers share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
 from ..shapes import Grid
 from .axis import Axis
 
+#: Where the input begins in that of the whole picture, (T, H, W); for a batch of tiles, of each.
 Origins = tuple[Grid, ...]
+
+#: What stages pass on: an array; or several that travel together, each with its own position in the stream, of which
+#: the first decides how a piece is cut. None in place of one that has no positions yet.
+Piece = mx.array | tuple[mx.array | None, ...]
 
 
 class Neighbors(Protocol):
@@ -34,23 +39,57 @@ class Neighbors(Protocol):
 class StreamContext:
     """One stream through a network.
 
-    Attributes:
-        axis: the axis along which pieces arrive.
-        timesteps: (B,) float32 in [0, 1], for networks that take one.
-        noise_maps: the injected noise by the name of the layer that adds it: (H, W) for the whole picture, shared by
-            all batch items, or (B, H, W).
-        noise: for `draw_noise`, functions of `origins`, start and size, by the layer's name.
-        neighbors: the other bands of the picture; None if this stream has the whole picture.
-        origins: where the input begins in that of the whole picture, (T, H, W); for a batch of tiles, of each.
+    `noise_maps` have the injected noise by the name of the layer that adds it: (H, W) for the whole picture, shared by
+    all batch items, or (B, H, W).
     """
 
-    axis: Axis = Axis.TIME
-    timesteps: mx.array | None = None
+    axis: Axis = Axis.TIME  # along which pieces arrive
+    timesteps: mx.array | None = None  # (B,) float32 in [0, 1], for networks that take one
     noise_maps: Mapping[str, mx.array] = field(default_factory=dict)
-    noise: Mapping[str, Callable[[Origins, Grid, Grid], mx.array]] = field(default_factory=dict)
-    neighbors: Neighbors | None = None
+    noise: Mapping[str, Callable[[Origins, Grid, Grid], mx.array]] = field(default_factory=dict)  # for `draw_noise`
+    neighbors: Neighbors | None = None  # the other bands of the picture; None if this stream has the whole picture
     origins: Origins = ((0, 0, 0),)
 
     def draw_noise(self, layer: str, start: Grid, size: Grid) -> mx.array:
         """The noise (B, T, H, W, C) float32 of `size` (T, H, W) positions from `start` on, of a layer's output."""
         return self.noise[layer](self.origins, start, size)
+
+
+class Cache(Protocol):
+    """What a stage keeps between two pieces of a stream: a `Window`, a `Delay` or a `Trim`."""
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The cached arrays. They are evaluated after each step; unevaluated, they would keep their graph alive."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream has ended and all output has been returned."""
+
+
+class Stage:
+    """One step of a network in one stream, with its caches.
+
+    Args:
+        step: takes the next piece (or None) and whether the stream ends here; returns the output that is final now, or
+            None. After the last piece, the stage is flushed by `step(None, True)` until `closed`. Each such call
+            returns no more than one kernel's delay, so that flushing takes no more memory than any other step.
+        caches: those of the step.
+    """
+
+    def __init__(self, step: Callable[[Any, bool], Piece | None], *caches: Cache) -> None:
+        self.step = step
+        self._caches: Sequence[Cache] = caches
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [array for cache in self._caches for array in cache.arrays]
+
+    @property
+    def closed(self) -> bool:
+        return all(cache.closed for cache in self._caches)
+
+
+def pointwise(function: Callable[[Any], Piece]) -> Stage:
+    """A stage that computes each position independently and caches nothing."""
+    return Stage(lambda x, last: None if x is None else function(x))

@@ -19,7 +19,7 @@ from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import take
 from ..errors import LatentsError
 from .axis import Axis
-from .stage import Piece, Stage
+from .context import Piece, Stage
 
 Flow = Iterator[list[Piece]]
 AroundStep = Callable[[], AbstractContextManager[object]]

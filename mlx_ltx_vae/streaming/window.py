@@ -108,7 +108,11 @@ class Window:
         if view is None:
             self.positions = [] if last else _keep(pieces, self.axis, 0)
             return None
-        next_start = self._next_start(view)
+        if self.spec.border is Border.SHIFT:
+            # Keep the whole last window: if the stream ends here, the remaining outputs need it too.
+            next_start = joined.shape[self.axis] - self.spec.kernel
+        else:
+            next_start = max(0, self.spec.stride * view.results - view.before)
         self.output += view.results
         self._before = max(0, self._before - self.spec.stride * view.results)
         self.start += next_start
@@ -133,13 +137,6 @@ class Window:
         starts = window_starts(self.spec, end, self.output, results)
         starts = tuple(start - self.start for start in starts)
         return View(joined, 0, 0, self.start, self.output, results, starts, self._halo)
-
-    def _next_start(self, view: View) -> int:
-        """The number of leading positions in view that no later output needs."""
-        if self.spec.border is Border.SHIFT:
-            # Keep the whole last window: if the stream ends here, the remaining outputs need it too.
-            return view.frames.shape[self.axis] - self.spec.kernel
-        return max(0, self.spec.stride * view.results - view.before)
 
 
 def window_starts(spec: WindowSpec, length: int, output: int, results: int) -> tuple[int, ...]:

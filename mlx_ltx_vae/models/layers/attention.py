@@ -5,8 +5,7 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...streaming.context import Neighbors, StreamContext
-from ...streaming.stage import Stage, pointwise
+from ...streaming.context import Neighbors, Stage, StreamContext, pointwise
 from ..specs import LayerSpec
 
 _NORM_EPS = 1e-12

@@ -12,8 +12,7 @@ import numpy as np
 
 from ...backend.mlx_utils import take
 from ...streaming.axis import Axis
-from ...streaming.context import StreamContext
-from ...streaming.stage import Stage
+from ...streaming.context import Stage, StreamContext
 from ..specs import ConvSpec, Stride
 from .conv import CausalConv3d
 
