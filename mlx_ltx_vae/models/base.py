@@ -1,7 +1,6 @@
 """The contract between networks and the rest of the package, which knows no more of them than this.
 
-A `Family` finds its networks in a checkpoint, describes them and makes them. A `Network` that it made can be planned,
-streamed, tiled and written to a file.
+A `Family` finds its networks in a checkpoint, describes and makes them. A `Network` can be planned, streamed and tiled.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -49,8 +48,7 @@ class Network(Protocol):
     """An encoder or a decoder. One that is loaded from a checkpoint is an `mlx.nn.Module` too."""
 
     @property
-    def spec(self) -> NetworkSpec:
-        """The layer specs, one per stage."""
+    def spec(self) -> NetworkSpec: ...
 
     @property
     def dtype(self) -> mx.Dtype: ...
@@ -67,11 +65,9 @@ class Decoder(Network, Protocol):
     """Decodes latents to pixels (B, T, H, W, 3), approximately in [-1, 1]."""
 
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        """The input of the first stage (B, T, H, W, C) in `dtype`, for all latents or a part of them.
+        """The input of the first stage (B, T, H, W, C) in `dtype`, for all normalized latents or a part of them.
 
-        Args:
-            latents: (B, C, T, H, W), normalized.
-            noise: of these latents; None if `spec.has_latent_noise` is false.
+        `latents` are (B, C, T, H, W); `noise` is theirs, and None if `spec.has_latent_noise` is false.
         """
 
 
@@ -89,8 +85,7 @@ class Config(Protocol):
     def latent_channels(self) -> int: ...
 
     @property
-    def scale(self) -> ScaleFactors:
-        """Pixels per latent cell."""
+    def scale(self) -> ScaleFactors: ...
 
     @property
     def time_scale(self) -> int:
@@ -159,11 +154,6 @@ class Family(Generic[ConfigT]):
     names behind that of the network ("decoder.conv_in.conv.weight").
 
     Attributes:
-        kernels: the sizes of its convolutions, such as (3, 3, 3) or (3,): weights of these sizes that are stored
-            channels-first are moved to channels-last.
-        has_statistics: whether its networks need the statistics of the latents. It is an error if they are missing.
-        config_type: of its parsed configurations.
-        find: the networks among the tensors of one archive, which may have anything else too.
         choose_config: the first of some parsed JSON files that is a configuration of this family; None if none is.
         configure: completes and parses what `choose_config` returned, which is None if the configuration is to be
             inferred, or takes a configuration that is parsed already. Raises `CheckpointError` if it is not known, or
@@ -174,10 +164,10 @@ class Family(Generic[ConfigT]):
     """
 
     name: str
-    kernels: Collection[Shape]
-    has_statistics: bool
+    kernels: Collection[Shape]  # sizes of its convolutions, (3, 3, 3) or (3,): these weights become channels-last
+    has_statistics: bool  # its networks need the statistics of the latents, and it is an error if they are missing
     config_type: type[ConfigT]
-    find: Callable[[Shapes], Found]
+    find: Callable[[Shapes], Found]  # the networks among the tensors of one archive, which may have anything else too
     choose_config: Callable[[Iterable[object]], Mapping[str, Any] | None]
     configure: Callable[[Mapping[str, Any] | ConfigT | None, Stored], Configuration[ConfigT]]
     spec: Callable[[ConfigT, str], NetworkSpec]

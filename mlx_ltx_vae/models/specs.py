@@ -105,12 +105,6 @@ class LayerSpec:
         time, height, width = (self.results(axis, grid[axis.grid]) for axis in Axis)
         return time, height, width
 
-    def noise_shape(self, grid: Grid) -> tuple[int, ...] | None:
-        """The shape of the noise for an input of this grid, (H, W) of a map or (T, H, W, C); None without noise."""
-        if self.noise_channels:
-            return (*self.out_grid(grid), self.noise_channels)
-        return self.out_grid(grid)[1:] if self.has_noise else None
-
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
         """Bytes cached between two steps, per batch item, if at most `piece` positions of the `grid` arrive at once."""
         extent = grid[axis.grid]
@@ -303,9 +297,14 @@ class NetworkSpec:
         return time, height, width
 
     def noise_shapes(self, grid: Grid) -> dict[str, tuple[int, ...]]:
-        """The shape of each noise map by the name of its layer, in drawing order."""
-        shapes = ((layer.name, layer.noise_shape(extents)) for layer, extents in self.walk(grid))
-        return {name: shape for name, shape in shapes if shape is not None}
+        """The shape of each layer's noise by its name, (H, W) of a map or (T, H, W, C), in drawing order."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for layer, extents in self.walk(grid):
+            if layer.noise_channels:
+                shapes[layer.name] = (*layer.out_grid(extents), layer.noise_channels)
+            elif layer.has_noise:
+                shapes[layer.name] = layer.out_grid(extents)[1:]
+        return shapes
 
     def unbounded_layer(self, axis: Axis) -> LayerSpec | None:
         """The first layer whose outputs depend on the whole input along an axis, or None."""

@@ -34,11 +34,6 @@ class WindowSpec(NamedTuple):
     border: Border = Border.PAD
 
     @property
-    def least(self) -> int:
-        """The length of the shortest clip with an output for each position."""
-        return self.kernel if self.border is Border.SHIFT else 1
-
-    @property
     def cached(self) -> int:
         """Maximum number of positions that a stream caches between two steps."""
         return self.kernel if self.border is Border.SHIFT else self.kernel - 1
@@ -54,7 +49,7 @@ class WindowSpec(NamedTuple):
         return self.kernel - 1 - self.behind if self.border is Border.SHIFT else self.after
 
     def results(self, length: int) -> int:
-        """The number of outputs for a clip of `length` positions, at least `least` with `Border.SHIFT`."""
+        """The number of outputs for a clip of `length` positions, at least `kernel` with `Border.SHIFT`."""
         if self.border is Border.SHIFT:
             return length
         return (self.before + length + self.after - self.kernel) // self.stride + 1

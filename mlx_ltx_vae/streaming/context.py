@@ -70,11 +70,9 @@ class Cache(Protocol):
 class Stage:
     """One step of a network in one stream, with its caches.
 
-    Args:
-        step: takes the next piece (or None) and whether the stream ends here; returns the output that is final now, or
-            None. After the last piece, the stage is flushed by `step(None, True)` until `closed`. Each such call
-            returns no more than one kernel's delay, so that flushing takes no more memory than any other step.
-        caches: those of the step.
+    `step` takes the next piece (or None) and whether the stream ends here; it returns the output that is final now, or
+    None. After the last piece, the stage is flushed by `step(None, True)` until `closed`. Each such call returns no
+    more than one kernel's delay, so that flushing takes no more memory than any other step.
     """
 
     def __init__(self, step: Callable[[Any, bool], Piece | None], *caches: Cache) -> None:

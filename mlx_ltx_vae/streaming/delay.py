@@ -51,8 +51,8 @@ class Delay:
         taken = self._find(held, first, start, start + count)
         self._taken[reader] = start + count
         done = min(self._taken)
-        if window is not None:
-            self._held = [] if done >= window.start else self._held
+        if window is not None and done >= window.start:
+            self._held = []
         self._drop(done)
         return taken
 

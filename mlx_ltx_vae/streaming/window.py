@@ -55,7 +55,6 @@ class Halo:
         return joined, before is not None, after is not None
 
     def _join(self, side: list[mx.array], start: int, end: int) -> mx.array | None:
-        """The cached positions from `start` to `end`."""
         if not side:
             return None
         joined = side[0] if len(side) == 1 else mx.concatenate(side, axis=self._axis)

@@ -54,10 +54,6 @@ class TileAxis:
     pixels: tuple[Interval, ...]
     from_zero: bool  # left ramps start with a weight of 0, as they do in time
 
-    @property
-    def length(self) -> int:
-        return self.pixels[-1].end
-
     def decoded(self) -> BlendAxis:
         return self._blended(self.pixels)
 

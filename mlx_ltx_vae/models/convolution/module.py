@@ -17,7 +17,6 @@ class Conv3d(nn.Module):
     """A 3x3x3 convolution over (B, T, H, W, C), computed in the formulation that a rule chooses.
 
     Args:
-        out_channels: output channels of the stored weight.
         order: the stored output channel for each output channel; some may be left out. None for all, as stored.
         is_normalized: whether its inputs come from a norm, so that their size has a bound.
 

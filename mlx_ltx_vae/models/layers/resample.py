@@ -72,22 +72,21 @@ class DepthToSpaceUpsample(nn.Module):
     def __init__(self, spec: ConvSpec) -> None:
         super().__init__()
         self.conv = CausalConv3d(spec, depth_to_space_order(spec.conv_channels, spec.up))
-        self.spec = spec
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        axis, up = context.axis, self.spec.up
+        axis, spec = context.axis, self.conv.spec
         window = self.conv.window(context)
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:
             view = window.push(x, last)
             if view is None:
                 return None
-            result = interleave(self.conv(view, view.frames, context), up)
-            if self.spec.has_residual:
-                skip = depth_to_space(view.own(axis), up)
-                result = result + mx.tile(skip, (1, 1, 1, 1, self.spec.conv_channels // self.spec.in_channels))
-            if self.spec.trim and (axis is not Axis.TIME or view.output == 0):
-                result = result[:, self.spec.trim :]
+            result = interleave(self.conv(view, view.frames, context), spec.up)
+            if spec.has_residual:
+                skip = depth_to_space(view.own(axis), spec.up)
+                result = result + mx.tile(skip, (1, 1, 1, 1, spec.conv_channels // spec.in_channels))
+            if spec.trim and (axis is not Axis.TIME or view.output == 0):
+                result = result[:, spec.trim :]
             return result
 
         return [Stage(step, window)]
@@ -103,10 +102,9 @@ class SpaceToDepthDownsample(nn.Module):
     def __init__(self, spec: ConvSpec) -> None:
         super().__init__()
         self.conv = CausalConv3d(spec)
-        self.spec = spec
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        down = self.spec.down
+        spec = self.conv.spec
         # A pair of convolved frames depends on four input frames; the repeated first frame adds padding before them.
         window = self.conv.window(context)
 
@@ -115,13 +113,13 @@ class SpaceToDepthDownsample(nn.Module):
             if view is None:
                 return None
             # An incomplete pair at the end stays in the window and is not convolved yet.
-            frames = take(view.frames, Axis.TIME, 0, down[0] * view.results + 2 - view.before)
-            result = space_to_depth(self.conv(view, frames, context), down)
+            frames = take(view.frames, Axis.TIME, 0, spec.down[0] * view.results + 2 - view.before)
+            result = space_to_depth(self.conv(view, frames, context), spec.down)
             skip = frames
             if view.before:
                 skip = mx.concatenate([frames[:, :1]] * view.before + [frames], axis=1)
-            skip = space_to_depth(skip[:, 2:], down)
-            skip = skip.reshape(*skip.shape[:-1], self.spec.out_channels, -1).astype(mx.float32).mean(axis=-1)
+            skip = space_to_depth(skip[:, 2:], spec.down)
+            skip = skip.reshape(*skip.shape[:-1], spec.out_channels, -1).astype(mx.float32).mean(axis=-1)
             return result + skip.astype(result.dtype)
 
         return [Stage(step, window)]
