@@ -85,10 +85,10 @@ def _silu_kernel(dtype: mx.Dtype) -> Callable[[mx.array], mx.array]:
 _SILU_KERNELS = {dtype: _silu_kernel(dtype) for dtype in (mx.float32, mx.bfloat16, mx.float16)}
 
 
-# SiLU on a CPU is max(x, 0) - |x| / (1 + exp(|x|)), where exp(|x|) - 1 is the Taylor series at |x| / 16, squared four
-# times. With |x|, the result is correct even if the exponential overflows float32, so no clipping is needed. Subtracting
-# the 1 keeps the rounding error small: at most 1e-6, against 1.4e-6 for MLX's own SiLU. There are two kernels because
-# MLX fuses at most 11 operations in depth, and the kernel that it splits off no longer reads contiguous memory.
+# On a CPU, SiLU is max(x, 0) - |x| / (1 + exp(|x|)), where exp(|x|) - 1 is the Taylor series at |x| / 16, squared four
+# times. With |x|, it is correct even if the exponential overflows float32, so no clipping is needed. Subtracting the 1
+# keeps the rounding error small: at most 1e-6, against 1.4e-6 for MLX's own SiLU. There are two kernels because MLX
+# fuses at most 11 operations in depth, and the kernel that it splits off no longer reads contiguous memory.
 # Not `shapeless`: a shapeless kernel assumes non-contiguous input and is 4x slower.
 @mx.compile
 def _series(x: mx.array) -> mx.array:
