@@ -17,8 +17,7 @@ from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec, encoder_spe
 from mlx_ltx_vae.models.video_vae.networks import ConvDecoder, ConvEncoder
 from mlx_ltx_vae.planning.receptive_field import lookahead, receptive_field
 from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
-from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.stage import Stage
+from mlx_ltx_vae.streaming.context import Stage, StreamContext
 from mlx_ltx_vae.streaming.window import Window
 from tolerances import tolerance
 

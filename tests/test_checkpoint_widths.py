@@ -219,7 +219,6 @@ def test_a_changed_configuration_loads_or_is_a_checkpoint_error(
 @pytest.mark.parametrize("name", GENERATIONS)
 def test_published_widths_follow_from_the_lists_alone(name: str) -> None:
     config = parse_vae_config(GENERATIONS[name], name)
-    assert config.encoder.first_width == config.decoder.last_width == 128
-    assert config.encoder.last_width == {"LTX-Video 0.9.0": 512, "LTX-Video 0.9.1": 512, "LTX-2.3": 1024}.get(
-        name, 2048
-    )
+    assert config.encoder.blocks[0].in_channels == config.decoder.blocks[-1].out_channels == 128
+    last = {"LTX-Video 0.9.0": 512, "LTX-Video 0.9.1": 512, "LTX-2.3": 1024}.get(name, 2048)
+    assert config.encoder.blocks[-1].out_channels == last

@@ -370,17 +370,15 @@ def test_spatial_blender_equals_numpy(cut, dtype):
             mx.random.normal((2, num_frames, *size, 3), key=mx.random.key(index)).astype(dtype)
             for index, size in enumerate(sizes)
         ]
-        result = blender.blend(parts)
+        result = blender.blend(enumerate(parts))
         expected = numpy_blend(parts, height, width, scale)
         assert result.shape == expected.shape == (2, num_frames, 28, 20, 3)
         assert result.dtype == mx.float32
         assert np.abs(np.array(result) - expected).max() < 1e-5
 
 
-def test_spatial_blender_refuses_a_wrong_number_or_shape_of_tiles():
+def test_spatial_blender_refuses_a_wrong_shape_of_tiles():
     blender = SpatialBlender(space_axis(split(3, 2, 1), 4).decoded(), space_axis(split(2, 2, 0), 4).decoded())
     tile = mx.zeros((1, 2, 8, 8, 3))
-    with pytest.raises(DecodeError, match="got 1 tiles for a frame of 2"):
-        blender.blend([tile])
     with pytest.raises(DecodeError, match="tile 1"):
-        blender.blend([tile, tile[:, :1]])
+        blender.blend(enumerate([tile, tile[:, :1]]))

@@ -11,9 +11,8 @@ from mlx_ltx_vae.errors import DecodeError, LatentsError, PlanError, TilingError
 from mlx_ltx_vae.models.noise import draw
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.shapes import LatentShape
-from mlx_ltx_vae.streaming.context import StreamContext
+from mlx_ltx_vae.streaming.context import Stage, StreamContext
 from mlx_ltx_vae.streaming.driver import run
-from mlx_ltx_vae.streaming.stage import Stage
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import ON_CPU, PEAK_MARGIN, tolerance
 from toy_networks import TOYS, WIDTH

@@ -17,8 +17,7 @@ from mlx_ltx_vae.models.noise import LatentNoise
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
 from mlx_ltx_vae.shapes import ScaleFactors
 from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
-from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.stage import Stage, pointwise
+from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.streaming.window import Window
 
 PATCH = 4

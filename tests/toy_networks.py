@@ -18,10 +18,8 @@ from mlx_ltx_vae.models.noise import LatentNoise
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, PaddingMode, Step
 from mlx_ltx_vae.shapes import Grid
 from mlx_ltx_vae.streaming.axis import Axis, Border, WindowSpec
-from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.delay import Delay
-from mlx_ltx_vae.streaming.stage import Stage, pointwise
-from mlx_ltx_vae.streaming.trim import Trim
+from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
+from mlx_ltx_vae.streaming.delay import Delay, Trim
 from mlx_ltx_vae.streaming.window import View, Window, window_starts
 
 WIDTH = 6
@@ -165,7 +163,7 @@ class ContextDecoder(Toy):
             made = mx.tanh(box_mean(view, spec, context) @ self.weights["context"].T)
             time, rows, columns = (view.output if axis is context.axis else 0 for axis in Axis)
             _, frames, height, width, _ = made.shape
-            return context.noise["context"]((time, rows, columns), (frames, height, width)), made
+            return context.draw_noise("context", (time, rows, columns), (frames, height, width)), made
 
         return Stage(step, window)
 

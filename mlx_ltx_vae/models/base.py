@@ -1,7 +1,6 @@
 """The contract between networks and the rest of the package, which knows no more of them than this.
 
-A `Family` finds its networks in a checkpoint, describes them and makes them. A `Network` that it made can be planned,
-streamed, tiled and written to a file.
+A `Family` finds its networks in a checkpoint, describes and makes them. A `Network` can be planned, streamed and tiled.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,8 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import mlx.core as mx
 
 from ..shapes import ScaleFactors
-from ..streaming.context import StreamContext
-from ..streaming.stage import Stage
+from ..streaming.context import Stage, StreamContext
 from .noise import LatentNoise
 from .specs import NetworkSpec
 
@@ -50,8 +48,7 @@ class Network(Protocol):
     """An encoder or a decoder. One that is loaded from a checkpoint is an `mlx.nn.Module` too."""
 
     @property
-    def spec(self) -> NetworkSpec:
-        """The layer specs, one per stage."""
+    def spec(self) -> NetworkSpec: ...
 
     @property
     def dtype(self) -> mx.Dtype: ...
@@ -68,11 +65,9 @@ class Decoder(Network, Protocol):
     """Decodes latents to pixels (B, T, H, W, 3), approximately in [-1, 1]."""
 
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        """The input of the first stage (B, T, H, W, C) in `dtype`, for all latents or a part of them.
+        """The input of the first stage (B, T, H, W, C) in `dtype`, for all normalized latents or a part of them.
 
-        Args:
-            latents: (B, C, T, H, W), normalized.
-            noise: of these latents; None if `spec.has_latent_noise` is false.
+        `latents` are (B, C, T, H, W); `noise` is theirs, and None if `spec.has_latent_noise` is false.
         """
 
 
@@ -90,8 +85,7 @@ class Config(Protocol):
     def latent_channels(self) -> int: ...
 
     @property
-    def scale(self) -> ScaleFactors:
-        """Pixels per latent cell."""
+    def scale(self) -> ScaleFactors: ...
 
     @property
     def time_scale(self) -> int:
@@ -110,46 +104,29 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 class Found(NamedTuple):
-    """What a family finds in an archive.
+    """What a family finds in an archive."""
 
-    Attributes:
-        networks: for each network that is there, the stored name of each tensor by its name within the network.
-        statistics: the stored names of mean and standard deviation; None unless both are there.
-        unsupported: for each network that cannot be loaded, what it is and what to do.
-    """
-
-    networks: Mapping[str, Mapping[str, str]]
-    statistics: tuple[str, str] | None = None
-    unsupported: Mapping[str, str] = {}
+    networks: Mapping[str, Mapping[str, str]]  # the stored name of each tensor by its name within the network
+    statistics: tuple[str, str] | None = None  # the stored names of mean and standard deviation, if both are there
+    unsupported: Mapping[str, str] = {}  # for each network that cannot be loaded, what it is and what to do
 
 
 class Stored(NamedTuple):
-    """What a checkpoint stores of a VAE, which its configuration must agree with.
+    """What a checkpoint stores of a VAE, which its configuration must agree with."""
 
-    Attributes:
-        source: names the checkpoint in errors.
-        networks: the tensors of each network that was found, wanted or not. Convolution weights are channels-last.
-        unsupported: networks that are there in a form that cannot be loaded.
-        wanted: networks that will be loaded if they are there.
-    """
-
-    source: str
-    networks: Mapping[str, Shapes]
-    unsupported: Collection[str]
-    wanted: Collection[str]
+    source: str  # names the checkpoint in errors
+    networks: Mapping[str, Shapes]  # of each that was found, wanted or not; convolution weights are channels-last
+    unsupported: Collection[str]  # networks that are there in a form that cannot be loaded
+    wanted: Collection[str]  # networks that will be loaded if they are there
 
 
 @dataclass(frozen=True)
 class Configuration(Generic[ConfigT]):
-    """The configuration of a checkpoint.
-
-    Attributes:
-        raw: the JSON object that states it, which a converted checkpoint has.
-        names: for each network whose tensors have the names of another vocabulary, their own names by those.
-    """
+    """The configuration of a checkpoint."""
 
     config: ConfigT
-    raw: dict[str, Any]
+    raw: dict[str, Any]  # the JSON object that states it, which a converted checkpoint has
+    # For each network whose tensors have the names of another vocabulary, their own names by those.
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
@@ -161,17 +138,11 @@ class NetworkDescription(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What `info` says about a VAE.
+    """What `info` says about a VAE."""
 
-    Attributes:
-        entries: of its JSON object, with at least `latent_channels` and `scale`.
-        networks: those that the configuration describes.
-        latents, decoder: more about these, in a few words; may be empty.
-    """
-
-    entries: Mapping[str, Any]
-    networks: Mapping[str, NetworkDescription]
-    latents: str = ""
+    entries: Mapping[str, Any]  # of its JSON object, with at least `latent_channels` and `scale`
+    networks: Mapping[str, NetworkDescription]  # those that the configuration describes
+    latents: str = ""  # more about these, in a few words, and about the decoder
     decoder: str = ""
 
 
@@ -183,11 +154,6 @@ class Family(Generic[ConfigT]):
     names behind that of the network ("decoder.conv_in.conv.weight").
 
     Attributes:
-        kernels: the sizes of its convolutions, such as (3, 3, 3) or (3,), which tell the axis order of stored weights.
-            Those that are stored channels-first are moved to channels-last if they have one of these sizes.
-        has_statistics: whether its networks need the statistics of the latents. It is an error if they are missing.
-        config_type: of its parsed configurations.
-        find: the networks among the tensors of one archive, which may have anything else too.
         choose_config: the first of some parsed JSON files that is a configuration of this family; None if none is.
         configure: completes and parses what `choose_config` returned, which is None if the configuration is to be
             inferred, or takes a configuration that is parsed already. Raises `CheckpointError` if it is not known, or
@@ -198,10 +164,10 @@ class Family(Generic[ConfigT]):
     """
 
     name: str
-    kernels: Collection[Shape]
-    has_statistics: bool
+    kernels: Collection[Shape]  # sizes of its convolutions, (3, 3, 3) or (3,): these weights become channels-last
+    has_statistics: bool  # its networks need the statistics of the latents, and it is an error if they are missing
     config_type: type[ConfigT]
-    find: Callable[[Shapes], Found]
+    find: Callable[[Shapes], Found]  # the networks among the tensors of one archive, which may have anything else too
     choose_config: Callable[[Iterable[object]], Mapping[str, Any] | None]
     configure: Callable[[Mapping[str, Any] | ConfigT | None, Stored], Configuration[ConfigT]]
     spec: Callable[[ConfigT, str], NetworkSpec]

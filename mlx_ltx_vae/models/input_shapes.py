@@ -5,7 +5,7 @@ from itertools import count
 
 from ..errors import LatentsError
 from ..shapes import MAX_PIXELS, Grid, LatentShape, format_size, is_possible_size
-from ..streaming.axis import Axis
+from ..streaming.axis import Axis, Border
 from .specs import NetworkSpec, PaddingMode
 
 _MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second
@@ -65,7 +65,8 @@ def least_cells(spec: NetworkSpec, axis: Axis) -> int:
 
 def _fits(spec: NetworkSpec, axis: Axis, length: int) -> bool:
     for layer in spec.layers:
-        if length < layer.window(axis).least:
+        window = layer.window(axis)
+        if window.border is Border.SHIFT and length < window.kernel:
             return False
         length = layer.results(axis, length)
     return length > 0

@@ -61,28 +61,17 @@ class LatentNoise(NamedTuple):
 
 @dataclass(frozen=True)
 class NoiseVolume:
-    """Standard normal noise for each position of a layer's output. See `PositionNoise`; no whole volume is in memory.
+    """Standard normal noise for each position of a layer's output, for `StreamContext.draw_noise`, drawn in parts."""
 
-    Attributes:
-        seed: None for zeros.
-        rate: positions of the layer's output per position of the network's input, (T, H, W).
-        values: noise that the caller passed, (B, T, H, W, C); None to compute it.
-        origins: where the stream's input begins in that of the whole picture; for a batch of tiles, of each.
-    """
-
-    seed: int | None
+    seed: int | None  # None for zeros
     batch: int
     channels: int
-    rate: Grid
-    values: mx.array | None = None
-    origins: Sequence[Grid] = ((0, 0, 0),)
+    rate: Grid  # positions of the layer's output per position of the network's input
+    values: mx.array | None = None  # noise that the caller passed, (B, T, H, W, C); None to compute it
 
-    def at(self, origins: Sequence[Grid]) -> "NoiseVolume":
-        return replace(self, origins=origins)
-
-    def __call__(self, start: Grid, size: Grid) -> mx.array:
+    def __call__(self, origins: Sequence[Grid], start: Grid, size: Grid) -> mx.array:
         parts = []
-        for origin in self.origins:
+        for origin in origins:
             first = [begin + at * rate for begin, at, rate in zip(start, origin, self.rate, strict=True)]
             parts.append(self._part([slice(begin, begin + count) for begin, count in zip(first, size, strict=True)]))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
@@ -116,21 +105,14 @@ def _normal(bits: mx.array) -> mx.array:
 
 @dataclass(frozen=True)
 class Draws:
-    """All the noise and the timestep of one decode.
+    """All the noise and the timestep of one decode."""
 
-    Attributes:
-        timestep: 0 to 1; None if the network takes none.
-        scale: the fraction of the latents that is replaced by noise; None if the network takes no such noise.
-        maps, volumes: by the name of the layer that adds them.
-        latents: draws the noise of a part of the latents; None for zeros.
-    """
-
-    timestep: float | None
-    scale: float | None
+    timestep: float | None  # 0 to 1; None if the network takes none
+    scale: float | None  # the fraction of the latents that is replaced by noise; None if the network takes none
     is_late: bool
-    maps: Mapping[str, mx.array]
+    maps: Mapping[str, mx.array]  # by the name of the layer that adds them, as volumes
     volumes: Mapping[str, NoiseVolume]
-    latents: Callable[[LatentBox], mx.array] | None
+    latents: Callable[[LatentBox], mx.array] | None  # draws the noise of a part of the latents; None for zeros
 
     def timesteps(self, batch: int) -> mx.array | None:
         return None if self.timestep is None else mx.full((batch,), self.timestep, dtype=mx.float32)

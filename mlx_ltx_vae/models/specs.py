@@ -32,19 +32,13 @@ class PaddingMode(enum.Enum):
 
 
 class Step(NamedTuple):
-    """The properties of one step of a layer that its memory depends on.
-
-    Attributes:
-        grid: (T, H, W) of the step's input.
-        is_whole: whether the input is the whole clip, so that nothing is cached or concatenated.
-        is_band: whether rows of neighboring bands are joined to the input.
-    """
+    """The properties of one step of a layer that its memory depends on."""
 
     axis: Axis
-    grid: Grid
-    is_whole: bool
+    grid: Grid  # of the step's input
+    is_whole: bool  # the input is the whole clip, so that nothing is cached or concatenated
     machine: Machine
-    is_band: bool = False
+    is_band: bool = False  # rows of neighboring bands are joined to the input
 
 
 @dataclass(frozen=True)
@@ -53,34 +47,24 @@ class LayerSpec:
 
     What a plan needs to know of a layer are its methods. A layer that does more than its windows say, such as one with
     several branches or an attention, overrides them.
-
-    Attributes:
-        name: the path of its module, such as "up_blocks.0.res_blocks.1.conv2".
-        trim: leading output frames that are dropped.
-        crop: output frames that are dropped at the end of the clip.
-        windows: the input window of one output along time, height and width, before `up`.
-        unbounded: axes along which an output depends on the whole input, so that they cannot be streamed.
-        weights: the shape of each weight, by its name within the network.
-        has_noise: whether it adds a noise map (H, W) that all frames share.
-        noise_channels: channels of noise that it takes for each position of its output; 0 for none.
-        beside: channels of all further arrays that travel to the next layer, for each position of the output.
     """
 
-    name: str
+    name: str  # the path of its module, such as "up_blocks.0.res_blocks.1.conv2"
     in_channels: int
     out_channels: int
     up: Stride = (1, 1, 1)
     down: Stride = (1, 1, 1)
-    trim: int = 0
+    trim: int = 0  # leading output frames that are dropped
+    # The input window of one output along time, height and width, before `up`.
     windows: tuple[WindowSpec, WindowSpec, WindowSpec] = (WindowSpec(), WindowSpec(), WindowSpec())
-    unbounded: frozenset[Axis] = frozenset()
+    unbounded: frozenset[Axis] = frozenset()  # axes that cannot be streamed: an output depends on the whole input
     padding: PaddingMode = PaddingMode.ZEROS
     time_padding: PaddingMode = PaddingMode.REPLICATE
-    weights: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    has_noise: bool = False
-    crop: int = 0
-    noise_channels: int = 0
-    beside: int = 0
+    weights: tuple[tuple[str, tuple[int, ...]], ...] = ()  # the shape of each, by its name within the network
+    has_noise: bool = False  # adds a noise map (H, W) that all frames share
+    crop: int = 0  # output frames that are dropped at the end of the clip
+    noise_channels: int = 0  # of noise that it takes for each position of its output; 0 for none
+    beside: int = 0  # channels of all further arrays that travel to the next layer, for each position of the output
 
     def window(self, axis: Axis) -> WindowSpec:
         return self.windows[axis.grid]
@@ -121,12 +105,6 @@ class LayerSpec:
         time, height, width = (self.results(axis, grid[axis.grid]) for axis in Axis)
         return time, height, width
 
-    def noise_shape(self, grid: Grid) -> tuple[int, ...] | None:
-        """The shape of the noise for an input of this grid, (H, W) of a map or (T, H, W, C); None without noise."""
-        if self.noise_channels:
-            return (*self.out_grid(grid), self.noise_channels)
-        return self.out_grid(grid)[1:] if self.has_noise else None
-
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
         """Bytes cached between two steps, per batch item, if at most `piece` positions of the `grid` arrive at once."""
         extent = grid[axis.grid]
@@ -161,20 +139,14 @@ class Activation(enum.Enum):
 
 @dataclass(frozen=True)
 class ConvSpec(LayerSpec):
-    """A layer around one 3x3x3 convolution, which has `conv_channels` outputs before any rearrangement.
-
-    Attributes:
-        is_modulated: whether a timestep shifts and scales the normalized input.
-        skip_channels: channels of the skip connection that is added to the output; 0 for none.
-        has_residual: whether the layer adds its own input, rearranged like its output.
-    """
+    """A layer around one 3x3x3 convolution, which has `conv_channels` outputs before any rearrangement."""
 
     conv_channels: int = 0
     conv_stride: Stride = (1, 1, 1)
     activation: Activation = Activation.NONE
-    is_modulated: bool = False
-    skip_channels: int = 0
-    has_residual: bool = False
+    is_modulated: bool = False  # a timestep shifts and scales the normalized input
+    skip_channels: int = 0  # of the skip connection that is added to the output; 0 for none
+    has_residual: bool = False  # the layer adds its own input, rearranged like its output
     rule: ConvRule = choose
 
     def work_bytes(self, step: Step) -> int:
@@ -261,17 +233,14 @@ class FrameAttentionSpec(LayerSpec):
 class NetworkSpec:
     """A whole network: one spec per stage, in execution order.
 
-    Attributes:
-        stream_axes: the axes along which its stages can stream.
-        has_latent_noise: whether noise is mixed into the input latents.
-        patch_size: pixels per side of the patches that a decoder makes of each position at the end. Pixels that repeat
-            from patch to patch are then an error of the device. None if it clamps them, so that they may repeat.
+    `patch_size` is the pixels per side of the patches that a decoder makes of each position at the end. Pixels that
+    repeat from patch to patch are then an error of the device. None if it clamps them, so that they may repeat.
     """
 
     layers: tuple[LayerSpec, ...]
     stream_axes: tuple[Axis, ...] = tuple(Axis)
     has_timestep: bool = False
-    has_latent_noise: bool = False
+    has_latent_noise: bool = False  # noise is mixed into the input latents
     patch_size: int | None = None
 
     @property
@@ -329,9 +298,14 @@ class NetworkSpec:
         return time, height, width
 
     def noise_shapes(self, grid: Grid) -> dict[str, tuple[int, ...]]:
-        """The shape of each noise map by the name of its layer, in drawing order."""
-        shapes = ((layer.name, layer.noise_shape(extents)) for layer, extents in self.walk(grid))
-        return {name: shape for name, shape in shapes if shape is not None}
+        """The shape of each layer's noise by its name, (H, W) of a map or (T, H, W, C), in drawing order."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for layer, extents in self.walk(grid):
+            if layer.noise_channels:
+                shapes[layer.name] = (*layer.out_grid(extents), layer.noise_channels)
+            elif layer.has_noise:
+                shapes[layer.name] = layer.out_grid(extents)[1:]
+        return shapes
 
     def unbounded_layer(self, axis: Axis) -> LayerSpec | None:
         """The first layer whose outputs depend on the whole input along an axis, or None."""

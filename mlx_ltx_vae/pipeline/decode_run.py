@@ -133,9 +133,10 @@ class DecodePipeline:
             combine=None if bands is None else bands.all_true,
         )
         mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
-        context = StreamContext(timesteps=timesteps, noise_maps=maps, noise=draws.volumes, neighbors=bands)
-        if band is not None:
-            context = context.at(((0, band.start, 0),))
+        origins = ((0, 0 if band is None else band.start, 0),)
+        context = StreamContext(
+            timesteps=timesteps, noise_maps=maps, noise=draws.volumes, neighbors=bands, origins=origins
+        )
         run = Run(decoder, plan, source, context, cancellation.check)
         return DecodeRun(run, source, check, bands, options.bit_depth)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ from ..streaming.context import StreamContext
 from ..streaming.driver import run, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.intervals import Interval
-from ..tiling.layout import Tile, TileLayout, in_tile_order, tile_batches
+from ..tiling.layout import Tile, TileLayout, tile_batches
 from .sources import Box, Source
 
 
@@ -92,7 +93,8 @@ class Run:
         streams = self._tile_streams([[tiles[index] for index in batch] for batch in batches])
 
         def blend(results: Sequence[Sequence[mx.array]]) -> mx.array:
-            return blender.blend(in_tile_order(batches, results))
+            numbered = zip(chain(*batches), chain(*results), strict=True)
+            return blender.blend(iter(sorted(numbered, key=itemgetter(0))))
 
         return map(blend, zip(*streams, strict=True))
 
@@ -114,8 +116,9 @@ class Run:
             for name, noise in self.context.noise_maps.items()
         }
         timesteps, boxes = self.context.timesteps, [self.plan.input_box(tile) for tile in tiles]
-        return self.context.at(
-            tuple((time.start, rows.start, columns.start) for time, rows, columns in boxes),
+        return replace(
+            self.context,
+            origins=tuple((time.start, rows.start, columns.start) for time, rows, columns in boxes),
             noise_maps=maps,
             timesteps=None if timesteps is None else mx.tile(timesteps, len(tiles)),
         )

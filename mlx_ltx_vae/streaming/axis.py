@@ -25,25 +25,13 @@ class Border(enum.Enum):
 
 
 class WindowSpec(NamedTuple):
-    """The input window of one output ("result") of a layer along one axis.
+    """The input window of one output ("result") of a layer along one axis."""
 
-    Attributes:
-        kernel: input positions per output.
-        stride: input positions from one output to the next.
-        before: padding before the first position, with `Border.PAD`.
-        after: padding after the last position, with `Border.PAD`.
-    """
-
-    kernel: int = 1
-    stride: int = 1
-    before: int = 0
-    after: int = 0
+    kernel: int = 1  # input positions per output
+    stride: int = 1  # input positions from one output to the next
+    before: int = 0  # padding before the first position, with `Border.PAD`
+    after: int = 0  # padding after the last position, with `Border.PAD`
     border: Border = Border.PAD
-
-    @property
-    def least(self) -> int:
-        """The length of the shortest clip with an output for each position."""
-        return self.kernel if self.border is Border.SHIFT else 1
 
     @property
     def cached(self) -> int:
@@ -61,7 +49,7 @@ class WindowSpec(NamedTuple):
         return self.kernel - 1 - self.behind if self.border is Border.SHIFT else self.after
 
     def results(self, length: int) -> int:
-        """The number of outputs for a clip of `length` positions, at least `least` with `Border.SHIFT`."""
+        """The number of outputs for a clip of `length` positions, at least `kernel` with `Border.SHIFT`."""
         if self.border is Border.SHIFT:
             return length
         return (self.before + length + self.after - self.kernel) // self.stride + 1

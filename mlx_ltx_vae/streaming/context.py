@@ -1,13 +1,20 @@
-"""The context that all layers of a stream share."""
+"""What a network is made of in one stream: its stages, and the context that all of its layers share."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import mlx.core as mx
 
 from ..shapes import Grid
 from .axis import Axis
+
+#: Where the input begins in that of the whole picture, (T, H, W); for a batch of tiles, of each.
+Origins = tuple[Grid, ...]
+
+#: What stages pass on: an array; or several that travel together, each with its own position in the stream, of which
+#: the first decides how a piece is cut. None in place of one that has no positions yet.
+Piece = mx.array | tuple[mx.array | None, ...]
 
 
 class Neighbors(Protocol):
@@ -18,54 +25,69 @@ class Neighbors(Protocol):
         """The axis that is cut into bands; never the axis of the stream."""
 
     def exchange(self, frames: mx.array, before: int, after: int) -> tuple[mx.array | None, mx.array | None]:
-        """Send this band's edges to its neighbors and receive theirs.
+        """Send the edges of this band, `frames` (B, T, H, W, C), to its neighbors and receive theirs.
 
-        Args:
-            frames: this band, (B, T, H, W, C).
-            before: positions to receive from the band before.
-            after: positions to receive from the band after.
-
-        Returns:
-            The positions before `frames` and those after; None at a true edge of the picture, where the layer pads as
-            it would without bands.
+        Returns `before` positions of the band before it and `after` positions of the band after; None at a true edge of
+        the picture, where the layer pads as it would without bands.
         """
 
     def gather(self, frames: mx.array) -> mx.array:
         """The whole axis: the `frames` of all bands, joined in order."""
 
 
-class PositionNoise(Protocol):
-    """Noise that each position of a layer's output has for itself, of which any part can be drawn."""
-
-    def __call__(self, start: Grid, size: Grid) -> mx.array:
-        """The noise (B, T, H, W, C) float32 of `size` (T, H, W) positions from `start` on, of the stream's output."""
-
-    def at(self, origins: Sequence[Grid]) -> "PositionNoise":
-        """The same for parts of the picture, which begin at these positions of the network's input."""
-
-
 @dataclass(frozen=True)
 class StreamContext:
     """One stream through a network.
 
-    Attributes:
-        axis: the axis along which pieces arrive.
-        timesteps: (B,) float32 in [0, 1], for networks that take one.
-        noise_maps: the injected noise by the name of the layer that adds it: (H, W) for the whole picture, shared by
-            all batch items, or (B, H, W).
-        noise: the noise of each position of a layer's output, by the layer's name.
-        neighbors: the other bands of the picture; None if this stream has the whole picture.
-        origins: where the input begins in that of the whole picture, (T, H, W); for a batch of tiles, of each.
+    `noise_maps` have the injected noise by the name of the layer that adds it: (H, W) for the whole picture, shared by
+    all batch items, or (B, H, W).
     """
 
-    axis: Axis = Axis.TIME
-    timesteps: mx.array | None = None
+    axis: Axis = Axis.TIME  # along which pieces arrive
+    timesteps: mx.array | None = None  # (B,) float32 in [0, 1], for networks that take one
     noise_maps: Mapping[str, mx.array] = field(default_factory=dict)
-    noise: Mapping[str, PositionNoise] = field(default_factory=dict)
-    neighbors: Neighbors | None = None
-    origins: tuple[Grid, ...] = ((0, 0, 0),)
+    noise: Mapping[str, Callable[[Origins, Grid, Grid], mx.array]] = field(default_factory=dict)  # for `draw_noise`
+    neighbors: Neighbors | None = None  # the other bands of the picture; None if this stream has the whole picture
+    origins: Origins = ((0, 0, 0),)
 
-    def at(self, origins: tuple[Grid, ...], **changes: Any) -> "StreamContext":
-        """The context of a part of the picture, or of a batch of parts, with other changes."""
-        noise = {name: each.at(origins) for name, each in self.noise.items()}
-        return replace(self, origins=origins, noise=noise, **changes)
+    def draw_noise(self, layer: str, start: Grid, size: Grid) -> mx.array:
+        """The noise (B, T, H, W, C) float32 of `size` (T, H, W) positions from `start` on, of a layer's output."""
+        return self.noise[layer](self.origins, start, size)
+
+
+class Cache(Protocol):
+    """What a stage keeps between two pieces of a stream: a `Window`, a `Delay` or a `Trim`."""
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The cached arrays. They are evaluated after each step; unevaluated, they would keep their graph alive."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream has ended and all output has been returned."""
+
+
+class Stage:
+    """One step of a network in one stream, with its caches.
+
+    `step` takes the next piece (or None) and whether the stream ends here; it returns the output that is final now, or
+    None. After the last piece, the stage is flushed by `step(None, True)` until `closed`. Each such call returns no
+    more than one kernel's delay, so that flushing takes no more memory than any other step.
+    """
+
+    def __init__(self, step: Callable[[Any, bool], Piece | None], *caches: Cache) -> None:
+        self.step = step
+        self._caches: Sequence[Cache] = caches
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [array for cache in self._caches for array in cache.arrays]
+
+    @property
+    def closed(self) -> bool:
+        return all(cache.closed for cache in self._caches)
+
+
+def pointwise(function: Callable[[Any], Piece]) -> Stage:
+    """A stage that computes each position independently and caches nothing."""
+    return Stage(lambda x, last: None if x is None else function(x))

@@ -1,4 +1,4 @@
-"""Delays a stream until other paths through the network have outputs for the same positions."""
+"""Holds a stream back: until other paths have outputs for the same positions, or since its end is dropped."""
 
 import mlx.core as mx
 
@@ -10,13 +10,10 @@ from .window import View, Window
 class Delay:
     """A queue of positions along the axis of a stream, such as the skip connection of a residual block.
 
-    Positions that `window` caches unchanged need no second copy: with a window, the queue stores only the positions
-    that the window has dropped. Between two steps there are usually none.
+    Positions that `window`, which has a stride of 1 and receives the same ones, caches unchanged need no second copy:
+    the queue then stores only the positions that the window has dropped. Between two steps there are usually none.
 
-    Args:
-        axis: the axis along which pieces arrive.
-        window: a window with a stride of 1 that receives the same positions, for a single reader.
-        readers: the number of layers that take the positions. Each takes all of them, at its own pace.
+    `readers` is the number of layers that take the positions. Each takes all of them, at its own pace.
     """
 
     closed = True  # a delay has no outputs of its own to flush
@@ -54,8 +51,8 @@ class Delay:
         taken = self._find(held, first, start, start + count)
         self._taken[reader] = start + count
         done = min(self._taken)
-        if window is not None:
-            self._held = [] if done >= window.start else self._held
+        if window is not None and done >= window.start:
+            self._held = []
         self._drop(done)
         return taken
 
@@ -81,3 +78,39 @@ class Delay:
             first = last
         assert parts, "nothing was pushed"
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=self._axis)
+
+
+class Trim:
+    """Drops the first `start` and the last `end` frames of what a layer returns, however it is cut into pieces.
+
+    Along rows and columns, each piece has all frames. Along time, `end` frames are held back while the clip may go on.
+    """
+
+    def __init__(self, axis: Axis, start: int, end: int = 0) -> None:
+        self._axis = axis
+        self._start = start
+        self._end = end
+        self._held: list[mx.array] = []
+        self.closed = False
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return self._held
+
+    def push(self, frames: mx.array | None, last: bool) -> mx.array | None:
+        """Add the next piece (B, n, H, W, C), or None at the end. Returns the frames that are known to remain."""
+        self.closed = last
+        if self._axis is not Axis.TIME:
+            return None if frames is None else take(frames, Axis.TIME, self._start, frames.shape[1] - self._end)
+        if frames is None:
+            self._held = [] if last else self._held
+            return None
+        dropped = min(self._start, frames.shape[1])
+        self._start -= dropped
+        joined = take(frames, Axis.TIME, dropped, frames.shape[1])
+        if self._held:
+            joined = mx.concatenate([*self._held, joined], axis=Axis.TIME)
+        length = max(0, joined.shape[1] - self._end)
+        rest = take(joined, Axis.TIME, length, joined.shape[1])
+        self._held = [mx.contiguous(rest)] if rest.size and not last else []
+        return take(joined, Axis.TIME, 0, length) if length else None

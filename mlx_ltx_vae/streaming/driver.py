@@ -19,7 +19,7 @@ from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import take
 from ..errors import LatentsError
 from .axis import Axis
-from .stage import Piece, Stage
+from .context import Piece, Stage
 
 Flow = Iterator[list[Piece]]
 AroundStep = Callable[[], AbstractContextManager[object]]
@@ -37,9 +37,8 @@ def run(
     """Stream `pieces` through `stages`.
 
     Args:
-        stages: new stages, from a network's `stages`.
+        stages: new ones, from a network's `stages`.
         pieces: the clip in order, (B, T, H, W, C) each, cut anywhere along `axis`.
-        axis: the axis along which it is cut.
         steps: for each stage, the maximum number of positions along `axis` per step; None for whole pieces.
         prefetch: steps submitted to the device ahead of the one that is waited for. Without prefetch, a GPU is idle
             between steps.

@@ -1,4 +1,4 @@
-"""The cache of one kernel in one stream.
+"""The caches of one kernel in one stream: its own positions, and those of neighboring bands of the picture.
 
 A kernel of three needs the last two positions to continue. `Window` caches exactly these, and adds padding only at the
 true ends of the clip. A whole clip in one piece takes the same code path, with both ends in one step.
@@ -12,31 +12,66 @@ import mlx.core as mx
 from ..backend.mlx_utils import take
 from ..errors import LatentsError
 from .axis import Axis, Border, WindowSpec
-from .halo import Halo
+from .context import Neighbors
+
+
+class Halo:
+    """The positions of neighboring bands around one kernel's window, in one stream, whose axis is `axis`.
+
+    `spec` is the kernel's window along the axis of the bands. The positions are cached as long as the window caches its
+    own, so that each is sent once.
+    """
+
+    def __init__(self, axis: Axis, neighbors: Neighbors, spec: WindowSpec) -> None:
+        self._axis = axis
+        self._neighbors = neighbors
+        self._spec = spec
+        self._end = 0  # the number of positions of the stream that have been exchanged
+        self._start = 0  # the index of the first cached one
+        self._sides: tuple[list[mx.array], list[mx.array]] = ([], [])
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [*self._sides[0], *self._sides[1]]
+
+    def extend(self, frames: mx.array, start: int) -> tuple[mx.array, bool, bool]:
+        """Join this band with the positions that the kernel needs from its neighbors.
+
+        `frames` (B, T, H, W, C) begin at index `start` of the stream, which is not less than in earlier calls. Returns
+        the joined frames, and whether there are positions before and after; if not, the picture ends there.
+        """
+        end = start + frames.shape[self._axis]
+        if end > self._end:
+            new = take(frames, self._axis, max(start, self._end) - start, end - start)
+            received = self._neighbors.exchange(new, self._spec.behind, self._spec.ahead)
+            for side, part in zip(self._sides, received, strict=True):
+                side[:] = _keep(side, self._axis, start - self._start)
+                if part is not None:
+                    side.append(part)
+            self._start, self._end = max(self._start, start), end
+        before, after = (self._join(side, start, end) for side in self._sides)
+        parts = [part for part in (before, frames, after) if part is not None]
+        joined = frames if len(parts) == 1 else mx.concatenate(parts, axis=self._neighbors.axis)
+        return joined, before is not None, after is not None
+
+    def _join(self, side: list[mx.array], start: int, end: int) -> mx.array | None:
+        if not side:
+            return None
+        joined = side[0] if len(side) == 1 else mx.concatenate(side, axis=self._axis)
+        return take(joined, self._axis, start - self._start, end - self._start)
 
 
 class View(NamedTuple):
-    """The input of one step: cached and new positions, and the padding that they need.
+    """The input of one step: cached and new positions, and the padding that they need."""
 
-    Attributes:
-        frames: the positions in view, oldest first, without padding.
-        before: padding positions required before them; above 0 only at the start of the stream.
-        after: padding positions required after them; above 0 only at the end.
-        start: the index in the stream of the first position in view.
-        output: the index of the first output.
-        results: the number of outputs of this step.
-        window_starts: with `Border.SHIFT`, the index in `frames` of each output's first input position.
-        halo: the neighboring bands' part of the window; None if the stream has the whole picture.
-    """
-
-    frames: mx.array
-    before: int
-    after: int
-    start: int
-    output: int
-    results: int
-    window_starts: tuple[int, ...] = ()
-    halo: Halo | None = None
+    frames: mx.array  # the positions in view, oldest first, without padding
+    before: int  # padding positions required before them; above 0 only at the start of the stream
+    after: int  # padding positions required after them; above 0 only at the end
+    start: int  # the index in the stream of the first position in view
+    output: int  # the index of the first output
+    results: int  # the number of outputs of this step
+    window_starts: tuple[int, ...] = ()  # with `Border.SHIFT`, the index in `frames` of each output's first position
+    halo: Halo | None = None  # the neighboring bands' part; None if the stream has the whole picture
 
     def own(self, axis: Axis) -> mx.array:
         """The positions of the outputs along the axis of the stream, for a window with a stride of 1."""
@@ -45,21 +80,15 @@ class View(NamedTuple):
 
 
 class Window:
-    """The cache of one kernel in one stream.
-
-    Attributes:
-        start: the index of the first cached position.
-        output: the index of the next output.
-        positions: the cached positions, in order.
-    """
+    """The cache of one kernel in one stream."""
 
     def __init__(self, axis: Axis, spec: WindowSpec, halo: Halo | None = None) -> None:
         self.axis = axis
         self.spec = spec
         self._halo = halo
-        self.start = 0
-        self.output = 0
-        self.positions: list[mx.array] = []
+        self.start = 0  # the index of the first cached position
+        self.output = 0  # the index of the next output
+        self.positions: list[mx.array] = []  # that are cached, in order
         self.closed = False
         self._before = spec.before
 
@@ -78,7 +107,11 @@ class Window:
         if view is None:
             self.positions = [] if last else _keep(pieces, self.axis, 0)
             return None
-        next_start = self._next_start(view)
+        if self.spec.border is Border.SHIFT:
+            # Keep the whole last window: if the stream ends here, the remaining outputs need it too.
+            next_start = joined.shape[self.axis] - self.spec.kernel
+        else:
+            next_start = max(0, self.spec.stride * view.results - view.before)
         self.output += view.results
         self._before = max(0, self._before - self.spec.stride * view.results)
         self.start += next_start
@@ -104,21 +137,12 @@ class Window:
         starts = tuple(start - self.start for start in starts)
         return View(joined, 0, 0, self.start, self.output, results, starts, self._halo)
 
-    def _next_start(self, view: View) -> int:
-        """The number of leading positions in view that no later output needs."""
-        if self.spec.border is Border.SHIFT:
-            # Keep the whole last window: if the stream ends here, the remaining outputs need it too.
-            return view.frames.shape[self.axis] - self.spec.kernel
-        return max(0, self.spec.stride * view.results - view.before)
-
 
 def window_starts(spec: WindowSpec, length: int, output: int, results: int) -> tuple[int, ...]:
-    """The first input position of the window of each output, which shifts inwards at both ends.
+    """The first input position of the windows of `results` outputs, which shift inwards at both ends.
 
-    Args:
-        length: the positions that there are. Those of neighboring bands count, so that windows shift at the true ends.
-        output: the position of the first output among them.
-        results: the number of outputs.
+    `length` positions include those of neighboring bands, so that windows shift at the true ends. `output` is the
+    position of the first output among them.
     """
     return tuple(min(max(0, index - spec.behind), length - spec.kernel) for index in range(output, output + results))
 

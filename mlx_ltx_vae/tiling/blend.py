@@ -32,16 +32,11 @@ class SpatialBlender:
         self._positions = [(row, column) for row in rows.intervals for column in columns.intervals]
         self._weights = [_weights(row, column) for row in rows.masks for column in columns.masks]
 
-    def blend(self, parts: Sequence[mx.array]) -> mx.array:
-        """Blend all tiles of the same frames, each (B, n, h, w, C), to frames (B, n, H, W, C) float32, evaluated."""
-        if len(parts) != len(self._positions):
-            raise DecodeError(
-                f"got {len(parts)} tiles for a frame of {len(self._positions)}; blend all of them at once."
-            )
-        return self.blend_numbered(enumerate(parts))
+    def blend(self, parts: Iterator[tuple[int, mx.array]]) -> mx.array:
+        """Blend all tiles of the same frames to frames (B, n, H, W, C) float32, evaluated.
 
-    def blend_numbered(self, parts: Iterator[tuple[int, mx.array]]) -> mx.array:
-        """As `blend`, for tiles in any order, each with its number. No tile is kept while the next one is computed."""
+        Each tile (B, n, h, w, C) comes with its number, in any order. None is kept while the next one is computed.
+        """
         index, part = next(parts)
         if len(self._positions) == 1:
             _check_shape(part, (*part.shape[:2], *self._size, part.shape[-1]), f"tile {index}")
@@ -88,7 +83,7 @@ def blend_tiles(
     tile_counter = count(1)
     shared: list[mx.array] = []  # the weighted overlap with the next interval: one array or none
     for tiles, interval, mask, num_final in zip(layout.groups(), time.intervals, masks, time.final(), strict=True):
-        frames = blender.blend_numbered(_run_batches(run_tiles, tiles, tile_batch_size, tile_counter))
+        frames = blender.blend(_run_batches(run_tiles, tiles, tile_batch_size, tile_counter))
         _check_shape(frames, (frames.shape[0], interval.length, *frames.shape[2:]), "a blended result")
         if mask is not None:
             frames = frames * mask[..., None]

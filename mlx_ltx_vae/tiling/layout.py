@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from itertools import chain, product
-from typing import NamedTuple, TypeVar
+from itertools import product
+from typing import NamedTuple
 
 from ..errors import TilingError
 from ..shapes import Grid, ScaleFactors
 from .config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from .intervals import Interval, Mask, complementary, make_causal, split, trapezoids
-
-Result = TypeVar("Result")
 
 _MIN_CELLS_PER_TILE = 2
 
@@ -55,10 +53,6 @@ class TileAxis:
     latent: tuple[Interval, ...]
     pixels: tuple[Interval, ...]
     from_zero: bool  # left ramps start with a weight of 0, as they do in time
-
-    @property
-    def length(self) -> int:
-        return self.pixels[-1].end
 
     def decoded(self) -> BlendAxis:
         return self._blended(self.pixels)
@@ -159,9 +153,3 @@ def tile_batches(tiles: Sequence[Tile], tile_batch_size: int) -> list[list[int]]
         for indices in by_shape.values()
         for start in range(0, len(indices), tile_batch_size)
     ]
-
-
-def in_tile_order(batches: Sequence[Sequence[int]], results: Sequence[Sequence[Result]]) -> list[Result]:
-    """The results of the batches of `tile_batches`, one per tile, in the order of the tiles."""
-    by_tile = dict(zip(chain(*batches), chain(*results), strict=True))
-    return [by_tile[index] for index in range(len(by_tile))]

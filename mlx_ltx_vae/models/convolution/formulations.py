@@ -8,34 +8,26 @@ at position p = row * V + column is the position p + h * V + w. All outputs of a
 of the flattened frame and one matrix product; the last two outputs of each row belong to no window and are left out.
 """
 
-from collections.abc import Callable
-
 import mlx.core as mx
 
-from .rules import TAPS, Formulation, KernelLayout, blocks
+from .rules import TAPS, KernelLayout, blocks
 
 Padding = tuple[int, int, int]
-
-#: The axes of a stored weight (O, D, H, W, I) in the order of each layout.
-WEIGHT_AXES = {
-    KernelLayout.STORED: (0, 1, 2, 3, 4),
-    KernelLayout.PRODUCTS: (1, 2, 3, 4, 0),
-    KernelLayout.JOINED: (0, 2, 3, 1, 4),
-}
 
 
 def arrange(weight: mx.array, source: KernelLayout, target: KernelLayout) -> mx.array:
     """A weight in another layout, lazy."""
     if source is target:
         return weight
-    stored = tuple(WEIGHT_AXES[source].index(axis) for axis in range(weight.ndim))
-    return weight.transpose(*(stored[axis] for axis in WEIGHT_AXES[target]))
+    return weight.transpose(*(source.value.index(axis) for axis in target.value))
 
 
 def by_taps(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding) -> mx.array:
-    """27 matrix products over shifted views, added up in blocks of rows. In float32."""
-    views, height, width = _flatten(_pad(frames, padding))
-    batch, time, channels = views.shape[0], views.shape[1] - TAPS + 1, views.shape[-1]
+    """27 matrix products over shifted views, added up in blocks of rows. In float32, for the CPU."""
+    padded = _pad(frames, padding)
+    batch, length, height, width, channels = padded.shape
+    time = length - TAPS + 1
+    views = padded.flatten(2, 3)
     taps = weight.reshape(1, TAPS**3, channels, -1)
     outputs = taps.shape[-1]
     parts = []
@@ -54,7 +46,7 @@ def by_taps(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding
 
 
 def by_columns(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding) -> mx.array:
-    """9 matrix products over views of three neighboring columns joined along channels. In float32."""
+    """9 matrix products over views of three neighboring columns joined along channels. In float32, for the CPU."""
     padded = _pad(frames, padding)
     batch, length, height, width, channels = padded.shape
     time, rows, columns = length - TAPS + 1, height - 2, width - 2
@@ -70,7 +62,7 @@ def by_columns(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padd
 
 
 def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding) -> mx.array:
-    """One 2D convolution over three neighboring frames joined along channels, without bias."""
+    """One 2D convolution over three neighboring frames joined along channels, for a GPU, without bias."""
     joined = join_frames(frames)
     batch, time, *grid, channels = joined.shape
     kernel = weight.reshape(*weight.shape[:3], channels)
@@ -79,13 +71,14 @@ def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding) -> mx
 
 
 def by_rows(frames: mx.array, weight: mx.array, padding: Padding) -> mx.array:
-    """Three matrix products over overlapping rows of three joined frames, which the CPU backend copies; no bias."""
-    views, height, width = _flatten(_pad(join_frames(frames), padding))
-    batch, time, positions, channels = views.shape
+    """Three matrix products over overlapping rows of three joined frames (copied on a CPU), for a GPU, without bias."""
+    padded = _pad(join_frames(frames), padding)
+    batch, time, height, width, channels = padded.shape
+    positions = height * width
     rows, length, depth = height - 2, (height - 2) * width - 2, TAPS * channels
     kernel = weight.reshape(-1, TAPS, depth)
     outputs = kernel.shape[0]
-    views = mx.contiguous(views)
+    views = mx.contiguous(padded.flatten(2, 3))
     overlapping = (time * positions * channels, positions * channels, channels, 1)
 
     def product(row: int, total: mx.array | None) -> mx.array:
@@ -98,28 +91,10 @@ def by_rows(frames: mx.array, weight: mx.array, padding: Padding) -> mx.array:
     return mx.as_strided(result, (batch, time, rows, width - 2, outputs), strides)
 
 
-#: The formulations with a bias of their own, all for the CPU.
-PRODUCTS: dict[Formulation, Callable[[mx.array, mx.array, mx.array, Padding], mx.array]] = {
-    Formulation.TAPS: by_taps,
-    Formulation.COLUMNS: by_columns,
-}
-#: The formulations without a bias, all for a GPU.
-UNBIASED: dict[Formulation, Callable[[mx.array, mx.array, Padding], mx.array]] = {
-    Formulation.JOINED: by_joined_frames,
-    Formulation.ROWS: by_rows,
-}
-
-
 def _pad(frames: mx.array, padding: Padding) -> mx.array:
     if not any(padding):
         return frames
     return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)])
-
-
-def _flatten(padded: mx.array) -> tuple[mx.array, int, int]:
-    """(B, T, H * W, C), with H and W."""
-    batch, time, height, width, channels = padded.shape
-    return padded.reshape(batch, time, height * width, channels), height, width
 
 
 def join_frames(frames: mx.array) -> mx.array:

@@ -8,8 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...backend.device import backend
-from . import formulations
-from .formulations import Padding
+from .formulations import Padding, arrange, by_columns, by_joined_frames, by_rows, by_taps
 from .precision import operand_dtype
 from .rules import LAYOUTS, TAPS, ConvRule, ConvShape, Formulation, KernelLayout, choose
 
@@ -18,7 +17,6 @@ class Conv3d(nn.Module):
     """A 3x3x3 convolution over (B, T, H, W, C), computed in the formulation that a rule chooses.
 
     Args:
-        out_channels: output channels of the stored weight.
         order: the stored output channel for each output channel; some may be left out. None for all, as stored.
         is_normalized: whether its inputs come from a norm, so that their size has a bound.
 
@@ -40,6 +38,7 @@ class Conv3d(nn.Module):
         self.weight = mx.random.uniform(-scale, scale, (out_channels, TAPS, TAPS, TAPS, in_channels))
         self.bias = mx.zeros((out_channels,))
         self._stride = stride
+        self._is_strided = stride != (1, 1, 1)
         self._order = None if order is None else tuple(order)
         self._is_normalized = is_normalized
         self._rule = rule
@@ -59,7 +58,7 @@ class Conv3d(nn.Module):
             weight = weight.astype(dtype)
         # The one of all formulations that the rule may return here.
         layout = LAYOUTS[self._rule(ConvShape((1, 1, 1), 1, 1, self._is_strided), backend())]
-        self.weight = mx.contiguous(formulations.arrange(weight, self._layout, layout))
+        self.weight = mx.contiguous(arrange(weight, self._layout, layout))
         self.bias = mx.contiguous(bias)
         self._layout, self._order = layout, None
         mx.eval(self.weight, self.bias)
@@ -80,28 +79,26 @@ class Conv3d(nn.Module):
         time, height, width = ((extent + 2 * added - TAPS) // stride + 1 for extent, added, stride in extents)
         shape = ConvShape((time, height, width), frames.shape[-1], len(bias), self._is_strided)
         formulation = self._rule(shape, backend(), allows_winograd=frames.dtype != mx.bfloat16)
-        weight = formulations.arrange(weight, self._layout, LAYOUTS[formulation])
-        if formulation in formulations.PRODUCTS:
+        weight = arrange(weight, self._layout, LAYOUTS[formulation])
+        if formulation in (Formulation.TAPS, Formulation.COLUMNS):
+            products = by_taps if formulation is Formulation.TAPS else by_columns
             frames, weight, bias = (array.astype(mx.float32) for array in (frames, weight, bias))
-            result = formulations.PRODUCTS[formulation](frames, weight, bias, padding)
+            result = products(frames, weight, bias, padding)
             return (result if skip is None else result + skip).astype(self.dtype)
         weight = weight.astype(frames.dtype)
         if formulation is Formulation.CONV3D:
             result = mx.conv3d(frames, weight, stride=self._stride, padding=padding)
+        elif formulation is Formulation.JOINED:
+            result = by_joined_frames(frames, weight, padding)
         else:
-            result = formulations.UNBIASED[formulation](frames, weight, padding)
+            result = by_rows(frames, weight, padding)
         return add_bias(result, bias, skip)
-
-    @property
-    def _is_strided(self) -> bool:
-        return self._stride != (1, 1, 1)
 
     def _ordered(self) -> tuple[mx.array, mx.array]:
         if self._order is None:
             return self.weight, self.bias
-        axis = formulations.WEIGHT_AXES[self._layout].index(0)
         index = mx.array(self._order)
-        return mx.take(self.weight, index, axis=axis), mx.take(self.bias, index)
+        return mx.take(self.weight, index, axis=self._layout.value.index("O")), mx.take(self.bias, index)
 
 
 def prepare(network: nn.Module, *, keeps_dtype: bool) -> None:

@@ -16,17 +16,14 @@ from ...backend.mlx_utils import to_float
 
 _HALF_MAX = 65504.0
 
-# The transforms of Winograd F(6x6, 3x3), for each of the eight points of one axis: the sum of the sizes of the input
-# transform's coefficients, and the sizes of the filter transform's three coefficients.
+# The transforms of Winograd F(6x6, 3x3), for each of the eight points of one axis, six of them in pairs: the sum of the
+# sizes of the input transform's coefficients, and the sizes of the filter transform's three coefficients.
 _INPUT_GAINS = (12.5, 12.5, 12.5, 7.5, 7.5, 15.0, 15.0, 12.5)
 _FILTER_SIZES = (
     (1.0, 0.0, 0.0),
-    (2 / 9, 2 / 9, 2 / 9),
-    (2 / 9, 2 / 9, 2 / 9),
-    (1 / 90, 1 / 45, 2 / 45),
-    (1 / 90, 1 / 45, 2 / 45),
-    (32 / 45, 16 / 45, 8 / 45),
-    (32 / 45, 16 / 45, 8 / 45),
+    *[(2 / 9, 2 / 9, 2 / 9)] * 2,
+    *[(1 / 90, 1 / 45, 2 / 45)] * 2,
+    *[(32 / 45, 16 / 45, 8 / 45)] * 2,
     (0.0, 0.0, 1.0),
 )
 

@@ -49,9 +49,9 @@ class Formulation(enum.Enum):
 class KernelLayout(enum.Enum):
     """The axis order of a convolution's weight (O and I are output and input channels)."""
 
-    STORED = "O, D, H, W, I"
-    PRODUCTS = "D, H, W, I, O"
-    JOINED = "O, H, W, D, I"
+    STORED = "ODHWI"
+    PRODUCTS = "DHWIO"
+    JOINED = "OHWDI"
 
 
 #: The weight's axis order that each formulation needs.
@@ -75,11 +75,6 @@ class ConvShape(NamedTuple):
     @property
     def results(self) -> int:
         return math.prod(self.grid)
-
-    @property
-    def padded_frame(self) -> int:
-        """Positions of one padded input frame."""
-        return (self.grid[1] + TAPS - 1) * (self.grid[2] + TAPS - 1)
 
 
 class ConvRule(Protocol):
@@ -126,9 +121,9 @@ def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]
 
 def scratch_bytes(shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool) -> int:
     """Bytes that a convolution allocates per batch item: copies of its input, intermediate results and the output."""
-    frames = shape.grid[0] + TAPS - 1
+    frames, height, width = (extent + TAPS - 1 for extent in shape.grid)  # of the padded input
     size = FLOAT32_BYTES if on_cpu else itemsize
-    padded = frames * shape.padded_frame * shape.in_channels
+    padded = frames * height * width * shape.in_channels
     output = shape.results * shape.out_channels
     if formulation is Formulation.CONV3D:
         # The CPU backend unfolds the input for one matrix product. Elsewhere a 2D convolution per temporal tap is added
@@ -138,12 +133,12 @@ def scratch_bytes(shape: ConvShape, formulation: Formulation, itemsize: int, *, 
     elif formulation is Formulation.TAPS:
         elements = padded + output
     elif formulation is Formulation.COLUMNS:
-        columns = frames * (shape.grid[1] + TAPS - 1) * shape.grid[2] * TAPS * shape.in_channels
+        columns = frames * height * shape.grid[2] * TAPS * shape.in_channels
         elements = padded + columns + output
     elif formulation is Formulation.JOINED:
         elements = TAPS * shape.results * shape.in_channels + 2 * output + winograd_elements(shape)
     else:
-        joined = shape.grid[0] * shape.padded_frame * TAPS * shape.in_channels
+        joined = shape.grid[0] * height * width * TAPS * shape.in_channels
         elements = 2 * joined + 4 * output
     return elements * size
 

@@ -5,48 +5,41 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...streaming.context import Neighbors, StreamContext
-from ...streaming.stage import Stage, pointwise
+from ...streaming.context import Neighbors, Stage, StreamContext, pointwise
 from ..specs import LayerSpec
 
 _NORM_EPS = 1e-12
 
 
-class ChannelNorm(nn.Module):
-    """`x / |x| * sqrt(C) * gamma` over the channels of each position. Checkpoint key: `norm.gamma` (C,)."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.gamma = mx.ones((channels,))
-
-    def __call__(self, x: mx.array) -> mx.array:
-        wide = x.astype(mx.float32)
-        length = mx.maximum(mx.linalg.norm(wide, axis=-1, keepdims=True), _NORM_EPS)
-        return (wide / length * x.shape[-1] ** 0.5 * self.gamma.astype(mx.float32)).astype(x.dtype)
-
-
 class FrameAttention(nn.Module):
     """Single-head self-attention over the positions of each frame; the configured head size is ignored.
 
-    Checkpoint keys: `norm.gamma`, `to_qkv`, `proj` (1x1 convolutions, stored as matrices here).
+    Checkpoint keys: `norm.gamma` (C,), `to_qkv`, `proj` (1x1 convolutions, stored as matrices here).
     """
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
         channels = spec.in_channels
-        self.norm = ChannelNorm(channels)
+        self.norm = nn.Module()
+        self.norm.gamma = mx.ones((channels,))
         self.to_qkv = nn.Linear(channels, 3 * channels)
         self.proj = nn.Linear(channels, channels)
 
     def __call__(self, x: mx.array, neighbors: Neighbors | None = None) -> mx.array:
         """(B, T, H, W, C) -> (B, T, H, W, C); the positions of a band attend to those of all bands."""
         batch, time, _, _, channels = x.shape
-        queries, keys, values = mx.split(self.to_qkv(self.norm(x)), 3, axis=-1)
+        queries, keys, values = mx.split(self.to_qkv(self._normalize(x)), 3, axis=-1)
         if neighbors is not None:
             keys, values = mx.split(neighbors.gather(mx.concatenate([keys, values], axis=-1)), 2, axis=-1)
         tokens = (part.reshape(batch * time, 1, -1, channels) for part in (queries, keys, values))
         seen = mx.fast.scaled_dot_product_attention(*tokens, scale=channels**-0.5)
         return x + self.proj(seen.reshape(x.shape))
+
+    def _normalize(self, x: mx.array) -> mx.array:
+        """`x / |x| * sqrt(C) * gamma` over the channels of each position."""
+        wide = x.astype(mx.float32)
+        length = mx.maximum(mx.linalg.norm(wide, axis=-1, keepdims=True), _NORM_EPS)
+        return (wide / length * x.shape[-1] ** 0.5 * self.norm.gamma.astype(mx.float32)).astype(x.dtype)
 
     def stages(self, context: StreamContext) -> list[Stage]:
         return [pointwise(partial(self, neighbors=context.neighbors))]

@@ -7,10 +7,8 @@ import mlx.nn as nn
 
 from ...backend.mlx_utils import take
 from ...streaming.axis import Axis
-from ...streaming.context import StreamContext
-from ...streaming.halo import Halo
-from ...streaming.stage import Stage
-from ...streaming.window import View, Window
+from ...streaming.context import Stage, StreamContext
+from ...streaming.window import Halo, View, Window
 from ..convolution.module import Conv3d
 from ..specs import Activation, ConvSpec, LayerSpec, PaddingMode
 from .activation import Modulation, activate, norm_bound

@@ -6,15 +6,13 @@ followed by upsampling, it returns its channels as (time, height, width, c) inst
 memory: see `interleave`.
 """
 
-import math
-
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ...backend.mlx_utils import take
 from ...streaming.axis import Axis
-from ...streaming.context import StreamContext
-from ...streaming.stage import Stage
+from ...streaming.context import Stage, StreamContext
 from ..specs import ConvSpec, Stride
 from .conv import CausalConv3d
 
@@ -48,17 +46,12 @@ def interleave(x: mx.array, stride: Stride) -> mx.array:
 
 def depth_to_space_order(channels: int, stride: Stride) -> list[int]:
     """The channels of a checkpoint, which are ordered (c, p1, p2, p3), as `interleave` takes them."""
-    p1, p2, p3 = stride
-    size, count = math.prod(stride), channels // math.prod(stride)
-    return [
-        c * size + (t * p2 + h) * p3 + w for t in range(p1) for h in range(p2) for w in range(p3) for c in range(count)
-    ]
+    return np.arange(channels).reshape(-1, *stride).transpose(1, 2, 3, 0).flatten().tolist()
 
 
 def patch_order(channels: int, size: int) -> list[int]:
     """The channels of pixel patches, which a checkpoint orders (c, width, height), as `interleave` takes them."""
-    offsets = [w * size + h for h in range(size) for w in range(size)]
-    return [first + offset for offset in offsets for first in range(0, channels, size**2)]
+    return np.arange(channels).reshape(-1, size, size).transpose(2, 1, 0).flatten().tolist()
 
 
 def patchify(x: mx.array, size: int) -> mx.array:
@@ -79,22 +72,21 @@ class DepthToSpaceUpsample(nn.Module):
     def __init__(self, spec: ConvSpec) -> None:
         super().__init__()
         self.conv = CausalConv3d(spec, depth_to_space_order(spec.conv_channels, spec.up))
-        self.spec = spec
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        axis, up = context.axis, self.spec.up
+        axis, spec = context.axis, self.conv.spec
         window = self.conv.window(context)
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:
             view = window.push(x, last)
             if view is None:
                 return None
-            result = interleave(self.conv(view, view.frames, context), up)
-            if self.spec.has_residual:
-                skip = depth_to_space(view.own(axis), up)
-                result = result + mx.tile(skip, (1, 1, 1, 1, self.spec.conv_channels // self.spec.in_channels))
-            if self.spec.trim and (axis is not Axis.TIME or view.output == 0):
-                result = result[:, self.spec.trim :]
+            result = interleave(self.conv(view, view.frames, context), spec.up)
+            if spec.has_residual:
+                skip = depth_to_space(view.own(axis), spec.up)
+                result = result + mx.tile(skip, (1, 1, 1, 1, spec.conv_channels // spec.in_channels))
+            if spec.trim and (axis is not Axis.TIME or view.output == 0):
+                result = result[:, spec.trim :]
             return result
 
         return [Stage(step, window)]
@@ -110,10 +102,9 @@ class SpaceToDepthDownsample(nn.Module):
     def __init__(self, spec: ConvSpec) -> None:
         super().__init__()
         self.conv = CausalConv3d(spec)
-        self.spec = spec
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        down = self.spec.down
+        spec = self.conv.spec
         # A pair of convolved frames depends on four input frames; the repeated first frame adds padding before them.
         window = self.conv.window(context)
 
@@ -122,13 +113,13 @@ class SpaceToDepthDownsample(nn.Module):
             if view is None:
                 return None
             # An incomplete pair at the end stays in the window and is not convolved yet.
-            frames = take(view.frames, Axis.TIME, 0, down[0] * view.results + 2 - view.before)
-            result = space_to_depth(self.conv(view, frames, context), down)
+            frames = take(view.frames, Axis.TIME, 0, spec.down[0] * view.results + 2 - view.before)
+            result = space_to_depth(self.conv(view, frames, context), spec.down)
             skip = frames
             if view.before:
                 skip = mx.concatenate([frames[:, :1]] * view.before + [frames], axis=1)
-            skip = space_to_depth(skip[:, 2:], down)
-            skip = skip.reshape(*skip.shape[:-1], self.spec.out_channels, -1).astype(mx.float32).mean(axis=-1)
+            skip = space_to_depth(skip[:, 2:], spec.down)
+            skip = skip.reshape(*skip.shape[:-1], spec.out_channels, -1).astype(mx.float32).mean(axis=-1)
             return result + skip.astype(result.dtype)
 
         return [Stage(step, window)]

@@ -8,9 +8,8 @@ import mlx.nn as nn
 
 from ...backend.mlx_utils import take
 from ...streaming.axis import Axis
-from ...streaming.context import StreamContext
+from ...streaming.context import Stage, StreamContext
 from ...streaming.delay import Delay
-from ...streaming.stage import Stage
 from ...streaming.window import View
 from ..specs import ConvSpec
 from .activation import Modulation, activate, read_modulations

@@ -60,11 +60,9 @@ def resolve_blocks(
 ) -> tuple[BlockConfig, ...]:
     """The blocks of an encoder or a decoder in execution order, with their widths.
 
-    Args:
-        blocks: in the order of checkpoints, which list a decoder's in reverse.
-        base_channels: the width before an encoder's first block. A decoder's first width is its base times the factors
-            of all blocks. None if it is not stated: the weights decide, or without weights it is 128.
-        stored: None if there are no weights, so that the list alone decides.
+    `blocks` are in the order of checkpoints, which list a decoder's in reverse. `base_channels` is the width before an
+    encoder's first block; a decoder's first width is its base times the factors of all blocks. None if it is not
+    stated: the weights decide, or without weights (`stored` is None) the list and a base of 128.
     """
     entries = _read_entries(network, blocks, source)
     factors = [entry.factor for entry in entries] if network == "decoder" else []

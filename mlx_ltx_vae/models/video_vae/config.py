@@ -31,14 +31,6 @@ class NetworkConfig:
     options: NetworkOptions
 
     @property
-    def first_width(self) -> int:
-        return self.blocks[0].in_channels
-
-    @property
-    def last_width(self) -> int:
-        return self.blocks[-1].out_channels
-
-    @property
     def stride(self) -> tuple[int, ...]:
         """The total factors by which the blocks change the grid: (time, height, width)."""
         return tuple(math.prod(block.stride[axis] for block in self.blocks) for axis in range(3))

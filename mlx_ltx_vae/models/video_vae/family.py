@@ -48,9 +48,9 @@ def _describe_network(network: NetworkConfig) -> NetworkDescription:
         "padding": network.options.padding.value,
         "blocks": blocks,
     }
-    layers = [("conv_in", network.in_channels, network.first_width)]
+    layers = [("conv_in", network.in_channels, network.blocks[0].in_channels)]
     layers += [(_describe_block(block), block.in_channels, block.out_channels) for block in network.blocks]
-    return NetworkDescription(entries, [*layers, ("conv_out", network.last_width, network.out_channels)])
+    return NetworkDescription(entries, [*layers, ("conv_out", network.blocks[-1].out_channels, network.out_channels)])
 
 
 def _describe_decoder(config: VAEConfig) -> str:

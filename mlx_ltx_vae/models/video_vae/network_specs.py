@@ -74,6 +74,7 @@ def _parts(config: VAEConfig, name: str, rule: ConvRule) -> ConvNetworkParts:
         (block.type, block.type.specs(block, options, f"{STEMS[name]}.{index}"))
         for index, block in enumerate(network.blocks)
     ]
-    conv_in = conv_layer("conv_in", network.in_channels, network.first_width, options)
-    conv_out = conv_layer("conv_out", network.last_width, network.out_channels, options, activation=Activation.CACHED)
+    first, last = network.blocks[0], network.blocks[-1]
+    conv_in = conv_layer("conv_in", network.in_channels, first.in_channels, options)
+    conv_out = conv_layer("conv_out", last.out_channels, network.out_channels, options, activation=Activation.CACHED)
     return ConvNetworkParts(conv_in, blocks, conv_out)

@@ -8,9 +8,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...errors import LatentsError
-from ...streaming.context import StreamContext
+from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.driver import run_whole
-from ...streaming.stage import Stage, pointwise
 from ..base import Layer, Statistics
 from ..convolution.rules import ConvRule, choose
 from ..input_shapes import check_frame_shape, check_latent_shape

@@ -18,13 +18,13 @@ class _Key(NamedTuple):
     expected: str
 
 
-def _number(default: int | None, low: int, high: int, kind: str = "whole number") -> _Key:
+def _number(default: int | None, high: int, kind: str = "whole number") -> _Key:
     types = (int,) if kind == "whole number" else (int, float)
 
     def is_valid(value: Any) -> bool:
-        return isinstance(value, types) and not isinstance(value, bool) and low <= value <= high
+        return isinstance(value, types) and not isinstance(value, bool) and 1 <= value <= high
 
-    return _Key(default, is_valid, f"a {kind} from {low} to {high}")
+    return _Key(default, is_valid, f"a {kind} from 1 to {high}")
 
 
 def _flag(default: bool | None) -> _Key:
@@ -43,10 +43,10 @@ def _is_block_list(value: Any) -> bool:
 _WORD = _Key(None, lambda value: isinstance(value, str), "a string")
 _BLOCKS = _Key(None, _is_block_list, f"a list of 1 to {_MAX_BLOCKS} blocks, each [name, options]")
 _KEYS = {
-    "latent_channels": _number(128, 1, 4096),
-    "patch_size": _number(4, 1, 64),
-    "encoder_base_channels": _number(None, 1, 2**16),
-    "decoder_base_channels": _number(None, 1, 2**16),
+    "latent_channels": _number(128, 4096),
+    "patch_size": _number(4, 64),
+    "encoder_base_channels": _number(None, 2**16),
+    "decoder_base_channels": _number(None, 2**16),
     "timestep_conditioning": _flag(False),
     "causal_decoder": _flag(False),
     "latent_log_var": _WORD._replace(default="uniform"),
@@ -58,12 +58,12 @@ _KEYS = {
     "decoder_blocks": _BLOCKS,
 }
 _BLOCK_OPTIONS = {
-    "num_layers": _number(1, 1, 256),
-    "multiplier": _number(None, 1, 64, "number"),
-    "out_channels": _number(None, 1, 2**20),
+    "num_layers": _number(1, 256),
+    "multiplier": _number(None, 64, "number"),
+    "out_channels": _number(None, 2**20),
     "residual": _flag(None),
     "inject_noise": _flag(False),
-    "attention_head_dim": _number(None, 1, 2**16),
+    "attention_head_dim": _number(None, 2**16),
 }
 
 # Keys with a single supported value, which every published checkpoint has. This excludes group norm: it is an option of
