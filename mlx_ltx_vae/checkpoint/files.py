@@ -8,9 +8,8 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path, PurePath
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -20,7 +19,7 @@ from ..backend.mlx_utils import evaluate, load_safetensors
 from ..errors import CheckpointError, LatentsError, excerpt, quote
 from ..files.formats import START_BYTES, Format, find_format
 from ..files.opening import FileState, file_state, open_file, read_sample, read_small_file
-from ..files.safetensors_header import read_header, read_positions
+from ..files.safetensors_header import read_header
 from .weight_files import is_index, shard_problem
 
 _MAX_JSON = 16_000_000  # bytes
@@ -41,14 +40,16 @@ _OTHER_FORMATS = {
 class TensorInfo(NamedTuple):
     """A tensor that has not been read.
 
-    Of an `array` that is in memory already, `path` is what error messages call its mapping. `state` is that of the file
-    when its header was read.
+    Its values are between `begin` and `end` of the file, whose `state` is that when its header was read. Of an `array`
+    that is in memory already, `path` is what error messages call its mapping.
     """
 
     path: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
+    begin: int = 0
+    end: int = 0
     array: mx.array | np.ndarray | None = None
     state: FileState | None = None
 
@@ -85,7 +86,7 @@ def open_arrays(name: str, arrays: Mapping[str, mx.array | np.ndarray]) -> Archi
             raise CheckpointError(
                 f"{name}: expected names with mx.array or numpy arrays, and {quote(key)} is a {type(array).__name__}."
             )
-        tensors[key] = TensorInfo(Path(name), key, dtype_name(array.dtype), tuple(array.shape), array)
+        tensors[key] = TensorInfo(Path(name), key, dtype_name(array.dtype), tuple(array.shape), array=array)
     return Archive(Path(name), tensors, {})
 
 
@@ -178,30 +179,19 @@ def _evaluated(array: mx.array | np.ndarray) -> mx.array:
 
 
 def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:
-    with path.open("rb") as file:
-        positions = read_positions(partial(_read_at, file))
     for key, info in tensors.items():
-        offset, _ = positions[info.name]
-        values = np.fromfile(path, _NUMPY_DTYPES[info.dtype], math.prod(info.shape), offset=offset)
+        values = np.fromfile(path, _NUMPY_DTYPES[info.dtype], math.prod(info.shape), offset=info.begin)
         check_unchanged([info])
         array = mx.array(values.reshape(info.shape))
         yield key, array.view(mx.bfloat16) if info.dtype == "bfloat16" else array
 
 
-def _read_at(file: IO[bytes], start: int, size: int) -> bytes:
-    file.seek(start)
-    return file.read(size)
-
-
 def sample_tensors(tensors: Sequence[TensorInfo]) -> str:
-    """A hash of a sample (see `read_sample`) of each tensor in files that `read_header` has accepted."""
+    """A hash of a sample (see `read_sample`) of each tensor in files."""
     digest = hashlib.sha256()
-    for path in dict.fromkeys(info.path for info in tensors):
-        with path.open("rb") as file:
-            positions = read_positions(partial(_read_at, file))
-            for info in tensors:
-                if info.path == path:
-                    digest.update(read_sample(file, *positions[info.name]))
+    for info in tensors:
+        with info.path.open("rb") as file:
+            digest.update(read_sample(file, info.begin, info.end))
     return digest.hexdigest()
 
 

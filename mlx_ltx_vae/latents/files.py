@@ -13,7 +13,7 @@ Facts about the files of other programs:
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import prod
@@ -64,7 +64,7 @@ class LatentsFile:
     normalized: bool | None  # what the metadata states; None if nothing, which `read` takes for True
     stored_dtype: str  # such as "bfloat16"
     layout: str  # the axes in the file, such as "(B, tokens, C)"
-    _open_stored: Callable[[], StoredArray] = field(repr=False)
+    _stored: StoredArray = field(repr=False)
 
     def read(self, *, statistics: Statistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Normalized latents `(B, C, F', H', W')` in the file's dtype; float32 for float64, or if normalized here.
@@ -95,7 +95,7 @@ class LatentsFile:
         else:
             statistics = (statistics[0].astype(mx.float32), statistics[1].astype(mx.float32))
             mx.eval(statistics)  # lazy, they could be used in this thread only
-        return MappedLatents(source, self.shape, self.stored_dtype, self._open_stored, statistics)
+        return MappedLatents(self._stored, statistics)
 
     def digest(self) -> str:
         latents = replace(self, normalized=None).map()  # as they are stored
@@ -133,17 +133,14 @@ def open_latents(
     stored = tensors[name]
     layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
     _check_shape(layout.shape, latent_channels, source)
-    if stored.dtype not in _READABLE_DTYPES:
+    if stored.name not in _READABLE_DTYPES:
         raise LatentsError(
-            f"{source}: {excerpt(name)} is stored as {stored.dtype}; save it as float32, float16 or bfloat16."
+            f"{source}: {excerpt(name)} is stored as {stored.name}; save it as float32, float16 or bfloat16."
         )
     sizes = find_video_sizes(metadata, layout.shape.grid, scale, source)
     info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes)
-
-    def open_stored() -> StoredArray:
-        return layout.to_channels_first(stored.open())
-
-    return LatentsFile(info, layout.shape, metadata.normalized, stored.dtype, str(layout), open_stored)
+    latents = layout.to_channels_first(stored)
+    return LatentsFile(info, layout.shape, metadata.normalized, stored.name, str(layout), latents)
 
 
 def load_latents(
