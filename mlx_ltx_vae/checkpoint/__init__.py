@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -115,7 +115,7 @@ def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = Tru
         raise ValueError("open_checkpoint: ask for the encoder, the decoder or both.")
     location = source if isinstance(source, Location) else locate(source)
     contents = list(_contents(location))
-    return _open(location.name, location.archives, lambda family: family.choose_config(contents), wanted)
+    return _open(location, lambda family: family.choose_config(contents), wanted)
 
 
 def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
@@ -137,7 +137,7 @@ def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
             )
         return stated
 
-    return _open("weights", [open_arrays("weights", weights)], choose, NETWORKS)
+    return _open(Location("weights", [open_arrays("weights", weights)], []), choose, NETWORKS)
 
 
 def _contents(location: Location) -> Iterator[object]:
@@ -156,33 +156,31 @@ def _contents(location: Location) -> Iterator[object]:
             yield read_json(file)
 
 
-def _open(
-    name: str, archives: Sequence[Archive], choose: Callable[[Family[Any]], GivenConfig], wanted: Sequence[str]
-) -> Checkpoint:
+def _open(location: Location, choose: Callable[[Family[Any]], GivenConfig], wanted: Sequence[str]) -> Checkpoint:
     """Open archives whose configuration `choose` returns for their family."""
+    name, archives, _ = location
     family, found = recognize(archives)
-    networks: dict[str, StoredNetwork] = {}
+    stored: dict[str, StoredNetwork] = {}
     unsupported: dict[str, str] = {}
     for archive, part in zip(archives, found, strict=True):
         for network, names in part.networks.items():
-            tensors = {own: archive.tensors[stored] for own, stored in names.items()}
+            tensors = {own: archive.tensors[full] for own, full in names.items()}
             layout = stated_layout(archive.metadata, name)
             layout = layout or infer_layout([info.shape for info in tensors.values()], family.kernels, name)
-            networks[network] = StoredNetwork(tensors, layout, family.kernels)
+            stored[network] = StoredNetwork(tensors, layout, family.kernels)
         unsupported = {**part.unsupported, **unsupported}
-    _check_found(name, archives, wanted, networks.keys(), unsupported)
+    _check_found(location, wanted, stored.keys(), unsupported)
     stated = choose(family)
-    shapes = {network: stored.shapes for network, stored in networks.items()}
+    shapes = {network: part.shapes for network, part in stored.items()}
     configured = family.configure(stated, Stored(name, shapes, unsupported, wanted))
     config, raw, renamed = configured.config, configured.raw, configured.names
-    networks = {
-        network: networks[network].with_names(renamed.get(network, {}), family.spec(config, network))
-        for network in wanted
-        if network in networks
-    }
-    statistics = _find_statistics(name, archives, found, config.latent_channels) if family.has_statistics else None
-    for stored in networks.values():
-        check_dtypes(stored.tensors.values())
+    networks: dict[str, StoredNetwork] = {}
+    for network in [each for each in wanted if each in stored]:
+        names, spec = renamed.get(network, {}), family.spec(config, network)
+        tensors = {names.get(own, own): info for own, info in stored[network].tensors.items()}
+        check_dtypes(tensors.values())
+        networks[network] = replace(stored[network], tensors=tensors, expected=spec.weights)
+    statistics = _find_statistics(location, found, config.latent_channels) if family.has_statistics else None
     check_dtypes(statistics or ())
     class_name = stated.get("_class_name") if isinstance(stated, Mapping) else None
     return Checkpoint(name, class_name, stated is None, family, config, raw, archives, networks, statistics)
@@ -257,43 +255,40 @@ def _problem(weight: mx.array) -> str | None:
     return None
 
 
-def _check_found(
-    name: str, archives: Sequence[Archive], wanted: Sequence[str], found: Set[str], unsupported: Mapping[str, str]
-) -> None:
+def _check_found(location: Location, wanted: Sequence[str], found: Set[str], unsupported: Mapping[str, str]) -> None:
     """Refuse a source unless one of the `wanted` networks was found, and none of them is unsupported."""
     for network in wanted:
         if network in unsupported and network not in found:
-            raise CheckpointError(f"{name}: {unsupported[network]}")
+            raise CheckpointError(f"{location.name}: {unsupported[network]}")
     if not found:
-        tensors = [tensor for archive in archives for tensor in archive.tensors]
+        tensors = [tensor for archive in location.archives for tensor in archive.tensors]
         shown = excerpt(", ".join(tensors[:_NAMED_TENSORS])) + (" ..." if len(tensors) > _NAMED_TENSORS else "")
         raise CheckpointError(
-            f"{name}: expected a video VAE (vae.encoder.*, vae.decoder.* or the like) and found "
+            f"{location.name}: expected a video VAE (vae.encoder.*, vae.decoder.* or the like) and found "
             f"{shown or 'no tensor'}; give the file of the VAE."
         )
     if found.isdisjoint(wanted):
-        raise CheckpointError(f"{name}: it has no {' and no '.join(wanted)}; use a file that has both networks.")
+        lacks = " and no ".join(wanted)
+        raise CheckpointError(f"{location.name}: it has no {lacks}; use a file that has both networks.")
 
 
-def _find_statistics(
-    name: str, archives: Sequence[Archive], found: Sequence[Found], latent_channels: int
-) -> tuple[TensorInfo, TensorInfo]:
+def _find_statistics(location: Location, found: Sequence[Found], num_channels: int) -> tuple[TensorInfo, TensorInfo]:
     """Where the mean and the standard deviation of the latents are stored, with a value per channel."""
     stored = [
         [archive.tensors[tensor] for tensor in part.statistics]
-        for archive, part in zip(archives, found, strict=True)
+        for archive, part in zip(location.archives, found, strict=True)
         if part.statistics is not None
     ]
     if not stored:
         raise CheckpointError(
-            f"{name}: the statistics of the latents (per_channel_statistics.mean-of-means and std-of-means) are "
+            f"{location.name}: the statistics of the latents (per_channel_statistics.mean-of-means and std-of-means) are "
             "missing; use a file that has them."
         )
     mean, std = stored[0]
     sizes = [math.prod(info.shape) for info in (mean, std)]
-    if sizes != [latent_channels, latent_channels]:
+    if sizes != [num_channels, num_channels]:
         raise CheckpointError(
-            f"{name}: {mean.name} and {std.name} have {sizes[0]} and {sizes[1]} values, but its latents have "
-            f"{latent_channels} channels; use statistics and weights of one release."
+            f"{location.name}: {mean.name} and {std.name} have {sizes[0]} and {sizes[1]} values, but its latents have "
+            f"{num_channels} channels; use statistics and weights of one release."
         )
     return mean, std

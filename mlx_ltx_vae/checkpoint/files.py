@@ -16,7 +16,7 @@ import numpy as np
 
 from ..backend.dtypes import DTYPES, dtype_name
 from ..backend.mlx_utils import evaluate, load_safetensors
-from ..errors import CheckpointError, LatentsError, excerpt, quote
+from ..errors import CheckpointError, excerpt, quote
 from ..files.formats import START_BYTES, Format, find_format
 from ..files.opening import FileState, file_state, open_file, read_sample, read_small_file
 from ..files.safetensors_header import read_header
@@ -155,7 +155,10 @@ def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.ar
         requested = {key: info for key, info in tensors.items() if info.path == path}
         in_memory = {key: info.array for key, info in requested.items() if info.array is not None}
         if in_memory:
-            yield from ((key, _evaluated(array)) for key, array in in_memory.items())
+            for key, given in in_memory.items():
+                array = given if isinstance(given, mx.array) else mx.array(given)
+                evaluate("weights", array, error=CheckpointError)
+                yield key, array
             continue
         try:
             arrays = load_safetensors(path)
@@ -167,15 +170,6 @@ def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.ar
             last = {info.name: key for key, info in requested.items()}  # tied tensors have several keys
             for key, info in requested.items():
                 yield key, arrays.pop(info.name) if last[info.name] == key else arrays[info.name]
-
-
-def _evaluated(array: mx.array | np.ndarray) -> mx.array:
-    array = array if isinstance(array, mx.array) else mx.array(array)
-    try:
-        evaluate("weights", array)
-    except LatentsError as error:
-        raise CheckpointError(str(error)) from error
-    return array
 
 
 def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:

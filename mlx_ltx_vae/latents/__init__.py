@@ -14,7 +14,7 @@ Facts about the files of other programs:
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import prod
 from pathlib import Path
@@ -98,7 +98,7 @@ class LatentsFile:
         return MappedLatents(self._stored, statistics)
 
     def digest(self) -> str:
-        latents = replace(self, normalized=None).map()  # as they are stored
+        latents = MappedLatents(self._stored, None)  # as they are stored
         frames = self.shape.frames
         step = max(1, _HASHED_VALUES * frames // prod(self.shape))
         total = hashlib.sha256()
@@ -205,14 +205,6 @@ def save_latents(
         raise WriterError(f"{target}: cannot be written ({str(error).rstrip('.')}).") from error
     finally:
         part.discard()
-
-
-def check_latents_target(path: str | os.PathLike, *, fps: str | float | Fraction | None = None) -> None:
-    """Raise the `WriterError` that `save_latents` would raise for this path and frame rate."""
-    check_latents_name(path)
-    if fps is not None:
-        find_fps(path, fps, WriterError)
-    PartFile(Path(path)).discard()
 
 
 def check_latents_name(path: str | os.PathLike) -> None:

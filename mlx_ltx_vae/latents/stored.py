@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import IO, Literal
+from typing import IO
 
 import numpy as np
 
@@ -71,15 +71,9 @@ class StoredArray:
 
     @classmethod
     def whole(
-        cls,
-        file: OpenFile,
-        name: str,
-        dtype: np.dtype,
-        shape: tuple[int, ...],
-        offset: int,
-        order: Literal["C", "F"] = "C",
+        cls, file: OpenFile, name: str, dtype: np.dtype, shape: tuple[int, ...], offset: int, is_fortran: bool = False
     ) -> "StoredArray":
-        numbers = (math.prod(shape[:axis] if order == "F" else shape[axis + 1 :]) for axis in range(len(shape)))
+        numbers = (math.prod(shape[:axis] if is_fortran else shape[axis + 1 :]) for axis in range(len(shape)))
         return cls(file, name, dtype, shape, tuple(number * dtype.itemsize for number in numbers), offset)
 
     def __getitem__(self, index: tuple[slice, ...]) -> "StoredArray":

@@ -115,7 +115,7 @@ def _read_npy(stream: IO[bytes], file: OpenFile, start: int) -> tuple[StoredArra
     if min(shape, default=0) < 0:
         raise ValueError(f"its shape is {excerpt(shape)}")
     size, name = head.tell(), "bfloat16" if dtype == np.dtype("V2") else dtype.name
-    tensor = StoredArray.whole(file, name, dtype, shape, start + size, "F" if is_fortran else "C")
+    tensor = StoredArray.whole(file, name, dtype, shape, start + size, is_fortran)
     return tensor, None if dtype.hasobject else size + math.prod(shape) * dtype.itemsize
 
 
