@@ -11,8 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from . import __version__
-from .backend.dtypes import dtype_name
-from .backend.mlx_utils import count_nonfinite, to_bool, to_float
+from .backend.mlx_utils import count_nonfinite, dtype_name, to_bool, to_float
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.stored_network import LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, printable

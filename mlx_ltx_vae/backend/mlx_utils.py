@@ -1,4 +1,4 @@
-"""Small MLX helpers. Gaps in MLX's type stubs are worked around only here."""
+"""Dtypes by name, and small MLX helpers. Gaps in MLX's type stubs are worked around only here."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +7,18 @@ from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
 from ..errors import LatentsError, LTXVAEError
+
+#: What `dtype=` and `--dtype` accept.
+DTYPES: dict[str, mx.Dtype] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+
+def dtype_name(dtype: mx.Dtype | np.dtype) -> str:
+    """`"bfloat16"` for `mlx.core.bfloat16`."""
+    return str(dtype).rpartition(".")[2]
 
 
 def to_float(array: mx.array) -> float:

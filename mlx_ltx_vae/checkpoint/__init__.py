@@ -8,27 +8,19 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..backend.mlx_utils import count_nonfinite, kept_random_state, named_parameters, to_bool, to_float
-from ..errors import CheckpointError, excerpt
+from ..backend.mlx_utils import count_nonfinite, dtype_name, kept_random_state, named_parameters, to_bool, to_float
+from ..errors import CheckpointError, excerpt, quote
 from ..models.base import NETWORKS, Config, Family, Found, Network, Statistics, Stored
 from ..models.convolution.module import prepare
 from ..models.specs import NetworkSpec
-from .files import (
-    Archive,
-    TensorInfo,
-    check_dtypes,
-    check_unchanged,
-    open_arrays,
-    read_json,
-    read_tensors,
-    sample_tensors,
-)
+from .files import Archive, TensorInfo, check_dtypes, check_unchanged, read_json, read_tensors, sample_tensors
 from .locate import Location, locate, recognize
 from .stored_network import StoredNetwork, infer_layout, stated_layout
 from .weight_files import CONFIG_NAMES
@@ -105,10 +97,9 @@ class Checkpoint:
 
 
 def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = True, decoder: bool = True) -> Checkpoint:
-    """Read the headers of a VAE in a file, a folder or a hub repository, in any supported layout.
+    """Read the headers of a VAE in any supported layout.
 
-    Args:
-        source: a path, or "owner/name" or "owner/name:file" on the hub; or what `locate` returned for one.
+    `source` is a path, "owner/name" or "owner/name:file" on the hub, or what `locate` returned for one.
     """
     wanted = [network for network, asked in zip(NETWORKS, (encoder, decoder), strict=True) if asked]
     if not wanted:
@@ -137,7 +128,14 @@ def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
             )
         return stated
 
-    return _open(Location("weights", [open_arrays("weights", weights)], []), choose, NETWORKS)
+    path, tensors = Path("weights"), {}
+    for name, array in weights.items():
+        if not isinstance(name, str) or not isinstance(array, (mx.array, np.ndarray)):
+            raise CheckpointError(
+                f"weights: expected names with mx.array or numpy arrays, and {quote(name)} is a {type(array).__name__}."
+            )
+        tensors[name] = TensorInfo(path, name, dtype_name(array.dtype), tuple(array.shape), array=array)
+    return _open(Location("weights", [Archive(path, tensors, {})], []), choose, NETWORKS)
 
 
 def _contents(location: Location) -> Iterator[object]:
@@ -281,8 +279,8 @@ def _find_statistics(location: Location, found: Sequence[Found], num_channels: i
     ]
     if not stored:
         raise CheckpointError(
-            f"{location.name}: the statistics of the latents (per_channel_statistics.mean-of-means and std-of-means) are "
-            "missing; use a file that has them."
+            f"{location.name}: the statistics of the latents (per_channel_statistics.mean-of-means and std-of-means) "
+            "are missing; use a file that has them."
         )
     mean, std = stored[0]
     sizes = [math.prod(info.shape) for info in (mean, std)]

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..backend.dtypes import DTYPES, dtype_name
-from ..backend.mlx_utils import evaluate, load_safetensors
+from ..backend.mlx_utils import DTYPES, evaluate, load_safetensors
 from ..errors import CheckpointError, excerpt, quote
 from ..files.formats import START_BYTES, Format, find_format
 from ..files.opening import FileState, file_state, open_file, read_sample, read_small_file
@@ -76,18 +75,6 @@ def open_archive(path: Path, *shards: Path) -> Archive:
         tensors |= part.tensors
         metadata |= part.metadata
     return Archive(path, tensors, metadata)
-
-
-def open_arrays(name: str, arrays: Mapping[str, mx.array | np.ndarray]) -> Archive:
-    """Arrays that are in memory, as if a file had them. None of them is evaluated."""
-    tensors = {}
-    for key, array in arrays.items():
-        if not isinstance(key, str) or not isinstance(array, (mx.array, np.ndarray)):
-            raise CheckpointError(
-                f"{name}: expected names with mx.array or numpy arrays, and {quote(key)} is a {type(array).__name__}."
-            )
-        tensors[key] = TensorInfo(Path(name), key, dtype_name(array.dtype), tuple(array.shape), array=array)
-    return Archive(Path(name), tensors, {})
 
 
 def shard_names(index: Path) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from ..backend.dtypes import DTYPES
+from ..backend.mlx_utils import DTYPES
 from ..errors import CheckpointError, quote
 from ..models.base import Shape
 from .files import TensorInfo, read_tensors

@@ -82,7 +82,6 @@ class VideoWriter(FfmpegSink):
         codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
-        fragmented: make an mp4 or mov that plays while it grows.
         overwrite: whether to replace a file of this name, also one that appears while the video is written.
 
     Raises:

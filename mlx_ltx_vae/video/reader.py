@@ -4,7 +4,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from enum import Enum, auto
 from fractions import Fraction
 from itertools import chain, count, islice, repeat
@@ -39,7 +39,7 @@ class Fit(Enum):
     CROP = auto()  # scaled until they cover the requested size, if any; the excess is cut off evenly on both sides
 
 
-class VideoReader(Iterator[np.ndarray]):
+class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
     """Reads a video: an iterator over its frames in order, and a context manager.
 
         with VideoReader("clip.mp4", size=(768, 512), fit=Fit.CROP) as video:
@@ -55,7 +55,6 @@ class VideoReader(Iterator[np.ndarray]):
     Args:
         path: a video or GIF, a folder of images (in natural order: 2 before 10), or a pattern such as `a_%05d.png`.
         size: `(width, height)` of the returned frames; None for the video's own size, or the nearest valid one.
-        fit: how frames of another size are handled.
         multiple: both sides of the returned frames are multiples of this.
         max_frames: the largest number of frames to read; None for all.
         fps: the frame rate to convert a video to (see `parse_fps`), or that of images; None for the video's own.
@@ -131,9 +130,6 @@ class VideoReader(Iterator[np.ndarray]):
         """Stop reading. A second call does nothing."""
         self._frames = iter(())
         self._resources.close()
-
-    def __enter__(self) -> "VideoReader":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
