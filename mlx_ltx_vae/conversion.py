@@ -244,9 +244,7 @@ def convert_checkpoint(
     return conversion
 
 
-def write_weights(
-    checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None = None, progress: Progress | None = None
-) -> Written:
+def write_weights(checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, progress: Progress | None) -> Written:
     """Write all tensors of a checkpoint, which are in memory then, to a safetensors file."""
     tensors = read_all(checkpoint)
     for name in one_by_one(sorted(tensors), "convert", progress):

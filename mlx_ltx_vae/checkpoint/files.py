@@ -23,9 +23,6 @@ from .weight_files import is_index, shard_problem
 
 _MAX_JSON = 16_000_000  # bytes
 
-# numpy has no bfloat16; its bits are read as integers.
-_NUMPY_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
-
 # What is said of other formats that users pass.
 _OTHER_FORMATS = {
     Format.GIT_LFS: "a git-lfs pointer instead of the file; fetch the file with `git lfs pull`",
@@ -161,7 +158,8 @@ def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.ar
 
 def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:
     for key, info in tensors.items():
-        values = np.fromfile(path, _NUMPY_DTYPES[info.dtype], math.prod(info.shape), offset=info.begin)
+        dtype = info.dtype.replace("bfloat16", "uint16")  # its bits: numpy has no bfloat16
+        values = np.fromfile(path, dtype, math.prod(info.shape), offset=info.begin)
         check_unchanged([info])
         array = mx.array(values.reshape(info.shape))
         yield key, array.view(mx.bfloat16) if info.dtype == "bfloat16" else array

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..errors import LatentsError, WriterError, excerpt, quote
 from ..files.atomic import PartFile, writing_to
-from ..frame_rate import find_fps
+from ..frame_rate import Rate, find_fps
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames
 from .metadata import CHANNELS_FIRST, LAYOUT_KEY, LatentsMetadata, find_layout, find_video_sizes, parse_metadata
@@ -165,7 +165,7 @@ def save_latents(
     path: str | os.PathLike,
     latents: mx.array,
     *,
-    fps: str | float | Fraction | None = None,
+    fps: Rate | None = None,
     num_frames: int | None = None,
     height: int | None = None,
     width: int | None = None,

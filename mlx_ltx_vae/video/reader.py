@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ReaderError
-from ..frame_rate import MAX_FPS, find_fps
+from ..frame_rate import MAX_FPS, Rate, find_fps
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from .codecs import SCALER
 from .ffmpeg import FfmpegDecoder, input_arguments
@@ -79,7 +79,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         fit: Fit = Fit.EXACT,
         multiple: int = 32,
         max_frames: int | None = None,
-        fps: str | float | Fraction | None = None,
+        fps: Rate | None = None,
     ) -> None:
         self.name = os.fspath(path)
         wanted_fps = None if fps is None else find_fps(self.name, fps, ReaderError)
