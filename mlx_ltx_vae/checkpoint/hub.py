@@ -2,7 +2,7 @@
 
 import glob
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -102,9 +102,8 @@ def _choose(repo: str, inner: str | None, names: Sequence[str]) -> tuple[WeightF
     )
 
 
-def _list_some(names: Iterable[str]) -> str:
-    shown = list(names)
-    return ", ".join(shown[:_NAMED_CANDIDATES]) + (" ..." if len(shown) > _NAMED_CANDIDATES else "")
+def _list_some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED_CANDIDATES]) + (" ..." if len(names) > _NAMED_CANDIDATES else "")
 
 
 def _reason(error: Exception) -> str:

@@ -174,15 +174,13 @@ def save_latents(
     """Write normalized latents `(B, C, F', H', W')` as safetensors. The file appears under its name only when whole.
 
     Args:
-        path: ends in .safetensors.
         latents: float32, float16 or bfloat16.
         fps: frames per second of the video (see `parse_fps`).
         num_frames, height, width: of the video, in frames and pixels.
-        overwrite: whether to replace a file of this name.
 
     Raises:
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
-        WriterError: for another ending, an invalid frame rate, and a file that cannot be written.
+        WriterError: for another ending than .safetensors, an invalid frame rate, and a file that cannot be written.
     """
     check_latents_name(path)
     target, name = Path(path), os.fspath(path)

@@ -60,7 +60,7 @@ def _end_and_remove(ffmpeg: FfmpegEncoder, remove: Callable[[], None]) -> None:
 
 
 class VideoWriter(FfmpegSink):
-    """An mp4, mov, mkv or webm file, or an mp4 that plays while it grows.
+    """An mp4, mov, mkv or webm file, or an mp4 or mov that plays while it grows (`fragmented`).
 
         with VideoWriter("out.mp4", size=(768, 512), fps=24, audio="voice.wav") as out:
             for frames in chunks:  # uint8 (n, 512, 768, 3)
