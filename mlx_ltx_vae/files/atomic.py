@@ -112,19 +112,22 @@ class PartFile:
             beside = Path(tempfile.gettempdir(), target.name)
         with uninterrupted(), writing_to(target):
             self.path, lock = create_part(beside, lambda path: path.open("xb").close())
-            self.discard = Cleanup(self, remove_part, self.path, lock)
+            self._remove = Cleanup(self, remove_part, self.path, lock)
 
     def complete(self) -> None:
         if self._is_special:
             with writing_to(self.target), self.path.open("rb") as whole, self.target.open("wb") as target:
                 shutil.copyfileobj(whole, target)
-            self.discard()
+            self._remove()
             return
         with uninterrupted(), writing_to(self.target):
             if not self._overwrite:
                 self._real.open("xb").close()  # takes the name, or fails: a rename would replace another file
             os.replace(self.path, self._real)
-            self.discard()
+            self._remove()
+
+    def discard(self) -> None:
+        self._remove()
 
 
 @contextmanager
