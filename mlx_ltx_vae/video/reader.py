@@ -112,40 +112,38 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         if not info.is_still and self.fps is not None:
             self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable)
         self._warns_of_rate = wanted_fps is None
+        self._num_left = sys.maxsize if max_frames is None else max_frames
         self._num_read = 0
         self._has_ended = False
         # Held from one read to the next is the last frame: the time of the next decides how often it is returned.
         self._buffer = np.empty((0, *self.size[::-1], 3), self.dtype)
-        self._frames = self._read_frames(sys.maxsize if max_frames is None else max_frames)
+        self._indices: Iterator[int] = iter(())  # of the frames to return, with repetitions
 
     def __next__(self) -> np.ndarray:
         """The next frames `(n, height, width, 3)`, n at most 8. A closed reader has no more."""
         try:
-            return next(self._frames)
+            while not (chosen := list(islice(self._indices, min(_FRAMES_AT_ONCE, self._num_left)))):
+                if self._num_left == 0 or self._has_ended:
+                    raise StopIteration
+                self._indices = self._read()
+            self._num_left -= len(chosen)
+            if self._num_left == 0 and not self._has_ended:
+                self._ffmpeg.finish(is_enough=True)
+                self._resources.close()
         except BaseException:  # the end, an error, Ctrl-C
             self.close()
             raise
+        first, last = chosen[0], chosen[-1]
+        are_all = chosen == list(range(first, last + 1))
+        return self._buffer[first : last + 1] if are_all else self._buffer[chosen]
 
     def close(self) -> None:
         """Stop reading. A second call does nothing."""
-        self._frames = iter(())
+        self._num_left = 0
         self._resources.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _read_frames(self, num_left: int) -> Iterator[np.ndarray]:
-        while not self._has_ended:
-            indices = self._read()
-            while chosen := list(islice(indices, min(_FRAMES_AT_ONCE, num_left))):
-                num_left -= len(chosen)
-                if num_left == 0 and not self._has_ended:
-                    self._ffmpeg.finish(is_enough=True)
-                    self._resources.close()
-                    self._has_ended = True
-                first, last = chosen[0], chosen[-1]
-                are_all = chosen == list(range(first, last + 1))
-                yield self._buffer[first : last + 1] if are_all else self._buffer[chosen]
 
     def _read(self) -> Iterator[int]:
         """Read frames behind the one that is held, and return the indices in the buffer of those to return."""
@@ -165,7 +163,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             if self._num_read:
                 counts.append(1 if self._rate is None else self._rate.end())
             if self._rate is not None and self._warns_of_rate and (text := self._rate.warning(self.name)):
-                warnings.warn(text, stacklevel=4)
+                warnings.warn(text, stacklevel=3)
         return chain.from_iterable(map(repeat, count(), counts))
 
     def _check_end(self, rest: int) -> None:
