@@ -4,7 +4,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 from enum import Enum, auto
 from fractions import Fraction
 from itertools import chain, count, islice, repeat
@@ -105,8 +105,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             filters = _filters(info, scaled, self.size, self.dtype, has_alpha=has_alpha or info.is_pictures)
             output = ["-map", source_stream, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
-            stack.callback(self._ffmpeg.release)
-            stack.callback(self._ffmpeg.kill)
+            stack.callback(self._ffmpeg.close)
             self._resources = stack.pop_all()
         self._rate: RateConverter | None = None  # what has no times has none
         if not info.is_still and self.fps is not None:
@@ -188,12 +187,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
 def _check_image(path: Path) -> None:
     """Raise a `ReaderError` that names the image if ffmpeg cannot read it as one of a sequence, by its ending."""
     image = ["-f", "image2", "-pattern_type", "none", *input_arguments(path)]
-    decoder = FfmpegDecoder(str(path), [*image, "-map", "0:V:0", "-f", "null"])
-    try:
+    with closing(FfmpegDecoder(str(path), [*image, "-map", "0:V:0", "-f", "null"])) as decoder:
         decoder.finish()
-    finally:
-        decoder.kill()
-        decoder.release()
 
 
 def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int | None) -> int | None:
