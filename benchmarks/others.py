@@ -6,8 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_ltx_vae.backend.dtypes import DTYPES, dtype_name
-from mlx_ltx_vae.backend.mlx_utils import named_parameters
+from mlx_ltx_vae.backend.mlx_utils import DTYPES, dtype_name, named_parameters
 from mlx_ltx_vae.bench.case import Case, Decode, load_config
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.base import Statistics

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mlx_ltx_vae import demo
-from mlx_ltx_vae.backend.dtypes import DTYPES
+from mlx_ltx_vae.backend.mlx_utils import DTYPES
 from mlx_ltx_vae.bench.case import Case
 from mlx_ltx_vae.bench.decoding import decode
 from mlx_ltx_vae.bench.processes import Job, Run

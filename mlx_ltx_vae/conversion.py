@@ -11,8 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from . import __version__
-from .backend.dtypes import dtype_name
-from .backend.mlx_utils import count_nonfinite, to_bool, to_float
+from .backend.mlx_utils import count_nonfinite, dtype_name, to_bool, to_float
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.stored_network import LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, printable
@@ -245,9 +244,7 @@ def convert_checkpoint(
     return conversion
 
 
-def write_weights(
-    checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None = None, progress: Progress | None = None
-) -> Written:
+def write_weights(checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, progress: Progress | None) -> Written:
     """Write all tensors of a checkpoint, which are in memory then, to a safetensors file."""
     tensors = read_all(checkpoint)
     for name in one_by_one(sorted(tensors), "convert", progress):

@@ -9,6 +9,8 @@ from .errors import LTXVAEError, quote
 DEFAULT_FPS = Fraction(24)  # of a video whose latent file states no rate
 MAX_FPS = 1000
 
+Rate = str | float | Fraction  # frames per second as users write them, see `parse_fps`
+
 # Rates that broadcast video slows down by 1000/1001, usually written with two or three decimals.
 _NTSC_RATES = [Fraction(1000 * rate, 1001) for rate in (24, 30, 48, 60, 120)]
 _NTSC_TOLERANCE = Fraction(1, 100)  # covers 23.97 and 23.98 alike; 24 itself is 0.024 away
@@ -16,7 +18,7 @@ _NUMBER = re.compile(r"(\d{1,9})(\.\d{0,20})?")
 _RATIO = re.compile(r"\d{1,9}/0*[1-9]\d{0,8}")
 
 
-def parse_fps(rate: str | float | Fraction) -> Fraction:
+def parse_fps(rate: Rate) -> Fraction:
     """Frames per second as an exact fraction.
 
     Decimals near an NTSC rate mean that rate: 23.976 (and 23.97, 23.98) is 24000/1001, 29.97 is 30000/1001.
@@ -41,7 +43,7 @@ def parse_fps(rate: str | float | Fraction) -> Fraction:
     return fps
 
 
-def find_fps(name: object, rate: str | float | Fraction, error: type[LTXVAEError]) -> Fraction:
+def find_fps(name: object, rate: Rate, error: type[LTXVAEError]) -> Fraction:
     """As `parse_fps`, with an `error` that names the file."""
     try:
         return parse_fps(rate)

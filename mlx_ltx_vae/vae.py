@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from .backend.device import check_process, explained_device_errors, this_machine
-from .backend.dtypes import DTYPES
 from .backend.machine import Machine
+from .backend.mlx_utils import DTYPES
 from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
 from .errors import CheckpointError
 from .models.base import NETWORKS, Config, Decoder, Encoder, Network

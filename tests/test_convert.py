@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from checkpoint_files import assert_same_checkpoint, metadata, read_weights, write_pack
 from conftest import CONV_CASES
 from mlx_ltx_vae import CheckpointError, VideoVAE, WriterError, __version__
-from mlx_ltx_vae.checkpoint import open as opening
+from mlx_ltx_vae import checkpoint as opening
 from mlx_ltx_vae.checkpoint import open_checkpoint, stored_network
 from mlx_ltx_vae.conversion import Comparison, Conversion, Verification, convert_checkpoint, verify_conversion
 from mlx_ltx_vae.errors import CheckpointsDiffer

@@ -127,7 +127,7 @@ def resident_peak():
 stage, source, target = sys.argv[1:]
 before = resident_peak()
 if stage == "write":
-    write_weights(open_checkpoint(source), Path(target), mx.bfloat16)
+    write_weights(open_checkpoint(source), Path(target), mx.bfloat16, None)
 else:
     compare_tensors(open_checkpoint(source), open_checkpoint(target))
 print(mx.get_peak_memory(), resident_peak() - before)

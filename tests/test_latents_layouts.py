@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import load_latents, parse_grid, save_latents
+from mlx_ltx_vae.latents import load_latents, save_latents
+from mlx_ltx_vae.latents.metadata import parse_grid
 
 CHANNELS = 7
 GRID = (3, 4, 5)

@@ -47,7 +47,7 @@ def limited_to(vae, limit, frames=6):
 @pytest.fixture
 def limits(monkeypatch):
     """MLX's cache limit at each evaluation, appended as they come. It is limited as on a GPU."""
-    monkeypatch.setattr(device, "limits_cache", lambda: True)
+    monkeypatch.setattr(device, "is_cpu", lambda: False)
     seen = []
 
     def recording(function):
@@ -118,7 +118,7 @@ def test_of_two_steps_at_once_the_smaller_limit_counts_and_what_is_set_meanwhile
 
 def test_the_buffer_cache_is_emptied_before_and_after(vae, monkeypatch):
     calls = []
-    monkeypatch.setattr(device, "limits_cache", lambda: True)
+    monkeypatch.setattr(device, "is_cpu", lambda: False)
     monkeypatch.setattr(mx, "clear_cache", lambda: calls.append("clear"))
     stream = vae.stream(latents_of())
     next(stream)

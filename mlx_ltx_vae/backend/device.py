@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 
@@ -139,11 +139,6 @@ def _free_host_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def limits_cache() -> bool:
-    """Whether runs limit MLX's buffer cache: not on the CPU, where it has at most 32 MB."""
-    return not is_cpu()  # where it waits for the streams of all threads, and never ends if one of them ends meanwhile
-
-
 class _Steps:
     """MLX's settings while steps of any runs are computed. What the app sets meanwhile stays.
 
@@ -178,7 +173,7 @@ class _Steps:
                     os.environ.pop(_WINOGRAD_BATCH, None)
 
     def _set_limit(self) -> None:
-        if not limits_cache():
+        if is_cpu():  # to set it waits for the streams of all threads, and never ends if one of them ends meanwhile
             return
         # MLX tells the limit only when one is set.
         found = mx.set_cache_limit(min(self._limits) if self._ours is None else self._ours)
@@ -227,13 +222,13 @@ def freed_memory_kept() -> Iterator[None]:
 
 @contextmanager
 def run_settings() -> Iterator[None]:
-    """Clear MLX's buffer cache before and after a run. On a CPU, keep freed memory until its end."""
-    clear = limits_cache()
-    with freed_memory_kept() if is_cpu() else nullcontext():
-        if clear:
-            mx.clear_cache()
-        try:
+    """Clear MLX's buffer cache before and after a run. On a CPU, where it is small, keep freed memory until its end."""
+    if is_cpu():
+        with freed_memory_kept():
             yield
-        finally:
-            if clear:
-                mx.clear_cache()
+        return
+    mx.clear_cache()
+    try:
+        yield
+    finally:
+        mx.clear_cache()

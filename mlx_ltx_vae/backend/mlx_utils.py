@@ -1,4 +1,4 @@
-"""Small MLX helpers. Gaps in MLX's type stubs are worked around only here."""
+"""Dtypes by name, and small MLX helpers. Gaps in MLX's type stubs are worked around only here."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +7,18 @@ from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
-from ..errors import LatentsError
+from ..errors import LatentsError, LTXVAEError
+
+#: What `dtype=` and `--dtype` accept.
+DTYPES: dict[str, mx.Dtype] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+
+def dtype_name(dtype: mx.Dtype | np.dtype) -> str:
+    """`"bfloat16"` for `mlx.core.bfloat16`."""
+    return str(dtype).rpartition(".")[2]
 
 
 def to_float(array: mx.array) -> float:
@@ -44,17 +53,17 @@ def take(array: mx.array, axis: int, start: int, stop: int) -> mx.array:
     return array[tuple(index)]
 
 
-def evaluate(what: str, *arrays: mx.array) -> None:
-    """Evaluate a caller's arrays. Those of another thread are a `LatentsError`: MLX's streams belong to threads."""
+def evaluate(what: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsError) -> None:
+    """Evaluate a caller's arrays. Those of another thread are an `error`: MLX's streams belong to threads."""
     try:
         mx.eval(*arrays)
-    except RuntimeError as error:
-        if "in current thread" not in str(error):
+    except RuntimeError as problem:
+        if "in current thread" not in str(problem):
             raise
-        raise LatentsError(
+        raise error(
             f"the {what} are lazy arrays of another thread, and MLX cannot evaluate them in this one; call mx.eval on "
             "them where they are made."
-        ) from error
+        ) from problem
 
 
 def count_nonfinite(array: mx.array) -> int:

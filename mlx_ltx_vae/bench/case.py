@@ -8,8 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..backend.dtypes import DTYPES
-from ..backend.mlx_utils import named_parameters
+from ..backend.mlx_utils import DTYPES, named_parameters
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..latents import load_latents
 from ..models.base import Statistics

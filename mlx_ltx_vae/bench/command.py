@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..backend.dtypes import DTYPES
+from ..backend.mlx_utils import DTYPES
 from ..commands.cli import add_common_options, argument_type, frame_size, memory_budget, positive, print_report
 from ..files.atomic import PartFile
 from ..tiling import PRESETS

@@ -1,9 +1,292 @@
-"""Checkpoints: files, folders and hub repositories in; a configuration and weights out.
+"""Open a checkpoint: its configuration and where its tensors are stored. Load its networks, strictly.
 
 Whatever is missing, damaged, ambiguous or not supported is a `CheckpointError`.
 """
 
-from .open import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
-from .stored_network import StoredNetwork
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Arrays", "Checkpoint", "GivenConfig", "StoredNetwork", "load_network", "open_checkpoint", "open_weights"]
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..backend.mlx_utils import count_nonfinite, dtype_name, kept_random_state, named_parameters, to_bool, to_float
+from ..errors import CheckpointError, excerpt, quote
+from ..models.base import NETWORKS, Config, Family, Found, Network, Statistics, Stored
+from ..models.convolution.module import prepare
+from ..models.specs import NetworkSpec
+from .files import Archive, TensorInfo, check_dtypes, check_unchanged, read_json, read_tensors, sample_tensors
+from .locate import Location, locate, recognize
+from .stored_network import StoredNetwork, infer_layout, stated_layout
+from .weight_files import CONFIG_NAMES
+
+#: Arrays by name, as an app holds them.
+Arrays = Mapping[str, mx.array | np.ndarray]
+#: A dict, as in a metadata entry `config` or a config.json; or what it is parsed to; or None to infer it.
+GivenConfig = Mapping[str, Any] | Config | None
+
+_NAMED_TENSORS = 3
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A VAE known by the headers of its files, or by arrays in memory. No tensor has been read.
+
+    Attributes:
+        name: what error messages call it.
+        class_name: the class that its configuration names, if any.
+        is_inferred: whether it has no configuration, so that `config` was inferred from its tensors.
+        raw_config: the configuration as a converted checkpoint states it; empty if a parsed one was given.
+        networks: those that were asked for and exist.
+        statistics: where mean and standard deviation of the latents are stored; None if the networks need none.
+    """
+
+    name: str
+    class_name: str | None
+    is_inferred: bool
+    family: Family[Any]
+    config: Config
+    raw_config: dict[str, Any]
+    archives: Sequence[Archive]
+    networks: Mapping[str, StoredNetwork]
+    statistics: tuple[TensorInfo, TensorInfo] | None
+
+    def spec(self, network: str) -> NetworkSpec:
+        """The layers of a network, from the configuration alone; it is an error if that does not describe it."""
+        return self.family.spec(self.config, network)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The tensors' headers and the sizes of their files, JSON-serializable: what ranks compare."""
+        infos = [info for stored in self.networks.values() for info in stored.tensors.values()]
+        paths = sorted({info.path for info in infos if info.array is None})
+        tensors = sorted([info.name, info.dtype, *info.shape] for info in infos)
+        return {"config": self.raw_config, "sizes": [path.stat().st_size for path in paths], "tensors": tensors}
+
+    def sample(self) -> str:
+        """A hash of a sample of each tensor, the statistics included. The tensors must be in files."""
+        return sample_tensors(self._tensors)
+
+    def check_unchanged(self) -> None:
+        check_unchanged(self._tensors)
+
+    @property
+    def _tensors(self) -> list[TensorInfo]:
+        tensors = [stored.tensors[name] for stored in self.networks.values() for name in sorted(stored.tensors)]
+        return [*tensors, *(self.statistics or ())]
+
+    def read_statistics(self) -> Statistics | None:
+        """Those of the latents, each (C,) float32 and finite, standard deviations above 0; None if none are needed."""
+        if self.statistics is None:
+            return None
+        arrays = dict(read_tensors(dict(zip(("mean", "std"), self.statistics, strict=True))))
+        mean, std = (arrays[name].reshape(-1).astype(mx.float32) for name in ("mean", "std"))
+        _evaluate(self, "the statistics", mean, std)
+        for info, array in zip(self.statistics, (mean, std), strict=True):
+            if count_nonfinite(array) or (array is std and not to_bool((array > 0).all())):
+                raise CheckpointError(
+                    f"{self.name}: {info.name} has values that are NaN, infinite or, for a standard deviation, not "
+                    "above 0; download the file again."
+                )
+        return Statistics(mean, std)
+
+
+def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = True, decoder: bool = True) -> Checkpoint:
+    """Read the headers of a VAE in any supported layout.
+
+    `source` is a path, "owner/name" or "owner/name:file" on the hub, or what `locate` returned for one.
+    """
+    wanted = [network for network, asked in zip(NETWORKS, (encoder, decoder), strict=True) if asked]
+    if not wanted:
+        raise ValueError("open_checkpoint: ask for the encoder, the decoder or both.")
+    location = source if isinstance(source, Location) else locate(source)
+    contents = list(_contents(location))
+    return _open(location, lambda family: family.choose_config(contents), wanted)
+
+
+def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
+    """Open arrays that are in memory, with names and layouts as files have them. None of them is evaluated."""
+
+    def choose(family: Family[Any]) -> GivenConfig:
+        if config is None or isinstance(config, family.config_type):
+            return config
+        try:
+            stated = family.choose_config([json.loads(json.dumps(config))])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CheckpointError(
+                f"weights: their configuration cannot be JSON ({excerpt(error)}); pass a dict."
+            ) from error
+        if stated is None:
+            raise CheckpointError(
+                "weights: their configuration describes no video VAE; pass a dict with encoder_blocks and "
+                "decoder_blocks (or a config.json of diffusers), or None to infer it."
+            )
+        return stated
+
+    path, tensors = Path("weights"), {}
+    for name, array in weights.items():
+        if not isinstance(name, str) or not isinstance(array, (mx.array, np.ndarray)):
+            raise CheckpointError(
+                f"weights: expected names with mx.array or numpy arrays, and {quote(name)} is a {type(array).__name__}."
+            )
+        tensors[name] = TensorInfo(path, name, dtype_name(array.dtype), tuple(array.shape), array=array)
+    return _open(Location("weights", [Archive(path, tensors, {})], []), choose, NETWORKS)
+
+
+def _contents(location: Location) -> Iterator[object]:
+    """What may be a configuration: the metadata of files, then `config.json` and `embedded_config.json` beside them."""
+    for archive in location.archives:
+        if "config" in archive.metadata:
+            try:
+                yield json.loads(archive.metadata["config"])
+            except (TypeError, ValueError, RecursionError) as error:
+                raise CheckpointError(
+                    f"{archive.path}: its metadata entry 'config' is not JSON ({excerpt(error)}); download the file "
+                    "again."
+                ) from error
+    for file in (folder / name for folder in location.folders for name in CONFIG_NAMES):
+        if file.exists():
+            yield read_json(file)
+
+
+def _open(location: Location, choose: Callable[[Family[Any]], GivenConfig], wanted: Sequence[str]) -> Checkpoint:
+    """Open archives whose configuration `choose` returns for their family."""
+    name, archives, _ = location
+    family, found = recognize(archives)
+    stored: dict[str, StoredNetwork] = {}
+    unsupported: dict[str, str] = {}
+    for archive, part in zip(archives, found, strict=True):
+        for network, names in part.networks.items():
+            tensors = {own: archive.tensors[full] for own, full in names.items()}
+            layout = stated_layout(archive.metadata, name)
+            layout = layout or infer_layout([info.shape for info in tensors.values()], family.kernels, name)
+            stored[network] = StoredNetwork(tensors, layout, family.kernels)
+        unsupported = {**part.unsupported, **unsupported}
+    _check_found(location, wanted, stored.keys(), unsupported)
+    stated = choose(family)
+    shapes = {network: part.shapes for network, part in stored.items()}
+    configured = family.configure(stated, Stored(name, shapes, unsupported, wanted))
+    config, raw, renamed = configured.config, configured.raw, configured.names
+    networks: dict[str, StoredNetwork] = {}
+    for network in [each for each in wanted if each in stored]:
+        names, spec = renamed.get(network, {}), family.spec(config, network)
+        tensors = {names.get(own, own): info for own, info in stored[network].tensors.items()}
+        check_dtypes(tensors.values())
+        networks[network] = replace(stored[network], tensors=tensors, expected=spec.weights)
+    statistics = _find_statistics(location, found, config.latent_channels) if family.has_statistics else None
+    check_dtypes(statistics or ())
+    class_name = stated.get("_class_name") if isinstance(stated, Mapping) else None
+    return Checkpoint(name, class_name, stated is None, family, config, raw, archives, networks, statistics)
+
+
+def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:
+    """Make a network and load its weights, cast to `dtype` unless it is None. None if the checkpoint does not have it.
+
+    Weights of convolutions are laid out for the default device; without a `dtype`, they may get a more accurate one of
+    the same size. A tensor that is missing, unexpected, of another shape, unreadable, not finite, or zero is an error,
+    and so is a file that has changed since its header was read.
+    """
+    stored = checkpoint.networks.get(name)
+    if stored is None:
+        return None
+    statistics = checkpoint.read_statistics()
+    with kept_random_state():
+        network = checkpoint.family.make(checkpoint.config, name, statistics)
+    assert isinstance(network, nn.Module)
+    expected = {key: array.shape for key, array in named_parameters(network).items()}
+    _check_names(checkpoint, name, expected.keys(), stored.tensors.keys())
+    loaded = []
+    for key, weight in stored.read():
+        if weight.shape != expected[key]:
+            raise CheckpointError(
+                f"{checkpoint.name}: tensor {name}.{key} has the shape {weight.shape}, but the configuration expects "
+                f"{expected[key]}; use the configuration that belongs to the file."
+            )
+        # Evaluated one by one, so that no more than one tensor exists in two layouts or two dtypes.
+        weight = weight if dtype is None else weight.astype(dtype)
+        _evaluate(checkpoint, f"tensor {name}.{key}", weight)
+        if problem := _problem(weight):
+            is_half = dtype is not None and dtype == mx.float16
+            remedy = "use bfloat16 or float32" if is_half else "download the file again"
+            raise CheckpointError(f"{checkpoint.name}: tensor {name}.{key} {problem}; {remedy}.")
+        loaded.append((key, weight))
+    checkpoint.check_unchanged()
+    network.load_weights(loaded)
+    del loaded, weight
+    prepare(network, keeps_dtype=dtype is not None)
+    return network
+
+
+def _evaluate(checkpoint: Checkpoint, what: str, *arrays: mx.array) -> None:
+    try:
+        mx.eval(arrays)
+    except RuntimeError as error:
+        checkpoint.check_unchanged()
+        raise CheckpointError(f"{checkpoint.name}: {what} cannot be read ({excerpt(error, 120)}).") from error
+
+
+def _check_names(checkpoint: Checkpoint, network: str, expected: Set[str], stored: Set[str]) -> None:
+    missing, unexpected = sorted(expected - stored), sorted(stored - expected)
+    if names := missing or unexpected:
+        fault = "lacks" if missing else "has the unexpected"
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise CheckpointError(
+            f"{checkpoint.name}: its {network} {fault} tensor {excerpt(names[0])}{more}, so "
+            "the file does not match its configuration; download both again from one release."
+        )
+
+
+def _problem(weight: mx.array) -> str | None:
+    """What no trained weight is; None if there is nothing wrong with it."""
+    total = to_float(weight.sum())
+    if total and math.isfinite(total):  # every weight is finite and one is not 0: one pass, so that loading stays fast
+        return None
+    if bad := count_nonfinite(weight):
+        return f"has {bad} of {weight.size} values that are NaN or infinite"
+    if weight.ndim > 2 and not to_bool(weight.any()):
+        return "is zero everywhere"
+    return None
+
+
+def _check_found(location: Location, wanted: Sequence[str], found: Set[str], unsupported: Mapping[str, str]) -> None:
+    """Refuse a source unless one of the `wanted` networks was found, and none of them is unsupported."""
+    for network in wanted:
+        if network in unsupported and network not in found:
+            raise CheckpointError(f"{location.name}: {unsupported[network]}")
+    if not found:
+        tensors = [tensor for archive in location.archives for tensor in archive.tensors]
+        shown = excerpt(", ".join(tensors[:_NAMED_TENSORS])) + (" ..." if len(tensors) > _NAMED_TENSORS else "")
+        raise CheckpointError(
+            f"{location.name}: expected a video VAE (vae.encoder.*, vae.decoder.* or the like) and found "
+            f"{shown or 'no tensor'}; give the file of the VAE."
+        )
+    if found.isdisjoint(wanted):
+        lacks = " and no ".join(wanted)
+        raise CheckpointError(f"{location.name}: it has no {lacks}; use a file that has both networks.")
+
+
+def _find_statistics(location: Location, found: Sequence[Found], num_channels: int) -> tuple[TensorInfo, TensorInfo]:
+    """Where the mean and the standard deviation of the latents are stored, with a value per channel."""
+    stored = [
+        [archive.tensors[tensor] for tensor in part.statistics]
+        for archive, part in zip(location.archives, found, strict=True)
+        if part.statistics is not None
+    ]
+    if not stored:
+        raise CheckpointError(
+            f"{location.name}: the statistics of the latents (per_channel_statistics.mean-of-means and std-of-means) "
+            "are missing; use a file that has them."
+        )
+    mean, std = stored[0]
+    sizes = [math.prod(info.shape) for info in (mean, std)]
+    if sizes != [num_channels, num_channels]:
+        raise CheckpointError(
+            f"{location.name}: {mean.name} and {std.name} have {sizes[0]} and {sizes[1]} values, but its latents have "
+            f"{num_channels} channels; use statistics and weights of one release."
+        )
+    return mean, std

@@ -8,25 +8,20 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path, PurePath
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from ..backend.dtypes import DTYPES, dtype_name
-from ..backend.mlx_utils import evaluate, load_safetensors
-from ..errors import CheckpointError, LatentsError, excerpt, quote
+from ..backend.mlx_utils import DTYPES, evaluate, load_safetensors
+from ..errors import CheckpointError, excerpt, quote
 from ..files.formats import START_BYTES, Format, find_format
 from ..files.opening import FileState, file_state, open_file, read_sample, read_small_file
-from ..files.safetensors_header import read_header, read_positions
+from ..files.safetensors_header import read_header
 from .weight_files import is_index, shard_problem
 
 _MAX_JSON = 16_000_000  # bytes
-
-# numpy has no bfloat16; its bits are read as integers.
-_NUMPY_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 
 # What is said of other formats that users pass.
 _OTHER_FORMATS = {
@@ -41,14 +36,16 @@ _OTHER_FORMATS = {
 class TensorInfo(NamedTuple):
     """A tensor that has not been read.
 
-    Of an `array` that is in memory already, `path` is what error messages call its mapping. `state` is that of the file
-    when its header was read.
+    Its values are between `begin` and `end` of the file, whose `state` is that when its header was read. Of an `array`
+    that is in memory already, `path` is what error messages call its mapping.
     """
 
     path: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
+    begin: int = 0
+    end: int = 0
     array: mx.array | np.ndarray | None = None
     state: FileState | None = None
 
@@ -75,18 +72,6 @@ def open_archive(path: Path, *shards: Path) -> Archive:
         tensors |= part.tensors
         metadata |= part.metadata
     return Archive(path, tensors, metadata)
-
-
-def open_arrays(name: str, arrays: Mapping[str, mx.array | np.ndarray]) -> Archive:
-    """Arrays that are in memory, as if a file had them. None of them is evaluated."""
-    tensors = {}
-    for key, array in arrays.items():
-        if not isinstance(key, str) or not isinstance(array, (mx.array, np.ndarray)):
-            raise CheckpointError(
-                f"{name}: expected names with mx.array or numpy arrays, and {quote(key)} is a {type(array).__name__}."
-            )
-        tensors[key] = TensorInfo(Path(name), key, dtype_name(array.dtype), tuple(array.shape), array)
-    return Archive(Path(name), tensors, {})
 
 
 def shard_names(index: Path) -> list[str]:
@@ -154,7 +139,10 @@ def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.ar
         requested = {key: info for key, info in tensors.items() if info.path == path}
         in_memory = {key: info.array for key, info in requested.items() if info.array is not None}
         if in_memory:
-            yield from ((key, _evaluated(array)) for key, array in in_memory.items())
+            for key, given in in_memory.items():
+                array = given if isinstance(given, mx.array) else mx.array(given)
+                evaluate("weights", array, error=CheckpointError)
+                yield key, array
             continue
         try:
             arrays = load_safetensors(path)
@@ -168,40 +156,21 @@ def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.ar
                 yield key, arrays.pop(info.name) if last[info.name] == key else arrays[info.name]
 
 
-def _evaluated(array: mx.array | np.ndarray) -> mx.array:
-    array = array if isinstance(array, mx.array) else mx.array(array)
-    try:
-        evaluate("weights", array)
-    except LatentsError as error:
-        raise CheckpointError(str(error)) from error
-    return array
-
-
 def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.array]]:
-    with path.open("rb") as file:
-        positions = read_positions(partial(_read_at, file))
     for key, info in tensors.items():
-        offset, _ = positions[info.name]
-        values = np.fromfile(path, _NUMPY_DTYPES[info.dtype], math.prod(info.shape), offset=offset)
+        dtype = info.dtype.replace("bfloat16", "uint16")  # its bits: numpy has no bfloat16
+        values = np.fromfile(path, dtype, math.prod(info.shape), offset=info.begin)
         check_unchanged([info])
         array = mx.array(values.reshape(info.shape))
         yield key, array.view(mx.bfloat16) if info.dtype == "bfloat16" else array
 
 
-def _read_at(file: IO[bytes], start: int, size: int) -> bytes:
-    file.seek(start)
-    return file.read(size)
-
-
 def sample_tensors(tensors: Sequence[TensorInfo]) -> str:
-    """A hash of a sample (see `read_sample`) of each tensor in files that `read_header` has accepted."""
+    """A hash of a sample (see `read_sample`) of each tensor in files."""
     digest = hashlib.sha256()
-    for path in dict.fromkeys(info.path for info in tensors):
-        with path.open("rb") as file:
-            positions = read_positions(partial(_read_at, file))
-            for info in tensors:
-                if info.path == path:
-                    digest.update(read_sample(file, *positions[info.name]))
+    for info in tensors:
+        with info.path.open("rb") as file:
+            digest.update(read_sample(file, info.begin, info.end))
     return digest.hexdigest()
 
 

@@ -2,15 +2,14 @@
 
 import glob
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import NamedTuple
 
 from ..errors import CheckpointError
 from .files import shard_names
-from .weight_files import CONFIG_NAMES, AmbiguousFolder, WeightFiles, choose_weights, is_index, shards_beside
+from .weight_files import CONFIG_NAMES, WeightFiles, choose_weights, is_index, shards_beside
 
 _REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<inner>[^:]+))?")
 _FILE_ENDINGS = (".safetensors", ".json", ".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".npy", ".npz", ".latent")
@@ -18,35 +17,31 @@ _LISTING_TIMEOUT = 20.0  # seconds
 _NAMED_CANDIDATES = 8
 
 
-class HubReference(NamedTuple):
-    """A repository `owner/name`, and the file or folder in it that was named, if any."""
+def parse_reference(source: str) -> tuple[str, str | None] | None:
+    """The repository `owner/name` in "owner/name[:inner]", and the file or folder in it that is named, if any.
 
-    repo: str
-    inner: str | None
-
-
-def parse_reference(source: str) -> HubReference | None:
-    """The meaning of "owner/name[:file]"; None for what may be a path: it ends like a file, or begins with a folder."""
+    None for what may be a path: it ends like a file, or begins with a folder.
+    """
     match = _REFERENCE.fullmatch(source)
     if match is None or Path(source.partition("/")[0]).is_dir():
         return None
     if match["inner"] is None and source.lower().endswith(_FILE_ENDINGS):
         return None
-    return HubReference(match["repo"], match["inner"])
+    return match["repo"], match["inner"]
 
 
-def fetch(reference: HubReference) -> list[list[Path]]:
+def fetch(repo: str, inner: str | None) -> list[list[Path]]:
     """The sets of weight files of the VAE, downloaded or from the cache, with the configuration beside them."""
     try:
         import huggingface_hub
     except ImportError as error:
         raise CheckpointError(
-            f"{reference.repo}: there is no such path, and downloading from the hub requires huggingface_hub; "
+            f"{repo}: there is no such path, and downloading from the hub requires huggingface_hub; "
             "run `pip install 'mlx_ltx_vae[hub]'` or give a local file."
         ) from error
-    names, is_offline = _list_files(huggingface_hub, reference.repo)
-    download = partial(_download, huggingface_hub, reference.repo, is_offline)
-    chosen = _choose(reference, names)
+    names, is_offline = _list_files(huggingface_hub, repo)
+    download = partial(_download, huggingface_hub, repo, is_offline)
+    chosen = _choose(repo, inner, names)
     files = [name for set_ in chosen for name in set_]
     beside = {str(PurePosixPath(name).parent / config) for name in files for config in CONFIG_NAMES}
     folder = download([*files, *sorted(beside.intersection(names))])
@@ -91,27 +86,24 @@ def _download(hub: ModuleType, repo: str, is_offline: bool, names: Sequence[str]
     return folder
 
 
-def _choose(reference: HubReference, names: Sequence[str]) -> tuple[WeightFiles, ...]:
-    inner = reference.inner
+def _choose(repo: str, inner: str | None, names: Sequence[str]) -> tuple[WeightFiles, ...]:
     if inner is not None and inner in names:
         return (shards_beside(inner, names) or (inner,),)
     inside = f"{inner.rstrip('/')}/" if inner else ""
     candidates = [name.removeprefix(inside) for name in names if name.startswith(inside)]
-    try:
-        return tuple(tuple(inside + name for name in files) for files in choose_weights(candidates))
-    except AmbiguousFolder as error:
-        firsts = [inside + files[0] for files in error.candidates]
-        listing = _list_some(firsts or [name for name in names if name.endswith(".safetensors")])
-        what = f"has no {inner}" if inner and not candidates else "has several files that may be the VAE, or none"
-        raise CheckpointError(
-            f"{reference.repo}: the repository {what}; name one as {reference.repo}:FILE out of "
-            f"{listing or 'no safetensors file at all'}."
-        ) from error
+    choices = choose_weights(candidates)
+    if len(choices) == 1:
+        return tuple(tuple(inside + name for name in files) for files in choices[0])
+    firsts = [inside + files[0] for (files,) in choices]
+    listing = _list_some(firsts or [name for name in names if name.endswith(".safetensors")])
+    what = f"has no {inner}" if inner and not candidates else "has several files that may be the VAE, or none"
+    raise CheckpointError(
+        f"{repo}: the repository {what}; name one as {repo}:FILE out of {listing or 'no safetensors file at all'}."
+    )
 
 
-def _list_some(names: Iterable[str]) -> str:
-    shown = list(names)
-    return ", ".join(shown[:_NAMED_CANDIDATES]) + (" ..." if len(shown) > _NAMED_CANDIDATES else "")
+def _list_some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED_CANDIDATES]) + (" ..." if len(names) > _NAMED_CANDIDATES else "")
 
 
 def _reason(error: Exception) -> str:

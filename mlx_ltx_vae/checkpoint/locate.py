@@ -10,7 +10,7 @@ from ..models import families
 from ..models.base import Family, Found
 from .files import Archive, open_archive
 from .hub import fetch, parse_reference
-from .weight_files import AmbiguousFolder, WeightFiles, choose_weights, is_index, shards_beside
+from .weight_files import WeightFiles, choose_weights, is_index, shards_beside
 
 # The depth of the deepest published layout: vae/decoder/model.safetensors.
 _PATTERNS = ("*.safetensors*", "*/*.safetensors*", "*/*/*.safetensors*")
@@ -41,7 +41,7 @@ def locate(source: str | os.PathLike) -> Location:
         if reference is None:
             hint = " (a file on the hub is owner/name:FILE)" if path.parts[2:] and not path.is_absolute() else ""
             raise CheckpointError(f"{path}: no such file or folder{hint}; check the path.")
-        name, archives = str(source), [open_archive(*paths) for paths in fetch(reference)]
+        name, archives = str(source), [open_archive(*paths) for paths in fetch(*reference)]
     folders = [archive.path.parent for archive in archives] + ([path] if is_folder else [])
     return Location(name, archives, list(dict.fromkeys(folders)))
 
@@ -66,10 +66,10 @@ def _open_file(path: Path) -> Archive:
 
 def _open_folder(folder: Path) -> list[Archive]:
     names = sorted(found.relative_to(folder).as_posix() for pattern in _PATTERNS for found in folder.glob(pattern))
-    try:
-        return [open_archive(*(folder / name for name in files)) for files in choose_weights(names)]
-    except AmbiguousFolder as error:
-        return [_find_vae(folder, error.candidates)]
+    choices = choose_weights(names)
+    if len(choices) == 1:
+        return [open_archive(*(folder / name for name in files)) for files in choices[0]]
+    return [_find_vae(folder, [files for (files,) in choices])]
 
 
 def _find_vae(folder: Path, candidates: Sequence[WeightFiles]) -> Archive:

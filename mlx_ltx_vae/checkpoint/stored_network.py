@@ -4,14 +4,13 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from ..backend.dtypes import DTYPES
+from ..backend.mlx_utils import DTYPES
 from ..errors import CheckpointError, quote
 from ..models.base import Shape
-from ..models.specs import NetworkSpec
 from .files import TensorInfo, read_tensors
 
 #: The metadata entry in which a file may state its layout, as the value of a `WeightLayout`.
@@ -31,18 +30,13 @@ class StoredNetwork:
 
     Attributes:
         tensors: where each tensor is stored, by its name within the network ("conv_in.conv.weight").
-        expected: the shape of each weight in its module, in the order of the layers; empty until `with_names`.
+        expected: the shape of each weight in its module, in the order of the layers; empty while it is not known.
     """
 
     tensors: Mapping[str, TensorInfo]
     layout: WeightLayout
     kernels: Collection[Shape]
     expected: Mapping[str, Shape] = field(default_factory=dict)
-
-    def with_names(self, names: Mapping[str, str], spec: NetworkSpec) -> "StoredNetwork":
-        """The network of a spec, whose tensors have other names here where `names` says so."""
-        tensors = {names.get(name, name): info for name, info in self.tensors.items()}
-        return replace(self, tensors=tensors, expected=spec.weights)
 
     @property
     def shapes(self) -> dict[str, Shape]:

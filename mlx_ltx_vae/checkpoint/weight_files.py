@@ -25,14 +25,6 @@ _DIFFUSERS = "diffusion_pytorch_model"
 _PAIRS = ("vae_{}_conv.safetensors", "vae_{}.safetensors", "{}/model.safetensors")
 
 
-class AmbiguousFolder(Exception):
-    """Several sets may contain the VAE: `candidates`, which is empty if there is no weight file at all."""
-
-    def __init__(self, candidates: Sequence[WeightFiles]) -> None:
-        super().__init__(", ".join(files[0] for files in candidates))
-        self.candidates = tuple(candidates)
-
-
 def is_index(name: str) -> bool:
     """Whether a file is an index of shards, by its name."""
     return _INDEX.fullmatch(name) is not None
@@ -59,29 +51,27 @@ def shard_problem(files: WeightFiles) -> str | None:
     return None
 
 
-def choose_weights(names: Sequence[str]) -> tuple[WeightFiles, ...]:
+def choose_weights(names: Sequence[str]) -> list[tuple[WeightFiles, ...]]:
     """The sets to open out of the file names of a folder (relative, with "/"): one, or one per network.
 
     Files of the VAE alone are preferred to files of the whole model, so that 40 GB are not downloaded for 2 GB. A set
-    is preferred to its variants, as in diffusers. `AmbiguousFolder` if the names do not decide it.
+    is preferred to its variants, as in diffusers. Several choices, of a set each, if the names do not decide it.
     """
     sets = _weight_sets(names)
     for folder in ("", "vae/"):
-        if found := _set_or_variant(sets, folder + _DIFFUSERS):
-            return (found,)
+        if found := _set_or_variants(sets, folder + _DIFFUSERS):
+            return found
         for pattern in _PAIRS:
             pair = dict.fromkeys(folder + pattern.format(network) for network in ("encoder", "decoder"))
             if chosen := tuple(sets[name] for name in pair if name in sets):
-                return chosen
+                return [chosen]
     vae_names = [name for name in sets if "vae" in _stem(name) and "audio" not in _stem(name)]
     candidates = [name for name in vae_names if "conv" in _stem(name)] or vae_names
     if not candidates:
-        if found := _set_or_variant(sets, "model"):
-            return (found,)
+        if found := _set_or_variants(sets, "model"):
+            return found
         candidates = list(sets)
-    if len(candidates) != 1:
-        raise AmbiguousFolder([sets[name] for name in sorted(candidates)])
-    return (sets[candidates[0]],)
+    return [(sets[name],) for name in sorted(candidates)]
 
 
 def _weight_sets(names: Iterable[str]) -> dict[str, WeightFiles]:
@@ -100,15 +90,12 @@ def _weight_sets(names: Iterable[str]) -> dict[str, WeightFiles]:
     return shards | files | indexes
 
 
-def _set_or_variant(sets: dict[str, WeightFiles], stem: str) -> WeightFiles | None:
-    """The set with this name, or else its only variant; None if there is neither."""
+def _set_or_variants(sets: dict[str, WeightFiles], stem: str) -> list[tuple[WeightFiles, ...]]:
+    """The set with this name, or else its variants."""
     if found := sets.get(f"{stem}.safetensors"):
-        return found
+        return [(found,)]
     variant = re.compile(re.escape(stem) + r"\.[^./]+\.safetensors")
-    variants = [files for name, files in sets.items() if variant.fullmatch(name)]
-    if len(variants) > 1:
-        raise AmbiguousFolder(variants)
-    return variants[0] if variants else None
+    return [(files,) for name, files in sets.items() if variant.fullmatch(name)]
 
 
 def _stem(name: str) -> str:

@@ -34,7 +34,7 @@ from ..errors import (
     quote,
 )
 from ..frame_rate import parse_fps
-from ..latents import parse_grid
+from ..latents.metadata import parse_grid
 from ..process import startup
 from ..process.cleanup import Cleanup
 from ..process.signals import delay_signals, die_by_termination, ended_by_signals

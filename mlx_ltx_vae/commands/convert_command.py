@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 from tqdm import tqdm
 
-from ..backend.dtypes import DTYPES
+from ..backend.mlx_utils import DTYPES
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..conversion import Progress, Verification, convert_checkpoint, verify_conversion
 from ..errors import printable

@@ -17,7 +17,8 @@ from ..distributed.ranks import Work
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files.atomic import check_absent
 from ..frame_rate import DEFAULT_FPS
-from ..latents import MappedLatents, looks_normalized_twice, looks_unnormalized, open_latents
+from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
+from ..latents.mapped import MappedLatents
 from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import DecodePlan, Mode

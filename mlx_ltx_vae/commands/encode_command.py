@@ -17,9 +17,9 @@ import numpy as np
 from .. import demo
 from ..distributed.ranks import Work
 from ..errors import LatentsError
-from ..files.atomic import check_absent
+from ..files.atomic import PartFile, check_absent
 from ..files.opening import sample_path
-from ..latents import check_latents_name, check_latents_target, save_latents
+from ..latents import check_latents_name, save_latents
 from ..models.specs import LONG_CLIP
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import EncodePlan
@@ -153,7 +153,7 @@ class EncodeTask(Task):
         if self._vae.job.is_many:
             make_folder(output)
         if ranks.is_first:
-            check_latents_target(output, fps=video.fps)
+            PartFile(Path(output)).discard()  # an error if it cannot be written
         vae = self._vae.loaded
         start = time.perf_counter()
         stream = vae.encode_stream(_counted(video, advance), self.plan, pad=self._settings.pad, group=ranks.group)

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from ..backend.dtypes import DTYPES
+from ..backend.mlx_utils import DTYPES
 from ..distributed.ranks import DEFAULT_TIMEOUT, Work
 from .cli import add_report_options, grid, memory_budget, positive
 

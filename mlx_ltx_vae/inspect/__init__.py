@@ -8,7 +8,7 @@ from ..checkpoint.locate import locate, recognize
 from ..checkpoint.weight_files import is_index
 from ..errors import CheckpointError, excerpt
 from ..files.formats import START_BYTES, Format, find_format
-from ..latents.files import KNOWN_NAMES
+from ..latents import KNOWN_NAMES
 from ..shapes import Grid
 from .checkpoint import CheckpointReport, inspect_checkpoint
 from .latents import LatentsReport, inspect_latents

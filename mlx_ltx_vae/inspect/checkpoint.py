@@ -5,7 +5,8 @@ from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
-from ..checkpoint import Checkpoint, StoredNetwork
+from ..checkpoint import Checkpoint
+from ..checkpoint.stored_network import StoredNetwork
 from ..errors import PlanError, excerpt, printable
 from ..models.base import NETWORKS, Description, NetworkDescription
 from ..models.specs import NetworkSpec

@@ -12,8 +12,8 @@ from ..backend.mlx_utils import to_float
 from ..checkpoint import Checkpoint
 from ..errors import LatentsError, excerpt, printable
 from ..frame_rate import DEFAULT_FPS
-from ..latents import LatentsFile, MappedLatents, open_latents
-from ..latents.mapped import channel_moments, read_frames
+from ..latents import LatentsFile, open_latents
+from ..latents.mapped import MappedLatents, channel_moments, read_frames
 from ..shapes import DEFAULT_SCALE, Grid, ScaleFactors, format_size
 
 # Normalized latents have a standard deviation near 1 in every channel; in a plain or still clip some are smaller.

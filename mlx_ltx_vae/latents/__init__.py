@@ -1,18 +1,258 @@
-"""Latent files: every layout that programs write is read; one is written."""
+"""Reading latent files (safetensors, also ComfyUI's .latent, .npy and .npz), checking latents, writing safetensors.
 
-from .files import (
-    LatentsFile,
-    LatentsInfo,
-    check_latents_name,
-    check_latents_target,
-    load_latents,
-    looks_normalized_twice,
-    looks_unnormalized,
-    open_latents,
-    save_latents,
-)
-from .mapped import MappedLatents
-from .metadata import parse_grid
+Facts about the files of other programs:
 
-__all__ = ["LatentsFile", "LatentsInfo", "MappedLatents", "load_latents", "open_latents", "parse_grid", "save_latents"]
-__all__ += ["check_latents_name", "check_latents_target", "looks_normalized_twice", "looks_unnormalized"]
+- ComfyUI's `.latent` is safetensors with the tensor `latent_tensor`, for LTX normalized, and an empty tensor
+  `latent_format_version_0`. ComfyUI's loader multiplies files without that mark by 1/0.18215, the scale of Stable
+  Diffusion latents. LTX is newer than the mark: a file without it is another program's, and is never rescaled here.
+- diffusers' LTX-Video pipelines return normalized latents, packed or not. Its LTX-2 pipelines return unnormalized
+  ones, `latents * std + mean` (their `scaling_factor` is 1 for every LTX release).
+- Data sets of the LTX trainers store `num_frames`, `height` and `width` of the latent grid.
+- An MLX port's two-stage pipeline stores its result twice, as `stage_2_video_latent` and `final_video_latent`.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import prod
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import LatentsError, WriterError, excerpt, quote
+from ..files.atomic import PartFile, writing_to
+from ..frame_rate import Rate, find_fps
+from ..shapes import Grid, LatentShape, ScaleFactors
+from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames
+from .metadata import CHANNELS_FIRST, LAYOUT_KEY, LatentsMetadata, find_layout, find_video_sizes, parse_metadata
+from .stored import StoredArray
+from .tensor_files import open_tensor_file, source_name
+
+KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent")
+_STAGE_2, _FINAL = KNOWN_NAMES[-2:]
+
+# uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
+_READABLE_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint16")
+_HASHED_VALUES = 2**22  # at a time
+_LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
+
+Statistics = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
+
+
+@dataclass(frozen=True)
+class LatentsInfo:
+    """What a latent file states about itself. A value that it does not state is None."""
+
+    source: str
+    tensor: str
+    stored_shape: tuple[int, ...]  # in the file's layout
+    fps: Fraction | None = None
+    num_frames: int | None = None  # of the video, in frames, as height and width in pixels
+    height: int | None = None
+    width: int | None = None
+
+
+@dataclass(frozen=True)
+class LatentsFile:
+    """A latent file whose header has been read, and whose values are read by `read`."""
+
+    info: LatentsInfo
+    shape: LatentShape  # (B, C, F', H', W')
+    normalized: bool | None  # what the metadata states; None if nothing, which `read` takes for True
+    stored_dtype: str  # such as "bfloat16"
+    layout: str  # the axes in the file, such as "(B, tokens, C)"
+    _stored: StoredArray = field(repr=False)
+
+    def read(self, *, statistics: Statistics | None = None, unnormalized: bool | None = None) -> mx.array:
+        """Normalized latents `(B, C, F', H', W')` in the file's dtype; float32 for float64, or if normalized here.
+
+        `statistics` are `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents. `unnormalized` says
+        whether the file stores `latents * std + mean`; None follows the metadata. A `LatentsError` for a file that
+        cannot be read, values that are not finite, and arguments that contradict the metadata.
+        """
+        return self.map(statistics=statistics, unnormalized=unnormalized)[()]
+
+    def map(self, *, statistics: Statistics | None = None, unnormalized: bool | None = None) -> MappedLatents:
+        """The latents that `read` returns, left in the file: each slice is read, checked and normalized on its own."""
+        source = self.info.source
+        if unnormalized is not None and unnormalized is self.normalized:
+            stated, given = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
+            raise LatentsError(
+                f"{source}: its metadata says that these latents are {stated}, and the caller that they are {given}; "
+                "leave out unnormalized= (--unnormalized)."
+            )
+        is_unnormalized = self.normalized is False if unnormalized is None else unnormalized
+        if not is_unnormalized:
+            statistics = None
+        elif statistics is None:
+            raise LatentsError(f"{source}: is unnormalized; give the VAE's statistics=(vae.mean, vae.std) with it.")
+        elif any(array.shape != (self.shape.channels,) for array in statistics):
+            expected, found = (self.shape.channels,), " and ".join(str(array.shape) for array in statistics)
+            raise LatentsError(f"{source}: these latents need statistics {expected}, and these are {found}.")
+        else:
+            statistics = (statistics[0].astype(mx.float32), statistics[1].astype(mx.float32))
+            mx.eval(statistics)  # lazy, they could be used in this thread only
+        return MappedLatents(self._stored, statistics)
+
+    def digest(self) -> str:
+        latents = MappedLatents(self._stored, None)  # as they are stored
+        frames = self.shape.frames
+        step = max(1, _HASHED_VALUES * frames // prod(self.shape))
+        total = hashlib.sha256()
+        for start in range(0, frames, step):
+            total.update(np.array(latents[:, :, start : start + step].view(mx.uint8)).tobytes())
+        return total.hexdigest()
+
+
+def open_latents(
+    path: str | os.PathLike,
+    *,
+    latent_channels: int | None = None,
+    tensor: str | None = None,
+    grid: Grid | None = None,
+    scale: ScaleFactors | None = None,
+) -> LatentsFile:
+    """Read the header of a safetensors (also ComfyUI's .latent), .npy or .npz file, and none of its values.
+
+    Args:
+        path: "-" is standard input. It and pipes are copied to a temporary file.
+        latent_channels: channels of the VAE. With it, channels-last files are understood and other channels refused.
+        tensor: the tensor's name, for a file with several candidates.
+        grid: (F', H', W'), needed for packed latents whose file does not state it, and checked for others.
+        scale: of the VAE. With it, the video's size that the file states must be the size at this scale.
+
+    A `LatentsError` for a file that cannot be read, is ambiguous, or contradicts itself or what any decoder takes.
+    """
+    source = source_name(path)
+    tensors, stated = open_tensor_file(path)
+    metadata = parse_metadata(stated, source)
+    name = _choose_tensor(list(tensors), tensor, source)
+    stored = tensors[name]
+    layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
+    _check_shape(layout.shape, latent_channels, source)
+    if stored.name not in _READABLE_DTYPES:
+        raise LatentsError(
+            f"{source}: {excerpt(name)} is stored as {stored.name}; save it as float32, float16 or bfloat16."
+        )
+    sizes = find_video_sizes(metadata, layout.shape.grid, scale, source)
+    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes)
+    latents = layout.to_channels_first(stored)
+    return LatentsFile(info, layout.shape, metadata.normalized, stored.name, str(layout), latents)
+
+
+def load_latents(
+    path: str | os.PathLike,
+    *,
+    latent_channels: int | None = None,
+    tensor: str | None = None,
+    grid: Grid | None = None,
+    scale: ScaleFactors | None = None,
+    unnormalized: bool | None = None,
+    statistics: Statistics | None = None,
+) -> tuple[mx.array, LatentsInfo]:
+    """Normalized latents `(B, C, F', H', W')` and what the file states about them.
+
+    Arguments and errors are those of `open_latents` and `LatentsFile.read`.
+    """
+    file = open_latents(path, latent_channels=latent_channels, tensor=tensor, grid=grid, scale=scale)
+    return file.read(statistics=statistics, unnormalized=unnormalized), file.info
+
+
+def save_latents(
+    path: str | os.PathLike,
+    latents: mx.array,
+    *,
+    fps: Rate | None = None,
+    num_frames: int | None = None,
+    height: int | None = None,
+    width: int | None = None,
+    overwrite: bool = True,
+) -> None:
+    """Write normalized latents `(B, C, F', H', W')` as safetensors. The file appears under its name only when whole.
+
+    Args:
+        latents: float32, float16 or bfloat16.
+        fps: frames per second of the video (see `parse_fps`).
+        num_frames, height, width: of the video, in frames and pixels.
+
+    Raises:
+        LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
+        WriterError: for another ending than .safetensors, an invalid frame rate, and a file that cannot be written.
+    """
+    check_latents_name(path)
+    target, name = Path(path), os.fspath(path)
+    exact_fps = None if fps is None else find_fps(name, fps, WriterError)
+    _check_shape(latents.shape, None, name)
+    if not mx.issubdtype(latents.dtype, mx.floating):
+        raise LatentsError(f"{name}: latents are {latents.dtype}; expected float32, float16 or bfloat16.")
+    check_finite(latents, name)
+    find_video_sizes(LatentsMetadata((num_frames, height, width)), LatentShape(*latents.shape).grid, None, name)
+    stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
+    metadata = {key: str(value) for key, value in stated.items() if value is not None}
+    metadata |= {"normalized": "true", LAYOUT_KEY: CHANNELS_FIRST}
+    part = PartFile(target, overwrite=overwrite)
+    try:
+        # By its path, MLX would create it again if a signal has just removed it.
+        with writing_to(target), part.path.open("r+b") as file:
+            mx.save_safetensors(file, {"latents": latents}, metadata)
+        part.complete()
+    except RuntimeError as error:  # MLX's exception for a full disk
+        raise WriterError(f"{target}: cannot be written ({str(error).rstrip('.')}).") from error
+    finally:
+        part.discard()
+
+
+def check_latents_name(path: str | os.PathLike) -> None:
+    """Raise a `WriterError` for a path that does not end in .safetensors, since MLX would append it."""
+    if Path(path).suffix != ".safetensors":
+        raise WriterError(f"{path}: latents are written as safetensors; use a name that ends in .safetensors.")
+
+
+def looks_unnormalized(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
+    """Whether the channels of latents (B, C, F', H', W') have the VAE's statistics (C,) rather than 0 and 1."""
+    vae_mean, vae_std = (np.array(array.astype(mx.float32)) for array in (mean, std))
+    means, spreads = channel_moments(read_frames(latents, sampled_frames(latents.shape[2])))
+    spreads = np.maximum(spreads, _LEAST_STD)
+
+    def distance(center: np.ndarray, scale: np.ndarray) -> float:
+        return float((np.abs(means - center) / scale + np.abs(np.log(spreads / scale))).mean())
+
+    standard = distance(np.zeros_like(vae_mean), np.ones_like(vae_std))
+    return distance(vae_mean, vae_std) < _MUCH_NEARER * standard
+
+
+def looks_normalized_twice(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
+    """Whether the channels of latents that have been normalized had the statistics 0 and 1 before it."""
+    return looks_unnormalized(latents, -mean / std, 1 / std)  # what normalization makes of the statistics 0 and 1
+
+
+def _check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
+    shape = tuple(shape)
+    if len(shape) == 3:
+        raise LatentsError(f"{source}: latents {shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W').")
+    if len(shape) != 5:
+        raise LatentsError(f"{source}: latents {shape} should have five axes, (B, C, F', H', W').")
+    if 0 in shape:
+        raise LatentsError(f"{source}: latents {shape} are empty; no axis may have the length 0.")
+    if latent_channels not in (None, shape[1]):
+        raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where the VAE has {latent_channels}.")
+
+
+def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
+    candidates = [name for name in names if name in KNOWN_NAMES] or names
+    if {_STAGE_2, _FINAL} <= set(candidates):
+        candidates.remove(_STAGE_2)
+    if wanted in names:
+        return wanted
+    shown = excerpt(", ".join(sorted(candidates if wanted is None else names)[:8]), 120)
+    if wanted is not None:
+        raise LatentsError(f"{source}: has no tensor {quote(wanted)}; it has {shown or 'nothing'}.")
+    if not candidates:
+        raise LatentsError(f"{source}: has no tensors.")
+    if len(candidates) > 1:
+        found = f"{len(candidates)} tensors that could be the latents ({shown})"
+        raise LatentsError(f"{source}: has {found}; choose one with tensor= (--tensor).")
+    return candidates[0]

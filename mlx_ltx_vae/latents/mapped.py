@@ -1,6 +1,6 @@
 """Latents that stay in their file: each slice is read when it is asked for."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 
@@ -22,25 +22,17 @@ _SAMPLED_FRAMES = 8
 class MappedLatents:
     """Latents (B, C, F', H', W') in an open file. Indexing reads, checks and normalizes a slice, in any thread.
 
-    A `stored_dtype` of uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated.
+    Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated.
     """
 
     ndim = 5
 
-    def __init__(
-        self,
-        source: str,
-        shape: LatentShape,
-        stored_dtype: str,
-        open_stored: Callable[[], StoredArray],
-        statistics: tuple[mx.array, mx.array] | None = None,
-    ) -> None:
-        self.source = source
-        self.shape = shape
-        self._dtype = _DTYPES.get(stored_dtype, mx.float32)
+    def __init__(self, stored: StoredArray, statistics: tuple[mx.array, mx.array] | None) -> None:
+        self.source = stored.file.source
+        self.shape = LatentShape(*stored.shape)
+        self._dtype = _DTYPES.get(stored.name, mx.float32)
         self.dtype = self._dtype if statistics is None else mx.float32  # of the slices
-        self._stored_dtype = stored_dtype
-        self._open_stored = open_stored
+        self._stored = stored
         self._statistics = statistics
 
     def __getitem__(self, index: tuple[slice, ...]) -> mx.array:
@@ -52,7 +44,7 @@ class MappedLatents:
             raise TypeError(f"latents in a file are indexed with a tuple of up to five slices, not {index!r}.")
         check_process()
         index += (slice(None),) * (self.ndim - len(index))
-        if self._stored_dtype == "uint16" and not self._is_bfloat16:
+        if self._stored.name == "uint16" and not self._is_bfloat16:
             raise LatentsError(
                 f"{self.source}: latents are stored as uint16 and are not bfloat16; save them as float32."
             )
@@ -69,7 +61,7 @@ class MappedLatents:
     def item(self, index: int) -> "MappedLatents":
         item = copy(self)
         item.shape = self.shape._replace(batch=1)
-        item._open_stored = lambda: self._open_stored()[(slice(index, index + 1),)]
+        item._stored = self._stored[(slice(index, index + 1),)]
         return item
 
     @cached_property
@@ -80,7 +72,7 @@ class MappedLatents:
         return _MIN_PLAUSIBLE < largest < _MAX_PLAUSIBLE
 
     def _read(self, index: tuple[slice, ...]) -> mx.array:
-        stored = self._open_stored()[index]
+        stored = self._stored[index]
         values = np.empty(stored.shape, _ITEMS.get(self._dtype, np.float32))
         for where, part in stored.read():
             values[where] = part.view(np.uint16) if self._dtype == mx.bfloat16 else part

@@ -47,31 +47,24 @@ class LatentsMetadata:
 class Layout:
     """One way to read a stored shape. `str(layout)` names the axes: "(B, tokens, C)"."""
 
-    axes: str  # one letter per stored axis: B, C, F, H, W, or N for packed tokens
-    stored_shape: tuple[int, ...]
+    sizes: dict[str, int]  # of the stored axes, a letter each: B, C, F, H, W, or N for packed tokens
     packed_grid: Grid | None = None  # (F', H', W') of packed tokens, once it is known
 
     def __str__(self) -> str:
-        return f"({', '.join(_AXIS_NAMES.get(axis, axis) for axis in self.axes)})"
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return dict(zip(self.axes, self.stored_shape, strict=True))
+        return f"({', '.join(_AXIS_NAMES.get(axis, axis) for axis in self.sizes)})"
 
     @property
     def shape(self) -> LatentShape:
-        sizes = self.sizes
-        grid = self.packed_grid or (sizes["F"], sizes["H"], sizes["W"])
-        return LatentShape(sizes.get("B", 1), sizes["C"], *grid)
+        grid = self.packed_grid or (self.sizes["F"], self.sizes["H"], self.sizes["W"])
+        return LatentShape(self.sizes.get("B", 1), self.sizes["C"], *grid)
 
     def has_grid(self, grid: Grid) -> bool:
-        sizes = self.sizes
-        if "N" in sizes:
-            return sizes["N"] == math.prod(grid)
-        return (sizes["F"], sizes["H"], sizes["W"]) == tuple(grid)
+        if "N" in self.sizes:
+            return self.sizes["N"] == math.prod(grid)
+        return (self.sizes["F"], self.sizes["H"], self.sizes["W"]) == tuple(grid)
 
     def to_channels_first(self, stored: StoredArray) -> StoredArray:
-        strides = dict(zip(self.axes, stored.strides, strict=True))
+        strides = dict(zip(self.sizes, stored.strides, strict=True))
         if self.packed_grid:
             _, height, width = self.packed_grid
             token = strides["N"]
@@ -98,7 +91,7 @@ def find_layout(
     grid, sizes = _merge_grids(grid, metadata.grid, source), _if_complete(metadata.sizes)
     if metadata.is_channels_first:
         latent_channels = sizes = None
-    layouts = [Layout(axes, shape) for axes in _LAYOUTS.get(len(shape), ())]
+    layouts = [Layout(dict(zip(axes, shape, strict=True))) for axes in _LAYOUTS.get(len(shape), ())]
     if not layouts:
         raise LatentsError(f"{source}: latents {excerpt(shape)} fit no known layout; save them as (B, C, F', H', W').")
     if latent_channels is None:
@@ -136,8 +129,8 @@ def _layouts_with_grid(layouts: list[Layout], grid: Grid, source: str) -> list[L
     if not fitting:
         tokens = f", {math.prod(grid)} tokens" if "N" in layouts[0].sizes else ""
         raise LatentsError(
-            f"{source}: latents {layouts[0].stored_shape}, read as {' or '.join(map(str, layouts))}, do not have the "
-            f"grid {_format_grid(grid)}{tokens}; correct it (grid=, or --grid FxHxW)."
+            f"{source}: latents {tuple(layouts[0].sizes.values())}, read as {' or '.join(map(str, layouts))}, do not "
+            f"have the grid {_format_grid(grid)}{tokens}; correct it (grid=, or --grid FxHxW)."
         )
     return fitting
 

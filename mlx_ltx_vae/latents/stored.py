@@ -5,11 +5,11 @@
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import IO, Literal
+from typing import IO
 
 import numpy as np
 
@@ -63,17 +63,18 @@ class StoredArray:
     """An array whose values are in a file, or a part of one, described as numpy describes arrays in memory."""
 
     file: OpenFile
-    dtype: np.dtype
+    name: str  # of its dtype: "float32", "bfloat16"; for what numpy does not have, the file's own, such as "F8_E4M3"
+    dtype: np.dtype  # a void, such as `V2`, for what numpy does not have
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # bytes between neighbors along each axis
     offset: int  # of the first value in the file
 
     @classmethod
     def whole(
-        cls, file: OpenFile, dtype: np.dtype, shape: tuple[int, ...], offset: int, order: Literal["C", "F"] = "C"
+        cls, file: OpenFile, name: str, dtype: np.dtype, shape: tuple[int, ...], offset: int, is_fortran: bool = False
     ) -> "StoredArray":
-        numbers = (math.prod(shape[:axis] if order == "F" else shape[axis + 1 :]) for axis in range(len(shape)))
-        return cls(file, dtype, shape, tuple(number * dtype.itemsize for number in numbers), offset)
+        numbers = (math.prod(shape[:axis] if is_fortran else shape[axis + 1 :]) for axis in range(len(shape)))
+        return cls(file, name, dtype, shape, tuple(number * dtype.itemsize for number in numbers), offset)
 
     def __getitem__(self, index: tuple[slice, ...]) -> "StoredArray":
         """A part of it, of which no value is read either. `index` has a slice for each of the first axes."""
@@ -91,6 +92,8 @@ class StoredArray:
         """Yield where each part is in the array, and its values, which the next part overwrites."""
         buffer = bytearray()
         with reading(self.file):
+            if self.dtype.hasobject:
+                raise ValueError("it holds Python objects, which could run any code when read")
             for where in self._parts():
                 part = self[where]
                 reaches = [(length - 1) * stride for length, stride in zip(part.shape, part.strides, strict=True)]
@@ -113,22 +116,6 @@ class StoredArray:
         ranges = [range(0, length, max(1, step)) for length, step in zip(self.shape, steps, strict=True)]
         for starts in product(*ranges):
             yield tuple(slice(start, start + step) for start, step in zip(starts, steps, strict=True))
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor of a file, known by its header."""
-
-    file: OpenFile
-    shape: tuple[int, ...]
-    dtype: str  # "float32", "bfloat16"; for what numpy does not have, the file's own name, such as "F8_E4M3"
-    num_bytes: int
-    _open: Callable[[], StoredArray]
-
-    def open(self) -> StoredArray:
-        """Its values, not read yet; bfloat16 as two-byte voids (`V2`), as numpy has none."""
-        with reading(self.file):
-            return self._open()
 
 
 @contextmanager

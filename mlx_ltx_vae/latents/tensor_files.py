@@ -13,9 +13,8 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -25,11 +24,11 @@ from numpy.lib import format as npy_format
 from ..errors import LatentsError, excerpt
 from ..files.formats import START_BYTES, Format, find_format
 from ..files.opening import file_state
-from ..files.safetensors_header import read_header, read_positions
+from ..files.safetensors_header import read_header
 from ..process.cleanup import temporary_folder
 from ..units import format_bytes
 from .metadata import METADATA_KEYS
-from .stored import OpenFile, StoredArray, StoredTensor, reading
+from .stored import OpenFile, StoredArray, reading
 
 _STANDARD_INPUT = "-"
 _COPIED_AT_ONCE = 2**20  # bytes
@@ -53,7 +52,7 @@ _MAX_COMPRESSION, _MAX_UNSUSPECTED = 100, 10**8  # deflate makes noise 1 to 2 ti
 _SHOWN = 40  # characters of a name or shape in an error
 
 
-def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredArray], dict[str, str]]:
     """The tensors of a file by name, and its metadata."""
     with _open_source(path) as (file, readable_path), reading(file):
         file_format = _check_format(file.read(0, START_BYTES), file.source)
@@ -67,53 +66,47 @@ def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredTensor], 
         return tensors, _take_metadata(tensors) | metadata
 
 
-def _open_safetensors(file: OpenFile, path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+def _open_safetensors(file: OpenFile, path: Path) -> tuple[dict[str, StoredArray], dict[str, str]]:
     headers, metadata = read_header(path)
     if file_state(path) != file.state:
         raise file.changed()
-    positions = read_positions(file.read)
     tensors = {}
-    for name, (dtype, shape) in headers.items():
-        begin, end = positions[name]
-        open_array = partial(_open_safetensor, file, dtype, shape, begin)
-        tensors[name] = StoredTensor(file, shape, dtype, end - begin, open_array)
+    for name, (dtype_name, shape, begin, end) in headers.items():
+        is_void = dtype_name == "bfloat16" or dtype_name.isupper()  # the file's own name for it
+        size = (end - begin) // max(1, math.prod(shape))
+        dtype = np.dtype(f"V{size}" if is_void else dtype_name).newbyteorder("<")
+        tensors[name] = StoredArray.whole(file, dtype_name, dtype, shape, begin)
     return tensors, metadata
 
 
-def _open_safetensor(file: OpenFile, dtype: str, shape: tuple[int, ...], offset: int) -> StoredArray:
-    return StoredArray.whole(file, np.dtype("V2" if dtype == "bfloat16" else dtype).newbyteorder("<"), shape, offset)
-
-
-def _take_metadata(tensors: dict[str, StoredTensor]) -> dict[str, str]:
+def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
     """Remove the one-element tensors in which some programs store metadata, and return their values as text."""
     names = [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]
     metadata: dict[str, str] = {}
     for name in names:
         tensor = tensors.pop(name)
-        if tensor.num_bytes > _MAX_METADATA_BYTES:
-            size = format_bytes(tensor.num_bytes)
+        if tensor.dtype.itemsize > _MAX_METADATA_BYTES:
+            size = format_bytes(tensor.dtype.itemsize)
             raise LatentsError(f"{tensor.file.source}: {name} takes {size}, where a single value was expected.")
         # As the shortest text that stands for the value: 23.976 in float32 is "23.976".
-        metadata.update((name, str(values.flat[0])) for _, values in tensor.open().read())
+        metadata.update((name, str(values.flat[0])) for _, values in tensor.read())
     return metadata
 
 
-def open_npy(file: OpenFile) -> StoredTensor:
+def open_npy(file: OpenFile) -> StoredArray:
     """The array of a .npy file. Raises `ValueError` for an invalid header and a file that is too short for it."""
     with file.reader() as reader:
-        tensor, expected = _read_npy(reader, file, 0, lambda: file)
+        tensor, expected = _read_npy(reader, file, 0)
         size = reader.seek(0, os.SEEK_END)
     if expected is not None and size < expected:
         raise ValueError(f"it has {size} bytes of {expected}, so it was cut short")
     return tensor
 
 
-def _read_npy(
-    stream: IO[bytes], file: OpenFile, start: int, open_file: Callable[[], OpenFile]
-) -> tuple[StoredTensor, int | None]:
+def _read_npy(stream: IO[bytes], file: OpenFile, start: int) -> tuple[StoredArray, int | None]:
     """The array whose .npy header a stream has, and the bytes of both; None for objects, whose pickles have any size.
 
-    `open_file` returns the file in which they begin at `start`.
+    They begin at `start` of the file.
     """
     head = io.BytesIO(stream.read(_MAX_NPY_HEADER))
     version = npy_format.read_magic(head)
@@ -121,18 +114,12 @@ def _read_npy(
     shape, is_fortran, dtype = read_header(head)
     if min(shape, default=0) < 0:
         raise ValueError(f"its shape is {excerpt(shape)}")
-    size, num_bytes = head.tell(), 0 if dtype.hasobject else math.prod(shape) * dtype.itemsize
-
-    def open_array() -> StoredArray:
-        if dtype.hasobject:
-            raise ValueError("it holds Python objects, which could run any code when read")
-        return StoredArray.whole(open_file(), dtype, shape, start + size, "F" if is_fortran else "C")
-
-    name = "bfloat16" if dtype == np.dtype("V2") else dtype.name
-    return StoredTensor(file, shape, name, num_bytes, open_array), None if dtype.hasobject else size + num_bytes
+    size, name = head.tell(), "bfloat16" if dtype == np.dtype("V2") else dtype.name
+    tensor = StoredArray.whole(file, name, dtype, shape, start + size, is_fortran)
+    return tensor, None if dtype.hasobject else size + math.prod(shape) * dtype.itemsize
 
 
-def open_npz(file: OpenFile) -> dict[str, StoredTensor]:
+def open_npz(file: OpenFile) -> dict[str, StoredArray]:
     """The arrays of a .npz file by name. What is stored uncompressed is read in the file itself."""
     tensors = {}
     with file.reader() as reader, zipfile.ZipFile(reader) as archive:
@@ -145,28 +132,39 @@ def open_npz(file: OpenFile) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _open_member(file: OpenFile, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> StoredTensor:
+def _open_member(file: OpenFile, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> StoredArray:
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{excerpt(name, _SHOWN)} is compressed in a way that numpy does not write")
-    start, lock, copies = 0, threading.Lock(), list[OpenFile]()
     if entry.compress_type == zipfile.ZIP_STORED:
         sizes = file.read(entry.header_offset + _ZIP_HEADER - 4, 4)
         names_bytes = int.from_bytes(sizes[:2], "little") + int.from_bytes(sizes[2:], "little")
-        start = entry.header_offset + _ZIP_HEADER + names_bytes
-        copies.append(file)
-
-    def open_file() -> OpenFile:
-        with lock:  # the first use decompresses it
-            if not copies:
-                copies.append(_decompress(file, entry))
-        return copies[0]
-
+        holder, start = file, entry.header_offset + _ZIP_HEADER + names_bytes
+    else:
+        holder, start = _CompressedFile(file, entry), 0
     with archive.open(entry) as member:
-        tensor, expected = _read_npy(member, file, start, open_file)
+        tensor, expected = _read_npy(member, holder, start)
     if expected is not None and entry.file_size != expected:
         found = f"{excerpt(name, _SHOWN)} has {entry.file_size} bytes"
         raise ValueError(f"{found}, where its shape {excerpt(tensor.shape, _SHOWN)} takes {expected}")
     return tensor
+
+
+class _CompressedFile(OpenFile):
+    """A compressed part of a zip file. The first use decompresses it."""
+
+    def __init__(self, archive: OpenFile, entry: zipfile.ZipInfo) -> None:
+        self.source = archive.source
+        self._archive, self._entry = archive, entry
+        self._copy: OpenFile | None = None
+        self._lock = threading.Lock()
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        with self._lock:
+            self._copy = self._copy or _decompress(self._archive, self._entry)
+        self._copy.read_into(buffer, offset)
+
+    def check_unchanged(self) -> None:
+        self._archive.check_unchanged()
 
 
 def _decompress(file: OpenFile, entry: zipfile.ZipInfo) -> OpenFile:

@@ -3,8 +3,7 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..backend.dtypes import dtype_name
-from ..backend.mlx_utils import count_nonfinite, named_parameters
+from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters
 from ..models.base import Network
 
 #: Latents of a model, normalized, stay below a tenth of this.

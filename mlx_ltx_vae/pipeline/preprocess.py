@@ -8,8 +8,7 @@ from itertools import chain
 import mlx.core as mx
 import numpy as np
 
-from ..backend.dtypes import dtype_name
-from ..backend.mlx_utils import evaluate, to_float
+from ..backend.mlx_utils import dtype_name, evaluate, to_float
 from ..errors import LatentsError
 from ..models.specs import LONG_CLIP
 from ..shapes import Grid, ScaleFactors, format_size

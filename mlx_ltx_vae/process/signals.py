@@ -12,7 +12,6 @@ from .cleanup import clean_up_for_good, uninterrupted
 
 #: The signals that end a command, and what it then prints. Its exit code is 128 and the signal's number.
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit"}
-_STANDARD_ERROR = 2
 
 
 def delay_signals(function: Callable[[], object]) -> None:
@@ -90,6 +89,6 @@ def _wait(read_end: int, is_silent: Callable[[signal.Signals], bool], done: thre
             clean_up_for_good()
             if not is_silent(number):
                 with suppress(OSError):  # the terminal may be gone
-                    os.write(_STANDARD_ERROR, f"{WORDS[number]}\n".encode())
+                    os.write(startup.STANDARD_ERROR, f"{WORDS[number]}\n".encode())
             # Not sys.exit: MLX, and Python's buffers, may be in the middle of anything.
             os._exit(128 + number)

@@ -5,7 +5,7 @@ import signal
 import sys
 
 _PACKAGES = ("mlx_ltx_vae", "weights_convert")
-_STANDARD_ERROR = 2
+STANDARD_ERROR = 2
 
 
 def _runs_a_command() -> bool:
@@ -26,14 +26,14 @@ def _runs_a_command() -> bool:
 
 def _open_standard_files() -> None:
     """Open what was closed at the start, so that no output file gets its number, and warnings go nowhere else."""
-    for descriptor in range(_STANDARD_ERROR + 1):
+    for descriptor in range(STANDARD_ERROR + 1):
         try:
             os.fstat(descriptor)
         except OSError:
             # Standard output cannot be written then, which is an error of what is printed there.
-            os.open(os.devnull, os.O_WRONLY if descriptor == _STANDARD_ERROR else os.O_RDONLY)
+            os.open(os.devnull, os.O_WRONLY if descriptor == STANDARD_ERROR else os.O_RDONLY)
     if sys.stderr is None:
-        sys.stderr = open(_STANDARD_ERROR, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        sys.stderr = open(STANDARD_ERROR, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
     if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
 

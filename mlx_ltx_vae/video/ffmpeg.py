@@ -201,9 +201,10 @@ class FfmpegDecoder(FfmpegProcess):
         if has_failed or self._log.count > self._num_known_errors:  # for a truncated file ffmpeg only logs
             raise ReaderError(f"{self.name}: is damaged or truncated; ffmpeg says: {self._reason()}.")
 
-    def release(self) -> None:
+    def close(self) -> None:
+        self.kill()
         self._times.close()
-        super().release()
+        self.release()
 
 
 class _Forwarder(threading.Thread):

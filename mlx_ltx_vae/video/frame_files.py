@@ -41,20 +41,17 @@ class StillsWriter(Sink):
     def _finish(self) -> None:
         with uninterrupted():
             if os.path.isdir(self.folder):
-                self._move_each()
+                _refuse_other_stills(self.name, self.folder, self._pattern)
+                for index in range(self.frames_written):
+                    target = self.folder / (self._pattern % index)
+                    # Created first, since a rename replaces a file that another program has just moved here.
+                    target.open("xb").close()
+                    self._moved.append(target)
+                    os.replace(self._part / target.name, target)
             else:
                 os.rename(self._part, self.folder)  # fails if another program has created and filled the folder since
             self._moved.clear()  # they stay
             self._remove()
-
-    def _move_each(self) -> None:
-        _refuse_other_stills(self.name, self.folder, self._pattern)
-        for index in range(self.frames_written):
-            target = self.folder / (self._pattern % index)
-            # Created first, since a rename replaces a file that another program has just moved here.
-            target.open("xb").close()
-            self._moved.append(target)
-            os.replace(self._part / target.name, target)
 
     def _discard(self) -> None:
         self._remove()

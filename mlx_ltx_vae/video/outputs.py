@@ -2,12 +2,11 @@
 
 import os
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from pathlib import Path
 
 from ..errors import WriterError
 from ..files.atomic import PartFile, check_name
-from ..frame_rate import find_fps
+from ..frame_rate import Rate, find_fps
 from ..process.cleanup import Cleanup
 from ..shapes import Size, format_size
 from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments
@@ -23,7 +22,7 @@ _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down
 class FfmpegSink(Sink):
     """A file written by ffmpeg, of exactly the size of the frames."""
 
-    def __init__(self, name: str, size: Size, fps: str | float | Fraction, bit_depth: int) -> None:
+    def __init__(self, name: str, size: Size, fps: Rate, bit_depth: int) -> None:
         super().__init__(name, size, bit_depth)
         self.fps = find_fps(self.name, fps, WriterError)
 
@@ -61,7 +60,7 @@ def _end_and_remove(ffmpeg: FfmpegEncoder, remove: Callable[[], None]) -> None:
 
 
 class VideoWriter(FfmpegSink):
-    """An mp4, mov, mkv or webm file, or an mp4 that plays while it grows.
+    """An mp4, mov, mkv or webm file, or an mp4 or mov that plays while it grows (`fragmented`).
 
         with VideoWriter("out.mp4", size=(768, 512), fps=24, audio="voice.wav") as out:
             for frames in chunks:  # uint8 (n, 512, 768, 3)
@@ -82,7 +81,6 @@ class VideoWriter(FfmpegSink):
         codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
-        fragmented: make an mp4 or mov that plays while it grows.
         overwrite: whether to replace a file of this name, also one that appears while the video is written.
 
     Raises:
@@ -94,7 +92,7 @@ class VideoWriter(FfmpegSink):
         path: Target,
         *,
         size: Size,
-        fps: str | float | Fraction,
+        fps: Rate,
         audio: str | os.PathLike | None = None,
         codec: str | None = None,
         crf: int | None = None,
@@ -116,7 +114,7 @@ class VideoWriter(FfmpegSink):
 class GifWriter(FfmpegSink):
     """An animated GIF that loops."""
 
-    def __init__(self, path: str | os.PathLike, size: Size, fps: str | float | Fraction, options: SinkOptions) -> None:
+    def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, options: SinkOptions) -> None:
         super().__init__(os.fspath(path), size, fps, options.bit_depth)
         # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.
         palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
@@ -124,9 +122,7 @@ class GifWriter(FfmpegSink):
         self._start(PartFile(Path(path), overwrite=options.overwrite), ["-vf", filters, "-f", "gif"])
 
 
-def open_sink(
-    path: str | os.PathLike, *, size: Size, fps: str | float | Fraction, options: SinkOptions = DEFAULT_OPTIONS
-) -> Sink:
+def open_sink(path: str | os.PathLike, *, size: Size, fps: Rate, options: SinkOptions = DEFAULT_OPTIONS) -> Sink:
     """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support."""
     kind = check_output_options(path, options, fps=fps)
     if kind is VideoWriter:
@@ -139,9 +135,7 @@ def open_sink(
     return StillsWriter(path, size, options.bit_depth) if kind is StillsWriter else NpyWriter(path, size, options)
 
 
-def check_output(
-    path: str | os.PathLike, *, size: Size, fps: str | float | Fraction, options: SinkOptions = DEFAULT_OPTIONS
-) -> None:
+def check_output(path: str | os.PathLike, *, size: Size, fps: Rate, options: SinkOptions = DEFAULT_OPTIONS) -> None:
     """Raise the errors of `open_sink` without creating anything. For standard output, a terminal is allowed."""
     name, target = os.fspath(path), Path(path)
     kind = check_output_options(path, options, fps=fps)
@@ -159,9 +153,7 @@ def check_output(
         raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
 
 
-def check_output_options(
-    path: str | os.PathLike, options: SinkOptions, *, fps: str | float | Fraction | None = None
-) -> type[Sink]:
+def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: Rate | None = None) -> type[Sink]:
     """The class of the sink for `path`, after all checks of the arguments alone. `fps` is None if not known yet."""
     name, ending = os.fspath(path), Path(path).suffix.lower()
     is_folder = name.endswith(("/", os.sep)) or os.path.isdir(name)

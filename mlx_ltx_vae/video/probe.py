@@ -22,8 +22,6 @@ _CHOSEN = re.compile(r"Stream #(0:\d+) -> #0:0")
 # Decoders of libvpx, which unlike ffmpeg's own also read transparency.
 _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 _FIELDS = re.compile(r"\b(top|bottom) (coded )?first\b")  # after the pixel format of an interlaced stream
-_AVERAGE = re.compile(r", ([\d.]+)(k?) fps\b")
-_CLOCK = re.compile(r", ([\d.]+)(k?) tbr\b")  # the least rate that has all times of the first frames
 _NOMINAL = re.compile(r"config in time_base: \S+ frame_rate: (\d+)/(\d+)")
 _FRAME = re.compile(r"n: +0 .* fmt:(\S+) .*\bs:(\d+)x(\d+) i:(\S)")
 _COLORS = re.compile(r"color_space:(\S+) color_primaries:(\S+) color_trc:(\S+)")
@@ -127,7 +125,7 @@ def parse_log(log: str, name: str) -> VideoInfo:
         size=(int(frame[2]), int(frame[3])),
         is_still=is_still,
         fps=fps,
-        is_variable=fps is not None and _rate(_CLOCK, log) > _MAX_NOMINAL * fps,
+        is_variable=fps is not None and _rate("tbr", log) > _MAX_NOMINAL * fps,
         seconds=duration and 3600 * int(duration[1]) + 60 * int(duration[2]) + Fraction(duration[3]),
         pixel_format=frame[1],
         is_pictures=re.split(r"\W", _chosen_stream(log), maxsplit=1)[0] in _PICTURES,
@@ -172,7 +170,7 @@ def _brand(log: str) -> str:
 
 
 def _frame_rate(log: str) -> Fraction | None:
-    average_rate = _rate(_AVERAGE, log)
+    average_rate = _rate("fps", log)
     # Of a stream whose length is unknown, such as DV, ffmpeg reports its clock.
     average = parse_fps(average_rate) if 0 < average_rate <= MAX_FPS else None
     nominal = _NOMINAL.search(log)
@@ -184,9 +182,9 @@ def _frame_rate(log: str) -> Fraction | None:
     return parse_fps(rate) if is_plausible else average
 
 
-def _rate(kind: re.Pattern[str], log: str) -> float:
-    """A rate of the chosen stream, which ffmpeg logs with two decimals; 0 if unknown."""
-    rate = kind.search(_chosen_stream(log))
+def _rate(kind: str, log: str) -> float:
+    """The average rate ("fps") of the chosen stream, or the least with all its first times ("tbr"); 0 if unknown."""
+    rate = re.search(rf", ([\d.]+)(k?) {kind}\b", _chosen_stream(log))
     return float(rate[1]) * (1000 if rate[2] else 1) if rate else 0
 
 

@@ -4,7 +4,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 from enum import Enum, auto
 from fractions import Fraction
 from itertools import chain, count, islice, repeat
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ReaderError
-from ..frame_rate import MAX_FPS, find_fps
+from ..frame_rate import MAX_FPS, Rate, find_fps
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from .codecs import SCALER
 from .ffmpeg import FfmpegDecoder, input_arguments
@@ -39,7 +39,7 @@ class Fit(Enum):
     CROP = auto()  # scaled until they cover the requested size, if any; the excess is cut off evenly on both sides
 
 
-class VideoReader(Iterator[np.ndarray]):
+class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
     """Reads a video: an iterator over its frames in order, and a context manager.
 
         with VideoReader("clip.mp4", size=(768, 512), fit=Fit.CROP) as video:
@@ -55,7 +55,6 @@ class VideoReader(Iterator[np.ndarray]):
     Args:
         path: a video or GIF, a folder of images (in natural order: 2 before 10), or a pattern such as `a_%05d.png`.
         size: `(width, height)` of the returned frames; None for the video's own size, or the nearest valid one.
-        fit: how frames of another size are handled.
         multiple: both sides of the returned frames are multiples of this.
         max_frames: the largest number of frames to read; None for all.
         fps: the frame rate to convert a video to (see `parse_fps`), or that of images; None for the video's own.
@@ -80,7 +79,7 @@ class VideoReader(Iterator[np.ndarray]):
         fit: Fit = Fit.EXACT,
         multiple: int = 32,
         max_frames: int | None = None,
-        fps: str | float | Fraction | None = None,
+        fps: Rate | None = None,
     ) -> None:
         self.name = os.fspath(path)
         wanted_fps = None if fps is None else find_fps(self.name, fps, ReaderError)
@@ -106,8 +105,7 @@ class VideoReader(Iterator[np.ndarray]):
             filters = _filters(info, scaled, self.size, self.dtype, has_alpha=has_alpha or info.is_pictures)
             output = ["-map", source_stream, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
-            stack.callback(self._ffmpeg.release)
-            stack.callback(self._ffmpeg.kill)
+            stack.callback(self._ffmpeg.close)
             self._resources = stack.pop_all()
         self._rate: RateConverter | None = None  # what has no times has none
         if not info.is_still and self.fps is not None:
@@ -115,48 +113,39 @@ class VideoReader(Iterator[np.ndarray]):
         self._warns_of_rate = wanted_fps is None
         self._num_left = sys.maxsize if max_frames is None else max_frames
         self._num_read = 0
-        self._has_ended = self._closed = False
+        self._has_ended = False
         # Held from one read to the next is the last frame: the time of the next decides how often it is returned.
         self._buffer = np.empty((0, *self.size[::-1], 3), self.dtype)
         self._indices: Iterator[int] = iter(())  # of the frames to return, with repetitions
 
     def __next__(self) -> np.ndarray:
         """The next frames `(n, height, width, 3)`, n at most 8. A closed reader has no more."""
-        if self._closed:
-            raise StopIteration
         try:
-            indices: list[int] = []
-            while not indices and not self._closed:
-                indices = list(islice(self._indices, min(_FRAMES_AT_ONCE, self._num_left)))
-                self._num_left -= len(indices)
-                if self._num_left == 0 and not self._has_ended:
-                    self._ffmpeg.finish(is_enough=True)
-                if self._num_left == 0 or (self._has_ended and not indices):
-                    self.close()
-                elif not indices:
-                    self._read()
-        except BaseException:  # also Ctrl-C
+            while not (chosen := list(islice(self._indices, min(_FRAMES_AT_ONCE, self._num_left)))):
+                if self._num_left == 0 or self._has_ended:
+                    raise StopIteration
+                self._indices = self._read()
+            self._num_left -= len(chosen)
+            if self._num_left == 0 and not self._has_ended:
+                self._ffmpeg.finish(is_enough=True)
+                self._resources.close()
+        except BaseException:  # the end, an error, Ctrl-C
             self.close()
             raise
-        if not indices:
-            raise StopIteration
-        first, last = indices[0], indices[-1]
-        are_all = indices == list(range(first, last + 1))
-        return self._buffer[first : last + 1] if are_all else self._buffer[indices]
+        first, last = chosen[0], chosen[-1]
+        are_all = chosen == list(range(first, last + 1))
+        return self._buffer[first : last + 1] if are_all else self._buffer[chosen]
 
     def close(self) -> None:
         """Stop reading. A second call does nothing."""
-        self._closed = True
+        self._num_left = 0
         self._resources.close()
-
-    def __enter__(self) -> "VideoReader":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self) -> None:
-        """Read frames behind the one that is held, and find out how often each is returned."""
+    def _read(self) -> Iterator[int]:
+        """Read frames behind the one that is held, and return the indices in the buffer of those to return."""
         held = self._buffer[-1:]
         buffer = np.empty((_FRAMES_AT_ONCE + 1, *held.shape[1:]), self.dtype)
         buffer[: len(held)] = held
@@ -174,7 +163,7 @@ class VideoReader(Iterator[np.ndarray]):
                 counts.append(1 if self._rate is None else self._rate.end())
             if self._rate is not None and self._warns_of_rate and (text := self._rate.warning(self.name)):
                 warnings.warn(text, stacklevel=3)
-        self._indices = chain.from_iterable(map(repeat, count(), counts))
+        return chain.from_iterable(map(repeat, count(), counts))
 
     def _check_end(self, rest: int) -> None:
         """Raise an error if ffmpeg has failed. `rest` is the number of bytes after the last whole frame."""
@@ -198,12 +187,8 @@ class VideoReader(Iterator[np.ndarray]):
 def _check_image(path: Path) -> None:
     """Raise a `ReaderError` that names the image if ffmpeg cannot read it as one of a sequence, by its ending."""
     image = ["-f", "image2", "-pattern_type", "none", *input_arguments(path)]
-    decoder = FfmpegDecoder(str(path), [*image, "-map", "0:V:0", "-f", "null"])
-    try:
+    with closing(FfmpegDecoder(str(path), [*image, "-map", "0:V:0", "-f", "null"])) as decoder:
         decoder.finish()
-    finally:
-        decoder.kill()
-        decoder.release()
 
 
 def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int | None) -> int | None:

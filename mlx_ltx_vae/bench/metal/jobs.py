@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from ...backend.device import backend, this_machine
-from ...backend.dtypes import DTYPES
 from ...backend.machine import Backend
+from ...backend.mlx_utils import DTYPES
 from ...models.convolution.rules import ConvShape, choose
 from ...models.specs import Activation, ConvSpec, NetworkSpec
 from ...models.video_vae.network_specs import decoder_spec

@@ -13,9 +13,8 @@ from typing import Any
 import mlx.core as mx
 
 from ...backend.device import backend
-from ...backend.dtypes import DTYPES
 from ...backend.machine import Backend
-from ...backend.mlx_utils import to_float
+from ...backend.mlx_utils import DTYPES, to_float
 from ...errors import describe_error
 from ...metrics import rms
 from ...models.convolution.formulations import join_frames
