@@ -20,10 +20,9 @@ from ..tiling.intervals import Interval
 from .decode_stream import Cancellation, DecodeStream
 from .diagnosis import explain_not_finite, find_cause
 from .frame_buffer import FrameBuffer
-from .latent_sources import LatentPreprocess, Latents, LatentSource, LatentStreamSource, as_latents, is_whole, peek
+from .latent_sources import LatentPreprocess, Latents, LatentSource, LatentStreamSource, as_latents, is_whole
 from .postprocess import FrameChunk, OutputCheck, to_levels, to_levels_in_parts
-from .rank_bands import make_bands
-from .run import Run, crop_map
+from .run import Run, crop_map, make_bands, peek
 
 if TYPE_CHECKING:
     from ..distributed.row_bands import RowBands
@@ -85,10 +84,15 @@ class DecodePipeline:
         bands: "list[RowBands]",
     ) -> Generator[FrameChunk, None, None]:
         """Decode latents as they arrive. The run's bands are appended to `bands` when the first ones have arrived."""
-        shape, parts = peek(parts)
+        first, parts = peek(parts, "there are no latents to decode.")
+        if not hasattr(first, "shape"):
+            raise LatentsError(
+                f"an iterator of latents gave {type(first).__name__}; expected arrays (B, C, n, H', W')."
+            )
         if plan is None:
-            plan = self.make_plan((*shape[:2], LONG_CLIP, *shape[3:]))
+            plan = self.make_plan((*first.shape[:2], LONG_CLIP, *first.shape[3:]))
             _check_arriving(plan)
+        del first  # its buffer is free when it is decoded
         spec = self.decoder.spec
         needs_all = spec.has_latent_noise or any(layer.noise_channels for layer in spec.layers)
         if options.noise is not None and options.noise != "zeros" and needs_all:

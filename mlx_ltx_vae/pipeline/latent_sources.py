@@ -1,7 +1,6 @@
 """Provides latents as the input of a decoder, piece by piece: from an array, a file, or arrays that arrive in time."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any, Protocol, TypeGuard
 
 import mlx.core as mx
@@ -15,9 +14,7 @@ from ..shapes import Grid
 from ..streaming.axis import Axis
 from ..tiling.intervals import Interval
 from .postprocess import FrameFlags
-from .sources import Box, crop_pieces
-
-_ALL = slice(None)
+from .run import Box, crop_pieces
 
 
 class Latents(Protocol):
@@ -171,14 +168,3 @@ def as_latents(latents: Any) -> Latents | Iterable[mx.array | np.ndarray]:
 def is_whole(latents: Any) -> TypeGuard[Latents]:
     """Whether latents are known from the start to the end, rather than arriving."""
     return hasattr(latents, "shape")
-
-
-def peek(parts: Iterable[mx.array | np.ndarray]) -> tuple[tuple[int, ...], Iterable[mx.array | np.ndarray]]:
-    """The shape of the first array, and all arrays."""
-    iterator = iter(parts)
-    first = next(iterator, None)
-    if first is None:
-        raise LatentsError("there are no latents to decode.")
-    if not hasattr(first, "shape"):
-        raise LatentsError(f"an iterator of latents gave {type(first).__name__}; expected arrays (B, C, n, H', W').")
-    return tuple(first.shape), chain([first], iterator)

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import mlx.core as mx
@@ -12,9 +12,10 @@ from ..backend.dtypes import dtype_name
 from ..backend.mlx_utils import evaluate, to_float
 from ..errors import LatentsError
 from ..models.specs import LONG_CLIP
+from ..planning.plan import EncodePlan
 from ..shapes import Grid, ScaleFactors, format_size
 from ..streaming.axis import Axis
-from .sources import Box, crop_pieces, crop_space
+from .run import Box, crop_pieces, crop_space, peek
 
 Frames = mx.array | np.ndarray
 
@@ -39,9 +40,9 @@ def to_channels_last(frames: Frames) -> Frames:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Preprocess:
-    """Converts frames, or some rows of them, to the input of an encoder.
+    """Converts frames, or some `rows` of them, to the input of an encoder.
 
     With `pad`, the last frame is repeated until the clip fills its last latent frame. Otherwise excess frames at the
     end are dropped, with a warning.
@@ -90,8 +91,6 @@ class Preprocess:
             if sum(each.shape[1] for each in waiting) >= wanted:  # at most once: a part is no longer than a piece
                 yield self._to_pixels(_take_first(waiting, wanted))
                 wanted = chunk
-        if count == 0:
-            raise LatentsError("there are no frames to encode.")
         missing = self.usable_frames(count) - count
         rest = mx.concatenate(waiting, axis=1)
         if missing > 0:
@@ -106,9 +105,7 @@ class Preprocess:
         first = None
         for frames in clip:
             kind = (frames.shape[0], *frames.shape[2:], dtype_name(frames.dtype))
-            if first is None:
-                self.check_size(frames)
-                first = kind
+            first = first or kind
             if kind != first:
                 raise LatentsError(
                     f"frames (batch, height, width, 3, type) {kind} follow frames of {first}; all must be alike."
@@ -131,22 +128,37 @@ class Preprocess:
         return frames.astype(self.dtype)
 
 
-class ClipSource:
-    """A whole clip (B, F, H, W, 3) as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames."""
+class FrameStreamSource:
+    """An iterator of frames as the input of an encoder; only a few frames are in memory at a time.
 
-    def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
-        preprocess.check_size(clip)
-        self._clip = clip
+    `grid` has the frame size, and the plan's number of frames, or one that keeps every layer busy: a longer clip takes
+    no more memory.
+    """
+
+    def __init__(self, frames: Iterable[Frames], preprocess: Preprocess, plan: EncodePlan | None = None) -> None:
+        first, self._frames = peek(map(to_channels_last, frames), "there are no frames to encode.")
+        preprocess.check_size(first)
         self._preprocess = preprocess
-        self.batch: int = clip.shape[0]
-        frames = preprocess.scale.usable_frames(clip.shape[1], pad=preprocess.pad)
-        self.grid: Grid = (frames, clip.shape[2], clip.shape[3])
-
-    def take_rows(self, rows: slice) -> None:
-        self._preprocess = replace(self._preprocess, rows=rows)
+        self.batch: int = first.shape[0]
+        num_frames = 1 + LONG_CLIP * preprocess.scale.time if plan is None else plan.num_frames
+        self.grid: Grid = (num_frames, first.shape[2], first.shape[3])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        return self._preprocess.pieces([self._clip], chunk)
+        frames, self._frames = self._frames, chain()
+        return self._preprocess.pieces(frames, chunk)
+
+    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
+        return crop_pieces(self.pieces(Axis.TIME, chunk), batches)
+
+
+class ClipSource(FrameStreamSource):
+    """A whole clip as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames."""
+
+    def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
+        super().__init__([clip], preprocess)
+        self._clip = to_channels_last(clip)
+        frames = preprocess.scale.usable_frames(self._clip.shape[1], pad=preprocess.pad)
+        self.grid = (frames, *self.grid[1:])
 
     def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
         # The last tile may extend beyond the clip and is padded.
@@ -157,34 +169,6 @@ class ClipSource:
         time = boxes[0][0]
         for frame in range(time.start, min(time.end, self._clip.shape[1])):
             yield crop_space(self._clip[:, frame : frame + 1], boxes)
-
-
-class FrameStreamSource:
-    """An iterator of frames as the input of an encoder; only a few frames are in memory at a time.
-
-    `grid` has the frame size, and a number of frames that keeps every layer busy: a longer clip takes no more memory.
-    """
-
-    def __init__(self, frames: Iterable[Frames], preprocess: Preprocess) -> None:
-        iterator = iter(frames)
-        first = next(iterator, None)
-        if first is None:
-            raise LatentsError("there are no frames to encode.")
-        preprocess.check_size(first)
-        self.batch: int = first.shape[0]
-        self.grid: Grid = (1 + LONG_CLIP * preprocess.scale.time, first.shape[2], first.shape[3])
-        self._frames = chain([first], iterator)
-        self._preprocess = preprocess
-
-    def take_rows(self, rows: slice) -> None:
-        self._preprocess = replace(self._preprocess, rows=rows)
-
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        frames, self._frames = self._frames, chain()
-        return self._preprocess.pieces(frames, chunk)
-
-    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        return crop_pieces(self.pieces(Axis.TIME, chunk), batches)
 
 
 def _take_first(parts: list[mx.array], count: int) -> mx.array:

@@ -1,15 +1,19 @@
-"""Executes a plan, for decoding and encoding: a single pass, a stream, or tiles."""
+"""Executes a plan, for decoding and encoding: a single pass, a stream, or tiles. A `Source` provides the input."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, tee
 from operator import itemgetter
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import mlx.core as mx
+import numpy as np
 
 from ..backend.device import run_settings, step_settings
 from ..backend.mlx_utils import split
+from ..errors import LatentsError, PlanError
 from ..models.base import Network
 from ..planning.plan import Mode, Plan
 from ..shapes import LatentShape
@@ -19,7 +23,51 @@ from ..streaming.driver import run, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.intervals import Interval
 from ..tiling.layout import Tile, TileLayout, in_tile_order, tile_batches
-from .sources import Box, Source
+
+if TYPE_CHECKING:
+    from ..distributed.row_bands import RowBands
+
+Part = TypeVar("Part")
+
+#: Intervals of time, height and width.
+Box = tuple[Interval, Interval, Interval]
+
+
+class Source(Protocol):
+    """The input of a run."""
+
+    @property
+    def batch(self) -> int:
+        """The batch size."""
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        """Yield the whole input in order along `axis`, `chunk` positions at a time: (B, T, H, W, C) each."""
+
+    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
+        """For each batch of boxes of equal shape, an iterator of its pieces in order along time.
+
+        All items of the first box come first in a piece. The iterators are advanced in turns.
+        """
+
+
+def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[Box]) -> mx.array:
+    """Crop (B, n, H, W, C) to the rows and columns of some boxes, as a batch with all items of the first box first."""
+    return mx.concatenate([mx.array(frames[:, :, rows.as_slice, columns.as_slice]) for _, rows, columns in boxes])
+
+
+def crop_pieces(pieces: Iterator[mx.array], batches: Sequence[Sequence[Box]]) -> list[Iterator[mx.array]]:
+    """`Source.tile_pieces` from the pieces of the whole input, for boxes that span it in time."""
+    copies = tee(pieces, len(batches))
+    return [map(partial(crop_space, boxes=boxes), copy) for copy, boxes in zip(copies, batches, strict=True)]
+
+
+def peek(parts: Iterable[Part], missing: str) -> tuple[Part, Iterator[Part]]:
+    """The first part, and all parts. A `LatentsError` says what is `missing` if there are none."""
+    iterator = iter(parts)
+    first = next(iterator, None)
+    if first is None:
+        raise LatentsError(missing)
+    return first, chain([first], iterator)
 
 
 @dataclass(frozen=True)
@@ -125,3 +173,20 @@ def crop_map(noise: mx.array, shape: LatentShape, rows: Interval, columns: Inter
     """The part of a noise map (H, W) of the whole picture that belongs to some rows and columns of its latents."""
     down, across = noise.shape[0] // shape.height, noise.shape[1] // shape.width
     return noise[rows.start * down : rows.end * down, columns.start * across : columns.end * across]
+
+
+def make_bands(group: mx.distributed.Group | None, plan: Plan) -> "RowBands | None":
+    """This process's view of the bands of a plan; None without bands. All ranks must have the same plan."""
+    ranks = 1 if group is None else group.size()
+    planned = max(1, len(plan.bands))
+    if planned != ranks:
+        raise PlanError(f"the plan was made for {planned} ranks, and the group has {ranks}; plan with ranks={ranks}.")
+    if group is None or ranks == 1:
+        return None
+    from ..distributed.agreement import check_same  # not imported where one process works alone
+    from ..distributed.row_bands import RowBands
+
+    lengths = [band.length for band in plan.bands]
+    steps = [list(plan.latent_shape), plan.num_frames, plan.chunk, list(plan.steps), plan.prefetch]
+    check_same(group, {"the plans": [steps, lengths]})
+    return RowBands(group, lengths)
