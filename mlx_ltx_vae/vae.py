@@ -15,8 +15,7 @@ from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_chec
 from .errors import CheckpointError
 from .models.base import NETWORKS, Config, Decoder, Encoder, Network
 from .models.noise import DEFAULT_CONVENTION, Noise
-from .pipeline.decode_run import DecodeOptions, DecodePipeline, LatentInput
-from .pipeline.decode_stream import DecodeStream
+from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, LatentInput
 from .pipeline.encode_run import EncodePipeline, EncodeStream
 from .pipeline.postprocess import join_chunks
 from .pipeline.preprocess import Frames
@@ -228,7 +227,7 @@ class VideoVAE:
         """
         options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized, bit_depth)
         make_plan = partial(self.plan, ranks=1 if group is None else group.size())
-        return DecodePipeline(self._decoder, make_plan, group).stream(latents, plan, options)
+        return DecodePipeline(self._decoder, make_plan, options, group).stream(latents, plan)
 
     def decode(
         self,
@@ -249,7 +248,7 @@ class VideoVAE:
         become final, each once and in order. An exception in it stops the decode and propagates to the caller.
         """
         options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized)
-        chunks = DecodePipeline(self._decoder, self.plan).stream(latents, plan, options)
+        chunks = DecodePipeline(self._decoder, self.plan, options).stream(latents, plan)
         if on_frames_ready is None:
             return join_chunks(chunks)
         for chunk in chunks:

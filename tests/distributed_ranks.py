@@ -15,7 +15,7 @@ from mlx_ltx_vae import VideoVAE, save_latents
 from mlx_ltx_vae.decode import main as main_of_decode
 from mlx_ltx_vae.distributed.agreement import check_same, gather_values, run_together
 from mlx_ltx_vae.errors import LTXVAEError
-from mlx_ltx_vae.pipeline.decode_stream import DecodeStream
+from mlx_ltx_vae.pipeline.decode_run import DecodeStream
 from toy_networks import TOYS
 
 

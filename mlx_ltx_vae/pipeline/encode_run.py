@@ -15,7 +15,7 @@ from ..planning.plan import EncodePlan
 from ..streaming.context import StreamContext
 from ..tiling.config import TilingConfig
 from ..tiling.layout import check_batch_size
-from .diagnosis import explain_not_finite
+from .postprocess import explain_not_finite
 from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess
 from .run import Run, make_bands
 
