@@ -1,18 +1,20 @@
 """How a command divides its work over the ranks that a launcher has started. One process alone is one rank."""
 
 import enum
+import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from importlib.metadata import version
+from typing import Any, TypeVar
 
-from ..errors import DistributedError, PlanError, quote
+import mlx.core as mx
+import numpy as np
 
-if TYPE_CHECKING:
-    import mlx.core as mx
-
-    from ..backend.machine import Machine
+from ..backend.machine import Machine
+from ..errors import DistributedError, PlanError, describe_error, quote
 
 Value = TypeVar("Value")
 
@@ -47,7 +49,7 @@ def launched_rank() -> int | None:
 class Ranks:
     """The ranks of a command."""
 
-    group: "mx.distributed.Group | None" = None  # None for one process alone; then no other module here is imported
+    group: mx.distributed.Group | None = None  # None for one process alone; then no other module here is imported
     wanted: Work | None = None  # what the user wants to be shared; None to choose
 
     @property
@@ -72,22 +74,63 @@ class Ranks:
         return self.wanted or (Work.BATCH if num_videos > 1 else Work.ROWS)
 
     def together(self, function: Callable[[], Value]) -> Value:
-        """What a function returns. If it fails on one rank, it fails on all."""
-        return function() if self.group is None else _agreement().run_together(self.group, function)
+        """Run a function on all ranks. If it fails on one, it fails on all, so that none waits for another.
+
+        The error is a `DistributedError` with that of the first rank on which it failed. On the first rank, which
+        reports errors, its own is raised as it is.
+        """
+        if self.group is None:
+            return function()
+        result, error = None, None
+        try:
+            result = function()
+        except Exception as caught:  # raised below, when all ranks know
+            error = caught
+        messages = self.gather(None if error is None else describe_error(error))
+        if error is not None and self.is_first:
+            raise error
+        for rank, message in enumerate(messages):
+            if message:
+                raise DistributedError(f"rank {rank}: {message}") from error
+        return result  # type: ignore[return-value]  # there is one if there is no error
 
     def gather(self, value: Value) -> list[Value]:
         """The JSON-serializable values of all ranks, in order."""
-        return [value] if self.group is None else _agreement().gather_values(self.group, value)
+        if self.group is None:
+            return [value]
+        data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        sizes = self._gather(np.array([len(data)], np.int32))[:, 0]
+        rows = self._gather(np.pad(data, (0, int(sizes.max()) - len(data))))
+        return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
-    def smallest(self, machine: "Machine") -> "Machine":
+    def _gather(self, values: np.ndarray) -> np.ndarray:
+        """The values of all ranks, stacked along a new first axis."""
+        _agreement().restart_time_limit()
+        gathered = np.array(mx.distributed.all_gather(mx.array(values)[None], group=self.group))
+        _agreement().restart_time_limit()
+        return gathered
+
+    def smallest(self, machine: Machine) -> Machine:
         """This rank's machine with the memory of the smallest of all, so that all ranks make the same plan."""
         available = [memory for memory in self.gather(machine.available) if memory is not None]
         return replace(machine, available=min(available)) if available else machine
 
     def check_same(self, read: Callable[[], Mapping[str, Any]]) -> None:
-        """Check that `read`, which one process alone does not call, returns the same things by name on all ranks."""
-        if self.group is not None:
-            _agreement().check_same(self.group, self.together(read))
+        """Check that all ranks `read` the same things, JSON-serializable by name, by a hash of each.
+
+        One process alone does not call `read`.
+        """
+        if self.group is None:
+            return
+        things = {**self.together(read), "the versions of mlx_ltx_vae": version("mlx_ltx_vae")}
+        hashes = {name: hashlib.sha256(json.dumps(thing).encode()).hexdigest() for name, thing in things.items()}
+        for rank, others in enumerate(self.gather(hashes)):
+            for name in hashes:
+                if others.get(name) != hashes[name]:
+                    raise DistributedError(
+                        f"{name} differ between rank {min(rank, self.rank)} and rank {max(rank, self.rank)}; give all "
+                        "ranks the same files, options and memory budget."
+                    )
 
     def work_alone(self) -> None:
         """No longer limit the time between two exchanges: from now on, ranks may have any time to themselves."""

@@ -29,13 +29,14 @@ def to_channels_last(frames: Frames) -> Frames:
     shape = tuple(frames.shape)
     if isinstance(frames, mx.array):
         evaluate("frames", frames)
-    if _levels_peak(frames):
+    dtype = dtype_name(frames.dtype)
+    if dtype in _PEAKS:
         if frames.ndim == 4 and shape[-1] == 3:
             return frames[None]
-    elif frames.ndim == 5 and shape[1] == 3 and _is_floating(frames):
+    elif frames.ndim == 5 and shape[1] == 3 and "float" in dtype:
         return frames.transpose(0, 2, 3, 4, 1)
     raise LatentsError(
-        f"frames have the shape {shape} and the type {dtype_name(frames.dtype)}; expected floats (B, 3, F, H, W) in "
+        f"frames have the shape {shape} and the type {dtype}; expected floats (B, 3, F, H, W) in "
         "[-1, 1], or uint8 or uint16 (F, H, W, 3)."
     )
 
@@ -71,10 +72,7 @@ class Preprocess:
             raise LatentsError(f"frames (B, F, H, W, 3) have the shape {tuple(frames.shape)}, which is empty.")
         scale = self.scale
         if height % scale.height or width % scale.width:
-            near = (
-                max(1, round(width / scale.width)) * scale.width,
-                max(1, round(height / scale.height)) * scale.height,
-            )
+            near = [max(1, round(side / cell)) * cell for side, cell in ((width, scale.width), (height, scale.height))]
             raise LatentsError(
                 f"frames are {format_size(width, height)}; both sides must be multiples of {scale.height}, and the "
                 f"nearest such size is {format_size(*near)}."
@@ -115,8 +113,7 @@ class Preprocess:
                 yield part if isinstance(part, mx.array) else mx.array(np.ascontiguousarray(part))
 
     def _to_pixels(self, frames: mx.array) -> mx.array:
-        peak = _levels_peak(frames)
-        if peak:
+        if peak := _PEAKS.get(dtype_name(frames.dtype)):
             return (frames.astype(mx.float32) * (2 / peak) - 1).astype(self.dtype)
         largest = to_float(mx.abs(frames).max())  # NaN if any value is NaN
         if not largest < float("inf"):
@@ -176,14 +173,3 @@ def _take_first(parts: list[mx.array], count: int) -> mx.array:
     joined = mx.concatenate(parts, axis=1)
     parts[:] = [joined[:, count:]]
     return joined[:, :count]
-
-
-def _levels_peak(frames: Frames) -> int | None:
-    """The highest level of an integer dtype; None for floats."""
-    return _PEAKS.get(dtype_name(frames.dtype))
-
-
-def _is_floating(frames: Frames) -> bool:
-    if isinstance(frames, mx.array):
-        return mx.issubdtype(frames.dtype, mx.floating)
-    return bool(np.issubdtype(frames.dtype, np.floating))

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..backend.device import run_settings, step_settings
 from ..backend.mlx_utils import split
+from ..distributed.ranks import Ranks
 from ..errors import LatentsError, PlanError
 from ..models.base import Network
 from ..planning.plan import Mode, Plan
@@ -183,10 +184,9 @@ def make_bands(group: mx.distributed.Group | None, plan: Plan) -> "RowBands | No
         raise PlanError(f"the plan was made for {planned} ranks, and the group has {ranks}; plan with ranks={ranks}.")
     if group is None or ranks == 1:
         return None
-    from ..distributed.agreement import check_same  # not imported where one process works alone
-    from ..distributed.row_bands import RowBands
+    from ..distributed.row_bands import RowBands  # not imported where one process works alone
 
     lengths = [band.length for band in plan.bands]
     steps = [list(plan.latent_shape), plan.num_frames, plan.chunk, list(plan.steps), plan.prefetch]
-    check_same(group, {"the plans": [steps, lengths]})
+    Ranks(group).check_same(lambda: {"the plans": [steps, lengths]})
     return RowBands(group, lengths)
