@@ -1,10 +1,104 @@
-"""`python -m mlx_ltx_vae.convert`: converts a checkpoint to a folder that MLX loads faster."""
+"""`python -m mlx_ltx_vae.convert`: a checkpoint to a folder that MLX loads faster, or the verification of one."""
 
+import argparse
+import json
 import sys
+import time
+from dataclasses import asdict
+from functools import partial
+from typing import Any
 
-from .commands.convert_command import build_parser, main
+import mlx.core as mx
+from tqdm import tqdm
 
-__all__ = ["build_parser", "main"]
+from .backend.dtypes import DTYPES
+from .checkpoint import Checkpoint, open_checkpoint
+from .commands.cli import CommandParser, add_report_options, examples, print_report, run_command
+from .conversion import Progress, Verification, convert_checkpoint, verify_conversion
+from .errors import printable
+from .models.base import NETWORKS
+from .units import format_bytes
+
+
+def build_parser() -> CommandParser:
+    """The command line."""
+    parser = CommandParser(
+        prog="python -m mlx_ltx_vae.convert",
+        usage="%(prog)s SOURCE -o FOLDER [options]\n       %(prog)s --verify A B [options]",
+        description="Convert the VAE of an LTX checkpoint to a folder that MLX loads faster, and verify it. "
+        "Also called python -m weights_convert.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.convert ltx-2.3.safetensors -o vae",
+            "python -m mlx_ltx_vae.convert ltx-2.3.safetensors -o vae --only decoder",
+            "python -m mlx_ltx_vae.convert --verify ltx-2.3.safetensors vae",
+        ),
+    )
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help="checkpoint file, folder, or hub repository id")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; must not exist, or be empty")
+    verify = "only check that B has the weights of A, as they are or cast"
+    parser.add_argument("--verify", nargs=2, metavar=("A", "B"), help=verify)
+    dtype = "store the weights in this precision (default: that of each tensor)"
+    parser.add_argument("--dtype", choices=list(DTYPES), help=dtype)
+    only = "convert, or verify, one of the two networks (default: both)"
+    parser.add_argument("--only", choices=list(NETWORKS), help=only)
+    add_report_options(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.verify:
+        if arguments.source or arguments.output or arguments.dtype:
+            parser.error("--verify A B writes nothing; leave out SOURCE, -o and --dtype")
+        return run_command(_verify, arguments)
+    if not arguments.source:
+        parser.error("SOURCE is missing (or --verify A B)")
+    if not arguments.output:
+        parser.error("-o FOLDER is missing: where to write the converted checkpoint")
+    return run_command(_convert, arguments)
+
+
+def _convert(arguments: argparse.Namespace) -> None:
+    start = time.perf_counter()
+    checkpoint, dtype = _open(arguments.source, arguments.only), DTYPES.get(arguments.dtype)
+    conversion = convert_checkpoint(checkpoint, arguments.output, dtype=dtype, progress=_progress(arguments))
+    seconds, written = time.perf_counter() - start, conversion.written
+    summary = (
+        f"{printable(conversion.output)}: {' and '.join(conversion.networks)} ({conversion.generation}), "
+        f"{written.tensors} tensors in {' and '.join(written.dtypes)}, {format_bytes(written.bytes)}, "
+        f"in {seconds:.1f} s\n"
+    )
+    _report(arguments, {**asdict(conversion), "seconds": seconds}, summary, conversion.verification)
+
+
+def _verify(arguments: argparse.Namespace) -> None:
+    source, converted = (_open(path, arguments.only) for path in arguments.verify)
+    verification = verify_conversion(source, converted, progress=_progress(arguments))
+    _report(arguments, asdict(verification), "", verification)
+
+
+def _open(source: str, only: str | None) -> Checkpoint:
+    return open_checkpoint(source, encoder=only != "decoder", decoder=only != "encoder")
+
+
+def _report(arguments: argparse.Namespace, values: dict[str, Any], summary: str, verification: Verification) -> None:
+    peak = mx.get_peak_memory()
+    if arguments.json:
+        print_report(json.dumps({**values, "peak_memory_bytes": peak}))
+    elif not arguments.quiet:
+        before, after = verification.load_seconds
+        print_report(
+            f"{summary}Verified: {verification}\n"
+            f"Loading: {after:.2f} s, the source {before:.2f} s\n"
+            f"Peak memory: {format_bytes(peak)}"
+        )
+
+
+def _progress(arguments: argparse.Namespace) -> Progress:
+    return partial(tqdm, unit="tensor", disable=arguments.quiet or arguments.json or not sys.stderr.isatty())
+
 
 if __name__ == "__main__":
     sys.exit(main())

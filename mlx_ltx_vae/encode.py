@@ -1,10 +1,220 @@
-"""`python -m mlx_ltx_vae.encode`: encodes videos to latents."""
+"""`python -m mlx_ltx_vae.encode`: encodes videos to latent files."""
 
+import os
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
 
-from .commands.encode_command import build_parser, main
+import mlx.core as mx
+import numpy as np
 
-__all__ = ["build_parser", "main"]
+from . import demo
+from .commands.cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
+from .commands.items import Item, all_exist, find_pattern, has_table, make_folder
+from .commands.job import Advance, Job, LazyVAE, Task, run_job
+from .commands.options import add_network_options, add_output_options, add_plan_options, pick, take
+from .distributed.ranks import Work
+from .errors import LatentsError
+from .files.atomic import check_absent
+from .files.opening import sample_path
+from .latents import check_latents_name, check_latents_target, save_latents
+from .models.specs import LONG_CLIP
+from .planning.options import PlanOptions, parse_options
+from .planning.plan import EncodePlan
+from .planning.planner import plan_encode
+from .shapes import Size
+from .tiling import TilingConfig
+from .video import Fit, VideoReader
+
+
+def build_parser() -> CommandParser:
+    """The command line."""
+    parser = CommandParser(
+        prog="python -m mlx_ltx_vae.encode",
+        usage="%(prog)s VIDEO... -m VAE -o LATENTS [options]",
+        description="Encode videos to LTX latents, exactly, in memory that does not grow with the clip.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.encode clip.mp4 -m vae.safetensors -o clip.safetensors",
+            "python -m mlx_ltx_vae.encode clip.mov -m vae/ -o a.safetensors --size 768x512",
+            "python -m mlx_ltx_vae.encode clips.csv -m vae/ -o latents/ --skip-existing",
+        ),
+    )
+    videos = """videos or GIFs, folders of images, or patterns such as %%05d.png; @clips.txt for those that a list
+        names, one a line; clips.csv for a table with a column path, and optionally output, width, height, frames,
+        fps"""
+    parser.add_argument("video", nargs="+", metavar="VIDEO", help=videos)
+    output = """output file, .safetensors. For several inputs: folder/ for files named after them,
+        folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors"""
+    parser.add_argument("-o", "--output", metavar="LATENTS", help=output)
+    add_network_options(parser, demo="the small VAE that ships with the package")
+    video = parser.add_argument_group("the video")
+    video.add_argument("--size", type=frame_size, metavar="WxH", help="frame size to encode (default: the video's)")
+    fit = video.add_mutually_exclusive_group()
+    resize = "scale to --size, or to the nearest size that can be encoded"
+    fit.add_argument("--resize", action="store_true", help=resize)
+    crop = "fill --size and crop the rest, or crop to a size that can be encoded"
+    fit.add_argument("--crop", action="store_true", help=crop)
+    video.add_argument("--frames", type=positive, metavar="N", help="encode the first N frames (default: all)")
+    video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
+    rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
+    video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
+    how = parser.add_argument_group("how to encode")
+    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
+    add_plan_options(how)
+    add_output_options(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return the exit code."""
+    parser = build_parser()
+    arguments = parser.parse_inputs(argv)
+    if arguments.demo and arguments.model:
+        parser.error("--demo comes with a VAE; leave out -m")
+    if arguments.demo:
+        arguments.model = str(demo.VAE)
+    if not arguments.model:
+        parser.error("-m VAE is missing: the checkpoint to encode with (or --demo)")
+    if not arguments.output and not has_table(arguments.video):
+        parser.error("-o LATENTS is missing: where to write the latents")
+    with parser.wrong_usage():
+        pattern = find_pattern(arguments.video, arguments.output, ".safetensors")
+        if pattern:
+            check_latents_name(pattern)
+        tiling = TilingConfig(arguments.tile) if arguments.tile else None
+        options = take(arguments, "memory_budget", "tile_batch_size")
+        plan = parse_options(mode="tiled" if tiling else "auto", tiling=tiling, **options)
+    job = pick(Job, arguments, network="encoder", sources=arguments.video, pattern=pattern)
+    settings = pick(EncodeSettings, arguments, plan=plan)
+    return run_command(lambda _: run_job(job, partial(EncodeTask, settings)), arguments, computes=not job.dry_run)
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """What is wanted of an encode. `size`, `frames` and `fps` override what a table says about an item."""
+
+    size: Size | None
+    resize: bool
+    crop: bool
+    frames: int | None
+    fps: Fraction | None
+    pad: bool
+    plan: PlanOptions
+
+
+class EncodeTask(Task):
+    """A video. Several ranks share its rows. It is opened late, since that takes a process."""
+
+    plan: EncodePlan
+
+    def __init__(self, settings: EncodeSettings, vae: LazyVAE, item: Item) -> None:
+        super().__init__(vae, item)
+        self._settings = settings
+        pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
+        item.cost = pixels or _bytes_on_disk(Path(item.source))
+        if item.output is not None:
+            check_latents_name(item.output)
+            if vae.job.no_overwrite:
+                check_absent(item.output)
+            item.outputs = [item.output]
+            item.is_skipped = vae.job.skip_existing and all_exist(item.outputs)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        settings, item = self._settings, self._item
+        size = settings.size or item.size
+        fit = Fit.RESIZE if settings.resize or size else Fit.EXACT
+        with VideoReader(
+            item.source,
+            size=size,
+            fit=Fit.CROP if settings.crop else fit,
+            multiple=self._vae.checkpoint.config.spatial_scale,
+            max_frames=settings.frames or item.max_frames,
+            fps=settings.fps or item.fps,
+        ) as self._video:
+            item.num_frames, self.plan = self._video.num_frames, self._make_plan()
+            yield
+
+    def describe(self) -> dict[str, Any]:
+        video = self._video
+        return {"the videos": [video.size, video.num_frames, str(video.fps)], "the plans": self.plan.as_dict()}
+
+    def sample(self) -> dict[str, Any]:
+        return {"the contents of the videos": sample_path(Path(self._item.source))}
+
+    def run(self, advance: Advance) -> None:
+        video, ranks, (output,) = self._video, self._vae.ranks, self._item.outputs
+        if self._vae.job.is_many:
+            make_folder(output)
+        if ranks.is_first:
+            check_latents_target(output, fps=video.fps)
+        vae = self._vae.loaded
+        start = time.perf_counter()
+        stream = vae.encode_stream(_counted(video, advance), self.plan, pad=self._settings.pad, group=ranks.group)
+        parts = list(stream)
+        if not parts:
+            raise LatentsError(f"{self._item.source}: has no frames.")
+        latents = mx.concatenate(parts, axis=2)
+        num_frames, height, width = vae.config.scale.video_grid(latents.shape[2:])
+        if ranks.is_first:
+            save_latents(
+                output,
+                latents,
+                fps=video.fps,
+                num_frames=num_frames,
+                height=height,
+                width=width,
+                overwrite=not self._vae.job.no_overwrite,
+            )
+        self._report(
+            Work.ROWS,
+            frames=num_frames,
+            fps=video.fps,
+            seconds=time.perf_counter() - start,
+            sent_bytes=stream.sent_bytes,
+            remark=f"latents {latents.shape}",
+            headline=_describe_change(video.source_fps, video.fps),
+            source_fps=None if video.source_fps is None else float(video.source_fps),
+            latent_shape=latents.shape,
+        )
+
+    def _make_plan(self) -> EncodePlan:
+        """Plan the encode. A video may have an unknown number of frames until all of them are read."""
+        (width, height), spec, ranks = self._video.size, self._vae.checkpoint.spec("encoder"), self._vae.ranks
+        shape = (self._video.num_frames or 1 + LONG_CLIP * spec.scale.time, height, width, 3)
+        options = replace(self._settings.plan, ranks=ranks.size if ranks.choose(1) is Work.ROWS else 1)
+        return plan_encode(spec, shape, self._vae.machine, pad=self._settings.pad, **vars(options))
+
+
+def _describe_change(before: Fraction | None, after: Fraction | None) -> str | None:
+    """A line on another frame rate."""
+    if not before or not after or before == after:
+        return None
+    change = "repeating" if after > before else "dropping"
+    return f"Frame rate: {float(before):.6g} to {float(after):.6g} fps, {change} frames"
+
+
+def _counted(video: VideoReader, advance: Advance) -> Iterator[np.ndarray]:
+    for frames in video:
+        yield frames
+        advance(len(frames))
+
+
+def _bytes_on_disk(source: Path) -> int:
+    """Of a file, or of the files of a folder; 0 if there is none, which is an error when the item runs."""
+    try:
+        files = list(source.iterdir()) if source.is_dir() else [source]
+        return sum(os.path.getsize(file) for file in files)
+    except OSError:
+        return 0
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,10 +1,44 @@
-"""`python -m mlx_ltx_vae.info`: describes a checkpoint or a latent file."""
+"""`python -m mlx_ltx_vae.info`: describe a checkpoint or a latent file."""
 
+import argparse
+import json
 import sys
 
-from .commands.info_command import build_parser, main
+from .commands.cli import CommandParser, add_common_options, examples, print_report, run_command
+from .commands.options import add_latents_options
+from .inspect import inspect
 
-__all__ = ["build_parser", "main"]
+
+def build_parser() -> CommandParser:
+    """The command line."""
+    parser = CommandParser(
+        prog="python -m mlx_ltx_vae.info",
+        usage="%(prog)s FILE [options]",
+        description="Describe a checkpoint or a latent file: its generation, sizes and layout, and the memory that "
+        "decodes take. Of a checkpoint only the headers are read.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.info vae.safetensors",
+            "python -m mlx_ltx_vae.info clip.safetensors -m vae.safetensors",
+        ),
+    )
+    parser.add_argument("file", metavar="FILE", help="checkpoint file, folder or hub repository id, or a latent file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    latents = parser.add_argument_group("for latents")
+    latents.add_argument("-m", "--model", metavar="VAE", help="the checkpoint that they are for")
+    add_latents_options(latents)
+    add_common_options(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    return run_command(_info, build_parser().parse_args(argv))
+
+
+def _info(arguments: argparse.Namespace) -> None:
+    report = inspect(arguments.file, vae=arguments.model, tensor=arguments.tensor, grid=arguments.grid)
+    print_report(json.dumps(report.as_dict()) if arguments.json else report)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,11 +10,12 @@ from ..backend.mlx_utils import count_nonfinite, evaluate, to_float
 from ..errors import LatentsError
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
+from ..planning.plan import TileBox
 from ..shapes import Grid
 from ..streaming.axis import Axis
 from ..tiling.intervals import Interval
 from .postprocess import FrameFlags
-from .run import Box, crop_pieces
+from .run import Source
 
 
 class Latents(Protocol):
@@ -64,14 +65,14 @@ class LatentPreprocess:
         return to_float(self._largest)
 
 
-class LatentSource:
+class LatentSource(Source):
     """Whole latents as the input of a decoder, or a band of their rows."""
 
     def __init__(self, latents: Latents, preprocess: LatentPreprocess, band: Interval | None = None) -> None:
         self._latents = latents
         self._preprocess = preprocess
         self._first_row, last = (band.start, band.end) if band else (0, latents.shape[3])
-        self.batch: int = latents.shape[0]
+        self.batch = latents.shape[0]
         self.grid: Grid = (latents.shape[2], last - self._first_row, latents.shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
@@ -81,10 +82,10 @@ class LatentSource:
             box[axis.grid] = slice(start, min(start + chunk, length))
             yield self._read(box[0], box[1], box[2])
 
-    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
         return [self._crops(boxes, chunk) for boxes in batches]
 
-    def _crops(self, boxes: Sequence[Box], chunk: int) -> Iterator[mx.array]:
+    def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
         time = boxes[0][0]  # all boxes of a batch have the same
         for start in range(time.start, time.end, chunk):
             frames = slice(start, min(start + chunk, time.end))
@@ -95,7 +96,7 @@ class LatentSource:
         return self._preprocess(self._latents[:, :, frames, rows, columns], (frames, rows, columns))
 
 
-class LatentStreamSource:
+class LatentStreamSource(Source):
     """Latents that arrive along time as arrays of `shape`, for any n, or a band of them. `grid` grows meanwhile."""
 
     def __init__(
@@ -109,7 +110,7 @@ class LatentStreamSource:
         self._shape = shape
         self._preprocess = preprocess
         self._rows = band.as_slice if band else slice(0, shape[3])
-        self.batch: int = shape[0]
+        self.batch = shape[0]
         self.grid: Grid = (0, self._rows.stop - self._rows.start, shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
@@ -120,9 +121,6 @@ class LatentStreamSource:
                 before, height, width = self.grid
                 self.grid = (before + cut.shape[2], height, width)
                 yield self._preprocess(cut, (slice(before, self.grid[0]), self._rows, slice(0, width)))
-
-    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        return crop_pieces(self.pieces(Axis.TIME, chunk), batches)
 
     def _check(self, part: mx.array | np.ndarray) -> None:
         found, expected = tuple(part.shape), tuple(self._shape)

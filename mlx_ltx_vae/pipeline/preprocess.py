@@ -12,10 +12,10 @@ from ..backend.dtypes import dtype_name
 from ..backend.mlx_utils import evaluate, to_float
 from ..errors import LatentsError
 from ..models.specs import LONG_CLIP
-from ..planning.plan import EncodePlan
+from ..planning.plan import EncodePlan, TileBox
 from ..shapes import Grid, ScaleFactors, format_size
 from ..streaming.axis import Axis
-from .run import Box, crop_pieces, crop_space, peek
+from .run import Source, crop_space, peek
 
 Frames = mx.array | np.ndarray
 
@@ -125,7 +125,7 @@ class Preprocess:
         return frames.astype(self.dtype)
 
 
-class FrameStreamSource:
+class FrameStreamSource(Source):
     """An iterator of frames as the input of an encoder; only a few frames are in memory at a time.
 
     `grid` has the frame size, and the plan's number of frames, or one that keeps every layer busy: a longer clip takes
@@ -136,16 +136,13 @@ class FrameStreamSource:
         first, self._frames = peek(map(to_channels_last, frames), "there are no frames to encode.")
         preprocess.check_size(first)
         self._preprocess = preprocess
-        self.batch: int = first.shape[0]
+        self.batch = first.shape[0]
         num_frames = 1 + LONG_CLIP * preprocess.scale.time if plan is None else plan.num_frames
         self.grid: Grid = (num_frames, first.shape[2], first.shape[3])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         frames, self._frames = self._frames, chain()
         return self._preprocess.pieces(frames, chunk)
-
-    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        return crop_pieces(self.pieces(Axis.TIME, chunk), batches)
 
 
 class ClipSource(FrameStreamSource):
@@ -157,11 +154,11 @@ class ClipSource(FrameStreamSource):
         frames = preprocess.scale.usable_frames(self._clip.shape[1], pad=preprocess.pad)
         self.grid = (frames, *self.grid[1:])
 
-    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
         # The last tile may extend beyond the clip and is padded.
         return [self._preprocess.pieces(self._crops(boxes), chunk) for boxes in batches]
 
-    def _crops(self, boxes: Sequence[Box]) -> Iterator[mx.array]:
+    def _crops(self, boxes: Sequence[TileBox]) -> Iterator[mx.array]:
         """Yield single frames of some boxes that have the same time interval."""
         time = boxes[0][0]
         for frame in range(time.start, min(time.end, self._clip.shape[1])):

@@ -1,12 +1,13 @@
 """Executes a plan, for decoding and encoding: a single pass, a stream, or tiles. A `Source` provides the input."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, tee
 from operator import itemgetter
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -16,7 +17,7 @@ from ..backend.mlx_utils import split
 from ..distributed.ranks import Ranks
 from ..errors import LatentsError, PlanError
 from ..models.base import Network
-from ..planning.plan import Mode, Plan
+from ..planning.plan import Mode, Plan, TileBox
 from ..shapes import LatentShape
 from ..streaming.axis import Axis
 from ..streaming.context import StreamContext
@@ -30,36 +31,29 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 
-#: Intervals of time, height and width.
-Box = tuple[Interval, Interval, Interval]
 
-
-class Source(Protocol):
+class Source(ABC):
     """The input of a run."""
 
-    @property
-    def batch(self) -> int:
-        """The batch size."""
+    batch: int
 
+    @abstractmethod
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         """Yield the whole input in order along `axis`, `chunk` positions at a time: (B, T, H, W, C) each."""
 
-    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
         """For each batch of boxes of equal shape, an iterator of its pieces in order along time.
 
-        All items of the first box come first in a piece. The iterators are advanced in turns.
+        All items of the first box come first in a piece. The iterators are advanced in turns. Here the boxes must span
+        the input in time.
         """
+        copies = tee(self.pieces(Axis.TIME, chunk), len(batches))
+        return [map(partial(crop_space, boxes=boxes), copy) for copy, boxes in zip(copies, batches, strict=True)]
 
 
-def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[Box]) -> mx.array:
+def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[TileBox]) -> mx.array:
     """Crop (B, n, H, W, C) to the rows and columns of some boxes, as a batch with all items of the first box first."""
     return mx.concatenate([mx.array(frames[:, :, rows.as_slice, columns.as_slice]) for _, rows, columns in boxes])
-
-
-def crop_pieces(pieces: Iterator[mx.array], batches: Sequence[Sequence[Box]]) -> list[Iterator[mx.array]]:
-    """`Source.tile_pieces` from the pieces of the whole input, for boxes that span it in time."""
-    copies = tee(pieces, len(batches))
-    return [map(partial(crop_space, boxes=boxes), copy) for copy, boxes in zip(copies, batches, strict=True)]
 
 
 def peek(parts: Iterable[Part], missing: str) -> tuple[Part, Iterator[Part]]:
@@ -125,7 +119,7 @@ class Run:
 
         All streams yield pieces of the same frames.
         """
-        boxes: list[list[Box]] = [[self.plan.input_box(tile) for tile in tiles] for tiles in batches]
+        boxes: list[list[TileBox]] = [[self.plan.input_box(tile) for tile in tiles] for tiles in batches]
         sources = self.source.tile_pieces(boxes, self.plan.chunk)
         return [
             map(partial(split, parts=len(tiles)), self._stream(pieces, self._crop_context(tiles)))
