@@ -235,11 +235,11 @@ class DecodeTask(Task):
         frames, seconds, first_seconds, sent_bytes = zip(*done, strict=True)
         self._report(
             self._work,
+            sum(sent_bytes),
+            f"first after {min(first_seconds):.2f} s",
             frames=sum(frames),
-            fps=self._fps,
+            fps=float(self._fps),
             seconds=max(seconds),
-            sent_bytes=sum(sent_bytes),
-            remark=f"first after {min(first_seconds):.2f} s",
             first_frame_seconds=min(first_seconds),
         )
 

@@ -21,7 +21,6 @@ from .commands.items import Item, all_exist, find_pattern, has_table, make_folde
 from .commands.job import Advance, Job, LazyVAE, Task, run_job
 from .commands.options import add_network_options, add_output_options, add_plan_options, pick, take
 from .distributed.ranks import Work
-from .errors import LatentsError
 from .files.atomic import check_absent
 from .files.opening import sample_path
 from .latents import check_latents_name, check_latents_target, save_latents
@@ -158,30 +157,20 @@ class EncodeTask(Task):
         vae = self._vae.loaded
         start = time.perf_counter()
         stream = vae.encode_stream(_counted(video, advance), self.plan, pad=self._settings.pad, group=ranks.group)
-        parts = list(stream)
-        if not parts:
-            raise LatentsError(f"{self._item.source}: has no frames.")
-        latents = mx.concatenate(parts, axis=2)
+        latents = mx.concatenate(list(stream), axis=2)
         num_frames, height, width = vae.config.scale.video_grid(latents.shape[2:])
+        sizes = {"num_frames": num_frames, "height": height, "width": width}
         if ranks.is_first:
-            save_latents(
-                output,
-                latents,
-                fps=video.fps,
-                num_frames=num_frames,
-                height=height,
-                width=width,
-                overwrite=not self._vae.job.no_overwrite,
-            )
+            save_latents(output, latents, fps=video.fps, overwrite=not self._vae.job.no_overwrite, **sizes)
         self._report(
             Work.ROWS,
-            frames=num_frames,
-            fps=video.fps,
-            seconds=time.perf_counter() - start,
-            sent_bytes=stream.sent_bytes,
-            remark=f"latents {latents.shape}",
+            stream.sent_bytes,
+            f"latents {latents.shape}",
             headline=_describe_change(video.source_fps, video.fps),
+            frames=num_frames,
+            fps=None if video.fps is None else float(video.fps),
             source_fps=None if video.source_fps is None else float(video.source_fps),
+            seconds=time.perf_counter() - start,
             latent_shape=latents.shape,
         )
 
