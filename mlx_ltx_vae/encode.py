@@ -57,9 +57,9 @@ def build_parser() -> CommandParser:
     video.add_argument("--size", type=frame_size, metavar="WxH", help="frame size to encode (default: the video's)")
     fit = video.add_mutually_exclusive_group()
     resize = "scale to --size, or to the nearest size that can be encoded"
-    fit.add_argument("--resize", action="store_true", help=resize)
+    fit.add_argument("--resize", dest="fit", action="store_const", const=Fit.RESIZE, help=resize)
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
-    fit.add_argument("--crop", action="store_true", help=crop)
+    fit.add_argument("--crop", dest="fit", action="store_const", const=Fit.CROP, help=crop)
     video.add_argument("--frames", type=positive, metavar="N", help="encode the first N frames (default: all)")
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
@@ -100,8 +100,7 @@ class EncodeSettings:
     """What is wanted of an encode. `size`, `frames` and `fps` override what a table says about an item."""
 
     size: Size | None
-    resize: bool
-    crop: bool
+    fit: Fit | None
     frames: int | None
     fps: Fraction | None
     pad: bool
@@ -129,11 +128,10 @@ class EncodeTask(Task):
     def open(self) -> Iterator[None]:
         settings, item = self._settings, self._item
         size = settings.size or item.size
-        fit = Fit.RESIZE if settings.resize or size else Fit.EXACT
         with VideoReader(
             item.source,
             size=size,
-            fit=Fit.CROP if settings.crop else fit,
+            fit=settings.fit or (Fit.RESIZE if size else Fit.EXACT),
             multiple=self._vae.checkpoint.config.spatial_scale,
             max_frames=settings.frames or item.max_frames,
             fps=settings.fps or item.fps,

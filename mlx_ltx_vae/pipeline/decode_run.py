@@ -5,12 +5,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 
 from ..backend.device import check_process, confirm_device, explained_device_errors
+from ..distributed.ranks import RowBands
 from ..errors import DecodeCancelled, DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
 from ..models.noise import DEFAULT_CONVENTION, Noise, draw
@@ -22,9 +23,6 @@ from .frame_buffer import FrameBuffer
 from .latent_sources import LatentPreprocess, Latents, LatentSource, LatentStreamSource, as_latents, is_whole
 from .postprocess import FrameChunk, OutputCheck, explain_not_finite, find_cause, to_levels, to_levels_in_parts
 from .run import Run, crop_map, make_bands, peek
-
-if TYPE_CHECKING:
-    from ..distributed.row_bands import RowBands
 
 LatentParts = Iterable[mx.array | np.ndarray]
 
@@ -54,7 +52,7 @@ class DecodeStream(Iterator[FrameChunk], AbstractContextManager["DecodeStream"])
     """
 
     def __init__(
-        self, chunks: Generator[FrameChunk, None, None], cancelled: threading.Event, bands: "Sequence[RowBands]"
+        self, chunks: Generator[FrameChunk, None, None], cancelled: threading.Event, bands: Sequence[RowBands]
     ) -> None:
         self._chunks, self._cancelled, self._bands = chunks, cancelled, bands
         self._running = threading.Lock()
@@ -111,7 +109,7 @@ class DecodePipeline:
     options: DecodeOptions
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
-    bands: "list[RowBands]" = field(default_factory=list)  # those of the run, if it has any, once it is made
+    bands: list[RowBands] = field(default_factory=list)  # those of the run, if it has any, once it is made
 
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
@@ -209,7 +207,7 @@ class DecodeRun:
     run: Run
     source: LatentSource | LatentStreamSource
     check: OutputCheck
-    bands: "RowBands | None" = None
+    bands: RowBands | None = None
     bit_depth: int | None = None
 
     def chunks(self) -> Generator[FrameChunk, None, None]:

@@ -3,12 +3,12 @@
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from ..backend.device import check_process, confirm_device, explained_device_errors
 from ..backend.mlx_utils import to_bool
+from ..distributed.ranks import RowBands
 from ..errors import LatentsError, PlanError, TilingError
 from ..models.base import Encoder
 from ..planning.plan import EncodePlan
@@ -19,9 +19,6 @@ from .postprocess import explain_not_finite
 from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess
 from .run import Run, make_bands
 
-if TYPE_CHECKING:
-    from ..distributed.row_bands import RowBands
-
 
 class EncodeStream(Iterator[mx.array]):
     """The latents of one encode, (B, C, n, H', W') each, in order along time.
@@ -29,7 +26,7 @@ class EncodeStream(Iterator[mx.array]):
     `bands`, which exchange data with other ranks, are empty without these, and before the first frames arrive.
     """
 
-    def __init__(self, latents: Generator[mx.array, None, None], bands: "Sequence[RowBands]") -> None:
+    def __init__(self, latents: Generator[mx.array, None, None], bands: Sequence[RowBands]) -> None:
         self._latents = latents
         self._bands = bands
 
@@ -84,7 +81,7 @@ class EncodePipeline:
         return EncodeStream(self._encode(frames, plan, bands), bands)
 
     def _encode(
-        self, frames: Frames | Iterable[Frames], plan: EncodePlan | None, joined: "list[RowBands]"
+        self, frames: Frames | Iterable[Frames], plan: EncodePlan | None, joined: list[RowBands]
     ) -> Generator[mx.array, None, None]:
         """Yield latents in the encoder's dtype, evaluated. The bands of all ranks are appended to `joined`."""
         encoder, preprocess = self.encoder, Preprocess(self.encoder.spec.scale, self.encoder.dtype, self.pad)

@@ -68,8 +68,7 @@ class FrameChunk:
     def pixels(self) -> mx.array:
         """The frames as (B, 3, n, H, W), approximately in [-1, 1]. Levels are converted to float32."""
         frames = self.frames
-        bit_depth = self._bit_depth
-        if bit_depth:
+        if bit_depth := self._bit_depth:
             frames = frames.astype(mx.float32) * (2 / _PEAKS[bit_depth]) - 1
         return frames.transpose(0, 4, 1, 2, 3)
 

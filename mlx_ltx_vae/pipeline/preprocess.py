@@ -54,17 +54,6 @@ class Preprocess:
     pad: bool
     rows: slice | None = None
 
-    def usable_frames(self, num_frames: int) -> int:
-        """The number of frames of a clip to encode. Warns if frames are dropped."""
-        usable = self.scale.usable_frames(num_frames, pad=self.pad)
-        if usable < num_frames:
-            warnings.warn(
-                f"{num_frames} frames are not 1 + {self.scale.time}*k; the last {num_frames - usable} are left out "
-                "(pad=True or --pad repeats the last frame instead).",
-                stacklevel=2,
-            )
-        return usable
-
     def check_size(self, frames: Frames) -> None:
         """Raise a `LatentsError` with the nearest valid size unless frames (B, n, H, W, 3) are whole latent cells."""
         _, _, height, width, _ = frames.shape
@@ -89,12 +78,17 @@ class Preprocess:
             if sum(each.shape[1] for each in waiting) >= wanted:  # at most once: a part is no longer than a piece
                 yield self._to_pixels(_take_first(waiting, wanted))
                 wanted = chunk
-        missing = self.usable_frames(count) - count
+        usable = self.scale.usable_frames(count, pad=self.pad)
         rest = mx.concatenate(waiting, axis=1)
-        if missing > 0:
-            rest = mx.concatenate([rest] + [rest[:, -1:]] * missing, axis=1)
-        elif missing < 0:
-            rest = rest[:, :missing]
+        if usable > count:
+            rest = mx.concatenate([rest] + [rest[:, -1:]] * (usable - count), axis=1)
+        elif usable < count:
+            warnings.warn(
+                f"{count} frames are not 1 + {self.scale.time}*k; the last {count - usable} are left out "
+                "(pad=True or --pad repeats the last frame instead).",
+                stacklevel=2,
+            )
+            rest = rest[:, : usable - count]
         if rest.shape[1]:
             yield self._to_pixels(rest)
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, tee
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
 
 from ..backend.device import run_settings, step_settings
 from ..backend.mlx_utils import split
-from ..distributed.ranks import Ranks
+from ..distributed.ranks import Ranks, RowBands
 from ..errors import LatentsError, PlanError
 from ..models.base import Network
 from ..planning.plan import Mode, Plan, TileBox
@@ -25,9 +25,6 @@ from ..streaming.driver import run, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.intervals import Interval
 from ..tiling.layout import Tile, TileLayout, in_tile_order, tile_batches
-
-if TYPE_CHECKING:
-    from ..distributed.row_bands import RowBands
 
 Part = TypeVar("Part")
 
@@ -170,7 +167,7 @@ def crop_map(noise: mx.array, shape: LatentShape, rows: Interval, columns: Inter
     return noise[rows.start * down : rows.end * down, columns.start * across : columns.end * across]
 
 
-def make_bands(group: mx.distributed.Group | None, plan: Plan) -> "RowBands | None":
+def make_bands(group: mx.distributed.Group | None, plan: Plan) -> RowBands | None:
     """This process's view of the bands of a plan; None without bands. All ranks must have the same plan."""
     ranks = 1 if group is None else group.size()
     planned = max(1, len(plan.bands))
@@ -178,7 +175,6 @@ def make_bands(group: mx.distributed.Group | None, plan: Plan) -> "RowBands | No
         raise PlanError(f"the plan was made for {planned} ranks, and the group has {ranks}; plan with ranks={ranks}.")
     if group is None or ranks == 1:
         return None
-    from ..distributed.row_bands import RowBands  # not imported where one process works alone
 
     lengths = [band.length for band in plan.bands]
     steps = [list(plan.latent_shape), plan.num_frames, plan.chunk, list(plan.steps), plan.prefetch]
