@@ -1,10 +1,9 @@
 """`python -m mlx_ltx_vae.encode`: encodes videos to latent files."""
 
-import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -17,9 +16,9 @@ import numpy as np
 
 from . import demo
 from .commands.cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
-from .commands.items import Item, all_exist, find_pattern, has_table, make_folder
+from .commands.items import Item, all_exist, find_pattern, has_table
 from .commands.job import Advance, Job, LazyVAE, Task, run_job
-from .commands.options import add_network_options, add_output_options, add_plan_options, pick, take
+from .commands.options import add_job_options, add_network_options, pick, take
 from .distributed.ranks import Work
 from .files.atomic import check_absent
 from .files.opening import sample_path
@@ -66,8 +65,7 @@ def build_parser() -> CommandParser:
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
-    add_plan_options(how)
-    add_output_options(parser)
+    add_job_options(parser, how)
     return parser
 
 
@@ -148,8 +146,6 @@ class EncodeTask(Task):
 
     def run(self, advance: Advance) -> None:
         video, ranks, (output,) = self._video, self._vae.ranks, self._item.outputs
-        if self._vae.job.is_many:
-            make_folder(output)
         if ranks.is_first:
             check_latents_target(output, fps=video.fps)
         vae = self._vae.loaded
@@ -196,11 +192,10 @@ def _counted(video: VideoReader, advance: Advance) -> Iterator[np.ndarray]:
 
 def _bytes_on_disk(source: Path) -> int:
     """Of a file, or of the files of a folder; 0 if there is none, which is an error when the item runs."""
-    try:
-        files = list(source.iterdir()) if source.is_dir() else [source]
-        return sum(os.path.getsize(file) for file in files)
-    except OSError:
-        return 0
+    with suppress(OSError):
+        files = source.iterdir() if source.is_dir() else [source]
+        return sum(file.stat().st_size for file in files)
+    return 0
 
 
 if __name__ == "__main__":

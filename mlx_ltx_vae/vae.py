@@ -15,8 +15,9 @@ from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_chec
 from .errors import CheckpointError
 from .models.base import NETWORKS, Config, Decoder, Encoder, Network
 from .models.noise import DEFAULT_CONVENTION, Noise
-from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, LatentInput
+from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream
 from .pipeline.encode_run import EncodePipeline, EncodeStream
+from .pipeline.latent_sources import LatentInput
 from .pipeline.postprocess import join_chunks
 from .pipeline.preprocess import Frames
 from .planning.plan import DecodePlan, EncodePlan
@@ -325,8 +326,7 @@ class VideoVAE:
         self, tiling: TilingConfig | None, tile_batch_size: int, pad: bool, group: mx.distributed.Group | None
     ) -> EncodePipeline:
         make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size())
-        promoted = self._encoder_is_promoted
-        return EncodePipeline(self._encoder, promoted, make_plan, tiling, tile_batch_size, pad, group)
+        return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, tiling, tile_batch_size, pad, group)
 
     @property
     def _decoder(self) -> Decoder:

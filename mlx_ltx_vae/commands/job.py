@@ -22,7 +22,7 @@ from ..planning.plan import Plan
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE, machine_for
 from .cli import print_report, print_traceback, progress_bar, write_line
-from .items import Item, are_many, check_outputs, name_items, read_inputs
+from .items import Item, are_many, check_outputs, make_folder, name_items, read_inputs
 
 #: Called with the number of frames whenever more are done.
 Advance = Callable[[int], object]
@@ -210,6 +210,8 @@ class _Run:
                     item.values, item.text = {"plan": task.plan.as_dict()}, str(task.plan)
                     return
                 ranks.check_same(task.sample)
+                for output in item.outputs if self._job.is_many else ():
+                    make_folder(output)
                 if bar is None:
                     bar = stack.enter_context(self._progress_bar(item.num_frames))
                 task.run(bar.update)

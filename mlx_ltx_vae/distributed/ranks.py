@@ -107,9 +107,9 @@ class Ranks:
 
     def _gather(self, values: np.ndarray) -> np.ndarray:
         """The values of all ranks, stacked along a new first axis."""
-        _agreement().restart_time_limit()
+        _connection().restart_time_limit()
         gathered = np.array(mx.distributed.all_gather(mx.array(values)[None], group=self.group))
-        _agreement().restart_time_limit()
+        _connection().restart_time_limit()
         return gathered
 
     def smallest(self, machine: Machine) -> Machine:
@@ -137,7 +137,7 @@ class Ranks:
     def work_alone(self) -> None:
         """No longer limit the time between two exchanges: from now on, ranks may have any time to themselves."""
         if self.group is not None:
-            _agreement().end_time_limit()
+            _connection().end_time_limit()
 
     def deal(self, costs: Sequence[int]) -> list[int]:
         """The rank of each item: longest first, each to the rank that has least to do."""
@@ -166,7 +166,7 @@ class RowBands:
     def exchange(self, frames: mx.array, before: int, after: int) -> tuple[mx.array | None, mx.array | None]:
         # Ranks meet in pairs, first those of 0 and 1, 2 and 3 and so on, then the others. In a pair the upper band
         # sends first. No two ranks ever wait for each other, however large the rows are.
-        _agreement().restart_time_limit()
+        _connection().restart_time_limit()
         above = below = None
         for parity in (0, 1):
             if self.rank % 2 == parity:
@@ -180,7 +180,7 @@ class RowBands:
         return above, below
 
     def gather(self, frames: mx.array) -> mx.array:
-        _agreement().restart_time_limit()
+        _connection().restart_time_limit()
         batch, time, height, width, channels = frames.shape
         scale = height // self.rows[self.rank]
         missing = (max(self.rows) - self.rows[self.rank]) * scale
@@ -219,11 +219,11 @@ class RowBands:
         return received
 
 
-def _agreement() -> Any:
+def _connection() -> Any:
     """The module, which is not imported where one process works alone."""
-    from . import agreement
+    from . import connection
 
-    return agreement
+    return connection
 
 
 def join_ranks(distributed: str, timeout: int) -> Ranks | None:
@@ -237,4 +237,4 @@ def join_ranks(distributed: str, timeout: int) -> Ranks | None:
         return Ranks()
     if distributed == Work.OFF.value:
         return Ranks() if rank == 0 else None
-    return Ranks(_agreement().join_group(timeout), None if distributed == "auto" else Work(distributed))
+    return Ranks(_connection().join_group(timeout), None if distributed == "auto" else Work(distributed))

@@ -1,14 +1,13 @@
 """Executes a decode plan: latents in, final frames out."""
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
-import numpy as np
 
 from ..backend.device import check_process, confirm_device, explained_device_errors
 from ..distributed.ranks import RowBands
@@ -20,14 +19,16 @@ from ..planning.plan import DecodePlan, Order
 from ..streaming.context import StreamContext
 from ..tiling.intervals import Interval
 from .frame_buffer import FrameBuffer
-from .latent_sources import LatentPreprocess, Latents, LatentSource, LatentStreamSource, as_latents, is_whole
+from .latent_sources import (
+    LatentParts,
+    LatentPreprocess,
+    LatentSource,
+    LatentStreamSource,
+    as_latents,
+    is_whole,
+)
 from .postprocess import FrameChunk, OutputCheck, explain_not_finite, find_cause, to_levels, to_levels_in_parts
-from .run import Run, crop_map, make_bands, peek
-
-LatentParts = Iterable[mx.array | np.ndarray]
-
-#: What callers pass: all latents, or arrays along time as they become available.
-LatentInput = Latents | LatentParts
+from .run import Run, Source, crop_map, make_bands, peek
 
 
 @dataclass(frozen=True)
@@ -147,11 +148,7 @@ class DecodePipeline:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
         yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape)).chunks()
 
-    def _run(
-        self,
-        plan: DecodePlan,
-        make_source: Callable[[LatentPreprocess, Interval | None], LatentSource | LatentStreamSource],
-    ) -> "DecodeRun":
+    def _run(self, plan: DecodePlan, make_source: Callable[[LatentPreprocess, Interval | None], Source]) -> "DecodeRun":
         decoder, shape, options = self.decoder, plan.latent_shape, self.options
         draws = draw(
             decoder.spec,
@@ -185,7 +182,7 @@ class DecodePipeline:
         if band is not None:
             context = context.at(((0, band.start, 0),))
         run = Run(decoder, plan, source, context, partial(_check_cancelled, self.cancelled))
-        return DecodeRun(run, source, check, bands, options.bit_depth)
+        return DecodeRun(run, check, bands, options.bit_depth)
 
 
 def _check_arriving(plan: DecodePlan) -> None:
@@ -201,14 +198,13 @@ def _check_arriving(plan: DecodePlan) -> None:
 class DecodeRun:
     """The execution of one decode.
 
-    `bands` joins the bands of all ranks to whole frames. The number of frames of `source` is final when all is done.
+    `bands` joins the bands of all ranks to whole frames. The number of frames of the source is final when all is done.
     """
 
     run: Run
-    source: LatentSource | LatentStreamSource
     check: OutputCheck
-    bands: RowBands | None = None
-    bit_depth: int | None = None
+    bands: RowBands | None
+    bit_depth: int | None
 
     def chunks(self) -> Generator[FrameChunk, None, None]:
         """Yield every frame once, in order."""
@@ -222,7 +218,7 @@ class DecodeRun:
             return FrameChunk(first, self._finish(piece), self.check.is_finite, self.check.explain)
 
         yield from map(chunk, self.run.results() if self.run.plan.order is Order.TIME else self._buffered())
-        expected, _, _ = self.run.network.spec.out_grid(self.source.grid)
+        expected, _, _ = self.run.network.spec.out_grid(self.run.source.grid)
         if start != expected:
             raise DecodeError(f"{start} frames came out of the network, and {expected} should have.")
         self.check.close()

@@ -21,10 +21,7 @@ from .run import Run, make_bands
 
 
 class EncodeStream(Iterator[mx.array]):
-    """The latents of one encode, (B, C, n, H', W') each, in order along time.
-
-    `bands`, which exchange data with other ranks, are empty without these, and before the first frames arrive.
-    """
+    """The latents of one encode, (B, C, n, H', W') each, in order along time. `bands` as of `DecodeStream`."""
 
     def __init__(self, latents: Generator[mx.array, None, None], bands: Sequence[RowBands]) -> None:
         self._latents = latents

@@ -11,7 +11,6 @@ from ..errors import LatentsError
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
 from ..planning.plan import TileBox
-from ..shapes import Grid
 from ..streaming.axis import Axis
 from ..tiling.intervals import Interval
 from .postprocess import FrameFlags
@@ -25,6 +24,11 @@ class Latents(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def __getitem__(self, index: tuple[slice, ...]) -> mx.array | np.ndarray: ...
+
+
+#: What callers pass: all latents, or arrays along time as they become available.
+LatentParts = Iterable[mx.array | np.ndarray]
+LatentInput = Latents | LatentParts
 
 
 class LatentPreprocess:
@@ -73,7 +77,7 @@ class LatentSource(Source):
         self._preprocess = preprocess
         self._first_row, last = (band.start, band.end) if band else (0, latents.shape[3])
         self.batch = latents.shape[0]
-        self.grid: Grid = (latents.shape[2], last - self._first_row, latents.shape[4])
+        self.grid = (latents.shape[2], last - self._first_row, latents.shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         length = self.grid[axis.grid]
@@ -100,18 +104,14 @@ class LatentStreamSource(Source):
     """Latents that arrive along time as arrays of `shape`, for any n, or a band of them. `grid` grows meanwhile."""
 
     def __init__(
-        self,
-        parts: Iterable[mx.array | np.ndarray],
-        shape: Sequence[int],
-        preprocess: LatentPreprocess,
-        band: Interval | None = None,
+        self, parts: LatentParts, shape: Sequence[int], preprocess: LatentPreprocess, band: Interval | None
     ) -> None:
         self._parts = parts
         self._shape = shape
         self._preprocess = preprocess
         self._rows = band.as_slice if band else slice(0, shape[3])
         self.batch = shape[0]
-        self.grid: Grid = (0, self._rows.stop - self._rows.start, shape[4])
+        self.grid = (0, self._rows.stop - self._rows.start, shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         for part in self._parts:
@@ -142,7 +142,7 @@ def check_finite(latents: mx.array | np.ndarray) -> None:
         raise LatentsError(f"{bad} of {latents.size} latent values are NaN or infinite.")
 
 
-def as_latents(latents: Any) -> Latents | Iterable[mx.array | np.ndarray]:
+def as_latents(latents: Any) -> LatentInput:
     """What a caller passed as latents: an array or a mapped file, which are checked if in memory, or an iterable.
 
     They are read piece by piece, and the caller may assign to them meanwhile. So arrays of numpy are copied, except

@@ -13,7 +13,7 @@ from ..backend.mlx_utils import evaluate, to_float
 from ..errors import LatentsError
 from ..models.specs import LONG_CLIP
 from ..planning.plan import EncodePlan, TileBox
-from ..shapes import Grid, ScaleFactors, format_size
+from ..shapes import ScaleFactors, format_size
 from ..streaming.axis import Axis
 from .run import Source, crop_space, peek
 
@@ -132,7 +132,7 @@ class FrameStreamSource(Source):
         self._preprocess = preprocess
         self.batch = first.shape[0]
         num_frames = 1 + LONG_CLIP * preprocess.scale.time if plan is None else plan.num_frames
-        self.grid: Grid = (num_frames, first.shape[2], first.shape[3])
+        self.grid = (num_frames, first.shape[2], first.shape[3])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         frames, self._frames = self._frames, chain()

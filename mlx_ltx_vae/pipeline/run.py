@@ -18,7 +18,7 @@ from ..distributed.ranks import Ranks, RowBands
 from ..errors import LatentsError, PlanError
 from ..models.base import Network
 from ..planning.plan import Mode, Plan, TileBox
-from ..shapes import LatentShape
+from ..shapes import Grid, LatentShape
 from ..streaming.axis import Axis
 from ..streaming.context import StreamContext
 from ..streaming.driver import run, run_whole
@@ -33,6 +33,7 @@ class Source(ABC):
     """The input of a run."""
 
     batch: int
+    grid: Grid  # its extents
 
     @abstractmethod
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:

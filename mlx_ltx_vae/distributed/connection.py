@@ -14,10 +14,8 @@ import mlx.core as mx
 from ..errors import DistributedError
 from ..process import startup
 from ..process.cleanup import clean_up_for_good, uninterrupted
+from ..process.signals import WORDS
 from .ranks import Ranks
-
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_STANDARD_ERROR = 2
 
 _waited = 0.0  # seconds since the ranks have exchanged something
 _is_over = False
@@ -59,7 +57,7 @@ def _ended_by_the_system(timeout: int | None) -> Iterator[None]:
     if timeout is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: handler for number in _ENDING if callable(handler := signal.getsignal(number))}
+    handlers = {number: handler for number in WORDS if callable(handler := signal.getsignal(number))}
     for number in (*handlers, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.alarm(timeout)
@@ -118,7 +116,7 @@ def _end_process(seconds: float, rank: int, processes: Sequence[int]) -> NoRetur
         "or disconnected, and that the output is read, or set a longer --rank-timeout.\n"
     )
     with suppress(OSError):  # the terminal may be gone
-        os.write(_STANDARD_ERROR, text.encode())
+        os.write(2, text.encode())  # standard error
     for process in processes:
         # As the launcher does next; but it waits for a process on this machine that is stopped, until it goes on.
         with suppress(OSError):  # of another machine, or gone
