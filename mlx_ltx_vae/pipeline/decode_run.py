@@ -19,14 +19,7 @@ from ..planning.plan import DecodePlan, Order
 from ..streaming.context import StreamContext
 from ..tiling.intervals import Interval
 from .frame_buffer import FrameBuffer
-from .latent_sources import (
-    LatentParts,
-    LatentPreprocess,
-    LatentSource,
-    LatentStreamSource,
-    as_latents,
-    is_whole,
-)
+from .latent_sources import LatentParts, LatentPreprocess, LatentSource, LatentStreamSource, as_latents, is_whole
 from .postprocess import FrameChunk, OutputCheck, explain_not_finite, find_cause, to_levels, to_levels_in_parts
 from .run import Run, Source, crop_map, make_bands, peek
 
