@@ -26,7 +26,7 @@ from .video import Fit, VideoReader, VideoWriter
 
 if TYPE_CHECKING or MLX_ERROR is None:
     from .latents import LatentsInfo, load_latents, save_latents
-    from .pipeline.decode_stream import DecodeStream
+    from .pipeline.decode_run import DecodeStream
     from .pipeline.postprocess import FrameChunk
     from .vae import VideoVAE
 elif startup.IS_COMMAND:

@@ -15,25 +15,20 @@ COMMANDS = {
 }
 
 
-def build_parser() -> CommandParser:
-    """The command line of `python -m mlx_ltx_vae` itself."""
-    commands = "\n".join(f"  python -m mlx_ltx_vae.{name:8} {what}" for name, what in COMMANDS.items())
-    return CommandParser(
-        prog="python -m mlx_ltx_vae",
-        usage="%(prog)s.COMMAND [options]",
-        description="Decode and encode LTX video latents on MLX, exactly, in memory that does not grow with the clip.",
-        epilog=f"commands:\n{commands}\n\nTo begin with: python -m mlx_ltx_vae.decode --demo\n"
-        "The options of a command: python -m mlx_ltx_vae.decode --help",
-    )
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` begins with, or list the commands. Returns the exit code."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     if name in COMMANDS:
         module = "bench.__main__" if name == "bench" else name
         return import_module(f".{module}", __package__).main(arguments)
-    parser = build_parser()
+    commands = "\n".join(f"  python -m mlx_ltx_vae.{each:8} {what}" for each, what in COMMANDS.items())
+    parser = CommandParser(
+        prog="python -m mlx_ltx_vae",
+        usage="%(prog)s.COMMAND [options]",
+        description="Decode and encode LTX video latents on MLX, exactly, in memory that does not grow with the clip.",
+        epilog=f"commands:\n{commands}\n\nTo begin with: python -m mlx_ltx_vae.decode --demo\n"
+        "The options of a command: python -m mlx_ltx_vae.decode --help",
+    )
     if name and not name.startswith("-"):
         parser.error(f"there is no command {name!r}; choose one of {', '.join(COMMANDS)}")
     parser.parse_args([name, *arguments] if name else [])

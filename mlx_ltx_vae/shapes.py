@@ -37,10 +37,8 @@ class ScaleFactors(NamedTuple):
 
     def usable_frames(self, num_frames: int, *, pad: bool) -> int:
         """`num_frames` rounded to the form 1 + time * k: down, or up with `pad`."""
-        over = (num_frames - 1) % self.time
-        if over == 0:
-            return num_frames
-        return num_frames + self.time - over if pad else num_frames - over
+        steps = -(-(num_frames - 1) // self.time) if pad else (num_frames - 1) // self.time
+        return 1 + self.time * steps
 
     def covering_latent_grid(self, video_grid: Sequence[int]) -> Grid:
         """(F', H', W') of the smallest latents whose video covers (F, H, W)."""

@@ -15,9 +15,9 @@ from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_chec
 from .errors import CheckpointError
 from .models.base import NETWORKS, Config, Decoder, Encoder, Network
 from .models.noise import DEFAULT_CONVENTION, Noise
-from .pipeline.decode_run import DecodeOptions, DecodePipeline, LatentInput
-from .pipeline.decode_stream import DecodeStream
-from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream
+from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream
+from .pipeline.encode_run import EncodePipeline, EncodeStream
+from .pipeline.latent_sources import LatentInput
 from .pipeline.postprocess import join_chunks
 from .pipeline.preprocess import Frames
 from .planning.plan import DecodePlan, EncodePlan
@@ -84,15 +84,13 @@ class VideoVAE:
         check_process()
         if dtype is not None and dtype not in DTYPES:
             raise CheckpointError(f"dtype {dtype!r} is not known; expected {', '.join(DTYPES)}.")
-        if isinstance(source, Checkpoint):
-            checkpoint = source
-        else:
-            checkpoint = open_checkpoint(source, encoder=encoder, decoder=decoder)
-        encoder_dtype, decoder_dtype = (_cast_dtype(checkpoint, name, dtype) for name in NETWORKS)
+        if not isinstance(source, Checkpoint):
+            source = open_checkpoint(source, encoder=encoder, decoder=decoder)
+        encoder_dtype, decoder_dtype = (_cast_dtype(source, name, dtype) for name in NETWORKS)
         return cls(
-            checkpoint.config,
-            cast(Encoder, load_network(checkpoint, "encoder", encoder_dtype)) if encoder else None,
-            cast(Decoder, load_network(checkpoint, "decoder", decoder_dtype)) if decoder else None,
+            source.config,
+            cast(Encoder, load_network(source, "encoder", encoder_dtype)) if encoder else None,
+            cast(Decoder, load_network(source, "decoder", decoder_dtype)) if decoder else None,
             encoder_is_promoted=encoder_dtype is mx.float32 and dtype != "float32",
             keeps_dtype=dtype is not None,
         )
@@ -233,7 +231,7 @@ class VideoVAE:
         """
         options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized, bit_depth)
         make_plan = partial(self.plan, ranks=1 if group is None else group.size())
-        return DecodePipeline(self._decoder, make_plan, group).stream(latents, plan, options)
+        return DecodePipeline(self._decoder, make_plan, options, group).stream(latents, plan)
 
     def decode(
         self,
@@ -254,7 +252,7 @@ class VideoVAE:
         become final, each once and in order. An exception in it stops the decode and propagates to the caller.
         """
         options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized)
-        chunks = DecodePipeline(self._decoder, self.plan).stream(latents, plan, options)
+        chunks = DecodePipeline(self._decoder, self.plan, options).stream(latents, plan)
         if on_frames_ready is None:
             return join_chunks(chunks)
         for chunk in chunks:
@@ -300,12 +298,7 @@ class VideoVAE:
             TilingError: if the tiles or the tile batch size are invalid.
             DeviceError: if the device runs out of memory, or is stopped.
         """
-        options = EncodeOptions(tiling, tile_batch_size, pad)
-        pipeline = self._encode_pipeline(group)
-        if isinstance(pixels, (mx.array, np.ndarray)):
-            parts = pipeline.clip(pixels, plan, options)
-        else:
-            parts = pipeline.stream(pixels, plan, options)
+        parts = self._encode_pipeline(tiling, tile_batch_size, pad, group).stream(pixels, plan)
         latents = mx.concatenate(list(parts), axis=2)
         with explained_device_errors():
             mx.eval(latents)  # so that another thread can use them
@@ -326,15 +319,17 @@ class VideoVAE:
         As `encode` of an iterator, with spatial tiles only. The plan's number of frames may differ, since memory does
         not depend on it. A `TilingError` is raised at once, a `LatentsError` at the first frames that cause it.
         """
-        return self._encode_pipeline(group).stream(frames, plan, EncodeOptions(tiling, tile_batch_size, pad))
+        return self._encode_pipeline(tiling, tile_batch_size, pad, group).stream(frames, plan)
 
     def _machine(self, network: Network) -> Machine:
         loaded = network.spec.num_weights * network.dtype.size  # which plans count
         return this_machine(network.dtype, loaded, keeps_dtype=self._keeps_dtype)
 
-    def _encode_pipeline(self, group: mx.distributed.Group | None) -> EncodePipeline:
+    def _encode_pipeline(
+        self, tiling: TilingConfig | None, tile_batch_size: int, pad: bool, group: mx.distributed.Group | None
+    ) -> EncodePipeline:
         make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size())
-        return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, group)
+        return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, tiling, tile_batch_size, pad, group)
 
     @property
     def _decoder(self) -> Decoder:

@@ -13,9 +13,9 @@ import numpy as np
 
 from mlx_ltx_vae import VideoVAE, save_latents
 from mlx_ltx_vae.decode import main as main_of_decode
-from mlx_ltx_vae.distributed.agreement import check_same, gather_values, run_together
+from mlx_ltx_vae.distributed.ranks import Ranks
 from mlx_ltx_vae.errors import LTXVAEError
-from mlx_ltx_vae.pipeline.decode_stream import DecodeStream
+from mlx_ltx_vae.pipeline.decode_run import DecodeStream
 from toy_networks import TOYS
 
 
@@ -91,11 +91,13 @@ def errors(group, checkpoint):
         return rank
 
     return {
-        "fails": raised(lambda: run_together(group, lambda: fail_on(1))),
-        "works": run_together(group, lambda: fail_on(99)),
-        "same": raised(lambda: check_same(group, {"the latents": [1, 2]})),
+        "fails": raised(lambda: Ranks(group).together(lambda: fail_on(1))),
+        "works": Ranks(group).together(lambda: fail_on(99)),
+        "same": raised(lambda: Ranks(group).check_same(lambda: {"the latents": [1, 2]})),
         "plans": raised(lambda: vae.stream(latents, own_plan, group=group)),
-        "differ": raised(lambda: check_same(group, {"the checkpoints": 5, "the latents": [1, group.rank()]})),
+        "differ": raised(
+            lambda: Ranks(group).check_same(lambda: {"the checkpoints": 5, "the latents": [1, group.rank()]})
+        ),
     }
 
 
@@ -151,13 +153,13 @@ def main(folder, cases):
     for index, (function, checkpoint, shape) in enumerate(cases):
         if function in ("errors", "batch"):
             made = errors(group, checkpoint) if function == "errors" else batch(group, checkpoint)
-            result = gather_values(group, made)
+            result = Ranks(group).gather(made)
             if group.rank() == 0:
                 (folder / f"{index}.json").write_text(json.dumps(result))
             continue
         vae = open_vae(checkpoint)
         result, sent = globals()[function](vae, group, **shape)
-        alike = gather_values(group, [sent, float(np.abs(result).sum())])
+        alike = Ranks(group).gather([sent, float(np.abs(result).sum())])
         if group.rank() == 0:
             np.savez(
                 folder / f"{index}.npz", result=result, sent=[each[0] for each in alike], sums=[s for _, s in alike]

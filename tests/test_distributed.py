@@ -438,7 +438,7 @@ def test_a_time_limit_cleans_up_and_ends_the_other_processes_of_the_launcher(tmp
     script = """
 import signal, subprocess, sys, threading
 from mlx_ltx_vae.process.cleanup import Cleanup
-from mlx_ltx_vae.distributed.agreement import restart_time_limit, set_time_limit
+from mlx_ltx_vae.distributed.connection import restart_time_limit, set_time_limit
 peer = subprocess.Popen([sys.executable, "-c", "print('ready', flush=True); import time; time.sleep(60)"], stdout=-1)
 peer.stdout.readline()
 peer.send_signal(signal.SIGSTOP)

@@ -1,1 +1,1 @@
-"""The commands: their options, inputs and outputs, and reports."""
+"""What the commands share: their options, inputs and outputs, and reports."""

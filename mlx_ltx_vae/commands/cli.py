@@ -203,7 +203,7 @@ def _describe_for_rank(error: Exception) -> str:
     rank = _rank()
     if rank is None:
         return describe_error(error)
-    from ..distributed.agreement import end_time_limit, is_lost_peer
+    from ..distributed.connection import end_time_limit, is_lost_peer
 
     end_time_limit()
     is_lost = is_lost_peer(error)

@@ -25,12 +25,12 @@ from ..planning.plan import DecodePlan, Mode
 from ..planning.planner import plan_decode
 from ..shapes import Grid
 from ..tiling import PRESETS, TilingConfig, preset
-from ..video import Sink, check_output, check_output_options, open_sink
+from ..video import check_output, check_output_options, open_sink
 from ..video.sink import SinkOptions
 from .cli import CommandParser, examples, frame_rate, positive, run_command, share, tile, tile_frames
-from .items import Item, all_exist, are_many, checkable, find_pattern, has_table, make_folder, name_outputs
+from .items import Item, all_exist, are_many, checkable, find_pattern, has_table, name_outputs
 from .job import Advance, Job, LazyVAE, Task, run_job
-from .options import add_latents_options, add_network_options, add_output_options, add_plan_options, pick, take
+from .options import add_job_options, add_latents_options, add_network_options, pick, take
 
 
 def build_parser() -> CommandParser:
@@ -48,10 +48,9 @@ def build_parser() -> CommandParser:
     _add_input_options(parser)
     how = parser.add_argument_group("how to decode")
     _add_mode_options(how)
-    add_plan_options(how)
+    add_job_options(parser, how)
     _add_noise_options(how)
     _add_video_options(parser.add_argument_group("the video"))
-    add_output_options(parser)
     return parser
 
 
@@ -235,11 +234,11 @@ class DecodeTask(Task):
         frames, seconds, first_seconds, sent_bytes = zip(*done, strict=True)
         self._report(
             self._work,
+            sum(sent_bytes),
+            f"first after {min(first_seconds):.2f} s",
             frames=sum(frames),
-            fps=self._fps,
+            fps=float(self._fps),
             seconds=max(seconds),
-            sent_bytes=sum(sent_bytes),
-            remark=f"first after {min(first_seconds):.2f} s",
             first_frame_seconds=min(first_seconds),
         )
 
@@ -247,11 +246,12 @@ class DecodeTask(Task):
         """Decode this rank's videos: the frames, the seconds, those to the first frame, and the bytes sent."""
         frames, seconds, first, sent = 0, 0.0, 0.0, 0
         options = self._settings.stream
+        make_sink = partial(open_sink, size=self.plan.frame_size, fps=self._fps, options=self._settings.sinks)
         group = self._vae.ranks.group if self._work is Work.ROWS else None
         for index in self._videos:
             start = time.perf_counter()
             chunks = self._vae.loaded.stream(latents.item(index), self.plan, group=group, **options)
-            with self._open_sink(self._item.outputs[index]) if self._writes else nullcontext() as sink:
+            with make_sink(self._item.outputs[index]) if self._writes else nullcontext() as sink:
                 for chunk in chunks:
                     levels = chunk.to_uint8() if options["bit_depth"] == 8 else chunk.to_uint16()
                     if sink is not None:
@@ -262,11 +262,6 @@ class DecodeTask(Task):
             seconds += time.perf_counter() - start
             sent += chunks.sent_bytes
         return frames, seconds, first, sent
-
-    def _open_sink(self, output: str) -> Sink:
-        if self._vae.job.is_many:
-            make_folder(output)
-        return open_sink(output, size=self.plan.frame_size, fps=self._fps, options=self._settings.sinks)
 
     def _check_outputs(self) -> None:
         """Find out whether to skip, and raise what `open_sink` would raise, before the weights are read."""

@@ -1,9 +1,8 @@
 """`python -m mlx_ltx_vae.encode`: encodes videos to latent files."""
 
-import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -16,7 +15,6 @@ import numpy as np
 
 from .. import demo
 from ..distributed.ranks import Work
-from ..errors import LatentsError
 from ..files.atomic import PartFile, check_absent
 from ..files.opening import sample_path
 from ..latents import check_latents_name, save_latents
@@ -28,9 +26,9 @@ from ..shapes import Size
 from ..tiling import TilingConfig
 from ..video import Fit, VideoReader
 from .cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
-from .items import Item, all_exist, find_pattern, has_table, make_folder
+from .items import Item, all_exist, find_pattern, has_table
 from .job import Advance, Job, LazyVAE, Task, run_job
-from .options import add_network_options, add_output_options, add_plan_options, pick, take
+from .options import add_job_options, add_network_options, pick, take
 
 
 def build_parser() -> CommandParser:
@@ -57,17 +55,16 @@ def build_parser() -> CommandParser:
     video.add_argument("--size", type=frame_size, metavar="WxH", help="frame size to encode (default: the video's)")
     fit = video.add_mutually_exclusive_group()
     resize = "scale to --size, or to the nearest size that can be encoded"
-    fit.add_argument("--resize", action="store_true", help=resize)
+    fit.add_argument("--resize", dest="fit", action="store_const", const=Fit.RESIZE, help=resize)
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
-    fit.add_argument("--crop", action="store_true", help=crop)
+    fit.add_argument("--crop", dest="fit", action="store_const", const=Fit.CROP, help=crop)
     video.add_argument("--frames", type=positive, metavar="N", help="encode the first N frames (default: all)")
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
-    add_plan_options(how)
-    add_output_options(parser)
+    add_job_options(parser, how)
     return parser
 
 
@@ -100,8 +97,7 @@ class EncodeSettings:
     """What is wanted of an encode. `size`, `frames` and `fps` override what a table says about an item."""
 
     size: Size | None
-    resize: bool
-    crop: bool
+    fit: Fit | None
     frames: int | None
     fps: Fraction | None
     pad: bool
@@ -129,11 +125,10 @@ class EncodeTask(Task):
     def open(self) -> Iterator[None]:
         settings, item = self._settings, self._item
         size = settings.size or item.size
-        fit = Fit.RESIZE if settings.resize or size else Fit.EXACT
         with VideoReader(
             item.source,
             size=size,
-            fit=Fit.CROP if settings.crop else fit,
+            fit=settings.fit or (Fit.RESIZE if size else Fit.EXACT),
             multiple=self._vae.checkpoint.config.spatial_scale,
             max_frames=settings.frames or item.max_frames,
             fps=settings.fps or item.fps,
@@ -150,37 +145,25 @@ class EncodeTask(Task):
 
     def run(self, advance: Advance) -> None:
         video, ranks, (output,) = self._video, self._vae.ranks, self._item.outputs
-        if self._vae.job.is_many:
-            make_folder(output)
         if ranks.is_first:
             PartFile(Path(output)).discard()  # an error if it cannot be written
         vae = self._vae.loaded
         start = time.perf_counter()
         stream = vae.encode_stream(_counted(video, advance), self.plan, pad=self._settings.pad, group=ranks.group)
-        parts = list(stream)
-        if not parts:
-            raise LatentsError(f"{self._item.source}: has no frames.")
-        latents = mx.concatenate(parts, axis=2)
+        latents = mx.concatenate(list(stream), axis=2)
         num_frames, height, width = vae.config.scale.video_grid(latents.shape[2:])
+        sizes = {"num_frames": num_frames, "height": height, "width": width}
         if ranks.is_first:
-            save_latents(
-                output,
-                latents,
-                fps=video.fps,
-                num_frames=num_frames,
-                height=height,
-                width=width,
-                overwrite=not self._vae.job.no_overwrite,
-            )
+            save_latents(output, latents, fps=video.fps, overwrite=not self._vae.job.no_overwrite, **sizes)
         self._report(
             Work.ROWS,
-            frames=num_frames,
-            fps=video.fps,
-            seconds=time.perf_counter() - start,
-            sent_bytes=stream.sent_bytes,
-            remark=f"latents {latents.shape}",
+            stream.sent_bytes,
+            f"latents {latents.shape}",
             headline=_describe_change(video.source_fps, video.fps),
+            frames=num_frames,
+            fps=None if video.fps is None else float(video.fps),
             source_fps=None if video.source_fps is None else float(video.source_fps),
+            seconds=time.perf_counter() - start,
             latent_shape=latents.shape,
         )
 
@@ -208,8 +191,7 @@ def _counted(video: VideoReader, advance: Advance) -> Iterator[np.ndarray]:
 
 def _bytes_on_disk(source: Path) -> int:
     """Of a file, or of the files of a folder; 0 if there is none, which is an error when the item runs."""
-    try:
-        files = list(source.iterdir()) if source.is_dir() else [source]
-        return sum(os.path.getsize(file) for file in files)
-    except OSError:
-        return 0
+    with suppress(OSError):
+        files = source.iterdir() if source.is_dir() else [source]
+        return sum(file.stat().st_size for file in files)
+    return 0

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
@@ -23,7 +22,7 @@ from ..planning.plan import Plan
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE, machine_for
 from .cli import print_report, print_traceback, progress_bar, write_line
-from .items import Item, are_many, check_outputs, name_items, read_inputs
+from .items import Item, are_many, check_outputs, make_folder, name_items, read_inputs
 
 #: Called with the number of frames whenever more are done.
 Advance = Callable[[int], object]
@@ -95,43 +94,31 @@ class Task(ABC):
     def run(self, advance: Advance) -> None:
         """Run the item, and complete it with its report."""
 
-    def _report(
-        self,
-        work: Work,
-        *,
-        frames: int,
-        fps: Fraction | None,
-        seconds: float,
-        sent_bytes: int,
-        remark: str,
-        headline: str | None = None,
-        **details: Any,
-    ) -> None:
+    def _report(self, work: Work, sent_bytes: int, remark: str, *, headline: str | None = None, **values: Any) -> None:
         """Complete the item with its report. All ranks that have run it together call this.
 
-        `frames` are those of all outputs, `sent_bytes` this rank's. `remark` ends the line on frames, after `headline`.
+        `sent_bytes` are this rank's. `remark` ends the line on frames, after `headline`. `values` are JSON-serializable
+        and include the seconds, and the frames of all outputs.
         """
         ranks, outputs = self._vae.ranks, self._item.outputs
         sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
         lines = [headline] if headline else []
-        lines.append(f"Frames: {frames}, {format_rate(frames, seconds)}, {remark}")
+        lines.append(f"Frames: {values['frames']}, {format_rate(values['frames'], values['seconds'])}, {remark}")
         lines.append(f"Peak memory: {', '.join(map(format_bytes, peaks))}")
-        values = {
-            "frames": frames,
+        values |= {
             "width": self.plan.width,
             "height": self.plan.height,
-            "fps": None if fps is None else float(fps),
-            **details,
-            "seconds": seconds,
             "peak_memory_bytes": peaks[0],
             "plan": self.plan.as_dict(),
             "output": outputs[0] if len(outputs) == 1 else list(outputs),
         }
         if ranks.group is not None:
-            values["ranks"] = ranks.size
-            values["distributed"] = work.value
-            values["exchanged_bytes"] = sum(sent)
-            values["peak_memory_bytes_per_rank"] = list(peaks)
+            values |= {
+                "ranks": ranks.size,
+                "distributed": work.value,
+                "exchanged_bytes": sum(sent),
+                "peak_memory_bytes_per_rank": list(peaks),
+            }
             shared = "bands of rows" if work is Work.ROWS else "whole videos"
             lines.append(f"Ranks: {ranks.size}, each {shared}; {format_bytes(sum(sent))} exchanged")
         self._item.values, self._item.text = values, "\n".join(lines)
@@ -223,6 +210,8 @@ class _Run:
                     item.values, item.text = {"plan": task.plan.as_dict()}, str(task.plan)
                     return
                 ranks.check_same(task.sample)
+                for output in item.outputs if self._job.is_many else ():
+                    make_folder(output)
                 if bar is None:
                     bar = stack.enter_context(self._progress_bar(item.num_frames))
                 task.run(bar.update)

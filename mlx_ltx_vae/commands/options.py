@@ -24,8 +24,12 @@ def add_latents_options(group: argparse._ActionsContainer) -> None:
     group.add_argument("--grid", type=grid, metavar="FxHxW", help=sizes)
 
 
-def add_plan_options(group: argparse._ActionsContainer) -> None:
-    """Add the options of commands that run a network: how they may use memory, and in which precision."""
+def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsContainer) -> None:
+    """Add the options of commands that run a network.
+
+    To the `group`, how they may use memory, and in which precision; to the parser, what to do with outputs that exist,
+    what to report, and those of every command.
+    """
     batch = "tiles that run together (default: 1)"
     group.add_argument("--tile-batch-size", type=positive, default=1, metavar="N", help=batch)
     budget = """the most memory that this may take, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of what
@@ -40,10 +44,6 @@ def add_plan_options(group: argparse._ActionsContainer) -> None:
         (default: %(default)s)"""
     group.add_argument("--rank-timeout", type=positive, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=timeout)
     group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and stop")
-
-
-def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what to do with outputs that exist, and what to report, and those of every command."""
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
     absent = "fail for inputs whose output exists, and replace nothing"

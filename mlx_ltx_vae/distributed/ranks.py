@@ -1,18 +1,22 @@
-"""How a command divides its work over the ranks that a launcher has started. One process alone is one rank."""
+"""How ranks divide their work, and what they tell each other and exchange. One process alone is one rank."""
 
 import enum
+import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from importlib.metadata import version
+from typing import Any, TypeVar
 
-from ..errors import DistributedError, PlanError, quote
+import mlx.core as mx
+import numpy as np
 
-if TYPE_CHECKING:
-    import mlx.core as mx
-
-    from ..backend.machine import Machine
+from ..backend.machine import Machine
+from ..backend.mlx_utils import take
+from ..errors import DistributedError, PlanError, describe_error, quote
+from ..streaming.axis import Axis
 
 Value = TypeVar("Value")
 
@@ -47,7 +51,7 @@ def launched_rank() -> int | None:
 class Ranks:
     """The ranks of a command."""
 
-    group: "mx.distributed.Group | None" = None  # None for one process alone; then no other module here is imported
+    group: mx.distributed.Group | None = None  # None for one process alone; then no other module here is imported
     wanted: Work | None = None  # what the user wants to be shared; None to choose
 
     @property
@@ -72,27 +76,68 @@ class Ranks:
         return self.wanted or (Work.BATCH if num_videos > 1 else Work.ROWS)
 
     def together(self, function: Callable[[], Value]) -> Value:
-        """What a function returns. If it fails on one rank, it fails on all."""
-        return function() if self.group is None else _agreement().run_together(self.group, function)
+        """Run a function on all ranks. If it fails on one, it fails on all, so that none waits for another.
+
+        The error is a `DistributedError` with that of the first rank on which it failed. On the first rank, which
+        reports errors, its own is raised as it is.
+        """
+        if self.group is None:
+            return function()
+        result, error = None, None
+        try:
+            result = function()
+        except Exception as caught:  # raised below, when all ranks know
+            error = caught
+        messages = self.gather(None if error is None else describe_error(error))
+        if error is not None and self.is_first:
+            raise error
+        for rank, message in enumerate(messages):
+            if message:
+                raise DistributedError(f"rank {rank}: {message}") from error
+        return result  # type: ignore[return-value]  # there is one if there is no error
 
     def gather(self, value: Value) -> list[Value]:
         """The JSON-serializable values of all ranks, in order."""
-        return [value] if self.group is None else _agreement().gather_values(self.group, value)
+        if self.group is None:
+            return [value]
+        data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        sizes = self._gather(np.array([len(data)], np.int32))[:, 0]
+        rows = self._gather(np.pad(data, (0, int(sizes.max()) - len(data))))
+        return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
-    def smallest(self, machine: "Machine") -> "Machine":
+    def _gather(self, values: np.ndarray) -> np.ndarray:
+        """The values of all ranks, stacked along a new first axis."""
+        _connection().restart_time_limit()
+        gathered = np.array(mx.distributed.all_gather(mx.array(values)[None], group=self.group))
+        _connection().restart_time_limit()
+        return gathered
+
+    def smallest(self, machine: Machine) -> Machine:
         """This rank's machine with the memory of the smallest of all, so that all ranks make the same plan."""
         available = [memory for memory in self.gather(machine.available) if memory is not None]
         return replace(machine, available=min(available)) if available else machine
 
     def check_same(self, read: Callable[[], Mapping[str, Any]]) -> None:
-        """Check that `read`, which one process alone does not call, returns the same things by name on all ranks."""
-        if self.group is not None:
-            _agreement().check_same(self.group, self.together(read))
+        """Check that all ranks `read` the same things, JSON-serializable by name, by a hash of each.
+
+        One process alone does not call `read`.
+        """
+        if self.group is None:
+            return
+        things = {**self.together(read), "the versions of mlx_ltx_vae": version("mlx_ltx_vae")}
+        hashes = {name: hashlib.sha256(json.dumps(thing).encode()).hexdigest() for name, thing in things.items()}
+        for rank, others in enumerate(self.gather(hashes)):
+            for name in hashes:
+                if others.get(name) != hashes[name]:
+                    raise DistributedError(
+                        f"{name} differ between rank {min(rank, self.rank)} and rank {max(rank, self.rank)}; give all "
+                        "ranks the same files, options and memory budget."
+                    )
 
     def work_alone(self) -> None:
         """No longer limit the time between two exchanges: from now on, ranks may have any time to themselves."""
         if self.group is not None:
-            _agreement().end_time_limit()
+            _connection().end_time_limit()
 
     def deal(self, costs: Sequence[int]) -> list[int]:
         """The rank of each item: longest first, each to the rank that has least to do."""
@@ -104,11 +149,81 @@ class Ranks:
         return ranks
 
 
-def _agreement() -> Any:
-    """The module, which is not imported where one process works alone."""
-    from . import agreement
+class RowBands:
+    """This rank's view of the bands, of `rows` latent rows each from top to bottom: the `Neighbors` of its stream.
 
-    return agreement
+    All ranks of the group must make the same calls in the same order. `sent_bytes` are those of this rank.
+    """
+
+    axis = Axis.HEIGHT
+
+    def __init__(self, group: mx.distributed.Group, rows: Sequence[int]) -> None:
+        self._group = group
+        self.rank: int = group.rank()
+        self.rows = tuple(rows)
+        self.sent_bytes = 0
+
+    def exchange(self, frames: mx.array, before: int, after: int) -> tuple[mx.array | None, mx.array | None]:
+        # Ranks meet in pairs, first those of 0 and 1, 2 and 3 and so on, then the others. In a pair the upper band
+        # sends first. No two ranks ever wait for each other, however large the rows are.
+        _connection().restart_time_limit()
+        above = below = None
+        for parity in (0, 1):
+            if self.rank % 2 == parity:
+                if self.rank + 1 < len(self.rows):
+                    height = frames.shape[Axis.HEIGHT]
+                    self._send(take(frames, Axis.HEIGHT, height - before, height), self.rank + 1)
+                    below = self._receive(frames, after, self.rank + 1)
+            elif self.rank > 0:
+                above = self._receive(frames, before, self.rank - 1)
+                self._send(take(frames, Axis.HEIGHT, 0, after), self.rank - 1)
+        return above, below
+
+    def gather(self, frames: mx.array) -> mx.array:
+        _connection().restart_time_limit()
+        batch, time, height, width, channels = frames.shape
+        scale = height // self.rows[self.rank]
+        missing = (max(self.rows) - self.rows[self.rank]) * scale
+        rows = frames.transpose(2, 0, 1, 3, 4)
+        if missing:
+            rows = mx.concatenate([rows, mx.zeros((missing, *rows.shape[1:]), rows.dtype)])
+        self.sent_bytes += rows.nbytes * (len(self.rows) - 1)
+        gathered = mx.distributed.all_gather(rows, group=self._group)
+        gathered = gathered.reshape(len(self.rows), -1, batch, time, width, channels)
+        parts = [gathered[rank, : count * scale] for rank, count in enumerate(self.rows)]
+        joined = mx.concatenate(parts).transpose(1, 2, 0, 3, 4)
+        mx.async_eval(joined)  # at once, also where nobody looks at it: the other ranks wait for this one
+        return joined
+
+    def all_true(self, flags: mx.array) -> mx.array:
+        """Element by element, whether a flag is true on all ranks. Starts the exchange."""
+        values = flags.astype(mx.int32)
+        self.sent_bytes += values.nbytes * (len(self.rows) - 1)
+        result = mx.distributed.all_min(values, group=self._group).astype(mx.bool_)
+        mx.async_eval(result)
+        return result
+
+    def _send(self, rows: mx.array, rank: int) -> None:
+        if rows.size:
+            rows = mx.contiguous(rows)
+            # Evaluated one by one: the order of evaluation within one graph is up to MLX.
+            mx.async_eval(mx.distributed.send(rows, rank, group=self._group))
+            self.sent_bytes += rows.nbytes
+
+    def _receive(self, frames: mx.array, rows: int, rank: int) -> mx.array | None:
+        if not rows:
+            return None
+        batch, time, _, width, channels = frames.shape
+        received = mx.distributed.recv((batch, time, rows, width, channels), frames.dtype, rank, group=self._group)
+        mx.async_eval(received)
+        return received
+
+
+def _connection() -> Any:
+    """The module, which is not imported where one process works alone."""
+    from . import connection
+
+    return connection
 
 
 def join_ranks(distributed: str, timeout: int) -> Ranks | None:
@@ -122,4 +237,4 @@ def join_ranks(distributed: str, timeout: int) -> Ranks | None:
         return Ranks()
     if distributed == Work.OFF.value:
         return Ranks() if rank == 0 else None
-    return Ranks(_agreement().join_group(timeout), None if distributed == "auto" else Work(distributed))
+    return Ranks(_connection().join_group(timeout), None if distributed == "auto" else Work(distributed))

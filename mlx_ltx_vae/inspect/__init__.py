@@ -13,8 +13,6 @@ from ..shapes import Grid
 from .checkpoint import CheckpointReport, inspect_checkpoint
 from .latents import LatentsReport, inspect_latents
 
-__all__ = ["CheckpointReport", "LatentsReport", "inspect"]
-
 _NAMED_TENSORS = 3
 
 

@@ -1,37 +1,27 @@
 """Executes a decode plan: latents in, final frames out."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import mlx.core as mx
-import numpy as np
 
-from ..backend.device import check_process, confirm_device
-from ..errors import DecodeError, LatentsError, PlanError
+from ..backend.device import check_process, confirm_device, explained_device_errors
+from ..distributed.ranks import RowBands
+from ..errors import DecodeCancelled, DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
 from ..models.noise import DEFAULT_CONVENTION, Noise, draw
 from ..models.specs import LONG_CLIP
 from ..planning.plan import DecodePlan, Order
-from ..shapes import LatentShape
 from ..streaming.context import StreamContext
 from ..tiling.intervals import Interval
-from .decode_stream import Cancellation, DecodeStream
-from .diagnosis import explain_not_finite, find_cause
 from .frame_buffer import FrameBuffer
-from .latent_sources import LatentPreprocess, Latents, LatentSource, LatentStreamSource, as_latents, is_whole, peek
-from .postprocess import FrameChunk, OutputCheck, to_levels, to_levels_in_parts
-from .rank_bands import make_bands
-from .run import Run, crop_map
-
-if TYPE_CHECKING:
-    from ..distributed.row_bands import RowBands
-
-LatentParts = Iterable[mx.array | np.ndarray]
-
-#: What callers pass: all latents, or arrays along time as they become available.
-LatentInput = Latents | LatentParts
+from .latent_sources import LatentParts, LatentPreprocess, LatentSource, LatentStreamSource, as_latents, is_whole
+from .postprocess import FrameChunk, OutputCheck, explain_not_finite, find_cause, to_levels, to_levels_in_parts
+from .run import Run, Source, crop_map, make_bands, peek
 
 
 @dataclass(frozen=True)
@@ -47,69 +37,115 @@ class DecodeOptions:
     bit_depth: int | None = None
 
 
+class DecodeStream(Iterator[FrameChunk], AbstractContextManager["DecodeStream"]):
+    """The chunks of one decode, in order. Usable as a context manager, which closes it.
+
+    One thread at a time takes chunks; `cancel` may be called from any thread at any time.
+
+    `bands`, which exchange data with other ranks, are empty without these, and before the first latents arrive.
+    """
+
+    def __init__(
+        self, chunks: Generator[FrameChunk, None, None], cancelled: threading.Event, bands: Sequence[RowBands]
+    ) -> None:
+        self._chunks, self._cancelled, self._bands = chunks, cancelled, bands
+        self._running = threading.Lock()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this process has sent to other ranks so far."""
+        return sum(bands.sent_bytes for bands in self._bands)
+
+    def __next__(self) -> FrameChunk:
+        with self._running:
+            _check_cancelled(self._cancelled)
+            with explained_device_errors():
+                return next(self._chunks)
+
+    def close(self) -> None:
+        """End the decode and free its memory; later calls of `next` raise StopIteration.
+
+        If a chunk is being computed, in another thread, this is `cancel`.
+        """
+        if self._running.acquire(blocking=False):
+            try:
+                self._chunks.close()
+            finally:
+                self._running.release()
+        else:
+            self._cancelled.set()
+
+    def cancel(self) -> None:
+        """End the decode from any thread, without waiting.
+
+        The thread that takes chunks gets `DecodeCancelled`, at the end of the running step or at its next call, so that
+        a video that it writes does not count as whole. Memory is freed then, or now if no chunk is being computed.
+        """
+        self._cancelled.set()
+        self.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check_cancelled(cancelled: threading.Event) -> None:
+    """Called between the steps of a run. Any thread may set the flag."""
+    if cancelled.is_set():
+        raise DecodeCancelled("the decode was cancelled.")
+
+
 @dataclass(frozen=True)
 class DecodePipeline:
-    """Starts decodes with one decoder, in this process or together with a group. `make_plan` makes the default plan."""
+    """Starts a decode, in this process or together with a group. `make_plan` makes the default plan."""
 
     decoder: Decoder
     make_plan: Callable[[Sequence[int]], DecodePlan]
+    options: DecodeOptions
     group: mx.distributed.Group | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    bands: list[RowBands] = field(default_factory=list)  # those of the run, if it has any, once it is made
 
-    def stream(self, latents: Any, plan: DecodePlan | None, options: DecodeOptions) -> DecodeStream:
+    def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
         check_process()
-        if options.bit_depth not in (None, 8, 10):
-            raise LatentsError(f"the bit depth must be 8 or 10, not {options.bit_depth!r}.")
+        if self.options.bit_depth not in (None, 8, 10):
+            raise LatentsError(f"the bit depth must be 8 or 10, not {self.options.bit_depth!r}.")
         given = as_latents(latents)
-        cancellation = Cancellation()
         if is_whole(given):
             plan, shape = plan or self.make_plan(given.shape), tuple(given.shape)
             if plan.latent_shape != shape:
                 raise PlanError(
                     f"the plan was made for latents of shape {tuple(plan.latent_shape)}; these are {shape}."
                 )
-            run = self._run(plan, options, cancellation, partial(LatentSource, given))
-            return DecodeStream(run.chunks(), cancellation, () if run.bands is None else (run.bands,))
-        if plan is not None:
-            _check_arriving(plan)
-        bands: list[RowBands] = []
-        chunks = self._decode_arriving(cast(LatentParts, given), plan, options, cancellation, bands)
-        return DecodeStream(chunks, cancellation, bands)
+            chunks = self._run(plan, partial(LatentSource, given)).chunks()
+        else:
+            if plan is not None:
+                _check_arriving(plan)
+            chunks = self._decode_arriving(cast(LatentParts, given), plan)
+        return DecodeStream(chunks, self.cancelled, self.bands)
 
-    def _decode_arriving(
-        self,
-        parts: LatentParts,
-        plan: DecodePlan | None,
-        options: DecodeOptions,
-        cancellation: Cancellation,
-        bands: "list[RowBands]",
-    ) -> Generator[FrameChunk, None, None]:
-        """Decode latents as they arrive. The run's bands are appended to `bands` when the first ones have arrived."""
-        shape, parts = peek(parts)
+    def _decode_arriving(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
+        """Decode latents as they arrive."""
+        first, parts = peek(parts, "there are no latents to decode.")
+        if not hasattr(first, "shape"):
+            raise LatentsError(
+                f"an iterator of latents gave {type(first).__name__}; expected arrays (B, C, n, H', W')."
+            )
         if plan is None:
-            plan = self.make_plan((*shape[:2], LONG_CLIP, *shape[3:]))
+            plan = self.make_plan((*first.shape[:2], LONG_CLIP, *first.shape[3:]))
             _check_arriving(plan)
+        del first  # its buffer is free when it is decoded
         spec = self.decoder.spec
         needs_all = spec.has_latent_noise or any(layer.noise_channels for layer in spec.layers)
-        if options.noise is not None and options.noise != "zeros" and needs_all:
+        if self.options.noise is not None and self.options.noise != "zeros" and needs_all:
             raise LatentsError('noise arrays need the whole latents; with an iterator use a seed or noise="zeros".')
-        known = plan.latent_shape
-        run = self._run(plan, options, cancellation, partial(LatentStreamSource, parts, known))
-        if run.bands is not None:
-            bands.append(run.bands)
-        yield from run.chunks()
+        yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape)).chunks()
 
-    def _run(
-        self,
-        plan: DecodePlan,
-        options: DecodeOptions,
-        cancellation: Cancellation,
-        make_source: Callable[[LatentPreprocess, Interval | None], LatentSource | LatentStreamSource],
-    ) -> "DecodeRun":
-        decoder, shape = self.decoder, plan.latent_shape
+    def _run(self, plan: DecodePlan, make_source: Callable[[LatentPreprocess, Interval | None], Source]) -> "DecodeRun":
+        decoder, shape, options = self.decoder, plan.latent_shape, self.options
         draws = draw(
             decoder.spec,
-            LatentShape(*shape),
+            shape,
             decoder.dtype,
             noise=options.noise,
             seed=options.seed,
@@ -119,6 +155,8 @@ class DecodePipeline:
         )
         preprocess = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized)
         bands = make_bands(self.group, plan)
+        if bands is not None:
+            self.bands.append(bands)
         band = None if bands is None else plan.bands[bands.rank]
         source = make_source(preprocess, band)
         timesteps, maps = draws.timesteps(shape.batch), draws.maps
@@ -137,8 +175,8 @@ class DecodePipeline:
         context = StreamContext(
             timesteps=timesteps, noise_maps=maps, noise=draws.volumes, neighbors=bands, origins=origins
         )
-        run = Run(decoder, plan, source, context, cancellation.check)
-        return DecodeRun(run, source, check, bands, options.bit_depth)
+        run = Run(decoder, plan, source, context, partial(_check_cancelled, self.cancelled))
+        return DecodeRun(run, check, bands, options.bit_depth)
 
 
 def _check_arriving(plan: DecodePlan) -> None:
@@ -154,14 +192,13 @@ def _check_arriving(plan: DecodePlan) -> None:
 class DecodeRun:
     """The execution of one decode.
 
-    `bands` joins the bands of all ranks to whole frames. The number of frames of `source` is final when all is done.
+    `bands` joins the bands of all ranks to whole frames. The number of frames of the source is final when all is done.
     """
 
     run: Run
-    source: LatentSource | LatentStreamSource
     check: OutputCheck
-    bands: "RowBands | None" = None
-    bit_depth: int | None = None
+    bands: RowBands | None
+    bit_depth: int | None
 
     def chunks(self) -> Generator[FrameChunk, None, None]:
         """Yield every frame once, in order."""
@@ -175,7 +212,7 @@ class DecodeRun:
             return FrameChunk(first, self._finish(piece), self.check.is_finite, self.check.explain)
 
         yield from map(chunk, self.run.results() if self.run.plan.order is Order.TIME else self._buffered())
-        expected, _, _ = self.run.network.spec.out_grid(self.source.grid)
+        expected, _, _ = self.run.network.spec.out_grid(self.run.source.grid)
         if start != expected:
             raise DecodeError(f"{start} frames came out of the network, and {expected} should have.")
         self.check.close()

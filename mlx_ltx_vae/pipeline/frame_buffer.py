@@ -6,8 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
-from types import TracebackType
+from contextlib import AbstractContextManager, ExitStack
 
 import mlx.core as mx
 import numpy as np
@@ -24,7 +23,7 @@ _ZEROS_AT_ONCE = 2**20  # bytes
 _BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 
-class FrameBuffer:
+class FrameBuffer(AbstractContextManager["FrameBuffer"]):
     """A context manager that stores frames (B, F, H, W, 3) in a mapped file without a name in the temporary folder."""
 
     def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
@@ -58,12 +57,7 @@ class FrameBuffer:
             bits = mx.array(np.array(self._frames[:, start : start + _FRAMES_AT_ONCE]))
             yield bits.view(self._dtype)
 
-    def __enter__(self) -> "FrameBuffer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         del self._frames
         self._file.close()
 

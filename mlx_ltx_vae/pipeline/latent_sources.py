@@ -1,7 +1,6 @@
 """Provides latents as the input of a decoder, piece by piece: from an array, a file, or arrays that arrive in time."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any, Protocol, TypeGuard
 
 import mlx.core as mx
@@ -11,13 +10,11 @@ from ..backend.mlx_utils import count_nonfinite, evaluate, to_float
 from ..errors import LatentsError
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
-from ..shapes import Grid
+from ..planning.plan import TileBox
 from ..streaming.axis import Axis
 from ..tiling.intervals import Interval
 from .postprocess import FrameFlags
-from .sources import Box, crop_pieces
-
-_ALL = slice(None)
+from .run import Source
 
 
 class Latents(Protocol):
@@ -27,6 +24,11 @@ class Latents(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def __getitem__(self, index: tuple[slice, ...]) -> mx.array | np.ndarray: ...
+
+
+#: What callers pass: all latents, or arrays along time as they become available.
+LatentParts = Iterable[mx.array | np.ndarray]
+LatentInput = Latents | LatentParts
 
 
 class LatentPreprocess:
@@ -67,15 +69,15 @@ class LatentPreprocess:
         return to_float(self._largest)
 
 
-class LatentSource:
+class LatentSource(Source):
     """Whole latents as the input of a decoder, or a band of their rows."""
 
     def __init__(self, latents: Latents, preprocess: LatentPreprocess, band: Interval | None = None) -> None:
         self._latents = latents
         self._preprocess = preprocess
         self._first_row, last = (band.start, band.end) if band else (0, latents.shape[3])
-        self.batch: int = latents.shape[0]
-        self.grid: Grid = (latents.shape[2], last - self._first_row, latents.shape[4])
+        self.batch = latents.shape[0]
+        self.grid = (latents.shape[2], last - self._first_row, latents.shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         length = self.grid[axis.grid]
@@ -84,10 +86,10 @@ class LatentSource:
             box[axis.grid] = slice(start, min(start + chunk, length))
             yield self._read(box[0], box[1], box[2])
 
-    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
         return [self._crops(boxes, chunk) for boxes in batches]
 
-    def _crops(self, boxes: Sequence[Box], chunk: int) -> Iterator[mx.array]:
+    def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
         time = boxes[0][0]  # all boxes of a batch have the same
         for start in range(time.start, time.end, chunk):
             frames = slice(start, min(start + chunk, time.end))
@@ -98,22 +100,18 @@ class LatentSource:
         return self._preprocess(self._latents[:, :, frames, rows, columns], (frames, rows, columns))
 
 
-class LatentStreamSource:
+class LatentStreamSource(Source):
     """Latents that arrive along time as arrays of `shape`, for any n, or a band of them. `grid` grows meanwhile."""
 
     def __init__(
-        self,
-        parts: Iterable[mx.array | np.ndarray],
-        shape: Sequence[int],
-        preprocess: LatentPreprocess,
-        band: Interval | None = None,
+        self, parts: LatentParts, shape: Sequence[int], preprocess: LatentPreprocess, band: Interval | None
     ) -> None:
         self._parts = parts
         self._shape = shape
         self._preprocess = preprocess
         self._rows = band.as_slice if band else slice(0, shape[3])
-        self.batch: int = shape[0]
-        self.grid: Grid = (0, self._rows.stop - self._rows.start, shape[4])
+        self.batch = shape[0]
+        self.grid = (0, self._rows.stop - self._rows.start, shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         for part in self._parts:
@@ -123,9 +121,6 @@ class LatentStreamSource:
                 before, height, width = self.grid
                 self.grid = (before + cut.shape[2], height, width)
                 yield self._preprocess(cut, (slice(before, self.grid[0]), self._rows, slice(0, width)))
-
-    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        return crop_pieces(self.pieces(Axis.TIME, chunk), batches)
 
     def _check(self, part: mx.array | np.ndarray) -> None:
         found, expected = tuple(part.shape), tuple(self._shape)
@@ -147,7 +142,7 @@ def check_finite(latents: mx.array | np.ndarray) -> None:
         raise LatentsError(f"{bad} of {latents.size} latent values are NaN or infinite.")
 
 
-def as_latents(latents: Any) -> Latents | Iterable[mx.array | np.ndarray]:
+def as_latents(latents: Any) -> LatentInput:
     """What a caller passed as latents: an array or a mapped file, which are checked if in memory, or an iterable.
 
     They are read piece by piece, and the caller may assign to them meanwhile. So arrays of numpy are copied, except
@@ -171,14 +166,3 @@ def as_latents(latents: Any) -> Latents | Iterable[mx.array | np.ndarray]:
 def is_whole(latents: Any) -> TypeGuard[Latents]:
     """Whether latents are known from the start to the end, rather than arriving."""
     return hasattr(latents, "shape")
-
-
-def peek(parts: Iterable[mx.array | np.ndarray]) -> tuple[tuple[int, ...], Iterable[mx.array | np.ndarray]]:
-    """The shape of the first array, and all arrays."""
-    iterator = iter(parts)
-    first = next(iterator, None)
-    if first is None:
-        raise LatentsError("there are no latents to decode.")
-    if not hasattr(first, "shape"):
-        raise LatentsError(f"an iterator of latents gave {type(first).__name__}; expected arrays (B, C, n, H', W').")
-    return tuple(first.shape), chain([first], iterator)

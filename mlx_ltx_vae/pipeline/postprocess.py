@@ -1,14 +1,16 @@
-"""Checks a decoder's output, and converts pixels in [-1, 1] to the integer levels that sinks write."""
+"""Checks a network's output, and converts pixels in [-1, 1] to the integer levels that sinks write."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from ..backend.device import explained_device_errors
-from ..backend.mlx_utils import to_bool, to_list
+from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_bool, to_list
 from ..errors import DecodeError, LatentsError
+from ..models.base import Network
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiled_memory import FRAMES_PER_CONVERSION
 
@@ -19,6 +21,7 @@ _SILENT_FAILURE = "a convolution on this device failed silently; try another dty
 _MAX_PARTS = 64  # of flags, so that a long clip does not hold many small arrays
 _SHORT_PIECE = 2 * FRAMES_PER_CONVERSION
 _NEARLY_BLACK = 0.95  # of 1: a flat frame of larger magnitude is black or white
+_PLAUSIBLE = 1e3  # normalized latents of a model stay below a tenth of this
 
 _PEAKS = {8: 255, 10: 65535}
 _DTYPES = {8: mx.uint8, 10: mx.uint16}
@@ -64,20 +67,15 @@ class FrameChunk:
     def pixels(self) -> mx.array:
         """The frames as (B, 3, n, H, W), approximately in [-1, 1]. Levels are converted to float32."""
         frames = self.frames
-        bit_depth = self._bit_depth
-        if bit_depth:
+        if bit_depth := self._bit_depth:
             frames = frames.astype(mx.float32) * (2 / _PEAKS[bit_depth]) - 1
         return frames.transpose(0, 4, 1, 2, 3)
 
     def to_uint8(self) -> np.ndarray:
-        """The frames as uint8, converted on the device: round((x + 1) * 127.5).
+        """The frames as uint8, converted on the device: round((x + 1) * 127.5). Raises what `check` raises.
 
         Returns:
             (n, H, W, 3) for a single video, (B, n, H, W, 3) for a batch of several.
-
-        Raises:
-            DecodeError: if the pixels are not finite.
-            DeviceError: if the device runs out of memory, or is stopped.
         """
         return self._levels(8)
 
@@ -224,3 +222,29 @@ class OutputCheck:
             where = f"{len(flat)} of the frames {flat[0]} to {flat[-1]} of {count}"
             found = _FLAT if len(flat) == count else f"{where} are one flat patch, and their latents are not constant"
             raise DecodeError(f"{found}: {self._find_cause() or _SILENT_FAILURE}")
+
+
+def find_cause(network: Network, name: str, largest: float | None = None) -> str | None:
+    """What explains a useless output of a network, which may take its time: its weights or its latents, or None.
+
+    `name` is "encoder" or "decoder", and `largest` the largest magnitude of the latents, normalized.
+    """
+    parameters = named_parameters(network) if isinstance(network, nn.Module) else {}
+    for key, weight in parameters.items():
+        if count := count_nonfinite(weight):
+            return f"NaN weights in {name}.{key} ({count} of {weight.size}); load the checkpoint again."
+    if largest is not None and largest > _PLAUSIBLE:
+        return (
+            f"the latents reach {largest:.3g}, and those of a model stay below {_PLAUSIBLE / 10:g} when they are "
+            "normalized; check the program that made them."
+        )
+    return None
+
+
+def explain_not_finite(network: Network, name: str, largest: float | None = None) -> str:
+    """Why a network's output is not finite, and what to do. Arguments as for `find_cause`."""
+    if cause := find_cause(network, name, largest):
+        return cause
+    if network.dtype == mx.float32:
+        return f"the {name} overflowed in float32, which no trained weights do; download the checkpoint again."
+    return f"the {name} overflowed in {dtype_name(network.dtype)}; try dtype float32."

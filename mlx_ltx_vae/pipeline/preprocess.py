@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import mlx.core as mx
@@ -11,9 +11,10 @@ import numpy as np
 from ..backend.mlx_utils import dtype_name, evaluate, to_float
 from ..errors import LatentsError
 from ..models.specs import LONG_CLIP
-from ..shapes import Grid, ScaleFactors, format_size
+from ..planning.plan import EncodePlan, TileBox
+from ..shapes import ScaleFactors, format_size
 from ..streaming.axis import Axis
-from .sources import Box, crop_pieces, crop_space
+from .run import Source, crop_space, peek
 
 Frames = mx.array | np.ndarray
 
@@ -27,20 +28,21 @@ def to_channels_last(frames: Frames) -> Frames:
     shape = tuple(frames.shape)
     if isinstance(frames, mx.array):
         evaluate("frames", frames)
-    if _levels_peak(frames):
+    dtype = dtype_name(frames.dtype)
+    if dtype in _PEAKS:
         if frames.ndim == 4 and shape[-1] == 3:
             return frames[None]
-    elif frames.ndim == 5 and shape[1] == 3 and _is_floating(frames):
+    elif frames.ndim == 5 and shape[1] == 3 and "float" in dtype:
         return frames.transpose(0, 2, 3, 4, 1)
     raise LatentsError(
-        f"frames have the shape {shape} and the type {dtype_name(frames.dtype)}; expected floats (B, 3, F, H, W) in "
+        f"frames have the shape {shape} and the type {dtype}; expected floats (B, 3, F, H, W) in "
         "[-1, 1], or uint8 or uint16 (F, H, W, 3)."
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Preprocess:
-    """Converts frames, or some rows of them, to the input of an encoder.
+    """Converts frames, or some `rows` of them, to the input of an encoder.
 
     With `pad`, the last frame is repeated until the clip fills its last latent frame. Otherwise excess frames at the
     end are dropped, with a warning.
@@ -51,17 +53,6 @@ class Preprocess:
     pad: bool
     rows: slice | None = None
 
-    def usable_frames(self, num_frames: int) -> int:
-        """The number of frames of a clip to encode. Warns if frames are dropped."""
-        usable = self.scale.usable_frames(num_frames, pad=self.pad)
-        if usable < num_frames:
-            warnings.warn(
-                f"{num_frames} frames are not 1 + {self.scale.time}*k; the last {num_frames - usable} are left out "
-                "(pad=True or --pad repeats the last frame instead).",
-                stacklevel=2,
-            )
-        return usable
-
     def check_size(self, frames: Frames) -> None:
         """Raise a `LatentsError` with the nearest valid size unless frames (B, n, H, W, 3) are whole latent cells."""
         _, _, height, width, _ = frames.shape
@@ -69,10 +60,7 @@ class Preprocess:
             raise LatentsError(f"frames (B, F, H, W, 3) have the shape {tuple(frames.shape)}, which is empty.")
         scale = self.scale
         if height % scale.height or width % scale.width:
-            near = (
-                max(1, round(width / scale.width)) * scale.width,
-                max(1, round(height / scale.height)) * scale.height,
-            )
+            near = [max(1, round(side / cell)) * cell for side, cell in ((width, scale.width), (height, scale.height))]
             raise LatentsError(
                 f"frames are {format_size(width, height)}; both sides must be multiples of {scale.height}, and the "
                 f"nearest such size is {format_size(*near)}."
@@ -89,14 +77,17 @@ class Preprocess:
             if sum(each.shape[1] for each in waiting) >= wanted:  # at most once: a part is no longer than a piece
                 yield self._to_pixels(_take_first(waiting, wanted))
                 wanted = chunk
-        if count == 0:
-            raise LatentsError("there are no frames to encode.")
-        missing = self.usable_frames(count) - count
+        usable = self.scale.usable_frames(count, pad=self.pad)
         rest = mx.concatenate(waiting, axis=1)
-        if missing > 0:
-            rest = mx.concatenate([rest] + [rest[:, -1:]] * missing, axis=1)
-        elif missing < 0:
-            rest = rest[:, :missing]
+        if usable > count:
+            rest = mx.concatenate([rest] + [rest[:, -1:]] * (usable - count), axis=1)
+        elif usable < count:
+            warnings.warn(
+                f"{count} frames are not 1 + {self.scale.time}*k; the last {count - usable} are left out "
+                "(pad=True or --pad repeats the last frame instead).",
+                stacklevel=2,
+            )
+            rest = rest[:, : usable - count]
         if rest.shape[1]:
             yield self._to_pixels(rest)
 
@@ -105,9 +96,7 @@ class Preprocess:
         first = None
         for frames in clip:
             kind = (frames.shape[0], *frames.shape[2:], dtype_name(frames.dtype))
-            if first is None:
-                self.check_size(frames)
-                first = kind
+            first = first or kind
             if kind != first:
                 raise LatentsError(
                     f"frames (batch, height, width, 3, type) {kind} follow frames of {first}; all must be alike."
@@ -117,8 +106,7 @@ class Preprocess:
                 yield part if isinstance(part, mx.array) else mx.array(np.ascontiguousarray(part))
 
     def _to_pixels(self, frames: mx.array) -> mx.array:
-        peak = _levels_peak(frames)
-        if peak:
+        if peak := _PEAKS.get(dtype_name(frames.dtype)):
             return (frames.astype(mx.float32) * (2 / peak) - 1).astype(self.dtype)
         largest = to_float(mx.abs(frames).max())  # NaN if any value is NaN
         if not largest < float("inf"):
@@ -130,60 +118,44 @@ class Preprocess:
         return frames.astype(self.dtype)
 
 
-class ClipSource:
-    """A whole clip (B, F, H, W, 3) as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames."""
-
-    def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
-        preprocess.check_size(clip)
-        self._clip = clip
-        self._preprocess = preprocess
-        self.batch: int = clip.shape[0]
-        frames = preprocess.scale.usable_frames(clip.shape[1], pad=preprocess.pad)
-        self.grid: Grid = (frames, clip.shape[2], clip.shape[3])
-
-    def take_rows(self, rows: slice) -> None:
-        self._preprocess = replace(self._preprocess, rows=rows)
-
-    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        return self._preprocess.pieces([self._clip], chunk)
-
-    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        # The last tile may extend beyond the clip and is padded.
-        return [self._preprocess.pieces(self._crops(boxes), chunk) for boxes in batches]
-
-    def _crops(self, boxes: Sequence[Box]) -> Iterator[mx.array]:
-        """Yield single frames of some boxes that have the same time interval."""
-        time = boxes[0][0]
-        for frame in range(time.start, min(time.end, self._clip.shape[1])):
-            yield crop_space(self._clip[:, frame : frame + 1], boxes)
-
-
-class FrameStreamSource:
+class FrameStreamSource(Source):
     """An iterator of frames as the input of an encoder; only a few frames are in memory at a time.
 
-    `grid` has the frame size, and a number of frames that keeps every layer busy: a longer clip takes no more memory.
+    `grid` has the frame size, and the plan's number of frames, or one that keeps every layer busy: a longer clip takes
+    no more memory.
     """
 
-    def __init__(self, frames: Iterable[Frames], preprocess: Preprocess) -> None:
-        iterator = iter(frames)
-        first = next(iterator, None)
-        if first is None:
-            raise LatentsError("there are no frames to encode.")
+    def __init__(self, frames: Iterable[Frames], preprocess: Preprocess, plan: EncodePlan | None = None) -> None:
+        first, self._frames = peek(map(to_channels_last, frames), "there are no frames to encode.")
         preprocess.check_size(first)
-        self.batch: int = first.shape[0]
-        self.grid: Grid = (1 + LONG_CLIP * preprocess.scale.time, first.shape[2], first.shape[3])
-        self._frames = chain([first], iterator)
         self._preprocess = preprocess
-
-    def take_rows(self, rows: slice) -> None:
-        self._preprocess = replace(self._preprocess, rows=rows)
+        self.batch = first.shape[0]
+        num_frames = 1 + LONG_CLIP * preprocess.scale.time if plan is None else plan.num_frames
+        self.grid = (num_frames, first.shape[2], first.shape[3])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         frames, self._frames = self._frames, chain()
         return self._preprocess.pieces(frames, chunk)
 
-    def tile_pieces(self, batches: Sequence[Sequence[Box]], chunk: int) -> list[Iterator[mx.array]]:
-        return crop_pieces(self.pieces(Axis.TIME, chunk), batches)
+
+class ClipSource(FrameStreamSource):
+    """A whole clip as the input of an encoder. `grid` is (F, H, W) after padding or dropping frames."""
+
+    def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
+        super().__init__([clip], preprocess)
+        self._clip = to_channels_last(clip)
+        frames = preprocess.scale.usable_frames(self._clip.shape[1], pad=preprocess.pad)
+        self.grid = (frames, *self.grid[1:])
+
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
+        # The last tile may extend beyond the clip and is padded.
+        return [self._preprocess.pieces(self._crops(boxes), chunk) for boxes in batches]
+
+    def _crops(self, boxes: Sequence[TileBox]) -> Iterator[mx.array]:
+        """Yield single frames of some boxes that have the same time interval."""
+        time = boxes[0][0]
+        for frame in range(time.start, min(time.end, self._clip.shape[1])):
+            yield crop_space(self._clip[:, frame : frame + 1], boxes)
 
 
 def _take_first(parts: list[mx.array], count: int) -> mx.array:
@@ -191,14 +163,3 @@ def _take_first(parts: list[mx.array], count: int) -> mx.array:
     joined = mx.concatenate(parts, axis=1)
     parts[:] = [joined[:, count:]]
     return joined[:, :count]
-
-
-def _levels_peak(frames: Frames) -> int | None:
-    """The highest level of an integer dtype; None for floats."""
-    return _PEAKS.get(dtype_name(frames.dtype))
-
-
-def _is_floating(frames: Frames) -> bool:
-    if isinstance(frames, mx.array):
-        return mx.issubdtype(frames.dtype, mx.floating)
-    return bool(np.issubdtype(frames.dtype, np.floating))

@@ -1,26 +1,66 @@
-"""Executes a plan, for decoding and encoding: a single pass, a stream, or tiles."""
+"""Executes a plan, for decoding and encoding: a single pass, a stream, or tiles. A `Source` provides the input."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, tee
 from operator import itemgetter
+from typing import TypeVar
 
 import mlx.core as mx
+import numpy as np
 
 from ..backend.device import run_settings, step_settings
 from ..backend.mlx_utils import split
+from ..distributed.ranks import Ranks, RowBands
+from ..errors import LatentsError, PlanError
 from ..models.base import Network
-from ..planning.plan import Mode, Plan
-from ..shapes import LatentShape
+from ..planning.plan import Mode, Plan, TileBox
+from ..shapes import Grid, LatentShape
 from ..streaming.axis import Axis
 from ..streaming.context import StreamContext
 from ..streaming.driver import run, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.intervals import Interval
 from ..tiling.layout import Tile, TileLayout, tile_batches
-from .sources import Box, Source
+
+Part = TypeVar("Part")
+
+
+class Source(ABC):
+    """The input of a run."""
+
+    batch: int
+    grid: Grid  # its extents
+
+    @abstractmethod
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        """Yield the whole input in order along `axis`, `chunk` positions at a time: (B, T, H, W, C) each."""
+
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
+        """For each batch of boxes of equal shape, an iterator of its pieces in order along time.
+
+        All items of the first box come first in a piece. The iterators are advanced in turns. Here the boxes must span
+        the input in time.
+        """
+        copies = tee(self.pieces(Axis.TIME, chunk), len(batches))
+        return [map(partial(crop_space, boxes=boxes), copy) for copy, boxes in zip(copies, batches, strict=True)]
+
+
+def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[TileBox]) -> mx.array:
+    """Crop (B, n, H, W, C) to the rows and columns of some boxes, as a batch with all items of the first box first."""
+    return mx.concatenate([mx.array(frames[:, :, rows.as_slice, columns.as_slice]) for _, rows, columns in boxes])
+
+
+def peek(parts: Iterable[Part], missing: str) -> tuple[Part, Iterator[Part]]:
+    """The first part, and all parts. A `LatentsError` says what is `missing` if there are none."""
+    iterator = iter(parts)
+    first = next(iterator, None)
+    if first is None:
+        raise LatentsError(missing)
+    return first, chain([first], iterator)
 
 
 @dataclass(frozen=True)
@@ -77,7 +117,7 @@ class Run:
 
         All streams yield pieces of the same frames.
         """
-        boxes: list[list[Box]] = [[self.plan.input_box(tile) for tile in tiles] for tiles in batches]
+        boxes: list[list[TileBox]] = [[self.plan.input_box(tile) for tile in tiles] for tiles in batches]
         sources = self.source.tile_pieces(boxes, self.plan.chunk)
         return [
             map(partial(split, parts=len(tiles)), self._stream(pieces, self._crop_context(tiles)))
@@ -128,3 +168,18 @@ def crop_map(noise: mx.array, shape: LatentShape, rows: Interval, columns: Inter
     """The part of a noise map (H, W) of the whole picture that belongs to some rows and columns of its latents."""
     down, across = noise.shape[0] // shape.height, noise.shape[1] // shape.width
     return noise[rows.start * down : rows.end * down, columns.start * across : columns.end * across]
+
+
+def make_bands(group: mx.distributed.Group | None, plan: Plan) -> RowBands | None:
+    """This process's view of the bands of a plan; None without bands. All ranks must have the same plan."""
+    ranks = 1 if group is None else group.size()
+    planned = max(1, len(plan.bands))
+    if planned != ranks:
+        raise PlanError(f"the plan was made for {planned} ranks, and the group has {ranks}; plan with ranks={ranks}.")
+    if group is None or ranks == 1:
+        return None
+
+    lengths = [band.length for band in plan.bands]
+    steps = [list(plan.latent_shape), plan.num_frames, plan.chunk, list(plan.steps), plan.prefetch]
+    Ranks(group).check_same(lambda: {"the plans": [steps, lengths]})
+    return RowBands(group, lengths)

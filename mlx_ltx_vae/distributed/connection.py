@@ -1,28 +1,21 @@
-"""The group of ranks, what they tell each other before and after the work, and for how long they wait."""
+"""The group of all ranks that a launcher has started, and for how long they wait for each other."""
 
-import hashlib
-import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
 import mlx.core as mx
-import numpy as np
 
-from ..errors import DistributedError, describe_error
+from ..errors import DistributedError
 from ..process import startup
 from ..process.cleanup import clean_up_for_good, uninterrupted
-
-Result = TypeVar("Result")
-
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_STANDARD_ERROR = 2
+from ..process.signals import WORDS
+from .ranks import Ranks
 
 _waited = 0.0  # seconds since the ranks have exchanged something
 _is_over = False
@@ -45,63 +38,13 @@ def join_group(timeout: int | None) -> mx.distributed.Group | None:
     if group.size() == 1:
         return None
     if timeout is not None:
-        set_time_limit(timeout, group.rank(), gather_values(group, os.getpid()))
+        set_time_limit(timeout, group.rank(), Ranks(group).gather(os.getpid()))
     return group
-
-
-def gather_values(group: mx.distributed.Group, value: Any) -> list[Any]:
-    """The JSON-serializable values of all ranks, in order."""
-    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = _gather(group, np.array([len(data)], np.int32))[:, 0]
-    rows = _gather(group, np.pad(data, (0, int(sizes.max()) - len(data))))
-    return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
-
-
-def run_together(group: mx.distributed.Group, function: Callable[[], Result]) -> Result:
-    """Run a function on all ranks. If it fails on one, it fails on all, so that none waits for another.
-
-    The error is a `DistributedError` with that of the first rank on which it failed. On the first rank, which reports
-    errors, its own is raised as it is.
-    """
-    result, error = None, None
-    try:
-        result = function()
-    except Exception as caught:  # raised below, when all ranks know
-        error = caught
-    messages = gather_values(group, None if error is None else describe_error(error))
-    if error is not None and group.rank() == 0:
-        raise error
-    for rank, message in enumerate(messages):
-        if message:
-            raise DistributedError(f"rank {rank}: {message}") from error
-    return result  # type: ignore[return-value]  # there is one if there is no error
-
-
-def check_same(group: mx.distributed.Group, things: Mapping[str, Any]) -> None:
-    """Check that all ranks work on the same things, JSON-serializable by name, by a hash of each."""
-    things = {**things, "the versions of mlx_ltx_vae": version("mlx_ltx_vae")}
-    hashes = {name: hashlib.sha256(json.dumps(thing).encode()).hexdigest() for name, thing in things.items()}
-    for rank, others in enumerate(gather_values(group, hashes)):
-        for name in hashes:
-            if others.get(name) != hashes[name]:
-                mine = group.rank()
-                raise DistributedError(
-                    f"{name} differ between rank {min(rank, mine)} and rank {max(rank, mine)}; give all ranks the same "
-                    "files, options and memory budget."
-                )
 
 
 def is_lost_peer(error: Exception) -> bool:
     """Whether another rank has ended, by the message of MLX's ring backend."""
     return isinstance(error, RuntimeError) and "connection to a peer was lost" in str(error)
-
-
-def _gather(group: mx.distributed.Group, values: np.ndarray) -> np.ndarray:
-    """The values of all ranks, stacked along a new first axis."""
-    restart_time_limit()
-    gathered = np.array(mx.distributed.all_gather(mx.array(values)[None], group=group))
-    restart_time_limit()
-    return gathered
 
 
 @contextmanager
@@ -114,7 +57,7 @@ def _ended_by_the_system(timeout: int | None) -> Iterator[None]:
     if timeout is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: handler for number in _ENDING if callable(handler := signal.getsignal(number))}
+    handlers = {number: handler for number in WORDS if callable(handler := signal.getsignal(number))}
     for number in (*handlers, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.alarm(timeout)
@@ -173,7 +116,7 @@ def _end_process(seconds: float, rank: int, processes: Sequence[int]) -> NoRetur
         "or disconnected, and that the output is read, or set a longer --rank-timeout.\n"
     )
     with suppress(OSError):  # the terminal may be gone
-        os.write(_STANDARD_ERROR, text.encode())
+        os.write(2, text.encode())  # standard error
     for process in processes:
         # As the launcher does next; but it waits for a process on this machine that is stopped, until it goes on.
         with suppress(OSError):  # of another machine, or gone
