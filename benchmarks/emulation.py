@@ -10,10 +10,10 @@ import mlx.core as mx
 from benchmarks.metal_emulation import ConvOptions, EmulatedGPU, emulated
 from mlx_ltx_vae import VideoVAE, demo
 from mlx_ltx_vae.bench.case import Case, load_case_latents, load_decoder, load_vae
+from mlx_ltx_vae.bench.decoding import compare
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import format_psnr, table
 from mlx_ltx_vae.checkpoint import Checkpoint, open_checkpoint, open_weights
-from mlx_ltx_vae.metrics import compare
 from mlx_ltx_vae.models.convolution.rules import Formulation
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 

@@ -1,7 +1,6 @@
 """How far two results are apart."""
 
 import math
-from typing import Any
 
 import mlx.core as mx
 
@@ -25,9 +24,3 @@ def rms(array: mx.array) -> float:
 def max_difference(one: mx.array, other: mx.array) -> float:
     """The largest absolute difference of two arrays of one shape."""
     return to_float(mx.abs(one.astype(mx.float32) - other.astype(mx.float32)).max())
-
-
-def compare(one: mx.array, other: mx.array, *, span: float = 2.0, rounding: float = 0.0) -> dict[str, Any]:
-    """`psnr`, None if no difference is larger than `rounding`, and `largest`, the largest difference, for JSON."""
-    largest = max_difference(one, other)
-    return {"psnr": None if largest <= rounding else psnr(one, other, span=span), "largest": largest}

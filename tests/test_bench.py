@@ -14,11 +14,11 @@ import pytest
 from mlx_ltx_vae.bench import processes
 from mlx_ltx_vae.bench.__main__ import main
 from mlx_ltx_vae.bench.case import Case
-from mlx_ltx_vae.bench.decoding import decode, footprint, measure
+from mlx_ltx_vae.bench.decoding import compare, decode, footprint, measure
 from mlx_ltx_vae.bench.plot import upper_envelope
 from mlx_ltx_vae.bench.processes import Job
 from mlx_ltx_vae.bench.tables import format_psnr, table
-from mlx_ltx_vae.metrics import compare, max_difference, psnr
+from mlx_ltx_vae.metrics import max_difference, psnr
 
 TINY = ["--base-width", "8", "--size", "64x64", "--repeat", "1"]
 

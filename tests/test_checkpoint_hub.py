@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,12 +138,6 @@ def test_a_path_in_an_existing_folder_is_not_a_repository(tmp_path: Path, monkey
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="no such file or folder"):
         open_checkpoint("checkpoints/missing")
-
-
-def test_without_huggingface_hub_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(CheckpointError, match=r"owner/name: there is no such path.*pip install 'mlx_ltx_vae\[hub\]'"):
-        open_checkpoint("owner/name")
 
 
 # --- the cache ------------------------------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ from benchmarks.metal_emulation import EmulatedGPU, emulated
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench.case import load_decoder
+from mlx_ltx_vae.bench.case import FixedRule, load_decoder
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.convolution import rules
 from mlx_ltx_vae.models.convolution.module import Conv3d
 from mlx_ltx_vae.models.convolution.precision import half_range
-from mlx_ltx_vae.models.convolution.rules import ConvShape, FixedRule, Formulation, blocks, choose, scratch_bytes
+from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, blocks, choose, scratch_bytes
 from mlx_ltx_vae.models.layers.activation import Modulation, norm_bound
 from mlx_ltx_vae.models.layers.conv import CausalConv3d
 from mlx_ltx_vae.models.layers.resample import depth_to_space, depth_to_space_order, interleave, patch_order, patchify

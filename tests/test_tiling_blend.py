@@ -81,7 +81,10 @@ def test_tiled_decode_agrees_with_the_reference_within_1e_4(golden, vae, name):
     calls = collect(decode, latents, config)
     lengths = [frames.shape[2] for _, frames in calls]
     assert lengths == [length for length in check["chunk_frames"] if length]
-    assert TileLayout.make(config, latents.shape[2:], DEFAULT_SCALE).time.decoded().final() == check["chunk_frames"]
+    assert (
+        TileLayout.make(config, latents.shape[2:], DEFAULT_SCALE).time.blended(is_decode=True).final()
+        == check["chunk_frames"]
+    )
     assert [start for start, _ in calls] == list(np.cumsum([0, *lengths[:-1]]))
     result = np.concatenate([np.array(frames) for _, frames in calls], axis=2)
     assert list(result.shape) == check["full_shape"]
@@ -137,7 +140,7 @@ def test_the_result_has_the_dtype_of_the_latents_and_is_blended_in_float32(dtype
     for _, frames in blend_tiles(
         lambda tiles: [pixels[(slice(None), *(i.as_slice for i in tile.pixels))] for tile in tiles],
         layout,
-        layout.decoded(),
+        layout.blended(is_decode=True),
     ):
         assert frames.dtype == mx.float32
     # Blending equal values changes only the last bits of float32, which half precision does not show.
@@ -288,7 +291,9 @@ def test_a_tile_of_the_wrong_shape_is_refused(change, config):
 def test_a_tile_of_the_wrong_shape_is_refused_by_blend_tiles_too(config):
     layout = TileLayout.make(config, (3, 4, 4), DEFAULT_SCALE)
     with pytest.raises(DecodeError, match="tile 0"):
-        next(blend_tiles(lambda tiles: [mx.zeros((1, 3, *tiles[0].output_size))], layout, layout.decoded()))
+        next(
+            blend_tiles(lambda tiles: [mx.zeros((1, 3, *tiles[0].output_size))], layout, layout.blended(is_decode=True))
+        )
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 2, 2), (1, 4, 0, 2, 2)])
@@ -363,7 +368,9 @@ def numpy_blend(parts, height, width, scale):
 @pytest.mark.parametrize("cut", [(3, 1), (3, 2), (4, 3), (2, 0), (9, 0)])
 def test_spatial_blender_equals_numpy(cut, dtype):
     height, width, scale = split(7, *cut), split(5, 3, 1), 4
-    blender = SpatialBlender(space_axis(height, scale).decoded(), space_axis(width, scale).decoded())
+    blender = SpatialBlender(
+        space_axis(height, scale).blended(is_decode=True), space_axis(width, scale).blended(is_decode=True)
+    )
     sizes = [(scale * row.length, scale * column.length) for row in height for column in width]
     for num_frames in (3, 1):  # one blender, any number of calls
         parts = [
@@ -378,7 +385,9 @@ def test_spatial_blender_equals_numpy(cut, dtype):
 
 
 def test_spatial_blender_refuses_a_wrong_shape_of_tiles():
-    blender = SpatialBlender(space_axis(split(3, 2, 1), 4).decoded(), space_axis(split(2, 2, 0), 4).decoded())
+    blender = SpatialBlender(
+        space_axis(split(3, 2, 1), 4).blended(is_decode=True), space_axis(split(2, 2, 0), 4).blended(is_decode=True)
+    )
     tile = mx.zeros((1, 2, 8, 8, 3))
     with pytest.raises(DecodeError, match="tile 1"):
         blender.blend(enumerate([tile, tile[:, :1]]))

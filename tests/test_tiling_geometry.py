@@ -71,7 +71,7 @@ def test_decode_map_equals_the_table(table, make_axis):
             assert mask == pytest.approx(tile["mask"], abs=1e-7, rel=0)
         if "masks_sum_to_one" in row:
             assert sum_to_one(axis.pixels, masks) == row["masks_sum_to_one"]
-            assert (axis.decoded().masks == masks) == row["masks_sum_to_one"]
+            assert (axis.blended(is_decode=True).masks == masks) == row["masks_sum_to_one"]
 
 
 @rows("size_config")
@@ -111,7 +111,7 @@ def axes(draw):
 @given(axes())
 def test_tiles_cover_the_axis_in_order_and_stay_inside(split_axis):
     length, axis = split_axis
-    for intervals, end in [(axis.latent, length), (axis.pixels, axis.decoded().length)]:
+    for intervals, end in [(axis.latent, length), (axis.pixels, axis.blended(is_decode=True).length)]:
         covered = {position for interval in intervals for position in range(interval.start, interval.end)}
         assert covered == set(range(end))
         assert all(interval.length >= 1 for interval in intervals)
@@ -124,7 +124,7 @@ def test_tiles_cover_the_axis_in_order_and_stay_inside(split_axis):
 @given(axes())
 def test_masks_add_up_to_one_everywhere_and_none_is_negative(split_axis):
     _, axis = split_axis
-    for intervals, masks in [axis.decoded(), axis.encoded()]:
+    for intervals, masks in [axis.blended(is_decode=True), axis.blended(is_decode=False)]:
         assert [len(mask) for mask in masks] == [interval.length for interval in intervals]
         assert all(weight >= 0 for mask in masks for weight in mask)
         assert sum_to_one(intervals, masks)
@@ -146,8 +146,8 @@ def test_masks_of_tiles_of_at_least_two_overlaps_need_no_divisor(length, more, o
 def test_final_frames_add_up_to_the_clip_and_end_where_the_next_tile_starts(length, size, overlap, scale):
     config = TilingConfig(temporal_config=TemporalTilingConfig(size, min(overlap, size - 8)))
     layout = TileLayout.make(config, (length, 1, 1), ScaleFactors(scale, 32, 32))
-    counts = layout.time.decoded().final()
-    assert sum(counts) == 1 + scale * (length - 1) == layout.time.decoded().length
+    counts = layout.time.blended(is_decode=True).final()
+    assert sum(counts) == 1 + scale * (length - 1) == layout.time.blended(is_decode=True).length
     done = 0
     for count, following in zip(counts, layout.time.pixels[1:], strict=False):
         done += count
@@ -240,7 +240,7 @@ def test_tiles_of_a_vae_of_16_pixels_and_4_frames_per_cell(size, overlap, latent
     assert layout.height.latent == layout.width.latent == expected
     assert latent is None or as_lists(expected) == latent
     assert [interval.length for interval in layout.height.pixels] == [16 * interval.length for interval in expected]
-    assert [axis.length for axis in layout.decoded()] == [33, 224, 224]
+    assert [axis.length for axis in layout.blended(is_decode=True)] == [33, 224, 224]
     assert layout.time.latent == make_causal(split(9, 5, 1))
 
 
@@ -249,6 +249,6 @@ def test_height_and_width_may_have_different_scale_factors():
     layout = TileLayout.make(config, (1, 10, 10), ScaleFactors(8, 16, 32))
     assert layout.height.latent == split(10, 8, 2)
     assert layout.width.latent == split(10, 4, 1)
-    assert [axis.length for axis in layout.decoded()] == [1, 160, 320]
+    assert [axis.length for axis in layout.blended(is_decode=True)] == [1, 160, 320]
     with pytest.raises(TilingError, match="overlap of 16 pixels .* multiple of 32"):
         TileLayout.make(TilingConfig.spatial_only(128, 16), (1, 10, 10), ScaleFactors(8, 16, 32))

@@ -8,12 +8,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..backend.machine import Backend
 from ..backend.mlx_utils import DTYPES, named_parameters
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..latents import load_latents
 from ..models.base import Statistics
 from ..models.convolution.module import prepare
-from ..models.convolution.rules import ConvRule, FixedRule, Formulation, choose
+from ..models.convolution.rules import ConvRule, ConvShape, Formulation, choose
 from ..models.specs import NetworkSpec
 from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.generations import GENERATIONS
@@ -27,6 +28,16 @@ from ..vae import VideoVAE
 
 #: What a generation is called on the command line, and its name in `GENERATIONS`.
 GENERATION_NAMES = {name.split()[-1].lower(): name for name in GENERATIONS}
+
+
+@dataclass(frozen=True)
+class FixedRule:
+    """All convolutions without a stride have one formulation."""
+
+    formulation: Formulation
+
+    def __call__(self, shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
+        return Formulation.CONV3D if shape.is_strided else self.formulation
 
 
 @dataclass(frozen=True)

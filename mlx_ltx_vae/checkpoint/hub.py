@@ -1,11 +1,10 @@
-"""Checkpoints on the Hugging Face hub, downloaded with `huggingface_hub` if it is installed."""
+"""Checkpoints on the Hugging Face hub. `huggingface_hub` is imported where it is needed, since that takes long."""
 
 import glob
 import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 
 from ..errors import CheckpointError
 from .files import shard_names
@@ -32,15 +31,8 @@ def parse_reference(source: str) -> tuple[str, str | None] | None:
 
 def fetch(repo: str, inner: str | None) -> list[list[Path]]:
     """The sets of weight files of the VAE, downloaded or from the cache, with the configuration beside them."""
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise CheckpointError(
-            f"{repo}: there is no such path, and downloading from the hub requires huggingface_hub; "
-            "run `pip install 'mlx_ltx_vae[hub]'` or give a local file."
-        ) from error
-    names, is_offline = _list_files(huggingface_hub, repo)
-    download = partial(_download, huggingface_hub, repo, is_offline)
+    names, is_offline = _list_files(repo)
+    download = partial(_download, repo, is_offline)
     chosen = _choose(repo, inner, names)
     files = [name for set_ in chosen for name in set_]
     beside = {str(PurePosixPath(name).parent / config) for name in files for config in CONFIG_NAMES}
@@ -51,11 +43,13 @@ def fetch(repo: str, inner: str | None) -> list[list[Path]]:
     return [[folder / name for name in set_] for set_ in chosen]
 
 
-def _list_files(hub: ModuleType, repo: str) -> tuple[list[str], bool]:
+def _list_files(repo: str) -> tuple[list[str], bool]:
     """The file names of a repository, and whether they are those in the cache, since the hub cannot be reached."""
+    import huggingface_hub as hub
+
     try:
         siblings = hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT).siblings
-        return [sibling.rfilename for sibling in siblings], False
+        return [sibling.rfilename for sibling in siblings or ()], False
     except Exception as error:  # no network, repository or access: the classes differ between releases
         try:
             # No patterns match no files, so that a cache with some of the files is accepted.
@@ -68,9 +62,11 @@ def _list_files(hub: ModuleType, repo: str) -> tuple[list[str], bool]:
     return [path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file()], True
 
 
-def _download(hub: ModuleType, repo: str, is_offline: bool, names: Sequence[str]) -> Path:
+def _download(repo: str, is_offline: bool, names: Sequence[str]) -> Path:
     """The folder of the snapshot, which then has these files."""
     patterns = [glob.escape(name) for name in names]
+    import huggingface_hub as hub
+
     try:
         folder = Path(hub.snapshot_download(repo, allow_patterns=patterns, local_files_only=is_offline))
     except Exception as error:

@@ -19,17 +19,10 @@ _NAMED_TENSORS = 3
 def inspect(
     source: str, *, vae: str | None = None, tensor: str | None = None, grid: Grid | None = None
 ) -> CheckpointReport | LatentsReport:
-    """Describe what `open_checkpoint` or `open_latents` accepts.
+    """Describe what `open_checkpoint` or `open_latents` accepts, with their errors.
 
-    Args:
-        vae: for latents, their checkpoint, which states the scale and normalizes unnormalized latents.
-        tensor: for latents, the tensor's name in a file with several.
-        grid: for packed latents, (F', H', W').
-
-    Raises:
-        CheckpointError: as `open_checkpoint`; the file is neither a checkpoint nor latents; options of latents
-            were given for a checkpoint.
-        LatentsError: as `open_latents`.
+    The options are those of latents, and an error for a checkpoint. `vae` is the checkpoint of latents, which states
+    the scale and normalizes unnormalized latents.
     """
     path = Path(source)
     location = None if _is_numpy_file(path) else locate(source)

@@ -6,13 +6,12 @@ from itertools import zip_longest
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..checkpoint.stored_network import StoredNetwork
 from ..errors import PlanError, excerpt, printable
-from ..models.base import NETWORKS, Description, NetworkDescription
+from ..models.base import NETWORKS, Description
 from ..models.specs import NetworkSpec
 from ..planning.plan import DecodePlan, Mode
 from ..planning.planner import plan_decode
-from ..planning.receptive_field import ReceptiveField, lookahead, receptive_field
+from ..planning.receptive_field import lookahead, receptive_field
 from ..shapes import Grid, format_size
 from ..units import format_bytes
 from ..vae import machine_for
@@ -104,17 +103,28 @@ class CheckpointReport:
             f"latents  {latents}",
         ]
         if self._decoder is not None:
+            before, after, cells = receptive_field(self._decoder)
+            frames = "to each side" if before == after else f"back and {after:g} ahead"
+            seen = "the whole frame" if cells is None else f"{cells:g} latent cells to each side"
             count = lookahead(self._decoder)
             lines += [f"decoder  {description.decoder}"] if description.decoder else []
-            lines.append(f"sees     {_describe_field(receptive_field(self._decoder))}")
+            lines.append(f"sees     {before:g} latent frames {frames} in time, {seen} in space")
             lines.append(f"first    frame after {count} latent frame{'' if count == 1 else 's'}")
         return lines
 
     def _describe_networks(self) -> list[str]:
         networks = self.checkpoint.networks
         missing = "".join(f" (no {name} here)" for name in NETWORKS if name not in networks)
-        layers = [[f"{name}{missing}", *_describe_layers(self._description.networks[name])] for name in networks]
-        storage = [_describe_storage(stored) for stored in networks.values()]
+        layers, storage = [], []
+        for name, stored in networks.items():
+            layers.append([f"{name}{missing}"])
+            for layer, before, after in self._description.networks[name].layers:
+                channels = str(before) if before == after else f"{before} -> {after}"
+                layers[-1].append(f"{layer:29}{channels:>12}")
+            parameters = stored.parameters_by_dtype
+            dtypes = " and ".join(dtype for dtype, _ in parameters.most_common())
+            size = f"{format_bytes(stored.num_bytes)} of {dtypes}"
+            storage.append([f"{parameters.total():,} parameters", size, f"weights ({stored.layout.value})"])
         return [*_side_by_side("blocks", layers), "", *_side_by_side("stored", storage)]
 
     def _describe_plans(self) -> list[str]:
@@ -135,27 +145,6 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
     paths = {info.path for archive in checkpoint.archives for info in archive.tensors.values()}
     plans = [_plan(checkpoint, video) for video in _USUAL_VIDEOS] if "decoder" in checkpoint.networks else []
     return CheckpointReport(checkpoint, sum(path.stat().st_size for path in paths), plans)
-
-
-def _describe_layers(network: NetworkDescription) -> list[str]:
-    return [
-        f"{name:29}{str(before) if before == after else f'{before} -> {after}':>12}"
-        for name, before, after in network.layers
-    ]
-
-
-def _describe_storage(stored: StoredNetwork) -> list[str]:
-    parameters = stored.parameters_by_dtype
-    dtypes = " and ".join(dtype for dtype, _ in parameters.most_common())
-    total = f"{parameters.total():,} parameters"
-    return [total, f"{format_bytes(stored.num_bytes)} of {dtypes}", f"weights ({stored.layout.value})"]
-
-
-def _describe_field(field: ReceptiveField) -> str:
-    before, after = f"{field.frames_before:g}", f"{field.frames_after:g}"
-    frames = f"{before} latent frames {'to each side' if before == after else f'back and {after} ahead'}"
-    cells = "the whole frame" if field.cells is None else f"{field.cells:g} latent cells to each side"
-    return f"{frames} in time, {cells} in space"
 
 
 def _plan(checkpoint: Checkpoint, video: Grid) -> tuple[DecodePlan, DecodePlan | None]:

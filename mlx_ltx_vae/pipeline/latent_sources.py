@@ -10,9 +10,9 @@ from ..backend.mlx_utils import count_nonfinite, evaluate, to_float
 from ..errors import LatentsError
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
-from ..planning.plan import TileBox
 from ..streaming.axis import Axis
 from ..tiling.intervals import Interval
+from ..tiling.layout import TileBox
 from .postprocess import FrameFlags
 from .run import Source
 

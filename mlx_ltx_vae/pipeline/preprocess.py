@@ -11,9 +11,10 @@ import numpy as np
 from ..backend.mlx_utils import dtype_name, evaluate, to_float
 from ..errors import LatentsError
 from ..models.specs import LONG_CLIP
-from ..planning.plan import EncodePlan, TileBox
+from ..planning.plan import EncodePlan
 from ..shapes import ScaleFactors, format_size
 from ..streaming.axis import Axis
+from ..tiling.layout import TileBox
 from .run import Source, crop_space, peek
 
 Frames = mx.array | np.ndarray

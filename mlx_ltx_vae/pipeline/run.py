@@ -17,14 +17,14 @@ from ..backend.mlx_utils import split
 from ..distributed.ranks import Ranks, RowBands
 from ..errors import LatentsError, PlanError
 from ..models.base import Network
-from ..planning.plan import Mode, Plan, TileBox
+from ..planning.plan import DecodePlan, Mode, Plan
 from ..shapes import Grid, LatentShape
 from ..streaming.axis import Axis
 from ..streaming.context import StreamContext
 from ..streaming.driver import run, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.intervals import Interval
-from ..tiling.layout import Tile, TileLayout, tile_batches
+from ..tiling.layout import Tile, TileBox, TileLayout, tile_batches
 
 Part = TypeVar("Part")
 
@@ -99,6 +99,14 @@ class Run:
     def _axis(self) -> Axis:
         return self.plan.order.axis
 
+    @property
+    def _is_decode(self) -> bool:
+        return isinstance(self.plan, DecodePlan)
+
+    def _boxes(self, tiles: Sequence[Tile]) -> list[TileBox]:
+        """The parts of the input that tiles cover."""
+        return [tile.latent if self._is_decode else tile.pixels for tile in tiles]
+
     def _single(self) -> Iterator[mx.array]:
         pieces = list(self.source.pieces(Axis.TIME, self.plan.chunk))
         box = [mx.concatenate(pieces, axis=Axis.TIME)]
@@ -117,8 +125,7 @@ class Run:
 
         All streams yield pieces of the same frames.
         """
-        boxes: list[list[TileBox]] = [[self.plan.input_box(tile) for tile in tiles] for tiles in batches]
-        sources = self.source.tile_pieces(boxes, self.plan.chunk)
+        sources = self.source.tile_pieces([self._boxes(tiles) for tiles in batches], self.plan.chunk)
         return [
             map(partial(split, parts=len(tiles)), self._stream(pieces, self._crop_context(tiles)))
             for pieces, tiles in zip(sources, batches, strict=True)
@@ -126,7 +133,7 @@ class Run:
 
     def _tiles_in_space(self, layout: TileLayout) -> Iterator[mx.array]:
         """All streams interleaved, blended as their frames become final."""
-        _, rows, columns = self.plan.blend_axes(layout)
+        _, rows, columns = layout.blended(is_decode=self._is_decode)
         blender = SpatialBlender(rows, columns)
         (tiles,) = layout.groups()
         batches = tile_batches(tiles, self.plan.tile_batch_size)
@@ -144,7 +151,7 @@ class Run:
             (stream,) = self._tile_streams([tiles])
             return [mx.concatenate(list(pieces), axis=1) for pieces in zip(*stream, strict=True)]
 
-        axes = self.plan.blend_axes(layout)
+        axes = layout.blended(is_decode=self._is_decode)
         with closing(blend_tiles(run_tiles, layout, axes, tile_batch_size=self.plan.tile_batch_size)) as results:
             yield from map(itemgetter(1), results)
 
@@ -155,10 +162,10 @@ class Run:
             name: mx.repeat(mx.stack([crop_map(noise, shape, *tile.latent[1:]) for tile in tiles]), batch, axis=0)
             for name, noise in self.context.noise_maps.items()
         }
-        timesteps, boxes = self.context.timesteps, [self.plan.input_box(tile) for tile in tiles]
+        timesteps = self.context.timesteps
         return replace(
             self.context,
-            origins=tuple((time.start, rows.start, columns.start) for time, rows, columns in boxes),
+            origins=tuple((time.start, rows.start, columns.start) for time, rows, columns in self._boxes(tiles)),
             noise_maps=maps,
             timesteps=None if timesteps is None else mx.tile(timesteps, len(tiles)),
         )

@@ -63,10 +63,6 @@ class Clip:
         """Elements of one output frame of the whole batch."""
         return self.batch * self.spec.out_channels * math.prod(self.spec.out_grid(self.grid)[1:])
 
-    def output_itemsize(self, itemsize: int) -> int:
-        """Bytes of one value of the output, for a network of this itemsize."""
-        return itemsize if self.bit_depth is None else -(-self.bit_depth // 8)
-
     def default_chunk(self) -> int:
         return _DECODE_CHUNK if self.is_decode else self.scale.time * max(1, _ENCODE_CHUNK // self.scale.time)
 

@@ -159,7 +159,13 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     works[-1] = max(works[-1], waiting + results)
     # Between two results, a stream that yields several for each of its input pieces has not consumed what waits.
     queued = waiting if len(pieces) > len(run.pieces) else 0
-    moments = _moments(delays, [] if run.steps is None else caches, works, length)
+    # A clip shorter than the network's delay never occupies all layers at once: while a layer runs, only layers whose
+    # delay differs from its own by less than the clip's length have non-empty caches.
+    held = list(zip(delays, [] if run.steps is None else caches, strict=False))
+    moments = [
+        (sum(cache for other, cache in held if abs(other - delay) < length), work)
+        for delay, work in zip(delays, works, strict=True)
+    ]
     cached, work = max(moments, key=sum)
     return Memory(
         weights=spec.num_weights * itemsize,
@@ -215,16 +221,3 @@ def step_results(pieces: Iterable[int], layer: LayerSpec, axis: Axis) -> list[in
 
 def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis) -> list[int]:
     return step_results((part for piece in pieces for part in cut(piece, step)), layer, axis) or [1]
-
-
-def _moments(delays: list[Fraction], caches: list[int], works: list[int], length: int) -> list[tuple[int, int]]:
-    """Caches and work while each layer runs.
-
-    A clip shorter than the network's delay never occupies all layers at once: while a layer runs, only layers whose
-    delay differs from its own by less than the clip's length have non-empty caches.
-    """
-    moments = []
-    for delay, work in zip(delays, works, strict=True):
-        alive = sum(cache for other, cache in zip(delays, caches, strict=False) if abs(other - delay) < length)
-        moments.append((alive, work))
-    return moments

@@ -9,11 +9,9 @@ from ..shapes import Grid, LatentShape, format_size
 from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.intervals import Interval
-from ..tiling.layout import BlendAxis, Tile, TileLayout
+from ..tiling.layout import TileLayout
 from ..units import byte_unit
 from .memory import Memory, is_cache_tight
-
-TileBox = tuple[Interval, Interval, Interval]
 
 
 class Mode(enum.Enum):
@@ -36,6 +34,10 @@ class Order(enum.Enum):
         return {Order.TIME: Axis.TIME, Order.ROWS: Axis.HEIGHT, Order.COLUMNS: Axis.WIDTH}[self]
 
 
+_IN_JSON = (
+    "chunk", "step", "prefetch", "height", "width", "lookahead", "first_output_work", "tile_batch_size", "calls",
+    "redundant_work", "peak_bytes",
+)  # fmt: skip
 _NOUNS = {Order.TIME: "frame", Order.ROWS: "row", Order.COLUMNS: "column"}
 
 
@@ -44,19 +46,14 @@ class Plan:
     """How one clip is run through a network. The pipeline executes the plan and makes no decisions of its own.
 
     Attributes:
-        order: the axis of the stream.
         latent_shape: (B, C, F', H', W'), the input of a decoder or the output of an encoder.
-        num_frames: frames of the video.
-        height: height of the video in pixels.
-        width: width of the video in pixels.
+        num_frames, height, width: of the video, in pixels.
         chunk: positions per piece: latent frames, rows or columns of a decode, frames of an encode.
         step: positions per step of the layer with the largest activations; 0 for a single pass.
         steps: positions per step of each layer.
         prefetch: steps in flight beyond the one that is waited for.
         lookahead: input positions along time that are required before the first output is final.
         first_output_work: the share of the work that is done when the first output is final: 0 to 1, an estimate.
-        tiling: the tile sizes and overlaps, in mode tiled.
-        layout: the positions of the tiles.
         tile_batch_size: maximum number of tiles of equal shape that run together.
         calls: runs of the network: 1, or the number of tile batches.
         redundant_work: input positions that are computed more than once, as a fraction of all input positions.
@@ -100,39 +97,16 @@ class Plan:
         """Estimated upper bound of the run's peak memory, including weights and MLX's buffer cache."""
         return self.memory.total
 
-    @property
-    def is_cache_tight(self) -> bool:
-        """Whether the budget limits MLX's buffer cache so far that the run takes longer."""
-        return is_cache_tight(self.memory, self.machine.backend)
-
-    def input_box(self, tile: Tile) -> TileBox:
-        """The part of the input that a tile covers, as intervals of time, height and width."""
-        return tile.latent
-
-    def blend_axes(self, layout: TileLayout) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
-        """The time, height and width axes of the blended output."""
-        return layout.decoded()
-
     def as_dict(self) -> dict[str, Any]:
         """The plan as a JSON-serializable dict, with `peak_bytes` = `active_bytes` + `buffer_cache_bytes`."""
         return {
             "mode": self.mode.value,
             "order": self.order.value,
             "latent_shape": list(self.latent_shape),
-            "chunk": self.chunk,
-            "step": self.step,
-            "prefetch": self.prefetch,
             "frames": self.num_frames,
-            "height": self.height,
-            "width": self.width,
-            "lookahead": self.lookahead,
-            "first_output_work": self.first_output_work,
-            "tile_batch_size": self.tile_batch_size,
-            "calls": self.calls,
-            "redundant_work": self.redundant_work,
+            **{name: getattr(self, name) for name in _IN_JSON},
             "active_bytes": self.memory.active,
             "buffer_cache_bytes": self.memory.buffer_cache,
-            "peak_bytes": self.peak_bytes,
             "bands": [{"rows": [band.start, band.end]} for band in self.bands],
         }
 
@@ -148,12 +122,6 @@ class DecodePlan(Plan):
 @dataclass(frozen=True)
 class EncodePlan(Plan):
     """The plan of an encode. `print(plan)` explains it."""
-
-    def input_box(self, tile: Tile) -> TileBox:
-        return tile.pixels
-
-    def blend_axes(self, layout: TileLayout) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
-        return layout.encoded()
 
     def __str__(self) -> str:
         return _describe(self, "frame", "latent frame")
@@ -177,7 +145,7 @@ def _describe(plan: Plan, unit: str, output: str) -> str:
         f"rank {rank:<4}latent rows {band.start} to {band.end - 1}, {band.length} of {height}"
         for rank, band in enumerate(plan.bands)
     ]
-    if plan.is_cache_tight:
+    if is_cache_tight(plan.memory, plan.machine.backend):
         lines.append("         the budget limits MLX's buffer cache: slower, since buffers are allocated anew")
     return "\n".join([*lines, f"first    {output} {_first_output(plan)}"])
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from ..backend.machine import Backend, Machine
@@ -21,6 +20,7 @@ from .clip import Clip
 from .memory import (
     Memory,
     StreamRun,
+    is_cache_tight,
     largest_layer,
     largest_step,
     layer_pieces,
@@ -31,7 +31,6 @@ from .memory import (
 from .options import PlanOptions, check_order, parse_options, why_not
 from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
 from .receptive_field import first_output_work, lookahead
-from .row_split import split_rows
 from .tiled_memory import tiled_memory
 
 #: Maximum number of elements per layer and step. Metal's convolutions have silently returned zeros for inputs of more
@@ -44,6 +43,19 @@ MAX_ARRAY_ELEMENTS = 2**31
 # Multiply-adds of one step on a GPU: what Apple's slowest supported chip (M1, about 0.8e12 per second by a model, not
 # measured) computes in two seconds. macOS stops programs whose work occupies the GPU for several seconds.
 _STEP_MULTIPLY_ADDS = 16 * 10**11
+
+
+def split_rows(rows: int, ranks: int) -> tuple[Interval, ...]:
+    """Bands of latent rows, one per rank from top to bottom, as even as possible; larger ones come first.
+
+    Raises:
+        PlanError: if there are more ranks than rows.
+    """
+    if not 1 <= ranks <= rows:
+        raise PlanError(f"{ranks} ranks cannot share {rows} latent rows; use at most {rows} ranks, or mode batch.")
+    size, larger = divmod(rows, ranks)
+    starts = [rank * size + min(rank, larger) for rank in range(ranks + 1)]
+    return tuple(Interval(start, end) for start, end in zip(starts, starts[1:], strict=False))
 
 
 class _Pace(NamedTuple):
@@ -86,19 +98,12 @@ def plan_decode(
     bit_depth: int | None = None,
     **options: Any,
 ) -> DecodePlan:
-    """Plan the decode of latents of a given shape.
+    """Plan the decode of latents (B, C, F', H', W'), with the options and errors of `VideoVAE.plan`.
 
     Args:
-        latent_shape: (B, C, F', H', W').
         machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
         holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
         bit_depth: that of the stream, whose chunks a consumer keeps while the next one is computed.
-        options: see `PlanOptions` and `parse_options`.
-
-    Raises:
-        LatentsError: if the decoder cannot decode this shape.
-        PlanError: if the options are invalid, or if no plan fits the budget (the message states the minimum).
-        TilingError: if the tiles do not fit the latent grid.
     """
     shape = check_latent_shape(spec, latent_shape)
     clip = Clip(
@@ -122,10 +127,7 @@ def plan_encode(
     pad: bool = False,
     **options: Any,
 ) -> EncodePlan:
-    """Plan the encode of frames (B, 3, F, H, W) or (F, H, W, 3), padded to 1 + t*k or without excess frames.
-
-    Arguments and errors are those of `plan_decode`.
-    """
+    """Plan the encode of frames (B, 3, F, H, W) or (F, H, W, 3), padded to 1 + t*k or without excess frames."""
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
     clip = Clip(spec, batch, grid, latents, grid, is_decode=False)
@@ -150,12 +152,13 @@ class _Planner:
     def choose(self) -> Plan:
         """The first way with a plan that fits the budget; within a way, a plan whose buffer cache is not tight."""
         seen: list[Plan] = []
+        backend = self._machine.backend
         for way in self._ways():
             plans = list(way)
             seen += plans
             fitting = [plan for plan in plans if self._budget is None or plan.memory.total <= self._budget]
             if fitting:
-                return next((plan for plan in fitting if not plan.is_cache_tight), fitting[0])
+                return next((plan for plan in fitting if not is_cache_tight(plan.memory, backend)), fitting[0])
         if not seen:
             raise PlanError(
                 f"{self._clip.describe()} cannot be computed: a single step would have an array of 2^31 elements, "
@@ -168,7 +171,7 @@ class _Planner:
                 f"a memory budget of {format_bytes(self._budget)} is too small for {self._clip.describe()}; the least "
                 f"that works is {needed} ({least.mode.value} by {least.order.value})."
             )
-        return replace(least, memory=with_buffer_cache(least.memory, self._machine.backend, None))
+        return replace(least, memory=with_buffer_cache(least.memory, backend, None))
 
     def _ways(self) -> Iterator[Iterator[Plan]]:
         """The ways that the options allow, best first; each is an iterator of its plans, fastest first."""
@@ -274,7 +277,7 @@ class _Planner:
             for group in layout.groups()
             for together in tile_batches(group, self._options.tile_batch_size)
         ]
-        time = (layout.decoded() if clip.is_decode else layout.encoded())[0].intervals
+        time = layout.time.blended(is_decode=clip.is_decode).intervals
         blended = clip.out_frame * (max(span.length for span in time) if len(time) > 1 else clip.scale.time)
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
         for pace in self._paces(Axis.TIME):
@@ -350,17 +353,9 @@ class _Planner:
             step=step,
             steps=run.steps or (),
             prefetch=run.prefetch,
-            lookahead=self._lookahead if is_early else clip.grid[0],
-            first_output_work=self._first_output_work if is_early else 1.0,
+            lookahead=lookahead(self._spec) if is_early else clip.grid[0],
+            first_output_work=first_output_work(self._spec, clip.grid) if is_early else 1.0,
             memory=with_buffer_cache(memory, self._machine.backend, self._budget),
             machine=self._machine,
             **more,
         )
-
-    @cached_property
-    def _lookahead(self) -> int:
-        return lookahead(self._spec)
-
-    @cached_property
-    def _first_output_work(self) -> float:
-        return first_output_work(self._spec, self._clip.grid)

@@ -63,7 +63,7 @@ def _one_by_one(
 ) -> Memory:
     """Tiles in time as well: one batch of tiles runs at a time, and one time interval is blended at a time."""
     itemsize = run.machine.itemsize
-    time = (layout.decoded() if clip.is_decode else layout.encoded())[0]
+    time = layout.time.blended(is_decode=clip.is_decode)
     spans = time.intervals
     groups = list(layout.groups())
     is_single = len(groups[0]) == 1  # one tile covers a whole time interval
@@ -82,7 +82,8 @@ def _one_by_one(
     converted = 2 * final + min(final, FRAMES_PER_CONVERSION) * (2 * FLOAT32_BYTES + 2)
     leaving = group + clip.out_frame * converted
     # The consumer may still refer to the frames before.
-    held = clip.out_frame * final * clip.output_itemsize(itemsize) if len(spans) > 1 else 0
+    level = itemsize if clip.bit_depth is None else -(-clip.bit_depth // 8)
+    held = clip.out_frame * final * level if len(spans) > 1 else 0
     work = shared + held + max(running, joining, group + shared, leaving)
     crops = max(count * math.prod(clip.boxes(tile)[0][1:]) for count, tile in calls)
     inputs = clip.input_bytes(itemsize, chunk, frame_size=crops)

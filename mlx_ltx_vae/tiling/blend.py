@@ -75,7 +75,7 @@ def blend_tiles(
 
     Yields the index of the first position in time, and results (B, n, H, W, C) float32, n >= 1, evaluated, which may be
     a view of a larger array: copy them to keep them for long. Memory holds the results of one interval of time, its
-    overlap with the interval before, and one batch of tiles. `axes` are `layout.decoded()` or `layout.encoded()`.
+    overlap with the interval before, and one batch of tiles. `axes` are `layout.blended()`.
     """
     time, rows, columns = axes
     blender = SpatialBlender(rows, columns)
@@ -164,7 +164,7 @@ def _decode_tiles(
         _check_shape(pixels, (latents.shape[0], 3, *tile.output_size), "a tile of pixels")
         return [pixels.transpose(0, 2, 3, 4, 1)]
 
-    axes = layout.decoded()
+    axes = layout.blended(is_decode=True)
     size = (latents.shape[0], 3, *(axis.length for axis in axes))
     video = mx.zeros(size, latents.dtype) if keep_output else None
     # A caller that keeps an exception keeps this frame: drop the video, and close the generator, which has arrays too.

@@ -10,14 +10,16 @@ from ..shapes import Grid, ScaleFactors
 from .config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from .intervals import Interval, Mask, complementary, make_causal, split, trapezoids
 
+TileBox = tuple[Interval, Interval, Interval]  # intervals of time, height and width
+
 _MIN_CELLS_PER_TILE = 2
 
 
 class Tile(NamedTuple):
-    """A crop of the clip on the latent grid, and the same in frames and pixels: intervals of time, height and width."""
+    """A crop of the clip on the latent grid, and the same in frames and pixels."""
 
-    latent: tuple[Interval, Interval, Interval]
-    pixels: tuple[Interval, Interval, Interval]
+    latent: TileBox
+    pixels: TileBox
 
     @property
     def latent_size(self) -> Grid:
@@ -54,13 +56,9 @@ class TileAxis:
     pixels: tuple[Interval, ...]
     from_zero: bool  # left ramps start with a weight of 0, as they do in time
 
-    def decoded(self) -> BlendAxis:
-        return self._blended(self.pixels)
-
-    def encoded(self) -> BlendAxis:
-        return self._blended(self.latent)
-
-    def _blended(self, intervals: tuple[Interval, ...]) -> BlendAxis:
+    def blended(self, *, is_decode: bool) -> BlendAxis:
+        """Pixels as a decode blends them, or latents as an encode does, with masks of their own."""
+        intervals = self.pixels if is_decode else self.latent
         return BlendAxis(intervals, complementary(intervals, trapezoids(intervals, from_zero=self.from_zero)))
 
 
@@ -107,13 +105,9 @@ class TileLayout:
         for frames in time:
             yield [Tile(*zip(frames, rows, columns, strict=True)) for rows, columns in product(height, width)]
 
-    def decoded(self) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
-        """Time, height and width as a decode blends them: pixels, with masks of their own."""
-        return self.time.decoded(), self.height.decoded(), self.width.decoded()
-
-    def encoded(self) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
-        """As an encode blends them: latents."""
-        return self.time.encoded(), self.height.encoded(), self.width.encoded()
+    def blended(self, *, is_decode: bool) -> tuple[BlendAxis, BlendAxis, BlendAxis]:
+        time, height, width = (axis.blended(is_decode=is_decode) for axis in (self.time, self.height, self.width))
+        return time, height, width
 
 
 def _split(length: int, config: SpatialTilingConfig | TemporalTilingConfig | None, scale: int) -> tuple[Interval, ...]:

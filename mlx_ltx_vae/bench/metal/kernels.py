@@ -19,9 +19,9 @@ from ...errors import describe_error
 from ...metrics import rms
 from ...models.convolution.formulations import join_frames
 from ...models.convolution.module import Conv3d, add_bias
-from ...models.convolution.rules import TAPS, ConvShape, FixedRule, Formulation, scratch_bytes
+from ...models.convolution.rules import TAPS, ConvShape, Formulation, scratch_bytes
 from ...models.layers.activation import PIXEL_NORM_EPS, activate, pixel_norm, silu
-from ..case import Case
+from ..case import Case, FixedRule
 
 Call = Callable[[], mx.array]
 

@@ -10,7 +10,6 @@ and have not been measured on a Mac; `python -m mlx_ltx_vae.bench --metal` tests
 
 import enum
 import math
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ...backend.machine import FLOAT32_BYTES, Backend
@@ -95,16 +94,6 @@ def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) 
     is_large = frame >= _WINOGRAD_MIN_FRAME
     is_winograd = allows_winograd and is_large and _can_take_winograd(TAPS * shape.in_channels, shape.out_channels)
     return Formulation.JOINED if is_winograd else Formulation.ROWS
-
-
-@dataclass(frozen=True)
-class FixedRule:
-    """All convolutions without a stride have one formulation. For measurements."""
-
-    formulation: Formulation
-
-    def __call__(self, shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
-        return Formulation.CONV3D if shape.is_strided else self.formulation
 
 
 def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]:
