@@ -298,12 +298,6 @@ class DecodeTask(Task):
                 num_frames, height, width = spec.out_grid(shape.grid)
                 if tiling := preset(self._settings.preset, height, width, num_frames):
                     options = replace(options, mode=Mode.TILED, tiling=tiling)
-            plans[shape] = plan_decode(
-                spec,
-                shape,
-                self._vae.machine,
-                holds_latents=False,
-                bit_depth=self._settings.stream["bit_depth"],
-                **vars(options),
-            )
+            stored = {"holds_latents": False, "bit_depth": self._settings.stream["bit_depth"]}
+            plans[shape] = plan_decode(spec, shape, self._vae.machine, **stored, **vars(options))
         return plans[shape]

@@ -136,7 +136,7 @@ def _describe(plan: Plan, unit: str, output: str) -> str:
         f"mode     {_mode(plan, unit)}",
     ]
     if plan.tiling is not None:
-        lines.append(f"tiles    {_tiles(plan)}")
+        lines.append(f"tiles    {_tiles(plan.tiling, plan.tile_batch_size)}")
     lines += [
         f"calls    {plan.calls}, redundant work {100 * plan.redundant_work:.0f} %",
         f"peak     {_memory(plan.memory)}{', on each rank' if plan.bands else ''}",
@@ -165,10 +165,7 @@ def _mode(plan: Plan, unit: str) -> str:
     return "tiled: blended in space and time, so not exact"
 
 
-def _tiles(plan: Plan) -> str:
-    tiling = plan.tiling
-    if tiling is None:
-        return ""
+def _tiles(tiling: TilingConfig, batch_size: int) -> str:
     height, width = tiling.height_config or tiling.spatial_config, tiling.width_config or tiling.spatial_config
     sizes = [
         f"{config.tile_size_in_pixels} px of {what}, overlapping by {config.tile_overlap_in_pixels}"
@@ -178,8 +175,8 @@ def _tiles(plan: Plan) -> str:
     time = tiling.temporal_config
     if time is not None:
         sizes.append(f"{time.tile_size_in_frames} frames, overlapping by {time.tile_overlap_in_frames}")
-    if plan.tile_batch_size > 1:
-        sizes.append(f"up to {plan.tile_batch_size} at a time")
+    if batch_size > 1:
+        sizes.append(f"up to {batch_size} at a time")
     return "; ".join(sizes) or "one"
 
 

@@ -106,16 +106,8 @@ def plan_decode(
         bit_depth: that of the stream, whose chunks a consumer keeps while the next one is computed.
     """
     shape = check_latent_shape(spec, latent_shape)
-    clip = Clip(
-        spec,
-        shape.batch,
-        shape.grid,
-        shape,
-        spec.out_grid(shape.grid),
-        is_decode=True,
-        holds_latents=holds_latents,
-        bit_depth=bit_depth,
-    )
+    video = spec.out_grid(shape.grid)
+    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, holds_latents, bit_depth)
     return cast(DecodePlan, _Planner(clip, parse_options(**options), machine or Machine()).choose())
 
 
@@ -142,7 +134,6 @@ class _Planner:
         self._spec = clip.spec
         self._options = options
         self._machine = machine
-        self._must_fit = options.memory_budget is not None
         check_order(clip.spec, options)
         available = machine.available
         self._budget = available // 2 if available else None
@@ -165,7 +156,7 @@ class _Planner:
                 "beyond which results are wrong; use smaller frames or tiles, shorter clips, or fewer videos at once."
             )
         least = min(seen, key=lambda plan: plan.memory.active)
-        if self._must_fit and self._budget is not None:
+        if self._options.memory_budget is not None and self._budget is not None:
             needed = format_bytes(least.memory.active, round_up=True)
             raise PlanError(
                 f"a memory budget of {format_bytes(self._budget)} is too small for {self._clip.describe()}; the least "
@@ -330,9 +321,7 @@ class _Planner:
                     SpatialTilingConfig(cells * factor, _LAST_RESORT_OVERLAP * factor)
                     for factor in (scale.height, scale.width)
                 )
-                tiling = (
-                    TilingConfig(height) if height == width else TilingConfig(height_config=height, width_config=width)
-                )
+                tiling = TilingConfig(height_config=height, width_config=width)
                 with suppress(TilingError):  # where the last tile would be too short
                     yield iter(list(self._tiled(tiling)))
 

@@ -67,9 +67,7 @@ def first_output_work(spec: NetworkSpec, grid: Grid) -> float:
     for layer, extents in reversed(list(spec.walk(grid))):
         height, width = (layer.window(axis).results(extents[axis.grid]) for axis in (Axis.HEIGHT, Axis.WIDTH))
         up, dropped = layer.up[Axis.TIME.grid], layer.trim + layer.crop
-        results = math.ceil(
-            (layer.results(Axis.TIME, extents[0]) + dropped) / up
-        )  # before they are repeated or dropped
+        results = math.ceil((layer.results(Axis.TIME, extents[0]) + dropped) / up)  # before some are dropped
         weights = sum(math.prod(shape) for _, shape in layer.weights)
         work = height * width * (weights + layer.in_channels + layer.out_channels)
         first += min(results, math.ceil((outputs + dropped) / up)) * work
