@@ -1,7 +1,6 @@
 """A small VAE with the block structure of LTX-2.3, and latents of a clip that it was not trained on.
 
-Both were made by `examples/train_demo_vae.py` from procedural clips. They demonstrate the commands; the VAE is not an
-LTX model.
+`examples/train_demo_vae.py` made both from procedural clips. The VAE demonstrates the commands and is not an LTX model.
 """
 
 from pathlib import Path
