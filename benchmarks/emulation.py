@@ -15,6 +15,7 @@ from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import format_psnr, table
 from mlx_ltx_vae.checkpoint import Checkpoint, open_checkpoint, open_weights
 from mlx_ltx_vae.models.convolution.rules import Formulation
+from mlx_ltx_vae.names import DtypeName
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 
 #: The demo VAE is narrow and its clip small. Winograd is taken as for a real video.
@@ -38,7 +39,7 @@ class Way:
     """
 
     name: str
-    dtype: str | None
+    dtype: DtypeName | None
     gpu: EmulatedGPU = LIKE_REAL
     mode: str = "exact"
     reference: str | None = None
@@ -125,7 +126,7 @@ def _stored_in_bfloat16(model: str) -> Checkpoint:
     return open_weights(stored, json.loads(metadata["config"]))
 
 
-def _decode_pixels(vae: VideoVAE, latents: mx.array, mode: str) -> mx.array:
+def _decode_pixels(vae: VideoVAE, latents: mx.array, mode: Any) -> mx.array:
     """Pixels in float32, clipped to [-1, 1]."""
     plan = vae.plan(
         latents.shape,

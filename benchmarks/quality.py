@@ -1,16 +1,17 @@
 """What tiles and half precision cost in quality, compared with a single pass in float32."""
 
 from dataclasses import replace
+from typing import get_args
 
 from mlx_ltx_vae import demo
-from mlx_ltx_vae.backend.mlx_utils import DTYPES
 from mlx_ltx_vae.bench.case import Case
 from mlx_ltx_vae.bench.decoding import decode
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import format_psnr, table, timing_table
+from mlx_ltx_vae.names import DtypeName
 
 _ROUNDING = 2e-5  # the most that two summation orders differ in float32
-_REFERENCE = "float32"
+_REFERENCE: DtypeName = "float32"
 _TILES = ("default", "aggressive", "spatial_only")
 
 
@@ -24,7 +25,7 @@ def quality_jobs(reference: str) -> list[Job]:
     case = replace(case, frames=73, width=384, height=256)
     ways = [replace(case, mode="exact", order=order) for order in ("time", "rows", "columns")]
     ways += [replace(case, mode="tiled", tiles=name) for name in _TILES]
-    ways += [replace(case, dtype=dtype) for dtype in DTYPES if dtype != _REFERENCE]
+    ways += [replace(case, dtype=dtype) for dtype in get_args(DtypeName) if dtype != _REFERENCE]
     jobs = [Job(decode, way, {"in_float": True, "reference": reference}, once=True) for way in ways]
     return [Job(decode, case, {"in_float": True, "save": reference}, once=True), *jobs]
 
@@ -44,7 +45,7 @@ def precision_jobs(case: Case, reference: str) -> list[Job]:
     """Decodes in every dtype, compared with float32, whose frames are saved in the file `reference`."""
     return [
         Job(decode, replace(case, dtype=dtype), {"save" if dtype == _REFERENCE else "reference": reference})
-        for dtype in sorted(DTYPES, key=lambda dtype: dtype != _REFERENCE)
+        for dtype in sorted(get_args(DtypeName), key=lambda dtype: dtype != _REFERENCE)
     ]
 
 

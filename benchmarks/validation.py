@@ -86,7 +86,7 @@ def validation_table(results: list[list[Run]]) -> str:
     ratios = [run["planned_bytes"] / run["total_peak_bytes"] for (run,) in results]
     rows = [
         {
-            **{name: run[name] for name in ("task", "generation", "dtype", "mode", "order")},
+            **{name: run[name] or "" for name in ("task", "generation", "dtype", "mode", "order")},
             "tiles": run["tiles"] if run["mode"] == "tiled" else "",
             "base": str(run["base_width"]),
             "size": f"{run['width']}x{run['height']}",

@@ -1,28 +1,36 @@
 """`VideoVAE`, the main class of the public API."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast, overload
 
 import mlx.core as mx
 import numpy as np
 
 from .backend.device import check_process, explained_device_errors, this_machine
 from .backend.machine import Machine
-from .backend.mlx_utils import DTYPES
+from .backend.mlx_utils import DTYPES, dtype_name
 from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
-from .errors import CheckpointError
+from .errors import CheckpointError, LatentsError, PlanError
+from .frame_rate import DEFAULT_FPS, Rate
 from .models.base import NETWORKS, Config, Decoder, Encoder, Network
 from .models.noise import DEFAULT_CONVENTION, Noise
-from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream
+from .names import BitDepth, ConventionName, DtypeName, ModeName, OrderName
+from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, OnFramesReady, StreamOptions, WholeOptions
 from .pipeline.encode_run import EncodePipeline, EncodeStream
 from .pipeline.latent_sources import LatentInput
-from .pipeline.postprocess import join_chunks
+from .pipeline.postprocess import Progress, join_chunks, show_progress
 from .pipeline.preprocess import Frames
 from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_decode, plan_encode
 from .tiling.config import TilingConfig
+from .units import format_bytes
+from .video import open_sink
+from .video.sink import SinkOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class VideoVAE:
@@ -63,7 +71,7 @@ class VideoVAE:
         cls,
         source: str | os.PathLike | Checkpoint,
         *,
-        dtype: str | None = None,
+        dtype: DtypeName | None = None,
         encoder: bool = True,
         decoder: bool = True,
     ) -> "VideoVAE":
@@ -72,10 +80,9 @@ class VideoVAE:
         Args:
             source: a file in any supported layout (only the VAE's tensors are read, even from a 40 GB file), a folder,
                 a hub repository id, or an open checkpoint.
-            dtype: "float32", "bfloat16" or "float16"; None for the checkpoint's own. On Apple GPUs, convolutions of a
-                bfloat16 network take float16 operands where their range allows it, which is more accurate; given
-                explicitly, bfloat16 is used throughout. A float16 encoder computes in float32, since float16 may
-                overflow there, and warns when it is used.
+            dtype: None for the checkpoint's own. On Apple GPUs, convolutions of a bfloat16 network take float16 where
+                their range allows it, which is more accurate; given explicitly, bfloat16 is used throughout. A float16
+                encoder computes in float32, since float16 may overflow there, and warns when it is used.
             encoder, decoder: whether to load it.
 
         Raises:
@@ -86,7 +93,7 @@ class VideoVAE:
             raise CheckpointError(f"dtype {dtype!r} is not known; expected {', '.join(DTYPES)}.")
         if not isinstance(source, Checkpoint):
             source = open_checkpoint(source, encoder=encoder, decoder=decoder)
-        encoder_dtype, decoder_dtype = (_cast_dtype(source, name, dtype) for name in NETWORKS)
+        encoder_dtype, decoder_dtype = (source.cast_dtype(name, dtype) for name in NETWORKS)
         return cls(
             source.config,
             cast(Encoder, load_network(source, "encoder", encoder_dtype)) if encoder else None,
@@ -96,14 +103,12 @@ class VideoVAE:
         )
 
     @classmethod
-    def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: str | None = None) -> "VideoVAE":
+    def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: DtypeName | None = None) -> "VideoVAE":
         """Load a VAE from arrays in memory, with the checks and the `dtype` of `from_pretrained`.
 
-        Args:
-            weights: arrays by name, as any supported file names and stores them. Other models' are left alone. Lazy
-                arrays of another thread raise a `CheckpointError`.
-            config: a dict, as in a file's metadata entry `config` or a config.json; or a `VAEConfig`; None to infer it,
-                which is possible for published generations.
+        `weights` are arrays by name, as any supported file names and stores them. Other models' are left alone. Lazy
+        arrays of another thread raise a `CheckpointError`. `config` is a dict, as in a file's metadata entry `config`
+        or a config.json; or a `VAEConfig`; None to infer it, which is possible for published generations.
         """
         return cls.from_pretrained(open_weights(weights, config), dtype=dtype)
 
@@ -117,13 +122,13 @@ class VideoVAE:
         latent_shape: Sequence[int],
         *,
         memory_budget: str | int | None = None,
-        mode: str = "auto",
-        order: str = "auto",
+        mode: ModeName = "auto",
+        order: OrderName = "auto",
         tiling: TilingConfig | None = None,
         tile_batch_size: int = 1,
         chunk: int | None = None,
         ranks: int = 1,
-        bit_depth: int | None = None,
+        bit_depth: BitDepth | None = None,
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
@@ -163,7 +168,7 @@ class VideoVAE:
         frame_shape: Sequence[int],
         *,
         memory_budget: str | int | None = None,
-        mode: str = "auto",
+        mode: ModeName = "auto",
         tiling: TilingConfig | None = None,
         tile_batch_size: int = 1,
         pad: bool = False,
@@ -194,9 +199,9 @@ class VideoVAE:
         seed: int = 0,
         noise: Noise = None,
         noise_scale: float | None = None,
-        like: str = DEFAULT_CONVENTION,
+        like: ConventionName = DEFAULT_CONVENTION,
         unnormalized: bool = False,
-        bit_depth: int | None = None,
+        bit_depth: BitDepth | None = None,
         group: mx.distributed.Group | None = None,
     ) -> DecodeStream:
         """Yield frames as they are decoded, each once and in order.
@@ -233,26 +238,43 @@ class VideoVAE:
         make_plan = partial(self.plan, ranks=1 if group is None else group.size())
         return DecodePipeline(self._decoder, make_plan, options, group).stream(latents, plan)
 
+    @overload
+    def decode(
+        self, latents: LatentInput, plan: DecodePlan | None = None, **options: "Unpack[WholeOptions]"
+    ) -> mx.array: ...
+
+    @overload
     def decode(
         self,
         latents: LatentInput,
         plan: DecodePlan | None = None,
         *,
-        timestep: float | None = None,
-        seed: int = 0,
-        noise: Noise = None,
-        noise_scale: float | None = None,
-        like: str = DEFAULT_CONVENTION,
-        unnormalized: bool = False,
-        on_frames_ready: Callable[[mx.array, int], None] | None = None,
+        on_frames_ready: OnFramesReady,
+        **options: "Unpack[WholeOptions]",
+    ) -> None: ...
+
+    def decode(
+        self,
+        latents: LatentInput,
+        plan: DecodePlan | None = None,
+        *,
+        on_frames_ready: OnFramesReady | None = None,
+        memory_budget: str | int | None = None,
+        progress: Progress = False,
+        **options: "Unpack[StreamOptions]",
     ) -> mx.array | None:
         """Decode a whole clip to pixels (B, 3, F, H, W), approximately in [-1, 1]. Otherwise as `stream`.
 
         With `on_frames_ready` the result is None. It is called with (frames (B, 3, n, H, W), start index) as frames
         become final, each once and in order. An exception in it stops the decode and propagates to the caller.
+        `memory_budget` is that of `plan`, in place of a plan. `progress` is True for a progress bar on standard error,
+        or a function `(done, total)` of frames.
         """
-        options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized)
-        chunks = DecodePipeline(self._decoder, self.plan, options).stream(latents, plan)
+        if plan is None and isinstance(latents, (mx.array, np.ndarray)):
+            plan = self.plan(latents.shape, memory_budget=memory_budget)
+        elif memory_budget is not None:
+            raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
+        chunks = show_progress(self.stream(latents, plan, **options), progress, plan.num_frames if plan else None)
         if on_frames_ready is None:
             return join_chunks(chunks)
         for chunk in chunks:
@@ -260,10 +282,41 @@ class VideoVAE:
             on_frames_ready(chunk.pixels, chunk.start)
         return None
 
-    def decode_uint8(self, latents: LatentInput, plan: DecodePlan | None = None, **options: Any) -> np.ndarray:
+    def decode_uint8(
+        self, latents: LatentInput, plan: DecodePlan | None = None, **options: "Unpack[StreamOptions]"
+    ) -> np.ndarray:
         """Decode to uint8 (F, H, W, 3), or (B, F, H, W, 3) for several videos. As `stream`, without `bit_depth`."""
         frames = [chunk.to_uint8() for chunk in self.stream(latents, plan, bit_depth=8, **options)]
         return np.concatenate(frames, axis=-4)
+
+    def decode_to_file(
+        self,
+        latents: mx.array | np.ndarray,
+        path: str | os.PathLike,
+        *,
+        fps: Rate = DEFAULT_FPS,
+        memory_budget: str | int | None = None,
+        progress: Progress = False,
+        audio: str | os.PathLike | None = None,
+        codec: str | None = None,
+        crf: int | None = None,
+        bit_depth: BitDepth = 8,
+        overwrite: bool = True,
+        **options: "Unpack[StreamOptions]",
+    ) -> None:
+        """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
+
+        A folder ("frames/") gets PNG stills. `fps`, `audio`, `codec`, `crf`, `bit_depth` and `overwrite` are those of
+        `VideoWriter`, and the others those of `decode`. A file that cannot be written is a `WriterError`.
+        """
+        if latents.shape[0] > 1:
+            raise LatentsError(f"{path}: is one video, and these latents are {latents.shape[0]}; write each.")
+        plan = self.plan(latents.shape, memory_budget=memory_budget, bit_depth=bit_depth)
+        output = SinkOptions(audio, codec, crf, bit_depth, overwrite=overwrite)
+        chunks = show_progress(self.stream(latents, plan, bit_depth=bit_depth, **options), progress, plan.num_frames)
+        with open_sink(path, size=plan.frame_size, fps=fps, options=output) as sink:
+            for chunk in chunks:
+                sink.write(chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16())
 
     def encode(
         self,
@@ -275,7 +328,7 @@ class VideoVAE:
         pad: bool = False,
         group: mx.distributed.Group | None = None,
     ) -> mx.array:
-        """Encode frames to normalized latents: the mean of the distribution, without sampling.
+        """Encode frames to normalized latents (B, C, 1 + k, H/s, W/s): the mean of the distribution, without sampling.
 
         Args:
             pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays with the
@@ -289,16 +342,13 @@ class VideoVAE:
                 with a warning.
             group: as for `stream`. All ranks get the whole latents.
 
-        Returns:
-            (B, C, 1 + k, H/s, W/s) in the encoder's dtype.
-
         Raises:
             LatentsError: if the network cannot take the frames.
             PlanError: if the plan was made for other frames.
             TilingError: if the tiles or the tile batch size are invalid.
             DeviceError: if the device runs out of memory, or is stopped.
         """
-        parts = self._encode_pipeline(tiling, tile_batch_size, pad, group).stream(pixels, plan)
+        parts = self.encode_stream(pixels, plan, tiling=tiling, tile_batch_size=tile_batch_size, pad=pad, group=group)
         latents = mx.concatenate(list(parts), axis=2)
         with explained_device_errors():
             mx.eval(latents)  # so that another thread can use them
@@ -306,7 +356,7 @@ class VideoVAE:
 
     def encode_stream(
         self,
-        frames: Iterable[Frames],
+        frames: Frames | Iterable[Frames],
         plan: EncodePlan | None = None,
         *,
         tiling: TilingConfig | None = None,
@@ -319,17 +369,23 @@ class VideoVAE:
         As `encode` of an iterator, with spatial tiles only. The plan's number of frames may differ, since memory does
         not depend on it. A `TilingError` is raised at once, a `LatentsError` at the first frames that cause it.
         """
-        return self._encode_pipeline(tiling, tile_batch_size, pad, group).stream(frames, plan)
+        make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size())
+        promoted = self._encoder_is_promoted
+        pipeline = EncodePipeline(self._encoder, promoted, make_plan, tiling, tile_batch_size, pad, group)
+        return pipeline.stream(frames, plan)
+
+    def __repr__(self) -> str:
+        networks = {"decoder": self.decoder, "encoder": self.encoder}
+        loaded = " + ".join(name for name, network in networks.items() if network is not None)
+        size = sum(each.spec.num_weights * each.dtype.size for each in networks.values() if each is not None)
+        return f"VideoVAE({self.config.generation}, {loaded}, {dtype_name(self.dtype)}, {format_bytes(size)})"
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_")]
 
     def _machine(self, network: Network) -> Machine:
         loaded = network.spec.num_weights * network.dtype.size  # which plans count
         return this_machine(network.dtype, loaded, keeps_dtype=self._keeps_dtype)
-
-    def _encode_pipeline(
-        self, tiling: TilingConfig | None, tile_batch_size: int, pad: bool, group: mx.distributed.Group | None
-    ) -> EncodePipeline:
-        make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size())
-        return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, tiling, tile_batch_size, pad, group)
 
     @property
     def _decoder(self) -> Decoder:
@@ -342,17 +398,3 @@ class VideoVAE:
         if self.encoder is None:
             raise CheckpointError("this VideoVAE was loaded without an encoder; load it with encoder=True.")
         return self.encoder
-
-
-def machine_for(checkpoint: Checkpoint, network: str, dtype: str | None) -> Machine:
-    """The default device, for a network that `from_pretrained` would load with this `dtype`. Nothing is read."""
-    cast = _cast_dtype(checkpoint, network, dtype)
-    return this_machine(cast or DTYPES[checkpoint.networks[network].dtype], keeps_dtype=dtype is not None)
-
-
-def _cast_dtype(checkpoint: Checkpoint, network: str, dtype: str | None) -> mx.Dtype | None:
-    """What the weights of a network are cast to; None for what they are stored in."""
-    stored = checkpoint.networks.get(network)
-    if network == "encoder" and stored and "float16" in ([dtype] if dtype else stored.parameters_by_dtype):
-        return mx.float32
-    return None if dtype is None else DTYPES[dtype]

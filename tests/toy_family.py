@@ -18,6 +18,7 @@ from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
 from mlx_ltx_vae.shapes import ScaleFactors
 from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
+from mlx_ltx_vae.streaming.driver import run_whole
 from mlx_ltx_vae.streaming.window import Window
 
 PATCH = 4
@@ -49,6 +50,9 @@ class ToyDecoder(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         return self.mix.weight.dtype
+
+    def __call__(self, latents: mx.array) -> mx.array:
+        return run_whole(self.stages(StreamContext()), self.prepare(latents, None)).transpose(0, 4, 1, 2, 3)
 
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         assert noise is None

@@ -20,6 +20,7 @@ from mlx_ltx_vae.shapes import Grid
 from mlx_ltx_vae.streaming.axis import Axis, Border, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.streaming.delay import Delay, Trim
+from mlx_ltx_vae.streaming.driver import run_whole
 from mlx_ltx_vae.streaming.window import View, Window, window_starts
 
 WIDTH = 6
@@ -45,8 +46,14 @@ class Toy:
         self.spec = spec
         self.weights = random_weights(spec)
 
+    def __call__(self, latents: mx.array) -> mx.array:
+        return run_whole(self.stages(StreamContext()), self.prepare(latents, None)).transpose(0, 4, 1, 2, 3)
+
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         return latents.transpose(0, 2, 3, 4, 1).astype(self.dtype)
+
+    def stages(self, context: StreamContext) -> list[Stage]:
+        raise NotImplementedError
 
 
 # (a) Two-dimensional convolutions. Each memory block sees the frame before; growth makes two frames of each; in the end

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,6 +19,7 @@ from ..models.specs import NetworkSpec
 from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.generations import GENERATIONS
 from ..models.video_vae.networks import ConvDecoder, ConvEncoder
+from ..names import BitDepth, DtypeName, OrderName
 from ..pipeline.postprocess import FrameChunk
 from ..planning.memory import StreamRun, cut, stream_memory, with_buffer_cache
 from ..planning.plan import DecodePlan
@@ -64,13 +65,13 @@ class Case:
     latents: str | None = None
     generation: str = "ltx-2.3"
     base_width: int = 32
-    dtype: str | None = None
+    dtype: DtypeName | None = None
     keeps_dtype: bool = False
     width: int = 256
     height: int = 256
     frames: int = 57
-    mode: str = "exact"
-    order: str = "auto"
+    mode: Any = "exact"
+    order: OrderName = "auto"
     chunk: int | None = None
     tiles: str = "default"
     tile_batch_size: int = 1
@@ -117,7 +118,7 @@ def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> 
     return VideoVAE(config, encoder, decoder)
 
 
-def load_decoder(checkpoint: Checkpoint, rule: ConvRule, dtype: str | None = None) -> VideoVAE:
+def load_decoder(checkpoint: Checkpoint, rule: ConvRule, dtype: DtypeName | None = None) -> VideoVAE:
     """A VAE with a checkpoint's decoder, as `VideoVAE.from_pretrained` loads it, with another rule for convolutions."""
 
     def make(config: VAEConfig, network: str, statistics: Statistics | None) -> ConvDecoder:
@@ -158,7 +159,7 @@ class Decode:
     plan: DecodePlan
 
     @classmethod
-    def from_case(cls, case: Case, *, bit_depth: int | None = 8) -> "Decode":
+    def from_case(cls, case: Case, *, bit_depth: BitDepth | None = 8) -> "Decode":
         """Load the VAE and the latents, and plan the decode to chunks of this bit depth; None for floats."""
         vae = load_vae(case)
         latents = load_case_latents(case, vae)

@@ -15,7 +15,17 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..backend.mlx_utils import count_nonfinite, dtype_name, kept_random_state, named_parameters, to_bool, to_float
+from ..backend.device import this_machine
+from ..backend.machine import Machine
+from ..backend.mlx_utils import (
+    DTYPES,
+    count_nonfinite,
+    dtype_name,
+    kept_random_state,
+    named_parameters,
+    to_bool,
+    to_float,
+)
 from ..errors import CheckpointError, excerpt, quote
 from ..models.base import NETWORKS, Config, Family, Found, Network, Statistics, Stored
 from ..models.convolution.module import prepare
@@ -55,6 +65,18 @@ class Checkpoint:
     archives: Sequence[Archive]
     networks: Mapping[str, StoredNetwork]
     statistics: tuple[TensorInfo, TensorInfo] | None
+
+    def cast_dtype(self, network: str, dtype: str | None) -> mx.Dtype | None:
+        """What the weights of a network are cast to if a user wants `dtype`; None for what they are stored in."""
+        stored = self.networks.get(network)
+        if network == "encoder" and stored and "float16" in ([dtype] if dtype else stored.parameters_by_dtype):
+            return mx.float32
+        return None if dtype is None else DTYPES[dtype]
+
+    def machine(self, network: str, dtype: str | None) -> Machine:
+        """The default device, for a network that `VideoVAE.from_pretrained` would load with this `dtype`."""
+        cast = self.cast_dtype(network, dtype)
+        return this_machine(cast or DTYPES[self.networks[network].dtype], keeps_dtype=dtype is not None)
 
     def spec(self, network: str) -> NetworkSpec:
         """The layers of a network, from the configuration alone; it is an error if that does not describe it."""

@@ -18,9 +18,10 @@ from ..checkpoint import Checkpoint, open_checkpoint
 from ..distributed.ranks import Ranks, Work, join_ranks
 from ..errors import ItemsError, describe_error
 from ..models.base import Statistics
+from ..names import DtypeName
 from ..planning.plan import Plan
 from ..units import format_bytes, format_rate
-from ..vae import VideoVAE, machine_for
+from ..vae import VideoVAE
 from .cli import print_report, print_traceback, progress_bar, write_line
 from .items import Item, are_many, check_outputs, make_folder, name_items, read_inputs
 
@@ -36,7 +37,7 @@ class Job:
     sources: Sequence[str]  # files, lists and tables, as arguments name them
     pattern: str | None  # see `find_pattern`
     model: str
-    dtype: str | None
+    dtype: DtypeName | None
     distributed: str
     rank_timeout: int
     dry_run: bool
@@ -57,7 +58,7 @@ class LazyVAE:
 
     def __init__(self, job: Job, checkpoint: Checkpoint, ranks: Ranks) -> None:
         self.job, self.checkpoint, self.ranks = job, checkpoint, ranks
-        self.machine = ranks.smallest(machine_for(checkpoint, job.network, job.dtype))
+        self.machine = ranks.smallest(checkpoint.machine(job.network, job.dtype))
         self.plans: dict[Any, Any] = {}  # by what they depend on, for items that are alike
 
     @cached_property

@@ -14,7 +14,6 @@ from ..planning.planner import plan_decode
 from ..planning.receptive_field import lookahead, receptive_field
 from ..shapes import Grid, format_size
 from ..units import format_bytes
-from ..vae import machine_for
 
 #: (F, H, W) of videos that people make.
 _USUAL_VIDEOS = ((121, 512, 768), (121, 704, 1280), (121, 1088, 1920))
@@ -151,7 +150,7 @@ def _plan(checkpoint: Checkpoint, video: Grid) -> tuple[DecodePlan, DecodePlan |
     """For the smallest video of at least this (F, H, W): how it is decoded here, and its single pass if possible."""
     config = checkpoint.config
     shape = (1, config.latent_channels, *config.scale.covering_latent_grid(video))
-    plan = partial(plan_decode, checkpoint.spec("decoder"), shape, machine_for(checkpoint, "decoder", None))
+    plan = partial(plan_decode, checkpoint.spec("decoder"), shape, checkpoint.machine("decoder", None))
     try:
         single = plan(mode="single")
     except PlanError:

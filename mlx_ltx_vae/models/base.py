@@ -64,6 +64,9 @@ class Network(Protocol):
 class Decoder(Network, Protocol):
     """Decodes latents to pixels (B, T, H, W, 3), approximately in [-1, 1]."""
 
+    def __call__(self, latents: mx.array, /) -> mx.array:
+        """Decode a whole clip in one pass, normalized latents (B, C, T, H, W) to pixels (B, 3, F, H, W)."""
+
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         """The input of the first stage (B, T, H, W, C) in `dtype`, for all normalized latents or a part of them.
 
@@ -73,6 +76,9 @@ class Decoder(Network, Protocol):
 
 class Encoder(Network, Protocol):
     """Encodes pixels (B, T, H, W, 3) in [-1, 1]."""
+
+    def __call__(self, pixels: mx.array, /) -> mx.array:
+        """Encode a whole clip in one pass, pixels (B, 3, F, H, W) to normalized latents (B, C, T, H, W)."""
 
     def to_latents(self, outputs: mx.array) -> mx.array:
         """Normalized latents (B, C, T', H', W') in `dtype`, from what the last stage returned (B, T', H', W', C)."""

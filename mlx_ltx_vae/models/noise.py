@@ -15,6 +15,7 @@ import numpy as np
 
 from ..backend.mlx_utils import evaluate
 from ..errors import LatentsError
+from ..names import ConventionName
 from ..shapes import Grid, LatentShape
 from .specs import NetworkSpec
 
@@ -38,7 +39,7 @@ CONVENTIONS = {
     "ltx-video": Convention(timestep=0.05, noise_scale=0.025, is_late=False),
     "diffusers": Convention(timestep=0.0, noise_scale=None, is_late=True),
 }
-DEFAULT_CONVENTION = "ltx-video"
+DEFAULT_CONVENTION: ConventionName = "ltx-video"
 
 _MASK = 2**32 - 1
 _MIX = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))  # shifts and factors of the finalizer of MurmurHash3

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import mlx.core as mx
 
@@ -15,12 +15,21 @@ from ..errors import DecodeCancelled, DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
 from ..models.noise import DEFAULT_CONVENTION, Noise, draw
 from ..models.specs import LONG_CLIP
+from ..names import ConventionName
 from ..planning.plan import DecodePlan, Order
 from ..streaming.context import StreamContext
 from ..tiling.intervals import Interval
 from .frame_buffer import FrameBuffer
 from .latent_sources import LatentParts, LatentPreprocess, LatentSource, LatentStreamSource, as_latents, is_whole
-from .postprocess import FrameChunk, OutputCheck, explain_not_finite, find_cause, to_levels, to_levels_in_parts
+from .postprocess import (
+    FrameChunk,
+    OutputCheck,
+    Progress,
+    explain_not_finite,
+    find_cause,
+    to_levels,
+    to_levels_in_parts,
+)
 from .run import Run, Source, crop_map, make_bands, peek
 
 
@@ -35,6 +44,28 @@ class DecodeOptions:
     like: str = DEFAULT_CONVENTION
     unnormalized: bool = False
     bit_depth: int | None = None
+
+
+class StreamOptions(TypedDict, total=False):
+    """The options of `VideoVAE.stream` that all decodes have."""
+
+    timestep: float | None
+    seed: int
+    noise: Noise
+    noise_scale: float | None
+    like: ConventionName
+    unnormalized: bool
+
+
+class WholeOptions(StreamOptions, total=False):
+    """The options of `VideoVAE.decode`, which documents them."""
+
+    memory_budget: str | int | None
+    progress: Progress
+
+
+#: Called with frames (B, 3, n, H, W) and the index of the first one.
+OnFramesReady = Callable[[mx.array, int], None]
 
 
 class DecodeStream(Iterator[FrameChunk], AbstractContextManager["DecodeStream"]):

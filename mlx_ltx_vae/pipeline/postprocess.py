@@ -1,18 +1,23 @@
 """Checks a network's output, and converts pixels in [-1, 1] to the integer levels that sinks write."""
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import imageio.v3 as iio
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from tqdm import tqdm
 
 from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_bool, to_list
 from ..errors import DecodeError, LatentsError
+from ..files.atomic import writing_to
 from ..models.base import Network
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiled_memory import FRAMES_PER_CONVERSION
+from ..shapes import format_size
 
 _NOT_FINITE = "the decoded pixels are not finite"
 _FLAT = "the decoded pixels are one flat patch everywhere"
@@ -83,6 +88,24 @@ class FrameChunk:
         """Like `to_uint8`, but full-range uint16, for sinks with more than 8 bits."""
         return self._levels(10)
 
+    def save(self, path: str | os.PathLike, index: int = 0) -> None:
+        """Write one frame of a single video as a picture, in the format of the ending: .png, .jpg, ...
+
+        Raises:
+            WriterError: if it cannot be written.
+        """
+        with writing_to(path, Exception):
+            iio.imwrite(os.fspath(path), self.to_uint8()[index])
+
+    def _repr_png_(self) -> bytes:
+        """The first frame, which notebooks show."""
+        return iio.imwrite("<bytes>", self.to_uint8().reshape(-1, *self.frames.shape[2:])[0], extension=".png")
+
+    def __repr__(self) -> str:
+        _, count, height, width, _ = self.frames.shape
+        frames = f"frame {self.start}" if count == 1 else f"frames {self.start} to {self.start + count - 1}"
+        return f"FrameChunk({frames}, {format_size(width, height)}, {dtype_name(self.frames.dtype)})"
+
     def check(self) -> None:
         """Raise if the frames are not finite. Evaluates them, so call it where they are read anyway.
 
@@ -110,6 +133,29 @@ class FrameChunk:
         levels = np.asarray(frames[0] if frames.shape[0] == 1 else frames)
         self.check()
         return levels
+
+
+#: Whether to show a progress bar, or a function that is called with the frames that are done and all of them.
+Progress = bool | Callable[[int, int], object]
+
+
+def show_progress(chunks: Iterable[FrameChunk], progress: Progress, total: int | None) -> Iterator[FrameChunk]:
+    """The chunks; as each is taken, the frames so far are shown. `total` is None if it is not known."""
+    if progress is False:
+        return iter(chunks)
+    bar = tqdm(total=total, unit="frame", dynamic_ncols=True) if progress is True else None
+
+    def advance(chunk: FrameChunk) -> FrameChunk:
+        count = chunk.frames.shape[1]
+        if bar is not None:
+            bar.update(count)
+            if chunk.start + count == total:
+                bar.close()
+        elif callable(progress):
+            progress(chunk.start + count, chunk.start + count if total is None else total)
+        return chunk
+
+    return map(advance, chunks)
 
 
 def join_chunks(chunks: Iterable[FrameChunk]) -> mx.array:

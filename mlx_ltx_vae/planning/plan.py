@@ -10,7 +10,7 @@ from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.intervals import Interval
 from ..tiling.layout import TileLayout
-from ..units import byte_unit
+from ..units import byte_unit, format_bytes
 from .memory import Memory, is_cache_tight
 
 
@@ -97,6 +97,11 @@ class Plan:
         """Estimated upper bound of the run's peak memory, including weights and MLX's buffer cache."""
         return self.memory.total
 
+    def __repr__(self) -> str:
+        how = f"exact by {self.order.value}" if self.mode is Mode.EXACT else self.mode.value
+        video = f"{self.num_frames} frames of {format_size(*self.frame_size)}"
+        return f"{type(self).__name__}({how}, {video}, {format_bytes(self.peak_bytes)})"
+
     def as_dict(self) -> dict[str, Any]:
         """The plan as a JSON-serializable dict, with `peak_bytes` = `active_bytes` + `buffer_cache_bytes`."""
         return {
@@ -111,7 +116,7 @@ class Plan:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DecodePlan(Plan):
     """The plan of a decode. `print(plan)` explains it."""
 
@@ -119,7 +124,7 @@ class DecodePlan(Plan):
         return _describe(self, f"latent {_NOUNS[self.order]}", "frame")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EncodePlan(Plan):
     """The plan of an encode. `print(plan)` explains it."""
 

@@ -50,6 +50,10 @@ class VAEConfig:
     decoder: NetworkConfig | None
     generation: str
 
+    def __repr__(self) -> str:
+        scale = "x".join(map(str, self.scale))
+        return f"VAEConfig({self.generation}, {self.latent_channels} latent channels, {scale} frames and pixels a cell)"
+
     @property
     def networks(self) -> dict[str, NetworkConfig]:
         both = {"encoder": self.encoder, "decoder": self.decoder}
