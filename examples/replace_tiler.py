@@ -35,6 +35,7 @@ def decode(
 
 if __name__ == "__main__":
     vae = VideoVAE.from_pretrained(demo.VAE, encoder=False)  # stands for the app's decoder
+    assert vae.decoder is not None, "it was loaded"
     clip, _ = load_latents(demo.LATENTS)
     pixels = decode(vae.decoder, clip, lambda frames, start: print(f"{start + frames.shape[2]} frames", flush=True))
     print(f"video {pixels.shape}")

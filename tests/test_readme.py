@@ -10,6 +10,7 @@ from pathlib import Path
 
 import imageio_ffmpeg
 import mlx.core as mx
+import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -46,7 +47,9 @@ def assert_all_orders_agree(vae, latents):
     return expected
 
 
-def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working folder, with the files that the examples name."""
     shutil.copy(demo.VAE, tmp_path / "ltx-2.5-video-vae-conv-bf16.safetensors")
     latents, info = load_latents(demo.LATENTS)
     save_latents(tmp_path / "clip.safetensors", latents[:, :, :2, :3, :4], fps=info.fps)
@@ -54,16 +57,34 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
         sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
         sound.writeframes(bytes(8000))
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_example_of_the_readme_runs(folder):
     names = {}
     run_examples("README.md", names)
-    assert (tmp_path / "out.mp4").stat().st_size > 1000
+    assert (folder / "out.mp4").stat().st_size > 1000
     assert names["pixels"].shape == (1, 3, 9, 96, 128)
-    assert names["latents"].shape == latents[:, :, :2, :3, :4].shape
+    assert names["latents"].shape == (1, 64, 2, 3, 4)
     assert mx.isfinite(names["latents"]).all()
 
 
-def test_raw_frames_go_into_ffmpeg_as_the_readme_pipes_them(tmp_path):
-    (command,) = re.findall(r"^    (python .* -o - \|\n .*ffmpeg .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_example_of_the_python_page_runs(folder, capsys):
+    names = {}
+    run_examples("docs/python.md", names)
+    assert names["frames"].shape == (9, 96, 128, 3)
+    with VideoReader(folder / "clip.mp4") as reader:
+        assert sum(frames.shape[0] for frames in reader) == 9
+    assert (folder / "first.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr()
+    assert [int(line.split()[0]) for line in printed.out.splitlines()] == list(range(9))
+    assert "9/9" in printed.err
+
+
+def test_raw_frames_go_into_ffmpeg_as_the_page_pipes_them(tmp_path):
+    (command,) = re.findall(
+        r"^    (python .* -o - \|\n .*ffmpeg .*)$", (ROOT / "docs/usage.md").read_text(), re.MULTILINE
+    )
     latents, _ = load_latents(demo.LATENTS)
     save_latents(tmp_path / "clip.safetensors", latents[:, :, :2, :3, :4])
     for old, new in (
@@ -131,6 +152,7 @@ def test_every_python_block_of_the_pages_is_run_by_a_test():
     """So that a new one is not forgotten: where it is run depends on what it needs."""
     run_here = {
         "README.md": [""],
+        "python.md": [""],
         "architecture.md": ["class nearestdecoder", "memory = layerspec(", "gate"],
         "server.md": [""],
     }

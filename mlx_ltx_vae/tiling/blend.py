@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import count
+from typing import Any, Literal, overload
 
 import mlx.core as mx
 
@@ -102,7 +103,25 @@ def blend_tiles(
         final.clear()
 
 
+@overload
 def decode_with_tiling(
+    decoder_fn: Callable[..., mx.array],
+    latents: mx.array,
+    tiling_config: TilingConfig | None,
+    spatial_scale: int = 32,
+    temporal_scale: int = 8,
+    causal: bool = False,
+    timestep: object = None,
+    chunked_conv: bool = False,
+    on_frames_ready: Callable[[mx.array, int], None] | None = None,
+) -> mx.array: ...
+
+
+@overload
+def decode_with_tiling(*arguments: Any, keep_output: Literal[False], **options: Any) -> None: ...
+
+
+def decode_with_tiling(  # type: ignore[misc]  # the second overload names only what decides
     decoder_fn: Callable[..., mx.array],
     latents: mx.array,
     tiling_config: TilingConfig | None,
