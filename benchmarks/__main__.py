@@ -15,6 +15,7 @@ from benchmarks.formulations import formulation_jobs, formulation_table
 from benchmarks.metal.pages import ROOT, read_document, submit, write_pages
 from benchmarks.metal.verdicts import sums_and_verdicts
 from benchmarks.overlap import overlap, overlap_table
+from benchmarks.pictures import draw_pictures
 from benchmarks.plan_table import plan_table
 from benchmarks.quality import precision_jobs, precision_table, quality_jobs, quality_table
 from benchmarks.roofline import roofline, roofline_table
@@ -68,6 +69,13 @@ def build_parser() -> CommandParser:
             "measurements",
             lambda _: print(f"changed: {', '.join(write_pages(ROOT)) or 'nothing'}"),
             "write the tables of README.md and docs/performance.md from docs/measurements/",
+        )
+    )
+    add_common_options(
+        add(
+            "pictures",
+            lambda _: print(f"written: {', '.join(draw_pictures(ROOT / 'docs'))}"),
+            "draw docs/demo.gif and docs/tiles.png from the demo clip",
         )
     )
     metal = add("metal", _metal, "what a file of python -m mlx_ltx_vae.bench --metal --json says about our rules")

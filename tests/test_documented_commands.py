@@ -73,7 +73,8 @@ def folder(tmp_path, monkeypatch):
     Path("more.txt").write_text("a.npy\n".replace("a", "clip"))
     write(tmp_path / "clip.mov", noise(9, (64, 64)), codec="prores")
     Path("clips.csv").write_text("path\nclip.mov\n")
-    for name in ("VAE", "A", "B", "ltx-2-19b-dev.safetensors", "ltx-2"):
+    models = ("ltx-2-19b-dev.safetensors", "ltx-2.5-video-vae-conv-bf16.safetensors", "ltx-2")
+    for name in ("VAE", "A", "B", *models):
         Path(name).symlink_to(demo.VAE)
     with wave.open("voice.wav", "wb") as sound:
         sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
