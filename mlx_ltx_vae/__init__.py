@@ -39,8 +39,12 @@ else:
 __version__ = version("mlx_ltx_vae")
 
 __all__ = [
-    "CheckpointError", "DecodeCancelled", "DecodeError", "DecodePlan", "DecodeStream", "DeviceError",
-    "DistributedError", "EncodePlan", "Fit", "FrameChunk", "LTXVAEError", "LatentsError", "LatentsInfo", "PlanError",
-    "ReaderError", "ScaleFactors", "VAEConfig", "VideoReader", "VideoVAE", "VideoWriter", "WriterError", "load_latents",
-    "save_latents",
+    "VideoVAE", "FrameChunk", "DecodeStream", "DecodePlan", "EncodePlan", "load_latents", "save_latents", "LatentsInfo",
+    "VideoWriter", "VideoReader", "Fit", "VAEConfig", "ScaleFactors",
+    "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
+    "DistributedError", "ReaderError", "WriterError",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "demo", "tiling"]
