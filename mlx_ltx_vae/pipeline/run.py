@@ -139,9 +139,11 @@ class Run:
         batches = tile_batches(tiles, self.plan.tile_batch_size)
         streams = self._tile_streams([[tiles[index] for index in batch] for batch in batches])
 
-        def blend(results: Sequence[Sequence[mx.array]]) -> mx.array:
-            numbered = zip(chain(*batches), chain(*results), strict=True)
-            return blender.blend(iter(sorted(numbered, key=itemgetter(0))))
+        def blend(results: Sequence[list[mx.array]]) -> mx.array:
+            numbered = sorted(zip(chain(*batches), chain(*results), strict=True), key=itemgetter(0))
+            for pieces in results:
+                pieces.clear()  # `zip` keeps its last tuple, and these lists, while the next tiles are computed
+            return blender.blend(iter(numbered))
 
         return map(blend, zip(*streams, strict=True))
 

@@ -36,7 +36,7 @@ class Memory:
         caches: the caches of all layers between two steps.
         work: one step of the largest layer including its queued input, times the number of steps in flight.
         buffer_cache: maximum size of MLX's cache of freed buffers.
-        idle_caches: the largest caches, with what waits to be consumed, that the stream holds while another one runs.
+        idle_caches: the caches, with what waits to be consumed, between two outputs, while another stream runs.
     """
 
     weights: int
@@ -174,7 +174,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         work=math.ceil(_WHOLE_MARGIN * work)
         if run.steps is None
         else math.ceil(_MARGIN * work * (1 + run.prefetch)) + math.ceil(_HELD * results),
-        idle_caches=math.ceil(_MARGIN * max(cached for cached, _ in moments)) + queued,
+        idle_caches=math.ceil(_MARGIN * moments[-1][0]) + queued,
     )
 
 

@@ -50,7 +50,7 @@ def _side_by_side(clip: Clip, tiles: Sequence[Memory], run: StreamRun, chunk: in
     caches = largest.caches + sum(tile.idle_caches for tile in tiles) - largest.idle_caches
     inputs = clip.input_bytes(run.machine.itemsize, chunk)
     work = max(largest.work + waiting, 4 * frames)
-    return Memory(largest.weights, inputs, caches, math.ceil(_MARGIN * work))
+    return Memory(largest.weights, inputs, math.ceil(_MARGIN * caches), math.ceil(_MARGIN * work))
 
 
 def _one_by_one(
