@@ -1,0 +1,87 @@
+"""What makes the API pleasant: one call to a file, progress, pictures of chunks, and short descriptions."""
+
+import io
+
+import imageio.v3 as iio
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_ltx_vae
+from mlx_ltx_vae import LatentsError, PlanError, VideoReader, VideoVAE, WriterError
+
+LATENTS = mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def vae(golden):
+    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+
+
+def test_a_clip_is_decoded_to_a_file_as_to_an_array(vae, tmp_path):
+    done = []
+    path = tmp_path / "clip.mkv"
+    vae.decode_to_file(
+        LATENTS, path, fps=12, codec="ffv1", memory_budget="1GB", progress=lambda *counts: done.append(counts)
+    )
+    with VideoReader(path) as video:
+        assert video.fps == 12
+        frames = np.concatenate(list(video))
+    assert np.array_equal(frames, vae.decode_uint8(LATENTS))
+    assert done[-1] == (17, 17) and sorted(done) == done and {total for _, total in done} == {17}
+
+
+def test_ten_bits_and_an_existing_file(vae, tmp_path):
+    path = tmp_path / "clip.npy"
+    vae.decode_to_file(LATENTS, path, bit_depth=10)
+    expected = np.concatenate([chunk.to_uint16() for chunk in vae.stream(LATENTS)])
+    assert np.array_equal(np.load(path), expected)
+    with pytest.raises(WriterError, match="exists"):
+        vae.decode_to_file(LATENTS, path, overwrite=False)
+
+
+def test_several_videos_are_not_one_file(vae, tmp_path):
+    with pytest.raises(LatentsError, match="is one video, and these latents are 2"):
+        vae.decode_to_file(mx.concatenate([LATENTS, LATENTS]), tmp_path / "clip.mp4")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_bar_shows_the_frames(vae, capsys):
+    vae.decode(LATENTS, progress=True)
+    assert "17/17" in capsys.readouterr().err
+    vae.decode(LATENTS)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_budget_replaces_a_plan(vae):
+    with pytest.raises(PlanError, match="1 kB is too small"):
+        vae.decode(LATENTS, memory_budget="1KB")
+    for given in ((LATENTS, vae.plan(LATENTS.shape)), (iter([LATENTS]), None)):
+        with pytest.raises(PlanError, match="a memory budget goes with whole latents, and replaces a plan"):
+            vae.decode(*given, memory_budget="1GB")
+
+
+def test_a_typo_in_an_option_is_an_error(vae):
+    with pytest.raises(TypeError, match="'sed'"):
+        vae.decode_uint8(LATENTS, sed=1)
+
+
+def test_a_chunk_is_saved_and_shown_as_a_picture(vae, tmp_path):
+    chunks = list(vae.stream(LATENTS, vae.plan(LATENTS.shape, mode="single")))
+    frames = chunks[0].to_uint8()
+    chunks[0].save(tmp_path / "frame.png", 5)
+    assert np.array_equal(iio.imread(tmp_path / "frame.png"), frames[5])
+    assert np.array_equal(iio.imread(io.BytesIO(chunks[0]._repr_png_())), frames[0])
+    with pytest.raises(WriterError, match=r"frame\.foo"):
+        chunks[0].save(tmp_path / "frame.foo")
+
+
+def test_descriptions_are_one_line(vae):
+    plan = vae.plan(LATENTS.shape)
+    first = next(vae.stream(LATENTS, plan))
+    assert repr(vae).startswith("VideoVAE(LTX-2.3, decoder + encoder, float32, ")
+    assert repr(plan).startswith("DecodePlan(exact by time, 17 frames of 96x64, ")
+    assert repr(first) == "FrameChunk(frame 0, 96x64, float32)"
+    assert repr(vae.config) == "VAEConfig(LTX-2.3, 8 latent channels, 8x32x32 frames and pixels a cell)"
+    assert not any(name.startswith("_") for name in [*dir(vae), *dir(mlx_ltx_vae)])
+    assert {"stream", "decode_to_file", "config"} <= set(dir(vae))
