@@ -95,7 +95,7 @@ class FrameChunk:
             WriterError: if it cannot be written.
         """
         with writing_to(path, Exception):
-            iio.imwrite(os.fspath(path), self.to_uint8()[index])
+            iio.imwrite(os.fspath(path), self.to_uint8()[index], plugin="pillow")
 
     def _repr_png_(self) -> bytes:
         """The first frame, which notebooks show."""
