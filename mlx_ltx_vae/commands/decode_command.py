@@ -23,8 +23,9 @@ from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import DecodePlan, Mode
 from ..planning.planner import plan_decode
-from ..shapes import Grid
+from ..shapes import Grid, format_size
 from ..tiling import PRESETS, TilingConfig, preset
+from ..units import format_count, format_seconds
 from ..video import check_output, check_output_options, open_sink
 from ..video.sink import SinkOptions
 from .cli import CommandParser, examples, frame_rate, positive, run_command, share, tile, tile_frames
@@ -231,15 +232,17 @@ class DecodeTask(Task):
             done = [each for each in ranks.gather(own) if each[0]]  # there may be more ranks than videos
         else:
             done = [self._decode(latents, advance)]
-        frames, seconds, first_seconds, sent_bytes = zip(*done, strict=True)
+        counts, times, first_times, sent_bytes = zip(*done, strict=True)
+        frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
         self._report(
             self._work,
             sum(sent_bytes),
-            f"first after {min(first_seconds):.2f} s",
-            frames=sum(frames),
-            fps=float(self._fps),
-            seconds=max(seconds),
-            first_frame_seconds=min(first_seconds),
+            f"{format_count(frames, 'frame')} of {format_size(*self.plan.frame_size)}, "
+            f"{format_seconds(frames / fps)} at {fps:.6g} fps, in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
+            frames=frames,
+            fps=fps,
+            seconds=seconds,
+            first_frame_seconds=first,
         )
 
     def _decode(self, latents: MappedLatents, advance: Advance) -> tuple[int, float, float, int]:

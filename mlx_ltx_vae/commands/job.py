@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..distributed.ranks import Ranks, Work, join_ranks
-from ..errors import ItemsError, describe_error
+from ..errors import ItemsError, describe_error, printable
 from ..models.base import Statistics
 from ..planning.plan import Plan
 from ..units import format_bytes, format_rate
@@ -94,17 +94,16 @@ class Task(ABC):
     def run(self, advance: Advance) -> None:
         """Run the item, and complete it with its report."""
 
-    def _report(self, work: Work, sent_bytes: int, remark: str, *, headline: str | None = None, **values: Any) -> None:
+    def _report(self, work: Work, sent_bytes: int, done: str, **values: Any) -> None:
         """Complete the item with its report. All ranks that have run it together call this.
 
-        `sent_bytes` are this rank's. `remark` ends the line on frames, after `headline`. `values` are JSON-serializable
-        and include the seconds, and the frames of all outputs.
+        `sent_bytes` are this rank's. `done` says what was made. `values` are JSON-serializable and include the seconds,
+        and the frames of all outputs.
         """
         ranks, outputs = self._vae.ranks, self._item.outputs
         sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
-        lines = [headline] if headline else []
-        lines.append(f"Frames: {values['frames']}, {format_rate(values['frames'], values['seconds'])}, {remark}")
-        lines.append(f"Peak memory: {', '.join(map(format_bytes, peaks))}")
+        name = " to ".join(dict.fromkeys([outputs[0], outputs[-1]])) if outputs != ["-"] else "standard output"
+        lines = [f"{printable(name)}: {done}; peak {', '.join(map(format_bytes, peaks))}"]
         values |= {
             "width": self.plan.width,
             "height": self.plan.height,
