@@ -154,6 +154,16 @@ def test_hdr_and_interlaced_videos_are_encoded_with_a_line_each(golden, tmp_path
     assert "-vf yadif " in fields
 
 
+def test_a_picture_is_planned_as_one_frame(golden, tmp_path, capsys):
+    path = tmp_path / "still.png"
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=100x70", "-frames:v", 1, path)
+    arguments = [path, "-m", golden("ltx2_3").checkpoint, "-o", tmp_path / "still.safetensors", "--resize"]
+    assert encode(*arguments, "--dry-run") == 0
+    assert "video    1 frame of 96x64\n" in capsys.readouterr().out
+    assert encode(*arguments) == 0
+    assert ": 1 latent frame from 1 frame of 96x64, in" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("kind", ["folder", "pattern", "gif"])
 def test_images_and_gifs_are_videos_too(golden, tmp_path, capsys, kind):
     frames = make_frames(9)

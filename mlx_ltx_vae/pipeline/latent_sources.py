@@ -156,10 +156,11 @@ def as_latents(latents: Any) -> LatentInput:
         return latents.view(latents.dtype) if isinstance(latents, mx.array) else latents.copy()
     if hasattr(latents, "__array__"):  # of another library
         return as_latents(np.asarray(latents))
-    if is_whole(latents) or isinstance(latents, Iterable):
+    if is_whole(latents) or (isinstance(latents, Iterable) and not isinstance(latents, str)):
         return latents
     raise LatentsError(
-        f"latents are {type(latents).__name__}; expected an array (B, C, F', H', W') or an iterator of them."
+        f"latents are {type(latents).__name__}; expected an array (B, C, F', H', W') or an iterator of them; for a file, pass "
+        "what load_latents(path) returns first."
     )
 
 

@@ -10,7 +10,7 @@ from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.intervals import Interval
 from ..tiling.layout import TileLayout
-from ..units import byte_unit
+from ..units import byte_unit, format_count
 from .memory import Memory, is_cache_tight
 
 
@@ -132,7 +132,7 @@ def _describe(plan: Plan, unit: str, output: str) -> str:
     videos = f"{batch} x " if batch > 1 else ""
     lines = [
         f"latents  {videos}{channels} channels, {frames} x {height} x {width} (frames x rows x columns)",
-        f"video    {videos}{plan.num_frames} frames of {format_size(*plan.frame_size)}",
+        f"video    {videos}{format_count(plan.num_frames, 'frame')} of {format_size(*plan.frame_size)}",
         f"mode     {_mode(plan, unit)}",
     ]
     if plan.tiling is not None:

@@ -15,7 +15,7 @@ from ..streaming.axis import Axis
 from ..tiling.config import SpatialTilingConfig, TilingConfig
 from ..tiling.intervals import Interval
 from ..tiling.layout import TileLayout, tile_batches
-from ..units import format_bytes, parse_bytes
+from ..units import MB, format_bytes, parse_bytes
 from .clip import Clip
 from .memory import (
     Memory,
@@ -157,9 +157,11 @@ class _Planner:
             )
         least = min(seen, key=lambda plan: plan.memory.active)
         if self._options.memory_budget is not None and self._budget is not None:
-            needed = format_bytes(least.memory.active, round_up=True)
+            needed, budget = format_bytes(least.memory.active, round_up=True), format_bytes(self._budget)
+            if isinstance(given := self._options.memory_budget, (int, float)) and given < MB:
+                budget = f'{given} bytes (write "8GB" for gigabytes)'
             raise PlanError(
-                f"a memory budget of {format_bytes(self._budget)} is too small for {self._clip.describe()}; the least "
+                f"a memory budget of {budget} is too small for {self._clip.describe()}; the least "
                 f"that works is {needed} ({least.mode.value} by {least.order.value})."
             )
         return replace(least, memory=with_buffer_cache(least.memory, backend, None))
