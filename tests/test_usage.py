@@ -42,6 +42,11 @@ WRONG = [
     (decode, f"{DECODE} -n --skip-existing", "--skip-existing: not allowed with argument -n/--no-overwrite"),
     (encode, f"{ENCODE} -n --skip-existing", "--skip-existing: not allowed with argument -n/--no-overwrite"),
     (decode, f"{DECODE} --bogus", "unrecognized arguments: --bogus"),
+    (decode, f"{DECODE} --memory_budget 8GB", "--memory_budget 8GB (did you mean --memory-budget?)"),
+    (decode, f"{DECODE} --memory_budget=8GB", "--memory_budget=8GB (did you mean --memory-budget?)"),
+    (decode, f"{DECODE} --no-overwite", "--no-overwite (did you mean --no-overwrite?)"),
+    (decode, f"{DECODE} --mode tield", "(did you mean tiled?)"),
+    (decode, f"{DECODE} --codec h265x", "the codec 'h265x' is not supported (did you mean h265?); use one of h264"),
     (decode, f"{DECODE} --memory 8GB", "unrecognized arguments: --memory"),  # no abbreviations
     (decode, f"{DECODE} --chunk", "--chunk: expected one argument"),
     (decode, "clip.npy -m vae -o - --json", "--json and -o - both write to standard output"),
@@ -147,7 +152,7 @@ WRONG = [
     (bench, "--tile-batch-size 0", "--tile-batch-size: '0' is not a whole number"),
     (bench, "--generation sora", "--generation: invalid choice: 'sora'"),
     (bench, "--base-width nan", "--base-width: 'nan' is not a whole number"),
-    (mlx_ltx_vae, "decoed clip.npy", "there is no command 'decoed'; choose one of decode, encode, info"),
+    (mlx_ltx_vae, "decoed clip.npy", "there is no command 'decoed' (did you mean decode?); choose one of decode"),
     (mlx_ltx_vae, "--bogus", "unrecognized arguments: --bogus"),
     (mlx_ltx_vae, f"decode {DECODE} --chunk 0", "--chunk: '0' is not a whole number"),
     (benchmarks, "", "MEASUREMENT"),
@@ -235,7 +240,7 @@ def test_the_package_lists_its_commands():
     assert (shown.returncode, shown.stdout) == (0, f"mlx_ltx_vae {version('mlx_ltx_vae')}\n")
     unknown = run("mlx_ltx_vae", "decoed")
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert "there is no command 'decoed'; choose one of decode, " in unknown.stderr
+    assert "there is no command 'decoed' (did you mean decode?); choose one of decode, " in unknown.stderr
     assert len(unknown.stderr.splitlines()) == 2
 
 

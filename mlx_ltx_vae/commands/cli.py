@@ -32,6 +32,7 @@ from ..errors import (
     one_line,
     printable,
     quote,
+    suggest,
 )
 from ..frame_rate import parse_fps
 from ..latents.metadata import parse_grid
@@ -53,7 +54,6 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         width = min(shutil.get_terminal_size().columns, 80) - 2
         super().__init__(allow_abbrev=False, formatter_class=partial(_HelpFormatter, width=width), **options)
-        self.suggest_on_error = True  # of Python 3.14; other versions ignore it
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
 
     def parse_inputs(self, argv: list[str] | None) -> argparse.Namespace:
@@ -68,11 +68,20 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         # Of several ranks with the same command line, the first says why.
-        text = excerpt(message, 260)  # it quotes an argument of any length
+        text = excerpt(message, 260) + self._suggestion(message)  # it quotes an argument of any length
         if rank := _rank():
             leave_it_to_the_first_rank()
             text = f"rank {rank}: {text}"
         self.exit(2, f'error: {text}\nrun "{self.prog} --help" for the options\n')
+
+    def _suggestion(self, message: str) -> str:
+        """What a mistyped option or choice in argparse's message should have been."""
+        if match := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
+            shown = self._option_string_actions.items()
+            return suggest(match[1], [name for name, action in shown if action.help is not argparse.SUPPRESS])
+        if match := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            return suggest(match[1], [choice.strip("'") for choice in match[2].split(", ")])
+        return ""
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:
