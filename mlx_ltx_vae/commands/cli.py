@@ -1,4 +1,4 @@
-"""What every command has: parser, types of arguments, exit codes, one-line errors and warnings, progress."""
+"""What every command has: parser, types of arguments, exit codes, one-line errors and warnings."""
 
 import argparse
 import atexit
@@ -37,7 +37,6 @@ from ..errors import (
 from ..frame_rate import parse_fps
 from ..latents.metadata import parse_grid
 from ..process import startup
-from ..process.cleanup import Cleanup
 from ..process.signals import delay_signals, die_by_termination, ended_by_signals
 from ..shapes import MAX_PIXELS, is_possible_size
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
@@ -222,17 +221,6 @@ def _describe_for_rank(error: Exception) -> str:
     if is_lost or isinstance(error, (DecodeError, DistributedError)):  # all ranks raise it, or another one caused it
         leave_it_to_the_first_rank()
     return f"rank {rank}: {text}"
-
-
-@contextmanager
-def progress_bar(num_frames: int | None, *, is_shown: bool) -> Iterator[tqdm]:
-    """A progress bar on standard error if it is a terminal. `num_frames` is the total; None if it is unknown."""
-    is_shown = is_shown and sys.stderr.isatty()
-    with tqdm(total=num_frames, unit="frame", disable=not is_shown) as bar:
-        end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if is_shown else None
-        yield bar
-        if end_line is not None:
-            end_line.cancel()
 
 
 def print_report(report: object, file: TextIO | None = None) -> None:

@@ -30,8 +30,9 @@ from ..video import check_output, check_output_options, open_sink
 from ..video.sink import SinkOptions
 from .cli import CommandParser, examples, frame_rate, positive, run_command, share, tile, tile_frames
 from .items import Item, all_exist, are_many, checkable, find_pattern, has_table, name_outputs
-from .job import Advance, Job, LazyVAE, Task, run_job
+from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, add_latents_options, add_network_options, pick, take
+from .progress import FrameBar
 
 
 def build_parser() -> CommandParser:
@@ -221,31 +222,33 @@ class DecodeTask(Task):
     def sample(self) -> dict[str, Any]:
         return {"the values of the latents": self._file.digest()}
 
-    def run(self, advance: Advance) -> None:
+    def run(self, bar: FrameBar) -> None:
         ranks = self._vae.ranks
         latents = self._file.map(statistics=self._vae.statistics, unnormalized=self._settings.unnormalized)
         self._check_statistics(latents)
         self._vae.loaded  # noqa: B018  (before the clock starts)
+        bar.enter("decoding")
         if self._work is Work.BATCH:
             ranks.work_alone()
-            own = ranks.together(lambda: self._decode(latents, advance))
+            own = ranks.together(lambda: self._decode(latents, bar))
             done = [each for each in ranks.gather(own) if each[0]]  # there may be more ranks than videos
         else:
-            done = [self._decode(latents, advance)]
+            done = [self._decode(latents, bar)]
         counts, times, first_times, sent_bytes = zip(*done, strict=True)
         frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
         self._report(
             self._work,
             sum(sent_bytes),
             f"{format_count(frames, 'frame')} of {format_size(*self.plan.frame_size)}, "
-            f"{format_seconds(frames / fps)} at {fps:.6g} fps, in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
+            f"{format_seconds(frames / fps)} at {fps:.6g} fps, "
+            f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
             frames=frames,
             fps=fps,
             seconds=seconds,
             first_frame_seconds=first,
         )
 
-    def _decode(self, latents: MappedLatents, advance: Advance) -> tuple[int, float, float, int]:
+    def _decode(self, latents: MappedLatents, bar: FrameBar) -> tuple[int, float, float, int]:
         """Decode this rank's videos: the frames, the seconds, those to the first frame, and the bytes sent."""
         frames, seconds, first, sent = 0, 0.0, 0.0, 0
         options = self._settings.stream
@@ -261,7 +264,7 @@ class DecodeTask(Task):
                         sink.write(levels)
                     first = first or time.perf_counter() - start
                     frames += len(levels)
-                    advance(len(levels))
+                    bar.update(len(levels))
             seconds += time.perf_counter() - start
             sent += chunks.sent_bytes
         return frames, seconds, first, sent

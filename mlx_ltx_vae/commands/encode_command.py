@@ -28,8 +28,9 @@ from ..units import format_count, format_seconds
 from ..video import Fit, VideoReader
 from .cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
 from .items import Item, all_exist, find_pattern, has_table
-from .job import Advance, Job, LazyVAE, Task, run_job
+from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, add_network_options, pick, take
+from .progress import FrameBar
 
 
 def build_parser() -> CommandParser:
@@ -144,13 +145,14 @@ class EncodeTask(Task):
     def sample(self) -> dict[str, Any]:
         return {"the contents of the videos": sample_path(Path(self._item.source))}
 
-    def run(self, advance: Advance) -> None:
+    def run(self, bar: FrameBar) -> None:
         video, ranks, (output,) = self._video, self._vae.ranks, self._item.outputs
         if ranks.is_first:
             PartFile(Path(output)).discard()  # an error if it cannot be written
         vae = self._vae.loaded
+        bar.enter("encoding")
         start = time.perf_counter()
-        stream = vae.encode_stream(_counted(video, advance), self.plan, pad=self._settings.pad, group=ranks.group)
+        stream = vae.encode_stream(_counted(video, bar), self.plan, pad=self._settings.pad, group=ranks.group)
         latents = mx.concatenate(list(stream), axis=2)
         num_frames, height, width = vae.config.scale.video_grid(latents.shape[2:])
         sizes = {"num_frames": num_frames, "height": height, "width": width}
@@ -185,10 +187,10 @@ def _describe_change(before: Fraction | None, after: Fraction | None) -> str:
     return f" ({float(before):.6g} to {float(after):.6g} fps, {change} frames)"
 
 
-def _counted(video: VideoReader, advance: Advance) -> Iterator[np.ndarray]:
+def _counted(video: VideoReader, bar: FrameBar) -> Iterator[np.ndarray]:
     for frames in video:
         yield frames
-        advance(len(frames))
+        bar.update(len(frames))
 
 
 def _bytes_on_disk(source: Path) -> int:

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from tqdm import tqdm
 
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..distributed.ranks import Ranks, Work, join_ranks
@@ -21,11 +21,9 @@ from ..models.base import Statistics
 from ..planning.plan import Plan
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE, machine_for
-from .cli import print_report, print_traceback, progress_bar, write_line
+from .cli import print_report, print_traceback, write_line
 from .items import Item, are_many, check_outputs, make_folder, name_items, read_inputs
-
-#: Called with the number of frames whenever more are done.
-Advance = Callable[[int], object]
+from .progress import FrameBar, progress_bar
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Task(ABC):
         """As `describe`: the contents, or parts of them."""
 
     @abstractmethod
-    def run(self, advance: Advance) -> None:
+    def run(self, bar: FrameBar) -> None:
         """Run the item, and complete it with its report."""
 
     def _report(self, work: Work, sent_bytes: int, done: str, **values: Any) -> None:
@@ -190,11 +188,10 @@ class _Run:
         frames = [item.num_frames for item in items if item.is_pending]
         with self._progress_bar(None if None in frames else sum(number or 0 for number in frames)) as bar:
             for number, item in enumerate(items, 1):
-                bar.set_description_str(f"{number} of {len(items)}")
-                self._run_item(item, bar)
+                self._run_item(item, bar, label=f"{number} of {len(items)} ")
                 self._show(item)
 
-    def _run_item(self, item: Item, bar: tqdm | None) -> None:
+    def _run_item(self, item: Item, bar: FrameBar | None, *, label: str = "") -> None:
         """Run an item, or plan it in a dry run, unless it is skipped. An error becomes its own; Ctrl-C does not."""
         if not item.is_pending:
             return
@@ -213,7 +210,10 @@ class _Run:
                     make_folder(output)
                 if bar is None:
                     bar = stack.enter_context(self._progress_bar(item.num_frames))
-                task.run(bar.update)
+                bar.start(
+                    Path(item.source if item.output == "-" else item.outputs[0]).name, "reading weights", label=label
+                )
+                task.run(bar)
         except Exception as error:
             self._fail(item, error)
 
@@ -232,7 +232,7 @@ class _Run:
         for index, states in chain(*self._ranks.gather(reports)):
             vars(items[index]).update(states)
 
-    def _progress_bar(self, num_frames: int | None) -> AbstractContextManager[tqdm]:
+    def _progress_bar(self, num_frames: int | None) -> AbstractContextManager[FrameBar]:
         return progress_bar(num_frames, is_shown=not (self._job.quiet or self._job.json))
 
     def _report(self, item: Item) -> None:

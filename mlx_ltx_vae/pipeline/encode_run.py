@@ -61,8 +61,8 @@ class EncodePipeline:
         check_process()
         if isinstance(frames, str) or not isinstance(frames, (Frames, Iterable)):
             raise LatentsError(
-                f"frames are {type(frames).__name__}; expected an array or an iterator of them, which for a video file is "
-                "VideoReader(path)."
+                f"frames are {type(frames).__name__}; expected an array or an iterator of them, which "
+                "for a video file is VideoReader(path)."
             )
         check_batch_size(self.tile_batch_size)
         if plan is not None and (self.tiling is not None or self.tile_batch_size != 1):

@@ -159,8 +159,8 @@ def as_latents(latents: Any) -> LatentInput:
     if is_whole(latents) or (isinstance(latents, Iterable) and not isinstance(latents, str)):
         return latents
     raise LatentsError(
-        f"latents are {type(latents).__name__}; expected an array (B, C, F', H', W') or an iterator of them; for a file, pass "
-        "what load_latents(path) returns first."
+        f"latents are {type(latents).__name__}; expected an array (B, C, F', H', W') or an iterator of them; for a "
+        "file, pass what load_latents(path) returns first."
     )
 
 
