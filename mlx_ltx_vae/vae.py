@@ -124,6 +124,7 @@ class VideoVAE:
         chunk: int | None = None,
         ranks: int = 1,
         bit_depth: int | None = None,
+        frames: tuple[int, int] | None = None,
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
@@ -139,6 +140,8 @@ class VideoVAE:
             chunk: latent frames (rows, columns) per piece; None to choose automatically.
             ranks: the number of processes that decode together, each a band of rows; the budget is that of each.
             bit_depth: that of `stream`. Chunks of floats, which None means, take more memory.
+            frames: the first frame to decode, and one more than the last; None for all. They are those of the whole
+                decode, and only the latent frames that they depend on are decoded.
 
         Raises:
             LatentsError: if the VAE cannot decode this shape.
@@ -149,6 +152,7 @@ class VideoVAE:
             latent_shape,
             self._machine(self._decoder),
             bit_depth=bit_depth,
+            frames=frames,
             memory_budget=memory_budget,
             mode=mode,
             order=order,

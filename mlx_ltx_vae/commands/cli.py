@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from fractions import Fraction
 from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
@@ -266,6 +267,26 @@ def positive(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 1")
     return int(text)
+
+
+def frame_range(text: str) -> slice:
+    """The type of `--frames 24:48`: the first frame and one more than the last; either may be left out."""
+    if match := re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", text):
+        first, end = (int(number) if number else None for number in match.groups())
+        if end is None or (first or 0) < end:
+            return slice(first or 0, end)
+        raise argparse.ArgumentTypeError(f"{text} has no frame; the second number is one more than the last frame")
+    hint = "such as 24:48 for the frames 24 to 47"
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        hint = f"such as :{text} for the first {text} frames, or {text}:{int(text) + 1} for frame {text} alone"
+    raise argparse.ArgumentTypeError(f"{quote(text)} is not a range of frames; write A:B, {hint}")
+
+
+def duration(text: str) -> Fraction:
+    """The type of `--first-seconds 2.5`: a number above 0."""
+    if re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", text) and Fraction(text) > 0:
+        return Fraction(text)
+    raise argparse.ArgumentTypeError(f"{quote(text)} is not a number of seconds above 0, such as 2 or 0.5")
 
 
 def share(text: str) -> float:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,18 @@ from ..tiling import PRESETS, TilingConfig, preset
 from ..units import format_count, format_seconds
 from ..video import check_output, check_output_options, open_sink
 from ..video.sink import SinkOptions
-from .cli import CommandParser, examples, frame_rate, positive, run_command, share, tile, tile_frames
+from .cli import (
+    CommandParser,
+    duration,
+    examples,
+    frame_range,
+    frame_rate,
+    positive,
+    run_command,
+    share,
+    tile,
+    tile_frames,
+)
 from .items import Item, all_exist, are_many, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, add_latents_options, add_network_options, pick, take
@@ -67,6 +78,11 @@ def _add_input_options(parser: CommandParser) -> None:
     add_network_options(parser, demo="the small VAE and the latents that ship with the package")
     rate = "frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)"
     parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
+    some = parser.add_mutually_exclusive_group()
+    frames = """decode these frames only, as they are in the whole video: A is the first, counted from 0, and B is one
+        more than the last; :48 for the first 48, 24: for those from 24 on"""
+    some.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
+    some.add_argument("--first-seconds", type=duration, metavar="S", help="decode only the first S seconds, at --fps")
     add_latents_options(parser)
     unnormalized = "the latents are unnormalized, as diffusers' LTX-2 pipelines return them"
     # None: what the file states.
@@ -143,6 +159,8 @@ def main(argv: list[str] | None = None) -> int:
         pattern = find_pattern(arguments.latents, arguments.output, ".mp4")
         if are_many(arguments.latents) and arguments.audio:
             raise ItemsError("--audio goes with one input; add it to each video on its own")
+        if arguments.audio and arguments.frames and arguments.frames.start:
+            raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         plan = _plan_options(arguments)
         sinks = pick(SinkOptions, arguments, overwrite=not arguments.no_overwrite)
         if pattern:
@@ -174,6 +192,8 @@ class DecodeSettings:
     grid: Grid | None
     unnormalized: bool | None  # as `fps`: None for what the file states
     fps: Fraction | None
+    frames: slice | None  # this and `first_seconds`: None for all frames
+    first_seconds: Fraction | None
     preset: str | None  # tiles that may depend on the video's size; None for those of `plan`
     plan: PlanOptions
     stream: Mapping[str, Any]  # options of `VideoVAE.stream`
@@ -298,12 +318,23 @@ class DecodeTask(Task):
         """The plan of one video. Files of one shape share it."""
         shape = self._file.shape._replace(batch=1)
         plans, spec, ranks = self._vae.plans, self._vae.checkpoint.spec("decoder"), self._vae.ranks
-        if shape not in plans:
+        frames = self._choose_frames(spec.out_grid(shape.grid)[0])
+        if (shape, frames) not in plans:
             options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)
             if self._settings.preset:
                 num_frames, height, width = spec.out_grid(shape.grid)
                 if tiling := preset(self._settings.preset, height, width, num_frames):
                     options = replace(options, mode=Mode.TILED, tiling=tiling)
-            stored = {"holds_latents": False, "bit_depth": self._settings.stream["bit_depth"]}
-            plans[shape] = plan_decode(spec, shape, self._vae.machine, **stored, **vars(options))
-        return plans[shape]
+            stored = {"holds_latents": False, "bit_depth": self._settings.stream["bit_depth"], "frames": frames}
+            plans[shape, frames] = plan_decode(spec, shape, self._vae.machine, **stored, **vars(options))
+        return plans[shape, frames]
+
+    def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
+        """The frames that are wanted of a video, as `plan_decode` takes them. Like a slice, they end with the video."""
+        wanted = self._settings.frames
+        if self._settings.first_seconds is not None:
+            wanted = slice(0, ceil(self._settings.first_seconds * self._fps))
+        if wanted is None:
+            return None
+        end = num_frames if wanted.stop is None else min(wanted.stop, num_frames)
+        return wanted.start, max(wanted.start, end)

@@ -11,6 +11,7 @@ from ..tiling.config import TilingConfig
 from ..tiling.intervals import Interval
 from ..tiling.layout import TileLayout
 from ..units import byte_unit, format_count
+from .excerpt import Excerpt
 from .memory import Memory, is_cache_tight
 
 
@@ -113,10 +114,24 @@ class Plan:
 
 @dataclass(frozen=True)
 class DecodePlan(Plan):
-    """The plan of a decode. `print(plan)` explains it."""
+    """The plan of a decode. `print(plan)` explains it.
+
+    Of an `excerpt`, the shapes are those of the latent frames and the frames that are decoded.
+    """
+
+    excerpt: Excerpt | None = None
+
+    @property
+    def whole_shape(self) -> LatentShape:
+        """The shape of the whole latents."""
+        return self.latent_shape._replace(frames=self.excerpt.num_latents) if self.excerpt else self.latent_shape
+
+    def as_dict(self) -> dict[str, Any]:
+        return super().as_dict() | ({"first_frame": self.excerpt.frames.start} if self.excerpt else {})
 
     def __str__(self) -> str:
-        return _describe(self, f"latent {_NOUNS[self.order]}", "frame")
+        frames = f"\nframes   {self.excerpt}" if self.excerpt else ""
+        return _describe(self, f"latent {_NOUNS[self.order]}", "frame") + frames
 
 
 @dataclass(frozen=True)
