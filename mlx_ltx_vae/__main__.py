@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = "\n".join(f"  python -m mlx_ltx_vae.{each:8} {what}" for each, what in COMMANDS.items())
     parser = CommandParser(
         prog="python -m mlx_ltx_vae",
-        usage="%(prog)s.COMMAND [options]",
+        usage="%(prog)s COMMAND [options]",
         description="Decode and encode LTX video latents on MLX, exactly, in memory that does not grow with the clip.",
         epilog=f"commands:\n{commands}\n\nTo begin with: python -m mlx_ltx_vae.decode --demo\n"
         "The options of a command: python -m mlx_ltx_vae.decode --help",

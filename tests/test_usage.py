@@ -98,6 +98,8 @@ WRONG = [
     (decode, f"{DECODE} --crf 99", "a crf of 99 is not between 0 and 51"),
     (decode, f"{DECODE} --crf -1", "a crf of -1 is not between 0 and 51"),
     (decode, f"{DECODE} --crf good", "--crf: invalid int value: 'good'"),
+    (decode, f"{DECODE} --convention difusers", "--convention: invalid choice: 'difusers'"),
+    (decode, f"{DECODE} --like difusers", "--like: invalid choice: 'difusers'"),  # its old name
     (decode, f"{DECODE} --bit-depth 9", "--bit-depth: invalid choice: 9"),
     (decode, "clip.npy -m vae -o out.avi", "out.avi: its ending is not supported; use .mp4"),
     (decode, "clip.npy -m vae -o out", "out: its ending is not supported; use .mp4"),
@@ -255,3 +257,18 @@ def test_the_package_runs_its_commands():
     assert dispatched.returncode == direct.returncode == 1
     assert dispatched.stderr == direct.stderr != ""
     assert "usage: python -m mlx_ltx_vae.bench" in run("mlx_ltx_vae", "bench", "--help").stdout
+
+
+@pytest.mark.parametrize(("script", "called"), [("mlx_ltx_vae", "mlx_ltx_vae decode"), ("mlx_ltx_vae.decode", None)])
+def test_a_console_script_shows_its_own_name(tmp_path, script, called):
+    module, arguments = ("decode", []) if called is None else ("__main__", ["decode"])
+    called = called or script
+    path = tmp_path / script  # as pip writes it
+    path.write_text(f"import sys\nfrom mlx_ltx_vae.{module} import main\nsys.exit(main())\n")
+    command = [sys.executable, path, *arguments]
+    shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    assert shown.startswith(f"usage: {called} LATENTS... -m VAE")
+    assert f"\n  {called} --demo\n" in shown
+    assert "python -m" not in shown
+    wrong = subprocess.run([*command, "--chunk", "0"], capture_output=True, text=True, check=False)
+    assert wrong.stderr.endswith(f'run "{called} --help" for the options\n')

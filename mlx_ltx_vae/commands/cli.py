@@ -52,6 +52,7 @@ class CommandParser(argparse.ArgumentParser):
     """The parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2."""
 
     def __init__(self, **options: Any) -> None:
+        options = {name: _as_called(value) for name, value in options.items()}
         width = min(shutil.get_terminal_size().columns, 80) - 2
         super().__init__(allow_abbrev=False, formatter_class=partial(_HelpFormatter, width=width), **options)
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
@@ -98,6 +99,15 @@ class CommandParser(argparse.ArgumentParser):
         if problem := finish_output():
             status, message = problem
         super().exit(status, message)
+
+
+def _as_called(text: str) -> str:
+    """A text with the commands as they were called: by a console script, they are not modules of the user's Python."""
+    script = os.path.basename(sys.argv[0])
+    if not script.startswith("mlx_ltx_vae"):
+        return text
+    text = text.replace("python -m mlx_ltx_vae.", "mlx_ltx_vae " if script == "mlx_ltx_vae" else "mlx_ltx_vae.")
+    return text.replace("python -m mlx_ltx_vae", "mlx_ltx_vae")
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):

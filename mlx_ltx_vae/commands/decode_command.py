@@ -94,16 +94,19 @@ def _add_mode_options(how: argparse._ArgumentGroup) -> None:
         grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact, and tiles only
         if nothing exact fits the memory budget"""
     how.add_argument("--mode", choices=["auto", "exact", "single", "tiled"], default="auto", help=mode)
-    order = """how exact mode goes through the clip; the frames are the same. time: one latent frame after the other, so
-        that frames are written from the start; memory grows with the size of a frame. rows, columns: all frames at
-        once, from top to bottom or from left to right; takes less memory where frames are large and the clip is short,
-        but no frame is written before the end. auto (default): the first of the three that fits the memory budget"""
+    order = """which way the exact mode goes through the clip. This does not reorder the video, whose frames are the
+        same; it changes memory, and when the first frame is written. time: one latent frame after the other; frames are
+        written early, and memory grows with the size of a frame. rows, columns: strips of all frames, from top to
+        bottom or from left to right; less memory for a short clip of large frames, which are all written at the end.
+        auto (default): the first of the three that fits the memory budget"""
     how.add_argument("--order", choices=["auto", "time", "rows", "columns"], default="auto", help=order)
-    chunk = "latent frames (or rows, columns) at a time; the frames are the same, memory grows with N (default: 1)"
+    chunk = """how many latent frames (or rows, columns) the exact mode takes at a time. This does not split the video;
+        a larger N takes more memory, and may be faster (default: 1 or 2, by device and memory)"""
     how.add_argument("--chunk", type=positive, metavar="N", help=chunk)
     space = "decode in tiles of SIZE pixels that share OVERLAP pixels with their neighbors, such as 512:64; not exact"
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
-    time = "the same along time, in frames, such as 64:24"
+    time = """decode in tiles of SIZE frames of the video that share OVERLAP frames with the next, such as 64:24; the
+        shared frames are blended, so not exact. Without --tile the frames stay whole"""
     how.add_argument("--tile-frames", type=tile_frames, metavar="SIZE:OVERLAP", help=time)
     presets = """tiles by name: default is --tile 512:64 --tile-frames 64:24, aggressive 256:64 and 32:8 (least memory),
         conservative 768:64 and 96:24 (fewest seams); spatial_only and temporal_only are one half of default; auto is
@@ -118,9 +121,10 @@ def _add_noise_options(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--seed", type=int, default=0, metavar="N", help=seed)
     scale = "for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)"
     how.add_argument("--noise-scale", type=share, metavar="S", help=scale)
-    like = """for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers: timestep 0
-        and no noise by default, and noise is mixed into denormalized latents"""
-    how.add_argument("--like", choices=list(CONVENTIONS), default=DEFAULT_CONVENTION, help=like)
+    convention = """for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers:
+        timestep 0 and no noise by default, and noise is mixed into denormalized latents"""
+    for name, text in (("--convention", convention), ("--like", argparse.SUPPRESS)):  # the second is its old name
+        how.add_argument(name, dest="like", choices=list(CONVENTIONS), default=DEFAULT_CONVENTION, help=text)
 
 
 def _add_video_options(video: argparse._ArgumentGroup) -> None:
