@@ -4,6 +4,7 @@ import sys
 from importlib import import_module
 
 from .commands.cli import CommandParser
+from .errors import suggest
 
 #: What each command does. Each is a module with a function `main(argv)`, which returns the exit code.
 COMMANDS = {
@@ -24,13 +25,13 @@ def main(argv: list[str] | None = None) -> int:
     commands = "\n".join(f"  python -m mlx_ltx_vae.{each:8} {what}" for each, what in COMMANDS.items())
     parser = CommandParser(
         prog="python -m mlx_ltx_vae",
-        usage="%(prog)s.COMMAND [options]",
+        usage="%(prog)s COMMAND [options]",
         description="Decode and encode LTX video latents on MLX, exactly, in memory that does not grow with the clip.",
         epilog=f"commands:\n{commands}\n\nTo begin with: python -m mlx_ltx_vae.decode --demo\n"
         "The options of a command: python -m mlx_ltx_vae.decode --help",
     )
     if name and not name.startswith("-"):
-        parser.error(f"there is no command {name!r}; choose one of {', '.join(COMMANDS)}")
+        parser.error(f"there is no command {name!r}{suggest(name, COMMANDS)}; choose one of {', '.join(COMMANDS)}")
     parser.parse_args([name, *arguments] if name else [])
     parser.print_help()
     return 0

@@ -1,6 +1,7 @@
 """The exceptions of this package. A message is one sentence: the file or shape, what was expected, what to do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 
 
 class LTXVAEError(Exception):
@@ -88,3 +89,11 @@ def excerpt(content: object, limit: int = 80, to_text: Callable[[object], str] =
 def quote(value: object, limit: int = 80) -> str:
     """As `excerpt`, of the value's `repr`: strings in quotes."""
     return excerpt(value, limit, repr)
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """What a mistyped word should have been, as a remark for a message; "" if nothing known is like it."""
+    names = list(known)
+    begin = [name for name in names if name.startswith(word)] if len(word) > 2 else []
+    found = begin or get_close_matches(word, names, 1, 0.75)
+    return f" (did you mean {found[0]}?)" if found else ""

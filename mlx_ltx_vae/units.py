@@ -1,4 +1,4 @@
-"""Formats and parses byte counts, and formats speeds. 1 GB is 1e9 bytes."""
+"""Formats and parses byte counts, and formats times, counts and speeds. 1 GB is 1e9 bytes."""
 
 import math
 import re
@@ -24,6 +24,17 @@ def format_bytes(count: float, *, round_up: bool = False) -> str:
     if round_up:
         count = math.ceil(count / unit * 10**digits) / 10**digits * unit
     return f"{count / unit:.{digits}f} {name}"
+
+
+def format_seconds(seconds: float) -> str:
+    """The time as text, such as 0.25 s, 6.8 s or 75 s."""
+    digits = 2 if seconds < 1 else 1 if seconds < 10 else 0
+    return f"{seconds:.{digits}f} s"
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number of things as text, such as 1 frame or 73 frames."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def format_rate(frames: int, seconds: float) -> str:

@@ -106,9 +106,8 @@ class VideoVAE:
     def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: DtypeName | None = None) -> "VideoVAE":
         """Load a VAE from arrays in memory, with the checks and the `dtype` of `from_pretrained`.
 
-        `weights` are arrays by name, as any supported file names and stores them. Other models' are left alone. Lazy
-        arrays of another thread raise a `CheckpointError`. `config` is a dict, as in a file's metadata entry `config`
-        or a config.json; or a `VAEConfig`; None to infer it, which is possible for published generations.
+        `weights` are arrays by name, as any supported file names and stores them; not lazy ones of another thread.
+        `config` is a dict, as in a config.json, or a `VAEConfig`; None infers it for published generations.
         """
         return cls.from_pretrained(open_weights(weights, config), dtype=dtype)
 
@@ -129,6 +128,7 @@ class VideoVAE:
         chunk: int | None = None,
         ranks: int = 1,
         bit_depth: BitDepth | None = None,
+        frames: tuple[int, int] | None = None,
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
@@ -144,6 +144,8 @@ class VideoVAE:
             chunk: latent frames (rows, columns) per piece; None to choose automatically.
             ranks: the number of processes that decode together, each a band of rows; the budget is that of each.
             bit_depth: that of `stream`. Chunks of floats, which None means, take more memory.
+            frames: the first frame to decode, and one more than the last; None for all. They are those of the whole
+                decode, and only the latent frames that they depend on are decoded.
 
         Raises:
             LatentsError: if the VAE cannot decode this shape.
@@ -154,6 +156,7 @@ class VideoVAE:
             latent_shape,
             self._machine(self._decoder),
             bit_depth=bit_depth,
+            frames=frames,
             memory_budget=memory_budget,
             mode=mode,
             order=order,
@@ -313,9 +316,9 @@ class VideoVAE:
             raise LatentsError(f"{path}: is one video, and these latents are {latents.shape[0]}; write each.")
         plan = self.plan(latents.shape, memory_budget=memory_budget, bit_depth=bit_depth)
         output = SinkOptions(audio, codec, crf, bit_depth, overwrite=overwrite)
-        chunks = show_progress(self.stream(latents, plan, bit_depth=bit_depth, **options), progress, plan.num_frames)
+        stream = self.stream(latents, plan, bit_depth=bit_depth, **options)
         with open_sink(path, size=plan.frame_size, fps=fps, options=output) as sink:
-            for chunk in chunks:
+            for chunk in show_progress(stream, progress, plan.num_frames):
                 sink.write(chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16())
 
     def encode(
@@ -332,21 +335,19 @@ class VideoVAE:
 
         Args:
             pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays with the
-                frames of a clip in order, of which only a few are in memory at a time. F should be 1 + t*k; H and W
+                frames of a clip in order, a few of which are in memory at a time. F should be 1 + t*k; H and W
                 must be multiples of the spatial scale.
             plan: from `plan_encode`; None for the default.
             tiling: encode in overlapping tiles and blend the latents, which is not exact. None for whole frames.
                 Temporal tiles require the whole clip as one array.
-            tile_batch_size: as for `plan`.
             pad: whether to repeat the last frame up to 1 + t*k frames. Otherwise excess frames at the end are dropped,
                 with a warning.
-            group: as for `stream`. All ranks get the whole latents.
+            tile_batch_size, group: as for `plan` and `stream`. All ranks get the whole latents.
 
         Raises:
             LatentsError: if the network cannot take the frames.
             PlanError: if the plan was made for other frames.
             TilingError: if the tiles or the tile batch size are invalid.
-            DeviceError: if the device runs out of memory, or is stopped.
         """
         parts = self.encode_stream(pixels, plan, tiling=tiling, tile_batch_size=tile_batch_size, pad=pad, group=group)
         latents = mx.concatenate(list(parts), axis=2)
@@ -375,10 +376,9 @@ class VideoVAE:
         return pipeline.stream(frames, plan)
 
     def __repr__(self) -> str:
-        networks = {"decoder": self.decoder, "encoder": self.encoder}
-        loaded = " + ".join(name for name, network in networks.items() if network is not None)
-        size = sum(each.spec.num_weights * each.dtype.size for each in networks.values() if each is not None)
-        return f"VideoVAE({self.config.generation}, {loaded}, {dtype_name(self.dtype)}, {format_bytes(size)})"
+        networks = {name: each for name in ("decoder", "encoder") if (each := getattr(self, name)) is not None}
+        size = format_bytes(sum(each.spec.num_weights * each.dtype.size for each in networks.values()))
+        return f"VideoVAE({self.config.generation}, {' + '.join(networks)}, {dtype_name(self.dtype)}, {size})"
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_")]

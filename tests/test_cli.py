@@ -58,7 +58,8 @@ def test_a_lossless_video_contains_exactly_the_decoded_frames(clip, tmp_path):
     done = run_cli(latents, "-m", checkpoint, "-o", out, "--codec", "ffv1")
     assert done.returncode == 0, done.stderr
     assert np.array_equal(read_back(out, 96, 64), frames)
-    assert re.fullmatch(r"Frames: 17, .* frames-per-sec, first after .* s\nPeak memory: [0-9.]+ MB\n", done.stdout)
+    made = rf"{out}: 17 frames of 96x64, 0\.71 s at 23\.976 fps, in [\d.]+ s \(first frame after [\d.]+ s\)"
+    assert re.fullmatch(made + r"; peak [\d.]+ MB\n", done.stdout)
 
 
 def test_every_mode_and_chunk_writes_the_same_array_up_to_rounding(clip, tmp_path):

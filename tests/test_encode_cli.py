@@ -105,15 +105,13 @@ def test_latents_keep_the_precision_of_the_encoder(clip, golden, tmp_path, capsy
     assert mx.array_equal(latents, vae.encode(iter(pieces))).item()
 
 
-def test_report_is_two_lines_and_quiet_is_none(clip, golden, tmp_path):
+def test_report_is_one_line_and_quiet_is_none(clip, golden, tmp_path):
     path, _ = clip
     command = [sys.executable, "-m", "mlx_ltx_vae.encode", path, "-m", golden("ltx2_3").checkpoint]
     done = subprocess.run([*command, "-o", tmp_path / "a.safetensors"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    first, second = done.stdout.splitlines()
-    assert first.startswith("Frames: 17, ")
-    assert first.endswith("frames-per-sec, latents (1, 8, 3, 2, 3)")
-    assert re.fullmatch(r"Peak memory: [0-9.]+ MB", second)
+    made = rf"{tmp_path}/a\.safetensors: 3 latent frames from 17 frames of 96x64, in [\d.]+ s; peak [\d.]+ MB\n"
+    assert re.fullmatch(made, done.stdout)
     done = subprocess.run(
         [*command, "-o", tmp_path / "b.safetensors", "-q"], capture_output=True, text=True, check=False
     )
@@ -130,13 +128,13 @@ def test_another_rate_drops_or_repeats_frames_and_keeps_the_speed(golden, tmp_pa
     assert info.fps == 30
     assert_close(latents, vae.encode(frames[::2]))
     arguments = [path, "-m", checkpoint, "-o", tmp_path / "latents.safetensors", "--frames", "9"]
-    for fps, line in [
-        ("23.976", "Frame rate: 60 to 23.976 fps, dropping frames"),
-        ("120", "Frame rate: 60 to 120 fps, repeating frames"),
-        ("60", None),
+    for fps, change in [
+        ("23.976", " (60 to 23.976 fps, dropping frames)"),
+        ("120", " (60 to 120 fps, repeating frames)"),
+        ("60", ""),
     ]:
         assert encode(*arguments, "--fps", fps) == 0
-        assert capsys.readouterr().out.splitlines()[:-2] == ([] if line is None else [line])
+        assert f"from 9 frames of 96x64{change}, in" in capsys.readouterr().out
     assert_close(load_latents(tmp_path / "latents.safetensors")[0], vae.encode(frames[:9]))
 
 
@@ -154,6 +152,16 @@ def test_hdr_and_interlaced_videos_are_encoded_with_a_line_each(golden, tmp_path
     assert "-vf zscale=" in hdr
     assert fields.startswith(f"warning: {path}: is marked as interlaced, ")
     assert "-vf yadif " in fields
+
+
+def test_a_picture_is_planned_as_one_frame(golden, tmp_path, capsys):
+    path = tmp_path / "still.png"
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=100x70", "-frames:v", 1, path)
+    arguments = [path, "-m", golden("ltx2_3").checkpoint, "-o", tmp_path / "still.safetensors", "--resize"]
+    assert encode(*arguments, "--dry-run") == 0
+    assert "video    1 frame of 96x64\n" in capsys.readouterr().out
+    assert encode(*arguments) == 0
+    assert ": 1 latent frame from 1 frame of 96x64, in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["folder", "pattern", "gif"])

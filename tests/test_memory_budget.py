@@ -156,6 +156,8 @@ def test_a_budget_bounds_arrays_in_use_and_the_cache_together():
     assert "slower" in str(plan) and "slower" not in str(free)
     with pytest.raises(PlanError, match="least that works"):
         plan_decode(spec, LATENTS, GPU, memory_budget=least // 2)
+    with pytest.raises(PlanError, match=r'^a memory budget of 8 bytes \(write "8GB" for gigabytes\) is too small'):
+        plan_decode(spec, LATENTS, GPU, memory_budget=8)
 
 
 def test_a_faster_step_that_leaves_no_room_for_the_cache_gives_way_to_a_smaller_one():

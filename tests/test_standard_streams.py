@@ -56,7 +56,7 @@ def shell(tmp_path, files):
 def test_closed_standard_error_and_input_do_not_matter(shell, tmp_path):
     code, out, _ = shell("decode {} -o out.mp4 2>&- <&-")
     assert code == 0
-    assert out.startswith("Frames: 1, ")
+    assert out.startswith("out.mp4: 1 frame of ")
     assert (tmp_path / "out.mp4").stat().st_size
     assert shell("decode missing.npy {} -o out/ 2>&-")[0] == 1
 

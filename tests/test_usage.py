@@ -42,10 +42,21 @@ WRONG = [
     (decode, f"{DECODE} -n --skip-existing", "--skip-existing: not allowed with argument -n/--no-overwrite"),
     (encode, f"{ENCODE} -n --skip-existing", "--skip-existing: not allowed with argument -n/--no-overwrite"),
     (decode, f"{DECODE} --bogus", "unrecognized arguments: --bogus"),
+    (decode, f"{DECODE} --memory_budget 8GB", "--memory_budget 8GB (did you mean --memory-budget?)"),
+    (decode, f"{DECODE} --memory_budget=8GB", "--memory_budget=8GB (did you mean --memory-budget?)"),
+    (decode, f"{DECODE} --no-overwite", "--no-overwite (did you mean --no-overwrite?)"),
+    (decode, f"{DECODE} --mode tield", "(did you mean tiled?)"),
+    (decode, f"{DECODE} --codec h265x", "the codec 'h265x' is not supported (did you mean h265?); use one of h264"),
     (decode, f"{DECODE} --memory 8GB", "unrecognized arguments: --memory"),  # no abbreviations
     (decode, f"{DECODE} --chunk", "--chunk: expected one argument"),
     (decode, "clip.npy -m vae -o - --json", "--json and -o - both write to standard output"),
     (decode, f"{DECODE} --fps abc", "--fps: 'abc' is not a frame rate; write frames per second as 24"),
+    (decode, f"{DECODE} --frames 24", "--frames: '24' is not a range of frames; write A:B, such as :24 for"),
+    (decode, f"{DECODE} --frames 5:5", "--frames: 5:5 has no frame; the second number is one more than the last"),
+    (decode, f"{DECODE} --frames -5:", "--frames: expected one argument"),
+    (decode, f"{DECODE} --frames :9 --first-seconds 2", "--first-seconds: not allowed with argument --frames"),
+    (decode, f"{DECODE} --frames 5: --audio a.wav", "--audio begins with the first frame; leave out --audio, or begin"),
+    (decode, f"{DECODE} --first-seconds 0", "--first-seconds: '0' is not a number of seconds above 0, such as 2"),
     (decode, f"{DECODE} --fps 0", "--fps: a frame rate must be above 0"),
     (decode, f"{DECODE} --fps -24", "--fps: '-24' is not a frame rate"),
     (decode, f"{DECODE} --fps nan", "--fps: 'nan' is not a frame rate"),
@@ -87,6 +98,8 @@ WRONG = [
     (decode, f"{DECODE} --crf 99", "a crf of 99 is not between 0 and 51"),
     (decode, f"{DECODE} --crf -1", "a crf of -1 is not between 0 and 51"),
     (decode, f"{DECODE} --crf good", "--crf: invalid int value: 'good'"),
+    (decode, f"{DECODE} --convention difusers", "--convention: invalid choice: 'difusers'"),
+    (decode, f"{DECODE} --like difusers", "--like: invalid choice: 'difusers'"),  # its old name
     (decode, f"{DECODE} --bit-depth 9", "--bit-depth: invalid choice: 9"),
     (decode, "clip.npy -m vae -o out.avi", "out.avi: its ending is not supported; use .mp4"),
     (decode, "clip.npy -m vae -o out", "out: its ending is not supported; use .mp4"),
@@ -147,7 +160,7 @@ WRONG = [
     (bench, "--tile-batch-size 0", "--tile-batch-size: '0' is not a whole number"),
     (bench, "--generation sora", "--generation: invalid choice: 'sora'"),
     (bench, "--base-width nan", "--base-width: 'nan' is not a whole number"),
-    (mlx_ltx_vae, "decoed clip.npy", "there is no command 'decoed'; choose one of decode, encode, info"),
+    (mlx_ltx_vae, "decoed clip.npy", "there is no command 'decoed' (did you mean decode?); choose one of decode"),
     (mlx_ltx_vae, "--bogus", "unrecognized arguments: --bogus"),
     (mlx_ltx_vae, f"decode {DECODE} --chunk 0", "--chunk: '0' is not a whole number"),
     (benchmarks, "", "MEASUREMENT"),
@@ -235,7 +248,7 @@ def test_the_package_lists_its_commands():
     assert (shown.returncode, shown.stdout) == (0, f"mlx_ltx_vae {version('mlx_ltx_vae')}\n")
     unknown = run("mlx_ltx_vae", "decoed")
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert "there is no command 'decoed'; choose one of decode, " in unknown.stderr
+    assert "there is no command 'decoed' (did you mean decode?); choose one of decode, " in unknown.stderr
     assert len(unknown.stderr.splitlines()) == 2
 
 
@@ -244,3 +257,18 @@ def test_the_package_runs_its_commands():
     assert dispatched.returncode == direct.returncode == 1
     assert dispatched.stderr == direct.stderr != ""
     assert "usage: python -m mlx_ltx_vae.bench" in run("mlx_ltx_vae", "bench", "--help").stdout
+
+
+@pytest.mark.parametrize(("script", "called"), [("mlx_ltx_vae", "mlx_ltx_vae decode"), ("mlx_ltx_vae.decode", None)])
+def test_a_console_script_shows_its_own_name(tmp_path, script, called):
+    module, arguments = ("decode", []) if called is None else ("__main__", ["decode"])
+    called = called or script
+    path = tmp_path / script  # as pip writes it
+    path.write_text(f"import sys\nfrom mlx_ltx_vae.{module} import main\nsys.exit(main())\n")
+    command = [sys.executable, path, *arguments]
+    shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    assert shown.startswith(f"usage: {called} LATENTS... -m VAE")
+    assert f"\n  {called} --demo\n" in shown
+    assert "python -m" not in shown
+    wrong = subprocess.run([*command, "--chunk", "0"], capture_output=True, text=True, check=False)
+    assert wrong.stderr.endswith(f'run "{called} --help" for the options\n')

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -142,6 +143,18 @@ def test_reflection_needs_two_cells_a_side(golden):
 def test_bad_plans_are_refused(vae, options, words):
     with pytest.raises(PlanError, match=words):
         vae.plan((1, 8, 2, 2, 3), **options)
+
+
+@pytest.mark.parametrize("name", ["decode", "encode"])
+def test_files_and_arrays_in_place_of_arrays_and_shapes_are_refused_with_what_to_pass(golden, name):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+    call, plan = getattr(vae, name), {"decode": vae.plan, "encode": vae.plan_encode}[name]
+    remedy = {"decode": r"pass what load_latents\(path\) returns first", "encode": r"is VideoReader\(path\)"}[name]
+    for path, kind in (("a.mp4", "str"), (Path("a.mp4"), "PosixPath")):
+        with pytest.raises(LatentsError, match=f"^(latents|frames) are {kind}; expected an array.*{remedy}"):
+            call(path)
+    with pytest.raises(LatentsError, match=r"^a plan takes the shape .*, not an array; pass (latents|frames)\.shape"):
+        plan(mx.zeros((1, 8, 1, 2, 2)))
 
 
 def test_a_plan_for_another_shape_is_refused(vae):

@@ -382,7 +382,7 @@ def test_the_command_writes_the_same_frames_live(clip: Path, tmp_path: Path, ton
     assert done.returncode == 0, done.stderr
     piped = decode(clip, "-o", "-", "--live", "--audio", tone)
     assert piped.returncode == 0, piped.stderr
-    assert piped.stderr.startswith(b"Frames: 25")
+    assert piped.stderr.startswith(b"standard output: 25 frames of ")
     (tmp_path / "piped.mp4").write_bytes(piped.stdout)
     expected = read(tmp_path / "whole.mp4").astype(float)
     for name in ("live.mp4", "piped.mp4"):

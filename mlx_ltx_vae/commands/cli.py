@@ -1,4 +1,4 @@
-"""What every command has: parser, types of arguments, exit codes, one-line errors and warnings, progress."""
+"""What every command has: parser, types of arguments, exit codes, one-line errors and warnings."""
 
 import argparse
 import atexit
@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from fractions import Fraction
 from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
@@ -32,11 +33,11 @@ from ..errors import (
     one_line,
     printable,
     quote,
+    suggest,
 )
 from ..frame_rate import parse_fps
 from ..latents.metadata import parse_grid
 from ..process import startup
-from ..process.cleanup import Cleanup
 from ..process.signals import delay_signals, die_by_termination, ended_by_signals
 from ..shapes import MAX_PIXELS, is_possible_size
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
@@ -51,9 +52,9 @@ class CommandParser(argparse.ArgumentParser):
     """The parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2."""
 
     def __init__(self, **options: Any) -> None:
+        options = {name: _as_called(value) for name, value in options.items()}
         width = min(shutil.get_terminal_size().columns, 80) - 2
         super().__init__(allow_abbrev=False, formatter_class=partial(_HelpFormatter, width=width), **options)
-        self.suggest_on_error = True  # of Python 3.14; other versions ignore it
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
 
     def parse_inputs(self, argv: list[str] | None) -> argparse.Namespace:
@@ -68,11 +69,20 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         # Of several ranks with the same command line, the first says why.
-        text = excerpt(message, 260)  # it quotes an argument of any length
+        text = excerpt(message, 260) + self._suggestion(message)  # it quotes an argument of any length
         if rank := _rank():
             leave_it_to_the_first_rank()
             text = f"rank {rank}: {text}"
         self.exit(2, f'error: {text}\nrun "{self.prog} --help" for the options\n')
+
+    def _suggestion(self, message: str) -> str:
+        """What a mistyped option or choice in argparse's message should have been."""
+        if match := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
+            shown = self._option_string_actions.items()
+            return suggest(match[1], [name for name, action in shown if action.help is not argparse.SUPPRESS])
+        if match := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            return suggest(match[1], [choice.strip("'") for choice in match[2].split(", ")])
+        return ""
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:
@@ -89,6 +99,15 @@ class CommandParser(argparse.ArgumentParser):
         if problem := finish_output():
             status, message = problem
         super().exit(status, message)
+
+
+def _as_called(text: str) -> str:
+    """A text with the commands as they were called: by a console script, they are not modules of the user's Python."""
+    script = os.path.basename(sys.argv[0])
+    if not script.startswith("mlx_ltx_vae"):
+        return text
+    text = text.replace("python -m mlx_ltx_vae.", "mlx_ltx_vae " if script == "mlx_ltx_vae" else "mlx_ltx_vae.")
+    return text.replace("python -m mlx_ltx_vae", "mlx_ltx_vae")
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -215,17 +234,6 @@ def _describe_for_rank(error: Exception) -> str:
     return f"rank {rank}: {text}"
 
 
-@contextmanager
-def progress_bar(num_frames: int | None, *, is_shown: bool) -> Iterator[tqdm]:
-    """A progress bar on standard error if it is a terminal. `num_frames` is the total; None if it is unknown."""
-    is_shown = is_shown and sys.stderr.isatty()
-    with tqdm(total=num_frames, unit="frame", disable=not is_shown) as bar:
-        end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if is_shown else None
-        yield bar
-        if end_line is not None:
-            end_line.cancel()
-
-
 def print_report(report: object, file: TextIO | None = None) -> None:
     """Print a text of several lines, each `printable`. Names in it must be so before: they may have line breaks."""
     print(_escape_lines(report), file=file)
@@ -269,6 +277,26 @@ def positive(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 1")
     return int(text)
+
+
+def frame_range(text: str) -> slice:
+    """The type of `--frames 24:48`: the first frame and one more than the last; either may be left out."""
+    if match := re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", text):
+        first, end = (int(number) if number else None for number in match.groups())
+        if end is None or (first or 0) < end:
+            return slice(first or 0, end)
+        raise argparse.ArgumentTypeError(f"{text} has no frame; the second number is one more than the last frame")
+    hint = "such as 24:48 for the frames 24 to 47"
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        hint = f"such as :{text} for the first {text} frames, or {text}:{int(text) + 1} for frame {text} alone"
+    raise argparse.ArgumentTypeError(f"{quote(text)} is not a range of frames; write A:B, {hint}")
+
+
+def duration(text: str) -> Fraction:
+    """The type of `--first-seconds 2.5`: a number above 0."""
+    if re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", text) and Fraction(text) > 0:
+        return Fraction(text)
+    raise argparse.ArgumentTypeError(f"{quote(text)} is not a number of seconds above 0, such as 2 or 0.5")
 
 
 def share(text: str) -> float:

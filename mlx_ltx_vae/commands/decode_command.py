@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,27 @@ from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import DecodePlan, Mode
 from ..planning.planner import plan_decode
-from ..shapes import Grid
+from ..shapes import Grid, format_size
 from ..tiling import PRESETS, TilingConfig, preset
+from ..units import format_count, format_seconds
 from ..video import check_output, check_output_options, open_sink
 from ..video.sink import SinkOptions
-from .cli import CommandParser, examples, frame_rate, positive, run_command, share, tile, tile_frames
+from .cli import (
+    CommandParser,
+    duration,
+    examples,
+    frame_range,
+    frame_rate,
+    positive,
+    run_command,
+    share,
+    tile,
+    tile_frames,
+)
 from .items import Item, all_exist, are_many, checkable, find_pattern, has_table, name_outputs
-from .job import Advance, Job, LazyVAE, Task, run_job
+from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, add_latents_options, add_network_options, pick, take
+from .progress import FrameBar
 
 
 def build_parser() -> CommandParser:
@@ -65,6 +78,11 @@ def _add_input_options(parser: CommandParser) -> None:
     add_network_options(parser, demo="the small VAE and the latents that ship with the package")
     rate = "frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)"
     parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
+    some = parser.add_mutually_exclusive_group()
+    frames = """decode these frames only, as they are in the whole video: A is the first, counted from 0, and B is one
+        more than the last; :48 for the first 48, 24: for those from 24 on"""
+    some.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
+    some.add_argument("--first-seconds", type=duration, metavar="S", help="decode only the first S seconds, at --fps")
     add_latents_options(parser)
     unnormalized = "the latents are unnormalized, as diffusers' LTX-2 pipelines return them"
     # None: what the file states.
@@ -76,16 +94,19 @@ def _add_mode_options(how: argparse._ArgumentGroup) -> None:
         grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact, and tiles only
         if nothing exact fits the memory budget"""
     how.add_argument("--mode", choices=["auto", "exact", "single", "tiled"], default="auto", help=mode)
-    order = """how exact mode goes through the clip; the frames are the same. time: one latent frame after the other, so
-        that frames are written from the start; memory grows with the size of a frame. rows, columns: all frames at
-        once, from top to bottom or from left to right; takes less memory where frames are large and the clip is short,
-        but no frame is written before the end. auto (default): the first of the three that fits the memory budget"""
+    order = """which way the exact mode goes through the clip. This does not reorder the video, whose frames are the
+        same; it changes memory, and when the first frame is written. time: one latent frame after the other; frames are
+        written early, and memory grows with the size of a frame. rows, columns: strips of all frames, from top to
+        bottom or from left to right; less memory for a short clip of large frames, which are all written at the end.
+        auto (default): the first of the three that fits the memory budget"""
     how.add_argument("--order", choices=["auto", "time", "rows", "columns"], default="auto", help=order)
-    chunk = "latent frames (or rows, columns) at a time; the frames are the same, memory grows with N (default: 1)"
+    chunk = """how many latent frames (or rows, columns) the exact mode takes at a time. This does not split the video;
+        a larger N takes more memory, and may be faster (default: 1 or 2, by device and memory)"""
     how.add_argument("--chunk", type=positive, metavar="N", help=chunk)
     space = "decode in tiles of SIZE pixels that share OVERLAP pixels with their neighbors, such as 512:64; not exact"
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
-    time = "the same along time, in frames, such as 64:24"
+    time = """decode in tiles of SIZE frames of the video that share OVERLAP frames with the next, such as 64:24; the
+        shared frames are blended, so not exact. Without --tile the frames stay whole"""
     how.add_argument("--tile-frames", type=tile_frames, metavar="SIZE:OVERLAP", help=time)
     presets = """tiles by name: default is --tile 512:64 --tile-frames 64:24, aggressive 256:64 and 32:8 (least memory),
         conservative 768:64 and 96:24 (fewest seams); spatial_only and temporal_only are one half of default; auto is
@@ -100,9 +121,10 @@ def _add_noise_options(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--seed", type=int, default=0, metavar="N", help=seed)
     scale = "for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)"
     how.add_argument("--noise-scale", type=share, metavar="S", help=scale)
-    like = """for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers: timestep 0
-        and no noise by default, and noise is mixed into denormalized latents"""
-    how.add_argument("--like", choices=list(CONVENTIONS), default=DEFAULT_CONVENTION, help=like)
+    convention = """for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers:
+        timestep 0 and no noise by default, and noise is mixed into denormalized latents"""
+    for name, text in (("--convention", convention), ("--like", argparse.SUPPRESS)):  # the second is its old name
+        how.add_argument(name, dest="like", choices=list(CONVENTIONS), default=DEFAULT_CONVENTION, help=text)
 
 
 def _add_video_options(video: argparse._ArgumentGroup) -> None:
@@ -141,6 +163,8 @@ def main(argv: list[str] | None = None) -> int:
         pattern = find_pattern(arguments.latents, arguments.output, ".mp4")
         if are_many(arguments.latents) and arguments.audio:
             raise ItemsError("--audio goes with one input; add it to each video on its own")
+        if arguments.audio and arguments.frames and arguments.frames.start:
+            raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         plan = _plan_options(arguments)
         sinks = pick(SinkOptions, arguments, overwrite=not arguments.no_overwrite)
         if pattern:
@@ -172,6 +196,8 @@ class DecodeSettings:
     grid: Grid | None
     unnormalized: bool | None  # as `fps`: None for what the file states
     fps: Fraction | None
+    frames: slice | None  # this and `first_seconds`: None for all frames
+    first_seconds: Fraction | None
     preset: str | None  # tiles that may depend on the video's size; None for those of `plan`
     plan: PlanOptions
     stream: Mapping[str, Any]  # options of `VideoVAE.stream`
@@ -220,29 +246,33 @@ class DecodeTask(Task):
     def sample(self) -> dict[str, Any]:
         return {"the values of the latents": self._file.digest()}
 
-    def run(self, advance: Advance) -> None:
+    def run(self, bar: FrameBar) -> None:
         ranks = self._vae.ranks
         latents = self._file.map(statistics=self._vae.statistics, unnormalized=self._settings.unnormalized)
         self._check_statistics(latents)
         self._vae.loaded  # noqa: B018  (before the clock starts)
+        bar.enter("decoding")
         if self._work is Work.BATCH:
             ranks.work_alone()
-            own = ranks.together(lambda: self._decode(latents, advance))
+            own = ranks.together(lambda: self._decode(latents, bar))
             done = [each for each in ranks.gather(own) if each[0]]  # there may be more ranks than videos
         else:
-            done = [self._decode(latents, advance)]
-        frames, seconds, first_seconds, sent_bytes = zip(*done, strict=True)
+            done = [self._decode(latents, bar)]
+        counts, times, first_times, sent_bytes = zip(*done, strict=True)
+        frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
         self._report(
             self._work,
             sum(sent_bytes),
-            f"first after {min(first_seconds):.2f} s",
-            frames=sum(frames),
-            fps=float(self._fps),
-            seconds=max(seconds),
-            first_frame_seconds=min(first_seconds),
+            f"{format_count(frames, 'frame')} of {format_size(*self.plan.frame_size)}, "
+            f"{format_seconds(frames / fps)} at {fps:.6g} fps, "
+            f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
+            frames=frames,
+            fps=fps,
+            seconds=seconds,
+            first_frame_seconds=first,
         )
 
-    def _decode(self, latents: MappedLatents, advance: Advance) -> tuple[int, float, float, int]:
+    def _decode(self, latents: MappedLatents, bar: FrameBar) -> tuple[int, float, float, int]:
         """Decode this rank's videos: the frames, the seconds, those to the first frame, and the bytes sent."""
         frames, seconds, first, sent = 0, 0.0, 0.0, 0
         options = self._settings.stream
@@ -258,7 +288,7 @@ class DecodeTask(Task):
                         sink.write(levels)
                     first = first or time.perf_counter() - start
                     frames += len(levels)
-                    advance(len(levels))
+                    bar.update(len(levels))
             seconds += time.perf_counter() - start
             sent += chunks.sent_bytes
         return frames, seconds, first, sent
@@ -292,12 +322,23 @@ class DecodeTask(Task):
         """The plan of one video. Files of one shape share it."""
         shape = self._file.shape._replace(batch=1)
         plans, spec, ranks = self._vae.plans, self._vae.checkpoint.spec("decoder"), self._vae.ranks
-        if shape not in plans:
+        frames = self._choose_frames(spec.out_grid(shape.grid)[0])
+        if (shape, frames) not in plans:
             options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)
             if self._settings.preset:
                 num_frames, height, width = spec.out_grid(shape.grid)
                 if tiling := preset(self._settings.preset, height, width, num_frames):
                     options = replace(options, mode=Mode.TILED, tiling=tiling)
-            stored = {"holds_latents": False, "bit_depth": self._settings.stream["bit_depth"]}
-            plans[shape] = plan_decode(spec, shape, self._vae.machine, **stored, **vars(options))
-        return plans[shape]
+            stored = {"holds_latents": False, "bit_depth": self._settings.stream["bit_depth"], "frames": frames}
+            plans[shape, frames] = plan_decode(spec, shape, self._vae.machine, **stored, **vars(options))
+        return plans[shape, frames]
+
+    def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
+        """The frames that are wanted of a video, as `plan_decode` takes them. Like a slice, they end with the video."""
+        wanted = self._settings.frames
+        if self._settings.first_seconds is not None:
+            wanted = slice(0, ceil(self._settings.first_seconds * self._fps))
+        if wanted is None:
+            return None
+        end = num_frames if wanted.stop is None else min(wanted.stop, num_frames)
+        return wanted.start, max(wanted.start, end)

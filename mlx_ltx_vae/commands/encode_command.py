@@ -22,13 +22,15 @@ from ..models.specs import LONG_CLIP
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import EncodePlan
 from ..planning.planner import plan_encode
-from ..shapes import Size
+from ..shapes import Size, format_size
 from ..tiling import TilingConfig
+from ..units import format_count, format_seconds
 from ..video import Fit, VideoReader
 from .cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
 from .items import Item, all_exist, find_pattern, has_table
-from .job import Advance, Job, LazyVAE, Task, run_job
+from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, add_network_options, pick, take
+from .progress import FrameBar
 
 
 def build_parser() -> CommandParser:
@@ -143,27 +145,29 @@ class EncodeTask(Task):
     def sample(self) -> dict[str, Any]:
         return {"the contents of the videos": sample_path(Path(self._item.source))}
 
-    def run(self, advance: Advance) -> None:
+    def run(self, bar: FrameBar) -> None:
         video, ranks, (output,) = self._video, self._vae.ranks, self._item.outputs
         if ranks.is_first:
             PartFile(Path(output)).discard()  # an error if it cannot be written
         vae = self._vae.loaded
+        bar.enter("encoding")
         start = time.perf_counter()
-        stream = vae.encode_stream(_counted(video, advance), self.plan, pad=self._settings.pad, group=ranks.group)
+        stream = vae.encode_stream(_counted(video, bar), self.plan, pad=self._settings.pad, group=ranks.group)
         latents = mx.concatenate(list(stream), axis=2)
         num_frames, height, width = vae.config.scale.video_grid(latents.shape[2:])
         sizes = {"num_frames": num_frames, "height": height, "width": width}
         if ranks.is_first:
             save_latents(output, latents, fps=video.fps, overwrite=not self._vae.job.no_overwrite, **sizes)
+        seconds = time.perf_counter() - start
         self._report(
             Work.ROWS,
             stream.sent_bytes,
-            f"latents {latents.shape}",
-            headline=_describe_change(video.source_fps, video.fps),
+            f"{format_count(latents.shape[2], 'latent frame')} from {format_count(num_frames, 'frame')} of "
+            f"{format_size(*video.size)}{_describe_change(video.source_fps, video.fps)}, in {format_seconds(seconds)}",
             frames=num_frames,
             fps=None if video.fps is None else float(video.fps),
             source_fps=None if video.source_fps is None else float(video.source_fps),
-            seconds=time.perf_counter() - start,
+            seconds=seconds,
             latent_shape=latents.shape,
         )
 
@@ -175,18 +179,18 @@ class EncodeTask(Task):
         return plan_encode(spec, shape, self._vae.machine, pad=self._settings.pad, **vars(options))
 
 
-def _describe_change(before: Fraction | None, after: Fraction | None) -> str | None:
-    """A line on another frame rate."""
+def _describe_change(before: Fraction | None, after: Fraction | None) -> str:
+    """What is said of another frame rate."""
     if not before or not after or before == after:
-        return None
+        return ""
     change = "repeating" if after > before else "dropping"
-    return f"Frame rate: {float(before):.6g} to {float(after):.6g} fps, {change} frames"
+    return f" ({float(before):.6g} to {float(after):.6g} fps, {change} frames)"
 
 
-def _counted(video: VideoReader, advance: Advance) -> Iterator[np.ndarray]:
+def _counted(video: VideoReader, bar: FrameBar) -> Iterator[np.ndarray]:
     for frames in video:
         yield frames
-        advance(len(frames))
+        bar.update(len(frames))
 
 
 def _bytes_on_disk(source: Path) -> int:

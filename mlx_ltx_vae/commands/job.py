@@ -9,24 +9,22 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from tqdm import tqdm
 
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..distributed.ranks import Ranks, Work, join_ranks
-from ..errors import ItemsError, describe_error
+from ..errors import ItemsError, describe_error, printable
 from ..models.base import Statistics
 from ..names import DtypeName
 from ..planning.plan import Plan
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
-from .cli import print_report, print_traceback, progress_bar, write_line
+from .cli import print_report, print_traceback, write_line
 from .items import Item, are_many, check_outputs, make_folder, name_items, read_inputs
-
-#: Called with the number of frames whenever more are done.
-Advance = Callable[[int], object]
+from .progress import FrameBar, progress_bar
 
 
 @dataclass(frozen=True)
@@ -92,20 +90,19 @@ class Task(ABC):
         """As `describe`: the contents, or parts of them."""
 
     @abstractmethod
-    def run(self, advance: Advance) -> None:
+    def run(self, bar: FrameBar) -> None:
         """Run the item, and complete it with its report."""
 
-    def _report(self, work: Work, sent_bytes: int, remark: str, *, headline: str | None = None, **values: Any) -> None:
+    def _report(self, work: Work, sent_bytes: int, done: str, **values: Any) -> None:
         """Complete the item with its report. All ranks that have run it together call this.
 
-        `sent_bytes` are this rank's. `remark` ends the line on frames, after `headline`. `values` are JSON-serializable
-        and include the seconds, and the frames of all outputs.
+        `sent_bytes` are this rank's. `done` says what was made. `values` are JSON-serializable and include the seconds,
+        and the frames of all outputs.
         """
         ranks, outputs = self._vae.ranks, self._item.outputs
         sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
-        lines = [headline] if headline else []
-        lines.append(f"Frames: {values['frames']}, {format_rate(values['frames'], values['seconds'])}, {remark}")
-        lines.append(f"Peak memory: {', '.join(map(format_bytes, peaks))}")
+        name = " to ".join(dict.fromkeys([outputs[0], outputs[-1]])) if outputs != ["-"] else "standard output"
+        lines = [f"{printable(name)}: {done}; peak {', '.join(map(format_bytes, peaks))}"]
         values |= {
             "width": self.plan.width,
             "height": self.plan.height,
@@ -192,11 +189,10 @@ class _Run:
         frames = [item.num_frames for item in items if item.is_pending]
         with self._progress_bar(None if None in frames else sum(number or 0 for number in frames)) as bar:
             for number, item in enumerate(items, 1):
-                bar.set_description_str(f"{number} of {len(items)}")
-                self._run_item(item, bar)
+                self._run_item(item, bar, label=f"{number} of {len(items)} ")
                 self._show(item)
 
-    def _run_item(self, item: Item, bar: tqdm | None) -> None:
+    def _run_item(self, item: Item, bar: FrameBar | None, *, label: str = "") -> None:
         """Run an item, or plan it in a dry run, unless it is skipped. An error becomes its own; Ctrl-C does not."""
         if not item.is_pending:
             return
@@ -215,7 +211,10 @@ class _Run:
                     make_folder(output)
                 if bar is None:
                     bar = stack.enter_context(self._progress_bar(item.num_frames))
-                task.run(bar.update)
+                bar.start(
+                    Path(item.source if item.output == "-" else item.outputs[0]).name, "reading weights", label=label
+                )
+                task.run(bar)
         except Exception as error:
             self._fail(item, error)
 
@@ -234,7 +233,7 @@ class _Run:
         for index, states in chain(*self._ranks.gather(reports)):
             vars(items[index]).update(states)
 
-    def _progress_bar(self, num_frames: int | None) -> AbstractContextManager[tqdm]:
+    def _progress_bar(self, num_frames: int | None) -> AbstractContextManager[FrameBar]:
         return progress_bar(num_frames, is_shown=not (self._job.quiet or self._job.json))
 
     def _report(self, item: Item) -> None:

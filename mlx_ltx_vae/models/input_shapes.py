@@ -13,6 +13,7 @@ _MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second
 
 def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
     """A latent shape that the decoder can decode; any other is a `LatentsError`."""
+    _check_is_shape(shape, "latents")
     what = f"latents have the shape ({', '.join(str(size) for size in shape)})"
     if len(shape) != 5:
         raise LatentsError(f"{what}; expected five axes (B, C, F', H', W').")
@@ -43,6 +44,7 @@ def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> 
 
     F is rounded to 1 + t*k: up with `pad`, otherwise down. A shape that cannot be encoded is a `LatentsError`.
     """
+    _check_is_shape(shape, "frames")
     what = f"frames have the shape {tuple(shape)}"
     if len(shape) == 5 and shape[1] == 3:
         batch, _, frames, height, width = shape
@@ -70,6 +72,11 @@ def _fits(spec: NetworkSpec, axis: Axis, length: int) -> bool:
             return False
         length = layer.results(axis, length)
     return length > 0
+
+
+def _check_is_shape(shape: Sequence[int], name: str) -> None:
+    if getattr(shape, "ndim", 1) > 1:
+        raise LatentsError(f"a plan takes the shape of {name}, not an array; pass {name}.shape.")
 
 
 def _check_reflection(spec: NetworkSpec, grid: Grid, what: str) -> None:

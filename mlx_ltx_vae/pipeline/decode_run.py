@@ -2,9 +2,11 @@
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
+from operator import itemgetter
 from typing import Any, TypedDict, cast
 
 import mlx.core as mx
@@ -144,11 +146,10 @@ class DecodePipeline:
         given = as_latents(latents)
         if is_whole(given):
             plan, shape = plan or self.make_plan(given.shape), tuple(given.shape)
-            if plan.latent_shape != shape:
-                raise PlanError(
-                    f"the plan was made for latents of shape {tuple(plan.latent_shape)}; these are {shape}."
-                )
-            chunks = self._run(plan, partial(LatentSource, given)).chunks()
+            if plan.whole_shape != shape:
+                raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
+            frames = plan.excerpt.latents if plan.excerpt else None
+            chunks = self._run(plan, partial(LatentSource, given, frames=frames)).chunks()
         else:
             if plan is not None:
                 _check_arriving(plan)
@@ -173,7 +174,8 @@ class DecodePipeline:
         yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape)).chunks()
 
     def _run(self, plan: DecodePlan, make_source: Callable[[LatentPreprocess, Interval | None], Source]) -> "DecodeRun":
-        decoder, shape, options = self.decoder, plan.latent_shape, self.options
+        decoder, shape, options = self.decoder, plan.whole_shape, self.options
+        first = plan.excerpt.latents.start if plan.excerpt else 0
         draws = draw(
             decoder.spec,
             shape,
@@ -184,7 +186,7 @@ class DecodePipeline:
             noise_scale=options.noise_scale,
             like=options.like,
         )
-        preprocess = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized)
+        preprocess = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized, first_frame=first)
         bands = make_bands(self.group, plan)
         if bands is not None:
             self.bands.append(bands)
@@ -196,13 +198,13 @@ class DecodePipeline:
             maps = {name: mx.contiguous(crop_map(noise, shape, band, whole)) for name, noise in maps.items()}
         check = OutputCheck(
             decoder.spec.patch_size,
-            may_be_flat=preprocess.may_be_flat,
+            may_be_flat=lambda: preprocess.may_be_flat()[plan.excerpt.kept.as_slice if plan.excerpt else slice(None)],
             explain=lambda: explain_not_finite(decoder, "decoder", preprocess.largest()),
             find_cause=lambda: find_cause(decoder, "decoder", preprocess.largest()),
             combine=None if bands is None else bands.all_true,
         )
         mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
-        origins = ((0, 0 if band is None else band.start, 0),)
+        origins = ((first, 0 if band is None else band.start, 0),)
         context = StreamContext(
             timesteps=timesteps, noise_maps=maps, noise=draws.volumes, neighbors=bands, origins=origins
         )
@@ -212,6 +214,8 @@ class DecodePipeline:
 
 def _check_arriving(plan: DecodePlan) -> None:
     """Check that a plan can decode latents as they arrive."""
+    if plan.excerpt is not None:
+        raise PlanError("some frames are decoded from the whole latents; pass them as one array, or plan all frames.")
     if plan.order is not Order.TIME or (plan.layout is not None and len(plan.layout.time.latent) > 1):
         raise PlanError(
             f"an iterator of latents is decoded by time, and the plan needs all latents first ({plan.mode.value} by "
@@ -233,21 +237,45 @@ class DecodeRun:
 
     def chunks(self) -> Generator[FrameChunk, None, None]:
         """Yield every frame once, in order."""
-        start = 0
+        start, excerpt = 0, self._plan.excerpt
+        offset = excerpt.frames.start if excerpt else 0
 
         def chunk(piece: mx.array) -> FrameChunk:
             nonlocal start
-            if self.run.plan.order is Order.TIME:
+            if self._plan.order is Order.TIME:
                 self.check.update(piece, start)
             first, start = start, start + piece.shape[1]
-            return FrameChunk(first, self._finish(piece), self.check.is_finite, self.check.explain)
+            return FrameChunk(offset + first, self._finish(piece), self.check.is_finite, self.check.explain)
 
-        yield from map(chunk, self.run.results() if self.run.plan.order is Order.TIME else self._buffered())
+        yield from map(chunk, self._results() if self._plan.order is Order.TIME else self._buffered())
         expected, _, _ = self.run.network.spec.out_grid(self.run.source.grid)
+        expected = excerpt.frames.length if excerpt else expected
         if start != expected:
             raise DecodeError(f"{start} frames came out of the network, and {expected} should have.")
         self.check.close()
         confirm_device()
+
+    @property
+    def _plan(self) -> DecodePlan:
+        return cast(DecodePlan, self.run.plan)
+
+    def _results(self) -> Iterator[mx.array]:
+        """The results of the run, of an excerpt without the frames before and after it."""
+        if self._plan.excerpt is None:
+            return self.run.results()
+        kept = self._plan.excerpt.kept
+        if self._plan.order is Order.TIME:
+            return self._until(kept)
+        return map(itemgetter((slice(None), kept.as_slice)), self.run.results())
+
+    def _until(self, kept: Interval) -> Iterator[mx.array]:
+        """Yield some frames of a run along time, and end it with the last of them."""
+        start = 0
+        with closing(self.run.results()) as results:
+            while start < kept.end and (box := list(islice(results, 1))):
+                first, start = start, start + box[0].shape[1]
+                if start > kept.start:
+                    yield box.pop()[:, max(0, kept.start - first) : kept.end - first]
 
     @property
     def _dtype(self) -> mx.Dtype:
@@ -270,7 +298,7 @@ class DecodeRun:
         shape = (plan.latent_shape.batch, *plan.video_grid, self.run.network.spec.out_channels)
         with FrameBuffer(shape, self._dtype) as buffer:
             start = 0
-            for part in self.run.results():
+            for part in self._results():
                 self.check.update(part, 0)
                 buffer.write(self._finish(part), axis, start)
                 start += part.shape[axis]

@@ -32,9 +32,12 @@ LatentInput = Latents | LatentParts
 
 
 class LatentPreprocess:
-    """Converts parts of the latents, which may be unnormalized, to the input of a decoder's first stage."""
+    """Converts parts of the latents, which may be unnormalized, to the input of a decoder's first stage.
 
-    def __init__(self, decoder: Decoder, draws: Draws, *, unnormalized: bool) -> None:
+    `first_frame` is where the latents that are decoded begin in the whole latents.
+    """
+
+    def __init__(self, decoder: Decoder, draws: Draws, *, unnormalized: bool, first_frame: int = 0) -> None:
         if unnormalized and decoder.statistics is None:
             raise LatentsError(
                 "these latents are unnormalized, and this VAE has no statistics to normalize them; give normalized "
@@ -42,16 +45,17 @@ class LatentPreprocess:
             )
         self._decoder = decoder
         self._draws = draws
+        self._first_frame = first_frame
         self._statistics = decoder.statistics if unnormalized else None
         self._is_constant = FrameFlags()
         self._largest = mx.array(0.0)
 
     def __call__(self, latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
-        """The input (B, n, h, w, C) for the part `box` of the latents, (B, C, n, h, w)."""
+        """The input (B, n, h, w, C) for the part `box` of the whole latents, (B, C, n, h, w)."""
         latents = latents if isinstance(latents, mx.array) else mx.array(latents)
         # Parts that are constant, and differ, would make a picture that is not flat, which is no error either.
         is_constant = (latents == latents[:, :, :, :1, :1]).all(axis=(1, 3, 4)).any(axis=0)
-        self._is_constant.update(box[0].start, is_constant)
+        self._is_constant.update(box[0].start - self._first_frame, is_constant)
         if self._statistics is not None:
             latents = self._statistics.normalize(latents)
         self._largest = mx.maximum(self._largest, mx.abs(latents).max())
@@ -70,14 +74,21 @@ class LatentPreprocess:
 
 
 class LatentSource(Source):
-    """Whole latents as the input of a decoder, or a band of their rows."""
+    """Whole latents as the input of a decoder, or some of their frames, or a band of their rows."""
 
-    def __init__(self, latents: Latents, preprocess: LatentPreprocess, band: Interval | None = None) -> None:
+    def __init__(
+        self,
+        latents: Latents,
+        preprocess: LatentPreprocess,
+        band: Interval | None = None,
+        frames: Interval | None = None,
+    ) -> None:
         self._latents = latents
         self._preprocess = preprocess
         self._first_row, last = (band.start, band.end) if band else (0, latents.shape[3])
         self.batch = latents.shape[0]
-        self.grid = (latents.shape[2], last - self._first_row, latents.shape[4])
+        self._first_frame, end = (frames.start, frames.end) if frames else (0, latents.shape[2])
+        self.grid = (end - self._first_frame, last - self._first_row, latents.shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         length = self.grid[axis.grid]
@@ -96,6 +107,7 @@ class LatentSource(Source):
             yield mx.concatenate([self._read(frames, rows.as_slice, columns.as_slice) for _, rows, columns in boxes])
 
     def _read(self, frames: slice, rows: slice, columns: slice) -> mx.array:
+        frames = slice(frames.start + self._first_frame, frames.stop + self._first_frame)
         rows = slice(rows.start + self._first_row, rows.stop + self._first_row)
         return self._preprocess(self._latents[:, :, frames, rows, columns], (frames, rows, columns))
 
@@ -156,10 +168,11 @@ def as_latents(latents: Any) -> LatentInput:
         return latents.view(latents.dtype) if isinstance(latents, mx.array) else latents.copy()
     if hasattr(latents, "__array__"):  # of another library
         return as_latents(np.asarray(latents))
-    if is_whole(latents) or isinstance(latents, Iterable):
+    if is_whole(latents) or (isinstance(latents, Iterable) and not isinstance(latents, str)):
         return latents
     raise LatentsError(
-        f"latents are {type(latents).__name__}; expected an array (B, C, F', H', W') or an iterator of them."
+        f"latents are {type(latents).__name__}; expected an array (B, C, F', H', W') or an iterator of them; for a "
+        "file, pass what load_latents(path) returns first."
     )
 
 

@@ -164,10 +164,12 @@ class Run:
             name: mx.repeat(mx.stack([crop_map(noise, shape, *tile.latent[1:]) for tile in tiles]), batch, axis=0)
             for name, noise in self.context.noise_maps.items()
         }
-        timesteps = self.context.timesteps
+        timesteps, first = self.context.timesteps, self.context.origins[0][0]
         return replace(
             self.context,
-            origins=tuple((time.start, rows.start, columns.start) for time, rows, columns in self._boxes(tiles)),
+            origins=tuple(
+                (first + time.start, rows.start, columns.start) for time, rows, columns in self._boxes(tiles)
+            ),
             noise_maps=maps,
             timesteps=None if timesteps is None else mx.tile(timesteps, len(tiles)),
         )

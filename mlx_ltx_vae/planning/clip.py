@@ -8,6 +8,7 @@ from ..models.specs import LONG_CLIP, NetworkSpec
 from ..shapes import Grid, LatentShape, ScaleFactors, format_size
 from ..streaming.axis import Axis
 from ..tiling.layout import Tile
+from .excerpt import Excerpt
 from .memory import cut
 
 _DECODE_CHUNK = 1  # latent positions; 1 takes the least memory between layers
@@ -20,7 +21,8 @@ class Clip:
 
     Attributes:
         grid: (T, H, W) of the input: of the latents, or of the video to encode.
-        holds_latents: whether the caller holds all latents in memory, rather than in a file that is read in parts.
+        held: the latents that the caller holds in memory; None for those of a file, which is read in parts.
+        excerpt: the frames to decode, if they are not all; the grid and the shapes are then theirs.
         bit_depth: 8 or 10 for output in integer levels; None in the network's dtype.
     """
 
@@ -30,8 +32,9 @@ class Clip:
     latent_shape: LatentShape
     video: Grid
     is_decode: bool
-    holds_latents: bool = True
+    held: LatentShape | None = None
     bit_depth: int | None = None
+    excerpt: Excerpt | None = None
 
     @property
     def scale(self) -> ScaleFactors:
@@ -56,7 +59,8 @@ class Clip:
         piece = self.batch * self.spec.in_channels * positions * (3 * FLOAT32_BYTES + itemsize)
         whole = math.prod(self.latent_shape) * FLOAT32_BYTES
         has_noise = self.spec.has_latent_noise and axis is not Axis.TIME  # drawn by frame, for all frames of the piece
-        return piece + (whole if self.holds_latents else 0) + (whole if has_noise else 0)
+        held = math.prod(self.held) * FLOAT32_BYTES if self.held else 0
+        return piece + held + (whole if has_noise else 0)
 
     @property
     def out_frame(self) -> int:

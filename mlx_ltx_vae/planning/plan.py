@@ -10,7 +10,8 @@ from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.intervals import Interval
 from ..tiling.layout import TileLayout
-from ..units import byte_unit, format_bytes
+from ..units import byte_unit, format_bytes, format_count
+from .excerpt import Excerpt
 from .memory import Memory, is_cache_tight
 
 
@@ -118,10 +119,24 @@ class Plan:
 
 @dataclass(frozen=True, repr=False)
 class DecodePlan(Plan):
-    """The plan of a decode. `print(plan)` explains it."""
+    """The plan of a decode. `print(plan)` explains it.
+
+    Of an `excerpt`, the shapes are those of the latent frames and the frames that are decoded.
+    """
+
+    excerpt: Excerpt | None = None
+
+    @property
+    def whole_shape(self) -> LatentShape:
+        """The shape of the whole latents."""
+        return self.latent_shape._replace(frames=self.excerpt.num_latents) if self.excerpt else self.latent_shape
+
+    def as_dict(self) -> dict[str, Any]:
+        return super().as_dict() | ({"first_frame": self.excerpt.frames.start} if self.excerpt else {})
 
     def __str__(self) -> str:
-        return _describe(self, f"latent {_NOUNS[self.order]}", "frame")
+        frames = f"\nframes   {self.excerpt}" if self.excerpt else ""
+        return _describe(self, f"latent {_NOUNS[self.order]}", "frame") + frames
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,7 +152,7 @@ def _describe(plan: Plan, unit: str, output: str) -> str:
     videos = f"{batch} x " if batch > 1 else ""
     lines = [
         f"latents  {videos}{channels} channels, {frames} x {height} x {width} (frames x rows x columns)",
-        f"video    {videos}{plan.num_frames} frames of {format_size(*plan.frame_size)}",
+        f"video    {videos}{format_count(plan.num_frames, 'frame')} of {format_size(*plan.frame_size)}",
         f"mode     {_mode(plan, unit)}",
     ]
     if plan.tiling is not None:

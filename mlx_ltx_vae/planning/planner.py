@@ -15,8 +15,9 @@ from ..streaming.axis import Axis
 from ..tiling.config import SpatialTilingConfig, TilingConfig
 from ..tiling.intervals import Interval
 from ..tiling.layout import TileLayout, tile_batches
-from ..units import format_bytes, parse_bytes
+from ..units import MB, format_bytes, parse_bytes
 from .clip import Clip
+from .excerpt import make_excerpt
 from .memory import (
     Memory,
     StreamRun,
@@ -30,7 +31,7 @@ from .memory import (
 )
 from .options import PlanOptions, check_order, parse_options, why_not
 from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
-from .receptive_field import first_output_work, lookahead
+from .receptive_field import first_output_work, needed
 from .tiled_memory import tiled_memory
 
 #: Maximum number of elements per layer and step. Metal's convolutions have silently returned zeros for inputs of more
@@ -96,6 +97,7 @@ def plan_decode(
     *,
     holds_latents: bool = True,
     bit_depth: int | None = None,
+    frames: tuple[int, int] | None = None,
     **options: Any,
 ) -> DecodePlan:
     """Plan the decode of latents (B, C, F', H', W'), with the options and errors of `VideoVAE.plan`.
@@ -104,10 +106,16 @@ def plan_decode(
         machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
         holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
         bit_depth: that of the stream, whose chunks a consumer keeps while the next one is computed.
+        frames: the first frame to decode, and one more than the last; None for all.
     """
-    shape = check_latent_shape(spec, latent_shape)
-    video = spec.out_grid(shape.grid)
-    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, holds_latents, bit_depth)
+    whole = shape = check_latent_shape(spec, latent_shape)
+    num_frames, height, width = spec.out_grid(shape.grid)
+    excerpt = None
+    if frames is not None:
+        excerpt = make_excerpt(spec, shape, frames)
+        shape, num_frames = shape._replace(frames=excerpt.latents.length), excerpt.frames.length
+    video, held = (num_frames, height, width), whole if holds_latents else None
+    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, bit_depth, excerpt)
     return cast(DecodePlan, _Planner(clip, parse_options(**options), machine or Machine()).choose())
 
 
@@ -157,9 +165,11 @@ class _Planner:
             )
         least = min(seen, key=lambda plan: plan.memory.active)
         if self._options.memory_budget is not None and self._budget is not None:
-            needed = format_bytes(least.memory.active, round_up=True)
+            needed, budget = format_bytes(least.memory.active, round_up=True), format_bytes(self._budget)
+            if isinstance(given := self._options.memory_budget, (int, float)) and given < MB:
+                budget = f'{given} bytes (write "8GB" for gigabytes)'
             raise PlanError(
-                f"a memory budget of {format_bytes(self._budget)} is too small for {self._clip.describe()}; the least "
+                f"a memory budget of {budget} is too small for {self._clip.describe()}; the least "
                 f"that works is {needed} ({least.mode.value} by {least.order.value})."
             )
         return replace(least, memory=with_buffer_cache(least.memory, backend, None))
@@ -263,6 +273,8 @@ class _Planner:
         first_frames = clip.spec.first_frames if clip.is_decode else 1
         layout = TileLayout.make(tiling, clip.latent_shape.grid, clip.scale, first_frames)
         self._check_tiles(layout)
+        if clip.excerpt is not None and len(layout.time.latent) > 1:
+            raise TilingError("tiles in time would cut some frames of a clip elsewhere; use tiles in space only.")
         calls = [
             (len(together), group[together[0]])
             for group in layout.groups()
@@ -330,6 +342,9 @@ class _Planner:
     ) -> Plan:
         clip = self._clip
         frames, height, width = clip.video
+        outputs = clip.excerpt.skipped + 1 if clip.excerpt else 1  # with the first that is wanted
+        if clip.excerpt is not None:
+            more["excerpt"] = clip.excerpt
         is_early = mode is not Mode.SINGLE and order is Order.TIME  # whether output is final before the end
         return (DecodePlan if clip.is_decode else EncodePlan)(
             mode=mode,
@@ -342,8 +357,8 @@ class _Planner:
             step=step,
             steps=run.steps or (),
             prefetch=run.prefetch,
-            lookahead=lookahead(self._spec) if is_early else clip.grid[0],
-            first_output_work=first_output_work(self._spec, clip.grid) if is_early else 1.0,
+            lookahead=needed(self._spec, Axis.TIME, outputs) if is_early else clip.grid[0],
+            first_output_work=first_output_work(self._spec, clip.grid, outputs) if is_early else 1.0,
             memory=with_buffer_cache(memory, self._machine.backend, self._budget),
             machine=self._machine,
             **more,

@@ -55,15 +55,14 @@ def lookahead(spec: NetworkSpec) -> int:
     return needed(spec, Axis.TIME)
 
 
-def first_output_work(spec: NetworkSpec, grid: Grid) -> float:
-    """The share of a stream's work along time that is done when the first output is final, 0 to 1.
+def first_output_work(spec: NetworkSpec, grid: Grid, outputs: int = 1) -> float:
+    """The share of a stream's work along time that is done when the first outputs are final, 0 to 1.
 
     A layer's work is estimated as its multiplications: for each of its results, its weights and its channels. Before
-    the first output each layer computes only the results that it takes, so far fewer at the end of a decoder, where
+    the first outputs each layer computes only the results that it takes, so far fewer at the end of a decoder, where
     most of the work is, than the lookahead's share of the latent frames.
     """
     first = total = 0
-    outputs = 1  # of the layer, for the first output of the network
     for layer, extents in reversed(list(spec.walk(grid))):
         height, width = (layer.window(axis).results(extents[axis.grid]) for axis in (Axis.HEIGHT, Axis.WIDTH))
         up, dropped = layer.up[Axis.TIME.grid], layer.trim + layer.crop
@@ -72,5 +71,5 @@ def first_output_work(spec: NetworkSpec, grid: Grid) -> float:
         work = height * width * (weights + layer.in_channels + layer.out_channels)
         first += min(results, math.ceil((outputs + dropped) / up)) * work
         total += results * work
-        outputs = layer.needed(Axis.TIME, outputs)
+        outputs = layer.needed(Axis.TIME, outputs)  # of the layer before
     return first / total

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..errors import WriterError, quote
+from ..errors import WriterError, quote, suggest
 from ..shapes import Size
 from .ffmpeg import check_audio, input_arguments, listing
 from .sink import SinkOptions
@@ -91,7 +91,8 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     key = (options.codec or ("vp9" if ending == ".webm" else "h264")).lower()
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
-        raise WriterError(f"{name}: the codec {quote(options.codec)} is not supported; use one of {', '.join(CODECS)}.")
+        what = f"the codec {quote(options.codec)} is not supported{suggest(key, [*CODECS, *_OTHER_NAMES])}"
+        raise WriterError(f"{name}: {what}; use one of {', '.join(CODECS)}.")
     codec = CODECS[key]
     if ending not in codec.endings:
         raise WriterError(f"{name}: {key} is not supported in {ending}; use {' or '.join(codec.endings)}.")

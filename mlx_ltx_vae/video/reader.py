@@ -192,7 +192,9 @@ def _check_image(path: Path) -> None:
 
 
 def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int | None) -> int | None:
-    if info.is_still or fps is None or info.seconds is None:
+    if info.is_still:
+        return 1
+    if fps is None or info.seconds is None:
         return None
     num_frames = max(1, round(info.seconds * fps))
     return num_frames if max_frames is None else min(num_frames, max_frames)

@@ -1,0 +1,81 @@
+"""The progress bar of `decode` and `encode`: frames done, frames per second, and the time that is left."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm
+
+from ..errors import printable
+from ..process.cleanup import Cleanup
+
+_NARROW = 60  # columns, below which there is no room for a bar
+_MIN_NAME = 6
+
+
+class FrameBar(tqdm):
+    """A bar that counts frames, under the name of a file.
+
+    Its rate, and what it says is left, count from the first frames on: those come late, since the network needs later
+    latents for them. Before that it shows a phase.
+    """
+
+    _label = _name = _phase = ""
+    _first: tuple[int, float] | None = None  # the frames that came first, and when
+
+    def start(self, name: str, phase: str, *, label: str = "") -> None:
+        """Show the name of a file after a label, and what is done until its first frame comes."""
+        self._label, self._name, self._phase = label, printable(name), phase
+        self.refresh()
+
+    def enter(self, phase: str) -> None:
+        """Show another phase."""
+        self._phase = phase
+        self.refresh()
+
+    def update(self, n: float | None = 1) -> bool | None:
+        if self._first is None and not self.disable and n:
+            self._first = int(n), self._time()
+        return super().update(n)
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        values: dict[str, Any] = super().format_dict
+        if "ncols" not in values:  # nothing is shown
+            return values
+        columns = values["ncols"] or 80
+        values["prefix"] = self._label + _shorten(self._name, max(_MIN_NAME, columns // 4 - len(self._label)))
+        if self._first is None:
+            return values | {"bar_format": "{desc}: " + self._phase}
+        first, since = self._first
+        elapsed = self._time() - since
+        rate = (self.n - first) / elapsed if elapsed > 0 else 0
+        speed = "?" if not rate else f"{rate:.2g}" if rate < 10 else f"{rate:.0f}"
+        if self.total is None:
+            layout = "{desc} {n} frames {speed}/s"
+        elif columns < _NARROW:
+            layout = "{desc} {n}/{total} {speed}/s {remaining} left"
+        else:
+            layout = "{desc} {bar} {n}/{total} frames, {speed} frames/s, {remaining} left"
+        return values | {"rate": rate, "speed": speed, "bar_format": layout}
+
+
+def _shorten(name: str, limit: int) -> str:
+    """The name in at most `limit` characters, without some in the middle."""
+    if len(name) <= limit:
+        return name
+    end = (limit - 1) // 2
+    return f"{name[: limit - 1 - end]}…{name[len(name) - end :]}"
+
+
+@contextmanager
+def progress_bar(num_frames: int | None, *, is_shown: bool) -> Iterator[FrameBar]:
+    """A progress bar on standard error if it is a terminal. `num_frames` is the total; None if it is unknown."""
+    is_shown = is_shown and sys.stderr.isatty()
+    with FrameBar(total=num_frames, disable=not is_shown, dynamic_ncols=True, miniters=1) as bar:
+        end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if is_shown else None
+        yield bar
+        if end_line is not None:
+            end_line.cancel()

@@ -1,0 +1,70 @@
+"""Some frames of a clip, and the latent frames that they depend on. Pure arithmetic, no MLX."""
+
+import math
+from typing import NamedTuple
+
+from ..errors import PlanError
+from ..models.specs import NetworkSpec
+from ..shapes import LatentShape
+from ..streaming.axis import Axis, Border
+from ..tiling.intervals import Interval
+from .receptive_field import needed
+
+
+class Excerpt(NamedTuple):
+    """Frames of a video that are decoded without the others, as they are in the whole decode.
+
+    Attributes:
+        frames: the frames, of `num_frames`.
+        latents: the latent frames that are decoded for them, of `num_latents`.
+        skipped: the frames that these make before the first of `frames`.
+    """
+
+    frames: Interval
+    num_frames: int
+    latents: Interval
+    num_latents: int
+    skipped: int
+
+    @property
+    def kept(self) -> Interval:
+        """The frames, counted from the first that the latent frames make."""
+        return Interval(self.skipped, self.skipped + self.frames.length)
+
+    def __str__(self) -> str:
+        frames, latents = self.frames, self.latents
+        return (
+            f"{frames.start} to {frames.end - 1} of {self.num_frames}, from the latent frames {latents.start} to "
+            f"{latents.end - 1} of {self.num_latents}"
+        )
+
+
+def make_excerpt(spec: NetworkSpec, shape: LatentShape, frames: tuple[int, int]) -> Excerpt:
+    """The excerpt of the frames from one to before another; a `PlanError` if the video does not have them."""
+    num_frames, _, _ = spec.out_grid(shape.grid)
+    first, end = frames
+    if not 0 <= first < end <= num_frames:
+        raise PlanError(
+            f"frames {first}:{end} are not in the video, which has {num_frames}; give the first, and one more than the "
+            f"last, within 0:{num_frames}."
+        )
+    start = _first_latent(spec, first)
+    skipped = first - start * spec.scale.time
+    count = min(shape.frames - start, needed(spec, Axis.TIME, skipped + end - first))
+    if spec.unbounded_layer(Axis.TIME) is not None:
+        count = shape.frames
+    return Excerpt(Interval(first, end), num_frames, Interval(start, start + count), shape.frames, skipped)
+
+
+def _first_latent(spec: NetworkSpec, frame: int) -> int:
+    """The last latent frame at which a decode may begin without a difference in a frame."""
+    affected = 0  # leading positions that depend on what comes before the beginning
+    for layer in spec.layers:
+        window = layer.window(Axis.TIME)
+        if Axis.TIME in layer.unbounded or layer.down[0] != 1 or window.stride != 1:
+            return 0
+        behind, _ = layer.reach(Axis.TIME)
+        if window.border is Border.SHIFT:  # at the end of the clip it moves back
+            behind = max(behind, window.kernel - 1)
+        affected = max(0, (affected + behind) * layer.up[0] - layer.trim)
+    return max(0, math.floor((frame - affected) / spec.scale.time))

@@ -1,0 +1,119 @@
+"""Some frames of a clip: as in the whole decode, from no more latent frames than they depend on."""
+
+import json
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_ltx_vae import PlanError, VideoVAE, save_latents
+from mlx_ltx_vae.decode import main
+from mlx_ltx_vae.planning.excerpt import make_excerpt
+from mlx_ltx_vae.planning.receptive_field import receptive_field
+from mlx_ltx_vae.shapes import LatentShape
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
+from tolerances import tolerance
+
+TOLERANCE = tolerance(2e-5)
+FRAMES = 66  # latent
+
+
+@pytest.fixture
+def clip(golden, tmp_path):
+    """(latent file, checkpoint, latents) of a VAE that takes noise."""
+    latents = mx.random.normal((1, 8, FRAMES, 2, 2), key=mx.random.key(2))
+    save_latents(tmp_path / "clip.safetensors", latents, fps=24)
+    return tmp_path / "clip.safetensors", golden("ltxv_0_9_1").checkpoint, latents
+
+
+def assert_same(vae, latents, whole, frames, **options):
+    """Some frames are those of the whole decode, from fewer latent frames."""
+    plan = vae.plan(latents.shape, frames=frames, **options)
+    assert plan.latent_shape.frames < latents.shape[2]
+    chunks = list(vae.stream(latents, plan, seed=3))
+    assert chunks[0].start == frames[0]
+    pixels = mx.concatenate([chunk.pixels for chunk in chunks], axis=2)
+    assert plan.num_frames == pixels.shape[2] == frames[1] - frames[0]
+    assert mx.abs(pixels - whole[:, :, frames[0] : frames[1]]).max().item() < TOLERANCE, (frames, options)
+
+
+@pytest.mark.parametrize(
+    "name", ["ltxv_0_9_0", "ltxv_0_9_1", "ltxv_0_9_5", "ltx2", "ltx2_3", "ltx2_3_causal", "conv_16x16x4"]
+)
+def test_frames_are_those_of_the_whole_decode_from_fewer_latents(golden, name):
+    vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
+    latents = mx.random.normal((1, vae.config.latent_channels, FRAMES, 2, 2), key=mx.random.key(2))
+    whole = vae.decode(latents, seed=3)
+    last = whole.shape[2]
+    for frames in ((0, 1), (last // 2, last // 2 + 1), (last - 9, last)):
+        assert_same(vae, latents, whole, frames)
+    spec = vae.decoder.spec  # what the first latent frames add is less than a rounding error
+    before, scale = receptive_field(spec).frames_before, spec.scale.time
+    for frame in range(400, 400 + 2 * scale):
+        excerpt = make_excerpt(spec, LatentShape(1, 8, 200, 2, 2), (frame, frame + 1))
+        first_seen = math.ceil(math.ceil(frame / scale) - before)
+        assert first_seen - 1 <= excerpt.latents.start <= first_seen
+        assert frame == excerpt.latents.start * scale + excerpt.skipped
+
+
+def test_frames_are_the_same_in_every_order_and_mode(golden):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    latents = mx.random.normal((2, 8, 36, 2, 3), key=mx.random.key(2))
+    whole, frames = vae.decode(latents), (141, 150)
+    for options in ({"chunk": 3}, {"order": "rows"}, {"order": "columns"}, {"mode": "single"}):
+        assert_same(vae, latents, whole, frames, **options)
+    tiles = {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(64, 32))}
+    assert_same(vae, latents, vae.decode(latents, vae.plan(latents.shape, **tiles)), frames, **tiles)
+
+
+def test_the_first_frames_end_the_decode_and_take_less_of_it(golden):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    shape = (1, 8, FRAMES, 2, 2)
+    assert vae.plan(shape, frames=(0, 9)).latent_shape.frames == vae.plan(shape).lookahead + 1
+    assert vae.plan(shape, frames=(480, 481)).latent_shape.frames < 30
+    assert "frames   480 to 480 of 521, from the latent frames 4" in str(vae.plan(shape, frames=(480, 481)))
+
+
+def test_frames_that_cannot_be_decoded_alone_are_refused(golden):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    shape = (1, 8, 4, 2, 2)
+    for frames in ((0, 26), (5, 5), (-1, 5)):
+        with pytest.raises(PlanError, match="are not in the video, which has 25; give the first"):
+            vae.plan(shape, frames=frames)
+    with pytest.raises(PlanError, match="tiles in time .*; use tiles in space only"):
+        tiling = TilingConfig(temporal_config=TemporalTilingConfig(16, 8))
+        vae.plan(shape, frames=(0, 9), mode="tiled", tiling=tiling)
+    plan = vae.plan(shape, frames=(0, 9))
+    with pytest.raises(PlanError, match="whole latents; pass them as one array"):
+        vae.stream(iter([mx.zeros(shape)]), plan)
+    with pytest.raises(PlanError, match=r"made for latents of shape \(1, 8, 4, 2, 2\)"):
+        vae.stream(mx.zeros((1, 8, 3, 2, 2)), plan)
+
+
+def test_the_command_decodes_frames_of_a_file_with_their_noise(clip, tmp_path, capsys):
+    path, checkpoint, latents = clip
+    command = [str(path), "-m", str(checkpoint), "-o", str(tmp_path / "out.npy")]
+    whole = VideoVAE.from_pretrained(checkpoint, encoder=False).decode_uint8(latents)
+
+    def run(*options):
+        assert main([*command, "--json", *options]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["frames"] == report["plan"]["frames"]
+        return np.load(tmp_path / "out.npy")
+
+    for options, expected in [
+        (["--frames", "500:503"], whole[500:503]),
+        (["--frames", ":3"], whole[:3]),
+        (["--frames", "515:999"], whole[515:]),
+        (["--frames", "515:"], whole[515:]),
+        (["--first-seconds", "0.2"], whole[:5]),  # of 24 frames per second, those that begin within it
+        (["--first-seconds", "0.2", "--fps", "50"], whole[:10]),
+    ]:
+        frames = run(*options)
+        assert frames.shape == expected.shape
+        assert np.abs(frames.astype(int) - expected).max() <= 1
+    assert main([*command, "--frames", "500:503", "--dry-run"]) == 0
+    assert "video    3 frames of 64x64" in capsys.readouterr().out
+    assert main([*command, "--frames", "600:"]) == 1
+    assert "frames 600:600 are not in the video, which has 521" in capsys.readouterr().err

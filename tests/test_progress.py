@@ -1,0 +1,67 @@
+"""The progress bar, on a terminal and by the clock."""
+
+import fcntl
+import io
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import mlx.core as mx
+import pytest
+
+from mlx_ltx_vae import save_latents
+from mlx_ltx_vae.commands.progress import FrameBar
+
+NAME = "a-long-name-of-a-clip-that-does-not-fit.mp4"
+
+
+def shown_on_terminal(columns, *command):
+    """What a command writes to a terminal of so many columns, line by line as they replace each other."""
+    terminal, end = os.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with subprocess.Popen([sys.executable, "-m", *map(str, command)], stderr=end, stdout=subprocess.DEVNULL) as process:
+        os.close(end)
+        text = b""
+        try:
+            while part := os.read(terminal, 4096):
+                text += part
+        except OSError:  # the command has ended
+            pass
+        os.close(terminal)
+    assert process.returncode == 0
+    return [line for line in re.split(r"[\r\n]+", text.decode()) if line.strip()]
+
+
+@pytest.mark.parametrize(
+    ("columns", "last"),
+    [
+        (40, r"a-lo….mp4 17/17 [\d.]+/s 00:00 left"),
+        (80, r"a-long-na…t-fit.mp4 █+ 17/17 frames, [\d.]+ frames/s, 00:00 left"),
+    ],
+)
+def test_a_terminal_shows_the_file_the_phase_and_what_is_left(golden, tmp_path, columns, last):
+    save_latents(tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(1)))
+    arguments = [tmp_path / "clip.safetensors", "-m", golden("ltx2_3").checkpoint, "-o", tmp_path / NAME]
+    lines = shown_on_terminal(columns, "mlx_ltx_vae.decode", *arguments)
+    assert max(map(len, lines)) <= columns
+    name = last.split(" ")[0]
+    phases = [line.strip() for line in lines]
+    assert re.fullmatch(f"{name}: reading weights", phases[0])
+    assert re.fullmatch(f"{name}: decoding", phases[1])
+    assert re.fullmatch(last, phases[-1])
+
+
+def test_what_is_left_is_estimated_from_the_first_frames_on(monkeypatch):
+    now = time.time()
+    out = io.StringIO()
+    with FrameBar(total=73, file=out, ncols=80, miniters=1) as bar:
+        monkeypatch.setattr(bar, "_time", lambda: now)
+        bar.start("clip.mp4", "reading weights")
+        for seconds, frames in ((100, 1), (4, 8), (4, 8)):
+            now += seconds
+            bar.update(frames)
+    assert re.search(r"clip\.mp4 .* 17/73 frames, 2 frames/s, 00:28 left\s*$", out.getvalue())
