@@ -107,6 +107,8 @@ def _add_noise_options(how: argparse._ArgumentGroup) -> None:
 
 def _add_video_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--audio", metavar="FILE", help="audio file to add, in full length even if the video is shorter")
+    shortest = "cut audio that is longer at the end of the video; all frames are kept"
+    video.add_argument("--shortest", action="store_true", help=shortest)
     codec = "h264, hevc (or h265), prores, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm)"
     video.add_argument("--codec", metavar="NAME", help=codec)
     crf = "constant quality: 0 is best, 51 worst, or 63 for vp9 and av1 (default: h264 18, hevc 20, vp9 and av1 24)"
@@ -208,6 +210,7 @@ class DecodeTask(Task):
         self._writes = is_batch or ranks.is_first
         self._fps = settings.fps or self._file.info.fps or DEFAULT_FPS
         self.plan = self._make_plan()
+        self._video = {"size": self.plan.frame_size, "fps": self._fps, "num_frames": self.plan.num_frames}
         item.outputs = name_outputs(item.output, shape.batch) if item.output else []
         item.num_frames, item.cost = self.plan.num_frames * len(self._videos), prod(shape)
         self._check_outputs()
@@ -246,7 +249,7 @@ class DecodeTask(Task):
         """Decode this rank's videos: the frames, the seconds, those to the first frame, and the bytes sent."""
         frames, seconds, first, sent = 0, 0.0, 0.0, 0
         options = self._settings.stream
-        make_sink = partial(open_sink, size=self.plan.frame_size, fps=self._fps, options=self._settings.sinks)
+        make_sink = partial(open_sink, options=self._settings.sinks, **self._video)
         group = self._vae.ranks.group if self._work is Work.ROWS else None
         for index in self._videos:
             start = time.perf_counter()
@@ -272,7 +275,7 @@ class DecodeTask(Task):
             if job.no_overwrite:
                 check_absent(output)
             checked = checkable(output) if job.is_many else output
-            check_output(checked, size=self.plan.frame_size, fps=self._fps, options=self._settings.sinks)
+            check_output(checked, options=self._settings.sinks, **self._video)
 
     def _check_statistics(self, latents: MappedLatents) -> None:
         """Warn if the channels look otherwise normalized than said."""

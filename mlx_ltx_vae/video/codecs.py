@@ -10,13 +10,14 @@ use ProRes 4444. VP9 and AV1 round the chroma planes up and support odd sizes wi
 """
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 from ..errors import WriterError, quote
 from ..shapes import Size
-from .ffmpeg import check_audio, input_arguments, listing
+from .ffmpeg import audio_seconds, check_audio, input_arguments, listing
 from .sink import SinkOptions
 
 SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
@@ -88,6 +89,8 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     """The codec that the options name, in any case, or the default. A `WriterError` for options that do not fit it."""
     if options.fragmented:
         check_fragmented(name, ending)
+    if options.shortest and options.audio is None:
+        raise WriterError(f"{name}: shortest ends the audio with the video; add audio, or leave it out.")
     key = (options.codec or ("vp9" if ending == ".webm" else "h264")).lower()
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
@@ -102,14 +105,26 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     return codec
 
 
+def warn_of_long_audio(name: str, num_frames: int, fps: Fraction, options: SinkOptions) -> None:
+    """Warn if the audio goes on after a video of so many frames, and the options do not cut it."""
+    if options.audio is None or options.shortest:
+        return
+    video, audio = num_frames / fps, audio_seconds(options.audio)
+    if audio is not None and audio > video + 1 / fps:
+        lengths = f"{name}: the video takes {float(video):.2f} s and its audio {float(audio):.2f} s"
+        warnings.warn(f"{lengths}; --shortest (shortest=True) cuts the audio.", stacklevel=4)
+
+
 def check_fragmented(name: str, ending: str) -> None:
     """Raise a `WriterError` if a file with this ending cannot be fragmented."""
     if ending not in _FRAGMENTED_ENDINGS:
         raise WriterError(f"{name}: cannot be played while it grows; only {' and '.join(_FRAGMENTED_ENDINGS)} can.")
 
 
-def video_arguments(name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
-    """ffmpeg's arguments between the video input and the output."""
+def video_arguments(
+    name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions, num_frames: int | None
+) -> list[str]:
+    """ffmpeg's arguments between the video input and the output. `num_frames` is None if it is not known."""
     if ending not in CONTAINER_ENDINGS:
         raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
     codec = find_codec(name, ending, options)
@@ -127,9 +142,13 @@ def video_arguments(name: str, ending: str, size: Size, fps: Fraction, options: 
         if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
             raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
         encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
-        # Without -shortest, which would cut the longer of the two.
         arguments += ["-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
-        arguments = [*input_arguments(options.audio), *(() if options.fragmented else _END_WITH_READER), *arguments]
+        source = input_arguments(options.audio)
+        if options.shortest:  # not ffmpeg's -shortest, which may cut the video, and cuts the audio late
+            if num_frames is None:
+                raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
+            source = ["-t", f"{float(num_frames / fps):.6f}", *source]
+        arguments = [*source, *(() if options.fragmented else _END_WITH_READER), *arguments]
     arguments += ["-f", _FORMATS[ending]]
     if options.fragmented:
         # Fragments of half a second, and each leaves ffmpeg at once. The header (moov) is written with the first one

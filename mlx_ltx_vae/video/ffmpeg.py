@@ -283,6 +283,15 @@ def check_audio(path: str | os.PathLike) -> None:
     read_log(os.fspath(path), "audio", [*input_arguments(path), "-map", "0:a:0", "-frames:a", "1"], WriterError)
 
 
+def audio_seconds(path: str | os.PathLike) -> Fraction | None:
+    """When the first audio stream of a file ends; None if ffmpeg cannot say. Reads the file, and decodes nothing."""
+    # Headers state the duration of the longest stream, and of some formats an estimate.
+    copy = [*input_arguments(path), "-map", "0:a:0", "-c", "copy", "-f", "null", "-"]
+    progress = _run([*_GLOBAL_OPTIONS, "-loglevel", "error", "-progress", "pipe:1", *copy], WriterError).stdout.decode()
+    ends = re.findall(r"^out_time_us=(\d+)", progress, re.MULTILINE)
+    return Fraction(int(ends[-1]), 10**6) if ends else None
+
+
 def input_arguments(path: str | os.PathLike) -> list[str]:
     """The arguments for ffmpeg to read a file, and no other file, address or device that the file may name."""
     rows = listing("-demuxers", ReaderError)  # "D", "d" for a device, names separated by commas, a description

@@ -9,7 +9,7 @@ from ..files.atomic import PartFile, check_name
 from ..frame_rate import Rate, find_fps
 from ..process.cleanup import Cleanup
 from ..shapes import Size, format_size
-from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments
+from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments, warn_of_long_audio
 from .ffmpeg import FfmpegEncoder
 from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path
 from .live import LiveOutput, StandardOutput, Target, target_name
@@ -77,11 +77,14 @@ class VideoWriter(FfmpegSink):
             frames then wait, and so does who writes them.
         size: `(width, height)` in pixels; odd sizes are kept exactly (see `codecs`).
         fps: frames per second: 24, 23.976, "30000/1001" (see `parse_fps`).
-        audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video.
+        audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video. If it is
+            longer by more than a frame, closing warns (`UserWarning`) with both lengths.
         codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
         overwrite: whether to replace a file of this name, also one that appears while the video is written.
+        shortest: whether audio that is longer is cut at the end of the video. Needs `num_frames`.
+        num_frames: how many frames will be written, if that is known.
 
     Raises:
         WriterError: for invalid options, before ffmpeg is started.
@@ -99,16 +102,27 @@ class VideoWriter(FfmpegSink):
         bit_depth: int = 8,
         fragmented: bool = False,
         overwrite: bool = True,
+        shortest: bool = False,
+        num_frames: int | None = None,
     ) -> None:
         super().__init__(target_name(path), size, fps, bit_depth)
         is_path = isinstance(path, (str, os.PathLike))
         if not is_path and not fragmented:
             raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
-        options = SinkOptions(audio, codec, crf, bit_depth, fragmented, overwrite)
+        self._options = options = SinkOptions(audio, codec, crf, bit_depth, fragmented, overwrite, shortest)
+        self._num_frames = num_frames
+        self._warns_of_audio = True
         ending = Path(self.name).suffix.lower() if is_path else ".mp4"
-        arguments = video_arguments(self.name, ending, size, self.fps, options)
+        arguments = video_arguments(self.name, ending, size, self.fps, options, num_frames)
         target = LiveOutput(path, overwrite) if fragmented else PartFile(Path(self.name), overwrite=overwrite)
         self._start(target, arguments)
+
+    def _finish(self) -> None:
+        if self._num_frames not in (None, self.frames_written):
+            raise WriterError(f"{self.name}: got {self.frames_written} frames, not {self._num_frames} (num_frames).")
+        super()._finish()
+        if self._warns_of_audio:
+            warn_of_long_audio(self.name, self.frames_written, self.fps, self._options)
 
 
 class GifWriter(FfmpegSink):
@@ -122,12 +136,24 @@ class GifWriter(FfmpegSink):
         self._start(PartFile(Path(path), overwrite=options.overwrite), ["-vf", filters, "-f", "gif"])
 
 
-def open_sink(path: str | os.PathLike, *, size: Size, fps: Rate, options: SinkOptions = DEFAULT_OPTIONS) -> Sink:
-    """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support."""
+def open_sink(
+    path: str | os.PathLike,
+    *,
+    size: Size,
+    fps: Rate,
+    options: SinkOptions = DEFAULT_OPTIONS,
+    num_frames: int | None = None,
+) -> Sink:
+    """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support.
+
+    `num_frames` is given by callers that gave it to `check_output`, which has then warned of audio that is too long.
+    """
     kind = check_output_options(path, options, fps=fps)
     if kind is VideoWriter:
         target = StandardOutput("the video") if os.fspath(path) == "-" else path
-        return VideoWriter(target, size=size, fps=fps, **vars(options))
+        writer = VideoWriter(target, size=size, fps=fps, num_frames=num_frames, **vars(options))
+        writer._warns_of_audio = num_frames is None
+        return writer
     if kind is GifWriter:
         return GifWriter(path, size, fps, options)
     if kind is RawWriter:
@@ -135,15 +161,28 @@ def open_sink(path: str | os.PathLike, *, size: Size, fps: Rate, options: SinkOp
     return StillsWriter(path, size, options.bit_depth) if kind is StillsWriter else NpyWriter(path, size, options)
 
 
-def check_output(path: str | os.PathLike, *, size: Size, fps: Rate, options: SinkOptions = DEFAULT_OPTIONS) -> None:
-    """Raise the errors of `open_sink` without creating anything. For standard output, a terminal is allowed."""
+def check_output(
+    path: str | os.PathLike,
+    *,
+    size: Size,
+    fps: Rate,
+    options: SinkOptions = DEFAULT_OPTIONS,
+    num_frames: int | None = None,
+) -> None:
+    """Raise the errors of `open_sink` without creating anything. For standard output, a terminal is allowed.
+
+    With `num_frames`, warn of audio that is longer than the video.
+    """
     name, target = os.fspath(path), Path(path)
     kind = check_output_options(path, options, fps=fps)
     check_frames(name, size, options.bit_depth)
     if kind is StillsWriter:
         target, _ = find_stills_target(path, options.bit_depth)
     elif kind is VideoWriter:
-        video_arguments(*_name_and_ending(name), size, find_fps(name, fps, WriterError), options)
+        exact_fps = find_fps(name, fps, WriterError)
+        video_arguments(*_name_and_ending(name), size, exact_fps, options, num_frames)
+        if num_frames is not None:
+            warn_of_long_audio(_name_and_ending(name)[0], num_frames, exact_fps, options)
     if name == "-":
         return
     check_name(target)
@@ -162,8 +201,8 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
         return VideoWriter
     if options.fragmented:
         check_fragmented(name, ending)
-    for option in ("audio", "codec", "crf"):
-        if getattr(options, option) is not None:
+    for option in ("audio", "codec", "crf", "shortest"):
+        if getattr(options, option) is not getattr(DEFAULT_OPTIONS, option):
             raise WriterError(f"{name}: takes no {option}; only {', '.join(CONTAINER_ENDINGS)} do.")
     if name == "-":
         return RawWriter

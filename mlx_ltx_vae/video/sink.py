@@ -33,6 +33,7 @@ class SinkOptions:
     bit_depth: int = 8
     fragmented: bool = False
     overwrite: bool = True
+    shortest: bool = False
 
 
 DEFAULT_OPTIONS = SinkOptions()
