@@ -18,6 +18,7 @@ from fractions import Fraction
 from ..errors import WriterError, quote
 from ..shapes import Size
 from .ffmpeg import audio_seconds, check_audio, input_arguments, listing
+from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_arguments
 from .sink import SinkOptions
 
 SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
@@ -89,6 +90,7 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     """The codec that the options name, in any case, or the default. A `WriterError` for options that do not fit it."""
     if options.fragmented:
         check_fragmented(name, ending)
+    check_metadata(name, options.metadata, MAX_LIVE_METADATA if options.fragmented else None)
     if options.shortest and options.audio is None:
         raise WriterError(f"{name}: shortest ends the audio with the video; add audio, or leave it out.")
     key = (options.codec or ("vp9" if ending == ".webm" else "h264")).lower()
@@ -137,26 +139,44 @@ def video_arguments(
     arguments += ["-vf", codec.color_filter(size, options.bit_depth)]
     if options.fragmented:  # a short delay, and a key frame every second, to which a player can jump
         arguments += [*codec.live_options, "-g", str(max(1, round(fps)))]
+    inputs: list[str] = []
     if options.audio is not None:
-        check_audio(options.audio)
-        if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
-            raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
+        inputs = _audio_input(name, fps, options, num_frames)
         encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
         arguments += ["-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
-        source = input_arguments(options.audio)
-        if options.shortest:  # not ffmpeg's -shortest, which may cut the video, and cuts the audio late
-            if num_frames is None:
-                raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
-            source = ["-t", f"{float(num_frames / fps):.6f}", *source]
-        arguments = [*source, *(() if options.fragmented else _END_WITH_READER), *arguments]
-    arguments += ["-f", _FORMATS[ending]]
+        arguments = [*(() if options.fragmented else _END_WITH_READER), *arguments]
+    if options.metadata:
+        inputs += ["-f", "ffmetadata", "-i", METADATA_INPUT]
+        arguments += ["-map_metadata", "1" if options.audio is None else "2", *metadata_arguments(options.metadata)]
+    return [*inputs, *arguments, *_container_arguments(ending, codec, options)]
+
+
+def _audio_input(name: str, fps: Fraction, options: SinkOptions, num_frames: int | None) -> list[str]:
+    assert options.audio is not None
+    check_audio(options.audio)
+    if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
+        raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
+    if not options.shortest:
+        return input_arguments(options.audio)
+    if num_frames is None:
+        raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
+    # Not ffmpeg's -shortest, which may cut the video, and cuts the audio late.
+    return ["-t", f"{float(num_frames / fps):.6f}", *input_arguments(options.audio)]
+
+
+def _container_arguments(ending: str, codec: Codec, options: SinkOptions) -> list[str]:
+    arguments = ["-f", _FORMATS[ending]]
+    if ending not in _FRAGMENTED_ENDINGS:
+        return arguments
     if options.fragmented:
         # Fragments of half a second, and each leaves ffmpeg at once. The header (moov) is written with the first one
         # (delay_moov), when ffmpeg knows the delay of the audio encoder, which would otherwise shift the video.
         flags = "+empty_moov+default_base_moof+frag_keyframe+delay_moov"
-        arguments += ["-movflags", flags, "-frag_duration", "500000", "-flush_packets", "1"]
-    elif ending in _FRAGMENTED_ENDINGS:
-        arguments += ["-movflags", "+faststart"]  # the index first, so that playback starts before the download ends
-    if ending in _FRAGMENTED_ENDINGS and codec.encoder == "libx265":
+        arguments += ["-frag_duration", "500000", "-flush_packets", "1"]
+    else:
+        flags = "+faststart"  # the index first, so that playback starts before the download ends
+    if options.metadata:
+        flags += "+use_metadata_tags"  # otherwise only the entries that ffmpeg knows are written
+    if codec.encoder == "libx265":
         arguments += ["-tag:v", "hvc1"]  # QuickTime does not play ffmpeg's default, hev1
-    return arguments
+    return [*arguments, "-movflags", flags]

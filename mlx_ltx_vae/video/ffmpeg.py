@@ -82,20 +82,24 @@ class FfmpegEncoder(FfmpegProcess):
     """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
 
     Its output is a URL, or a function that a thread calls with the bytes, and that raises a `WriterError` to end it.
+    It also gets the `inherited` open files.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], output: str | Callable[[bytes], None]) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], output: str | Callable[[bytes], None], inherited: Sequence[int] = ()
+    ) -> None:
         # ffmpeg writes its progress, which counts frames, to standard output twice a second and at the end.
         arguments = ["-progress", "pipe:1", *arguments]
         self._forwarder = None
         if isinstance(output, str):
-            super().__init__(name, WriterError, [*arguments, output], subprocess.PIPE, ())
+            super().__init__(name, WriterError, [*arguments, output], subprocess.PIPE, inherited)
         else:
             with _ffmpeg_program(WriterError):
                 read_end, write_end = os.pipe()
             self._forwarder = _Forwarder(read_end, output)
             try:
-                super().__init__(name, WriterError, [*arguments, f"pipe:{write_end}"], subprocess.PIPE, [write_end])
+                inherited = [*inherited, write_end]
+                super().__init__(name, WriterError, [*arguments, f"pipe:{write_end}"], subprocess.PIPE, inherited)
             finally:
                 os.close(write_end)  # ffmpeg has its own, whose end is the end of the pipe
         assert self.process.stdin is not None
@@ -290,6 +294,12 @@ def audio_seconds(path: str | os.PathLike) -> Fraction | None:
     progress = _run([*_GLOBAL_OPTIONS, "-loglevel", "error", "-progress", "pipe:1", *copy], WriterError).stdout.decode()
     ends = re.findall(r"^out_time_us=(\d+)", progress, re.MULTILINE)
     return Fraction(int(ends[-1]), 10**6) if ends else None
+
+
+def read_ffmetadata(path: str | os.PathLike) -> str:
+    """The metadata of a file in ffmpeg's format; "" if ffmpeg cannot read the file."""
+    done = _run([*_GLOBAL_OPTIONS, *input_arguments(path), "-f", "ffmetadata", "pipe:1"], ReaderError)
+    return done.stdout.decode(errors="replace")
 
 
 def input_arguments(path: str | os.PathLike) -> list[str]:

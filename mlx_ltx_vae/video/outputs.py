@@ -1,11 +1,13 @@
 """The choice of a sink by the name of the output, and the files that ffmpeg writes while frames are computed."""
 
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import WriterError
-from ..files.atomic import PartFile, check_name
+from ..files.atomic import PartFile, check_name, writing_to
 from ..frame_rate import Rate, find_fps
 from ..process.cleanup import Cleanup
 from ..shapes import Size, format_size
@@ -13,6 +15,7 @@ from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_argum
 from .ffmpeg import FfmpegEncoder
 from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path
 from .live import LiveOutput, StandardOutput, Target, target_name
+from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_bytes, metadata_file
 from .sink import DEFAULT_OPTIONS, RAW_FORMATS, Sink, SinkOptions, check_frames
 
 _SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
@@ -26,13 +29,18 @@ class FfmpegSink(Sink):
         super().__init__(name, size, bit_depth)
         self.fps = find_fps(self.name, fps, WriterError)
 
-    def _start(self, target: PartFile | LiveOutput, output_arguments: Sequence[str]) -> None:
+    def _start(
+        self, target: PartFile | LiveOutput, output_arguments: Sequence[str], metadata: Mapping[str, str] | None = None
+    ) -> None:
         layout = ["-pixel_format", RAW_FORMATS[self._dtype], "-video_size", format_size(*self.size)]
         raw_video = ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
         self._target = target
         output = f"file:{target.path}" if isinstance(target, PartFile) else target.write
         try:
-            self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *output_arguments], output)
+            with writing_to(self.name), metadata_file(metadata or {}) as entries:
+                number = entries.fileno()
+                arguments = [f"pipe:{number}" if text == METADATA_INPUT else text for text in output_arguments]
+                self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *arguments], output, [number])
         except BaseException:
             target.discard()
             raise
@@ -84,6 +92,7 @@ class VideoWriter(FfmpegSink):
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
         overwrite: whether to replace a file of this name, also one that appears while the video is written.
         shortest: whether audio that is longer is cut at the end of the video. Needs `num_frames`.
+        metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length.
         num_frames: how many frames will be written, if that is known.
 
     Raises:
@@ -103,19 +112,21 @@ class VideoWriter(FfmpegSink):
         fragmented: bool = False,
         overwrite: bool = True,
         shortest: bool = False,
+        metadata: Mapping[str, str] | None = None,
         num_frames: int | None = None,
     ) -> None:
         super().__init__(target_name(path), size, fps, bit_depth)
         is_path = isinstance(path, (str, os.PathLike))
         if not is_path and not fragmented:
             raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
-        self._options = options = SinkOptions(audio, codec, crf, bit_depth, fragmented, overwrite, shortest)
+        options = SinkOptions(audio, codec, crf, bit_depth, fragmented, overwrite, shortest, metadata or {})
+        self._options = options
         self._num_frames = num_frames
         self._warns_of_audio = True
         ending = Path(self.name).suffix.lower() if is_path else ".mp4"
         arguments = video_arguments(self.name, ending, size, self.fps, options, num_frames)
         target = LiveOutput(path, overwrite) if fragmented else PartFile(Path(self.name), overwrite=overwrite)
-        self._start(target, arguments)
+        self._start(target, arguments, options.metadata)
 
     def _finish(self) -> None:
         if self._num_frames not in (None, self.frames_written):
@@ -158,7 +169,7 @@ def open_sink(
         return GifWriter(path, size, fps, options)
     if kind is RawWriter:
         return RawWriter(size, options.bit_depth)
-    return StillsWriter(path, size, options.bit_depth) if kind is StillsWriter else NpyWriter(path, size, options)
+    return StillsWriter(path, size, options) if kind is StillsWriter else NpyWriter(path, size, options)
 
 
 def check_output(
@@ -177,7 +188,7 @@ def check_output(
     kind = check_output_options(path, options, fps=fps)
     check_frames(name, size, options.bit_depth)
     if kind is StillsWriter:
-        target, _ = find_stills_target(path, options.bit_depth)
+        target, _ = find_stills_target(path)
     elif kind is VideoWriter:
         exact_fps = find_fps(name, fps, WriterError)
         video_arguments(*_name_and_ending(name), size, exact_fps, options, num_frames)
@@ -204,11 +215,14 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
     for option in ("audio", "codec", "crf", "shortest"):
         if getattr(options, option) is not getattr(DEFAULT_OPTIONS, option):
             raise WriterError(f"{name}: takes no {option}; only {', '.join(CONTAINER_ENDINGS)} do.")
+    if is_folder or ending == ".png":
+        parse_stills_path(path)
+        check_metadata(name, options.metadata)
+        return StillsWriter
+    if options.metadata:
+        raise WriterError(f"{name}: takes no metadata; only {', '.join(CONTAINER_ENDINGS)} and PNG stills do.")
     if name == "-":
         return RawWriter
-    if is_folder or ending == ".png":
-        parse_stills_path(path, options.bit_depth)
-        return StillsWriter
     if ending == ".gif":
         if options.bit_depth != 8:
             raise WriterError(f"{name}: a GIF has 8 bits per color; leave out the bit depth.")
@@ -218,6 +232,22 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
     if ending == ".npy":
         return NpyWriter
     raise WriterError(f"{name}: its ending is not supported; use {_SUPPORTED}.")
+
+
+def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping[str, str]) -> SinkOptions:
+    """`options` with more entries, if the output takes any; those that `options` have stay.
+
+    A warning if they are too long for a live video, which goes without them.
+    """
+    if not entries or check_output_options(path, options) not in (VideoWriter, StillsWriter):
+        return options
+    entries = {**entries, **options.metadata}
+    if options.fragmented and metadata_bytes(entries) > MAX_LIVE_METADATA:
+        names = " and ".join(sorted(entries.keys() - options.metadata.keys()))
+        long = f"{names} of the latents take more than {MAX_LIVE_METADATA:,} bytes"
+        warnings.warn(f"{os.fspath(path)}: {long}, and are left out of a live video.", stacklevel=2)
+        return options
+    return replace(options, metadata=entries)
 
 
 def _name_and_ending(name: str) -> tuple[str, str]:

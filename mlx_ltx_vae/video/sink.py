@@ -5,8 +5,8 @@ import queue
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ class SinkOptions:
     fragmented: bool = False
     overwrite: bool = True
     shortest: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 DEFAULT_OPTIONS = SinkOptions()
