@@ -17,7 +17,7 @@ from fractions import Fraction
 
 from ..errors import WriterError, quote
 from ..shapes import Size
-from .ffmpeg import audio_seconds, check_audio, input_arguments, listing
+from .ffmpeg import check_audio, input_arguments, listing, read_end
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_arguments
 from .sink import SinkOptions
 
@@ -111,7 +111,7 @@ def warn_of_long_audio(name: str, num_frames: int, fps: Fraction, options: SinkO
     """Warn if the audio goes on after a video of so many frames, and the options do not cut it."""
     if options.audio is None or options.shortest:
         return
-    video, audio = num_frames / fps, audio_seconds(options.audio)
+    video, (_, audio) = num_frames / fps, read_end([*input_arguments(options.audio), "-map", "0:a:0"])
     if audio is not None and audio > video + 1 / fps:
         lengths = f"{name}: the video takes {float(video):.2f} s and its audio {float(audio):.2f} s"
         warnings.warn(f"{lengths}; --shortest (shortest=True) cuts the audio.", stacklevel=4)

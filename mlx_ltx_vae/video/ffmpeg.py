@@ -287,13 +287,16 @@ def check_audio(path: str | os.PathLike) -> None:
     read_log(os.fspath(path), "audio", [*input_arguments(path), "-map", "0:a:0", "-frames:a", "1"], WriterError)
 
 
-def audio_seconds(path: str | os.PathLike) -> Fraction | None:
-    """When the first audio stream of a file ends; None if ffmpeg cannot say. Reads the file, and decodes nothing."""
-    # Headers state the duration of the longest stream, and of some formats an estimate.
-    copy = [*input_arguments(path), "-map", "0:a:0", "-c", "copy", "-f", "null", "-"]
-    progress = _run([*_GLOBAL_OPTIONS, "-loglevel", "error", "-progress", "pipe:1", *copy], WriterError).stdout.decode()
+def read_end(arguments: Sequence[str]) -> tuple[int, Fraction | None]:
+    """How many frames a stream of an input has if it is a video, and when it ends in seconds, if that is known.
+
+    The file is read, and nothing decoded: headers state the duration of the longest stream, or estimate it.
+    """
+    copy = ["-progress", "pipe:1", *arguments, "-c", "copy", "-f", "null", "-"]
+    progress = _run([*_GLOBAL_OPTIONS, "-loglevel", "error", *copy], ReaderError).stdout.decode()
+    frames = re.findall(r"^frame=(\d+)", progress, re.MULTILINE)
     ends = re.findall(r"^out_time_us=(\d+)", progress, re.MULTILINE)
-    return Fraction(int(ends[-1]), 10**6) if ends else None
+    return int(frames[-1]) if frames else 0, Fraction(int(ends[-1]), 10**6) if ends else None
 
 
 def read_ffmetadata(path: str | os.PathLike) -> str:
