@@ -240,7 +240,12 @@ def test_broken_pipe_is_a_writer_error_and_nothing_else() -> None:
     assert error.strip() == "WriterError standard output: cannot be written (Broken pipe)."
 
 
-@pytest.mark.parametrize("name", ["out", "out.avi", "out.jpg", "out.mp4.part"])
+def test_error_for_a_name_without_an_ending_says_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(WriterError, match=r"/clips: .* write .*/clips/ for PNG stills, or .*/clips\.mp4\.$"):
+        open_sink(tmp_path / "clips", size=SIZE, fps=24)
+
+
+@pytest.mark.parametrize("name", ["out.avi", "out.jpg", "out.mp4.part"])
 def test_error_for_an_unknown_ending_lists_the_supported_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(WriterError, match=r"\.mp4, \.mov, \.mkv, \.webm, \.gif, \.npy, a folder .* %05d\.png, or -"):
         open_sink(tmp_path / name, size=SIZE, fps=24)

@@ -231,6 +231,8 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
         return GifWriter
     if ending == ".npy":
         return NpyWriter
+    if not ending:
+        raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for PNG stills, or {name}.mp4.")
     raise WriterError(f"{name}: its ending is not supported; use {_SUPPORTED}.")
 
 
