@@ -110,10 +110,15 @@ def _add_video_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--audio", metavar="FILE", help="audio file to add, in full length even if the video is shorter")
     shortest = "cut audio that is longer at the end of the video; all frames are kept"
     video.add_argument("--shortest", action="store_true", help=shortest)
-    codec = "h264, hevc (or h265), prores, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm)"
+    codec = """h264, hevc (or h265), prores, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm); on a Mac
+        also h264_videotoolbox and hevc_videotoolbox"""
     video.add_argument("--codec", metavar="NAME", help=codec)
     crf = "constant quality: 0 is best, 51 worst, or 63 for vp9 and av1 (default: h264 18, hevc 20, vp9 and av1 24)"
     video.add_argument("--crf", type=int, metavar="N", help=crf)
+    preset = "for h264 and hevc: ultrafast to veryslow; slower ones make smaller files (default: medium)"
+    video.add_argument("--encoder-preset", metavar="NAME", help=preset)
+    formats = "a pixel format of ffmpeg's encoder, such as yuv444p (default: 4:2:0, 4:2:2 for prores, RGB for ffv1)"
+    video.add_argument("--pix-fmt", metavar="FORMAT", help=formats)
     live = """an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears under
         its name at once, and is removed if the decode fails"""
     video.add_argument("--live", dest="fragmented", action="store_true", help=live)

@@ -257,9 +257,9 @@ class _TailReader:
 
 
 @lru_cache
-def listing(option: str, error: type[LTXVAEError]) -> list[list[str]]:
-    """The words of each line that ffmpeg prints for an option such as `-encoders`."""
-    output = _run(["-hide_banner", option], error).stdout
+def listing(*options: str, error: type[LTXVAEError]) -> list[list[str]]:
+    """The words of each line that ffmpeg prints for options such as `-encoders`."""
+    output = _run(["-hide_banner", *options], error).stdout
     return [line.split() for line in output.decode(errors="replace").splitlines()]
 
 
@@ -307,7 +307,7 @@ def read_ffmetadata(path: str | os.PathLike) -> str:
 
 def input_arguments(path: str | os.PathLike) -> list[str]:
     """The arguments for ffmpeg to read a file, and no other file, address or device that the file may name."""
-    rows = listing("-demuxers", ReaderError)  # "D", "d" for a device, names separated by commas, a description
+    rows = listing("-demuxers", error=ReaderError)  # "D", "d" for a device, names separated by commas, a description
     names = [row[1] for row in rows if row[:1] == ["D"] and len(row) > 2 and row[1] != "d"]
     formats = ",".join(name for name in names if name not in _REFERRING)
     # As a URL, the path may have colons, dashes and percent signs.

@@ -87,12 +87,15 @@ class VideoWriter(FfmpegSink):
         fps: frames per second: 24, 23.976, "30000/1001" (see `parse_fps`).
         audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video. If it is
             longer by more than a frame, closing warns (`UserWarning`) with both lengths.
-        codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1.
+        codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1; on a Mac
+            also h264_videotoolbox and hevc_videotoolbox.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
         overwrite: whether to replace a file of this name, also one that appears while the video is written.
         shortest: whether audio that is longer is cut at the end of the video. Needs `num_frames`.
         metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length.
+        encoder_preset: for h264 and hevc: ultrafast to veryslow, by default medium. Slower ones make smaller files.
+        pix_fmt: a pixel format of ffmpeg's encoder in place of the default, such as `"yuv444p"`.
         num_frames: how many frames will be written, if that is known.
 
     Raises:
@@ -113,14 +116,17 @@ class VideoWriter(FfmpegSink):
         overwrite: bool = True,
         shortest: bool = False,
         metadata: Mapping[str, str] | None = None,
+        encoder_preset: str | None = None,
+        pix_fmt: str | None = None,
         num_frames: int | None = None,
     ) -> None:
         super().__init__(target_name(path), size, fps, bit_depth)
         is_path = isinstance(path, (str, os.PathLike))
         if not is_path and not fragmented:
             raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
-        options = SinkOptions(audio, codec, crf, bit_depth, fragmented, overwrite, shortest, metadata or {})
-        self._options = options
+        self._options = options = SinkOptions(
+            audio, codec, crf, bit_depth, fragmented, overwrite, shortest, metadata or {}, encoder_preset, pix_fmt
+        )
         self._num_frames = num_frames
         self._warns_of_audio = True
         ending = Path(self.name).suffix.lower() if is_path else ".mp4"
@@ -212,9 +218,9 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
         return VideoWriter
     if options.fragmented:
         check_fragmented(name, ending)
-    for option in ("audio", "codec", "crf", "shortest"):
+    for option in ("audio", "codec", "crf", "shortest", "encoder_preset", "pix_fmt"):
         if getattr(options, option) is not getattr(DEFAULT_OPTIONS, option):
-            raise WriterError(f"{name}: takes no {option}; only {', '.join(CONTAINER_ENDINGS)} do.")
+            raise WriterError(f"{name}: takes no {option.replace('_', ' ')}; only {', '.join(CONTAINER_ENDINGS)} do.")
     if is_folder or ending == ".png":
         parse_stills_path(path)
         check_metadata(name, options.metadata)

@@ -153,7 +153,7 @@ def _choose_stream(log: str) -> tuple[list[str], str]:
 
 def describe_pixel_format(name: str) -> tuple[int, bool]:
     """The largest number of bits per component of a pixel format, and whether its pixels can be transparent."""
-    rows = listing("-pix_fmts", ReaderError)  # flags, name, components, bits per pixel, bits of each component
+    rows = listing("-pix_fmts", error=ReaderError)  # flags, name, components, bits per pixel, bits of each component
     flags, _, components, _, depths = next(row for row in rows if row[1:2] == [name])
     # 2 and 4 components are gray and color with alpha; the entries of a palette have alpha.
     return max(map(int, depths.split("-"))), components in ("2", "4") or "P" in flags

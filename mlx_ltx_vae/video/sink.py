@@ -35,6 +35,8 @@ class SinkOptions:
     overwrite: bool = True
     shortest: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
+    encoder_preset: str | None = None
+    pix_fmt: str | None = None
 
 
 DEFAULT_OPTIONS = SinkOptions()
