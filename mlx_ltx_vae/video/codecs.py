@@ -104,6 +104,17 @@ CODECS: dict[str, Codec] = {
         options=("-x265-params", "log-level=error"),
         live_options=_NO_LOOKAHEAD,
     ),
+    "prores": Codec(
+        "prores_ks",
+        (".mov", ".mkv"),
+        {8: "yuv422p10le", 10: "yuv422p10le"},  # stored as ProRes 422 HQ, and 4:4:4 as ProRes 4444
+        {8: "yuv444p10le", 10: "yuv444p10le"},
+        options=("-vendor", "apl0"),  # editors on macOS expect Apple's vendor id
+    ),
+    # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
+    "ffv1": Codec("ffv1", (".mkv",), {8: "bgr0", 10: "gbrp16le"}, options=("-level", "3", "-g", "1", "-slicecrc", "1")),
+    "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_VP9_SPEED, live_options=_VP9_LOW_DELAY),
+    "av1": Codec("libsvtav1", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_AV1_SPEED, live_options=_AV1_LOW_DELAY),
     # The hardware of a Mac.
     "h264_videotoolbox": Codec(
         "h264_videotoolbox", _MPEG_ENDINGS, {8: "yuv420p"}, {}, options=_APPLE_QUALITY, live_options=_REAL_TIME
@@ -117,17 +128,6 @@ CODECS: dict[str, Codec] = {
         options=_APPLE_QUALITY,
         live_options=_REAL_TIME,
     ),
-    "prores": Codec(
-        "prores_ks",
-        (".mov", ".mkv"),
-        {8: "yuv422p10le", 10: "yuv422p10le"},  # stored as ProRes 422 HQ, and 4:4:4 as ProRes 4444
-        {8: "yuv444p10le", 10: "yuv444p10le"},
-        options=("-vendor", "apl0"),  # editors on macOS expect Apple's vendor id
-    ),
-    # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
-    "ffv1": Codec("ffv1", (".mkv",), {8: "bgr0", 10: "gbrp16le"}, options=("-level", "3", "-g", "1", "-slicecrc", "1")),
-    "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_VP9_SPEED, live_options=_VP9_LOW_DELAY),
-    "av1": Codec("libsvtav1", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_AV1_SPEED, live_options=_AV1_LOW_DELAY),
 }
 _OTHER_NAMES = {"h265": "hevc"}
 _PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
