@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from ..errors import WriterError, quote
 from .ffmpeg import read_ffmetadata
@@ -56,13 +55,16 @@ def _is_unicode(text: str) -> bool:
 
 
 @contextmanager
-def metadata_file(metadata: Mapping[str, str]) -> Iterator[IO[bytes]]:
-    """An open, nameless file with the entries, in ffmpeg's format."""
+def metadata_file(metadata: Mapping[str, str]) -> Iterator[list[int]]:
+    """The number of an open, nameless file with the entries, in ffmpeg's format. No file without entries."""
+    if not metadata:
+        yield []
+        return
     with tempfile.TemporaryFile(prefix="mlx_ltx_vae-") as file:
         lines = [f"{_escape(key)}={_escape(value)}" for key, value in metadata.items() if not value.endswith("\\")]
         file.write("\n".join([";FFMETADATA1", *lines, ""]).encode())
         file.seek(0)
-        yield file
+        yield [file.fileno()]
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -38,9 +38,8 @@ class FfmpegSink(Sink):
         output = f"file:{target.path}" if isinstance(target, PartFile) else target.write
         try:
             with writing_to(self.name), metadata_file(metadata or {}) as entries:
-                number = entries.fileno()
-                arguments = [f"pipe:{number}" if text == METADATA_INPUT else text for text in output_arguments]
-                self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *arguments], output, [number])
+                arguments = [f"pipe:{entries[0]}" if text == METADATA_INPUT else text for text in output_arguments]
+                self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *arguments], output, entries)
         except BaseException:
             target.discard()
             raise

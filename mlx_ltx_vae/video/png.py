@@ -1,4 +1,7 @@
-"""PNG files of RGB frames with 8 or 16 bits, which imaging libraries do not write, and their entries of text."""
+"""PNG files of RGB frames with 8 or 16 bits, and the entries of text of any PNG.
+
+Written here, since neither Pillow nor imageio writes 16 bits of color.
+"""
 
 import struct
 import zlib
