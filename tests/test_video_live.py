@@ -382,7 +382,8 @@ def test_the_command_writes_the_same_frames_live(clip: Path, tmp_path: Path, ton
     assert done.returncode == 0, done.stderr
     piped = decode(clip, "-o", "-", "--live", "--audio", tone)
     assert piped.returncode == 0, piped.stderr
-    assert piped.stderr.startswith(b"standard output: 25 frames of ")
+    assert b"standard output: the video takes 1.04 s and its audio 2.00 s" in piped.stderr
+    assert b"\nstandard output: 25 frames of " in piped.stderr
     (tmp_path / "piped.mp4").write_bytes(piped.stdout)
     expected = read(tmp_path / "whole.mp4").astype(float)
     for name in ("live.mp4", "piped.mp4"):

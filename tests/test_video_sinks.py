@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import SinkOptions, check_output, open_sink
+from mlx_ltx_vae.video import SinkOptions, VideoReader, check_output, open_sink
+from video_files import run_ffmpeg
 
 SIZE = (10, 6)
 
@@ -44,6 +45,15 @@ def test_stills_are_the_frames_numbered_from_zero(tmp_path: Path, given: str, fo
     for name, frame in zip(stills, make_frames(), strict=True):
         np.testing.assert_array_equal(iio.imread(tmp_path / folder / name), frame)
     assert names(tmp_path) == sorted({folder, "old"})
+
+
+def test_stills_of_bit_depth_10_have_all_16_bits(tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).integers(0, 2**16, (3, SIZE[1], SIZE[0], 3), np.uint16)
+    write(f"{tmp_path}/new/", frames, bit_depth=10)
+    with VideoReader(tmp_path / "new", multiple=1) as video:
+        np.testing.assert_array_equal(np.concatenate(list(video)), frames)
+    raw = run_ffmpeg("-i", tmp_path / "new" / "%05d.png", "-f", "rawvideo", "-pix_fmt", "rgb48le", "-")
+    assert raw == frames.tobytes()
 
 
 def test_stills_appear_only_when_all_are_written(tmp_path: Path) -> None:
@@ -230,7 +240,12 @@ def test_broken_pipe_is_a_writer_error_and_nothing_else() -> None:
     assert error.strip() == "WriterError standard output: cannot be written (Broken pipe)."
 
 
-@pytest.mark.parametrize("name", ["out", "out.avi", "out.jpg", "out.mp4.part"])
+def test_error_for_a_name_without_an_ending_says_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(WriterError, match=r"/clips: .* write .*/clips/ for PNG stills, or .*/clips\.mp4\.$"):
+        open_sink(tmp_path / "clips", size=SIZE, fps=24)
+
+
+@pytest.mark.parametrize("name", ["out.avi", "out.jpg", "out.mp4.part"])
 def test_error_for_an_unknown_ending_lists_the_supported_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(WriterError, match=r"\.mp4, \.mov, \.mkv, \.webm, \.gif, \.npy, a folder .* %05d\.png, or -"):
         open_sink(tmp_path / name, size=SIZE, fps=24)
@@ -245,10 +260,9 @@ def test_option_that_a_sink_does_not_support_is_refused(tmp_path: Path, name: st
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["out.gif", "new/"])
-def test_bit_depth_10_is_refused_for_8_bit_formats(tmp_path: Path, name: str) -> None:
+def test_bit_depth_10_is_refused_for_a_gif(tmp_path: Path) -> None:
     with pytest.raises(WriterError, match="8 bits"):
-        open_sink(f"{tmp_path}/{name}", size=SIZE, fps=24, options=SinkOptions(bit_depth=10))
+        open_sink(tmp_path / "out.gif", size=SIZE, fps=24, options=SinkOptions(bit_depth=10))
     assert names(tmp_path) == []
 
 
@@ -276,7 +290,11 @@ def test_gif_that_players_would_slow_down_is_refused(tmp_path: Path) -> None:
         ("out.mp4", {"audio": "missing.wav"}, {}),
         ("out.mp4", {"audio": __file__}, {}),
         ("%d_%d.png", {}, {}),
-        ("new/", {"bit_depth": 10}, {}),
+        ("out.gif", {"metadata": {"a": "b"}}, {}),
+        ("-", {"metadata": {"a": "b"}}, {}),
+        ("out.mp4", {"metadata": {"": "b"}}, {}),
+        ("new/", {"metadata": {"a": "\0"}}, {}),
+        ("out.mp4", {"shortest": True}, {}),
         ("stills/", {}, {}),
         ("stills/00000.png/", {}, {}),
     ],

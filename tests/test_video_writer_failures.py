@@ -68,7 +68,7 @@ def test_invalid_options_are_refused_before_ffmpeg_starts(
 
 
 def test_codec_that_this_ffmpeg_lacks_is_named(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "listing", lambda *_: [["V....D", "libx264"]])
+    monkeypatch.setattr(codecs, "listing", lambda *_, **__: [["V....D", "libx264"]])
     with pytest.raises(WriterError, match="built without libx265, which hevc needs"):
         VideoWriter(target, size=SIZE, fps=24, codec="hevc")
 

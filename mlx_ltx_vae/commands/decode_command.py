@@ -26,10 +26,12 @@ from ..planning.planner import plan_decode
 from ..shapes import Grid, format_size
 from ..tiling import PRESETS, TilingConfig, preset
 from ..units import format_count, format_seconds
-from ..video import check_output, check_output_options, open_sink
+from ..video import add_metadata, check_output, check_output_options, open_sink
+from ..video.metadata import parse_entry
 from ..video.sink import SinkOptions
 from .cli import (
     CommandParser,
+    argument_type,
     duration,
     examples,
     frame_range,
@@ -129,13 +131,25 @@ def _add_noise_options(how: argparse._ArgumentGroup) -> None:
 
 def _add_video_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--audio", metavar="FILE", help="audio file to add, in full length even if the video is shorter")
-    codec = "h264, hevc (or h265), prores, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm)"
+    shortest = "cut audio that is longer at the end of the video; all frames are kept"
+    video.add_argument("--shortest", action="store_true", help=shortest)
+    codec = """h264, hevc (or h265), prores, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm); on a Mac
+        also h264_videotoolbox and hevc_videotoolbox"""
     video.add_argument("--codec", metavar="NAME", help=codec)
     crf = "constant quality: 0 is best, 51 worst, or 63 for vp9 and av1 (default: h264 18, hevc 20, vp9 and av1 24)"
     video.add_argument("--crf", type=int, metavar="N", help=crf)
+    preset = "for h264 and hevc: ultrafast to veryslow; slower ones make smaller files (default: medium)"
+    video.add_argument("--encoder-preset", metavar="NAME", help=preset)
+    formats = "a pixel format of ffmpeg's encoder, such as yuv444p (default: 4:2:0, 4:2:2 for prores, RGB for ffv1)"
+    video.add_argument("--pix-fmt", metavar="FORMAT", help=formats)
     live = """an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears under
         its name at once, and is removed if the decode fails"""
     video.add_argument("--live", dest="fragmented", action="store_true", help=live)
+    entry = """an entry of text in an .mp4, .mov, .mkv or .webm, or in stills; may be given more than once. ComfyUI's
+        prompt and workflow go from the latent file to the video by themselves"""
+    video.add_argument(
+        "--metadata", action="append", type=argument_type(parse_entry), default=[], metavar="KEY=VALUE", help=entry
+    )
     depth = "bits per color and pixel (default: 8)"
     video.add_argument("--bit-depth", type=int, choices=[8, 10], default=8, help=depth)
 
@@ -166,7 +180,8 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         plan = _plan_options(arguments)
-        sinks = pick(SinkOptions, arguments, overwrite=not arguments.no_overwrite)
+        given = {"overwrite": not arguments.no_overwrite, "metadata": dict(arguments.metadata)}
+        sinks = pick(SinkOptions, arguments, **given)
         if pattern:
             check_output_options(pattern, sinks, fps=arguments.fps)
     job = pick(Job, arguments, network="decoder", sources=arguments.latents, pattern=pattern)
@@ -234,6 +249,8 @@ class DecodeTask(Task):
         self._writes = is_batch or ranks.is_first
         self._fps = settings.fps or self._file.info.fps or DEFAULT_FPS
         self.plan = self._make_plan()
+        size, num_frames = self.plan.frame_size, self.plan.num_frames
+        self._video: dict[str, Any] = {"size": size, "fps": self._fps, "num_frames": num_frames}
         item.outputs = name_outputs(item.output, shape.batch) if item.output else []
         item.num_frames, item.cost = self.plan.num_frames * len(self._videos), prod(shape)
         self._check_outputs()
@@ -276,12 +293,15 @@ class DecodeTask(Task):
         """Decode this rank's videos: the frames, the seconds, those to the first frame, and the bytes sent."""
         frames, seconds, first, sent = 0, 0.0, 0.0, 0
         options = self._settings.stream
-        make_sink = partial(open_sink, size=self.plan.frame_size, fps=self._fps, options=self._settings.sinks)
         group = self._vae.ranks.group if self._work is Work.ROWS else None
         for index in self._videos:
             start = time.perf_counter()
             chunks = self._vae.loaded.stream(latents.item(index), self.plan, group=group, **options)
-            with make_sink(self._item.outputs[index]) if self._writes else nullcontext() as sink:
+            with (
+                open_sink(self._item.outputs[index], options=self._sinks, **self._video)
+                if self._writes
+                else nullcontext() as sink
+            ):
                 for chunk in chunks:
                     levels = chunk.to_uint8() if options["bit_depth"] == 8 else chunk.to_uint16()
                     if sink is not None:
@@ -298,11 +318,14 @@ class DecodeTask(Task):
         job, outputs = self._vae.job, self._item.outputs
         own = [outputs[index] for index in self._videos] if outputs and self._writes else []
         self._item.is_skipped = job.skip_existing and bool(outputs) and (not own or all_exist(own))
+        self._sinks = self._settings.sinks
+        if own and not self._item.is_skipped:
+            self._sinks = add_metadata(own[0], self._sinks, self._file.info.workflow)
         for output in [] if self._item.is_skipped else own:
             if job.no_overwrite:
                 check_absent(output)
             checked = checkable(output) if job.is_many else output
-            check_output(checked, size=self.plan.frame_size, fps=self._fps, options=self._settings.sinks)
+            check_output(checked, options=self._sinks, **self._video)
 
     def _check_statistics(self, latents: MappedLatents) -> None:
         """Warn if the channels look otherwise normalized than said."""

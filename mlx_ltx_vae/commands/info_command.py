@@ -1,4 +1,4 @@
-"""`python -m mlx_ltx_vae.info`: describe a checkpoint or a latent file."""
+"""`python -m mlx_ltx_vae.info`: describe a checkpoint, a latent file or a video."""
 
 import argparse
 import json
@@ -14,15 +14,17 @@ def build_parser() -> CommandParser:
         prog="python -m mlx_ltx_vae.info",
         usage="%(prog)s FILE [options]",
         description="Describe a checkpoint or a latent file: its generation, sizes and layout, and the memory that "
-        "decodes take. Of a checkpoint only the headers are read.",
+        "decodes take. Of a checkpoint only the headers are read. Or a video or an image: its size, its metadata, and "
+        "what of it encodes.",
         epilog=examples(
             "python -m mlx_ltx_vae.info vae.safetensors",
             "python -m mlx_ltx_vae.info clip.safetensors -m vae.safetensors",
+            "python -m mlx_ltx_vae.info clip.mp4",
         ),
     )
-    parser.add_argument("file", metavar="FILE", help="checkpoint file, folder or hub repository id, or a latent file")
+    parser.add_argument("file", metavar="FILE", help="checkpoint file, folder or hub repository id; latent file; video")
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
-    latents = parser.add_argument_group("for latents")
+    latents = parser.add_argument_group("for latents and videos")
     latents.add_argument("-m", "--model", metavar="VAE", help="the checkpoint that they are for")
     add_latents_options(latents)
     add_common_options(parser)

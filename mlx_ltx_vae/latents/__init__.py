@@ -13,7 +13,7 @@ Facts about the files of other programs:
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import prod
@@ -33,6 +33,7 @@ from .tensor_files import open_tensor_file, source_name
 
 KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent")
 _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
+_WORKFLOW_KEYS = ("prompt", "workflow")
 
 # uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
 _READABLE_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint16")
@@ -53,6 +54,7 @@ class LatentsInfo:
     num_frames: int | None = None  # of the video, in frames, as height and width in pixels
     height: int | None = None
     width: int | None = None
+    workflow: Mapping[str, str] = field(default_factory=dict, hash=False)  # ComfyUI's entries `prompt` and `workflow`
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ def open_latents(
             f"{source}: {excerpt(name)} is stored as {stored.name}; save it as float32, float16 or bfloat16."
         )
     sizes = find_video_sizes(metadata, layout.shape.grid, scale, source)
-    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes)
+    workflow = {key: stated[key] for key in _WORKFLOW_KEYS if key in stated and "\0" not in stated[key]}
+    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, workflow)
     latents = layout.to_channels_first(stored)
     return LatentsFile(info, layout.shape, metadata.normalized, stored.name, str(layout), latents)
 

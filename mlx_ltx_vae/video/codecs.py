@@ -10,20 +10,24 @@ use ProRes 4444. VP9 and AV1 round the chroma planes up and support odd sizes wi
 """
 
 import os
+import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..errors import WriterError, quote, suggest
-from ..shapes import Size
-from .ffmpeg import check_audio, input_arguments, listing
+from ..errors import WriterError, excerpt, quote, suggest
+from ..shapes import Size, format_size
+from .ffmpeg import check_audio, input_arguments, listing, read_end
+from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_arguments
 from .sink import SinkOptions
 
 SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
-_TO_BT709 = f"scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags={SCALER}"
 # The tags must be set on the frames: "unknown" of the frames overrides output options such as -color_primaries.
-_TAG_BT709 = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
-_TAG_RGB = "setparams=range=pc:color_primaries=bt709:color_trc=bt709"
+_TAGS = "color_primaries=bt709:color_trc=bt709"
+_RGB = ("rgb", "bgr", "gbr")  # how the names of pixel formats without a matrix start
+_COLOR = re.compile(r"yuv|nv\d|p\d|rgb|bgr|gbr")  # not gray, hardware surfaces, and what cameras record
+_SUBSAMPLED = re.compile(r"4[124][0-2]p|nv")  # those with chroma planes of half the size
 
 
 @dataclass(frozen=True)
@@ -33,19 +37,40 @@ class Codec:
     encoder: str
     endings: tuple[str, ...]  # of the containers that support it
     pixel_formats: Mapping[int, str]  # by bit depth
-    odd_pixel_formats: Mapping[int, str] | None = None  # for an odd width or height, if they differ
+    odd_pixel_formats: Mapping[int, str] | None = None  # for an odd width or height, if they differ; {} for none
     crf: tuple[int, int] | None = None  # the default constant quality, and the worst; 0 is the best
+    has_presets: bool = False
+    tag: str | None = None  # in mp4 and mov, in place of ffmpeg's own
     options: tuple[str, ...] = ()
     live_options: tuple[str, ...] = ()  # encoders otherwise hold 20 to 50 frames back
 
-    def color_filter(self, size: Size, bit_depth: int) -> str:
-        """The ffmpeg filter that converts full-range RGB to the codec's pixel format and tags it."""
-        is_odd = any(side % 2 for side in size)
-        formats = self.odd_pixel_formats if is_odd and self.odd_pixel_formats else self.pixel_formats
-        pixel_format = formats[bit_depth]
-        if pixel_format.startswith("yuv"):
-            return f"{_TO_BT709},format={pixel_format},{_TAG_BT709}"
-        return f"format={pixel_format},{_TAG_RGB}"
+    def pixel_format(self, name: str, size: Size, options: SinkOptions) -> str:
+        """The format that the options name, or the default for frames of a size; a `WriterError` if there is none."""
+        is_odd = any(side % 2 for side in size) and self.odd_pixel_formats is not None
+        formats = self.odd_pixel_formats if is_odd else self.pixel_formats
+        if not formats:
+            raise WriterError(f"{name}: {self.encoder} takes even sizes, not {format_size(*size)}; use another codec.")
+        if options.pix_fmt is None:
+            return formats[options.bit_depth]
+        rows = listing("-h", f"encoder={self.encoder}", error=WriterError)
+        known = next((row[3:] for row in rows if row[:3] == ["Supported", "pixel", "formats:"]), [])
+        known = [each for each in known if _COLOR.match(each)]
+        if options.pix_fmt not in known:
+            found = f"{self.encoder} has no pixel format {quote(options.pix_fmt)}"
+            raise WriterError(f"{name}: {found}; use one of {excerpt(', '.join(known), 400)}.")
+        if is_odd and _SUBSAMPLED.search(options.pix_fmt):
+            found = f"{options.pix_fmt} has even sizes, not {format_size(*size)}"
+            raise WriterError(f"{name}: {found}; use {formats[options.bit_depth]}, or leave the pixel format out.")
+        return options.pix_fmt
+
+
+def color_filter(pixel_format: str) -> str:
+    """The ffmpeg filter that converts full-range RGB to a pixel format and tags it."""
+    if pixel_format.startswith(_RGB):
+        return f"format={pixel_format},setparams=range=pc:{_TAGS}"
+    levels = "pc" if pixel_format.startswith("yuvj") else "tv"
+    to_bt709 = f"scale=in_range=pc:out_range={levels}:out_color_matrix=bt709:flags={SCALER}"
+    return f"{to_bt709},format={pixel_format},setparams=range={levels}:colorspace=bt709:{_TAGS}"
 
 
 _FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
@@ -55,7 +80,8 @@ _MPEG_ENDINGS = (".mp4", ".mov", ".mkv")
 _WEB_ENDINGS = (".webm", ".mkv", ".mp4")
 _YUV420 = {8: "yuv420p", 10: "yuv420p10le"}
 _YUV444 = {8: "yuv444p", 10: "yuv444p10le"}
-_QUIET = ("-x265-params", "log-level=error")
+_QUICKTIME_TAG = "hvc1"  # QuickTime does not play ffmpeg's default, hev1
+_APPLE_QUALITY, _REAL_TIME = ("-q:v", "65"), ("-realtime", "1")  # a quality of 100 is the best
 _NO_LOOKAHEAD = ("-tune", "zerolatency")
 _VP9_LOW_DELAY = ("-lag-in-frames", "0")
 _AV1_SPEED = ("-preset", "8")
@@ -64,8 +90,20 @@ _VP9_SPEED = ("-b:v", "0", "-deadline", "good", "-cpu-used", "4", "-row-mt", "1"
 
 #: The default qualities are visually lossless.
 CODECS: dict[str, Codec] = {
-    "h264": Codec("libx264", _MPEG_ENDINGS, _YUV420, _YUV444, crf=(18, 51), live_options=_NO_LOOKAHEAD),
-    "hevc": Codec("libx265", _MPEG_ENDINGS, _YUV420, _YUV444, crf=(20, 51), options=_QUIET, live_options=_NO_LOOKAHEAD),
+    "h264": Codec(
+        "libx264", _MPEG_ENDINGS, _YUV420, _YUV444, crf=(18, 51), has_presets=True, live_options=_NO_LOOKAHEAD
+    ),
+    "hevc": Codec(
+        "libx265",
+        _MPEG_ENDINGS,
+        _YUV420,
+        _YUV444,
+        crf=(20, 51),
+        has_presets=True,
+        tag=_QUICKTIME_TAG,
+        options=("-x265-params", "log-level=error"),
+        live_options=_NO_LOOKAHEAD,
+    ),
     "prores": Codec(
         "prores_ks",
         (".mov", ".mkv"),
@@ -77,8 +115,22 @@ CODECS: dict[str, Codec] = {
     "ffv1": Codec("ffv1", (".mkv",), {8: "bgr0", 10: "gbrp16le"}, options=("-level", "3", "-g", "1", "-slicecrc", "1")),
     "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_VP9_SPEED, live_options=_VP9_LOW_DELAY),
     "av1": Codec("libsvtav1", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_AV1_SPEED, live_options=_AV1_LOW_DELAY),
+    # The hardware of a Mac.
+    "h264_videotoolbox": Codec(
+        "h264_videotoolbox", _MPEG_ENDINGS, {8: "yuv420p"}, {}, options=_APPLE_QUALITY, live_options=_REAL_TIME
+    ),
+    "hevc_videotoolbox": Codec(
+        "hevc_videotoolbox",
+        _MPEG_ENDINGS,
+        {8: "yuv420p", 10: "p010le"},
+        {},
+        tag=_QUICKTIME_TAG,
+        options=_APPLE_QUALITY,
+        live_options=_REAL_TIME,
+    ),
 }
 _OTHER_NAMES = {"h265": "hevc"}
+_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 # A second output: a line for each packet of the audio, in the pipe that this process reads. ffmpeg ends when it cannot
 # write them. Otherwise, if this process is killed, it goes on to the end of the audio, which may be hours long.
 _END_WITH_READER = ("-map", "1:a:0", "-c", "copy", "-flush_packets", "1", "-f", "framecrc", "pipe:1")
@@ -88,6 +140,9 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     """The codec that the options name, in any case, or the default. A `WriterError` for options that do not fit it."""
     if options.fragmented:
         check_fragmented(name, ending)
+    check_metadata(name, options.metadata, MAX_LIVE_METADATA if options.fragmented else None)
+    if options.shortest and options.audio is None:
+        raise WriterError(f"{name}: shortest ends the audio with the video; add audio, or leave it out.")
     key = (options.codec or ("vp9" if ending == ".webm" else "h264")).lower()
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
@@ -100,7 +155,25 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
         raise WriterError(f"{name}: {codec.encoder} has no crf; leave it out.")
     if options.crf is not None and codec.crf is not None and not 0 <= options.crf <= codec.crf[1]:
         raise WriterError(f"{name}: a crf of {options.crf} is not between 0 and {codec.crf[1]}.")
+    if options.bit_depth not in codec.pixel_formats:
+        depths = " and ".join(map(str, codec.pixel_formats))
+        raise WriterError(f"{name}: {key} has a bit depth of {depths}, not {options.bit_depth}; use another codec.")
+    if options.encoder_preset is not None and not codec.has_presets:
+        raise WriterError(f"{name}: {codec.encoder} has no presets; leave out the encoder preset, or use h264 or hevc.")
+    if options.encoder_preset not in (None, *_PRESETS):
+        given = quote(options.encoder_preset)
+        raise WriterError(f"{name}: the encoder preset {given} is not known; use one of {', '.join(_PRESETS)}.")
     return codec
+
+
+def warn_of_long_audio(name: str, num_frames: int, fps: Fraction, options: SinkOptions) -> None:
+    """Warn if the audio goes on after a video of so many frames, and the options do not cut it."""
+    if options.audio is None or options.shortest:
+        return
+    video, (_, audio) = num_frames / fps, read_end([*input_arguments(options.audio), "-map", "0:a:0"])
+    if audio is not None and audio > video + 1 / fps:
+        lengths = f"{name}: the video takes {float(video):.2f} s and its audio {float(audio):.2f} s"
+        warnings.warn(f"{lengths}; --shortest (shortest=True) cuts the audio.", stacklevel=4)
 
 
 def check_fragmented(name: str, ending: str) -> None:
@@ -109,36 +182,63 @@ def check_fragmented(name: str, ending: str) -> None:
         raise WriterError(f"{name}: cannot be played while it grows; only {' and '.join(_FRAGMENTED_ENDINGS)} can.")
 
 
-def video_arguments(name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
-    """ffmpeg's arguments between the video input and the output."""
+def video_arguments(
+    name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions, num_frames: int | None
+) -> list[str]:
+    """ffmpeg's arguments between the video input and the output. `num_frames` is None if it is not known."""
     if ending not in CONTAINER_ENDINGS:
         raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
     codec = find_codec(name, ending, options)
-    if all(row[1:2] != [codec.encoder] for row in listing("-encoders", WriterError)):
+    if all(row[1:2] != [codec.encoder] for row in listing("-encoders", error=WriterError)):
         key = next(key for key, known in CODECS.items() if known is codec)
-        raise WriterError(f"{name}: this ffmpeg was built without {codec.encoder}, which {key} needs.")
+        needs = "which only builds for macOS have; use h264 or hevc" if "toolbox" in key else f"which {key} needs"
+        raise WriterError(f"{name}: this ffmpeg was built without {codec.encoder}, {needs}.")
     arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
     if codec.crf is not None:
         arguments += ["-crf", str(codec.crf[0] if options.crf is None else options.crf)]
-    arguments += ["-vf", codec.color_filter(size, options.bit_depth)]
+    if options.encoder_preset is not None:
+        arguments += ["-preset", options.encoder_preset]
+    arguments += ["-vf", color_filter(codec.pixel_format(name, size, options))]
     if options.fragmented:  # a short delay, and a key frame every second, to which a player can jump
         arguments += [*codec.live_options, "-g", str(max(1, round(fps)))]
+    inputs: list[str] = []
     if options.audio is not None:
-        check_audio(options.audio)
-        if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
-            raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
+        inputs = _audio_input(name, fps, options, num_frames)
         encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
-        # Without -shortest, which would cut the longer of the two.
         arguments += ["-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
-        arguments = [*input_arguments(options.audio), *(() if options.fragmented else _END_WITH_READER), *arguments]
-    arguments += ["-f", _FORMATS[ending]]
+        arguments = [*(() if options.fragmented else _END_WITH_READER), *arguments]
+    if options.metadata:
+        inputs += ["-f", "ffmetadata", "-i", METADATA_INPUT]
+        arguments += ["-map_metadata", "1" if options.audio is None else "2", *metadata_arguments(options.metadata)]
+    return [*inputs, *arguments, *_container_arguments(ending, codec, options)]
+
+
+def _audio_input(name: str, fps: Fraction, options: SinkOptions, num_frames: int | None) -> list[str]:
+    assert options.audio is not None
+    check_audio(options.audio)
+    if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
+        raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
+    if not options.shortest:
+        return input_arguments(options.audio)
+    if num_frames is None:
+        raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
+    # Not ffmpeg's -shortest, which may cut the video, and cuts the audio late.
+    return ["-t", f"{float(num_frames / fps):.6f}", *input_arguments(options.audio)]
+
+
+def _container_arguments(ending: str, codec: Codec, options: SinkOptions) -> list[str]:
+    arguments = ["-f", _FORMATS[ending]]
+    if ending not in _FRAGMENTED_ENDINGS:
+        return arguments
     if options.fragmented:
         # Fragments of half a second, and each leaves ffmpeg at once. The header (moov) is written with the first one
         # (delay_moov), when ffmpeg knows the delay of the audio encoder, which would otherwise shift the video.
         flags = "+empty_moov+default_base_moof+frag_keyframe+delay_moov"
-        arguments += ["-movflags", flags, "-frag_duration", "500000", "-flush_packets", "1"]
-    elif ending in _FRAGMENTED_ENDINGS:
-        arguments += ["-movflags", "+faststart"]  # the index first, so that playback starts before the download ends
-    if ending in _FRAGMENTED_ENDINGS and codec.encoder == "libx265":
-        arguments += ["-tag:v", "hvc1"]  # QuickTime does not play ffmpeg's default, hev1
-    return arguments
+        arguments += ["-frag_duration", "500000", "-flush_packets", "1"]
+    else:
+        flags = "+faststart"  # the index first, so that playback starts before the download ends
+    if options.metadata:
+        flags += "+use_metadata_tags"  # otherwise only the entries that ffmpeg knows are written
+    if codec.tag is not None:
+        arguments += ["-tag:v", codec.tag]
+    return [*arguments, "-movflags", flags]

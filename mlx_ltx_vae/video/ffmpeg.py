@@ -82,20 +82,24 @@ class FfmpegEncoder(FfmpegProcess):
     """A running ffmpeg that reads raw frames from its standard input (`-i pipe:0` among its arguments).
 
     Its output is a URL, or a function that a thread calls with the bytes, and that raises a `WriterError` to end it.
+    It also gets the `inherited` open files.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], output: str | Callable[[bytes], None]) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], output: str | Callable[[bytes], None], inherited: Sequence[int] = ()
+    ) -> None:
         # ffmpeg writes its progress, which counts frames, to standard output twice a second and at the end.
         arguments = ["-progress", "pipe:1", *arguments]
         self._forwarder = None
         if isinstance(output, str):
-            super().__init__(name, WriterError, [*arguments, output], subprocess.PIPE, ())
+            super().__init__(name, WriterError, [*arguments, output], subprocess.PIPE, inherited)
         else:
             with _ffmpeg_program(WriterError):
                 read_end, write_end = os.pipe()
             self._forwarder = _Forwarder(read_end, output)
             try:
-                super().__init__(name, WriterError, [*arguments, f"pipe:{write_end}"], subprocess.PIPE, [write_end])
+                inherited = [*inherited, write_end]
+                super().__init__(name, WriterError, [*arguments, f"pipe:{write_end}"], subprocess.PIPE, inherited)
             finally:
                 os.close(write_end)  # ffmpeg has its own, whose end is the end of the pipe
         assert self.process.stdin is not None
@@ -253,9 +257,9 @@ class _TailReader:
 
 
 @lru_cache
-def listing(option: str, error: type[LTXVAEError]) -> list[list[str]]:
-    """The words of each line that ffmpeg prints for an option such as `-encoders`."""
-    output = _run(["-hide_banner", option], error).stdout
+def listing(*options: str, error: type[LTXVAEError]) -> list[list[str]]:
+    """The words of each line that ffmpeg prints for options such as `-encoders`."""
+    output = _run(["-hide_banner", *options], error).stdout
     return [line.split() for line in output.decode(errors="replace").splitlines()]
 
 
@@ -283,9 +287,27 @@ def check_audio(path: str | os.PathLike) -> None:
     read_log(os.fspath(path), "audio", [*input_arguments(path), "-map", "0:a:0", "-frames:a", "1"], WriterError)
 
 
+def read_end(arguments: Sequence[str]) -> tuple[int, Fraction | None]:
+    """How many frames a stream of an input has if it is a video, and when it ends in seconds, if that is known.
+
+    The file is read, and nothing decoded: headers state the duration of the longest stream, or estimate it.
+    """
+    copy = ["-progress", "pipe:1", *arguments, "-c", "copy", "-f", "null", "-"]
+    progress = _run([*_GLOBAL_OPTIONS, "-loglevel", "error", *copy], ReaderError).stdout.decode()
+    frames = re.findall(r"^frame=(\d+)", progress, re.MULTILINE)
+    ends = re.findall(r"^out_time_us=(\d+)", progress, re.MULTILINE)
+    return int(frames[-1]) if frames else 0, Fraction(int(ends[-1]), 10**6) if ends else None
+
+
+def read_ffmetadata(path: str | os.PathLike) -> str:
+    """The metadata of a file in ffmpeg's format; "" if ffmpeg cannot read the file."""
+    done = _run([*_GLOBAL_OPTIONS, *input_arguments(path), "-f", "ffmetadata", "pipe:1"], ReaderError)
+    return done.stdout.decode(errors="replace")
+
+
 def input_arguments(path: str | os.PathLike) -> list[str]:
     """The arguments for ffmpeg to read a file, and no other file, address or device that the file may name."""
-    rows = listing("-demuxers", ReaderError)  # "D", "d" for a device, names separated by commas, a description
+    rows = listing("-demuxers", error=ReaderError)  # "D", "d" for a device, names separated by commas, a description
     names = [row[1] for row in rows if row[:1] == ["D"] and len(row) > 2 and row[1] != "d"]
     formats = ",".join(name for name in names if name not in _REFERRING)
     # As a URL, the path may have colons, dashes and percent signs.

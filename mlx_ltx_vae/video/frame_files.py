@@ -1,13 +1,12 @@
 """Outputs that need no ffmpeg: numbered PNG files, a .npy file, and raw frames to standard output."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
 
-import imageio.v3 as iio
 import numpy as np
 from numpy.lib import format as npy_format
 
@@ -16,6 +15,8 @@ from ..files.atomic import PartFile, check_name, create_part, remove_part, writi
 from ..process.cleanup import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
 from .live import StandardOutput
+from .metadata import check_metadata
+from .png import encode_png
 from .sink import Sink, SinkOptions
 from .source import match_numbered
 
@@ -23,20 +24,23 @@ from .source import match_numbered
 class StillsWriter(Sink):
     """PNG files, numbered from 0, in a folder (00000.png, 00001.png, ...) or of a pattern such as `a_%05d.png`.
 
+    They have 8 bits, or 16 for a bit depth of 10.
+
     They are moved there at the end, in one rename if the folder is new. A folder that has, or meanwhile gets, files of
     this pattern is refused: the rest of a longer clip would mix with this one.
     """
 
-    def __init__(self, path: str | os.PathLike, size: Size, bit_depth: int) -> None:
-        super().__init__(os.fspath(path), size, bit_depth)
-        self.folder, self._pattern = find_stills_target(path, bit_depth)
+    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions) -> None:
+        super().__init__(os.fspath(path), size, options.bit_depth)
+        check_metadata(self.name, options.metadata)
+        self.folder, self._pattern = find_stills_target(path)
         self._moved: list[Path] = []
         # Inside an existing folder, which may be on another file system than its parent; beside a new one.
         beside = self.folder / "stills" if os.path.isdir(self.folder) else self.folder
         with uninterrupted(), writing_to(self.name):
             self._part, lock = create_part(beside, Path.mkdir)
             self._remove = Cleanup(self, _remove_stills, self._part, lock, self._moved)
-        self._write = partial(_write_stills, self._part / self._pattern, count())
+        self._write = partial(_write_stills, self._part / self._pattern, count(), options.metadata)
 
     def _finish(self) -> None:
         with uninterrupted():
@@ -57,9 +61,9 @@ class StillsWriter(Sink):
         self._remove()
 
 
-def _write_stills(pattern: Path, numbers: Iterator[int], frames: np.ndarray) -> None:
+def _write_stills(pattern: Path, numbers: Iterator[int], metadata: Mapping[str, str], frames: np.ndarray) -> None:
     for frame, number in zip(frames, numbers, strict=False):  # in this order, which takes no number too many
-        iio.imwrite(pattern.with_name(pattern.name % number), frame, plugin="pillow")
+        pattern.with_name(pattern.name % number).write_bytes(encode_png(frame, metadata))
 
 
 def _remove_stills(part: Path, lock: int, moved: list[Path]) -> None:
@@ -68,10 +72,10 @@ def _remove_stills(part: Path, lock: int, moved: list[Path]) -> None:
         remove_file(still)
 
 
-def find_stills_target(path: str | os.PathLike, bit_depth: int) -> tuple[Path, str]:
+def find_stills_target(path: str | os.PathLike) -> tuple[Path, str]:
     """The folder and the pattern of the names of stills, see `StillsWriter`. Nothing is created."""
     name = os.fspath(path)
-    folder, pattern = parse_stills_path(path, bit_depth)
+    folder, pattern = parse_stills_path(path)
     check_name(folder)
     if os.path.isdir(folder):
         _refuse_other_stills(name, folder, pattern)
@@ -80,11 +84,9 @@ def find_stills_target(path: str | os.PathLike, bit_depth: int) -> tuple[Path, s
     return folder, pattern
 
 
-def parse_stills_path(path: str | os.PathLike, bit_depth: int) -> tuple[Path, str]:
+def parse_stills_path(path: str | os.PathLike) -> tuple[Path, str]:
     """As `find_stills_target`, without the errors of a folder that cannot be used."""
     name = os.fspath(path)
-    if bit_depth != 8:  # imageio writes no color PNG with more
-        raise WriterError(f"{name}: PNG stills have 8 bits; write an .mkv with ffv1 to keep more.")
     given = Path(path)
     is_pattern = given.suffix.lower() == ".png" and not os.path.isdir(given)
     folder, pattern = (given.parent, given.name) if is_pattern else (given, "%05d.png")

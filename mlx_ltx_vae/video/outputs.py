@@ -1,18 +1,21 @@
 """The choice of a sink by the name of the output, and the files that ffmpeg writes while frames are computed."""
 
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import WriterError
-from ..files.atomic import PartFile, check_name
+from ..files.atomic import PartFile, check_name, writing_to
 from ..frame_rate import Rate, find_fps
 from ..process.cleanup import Cleanup
 from ..shapes import Size, format_size
-from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments
+from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments, warn_of_long_audio
 from .ffmpeg import FfmpegEncoder
 from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path
 from .live import LiveOutput, StandardOutput, Target, target_name
+from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_bytes, metadata_file
 from .sink import DEFAULT_OPTIONS, RAW_FORMATS, Sink, SinkOptions, check_frames
 
 _SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
@@ -26,13 +29,17 @@ class FfmpegSink(Sink):
         super().__init__(name, size, bit_depth)
         self.fps = find_fps(self.name, fps, WriterError)
 
-    def _start(self, target: PartFile | LiveOutput, output_arguments: Sequence[str]) -> None:
+    def _start(
+        self, target: PartFile | LiveOutput, output_arguments: Sequence[str], metadata: Mapping[str, str] | None = None
+    ) -> None:
         layout = ["-pixel_format", RAW_FORMATS[self._dtype], "-video_size", format_size(*self.size)]
         raw_video = ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
         self._target = target
         output = f"file:{target.path}" if isinstance(target, PartFile) else target.write
         try:
-            self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *output_arguments], output)
+            with writing_to(self.name), metadata_file(metadata or {}) as entries:
+                arguments = [f"pipe:{entries[0]}" if text == METADATA_INPUT else text for text in output_arguments]
+                self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *arguments], output, entries)
         except BaseException:
             target.discard()
             raise
@@ -77,11 +84,18 @@ class VideoWriter(FfmpegSink):
             frames then wait, and so does who writes them.
         size: `(width, height)` in pixels; odd sizes are kept exactly (see `codecs`).
         fps: frames per second: 24, 23.976, "30000/1001" (see `parse_fps`).
-        audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video.
-        codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1.
+        audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video. If it is
+            longer by more than a frame, closing warns (`UserWarning`) with both lengths.
+        codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1; on a Mac
+            also h264_videotoolbox and hevc_videotoolbox.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
         overwrite: whether to replace a file of this name, also one that appears while the video is written.
+        shortest: whether audio that is longer is cut at the end of the video. Needs `num_frames`.
+        metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length.
+        encoder_preset: for h264 and hevc: ultrafast to veryslow, by default medium. Slower ones make smaller files.
+        pix_fmt: a pixel format of ffmpeg's encoder in place of the default, such as `"yuv444p"`.
+        num_frames: how many frames will be written, if that is known.
 
     Raises:
         WriterError: for invalid options, before ffmpeg is started.
@@ -99,16 +113,32 @@ class VideoWriter(FfmpegSink):
         bit_depth: int = 8,
         fragmented: bool = False,
         overwrite: bool = True,
+        shortest: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        encoder_preset: str | None = None,
+        pix_fmt: str | None = None,
+        num_frames: int | None = None,
     ) -> None:
         super().__init__(target_name(path), size, fps, bit_depth)
         is_path = isinstance(path, (str, os.PathLike))
         if not is_path and not fragmented:
             raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
-        options = SinkOptions(audio, codec, crf, bit_depth, fragmented, overwrite)
+        self._options = options = SinkOptions(
+            audio, codec, crf, bit_depth, fragmented, overwrite, shortest, metadata or {}, encoder_preset, pix_fmt
+        )
+        self._num_frames = num_frames
+        self._warns_of_audio = True
         ending = Path(self.name).suffix.lower() if is_path else ".mp4"
-        arguments = video_arguments(self.name, ending, size, self.fps, options)
+        arguments = video_arguments(self.name, ending, size, self.fps, options, num_frames)
         target = LiveOutput(path, overwrite) if fragmented else PartFile(Path(self.name), overwrite=overwrite)
-        self._start(target, arguments)
+        self._start(target, arguments, options.metadata)
+
+    def _finish(self) -> None:
+        if self._num_frames not in (None, self.frames_written):
+            raise WriterError(f"{self.name}: got {self.frames_written} frames, not {self._num_frames} (num_frames).")
+        super()._finish()
+        if self._warns_of_audio:
+            warn_of_long_audio(self.name, self.frames_written, self.fps, self._options)
 
 
 class GifWriter(FfmpegSink):
@@ -122,28 +152,53 @@ class GifWriter(FfmpegSink):
         self._start(PartFile(Path(path), overwrite=options.overwrite), ["-vf", filters, "-f", "gif"])
 
 
-def open_sink(path: str | os.PathLike, *, size: Size, fps: Rate, options: SinkOptions = DEFAULT_OPTIONS) -> Sink:
-    """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support."""
+def open_sink(
+    path: str | os.PathLike,
+    *,
+    size: Size,
+    fps: Rate,
+    options: SinkOptions = DEFAULT_OPTIONS,
+    num_frames: int | None = None,
+) -> Sink:
+    """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support.
+
+    `num_frames` is given by callers that gave it to `check_output`, which has then warned of audio that is too long.
+    """
     kind = check_output_options(path, options, fps=fps)
     if kind is VideoWriter:
         target = StandardOutput("the video") if os.fspath(path) == "-" else path
-        return VideoWriter(target, size=size, fps=fps, **vars(options))
+        writer = VideoWriter(target, size=size, fps=fps, num_frames=num_frames, **vars(options))
+        writer._warns_of_audio = num_frames is None
+        return writer
     if kind is GifWriter:
         return GifWriter(path, size, fps, options)
     if kind is RawWriter:
         return RawWriter(size, options.bit_depth)
-    return StillsWriter(path, size, options.bit_depth) if kind is StillsWriter else NpyWriter(path, size, options)
+    return StillsWriter(path, size, options) if kind is StillsWriter else NpyWriter(path, size, options)
 
 
-def check_output(path: str | os.PathLike, *, size: Size, fps: Rate, options: SinkOptions = DEFAULT_OPTIONS) -> None:
-    """Raise the errors of `open_sink` without creating anything. For standard output, a terminal is allowed."""
+def check_output(
+    path: str | os.PathLike,
+    *,
+    size: Size,
+    fps: Rate,
+    options: SinkOptions = DEFAULT_OPTIONS,
+    num_frames: int | None = None,
+) -> None:
+    """Raise the errors of `open_sink` without creating anything. For standard output, a terminal is allowed.
+
+    With `num_frames`, warn of audio that is longer than the video.
+    """
     name, target = os.fspath(path), Path(path)
     kind = check_output_options(path, options, fps=fps)
     check_frames(name, size, options.bit_depth)
     if kind is StillsWriter:
-        target, _ = find_stills_target(path, options.bit_depth)
+        target, _ = find_stills_target(path)
     elif kind is VideoWriter:
-        video_arguments(*_name_and_ending(name), size, find_fps(name, fps, WriterError), options)
+        exact_fps = find_fps(name, fps, WriterError)
+        video_arguments(*_name_and_ending(name), size, exact_fps, options, num_frames)
+        if num_frames is not None:
+            warn_of_long_audio(_name_and_ending(name)[0], num_frames, exact_fps, options)
     if name == "-":
         return
     check_name(target)
@@ -162,14 +217,17 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
         return VideoWriter
     if options.fragmented:
         check_fragmented(name, ending)
-    for option in ("audio", "codec", "crf"):
-        if getattr(options, option) is not None:
-            raise WriterError(f"{name}: takes no {option}; only {', '.join(CONTAINER_ENDINGS)} do.")
+    for option in ("audio", "codec", "crf", "shortest", "encoder_preset", "pix_fmt"):
+        if getattr(options, option) is not getattr(DEFAULT_OPTIONS, option):
+            raise WriterError(f"{name}: takes no {option.replace('_', ' ')}; only {', '.join(CONTAINER_ENDINGS)} do.")
+    if is_folder or ending == ".png":
+        parse_stills_path(path)
+        check_metadata(name, options.metadata)
+        return StillsWriter
+    if options.metadata:
+        raise WriterError(f"{name}: takes no metadata; only {', '.join(CONTAINER_ENDINGS)} and PNG stills do.")
     if name == "-":
         return RawWriter
-    if is_folder or ending == ".png":
-        parse_stills_path(path, options.bit_depth)
-        return StillsWriter
     if ending == ".gif":
         if options.bit_depth != 8:
             raise WriterError(f"{name}: a GIF has 8 bits per color; leave out the bit depth.")
@@ -178,7 +236,25 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
         return GifWriter
     if ending == ".npy":
         return NpyWriter
+    if not ending:
+        raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for PNG stills, or {name}.mp4.")
     raise WriterError(f"{name}: its ending is not supported; use {_SUPPORTED}.")
+
+
+def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping[str, str]) -> SinkOptions:
+    """`options` with more entries, if the output takes any; those that `options` have stay.
+
+    A warning if they are too long for a live video, which goes without them.
+    """
+    if not entries or check_output_options(path, options) not in (VideoWriter, StillsWriter):
+        return options
+    entries = {**entries, **options.metadata}
+    if options.fragmented and metadata_bytes(entries) > MAX_LIVE_METADATA:
+        names = " and ".join(sorted(entries.keys() - options.metadata.keys()))
+        long = f"{names} of the latents take more than {MAX_LIVE_METADATA:,} bytes"
+        warnings.warn(f"{os.fspath(path)}: {long}, and are left out of a live video.", stacklevel=2)
+        return options
+    return replace(options, metadata=entries)
 
 
 def _name_and_ending(name: str) -> tuple[str, str]:

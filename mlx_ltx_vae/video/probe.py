@@ -45,13 +45,14 @@ _TO_BT709 = "colorspace=all=bt709:iall=bt2020:format=yuv420p"
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """Properties of a video; formats, transfer functions, primaries and streams by ffmpeg's names."""
+    """Properties of a video; codecs, formats, transfer functions, primaries and streams by ffmpeg's names."""
 
     size: Size  # of a frame, after the rotation in the file's metadata
     is_still: bool  # an image or a sequence of images, which have no times
     fps: Fraction | None  # None for stills, and if unknown
     is_variable: bool  # the frames come at irregular times, and `fps` is only their average rate
     seconds: Fraction | None  # the duration of the longest stream; None if unknown
+    codec: str
     pixel_format: str
     is_pictures: bool  # frames are coded as pictures that may have transparency if the first one has none
     has_matrix: bool  # the color matrix is tagged, or is not needed (RGB)
@@ -119,6 +120,7 @@ def parse_log(log: str, name: str) -> VideoInfo:
     except ValueError as error:
         raise ReaderError(f"{name}: {error}") from error
     duration = _DURATION.search(log)
+    codec = re.split(r"\W", _chosen_stream(log), maxsplit=1)[0]
     colors = _COLORS.search(log, frame.end())
     matrix, primaries, transfer = colors.groups() if colors else ["unknown"] * 3
     return VideoInfo(
@@ -127,8 +129,9 @@ def parse_log(log: str, name: str) -> VideoInfo:
         fps=fps,
         is_variable=fps is not None and _rate("tbr", log) > _MAX_NOMINAL * fps,
         seconds=duration and 3600 * int(duration[1]) + 60 * int(duration[2]) + Fraction(duration[3]),
+        codec=codec,
         pixel_format=frame[1],
-        is_pictures=re.split(r"\W", _chosen_stream(log), maxsplit=1)[0] in _PICTURES,
+        is_pictures=codec in _PICTURES,
         has_matrix=matrix not in ("unknown", "reserved"),
         transfer=transfer,
         primaries=primaries,
@@ -150,7 +153,7 @@ def _choose_stream(log: str) -> tuple[list[str], str]:
 
 def describe_pixel_format(name: str) -> tuple[int, bool]:
     """The largest number of bits per component of a pixel format, and whether its pixels can be transparent."""
-    rows = listing("-pix_fmts", ReaderError)  # flags, name, components, bits per pixel, bits of each component
+    rows = listing("-pix_fmts", error=ReaderError)  # flags, name, components, bits per pixel, bits of each component
     flags, _, components, _, depths = next(row for row in rows if row[1:2] == [name])
     # 2 and 4 components are gray and color with alpha; the entries of a palette have alpha.
     return max(map(int, depths.split("-"))), components in ("2", "4") or "P" in flags

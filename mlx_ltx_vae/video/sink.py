@@ -5,8 +5,8 @@ import queue
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -33,6 +33,10 @@ class SinkOptions:
     bit_depth: int = 8
     fragmented: bool = False
     overwrite: bool = True
+    shortest: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    encoder_preset: str | None = None
+    pix_fmt: str | None = None
 
 
 DEFAULT_OPTIONS = SinkOptions()

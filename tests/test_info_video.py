@@ -1,0 +1,117 @@
+"""`info` of videos and images."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.info import main
+from mlx_ltx_vae.video import SinkOptions, VideoWriter, open_sink
+from test_info import info, refused, text  # noqa: F401
+from test_video_audio import make_audio
+from video_files import noise, run_ffmpeg
+
+KEYS = {
+    "kind", "name", "frames", "width", "height", "fps", "is_variable", "seconds", "codec", "pixel_format", "nearest",
+    "scale", "vae", "metadata",
+}  # fmt: skip
+
+
+def write(path: Path | str, num_frames: int, size: tuple[int, int], **options: object) -> None:
+    with open_sink(path, size=size, fps=25, options=SinkOptions(**options)) as out:
+        out.write(noise(num_frames, size))
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"), [("out.mp4", "h264"), ("out.mkv", "ffv1"), ("out.webm", "vp9"), ("out.gif", "gif")]
+)
+def test_a_video_is_described(info, tmp_path: Path, name: str, codec: str) -> None:  # noqa: F811
+    write(tmp_path / name, 21, (100, 70), codec=codec if codec == "ffv1" else None)
+    report = info(tmp_path / name)
+    assert report.keys() == KEYS
+    assert (report["kind"], report["codec"], report["vae"]) == ("video", codec, None)
+    assert (report["frames"], report["width"], report["height"], report["fps"]) == (21, 100, 70, 25)
+    assert report["seconds"] == pytest.approx(0.84)
+    assert report["nearest"] == {"frames": 17, "width": 96, "height": 64}
+
+
+def test_the_length_is_that_of_the_picture(info, tmp_path: Path) -> None:  # noqa: F811
+    with VideoWriter(tmp_path / "out.mp4", size=(32, 32), fps=24, audio=make_audio(tmp_path / "a.wav", 3)) as out:
+        out.write(noise(12, (32, 32)))
+    report = info(tmp_path / "out.mp4")
+    assert (report["frames"], report["seconds"]) == (12, 0.5)
+
+
+def test_frames_that_are_missing_make_a_video_no_shorter(info, tmp_path: Path) -> None:  # noqa: F811
+    write(tmp_path / "a.mkv", 30, (32, 32))
+    run_ffmpeg("-i", tmp_path / "a.mkv", "-vf", "select=lt(n\\,4)+gt(n\\,20)", "-fps_mode", "vfr", tmp_path / "b.mkv")
+    report = info(tmp_path / "b.mkv")
+    assert report["frames"] == 13
+    assert report["seconds"] == pytest.approx(1.2, abs=0.1)
+
+
+def test_a_variable_rate_is_said_to_be_an_average(info, text, tmp_path: Path) -> None:  # noqa: F811
+    write(tmp_path / "a.mkv", 30, (32, 32))
+    times = "setpts=if(lt(N\\,15)\\,N\\,3*N-30)/25/TB"
+    run_ffmpeg(
+        "-i", tmp_path / "a.mkv", "-vf", times, "-fps_mode", "vfr", "-video_track_timescale", 90000, tmp_path / "b.mp4"
+    )
+    report = info(tmp_path / "b.mp4")
+    assert (report["frames"], report["is_variable"]) == (30, True)
+    assert " at about " in text(tmp_path / "b.mp4")
+
+
+def test_what_it_says_is_nearest_encodes(info, golden, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:  # noqa: F811
+    vae = golden("conv_16x16x4").checkpoint
+    write(tmp_path / "a.mp4", 6, (40, 56))
+    report = info(tmp_path / "a.mp4", "-m", vae)
+    assert (report["scale"], report["vae"]) == ({"time": 4, "height": 16, "width": 16}, vae.name)
+    nearest = report["nearest"]
+    assert (nearest["frames"], nearest["width"], nearest["height"]) == (5, 32, 64)
+    out = tmp_path / "a.safetensors"
+    command = [str(tmp_path / "a.mp4"), "-m", str(vae), "-o", str(out), "--resize", "-q"]
+    assert encode(command) == 0
+    assert "6 frames are not 1 + 4*k" in capsys.readouterr().err
+    assert {key: info(out, "-m", vae)["video"][key] for key in nearest} == nearest
+
+
+def test_metadata_is_shown_in_one_line_and_whole_in_json(info, text, tmp_path: Path) -> None:  # noqa: F811
+    entries = {"prompt": '{"a": "b\\n"}\n' * 999, "comment": "\x1b[2J"}
+    write(tmp_path / "out.mp4", 1, (32, 32), metadata=entries)
+    write(f"{tmp_path}/stills/", 1, (32, 32), metadata=entries, bit_depth=8)
+    for path in (tmp_path / "out.mp4", tmp_path / "stills" / "00000.png"):
+        found = info(path)["metadata"]
+        assert {key: found[key] for key in entries} == entries
+        lines = text(path).splitlines()
+        assert any('prompt: {"a": "b\\n"} {"a"' in line and line.endswith("...") for line in lines)
+        assert any(line.endswith("comment: \\x1b[2J") for line in lines)
+        assert max(map(len, lines)) < 200
+
+
+def test_an_image_has_no_rate(info, text, tmp_path: Path) -> None:  # noqa: F811
+    with open_sink(f"{tmp_path}/a/", size=(64, 33), fps=24, options=SinkOptions(bit_depth=10)) as out:
+        out.write(noise(1, (64, 33), np.uint16))
+    report = info(tmp_path / "a" / "00000.png")
+    assert (report["frames"], report["fps"], report["seconds"], report["pixel_format"]) == (1, None, None, "rgb48be")
+    assert "1 frame of 64x33\n" in text(tmp_path / "a" / "00000.png")
+    assert "encodes  as 64x32, 1 frame" in text(tmp_path / "a" / "00000.png")
+
+
+def test_options_of_latents_are_refused_for_a_video(refused, tmp_path: Path) -> None:  # noqa: F811
+    write(tmp_path / "out.mp4", 1, (32, 32))
+    assert "this is a video" in refused(tmp_path / "out.mp4", "--tensor", "a")
+
+
+def test_a_damaged_video_is_one_and_other_files_are_not(refused, tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "out.mp4").write_bytes(bytes(1000))
+    assert "out.mp4: contains no video that ffmpeg can read" in refused(tmp_path / "out.mp4")
+    (tmp_path / "notes.txt").write_text("nothing\n" * 99)
+    assert "not a safetensors file" in refused(tmp_path / "notes.txt")
+
+
+def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write(tmp_path / "out.mkv", 1, (32, 32))
+    assert main([str(tmp_path / "out.mkv"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "video"
