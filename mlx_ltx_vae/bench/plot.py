@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ..backend.device import backend
 from ..errors import LTXVAEError
 from ..units import byte_unit
 from .processes import Run
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 _STEPS = 80  # points of a curve
+_NAMES = {"single": "single pass", "tiled": "tiles, each streamed", "ports": "tiles as in MLX ports"}
 
 
 def new_figure() -> "Figure":
@@ -37,7 +39,10 @@ def draw(figure: "Figure", results: list[list[Run]]) -> None:
     for axes in (memory, times):
         axes.spines[["top", "right"]].set_visible(False)
     run = results[0][0]
-    title = f"Decoding {run['frames']} frames of {run['width']}x{run['height']}"
+    weights = "a checkpoint" if run["model"] else f"{run['generation']} with {run['base_width']} base channels"
+    video = f"{run['frames']} frames of {run['width']}x{run['height']}"
+    dtype = run["dtype"] or ("its dtype" if run["model"] else "float32")
+    title = f"{video} decoded by {weights}, {dtype}, {backend().value} backend"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
 
 
@@ -67,7 +72,7 @@ def upper_envelope(samples: list[Any], steps: int) -> tuple[list[float], list[in
 def _draw_times(axes: "Axes", results: list[list[Run]], colors: dict[str, str]) -> None:
     """A bar for each case, as a ratio to the single pass if it was measured, else to the first case."""
     seconds = {_name(runs[0]): median(runs, "seconds") for runs in results}
-    reference = next((name for name in seconds if name == "single"), next(iter(seconds)))
+    reference = next((name for name in seconds if name == _NAMES["single"]), next(iter(seconds)))
     ratios = [each / seconds[reference] for each in seconds.values()]
     bars = axes.barh(list(seconds), ratios, color=[colors[name] for name in seconds])
     axes.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], padding=3, fontsize=9)
@@ -77,6 +82,6 @@ def _draw_times(axes: "Axes", results: list[list[Run]], colors: dict[str, str]) 
 
 
 def _name(run: Run) -> str:
-    order = f", by {run['order']}" if run["mode"] == "exact" and run["order"] not in ("time", "auto") else ""
+    order = f", by {run['order']}" if run["mode"] == "exact" else ""
     batch = f", {run['tile_batch_size']} at a time" if run["tile_batch_size"] > 1 else ""
-    return f"{run['mode']}{order}{batch}"
+    return f"{_NAMES.get(run['mode'], run['mode'])}{order}{batch}"
