@@ -17,7 +17,7 @@ from ..files.atomic import writing_to
 from ..files.opening import read_small_file
 from ..frame_rate import find_fps
 from ..shapes import Size
-from ..units import format_bytes
+from ..units import format_bytes, format_count
 
 _PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")  # as data sets name them
 _MAX_LIST = 64_000_000  # bytes
@@ -65,10 +65,10 @@ class Item:
         if self.is_skipped:
             return f"{self.source}: skipped, found {outputs}"
         if "seconds" in values:
-            return f"{self.source}: {values['frames']} frames, {values['seconds']:.2f} s"
+            return f"{self.source}: {format_count(values['frames'], 'frame')}, {values['seconds']:.2f} s"
         plan, target = values["plan"], f" -> {outputs}" if outputs else ""
         how = plan["mode"] if plan["mode"] != "exact" else f"exact by {plan['order']}"
-        frames = f"{plan['frames']} frames of {plan['width']}x{plan['height']}"
+        frames = f"{format_count(plan['frames'], 'frame')} of {plan['width']}x{plan['height']}"
         return f"{self.source}{target}: {frames}, {how}, peak {format_bytes(plan['peak_bytes'])}"
 
 
