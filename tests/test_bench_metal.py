@@ -58,7 +58,7 @@ def test_all_parts_are_measured_printed_and_written(in_process, golden, tmp_path
     assert all(run["gb_per_second"] > 0 for run in document["elementwise"])
     names = [run["name"] for run in document["decodes"]]
     assert names[0] == "as planned" and names[-1] == "as planned, again"
-    assert set(names) >= {"chunk 2", "chunk 4", "tile batch 1", "no Winograd", "float16", "cache 0.5 GB"}
+    assert set(names) >= {"chunk 2", "chunk 4", "MLX's tile batch", "no Winograd", "float16", "cache 0.5 GB"}
     assert set(names) >= {"mx.conv3d", "2 steps ahead"} and len(names) == 15
     for run in document["decodes"]:
         assert run["frames"] == 9 and 0 < run["first_frame_seconds"] <= run["seconds"]

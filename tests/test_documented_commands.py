@@ -72,6 +72,7 @@ def folder(tmp_path, monkeypatch):
     np.savez("clip.npz", latents=array)
     Path("more.txt").write_text("a.npy\n".replace("a", "clip"))
     write(tmp_path / "clip.mov", noise(9, (64, 64)), codec="prores")
+    write(tmp_path / "clip.mp4", noise(9, (64, 64)))
     Path("clips.csv").write_text("path\nclip.mov\n")
     models = ("ltx-2-19b-dev.safetensors", "ltx-2.5-video-vae-conv-bf16.safetensors", "ltx-2")
     for name in ("VAE", "A", "B", *models):

@@ -87,6 +87,29 @@ def test_a_mac_that_agrees_changes_nothing(document):
     )
 
 
+@pytest.mark.parametrize(("single", "agrees"), [(8, True), (8.3, True), (10.4, False)])
+def test_winograd_takes_a_frame_at_a_time_unless_that_is_slower(document, single, agrees):
+    document["convolutions"] = [conv_entry((10, 8, 8, 20, 12), (14, 8, single, 20, 12))]
+    found, text = verdict(document, "Winograd a frame at a time, float16")
+    assert found is agrees
+    assert (": keep" in text) is agrees
+    assert ("30 % slower than as many as MLX takes: backend/device.py: leave" in text) is not agrees
+
+
+@pytest.mark.parametrize(("seconds", "agrees"), [(10.0, True), (7.0, False)])
+def test_a_decode_with_the_tile_batch_of_mlx_tells_whether_ours_is_right(document, seconds, agrees):
+    document["decodes"].append(decode_run("MLX's tile batch", seconds))
+    found, text = verdict(document, "decode with MLX's tile batch")
+    assert found is agrees
+    assert ("leave MLX_CONV_WINOGRAD_TILE_BATCH unset" in text) is not agrees
+
+
+def test_the_rule_is_summed_and_judged_as_the_package_runs_it():
+    entry = conv_entry((10, 8, 8, 20, 12), (10, 8, 13, 20, 12))  # a frame at a time takes longer
+    assert clip_sums([entry])["float16", "the package's rule"] == pytest.approx(0.13)
+    assert wanted_form(entry, "float16", avoids_winograd=False) == "conv3d"
+
+
 def test_joined_frames_must_gain_five_percent(document):
     document["convolutions"] = [conv_entry((10, 9.7, 9.7, 20, 12), (10, 9.7, 9.7, 20, 12))]
     agrees, text = verdict(document, "joined frames, float16")
@@ -97,11 +120,11 @@ def test_joined_frames_must_gain_five_percent(document):
     ("float16", "wanted", "agrees"),
     [
         ((10, 8, 8, 20, 12), "joined", True),
-        ((10, 9.6, 9, 20, 12), "conv3d", True),  # which is faster by less than noise
+        ((10, 9.6, 9.6, 20, 12), "conv3d", True),  # which is faster by less than noise
         ((10, 11, 11, 20, 12), "conv3d", False),
         ((10, 8, 8, 20, 7), "rows", False),
         ((10, 8, 8, 20, 7.9), "rows", True),
-        ((10, None, 8, 20, 12), "conv3d", None),
+        ((10, None, None, 20, 12), "conv3d", None),
         ((10, 8, 8, 20, None), "joined", True),
     ],
 )

@@ -167,7 +167,7 @@ def test_written_stills_are_read_back(tmp_path: Path) -> None:
 def test_one_image_is_one_frame(tmp_path: Path) -> None:
     iio.imwrite(tmp_path / "50%.png", noise(1)[0])
     with VideoReader(tmp_path / "50%.png") as video:
-        assert (video.fps, video.num_frames) == (None, None)
+        assert (video.fps, video.num_frames) == (None, 1)
         np.testing.assert_array_equal(next(video), noise(1))
 
 

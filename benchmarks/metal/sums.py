@@ -17,6 +17,8 @@ NOISE = 0.05
 #: bfloat16 in Winograd kernels is too inaccurate beyond these multiples of the errors without.
 MAX_RMS_RATIO, MAX_LARGEST_RATIO = 1.2, 2.0
 
+#: Joined frames, of which Winograd takes one at a time, as in the package's runs.
+ONE_FRAME = "joined, tile batch 1"
 BEST, RULE = "the best of each layer", "the package's rule"
 #: The dtype of sums in which each convolution takes its operands as in the package's bfloat16 network.
 NETWORK = "bfloat16 network"
@@ -36,6 +38,16 @@ def values_of(entries: Sequence[Entry], name: str) -> list[str]:
 def times(entry: Entry, dtype: str) -> dict[str, float]:
     """Seconds of one call in each form."""
     return {run["form"]: run["seconds"] for run in entry["runs"] if run["dtype"] == dtype and "error" not in run}
+
+
+def package_times(entry: Entry, dtype: str) -> dict[str, float]:
+    """As `times`, with joined frames as the package runs them: Winograd takes a frame at a time, if that was measured.
+
+    Names with a comma, which differ from another only in variables of MLX, are left out.
+    """
+    known = times(entry, dtype)
+    known |= {"joined": known[ONE_FRAME]} if ONE_FRAME in known else {}
+    return {form: seconds for form, seconds in known.items() if "," not in form}
 
 
 def clip_sums(entries: Sequence[Entry]) -> dict[tuple[str, str], float]:
@@ -60,7 +72,7 @@ def clip_sums(entries: Sequence[Entry]) -> dict[tuple[str, str], float]:
 
 
 def _by_rule(entry: Entry, dtype: str) -> float | None:
-    return times(entry, dtype).get(entry["rule"].get(dtype, ""))
+    return package_times(entry, dtype).get(entry["rule"].get(dtype, ""))
 
 
 def winograd_ratios(entries: Sequence[Entry]) -> tuple[float, float] | None:
@@ -95,8 +107,7 @@ def wanted_form(entry: Entry, dtype: str, *, avoids_winograd: bool) -> str | Non
         avoids_winograd: whether forms that may use Winograd kernels are out of the question in this dtype.
     """
     left_out = ("conv3d", "joined") if avoids_winograd else ()
-    # Names with a comma differ from another only in variables of MLX.
-    known = {form: each for form, each in times(entry, dtype).items() if "," not in form and form not in left_out}
+    known = {form: each for form, each in package_times(entry, dtype).items() if form not in left_out}
     if not known:
         return None
     best = "joined" if "joined" in known else next(iter(known))
@@ -108,7 +119,7 @@ def wanted_form(entry: Entry, dtype: str, *, avoids_winograd: bool) -> str | Non
 
 def agrees(entry: Entry, dtype: str, wanted: str | None) -> bool | None:
     """Whether the package's rule takes the wanted form, or one as fast within noise; None if that is not known."""
-    known = times(entry, dtype)
+    known = package_times(entry, dtype)
     chosen = entry["rule"].get(dtype)
     if wanted is None or chosen not in known:
         return None

@@ -10,11 +10,12 @@ from benchmarks.metal.sums import (
     MAX_RMS_RATIO,
     NETWORK,
     NOISE,
+    ONE_FRAME,
     RULE,
     agrees,
     clip_sums,
     is_winograd_inaccurate,
-    times,
+    package_times,
     values_of,
     wanted_form,
     winograd_ratios,
@@ -38,7 +39,7 @@ _CHANGES = {
     "1 step ahead": "planning/planner.py: prefetch 1",
     "2 steps ahead": "planning/planner.py: prefetch 2",
     "mx.conv3d": "rules.py: CONV3D",
-    "tile batch 1": "set MLX_CONV_WINOGRAD_TILE_BATCH=1 on Metal",
+    "MLX's tile batch": "backend/device.py: leave MLX_CONV_WINOGRAD_TILE_BATCH unset",
     "no Winograd": "set MLX_CONV_WINOGRAD=0 on Metal",
     "float16": None,
     "bfloat16 given": None,
@@ -123,15 +124,17 @@ def _ways(entries: Entries, is_metal: bool) -> Iterator[Verdict]:
     """Joined frames against mx.conv3d, and Winograd a frame at a time against several, over the clip."""
     sums = clip_sums(entries)
     for dtype in values_of(entries, "dtype"):
-        conv3d, joined, single = (sums.get((dtype, way)) for way in ("conv3d", "joined", "joined, tile batch 1"))
+        conv3d, several, single = (sums.get((dtype, way)) for way in ("conv3d", "joined", ONE_FRAME))
+        joined = single or several
         if conv3d and joined:
             agreed = joined <= (1 - JOINED_GAIN) * conv3d if is_metal else None
             answer = f"{_faster(joined, conv3d)} than mx.conv3d"
             yield Verdict(f"joined frames, {dtype}", answer, agreed, "rules.py: take CONV3D in place of JOINED")
-        if joined and single:
-            agreed = single > (1 - NOISE) * joined if is_metal else None
-            change = "set MLX_CONV_WINOGRAD_TILE_BATCH=1 on Metal"
-            yield Verdict(f"Winograd a frame at a time, {dtype}", _faster(single, joined), agreed, change)
+        if several and single:
+            agreed = single <= (1 + NOISE) * several if is_metal else None
+            answer = f"{_faster(single, several)} than as many as MLX takes"
+            change = "backend/device.py: leave MLX_CONV_WINOGRAD_TILE_BATCH unset"
+            yield Verdict(f"Winograd a frame at a time, {dtype}", answer, agreed, change)
 
 
 def _rule(entries: Entries) -> Iterator[Verdict]:
@@ -144,7 +147,7 @@ def _rule(entries: Entries) -> Iterator[Verdict]:
         agreed = agrees(entry, dtype, wanted)
         known += agreed is not None
         if wanted and agreed is False:
-            seconds, chosen = times(entry, dtype), entry["rule"][dtype]
+            seconds, chosen = package_times(entry, dtype), entry["rule"][dtype]
             gain = f"{_faster(seconds[wanted], seconds[chosen])} than {chosen}"
             changes.append(f"{wanted} for {describe(entry)} in {dtype} ({gain})")
     if known:

@@ -94,8 +94,13 @@ class CommandParser(argparse.ArgumentParser):
         except OSError as error:  # such as a name that is too long
             self.error(f"{error.filename}: {error.strerror}")
 
+    def print_help(self, file: object = None) -> None:
+        # argparse passes over an error. A help that is longer than the buffer of standard output has it here.
+        if problem := finish_output(self.format_help()):
+            super().exit(*problem)
+
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        # With an error if the help could not be printed.
+        # With an error if the version could not be printed.
         if problem := finish_output():
             status, message = problem
         super().exit(status, message)
@@ -180,10 +185,11 @@ def _print_error(text: str) -> None:
         sys.stderr.flush()
 
 
-def finish_output() -> tuple[int, str] | None:
-    """Write what standard output holds back; if that fails, the exit code, and the error unless nobody reads it."""
+def finish_output(text: str = "") -> tuple[int, str] | None:
+    """Write what standard output holds back and a text; if that fails, the code, and the error unless nobody reads."""
     try:
         if sys.stdout is not None:
+            sys.stdout.write(text)
             sys.stdout.flush()
     except OSError as error:
         if startup.IS_COMMAND:  # Python writes the rest when it exits, which would be one more error

@@ -59,12 +59,12 @@ class EncodePipeline:
     def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
         """Check the options, and return the latents of a whole clip, or of frames as they arrive."""
         check_process()
+        check_batch_size(self.tile_batch_size)
         if isinstance(frames, str) or not isinstance(frames, (Frames, Iterable)):
             raise LatentsError(
                 f"frames are {type(frames).__name__}; expected an array or an iterator of them, which "
                 "for a video file is VideoReader(path)."
             )
-        check_batch_size(self.tile_batch_size)
         if plan is not None and (self.tiling is not None or self.tile_batch_size != 1):
             raise PlanError("the plan says how to tile; leave out tiling and tile_batch_size.")
         if self.is_promoted:

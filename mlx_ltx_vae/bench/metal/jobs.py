@@ -19,7 +19,7 @@ from ...units import GB
 from ..case import Case, load_config, stream_run
 from ..decoding import decode
 from ..processes import Job
-from .kernels import NO_WINOGRAD, ONE_FRAME, ConvKind, convolution, elementwise
+from .kernels import MLX_TILE_BATCH, NO_WINOGRAD, ConvKind, convolution, elementwise
 from .ranges import ranges
 
 _HALF = "bfloat16"
@@ -42,7 +42,7 @@ DECODES = {
     "as planned": Way(is_quick=True),
     "mx.conv3d": Way(_BY_CONV3D, is_quick=True),
     "no Winograd": Way(variables=NO_WINOGRAD, is_quick=True),
-    "tile batch 1": Way(variables=ONE_FRAME),
+    "MLX's tile batch": Way(variables=MLX_TILE_BATCH),
     "chunk 2": Way({"chunk": 2}),
     "chunk 4": Way({"chunk": 4}),
     "0 steps ahead": Way({"prefetch": 0}, is_quick=True),
@@ -92,15 +92,15 @@ def make_tasks(case: Case, forms: Sequence[str], file: str, *, is_quick: bool) -
         case: the decode: exact, by time, in the checkpoint's dtype, or bfloat16 for random weights.
         forms: of convolutions, keys of `kernels.FORMS`.
         file: for the pixels that others are compared with.
-        is_quick: convolutions only in bfloat16, and fewer decodes.
+        is_quick: convolutions only in the dtype in which the package takes their operands, and fewer decodes.
     """
     spec, plan = plan_case(case)
     kinds = conv_kinds(spec, plan)
-    dtypes = [_HALF] if is_quick else [_HALF, "float16"]
     for kind in kinds:
-        takes_half = not is_quick and backend() is Backend.METAL and kind.is_normalized
+        operands = "float16" if backend() is Backend.METAL and kind.is_normalized else _HALF
+        dtypes = [operands] if is_quick else [_HALF, "float16"]
         rule = {dtype: choose(kind.shape, backend(), allows_winograd=dtype != _HALF).value for dtype in dtypes}
-        known = {**asdict(kind), "rule": rule, "operands": "float16" if takes_half else _HALF}
+        known = {**asdict(kind), "rule": rule, "operands": operands}
         options = {"kind": asdict(kind), "forms": list(forms), "dtypes": dtypes}
         yield Task("convolutions", Job(convolution, case, options), known)
     # The two inputs of normalized convolutions that are most.

@@ -34,6 +34,8 @@ _ELEMENTWISE_ROUNDS, _ELEMENTWISE_CALLS = 5, 10
 # MLX reads these variables at every convolution.
 _WINOGRAD, _TILE_BATCH = "MLX_CONV_WINOGRAD", "MLX_CONV_WINOGRAD_TILE_BATCH"
 NO_WINOGRAD, ONE_FRAME = {_WINOGRAD: "0"}, {_TILE_BATCH: "1"}
+#: The frames that Winograd takes at a time are then MLX's choice, and not the one frame of the package's runs.
+MLX_TILE_BATCH = {_TILE_BATCH: "0"}
 #: All ways to compute a convolution by name, with the variables of MLX while it runs.
 FORMS: dict[str, tuple[Formulation, Mapping[str, str]]] = {
     **{formulation.value: (formulation, {}) for formulation in Formulation},
