@@ -44,7 +44,7 @@ def test_many_files_become_the_videos_that_each_becomes_alone_with_one_load(clip
     assert captured.err == ""
     *lines, summary, frames, peak = captured.out.splitlines()
     assert [re.sub(r"[\d.]+ s$", "S", line) for line in lines] == [
-        "one.safetensors: 1 frames, S",
+        "one.safetensors: 1 frame, S",
         "two.safetensors: 9 frames, S",
         "three.safetensors: 17 frames, S",
     ]
@@ -264,15 +264,15 @@ def test_dry_run_plans_each_and_makes_no_folder(clips, loads, capsys):
     arguments = ["one.safetensors", "pair.safetensors", "broken.npy", *VAE, "-o", "a/b/", "--dry-run"]
     assert run(decode, *arguments) == 1
     one, pair, summary = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"one.safetensors -> a/b/one.mp4: 1 frames of 64x64, exact by time, peak [\d.]+ MB", one)
-    assert pair.startswith("pair.safetensors -> a/b/pair-0.mp4, a/b/pair-1.mp4: 1 frames")
+    assert re.fullmatch(r"one.safetensors -> a/b/one.mp4: 1 frame of 64x64, exact by time, peak [\d.]+ MB", one)
+    assert pair.startswith("pair.safetensors -> a/b/pair-0.mp4, a/b/pair-1.mp4: 1 frame")
     assert summary == "Inputs: 2 planned, 0 skipped, 1 failed"
     assert run(decode, *arguments, "--json") == 1
     report = json.loads(capsys.readouterr().out)
     assert report["items"][0]["plan"]["mode"] == "exact"
     assert set(report) == {"items", "skipped", "failed"}
     assert run(decode, "one.safetensors", "two.safetensors", *VAE, "--dry-run") == 0
-    assert capsys.readouterr().out.startswith("one.safetensors: 1 frames of 64x64")
+    assert capsys.readouterr().out.startswith("one.safetensors: 1 frame of 64x64")
     assert not (clips / "a").exists()
     assert loads == []
 
@@ -317,7 +317,7 @@ def test_one_progress_bar_counts_the_frames_of_all(clips):
     text = shown.decode()
     assert "10/10" in text
     assert "2 of 3 two.mp4 " in text
-    assert out.splitlines()[0].startswith("one.safetensors: 1 frames")
+    assert out.splitlines()[0].startswith("one.safetensors: 1 frame")
 
 
 _DECODE_AND_ANNOUNCE = """
