@@ -38,8 +38,11 @@ def assert_same(vae, latents, whole, frames, **options):
     assert mx.abs(pixels - whole[:, :, frames[0] : frames[1]]).max().item() < TOLERANCE, (frames, options)
 
 
+OTHERS = ["ltxv_0_9_0", "ltxv_0_9_5", "ltx2", "ltx2_3_causal", "conv_16x16x4"]
+
+
 @pytest.mark.parametrize(
-    "name", ["ltxv_0_9_0", "ltxv_0_9_1", "ltxv_0_9_5", "ltx2", "ltx2_3", "ltx2_3_causal", "conv_16x16x4"]
+    "name", ["ltxv_0_9_1", "ltx2_3", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 def test_frames_are_those_of_the_whole_decode_from_fewer_latents(golden, name):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
@@ -105,10 +108,8 @@ def test_the_command_decodes_frames_of_a_file_with_their_noise(clip, tmp_path, c
     for options, expected in [
         (["--frames", "500:503"], whole[500:503]),
         (["--frames", ":3"], whole[:3]),
-        (["--frames", "515:999"], whole[515:]),
         (["--frames", "515:"], whole[515:]),
-        (["--first-seconds", "0.2"], whole[:5]),  # of 24 frames per second, those that begin within it
-        (["--first-seconds", "0.2", "--fps", "50"], whole[:10]),
+        (["--first-seconds", "0.2", "--fps", "50"], whole[:10]),  # those that begin within it
     ]:
         frames = run(*options)
         assert frames.shape == expected.shape

@@ -69,6 +69,7 @@ def test_a_signal_ends_the_command_its_ffmpeg_and_its_file(tmp_path, number):
     assert running(str(tmp_path)) == []
 
 
+@pytest.mark.slow
 def test_ffmpeg_ends_with_a_command_that_is_killed_and_the_next_one_removes_what_it_left(commands, tmp_path):
     audio, out = tmp_path / "audio.wav", tmp_path / "out"
     with audio.open("wb") as file:  # two days of silence, whose encode takes minutes
