@@ -53,6 +53,12 @@ def test_a_bar_shows_the_frames(vae, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_progress_counts_the_frames_of_a_part(vae):
+    done = []
+    vae.decode(LATENTS, vae.plan(LATENTS.shape, frames=(9, 12)), progress=lambda *counts: done.append(counts))
+    assert done[-1] == (3, 3)
+
+
 def test_a_budget_replaces_a_plan(vae):
     with pytest.raises(PlanError, match="1 kB is too small"):
         vae.decode(LATENTS, memory_budget="1KB")

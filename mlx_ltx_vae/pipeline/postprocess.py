@@ -144,15 +144,17 @@ def show_progress(chunks: Iterable[FrameChunk], progress: Progress, total: int |
     if progress is False:
         return iter(chunks)
     bar = tqdm(total=total, unit="frame", dynamic_ncols=True) if progress is True else None
+    done = 0
 
     def advance(chunk: FrameChunk) -> FrameChunk:
-        count = chunk.frames.shape[1]
+        nonlocal done
+        done += chunk.frames.shape[1]
         if bar is not None:
-            bar.update(count)
-            if chunk.start + count == total:
+            bar.update(chunk.frames.shape[1])
+            if done == total:
                 bar.close()
         elif callable(progress):
-            progress(chunk.start + count, chunk.start + count if total is None else total)
+            progress(done, done if total is None else total)
         return chunk
 
     return map(advance, chunks)
