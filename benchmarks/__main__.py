@@ -4,27 +4,37 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.against import OTHERS, OURS, against_jobs, against_table
+from benchmarks.against_diffusers import SUBJECTS, diffusers_jobs, diffusers_table
+from benchmarks.decoders import DECODERS, decoder_jobs, decoder_table
 from benchmarks.emulation import emulation_jobs, emulation_table
 from benchmarks.formulations import formulation_jobs, formulation_table
+from benchmarks.loading import loading_jobs, loading_table
+from benchmarks.metal.attention_model import metal_table
 from benchmarks.metal.pages import ROOT, read_document, submit, write_pages
 from benchmarks.metal.verdicts import sums_and_verdicts
+from benchmarks.neighborhood import neighborhood_jobs, neighborhood_table
 from benchmarks.overlap import overlap, overlap_table
 from benchmarks.pictures import draw_pictures
 from benchmarks.plan_table import plan_table
 from benchmarks.quality import precision_jobs, precision_table, quality_jobs, quality_table
 from benchmarks.roofline import roofline, roofline_table
 from benchmarks.scaling import DEFAULT_TFLOPS, scaling_tables
+from benchmarks.sound import SECONDS, share_jobs, share_table, sound_table, work_share
 from benchmarks.validation import validation_jobs, validation_table
+from mlx_ltx_vae.bench.case import load_config
 from mlx_ltx_vae.bench.command import MODES, add_decode_options, add_run_options, make_case, plot_file, report
 from mlx_ltx_vae.bench.metal.command import full_report
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, print_report, run_command
+from mlx_ltx_vae.errors import LTXVAEError
+from mlx_ltx_vae.latents import load_latents
 
 #: Measurements of fixed cases: what makes their jobs and their table, and a description.
 _FIXED = {
@@ -34,7 +44,26 @@ _FIXED = {
         "what Metal's convolutions cost in quality, emulated on the CPU, on the demo clip",
     ),
     "formulations": (formulation_jobs, formulation_table, "what the package's convolutions gain over plain MLX"),
+    "attention": (
+        neighborhood_jobs,
+        neighborhood_table,
+        "the diffusion decoder's attention against its scores and products",
+    ),
     "validate-plan": (validation_jobs, validation_table, "planned peaks against measured ones"),
+}
+
+#: What needs no options: what makes the text that is printed, and a description.
+_PRINTED = {
+    "plan-table": (plan_table, "LTX-2.3's planned peaks on a Mac"),
+    "metal-model": (metal_table, "the diffusion decoder's time on Apple GPUs, by a model of MLX's kernels"),
+    "measurements": (
+        lambda: f"changed: {', '.join(write_pages(ROOT)) or 'nothing'}",
+        "write the tables of README.md and docs/performance.md from docs/measurements/",
+    ),
+    "pictures": (
+        lambda: f"written: {', '.join(draw_pictures(ROOT / 'docs'))}",
+        "draw docs/demo.gif and docs/tiles.png from the demo clip",
+    ),
 }
 
 
@@ -48,50 +77,27 @@ def build_parser() -> CommandParser:
         command.set_defaults(run=run)
         return command
 
-    against = add("against", _against, "our modes and other programs on the same weights and latents")
-    _add_decode_options(against, frames=57)
-    against.add_argument(
-        "--only", nargs="+", choices=[*OURS, *OTHERS], default=[*OURS, *OTHERS], help="the single pass always runs"
-    )
-    against.add_argument("--plot", type=plot_file, metavar="FILE", help="draw memory and times to FILE")
+    _add_against(add("against", _against, "our modes and other programs on the same weights and latents"))
+    theirs = "the diffusion decoder, or sound, against diffusers on torch with the same weights"
+    _add_diffusers(add("diffusers", _diffusers, theirs))
+    _add_decoders(add("decoders", _decoders, "faster decoders against the full one on the same latents"))
     overlapping = add("overlap", _overlap, "whether frames are written while the next ones are decoded")
     _add_decode_options(overlapping, frames=241, modes=["exact"])
     overlapping.add_argument("--ffmpeg", action="store_true", help="write an mp4 too")
     _add_decode_options(add("precision", _precision, "time, memory and accuracy of each dtype"), frames=57)
     add_run_options(add("quality", _quality, "what tiles and half precision cost in quality, on the demo clip"))
+    _add_loading(add("loading", _loading, "time and memory of loading a checkpoint"))
+    _add_sound(add("sound", _sound, "speed and memory of an audio VAE, and its share of a video's decode"))
+    share = "sound's share of the time of a decode of 768x512, at reduced widths"
+    _add_reduced(add("sound-share", partial(_reduced, share_jobs, share_table), share))
     limits = add("roofline", _roofline, "decodes against their convolutions alone, and synchronizations")
     _add_decode_options(limits, frames=57, modes=["exact", "single"])
     for name, (jobs, make_table, description) in _FIXED.items():
         add_run_options(add(name, partial(_report_fixed, jobs, make_table), description))
-    add_common_options(add("plan-table", lambda _: print(plan_table()), "LTX-2.3's planned peaks on a Mac"))
-    add_common_options(
-        add(
-            "measurements",
-            lambda _: print(f"changed: {', '.join(write_pages(ROOT)) or 'nothing'}"),
-            "write the tables of README.md and docs/performance.md from docs/measurements/",
-        )
-    )
-    add_common_options(
-        add(
-            "pictures",
-            lambda _: print(f"written: {', '.join(draw_pictures(ROOT / 'docs'))}"),
-            "draw docs/demo.gif and docs/tiles.png from the demo clip",
-        )
-    )
-    metal = add("metal", _metal, "what a file of python -m mlx_ltx_vae.bench --metal --json says about our rules")
-    metal.add_argument("file", type=Path, metavar="FILE")
-    publish = "copy it to docs/measurements/, without paths and names, and write the tables"
-    metal.add_argument("--submit", action="store_true", help=publish)
-    add_common_options(metal)
-    scaling = add(
-        "scaling",
-        lambda options: print(scaling_tables(options.tflops, options.frames)),
-        "a simulation of row bands on 2 to 16 machines",
-    )
-    speed = "speed of one machine (default: %(default)s)"
-    scaling.add_argument("--tflops", type=positive, default=DEFAULT_TFLOPS, metavar="N", help=speed)
-    scaling.add_argument("--frames", type=positive, default=121, metavar="N", help="1 + 8*k (default: 121)")
-    add_common_options(scaling)
+    for name, (make_text, description) in _PRINTED.items():
+        add_common_options(add(name, partial(_print_text, make_text), description))
+    _add_metal(add("metal", _metal, "what a file of python -m mlx_ltx_vae.bench --metal --json says about our rules"))
+    _add_scaling(add("scaling", _scaling, "a simulation of row bands on 2 to 16 machines"))
     return parser
 
 
@@ -116,6 +122,17 @@ def _report_fixed(
     report(options, jobs(), make_table)
 
 
+def _print_text(make_text: Callable[[], str], _: argparse.Namespace) -> None:
+    print_report(make_text())
+
+
+def _add_metal(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE")
+    publish = "copy it to docs/measurements/, without paths and names, and write the tables"
+    parser.add_argument("--submit", action="store_true", help=publish)
+    add_common_options(parser)
+
+
 def _metal(options: argparse.Namespace) -> None:
     document = read_document(options.file)
     print_report(f"{full_report(document)}\n\n{sums_and_verdicts(document)}")
@@ -123,11 +140,75 @@ def _metal(options: argparse.Namespace) -> None:
         print_report(f"\nwritten: {', '.join(submit(document))}")
 
 
+def _add_scaling(parser: argparse.ArgumentParser) -> None:
+    speed = "speed of one machine (default: %(default)s)"
+    parser.add_argument("--tflops", type=positive, default=DEFAULT_TFLOPS, metavar="N", help=speed)
+    parser.add_argument("--frames", type=positive, default=121, metavar="N", help="1 + 8*k (default: 121)")
+    add_common_options(parser)
+
+
+def _scaling(options: argparse.Namespace) -> None:
+    print_report(scaling_tables(options.tflops, options.frames))
+
+
+def _add_against(parser: argparse.ArgumentParser) -> None:
+    _add_decode_options(parser, frames=57)
+    parser.add_argument(
+        "--only", nargs="+", choices=[*OURS, *OTHERS], default=[*OURS, *OTHERS], help="the single pass always runs"
+    )
+    parser.add_argument("--plot", type=plot_file, metavar="FILE", help="draw memory and times to FILE")
+
+
 def _against(options: argparse.Namespace) -> None:
     case = make_case(options, frames=options.frames)
     with tempfile.TemporaryDirectory() as folder:
         jobs = against_jobs(case, options.only, f"{folder}/single.npy", sampled=options.plot is not None)
         report(options, jobs, against_table, options.plot)
+
+
+def _add_diffusers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("subject", choices=list(SUBJECTS))
+    _add_reduced(parser)
+
+
+def _add_reduced(parser: argparse.ArgumentParser) -> None:
+    width = "1/N of the published widths, with random weights: 1, 2, 4 or 8 (default: 4)"
+    parser.add_argument("--divisor", type=int, choices=(1, 2, 4, 8), default=4, metavar="N", help=width)
+    add_run_options(parser)
+
+
+def _reduced(
+    jobs: Callable[[int], list[Job]], make_table: Callable[[int, list[list[Run]]], str], options: argparse.Namespace
+) -> None:
+    report(options, jobs(options.divisor), partial(make_table, options.divisor))
+
+
+def _diffusers(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = diffusers_jobs(options.subject, options.divisor, folder)
+        report(options, jobs, partial(diffusers_table, options.divisor))
+
+
+def _add_decoders(parser: argparse.ArgumentParser) -> None:
+    _add_decode_options(parser, frames=57)
+    parser.add_argument("--latents", metavar="FILE", help="with -m, what to decode")
+    files = f"with -m, a faster decoder ({', '.join(DECODERS)}) and its checkpoint, any number of times"
+    parser.add_argument("--decoder", nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=files)
+
+
+def _decoders(options: argparse.Namespace) -> None:
+    case = make_case(options, frames=options.frames)
+    if unknown := dict(options.decoder).keys() - DECODERS:
+        raise LTXVAEError(f"the faster decoder {unknown.pop()!r} is not known; known are {', '.join(DECODERS)}.")
+    if bool(options.model) != bool(options.latents):
+        raise LTXVAEError("decoders takes -m and --latents together, or none of them for random weights and noise.")
+    if options.latents:
+        grid = load_latents(options.latents)[0].shape[2:]
+        frames, height, width = load_config(case).scale.video_grid(grid)
+        case = replace(case, latents=options.latents, frames=frames, height=height, width=width)
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = decoder_jobs(case, dict(options.decoder), f"{folder}/full.npy")
+        report(options, list(jobs.values()), partial(decoder_table, list(jobs)))
 
 
 def _precision(options: argparse.Namespace) -> None:
@@ -139,6 +220,31 @@ def _precision(options: argparse.Namespace) -> None:
 def _quality(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         report(options, quality_jobs(f"{folder}/single.npy"), quality_table)
+
+
+def _add_loading(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-m", "--model", metavar="FILE", help="a checkpoint file (default: random weights, in float32)")
+    width = "channels of the last layers of random weights (default: that of the published VAEs, 128)"
+    parser.add_argument("--base-width", type=positive, default=128, metavar="N", help=width)
+    add_run_options(parser)
+
+
+def _loading(options: argparse.Namespace) -> None:
+    with loading_jobs(options.model, options.base_width) as jobs:
+        report(options, jobs, loading_table)
+
+
+def _add_sound(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("audio_model", metavar="AUDIO")
+    parser.add_argument("-m", "--model", metavar="VAE", help="the video VAE, for the share")
+    parser.add_argument("--seconds", nargs="+", type=positive, default=list(SECONDS), metavar="S")
+    add_common_options(parser)
+
+
+def _sound(options: argparse.Namespace) -> None:
+    print_report(sound_table(options.audio_model, tuple(options.seconds)))
+    if options.model:
+        print_report(work_share(options.audio_model, options.model))
 
 
 def _overlap(options: argparse.Namespace) -> None:

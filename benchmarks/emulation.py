@@ -1,21 +1,23 @@
 """What Metal's convolutions cost in quality: whole decodes of the demo, emulated, compared with float32 on the CPU."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 
 from benchmarks.metal_emulation import ConvOptions, EmulatedGPU, emulated
 from mlx_ltx_vae import VideoVAE, demo
+from mlx_ltx_vae.backend.mlx_utils import DtypeName
 from mlx_ltx_vae.bench.case import Case, load_case_latents, load_decoder, load_vae
 from mlx_ltx_vae.bench.decoding import compare
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import format_psnr, table
 from mlx_ltx_vae.checkpoint import Checkpoint, open_checkpoint, open_weights
 from mlx_ltx_vae.models.convolution.rules import Formulation
-from mlx_ltx_vae.names import DtypeName
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 
 #: The demo VAE is narrow and its clip small. Winograd is taken as for a real video.
@@ -112,16 +114,16 @@ def _decode(way: Way, model: str, latents: mx.array) -> tuple[mx.array, float]:
     """The clipped pixels, and the share of 2D convolutions and matrix products that took Winograd."""
     with emulated(way.gpu) as routes:
         # Loaded inside, since weights are laid out for the device.
-        checkpoint = open_checkpoint(model, encoder=False) if way.dtype else _stored_in_bfloat16(model)
+        checkpoint = open_checkpoint(model, encoder=False) if way.dtype else stored_in_bfloat16(model)
         vae = load_decoder(checkpoint, way.gpu.choose, way.dtype)
         routes.clear()  # of products that bound the weights
         pixels = _decode_pixels(vae, latents, way.mode)
     return pixels, routes["winograd"] / sum(routes.values())
 
 
-def _stored_in_bfloat16(model: str) -> Checkpoint:
+def stored_in_bfloat16(model: str | Path) -> Checkpoint:
     """A checkpoint in float32, as one that is stored in bfloat16."""
-    weights, metadata = cast(Any, mx.load(model, return_metadata=True))
+    weights, metadata = cast(Any, mx.load(os.fspath(model), return_metadata=True))
     stored = {name: array if "statistics" in name else array.astype(mx.bfloat16) for name, array in weights.items()}
     return open_weights(stored, json.loads(metadata["config"]))
 

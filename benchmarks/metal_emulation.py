@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -189,7 +190,7 @@ class _Emulation:
         **_: Any,
     ) -> mx.array:
         """(B, T, H, W, C) with (O, kt, kh, kw, C), added over the taps in time if MLX splits it so."""
-        dtype = mx.result_type(x, weight)
+        dtype = _result_type(x, weight)
         x, weight = self._operands(x, weight)
         window = _Window.of(3, stride, padding, dilation, groups=groups)
         result = self._by_taps(x, weight, window) if _is_split(x, weight, window) else self._volume(x, weight, window)
@@ -206,20 +207,20 @@ class _Emulation:
         **_: Any,
     ) -> mx.array:
         """(N, H, W, C) with (O, kh, kw, C)"""
-        dtype = mx.result_type(x, weight)
+        dtype = _result_type(x, weight)
         x, weight = self._operands(x, weight)
         return self._frames(x, weight, _Window.of(2, stride, padding, dilation, groups=groups)).astype(dtype)
 
     def matmul(self, one: mx.array, other: mx.array, **_: Any) -> mx.array:
         """`one @ other`, rounded once."""
-        return self._product(one, other).astype(mx.result_type(one, other))
+        return self._product(one, other).astype(_result_type(one, other))
 
     def addmm(
         self, c: mx.array, one: mx.array, other: mx.array, alpha: float = 1.0, beta: float = 1.0, **_: Any
     ) -> mx.array:
         """`beta * c + alpha * one @ other`, rounded once."""
         total = alpha * self._product(one, other) + beta * _wide(c)
-        return total.astype(mx.result_type(c, one, other))
+        return total.astype(_result_type(c, one, other))
 
     def _product(self, one: mx.array, other: mx.array) -> mx.array:
         """`one @ other` in float32."""
@@ -227,7 +228,7 @@ class _Emulation:
         return self._multiply(one, other)
 
     def _multiply(self, one: mx.array, other: mx.array) -> mx.array:
-        if self.gpu.tf32 and mx.result_type(one, other) == mx.float32:
+        if self.gpu.tf32 and _result_type(one, other) == mx.float32:
             one, other = round_to_tf32(one), round_to_tf32(other)
         return _matmul(_wide(one), _wide(other))
 
@@ -266,11 +267,12 @@ class _Emulation:
         return self.gpu.upsampling if is_upsampling and self.gpu.upsampling else self.gpu.convolutions
 
     def _operands(self, x: mx.array, weight: mx.array) -> tuple[mx.array, mx.array]:
-        dtype = self._options.operands or mx.result_type(x, weight)
+        dtype = self._options.operands or _result_type(x, weight)
         return x.astype(dtype), weight.astype(dtype)
 
 
-def _add_one_by_one(result: mx.array, bias: mx.array, skip: mx.array | None) -> mx.array:
+def _add_one_by_one(result: mx.array, bias: mx.array, skip: mx.array | None, factors: mx.array | None) -> mx.array:
+    assert factors is None, "no weight was scaled"
     result = result.astype(bias.dtype) + bias
     return result if skip is None else result + skip
 
@@ -278,6 +280,11 @@ def _add_one_by_one(result: mx.array, bias: mx.array, skip: mx.array | None) -> 
 def round_to_tf32(x: mx.array) -> mx.array:
     """Round float32 to the 10 bits of mantissa of TF32; halves away from zero."""
     return ((x.view(mx.uint32) + _TF32_HALF) & _TF32_MASK).view(mx.float32)
+
+
+def _result_type(*operands: mx.array) -> mx.Dtype:
+    """`mx.result_type`, which MLX before 0.32 lacks."""
+    return reduce(mx.add, (mx.zeros((), operand.dtype) for operand in operands)).dtype
 
 
 def _wide(x: mx.array) -> mx.array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarks.exchange import Exchange, band_grid, make_exchange
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.bench.tables import table
-from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
+from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, winograd_elements
 from mlx_ltx_vae.models.specs import ConvSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
@@ -139,7 +139,8 @@ def _winograd_share(clip: Clip, rows: int, run: StreamRun) -> float:
         if isinstance(layer, ConvSpec):
             frames = sorted(pieces)[len(pieces) // 2]  # of most steps: those at the ends of the clip are shorter
             shape = ConvShape((frames, *extents[1:]), layer.in_channels, layer.conv_channels)
-            fast += work * (winograd_elements(shape) > 0)
+            is_joined = layer.rule(shape, Backend.METAL) is Formulation.JOINED
+            fast += work * (is_joined and winograd_elements(shape) > 0)
     return fast / total
 
 

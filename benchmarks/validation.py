@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlx_ltx_vae import demo
-from mlx_ltx_vae.bench.case import GENERATION_NAMES, Case, Decode
+from mlx_ltx_vae.bench.case import DIFFUSION, GENERATION_NAMES, Case, Decode
 from mlx_ltx_vae.bench.decoding import decode, describe, encode, measure
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import table
@@ -39,6 +39,9 @@ def validation_cases() -> list[Case]:
     # Six tiles side by side, for a clip that is shorter than the network's delay, and for a longer one.
     grid += [{**tiled, "tiles": "256:64", "width": 576, "base_width": 32, "dtype": "bfloat16", "frames": 25}]
     grid += [{**tiled, "tiles": "256:64", "width": 576, "frames": 81}]
+    diffusion: dict[str, Any] = {"generation": DIFFUSION, "width": 288, "height": 224, "frames": 33}
+    grid += [{**diffusion, **way, "dtype": dtype} for dtype in ("float32", "bfloat16") for way in ways]
+    grid += [{**diffusion, "order": "columns", "base_width": 32}]
     demo_case = Case(model=str(demo.VAE), latents=str(demo.LATENTS), width=384, height=256, frames=73, order="time")
     demos = [replace(demo_case, dtype=dtype, order=order) for dtype in (None, "float32") for order in ("time", "rows")]
     return [replace(base, **change) for change in grid] + demos

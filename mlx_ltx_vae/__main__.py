@@ -9,6 +9,7 @@ from .errors import suggest
 #: What each command does. Each is a module with a function `main(argv)`, which returns the exit code.
 COMMANDS = {
     "decode": "latents to videos",
+    "preview": "latents to small videos or pictures, in seconds",
     "encode": "videos to latents",
     "info": "describe a checkpoint or a latent file",
     "convert": "a checkpoint to a folder that MLX loads faster",

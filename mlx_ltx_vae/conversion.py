@@ -11,12 +11,14 @@ from pathlib import Path
 import mlx.core as mx
 
 from . import __version__
+from .audio_vae import AudioVAE
 from .backend.mlx_utils import count_nonfinite, dtype_name, to_bool, to_float
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.stored_network import LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, printable
 from .files.atomic import part_folder, writing_to
 from .metrics import max_difference, psnr
+from .models.base import SOUND
 from .shapes import format_size
 from .units import format_bytes
 from .vae import VideoVAE
@@ -30,15 +32,16 @@ STATISTICS = ("per_channel_statistics.mean-of-means", "per_channel_statistics.st
 #: The lowest PSNR in dB that is accepted for a network in a dtype, against the same network in a wider one.
 LEAST_PSNR = {mx.bfloat16: 25.0, mx.float16: 40.0}
 
+_SOUND_LATENTS, _SOUND_SAMPLES, _SOUND_RATE = 3, 4000, 16000
 _LATENT_GRID = (2, 2, 2)  # F', H', W': the smallest in which padding, causality and every upsampling have an effect
 
 _CARD = """\
 ---
 library_name: mlx
-tags: [mlx, video, vae, ltx-video]
+tags: [mlx, {tag}, vae, ltx-video]
 ---
 
-# LTX video VAE for MLX: {generation}
+# LTX {kind} for MLX: {generation}
 
 | | |
 |---|---|
@@ -50,9 +53,9 @@ Converted by `mlx_ltx_vae` and compared with the source:
 ## Use
 
 ```python
-from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae import {class_name}
 
-vae = VideoVAE.from_pretrained("FOLDER")  # this folder, or its repository on the hub
+vae = {class_name}.from_pretrained("FOLDER")  # this folder, or its repository on the hub
 {calls}
 ```
 
@@ -62,6 +65,10 @@ The weights keep the license of their source. Lightricks publishes LTX weights u
 in its repository at <https://huggingface.co/Lightricks>. If you publish this folder, name that license here and add its
 text.
 """
+_SOUND_CALLS = {
+    "decoder": "waveform = vae.decode(latents)  # (B, 8, T, 16) -> (B, 2, samples) at vae.sample_rate",
+    "encoder": "latents = vae.encode(waveform, sample_rate)  # (B, 2, samples) -> (B, 8, T, 16)",
+}
 _CALLS = {
     "decoder": "pixels = vae.decode(latents)  # (B, C, F', H', W') -> (B, 3, F, H, W) in [-1, 1]",
     "encoder": "latents = vae.encode(pixels)  # (B, 3, F, H, W) in [-1, 1] -> (B, C, F', H', W')",
@@ -178,6 +185,8 @@ def one_by_one(names: Sequence[str], description: str, progress: Progress | None
 
 def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
     """What the networks of a VAE return for one random input, and the seconds to load them."""
+    if checkpoint.medium is SOUND:
+        return _run_sound(checkpoint)
     start = time.perf_counter()
     vae = VideoVAE.from_pretrained(checkpoint)
     seconds = time.perf_counter() - start
@@ -189,6 +198,21 @@ def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
     if vae.encoder is not None:
         grid = vae.config.scale.video_grid(_LATENT_GRID)
         results["encode"] = vae.encode(mx.random.uniform(-1, 1, (1, 3, *grid), key=keys[1]))
+    mx.eval(results)
+    return results, seconds
+
+
+def _run_sound(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
+    start = time.perf_counter()
+    vae = AudioVAE.from_pretrained(checkpoint)
+    seconds = time.perf_counter() - start
+    keys = mx.random.split(mx.random.key(0))
+    results = {}
+    if vae.decoder is not None and vae.vocoder is not None:
+        shape = (1, vae.config.channels, _SOUND_LATENTS, vae.config.bins)
+        results["decode"] = vae.decode(mx.random.normal(shape, key=keys[0]))
+    if vae.encoder is not None:
+        results["encode"] = vae.encode(mx.random.uniform(-1, 1, (1, 2, _SOUND_SAMPLES), key=keys[1]), _SOUND_RATE)
     mx.eval(results)
     return results, seconds
 
@@ -236,7 +260,7 @@ def convert_checkpoint(
         with writing_to(folder):
             (part / "config.json").write_text(json.dumps(checkpoint.raw_config, indent=2) + "\n", encoding="utf-8")
             written = write_weights(checkpoint, part / "model.safetensors", dtype, progress)
-        verification = verify_conversion(checkpoint, open_checkpoint(part), progress=progress)
+        verification = verify_conversion(checkpoint, open_checkpoint(part, medium=checkpoint.medium), progress=progress)
         generation, networks = checkpoint.config.generation, tuple(checkpoint.networks)
         conversion = Conversion(checkpoint.name, str(folder), generation, networks, written, verification)
         with writing_to(folder):
@@ -248,10 +272,11 @@ def write_weights(checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, pr
     """Write all tensors of a checkpoint, which are in memory then, to a safetensors file."""
     tensors = read_all(checkpoint)
     for name in one_by_one(sorted(tensors), "convert", progress):
-        if dtype is not None and name not in STATISTICS:
-            tensors[name] = tensors[name].astype(dtype)
+        array = tensors[name] if dtype is None or name in STATISTICS else tensors[name].astype(dtype)
         # Evaluated one by one, so that no more than one tensor exists in two layouts or two dtypes.
+        tensors[name] = mx.contiguous(array)
         mx.eval(tensors[name])
+        del array
         if dtype is not None and count_nonfinite(tensors[name]):
             raise CheckpointError(
                 f"{checkpoint.name}: tensor {name} has values that are not finite in {dtype_name(dtype)}; use bfloat16 "
@@ -273,16 +298,17 @@ def write_weights(checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, pr
 
 def _make_card(conversion: Conversion, checkpoint: Checkpoint) -> str:
     written, config = conversion.written, checkpoint.config
-    time, height, width = config.scale
+    is_sound = checkpoint.medium is SOUND
+    calls = _SOUND_CALLS if is_sound else _CALLS
     description, widths = checkpoint.family.describe(config), {}
-    for name in conversion.networks:
+    for name in () if is_sound else conversion.networks:
         (_, _, first_width), *layers = description.networks[name].layers
         changes = [after for _, before, after in layers[:-1] if after != before]
         widths[f"{name} widths"] = f"{' -> '.join(map(str, [first_width, *changes]))} channels"
     statistics = " (the statistics of the latents are always float32)" if checkpoint.statistics else ""
     facts = {
         "networks": " and ".join(conversion.networks),
-        "latents": f"{config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)}",
+        "latents": _describe_latents(checkpoint),
         **widths,
         "size": f"{format_bytes(written.bytes)}: {written.parameters:,} parameters in {written.tensors} tensors",
         "dtype": " and ".join(written.dtypes) + statistics,
@@ -292,7 +318,20 @@ def _make_card(conversion: Conversion, checkpoint: Checkpoint) -> str:
     }
     return _CARD.format(
         generation=conversion.generation,
+        kind="audio VAE and vocoder" if is_sound else "video VAE",
+        tag="audio" if is_sound else "video",
+        class_name="AudioVAE" if is_sound else "VideoVAE",
         facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
         verification=conversion.verification,
-        calls="\n".join(_CALLS[network] for network in conversion.networks),
+        calls="\n".join(calls[network] for network in conversion.networks if network in calls),
     )
+
+
+def _describe_latents(checkpoint: Checkpoint) -> str:
+    config = checkpoint.config
+    if checkpoint.medium is SOUND:
+        entries = checkpoint.family.describe(config).entries
+        channels, bins = entries["latent_channels"], entries["latent_bins"]
+        return f"{channels} channels of {bins} bins, {entries['latents_per_second']:g} per second"
+    time, height, width = config.scale
+    return f"{config.latent_channels} channels; a cell is {time} frames of {format_size(width, height)}"

@@ -1,5 +1,6 @@
 """Grid arithmetic: latent shapes, video shapes and the scale factors between them. No MLX."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,6 +45,45 @@ class ScaleFactors(NamedTuple):
         """(F', H', W') of the smallest latents whose video covers (F, H, W)."""
         frames, height, width = video_grid
         return 1 + -(-(frames - 1) // self.time), -(-height // self.height), -(-width // self.width)
+
+
+class Scaled(ABC):
+    """A configuration whose latents have a scale."""
+
+    @property
+    @abstractmethod
+    def scale(self) -> ScaleFactors: ...
+
+    @property
+    def time_scale(self) -> int:
+        """Video frames per latent frame, except that the first latent frame is one video frame."""
+        return self.scale.time
+
+    @property
+    def spatial_scale(self) -> int:
+        """Pixels per latent cell along each side."""
+        return self.scale.height
+
+
+class SoundInput(NamedTuple):
+    """What an encoder of sound takes: a spectrogram, in pieces along time."""
+
+    sample_rate: int
+    grid: Grid  # (T, bins, 1)
+    piece: int  # frames
+    piece_bytes: int  # of memory that is needed to make one, per batch item
+
+
+class TileRules(NamedTuple):
+    """Where a network is cut into tiles, and how large they must be, in cells of the grid that is cut.
+
+    The layers before index `start` run once, on the whole clip, and those from there on run on tiles of what these
+    return. With 0, tiles are crops of the latents, and the network takes each for a clip of its own.
+    """
+
+    start: int = 0
+    size: Grid = (2, 2, 2)  # of the smallest tile
+    overlap: Grid = (0, 0, 0)  # what tiles must share at least
 
 
 #: The factors of every published checkpoint except the 16x16x4 variant.

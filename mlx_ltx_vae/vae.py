@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, cast, overload
 import mlx.core as mx
 import numpy as np
 
-from .backend.device import check_process, explained_device_errors, this_machine
-from .backend.machine import Machine
-from .backend.mlx_utils import DTYPES, dtype_name
-from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
-from .errors import CheckpointError, LatentsError, PlanError
+from .backend.device import explained_device_errors
+from .backend.mlx_utils import DtypeName
+from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_weights
+from .errors import LatentsError, PlanError
 from .frame_rate import DEFAULT_FPS, Rate
-from .models.base import NETWORKS, Config, Decoder, Encoder, Network
-from .models.noise import DEFAULT_CONVENTION, Noise
-from .names import BitDepth, ConventionName, DtypeName, ModeName, OrderName
+from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
+from .models.noise import DEFAULT_CONVENTION, ConventionName, Noise
+from .network_pair import NetworkPair
 from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, OnFramesReady, StreamOptions, WholeOptions
 from .pipeline.encode_run import EncodePipeline, EncodeStream
 from .pipeline.latent_sources import LatentInput
-from .pipeline.postprocess import Progress, join_chunks, show_progress
+from .pipeline.postprocess import join_chunks
 from .pipeline.preprocess import Frames
+from .pipeline.progress import Progress, show_progress
+from .planning.options import BitDepth, ModeName, OrderName
 from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_decode, plan_encode
 from .tiling.config import TilingConfig
-from .units import format_bytes
 from .video import open_sink
 from .video.sink import SinkOptions
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class VideoVAE:
+class VideoVAE(NetworkPair[Config, Encoder]):
     """An LTX video VAE: decodes latents to pixels and encodes pixels to latents, exactly and in constant memory.
 
     `encoder` or `decoder` is None if it was not loaded. They are `mlx.nn.Module`s with the checkpoint's names, and can
@@ -55,16 +55,8 @@ class VideoVAE:
         encoder_is_promoted: bool = False,
         keeps_dtype: bool = False,
     ) -> None:
-        networks = [network for network in (decoder, encoder) if network is not None]
-        if not networks:
-            raise CheckpointError("a VideoVAE needs an encoder or a decoder.")
-        self.config, self.encoder, self.decoder = config, encoder, decoder
-        mx.eval([network.statistics for network in networks])  # lazy, they could be used in this thread only
-        self.mean: mx.array | None
-        self.std: mx.array | None
-        self.mean, self.std = networks[0].statistics or (None, None)
+        super().__init__(config, encoder, decoder, keeps_dtype=keeps_dtype)
         self._encoder_is_promoted = encoder_is_promoted
-        self._keeps_dtype = keeps_dtype
 
     @classmethod
     def from_pretrained(
@@ -79,7 +71,7 @@ class VideoVAE:
 
         Args:
             source: a file in any supported layout (only the VAE's tensors are read, even from a 40 GB file), a folder,
-                a hub repository id, or an open checkpoint.
+                "folder:file", a hub repository id, or an open checkpoint.
             dtype: None for the checkpoint's own. On Apple GPUs, convolutions of a bfloat16 network take float16 where
                 their range allows it, which is more accurate; given explicitly, bfloat16 is used throughout. A float16
                 encoder computes in float32, since float16 may overflow there, and warns when it is used.
@@ -88,11 +80,7 @@ class VideoVAE:
         Raises:
             CheckpointError: if the source cannot be read, is not a VAE, is incomplete, or is not supported.
         """
-        check_process()
-        if dtype is not None and dtype not in DTYPES:
-            raise CheckpointError(f"dtype {dtype!r} is not known; expected {', '.join(DTYPES)}.")
-        if not isinstance(source, Checkpoint):
-            source = open_checkpoint(source, encoder=encoder, decoder=decoder)
+        source = cls._open(source, dtype, PICTURES, encoder=encoder, decoder=decoder)
         encoder_dtype, decoder_dtype = (source.cast_dtype(name, dtype) for name in NETWORKS)
         return cls(
             source.config,
@@ -111,11 +99,6 @@ class VideoVAE:
         """
         return cls.from_pretrained(open_weights(weights, config), dtype=dtype)
 
-    @property
-    def dtype(self) -> mx.Dtype:
-        """The compute dtype of the decoder, or of the encoder if no decoder is loaded."""
-        return self._decoder.dtype if self.decoder is not None else self._encoder.dtype
-
     def plan(
         self,
         latent_shape: Sequence[int],
@@ -129,23 +112,23 @@ class VideoVAE:
         ranks: int = 1,
         bit_depth: BitDepth | None = None,
         frames: tuple[int, int] | None = None,
+        steps: int | None = None,
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
         Args:
             latent_shape: (B, C, F', H', W').
-            memory_budget: upper bound for peak memory, including weights and MLX's buffer cache: "8GB", "50%" of the
-                available memory, or a number of bytes. None aims for half of the available memory, and uses the
-                minimum that works if that is not enough.
+            memory_budget: upper bound for peak memory, including weights and MLX's buffer cache: "8GB", "50%" of what
+                is available, or bytes. None aims for half of what is available, or else for the minimum that works.
             mode: "auto" (exact if it fits), "exact", "single" or "tiled".
             order: "auto", "time", "rows" or "columns", for mode "exact".
-            tiling: for mode "tiled"; default: `TilingConfig.default()`.
+            tiling: for mode "tiled"; default: the first preset that fits the VAE, such as `TilingConfig.default()`.
             tile_batch_size: maximum number of tiles of equal shape that are decoded together.
             chunk: latent frames (rows, columns) per piece; None to choose automatically.
             ranks: the number of processes that decode together, each a band of rows; the budget is that of each.
+            steps: of the denoising, for VAEs that denoise; None for the checkpoint's default.
             bit_depth: that of `stream`. Chunks of floats, which None means, take more memory.
-            frames: the first frame to decode, and one more than the last; None for all. They are those of the whole
-                decode, and only the latent frames that they depend on are decoded.
+            frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
 
         Raises:
             LatentsError: if the VAE cannot decode this shape.
@@ -164,6 +147,7 @@ class VideoVAE:
             tile_batch_size=tile_batch_size,
             chunk=chunk,
             ranks=ranks,
+            denoising_steps=steps,
         )
 
     def plan_encode(
@@ -204,6 +188,7 @@ class VideoVAE:
         noise_scale: float | None = None,
         like: ConventionName = DEFAULT_CONVENTION,
         unnormalized: bool = False,
+        steps: int | None = None,
         bit_depth: BitDepth | None = None,
         group: mx.distributed.Group | None = None,
     ) -> DecodeStream:
@@ -219,8 +204,9 @@ class VideoVAE:
             plan: from `plan`; None for the default. With an iterator, its number of frames may differ, since memory
                 does not depend on it.
             timestep: 0 to 1 (default 0.05), for VAEs that take one.
+            steps: as for `plan`.
             seed: of the noise that such VAEs add.
-            noise: the noise itself, in the order in which the network draws it, or "zeros".
+            noise: the noise itself, as the network draws it, or "zeros"; in tiles also one array for each tile.
             noise_scale: the fraction of the latents that is replaced by noise (default 0.025).
             like: whose convention such VAEs follow: "ltx-video"; or "diffusers", where the default timestep is 0, the
                 default noise scale the timestep, and the noise replaces a fraction of the denormalized latents.
@@ -232,13 +218,14 @@ class VideoVAE:
 
         Raises:
             LatentsError: at once, if the network cannot take the latents or the noise; later with an iterator.
-            PlanError: at once, if the plan was made for another shape, or does not decode an iterator by time.
+            PlanError: at once, if the plan was made for another shape or other steps, or does not decode an iterator by
+                time.
             DecodeError: while decoding, if the pixels are not finite, or are the same patch everywhere.
             DecodeCancelled: while decoding, if the stream's `cancel` was called.
             DeviceError: while decoding, if the device runs out of memory, or is stopped.
         """
-        options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized, bit_depth)
-        make_plan = partial(self.plan, ranks=1 if group is None else group.size())
+        options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized, steps, bit_depth)
+        make_plan = partial(self.plan, ranks=1 if group is None else group.size(), steps=steps)
         return DecodePipeline(self._decoder, make_plan, options, group).stream(latents, plan)
 
     @overload
@@ -274,7 +261,7 @@ class VideoVAE:
         or a function `(done, total)` of frames.
         """
         if plan is None and isinstance(latents, (mx.array, np.ndarray)):
-            plan = self.plan(latents.shape, memory_budget=memory_budget)
+            plan = self.plan(latents.shape, memory_budget=memory_budget, steps=options.get("steps"))
         elif memory_budget is not None:
             raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
         chunks = show_progress(self.stream(latents, plan, **options), progress, plan.num_frames if plan else None)
@@ -300,7 +287,7 @@ class VideoVAE:
         fps: Rate = DEFAULT_FPS,
         memory_budget: str | int | None = None,
         progress: Progress = False,
-        audio: str | os.PathLike | None = None,
+        audio: str | os.PathLike | Iterable | None = None,
         codec: str | None = None,
         crf: int | None = None,
         bit_depth: BitDepth = 8,
@@ -309,16 +296,16 @@ class VideoVAE:
     ) -> None:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        A folder ("frames/") gets PNG stills. `fps`, `audio`, `codec`, `crf`, `bit_depth` and `overwrite` are those of
-        `VideoWriter`, and the others those of `decode`. A file that cannot be written is a `WriterError`.
+        A folder ("frames/") gets PNG stills. `fps`, `audio` (also an `AudioVAE.stream`), `codec`, `crf`, `bit_depth`
+        and `overwrite` are those of `VideoWriter`, and the others those of `decode`. Errors: `WriterError`.
         """
         if latents.shape[0] > 1:
             raise LatentsError(f"{path}: is one video, and these latents are {latents.shape[0]}; write each.")
-        plan = self.plan(latents.shape, memory_budget=memory_budget, bit_depth=bit_depth)
+        plan = self.plan(latents.shape, memory_budget=memory_budget, bit_depth=bit_depth, steps=options.get("steps"))
         output = SinkOptions(audio, codec, crf, bit_depth, overwrite=overwrite)
         stream = self.stream(latents, plan, bit_depth=bit_depth, **options)
         with open_sink(path, size=plan.frame_size, fps=fps, options=output) as sink:
-            for chunk in show_progress(stream, progress, plan.num_frames):
+            for chunk in show_progress(stream, progress, plan.num_frames, name=os.fspath(path)):
                 sink.write(chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16())
 
     def encode(
@@ -374,27 +361,3 @@ class VideoVAE:
         promoted = self._encoder_is_promoted
         pipeline = EncodePipeline(self._encoder, promoted, make_plan, tiling, tile_batch_size, pad, group)
         return pipeline.stream(frames, plan)
-
-    def __repr__(self) -> str:
-        networks = {name: each for name in ("decoder", "encoder") if (each := getattr(self, name)) is not None}
-        size = format_bytes(sum(each.spec.num_weights * each.dtype.size for each in networks.values()))
-        return f"VideoVAE({self.config.generation}, {' + '.join(networks)}, {dtype_name(self.dtype)}, {size})"
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if not name.startswith("_")]
-
-    def _machine(self, network: Network) -> Machine:
-        loaded = network.spec.num_weights * network.dtype.size  # which plans count
-        return this_machine(network.dtype, loaded, keeps_dtype=self._keeps_dtype)
-
-    @property
-    def _decoder(self) -> Decoder:
-        if self.decoder is None:
-            raise CheckpointError("this VideoVAE was loaded without a decoder; load it with decoder=True.")
-        return self.decoder
-
-    @property
-    def _encoder(self) -> Encoder:
-        if self.encoder is None:
-            raise CheckpointError("this VideoVAE was loaded without an encoder; load it with encoder=True.")
-        return self.encoder

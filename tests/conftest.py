@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ CONV_CASES = [
     "ltx2_3_reflect",
     "ltx2_3_replicate",
     "conv_16x16x4",
+    "pruna",
 ]
 
 #: Those of them that have an encoder.
@@ -36,16 +38,21 @@ FIXTURES = Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
 # Set before MLX is first used: golden data and tolerances are for float32 products that are not rounded to TF32.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
+# Hundreds of tests start processes, which without it compile the package every time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What a shell starts in the background ignores Ctrl-C and Ctrl-\, and some tests press them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup sets it: the commands of the tests shall not ignore it
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 import mlx.core as mx  # noqa: E402
 
-import synthetic_checkpoint  # noqa: E402  (a script beside the golden data, not a package)
+import fast_checkpoint  # noqa: E402  (scripts beside the golden data, not packages)
+import synthetic_checkpoint  # noqa: E402
 
-# The same examples in every run. To look for others: pytest --hypothesis-profile default
-hypothesis.settings.register_profile("seeded", derandomize=True)
+# The same examples in every run, however long they take. To look for others: pytest --hypothesis-profile default
+hypothesis.settings.register_profile("seeded", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("seeded")
 
 
@@ -91,16 +98,26 @@ def file_size_limit(limit: int) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], GoldenCase]:
-    """`golden("ltx2_3")`: the case, its checkpoint written once per session in the original layout."""
+    """`golden("ltx2_3")`: the case, its checkpoint written once per session in the original layout.
+
+    Of the checkpoints of published widths, which have up to 2 GB, only the last stays on the disk.
+    """
     folder = tmp_path_factory.mktemp("checkpoints")
     cases: dict[str, GoldenCase] = {}
 
     def make(name: str) -> GoldenCase:
         if name not in cases:
+            for other in [other for other in cases if name.startswith("full_width") and other.startswith("full_width")]:
+                cases.pop(other).checkpoint.unlink()
             manifest = json.loads((FIXTURES / f"{name}.json").read_text())
             path = folder / f"{name}.safetensors"
-            synthetic_checkpoint.write_checkpoint(manifest, path)
-            arrays = load_file(FIXTURES / f"{name}.safetensors") | synthetic_checkpoint.make_inputs(manifest)
+            script = synthetic_checkpoint
+            if "layouts" in manifest:
+                script = fast_checkpoint
+            if "original" in manifest.get("layouts", {}):
+                manifest["vae_config"] = manifest["layouts"]["original"]["metadata"]["config"]["vae"]
+            script.write_checkpoint(manifest, path)
+            arrays = load_file(FIXTURES / f"{name}.safetensors") | script.make_inputs(manifest)
             cases[name] = GoldenCase(name, manifest, path, arrays)
         return cases[name]
 
@@ -127,3 +144,20 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(VideoVAE, "from_pretrained", counted)
     return calls
+
+
+@pytest.fixture(scope="session")
+def audio_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """`audio_case("ltx2_3")`: the golden case of sound, its checkpoint written once per session."""
+    import audio_cases
+
+    folder = tmp_path_factory.mktemp("audio")
+    return cache(lambda name: audio_cases.make_case(name, folder))
+
+
+@pytest.fixture(scope="session")
+def audio_vae(audio_case: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`audio_vae("ltx2_3")`: the `AudioVAE` of a golden case."""
+    from mlx_ltx_vae import AudioVAE
+
+    return cache(lambda name: AudioVAE.from_pretrained(audio_case(name).checkpoint))

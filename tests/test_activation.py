@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_ltx_vae.models.layers.activation import PIXEL_NORM_EPS, Modulation, activate, pixel_norm, silu
+from mlx_ltx_vae.models.layers.activation import PIXEL_NORM_EPS, Modulation, activate, gated_silu, pixel_norm, silu
 from tolerances import ROUNDINGS, assert_same_bits
 
 DTYPES = {mx.float32: 1.5e-6, mx.float16: 2**-11, mx.bfloat16: 2**-8}
@@ -27,6 +27,18 @@ def test_silu_is_right_everywhere(dtype: mx.Dtype) -> None:
     assert result.dtype == dtype
     error = np.abs(np.array(result.astype(mx.float32), np.float64) - exact_silu(x))
     assert (error <= ROUNDINGS * DTYPES[dtype] * np.maximum(1, np.abs(x))).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gated_silu_is_rounded_once(dtype: mx.Dtype) -> None:
+    x, other = mx.random.normal((2, 300, 64), key=mx.random.key(1)).astype(dtype)
+    wide_x, wide_other = (np.array(each.astype(mx.float32), np.float64) for each in (x, other))
+    result = gated_silu(4 * x, other)
+    assert result.dtype == dtype
+    expected = exact_silu(4 * wide_x) * wide_other
+    error = np.abs(np.array(result.astype(mx.float32), np.float64) - expected)
+    near = DTYPES[dtype] * np.abs(expected) + 2e-6 * (1 + np.abs(4 * wide_x)) * (0.1 + np.abs(wide_other))
+    assert (error <= ROUNDINGS * near).all()
 
 
 @pytest.mark.parametrize("far", [1e20, -1e20, 3e38, -3e38])

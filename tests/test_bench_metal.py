@@ -10,12 +10,17 @@ import mlx.core as mx
 import pytest
 
 from benchmarks.convolutions import recorded
+from benchmarks.metal_emulation import emulated
+from mlx_ltx_vae.backend.device import backend
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.bench import decoding, processes
 from mlx_ltx_vae.bench.__main__ import main
 from mlx_ltx_vae.bench.case import Case, Decode, load_config
-from mlx_ltx_vae.bench.metal import command, jobs, kernels
+from mlx_ltx_vae.bench.metal import attention, command, jobs, kernels
 from mlx_ltx_vae.errors import LTXVAEError
+from mlx_ltx_vae.models.convolution import module
+from mlx_ltx_vae.models.convolution.precision import scale_factors
+from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS
 from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
 from mlx_ltx_vae.planning.planner import plan_decode
 
@@ -38,6 +43,7 @@ def in_process(monkeypatch):
     return ran
 
 
+@pytest.mark.slow
 def test_all_parts_are_measured_printed_and_written(in_process, golden, tmp_path, capsys):
     model, path = str(golden("ltx2_3").checkpoint), tmp_path / "whole.json"
     assert main([*TINY, "-m", model, "--json", str(path)]) == 0, capsys.readouterr().err
@@ -56,6 +62,10 @@ def test_all_parts_are_measured_printed_and_written(in_process, golden, tmp_path
             assert run["rms"] < (0.1 if run["dtype"] == "bfloat16" else 0.01)
         assert {each["form"] for each in entry["runs"]} >= set(entry["rule"].values())
     assert all(run["gb_per_second"] > 0 for run in document["elementwise"])
+    assert [run["size"] for run in document["attention"]] == list(attention.SIZES)
+    assert [run["size"] for run in document["attention"] if run["is_ours"]] == [BLOCKS[backend()]]
+    for run in document["attention"]:
+        assert run["grid"] == [11, 16, 1] and run["seconds"] > 0 and run["scratch_bytes"] > 0
     names = [run["name"] for run in document["decodes"]]
     assert names[0] == "as planned" and names[-1] == "as planned, again"
     assert set(names) >= {"chunk 2", "chunk 4", "MLX's tile batch", "no Winograd", "float16", "cache 0.5 GB"}
@@ -73,7 +83,7 @@ def test_all_parts_are_measured_printed_and_written(in_process, golden, tmp_path
     assert {run["layer"] for run in document["ranges"]} == layers and len(document["ranges"]) == len(layers)
     assert all(0 < run["input"] < 1e3 and 0 < run["output"] < 1e3 for run in document["ranges"])
     printed = capsys.readouterr().out
-    for title in ("convolutions", "elementwise", "decodes", "accuracy", "ranges"):
+    for title in ("convolutions", "elementwise", "attention", "decodes", "accuracy", "ranges"):
         assert f"\n\n{title}" in printed
 
 
@@ -186,12 +196,44 @@ def test_kinds_count_every_frame_of_every_convolution():
         ((1024, 1024), (16, 24), {"bfloat16": "rows", "float16": "rows"}),
     ],
 )
-def test_the_rule_of_an_entry_is_the_packages_for_this_device(channels, picture, rule, monkeypatch):
-    kind = kernels.ConvKind(*channels, *picture, frames=2, calls=1, is_normalized=True)
+@pytest.mark.parametrize("is_normalized", [True, False])
+def test_the_rule_of_an_entry_is_the_packages_for_this_device(channels, picture, rule, is_normalized, monkeypatch):
+    kind = kernels.ConvKind(*channels, *picture, frames=2, calls=1, is_normalized=is_normalized)
     monkeypatch.setattr(jobs, "backend", lambda: Backend.METAL)
     monkeypatch.setattr(jobs, "conv_kinds", lambda spec, plan: [kind])
     task = next(jobs.make_tasks(Case(base_width=8, dtype="bfloat16"), [], "x.npy", is_quick=False))
     assert (task.known["rule"], task.known["operands"]) == (rule, "float16")
+
+
+def test_an_input_without_a_norm_is_measured_with_its_scaling(monkeypatch):
+    scaled = []
+    monkeypatch.setattr(module, "scale_factors", lambda *given: scaled.append(given) or scale_factors(*given))
+    kind = {"in_channels": 32, "out_channels": 32, "height": 8, "width": 8, "frames": 2, "calls": 1}
+    bytes_planned = []
+    for is_normalized in (True, False):
+        with emulated():
+            monkeypatch.setattr(kernels, "median_seconds", lambda *_: {})
+            measured = kernels.convolution(
+                Case(), kind=kind | {"is_normalized": is_normalized}, forms=["rows"], dtypes=["bfloat16", "float16"]
+            )
+        bytes_planned.append([run["planned_scratch_bytes"] for run in measured["runs"]])
+        assert [run["rms"] < 3e-3 for run in measured["runs"]] == [True, True]
+        assert bool(scaled) is not is_normalized
+    assert bytes_planned[1][1] - bytes_planned[0][1] == 3 * 2 * 8 * 8 * 32 * 2
+    assert bytes_planned[1][0] == bytes_planned[0][0]
+
+
+def test_the_attention_is_measured_with_blocks_of_each_size(monkeypatch):
+    seen, before = [], BLOCKS[backend()]
+
+    def attend(queries, *_):
+        seen.append(BLOCKS[backend()])
+        return queries * 2
+
+    monkeypatch.setattr(attention, "attend", attend)
+    measured = attention.neighborhood(Case(width=64, height=64, frames=9), sizes=[3, 6])
+    assert set(seen) == {3, 6} == {run["size"] for run in measured["runs"]}
+    assert BLOCKS[backend()] == before
 
 
 def test_another_prefetch_counts_its_memory_and_a_cache_limit_is_kept():

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import against, validation
+from benchmarks import against, decoders, formulations, validation
 from benchmarks.convolutions import Convolution, recorded
 from benchmarks.others import diffusers_config, original_weights
 from benchmarks.overlap import WaitingSink, least_seconds
+from benchmarks.sound import random_audio_vae
 from mlx_ltx_vae import VideoVAE, demo
 from mlx_ltx_vae.bench.case import Case, load_vae
 from mlx_ltx_vae.checkpoint import open_weights
@@ -59,6 +60,17 @@ def test_roofline_times_decodes_and_their_convolutions_and_counts_synchronizatio
         assert run["counts"]["readbacks"] == 2
     assert runs[0]["counts"]["arrays"] == 0
     assert "GFLOP/s" in printed
+
+
+@pytest.mark.slow
+def test_loading_is_measured_against_reading(measure):
+    runs, printed = measure("loading", "--base-width", "8")
+    assert [(run["task"], run["dtype"]) for run in runs] == [("read", None), ("load", None), ("load", "bfloat16")]
+    assert all(run["seconds"] > 0 and run["processor_seconds"] > 0 for run in runs)
+    reading, loading, cast = runs
+    assert reading["weights_bytes"] - loading["weights_bytes"] == 2 * 128 * 4  # the statistics of the latents
+    assert 2 * cast["weights_bytes"] == loading["weights_bytes"] < loading["peak_bytes"]
+    assert "peak MB" in printed
 
 
 @pytest.mark.slow
@@ -111,6 +123,58 @@ def test_plans_are_validated(measure, monkeypatch):
     assert [run["task"] for run in runs] == ["decode", "readme_loop", "encode"]
     assert all(run["planned_bytes"] > 0 and run["total_peak_bytes"] > 0 for run in runs)
     assert "3 cases; planned / measured between" in printed
+
+
+@pytest.mark.slow
+def test_formulations_are_measured_in_turns_with_plain_mlx(measure, monkeypatch):
+    monkeypatch.setattr(formulations, "_DECODES", ((8, 64, 64, 9),))
+    monkeypatch.setattr(formulations, "_ENCODE", (8, 64, 96, 9))
+    monkeypatch.setattr(formulations, "_GROWING", ((64, 64),))
+    runs, printed = measure("formulations")
+    plain, ours, plain_encode, our_encode, growing = runs
+    assert (plain["formulation"], ours["formulation"]) == ("conv3d", None)
+    assert (plain_encode["task"], our_encode["task"], growing["task"]) == ("encode", "encode", "decode")
+    assert plain["peak_bytes"] > ours["peak_bytes"]
+    assert "| 64x96 " in printed and "per pixel and frame" in printed
+
+
+@pytest.mark.slow
+def test_faster_decoders_are_measured_in_turns_with_the_full_one(measure):
+    runs, printed = measure("decoders", *TINY, "--frames", "9")
+    cases = [("ltx-2.3", 8), ("prunavaed", 4), ("taehv", 8), ("taehv-wide", 8)]
+    assert [(run["generation"], run["base_width"]) for run in runs] == cases
+    assert max(run["weights_bytes"] for run in runs[1:]) < runs[0]["weights_bytes"]
+    assert not any("psnr" in run for run in runs), "random weights make no pictures"
+    assert "| pruna " in printed and "| taehv-wide " in printed and "Random weights" in printed
+
+
+@pytest.mark.slow
+def test_trained_decoders_are_compared_with_the_full_one(measure, golden, tmp_path):
+    latents, other = tmp_path / "clip.safetensors", golden("pruna").checkpoint
+    save_latents(latents, mx.random.normal((1, 8, 2, 2, 3), key=mx.random.key(1)))
+    full = ["-m", str(golden("ltx2_3").checkpoint), "--latents", str(latents)]
+    runs, printed = measure("decoders", *full, "--decoder", "pruna", str(other))
+    assert [run["model"] for run in runs] == [full[1], str(other)]
+    assert (runs[1]["frames"], runs[1]["width"], runs[1]["height"]) == (9, 96, 64)
+    assert 3 < runs[1]["psnr"] < 20, "they have different random weights"
+    assert f"{runs[1]['psnr']:.1f} dB" in printed
+
+
+def test_trained_decoders_need_latents_and_a_known_name(capsys):
+    assert command.main(["decoders", "-m", "vae.safetensors"]) == 1
+    assert "takes -m and --latents together" in capsys.readouterr().err
+    assert (
+        command.main(["decoders", "-m", "a.safetensors", "--latents", "b.npy", "--decoder", "x", "c.safetensors"]) == 1
+    )
+    assert "the faster decoder 'x' is not known; known are pruna, taehv, taehv-wide." in capsys.readouterr().err
+
+
+def test_ratios_are_those_of_runs_of_the_same_turn():
+    run = {"frames": 9, "width": 64, "height": 64, "model": None, "base_width": 8, "weights_bytes": 1e6}
+    full = [{**run, "seconds": seconds, "first_frame_seconds": 1, "peak_bytes": 4e6} for seconds in (10, 20, 30)]
+    fast = [{**run, "seconds": seconds, "first_frame_seconds": 1, "peak_bytes": 3e6} for seconds in (6, 8, 9)]
+    row = decoders.decoder_table(["full", "fast"], [full, fast]).splitlines()[3]
+    assert "| fast    | 0.40 (0.30 to 0.60) | 8.00    | 1.00        | 0.75 | 3.0     |" in row
 
 
 @pytest.mark.slow
@@ -237,3 +301,31 @@ def test_convolutions_are_recorded_with_what_they_compute():
     conv(mx.zeros((1, 4, 6, 5, 8)), (0, 1, 1))
     assert [each.output_shape for each in seen] == [(1, 2, 6, 5, 16)]
     assert seen[0].operations == 2 * (2 * 6 * 5 * 16) * (27 * 8)
+
+
+@pytest.mark.slow
+def test_sounds_share_is_of_sound_and_pictures_at_the_same_fraction_of_their_widths(measure):
+    runs, printed = measure("sound-share", "--divisor", "8")
+    assert [run["task"] for run in runs] == ["decode_sound", "decode_pictures"]
+    assert all(run["base_width"] == 16 and run["processor_seconds"] > 0 for run in runs)
+    sound, pictures = (run["processor_seconds"] for run in runs)
+    assert f"{sound / (sound + pictures):.1%}" in printed
+
+
+def test_random_sound_has_the_published_layers_at_a_fraction_of_their_widths():
+    vae = random_audio_vae(8)
+    assert (vae.sample_rate, vae.config.latents_per_second) == (48000, 25)
+    assert vae.decoder.spec.weights["conv_in.conv.weight"] == (64, 3, 3, 8)
+    waveform = vae.decode(mx.random.normal((1, 8, 3, 16), key=mx.random.key(0)))
+    assert waveform.shape == (1, 2, 9 * 480)
+    assert float(mx.abs(waveform).max()) <= 1 and float(waveform.std()) > 1e-3  # sound, and not silence
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not all(map(find_spec, ("torch", "diffusers"))), reason="needs torch and diffusers")
+@pytest.mark.parametrize("subject", ["ltx-2-sound", "ltx-2.3-sound"])
+def test_sound_is_that_of_diffusers(measure, subject):
+    runs, printed = measure("diffusers", subject, "--divisor", "8")
+    assert [run["task"] for run in runs] == ["write_models", "decode_own", "decode_by_diffusers"]
+    assert runs[-1]["rms"] < 1e-3
+    assert "diffusers" in printed

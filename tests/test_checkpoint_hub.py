@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import fast_checkpoint
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.hub import parse_reference
 from mlx_ltx_vae.checkpoint.weight_files import choose_weights
@@ -288,6 +289,20 @@ def test_two_variants_on_the_hub_are_named_and_neither_is_downloaded(
     assert fetched == []
     assert open_checkpoint("owner/name:diffusion_pytorch_model.fp16.safetensors").name.endswith("fp16.safetensors")
     assert fetched == ["diffusion_pytorch_model.fp16.safetensors"]
+
+
+def test_a_decoder_of_a_pack_is_downloaded_with_its_own_configuration(
+    golden: Callable, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast_checkpoint.write_checkpoint(golden("pruna").manifest, remote, "mlx")
+    shutil.copy(golden("ltx2_3").checkpoint, remote / "vae_decoder.safetensors")
+    fetched = serve(monkeypatch, remote, remote.parent / "cache")
+    with pytest.raises(
+        CheckpointError, match=r"FILE out of vae_decoder\.safetensors, vae_decoder_pruna\.safetensors\."
+    ):
+        open_checkpoint("owner/name")
+    assert open_checkpoint("owner/name:vae_decoder_pruna.safetensors").config.generation == "PrunaVAED"
+    assert fetched == ["vae_decoder_pruna.safetensors", "vae_decoder_pruna_config.json"]
 
 
 def test_an_index_on_the_hub_cannot_name_files_outside_its_folder(

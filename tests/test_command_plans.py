@@ -32,8 +32,19 @@ def checkpoint(request, golden, tmp_path):
     return path
 
 
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Latents and a video of `SIZE`."""
+    folder = tmp_path_factory.mktemp("inputs")
+    latents, video = folder / "clip.npy", folder / "clip.mkv"
+    np.save(latents, np.zeros((1, 8, 3, SIZE[1] // 32, SIZE[0] // 32), np.float32))
+    with VideoWriter(video, size=SIZE, fps=24, codec="ffv1") as out:
+        out.write(np.zeros((9, SIZE[1], SIZE[0], 3), np.uint8))
+    return latents, video
+
+
 @pytest.mark.parametrize("backend", [Backend.CPU, Backend.METAL])
-def test_a_command_plans_what_the_api_plans(checkpoint, tmp_path, capsys, monkeypatch, backend):
+def test_a_command_plans_what_the_api_plans(checkpoint, inputs, tmp_path, capsys, monkeypatch, backend):
     monkeypatch.setattr(device, "backend", lambda: backend)
     monkeypatch.setattr(device, "available_memory", lambda own=0: 2**36)
     # Metal's fast convolutions, of which bfloat16 operands have few, also for the few channels of this network.
@@ -41,10 +52,7 @@ def test_a_command_plans_what_the_api_plans(checkpoint, tmp_path, capsys, monkey
     monkeypatch.setattr(rules, "_WINOGRAD_ALIGNMENT", 1)
     # The command's latents stay in their file.
     monkeypatch.setattr("mlx_ltx_vae.vae.plan_decode", partial(plan_decode, holds_latents=False))
-    latents, video = tmp_path / "clip.npy", tmp_path / "clip.mkv"
-    np.save(latents, np.zeros((1, 8, 3, SIZE[1] // 32, SIZE[0] // 32), np.float32))
-    with VideoWriter(video, size=SIZE, fps=24, codec="ffv1") as out:
-        out.write(np.zeros((9, SIZE[1], SIZE[0], 3), np.uint8))
+    latents, video = inputs
 
     def planned(command, *arguments):
         assert command([*map(str, arguments), "-m", str(checkpoint), "--dry-run", "--json"]) == 0

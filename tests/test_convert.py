@@ -79,7 +79,7 @@ def test_every_generation_converts_to_the_same_checkpoint_and_the_same_decode(go
     assert made.verification.cast == 0
     assert made.verification.decode == Comparison(0.0, None)
     assert made.verification.encode == (Comparison(0.0, None) if "encoder" in before.networks else None)
-    latents = mx.random.normal((1, before.config.latent_channels, 2, 3, 2), key=mx.random.key(7))
+    latents = mx.random.normal((1, before.config.latent_channels, 1, 2, 2), key=mx.random.key(7))
     decodes = [VideoVAE.from_pretrained(path, encoder=False).decode(latents) for path in (source, folder)]
     assert decodes[0].shape == decodes[1].shape
     assert mx.array_equal(*decodes)
@@ -183,7 +183,7 @@ def test_a_converted_file_is_loaded_without_inferring_or_changing_its_layout(gol
         raise AssertionError
 
     monkeypatch.setattr(opening, "infer_layout", forbidden)
-    monkeypatch.setattr(stored_network.mx, "contiguous", forbidden)
+    monkeypatch.setattr(stored_network.mx, "moveaxis", forbidden)
     for source in (tmp_path / "vae", tmp_path / "vae" / "model.safetensors"):
         assert read_weights(open_checkpoint(source), "encoder")
     with pytest.raises(AssertionError):

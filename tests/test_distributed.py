@@ -1,5 +1,6 @@
 """Several ranks on this machine, started by `mlx.launch`: one video in row bands gives what one process gives."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import distributed_ranks
+from audio_cases import random_latents
 from mlx_ltx_vae import VideoReader, VideoVAE, load_latents, save_latents
 from mlx_ltx_vae import decode as decode_command
 from mlx_ltx_vae import encode as encode_command
@@ -21,6 +23,8 @@ from mlx_ltx_vae import info as info_command
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.files.opening import SAMPLE_BYTES, sample_path
 from mlx_ltx_vae.latents import open_latents
+from test_decode_sound import LENGTH, expected_sound, latents_file
+from test_video_sound import heard
 from toy_networks import TOYS
 
 HERE = Path(__file__).parent
@@ -37,25 +41,32 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:], *more])
 STARTING_PORT = 20_000 + 8 * (os.getpid() % 1000)
 TOLERANCE = 1e-5  # of float32 on any number of ranks
 
-#: Every padding mode, causal and not, with noise, with attention; the second size has a band of one row; toy networks.
-CASES = [
+#: On two ranks. The second has a band of one row; then attention in whole frames, a toy.
+FIRST_CASES = [
     ("decode", "ltx2_3", {}),
-    ("decode", "ltx2_3", {"height": 3, "frames": 2, "batch": 2}),
-    ("decode", "ltx2", {}),
     ("decode_for_the_first", "ltx2_3", {}),
     ("decode_arriving", "ltx2_3", {}),
+    ("decode", "memory", {"width": 3}),
+    ("encode_stream", "ltx2_3", {}),
+]
+#: On three ranks. These add every padding mode, causal and not, noise, and denoising.
+CASES = [
+    *FIRST_CASES,
+    ("decode", "ltx2_3", {"height": 3, "frames": 2, "batch": 2}),
+    ("decode", "conv_16x16x4", {}),
+    ("decode", "ltx2_5_diffusion_gated", {"frames": 2, "height": 9, "width": 3}),
+    ("decode", "ltx2", {}),
     ("decode", "ltx2_3_reflect", {"height": 3}),
     ("decode", "ltx2_3_replicate", {}),
     ("decode", "ltx2_3_causal", {"height": 4}),
     ("decode", "ltxv_0_9_1", {}),
-    ("decode", "conv_16x16x4", {}),
-    ("decode", "memory", {"width": 3}),
+    ("decode", "taehv_ltx2", {"height": 3}),
     ("decode", "context", {"frames": 6, "height": 10, "width": 5}),
     ("encode", "ltx2_3", {}),
     ("encode", "ltxv_0_9_1", {"height": 3}),
     ("encode", "ltx2_3_reflect", {"height": 4}),
     ("encode", "conv_16x16x4", {}),
-    ("encode_stream", "ltx2_3", {}),
+    ("encode", "taehv_ltx2", {"height": 3, "frames": 2}),
 ]
 
 
@@ -93,34 +104,49 @@ def source_of(name, golden):
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def outcomes(request, golden, tmp_path_factory):
-    """What all cases give on some ranks; one launch, since starting takes longest."""
-    folder = tmp_path_factory.mktemp(f"ranks{request.param}")
-    cases = [(function, source_of(name, golden), shape) for function, name, shape in CASES]
-    more = [(function, str(golden("ltx2_3").checkpoint), None) for function in ("errors", "batch")]
-    printed = launch(request.param, HERE / "distributed_ranks.py", folder, json.dumps([*cases, *more]))
-    return request.param, folder, "".join(printed)
+    """What the cases give on some ranks; one launch for all processes of pytest, since starting takes longest."""
+    ranks, root = request.param, tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder, printed = root / f"ranks{ranks}", root / f"ranks{ranks}.txt"
+    more = [(function, "ltx2_3", None) for function in ("errors", "batch")]
+    opened = [(function, source_of(name, golden), shape) for function, name, shape in [*more, *cases_on(ranks)]]
+    with (root / f"ranks{ranks}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not printed.exists():
+            folder.mkdir()
+            text = launch(ranks, HERE / "distributed_ranks.py", folder, json.dumps(opened))
+            printed.write_text("".join(text))
+    return ranks, folder, printed.read_text()
 
 
-@pytest.mark.parametrize("index", range(len(CASES)))
-def test_bands_give_what_one_process_gives(outcomes, golden, index):
+def cases_on(ranks):
+    return FIRST_CASES if ranks == 2 else CASES
+
+
+def test_bands_give_what_one_process_gives(outcomes, golden):
     ranks, folder, printed = outcomes
-    assert (folder / f"{index}.npz").exists(), printed
-    outcome = np.load(folder / f"{index}.npz")
-    function, name, shape = CASES[index]
+    for index, case in enumerate(cases_on(ranks)):
+        assert (folder / f"{2 + index}.npz").exists(), printed
+        check_bands(np.load(folder / f"{2 + index}.npz"), ranks, *case, golden)
+
+
+def check_bands(outcome, ranks, function, name, shape, golden):
+    case = f"{function} of {name}, {shape}"
     vae = distributed_ranks.open_vae(source_of(name, golden))
     expected, _ = getattr(distributed_ranks, function)(vae, **shape)
-    assert (outcome["result"].shape, outcome["result"].dtype) == (expected.shape, expected.dtype)
-    assert np.abs(outcome["result"] - expected).max() < TOLERANCE
+    assert (outcome["result"].shape, outcome["result"].dtype) == (expected.shape, expected.dtype), case
+    assert np.abs(outcome["result"] - expected).max() < (1e-4 if "diffusion" in name else TOLERANCE), case
     if function != "decode_for_the_first":
-        assert np.ptp(outcome["sums"]) == 0, "all ranks get the same"
+        assert np.ptp(outcome["sums"]) == 0, f"{case}: all ranks get the same"
     if function in ("decode", "decode_arriving"):
-        assert (outcome["sent"] > 0).all() and len(outcome["sent"]) == ranks
+        assert (outcome["sent"] > 0).all() and len(outcome["sent"]) == ranks, case
 
 
 def test_an_error_of_one_rank_is_raised_on_all(outcomes):
     ranks, folder, printed = outcomes
-    assert (folder / f"{len(CASES)}.json").exists(), printed
-    by_rank = json.loads((folder / f"{len(CASES)}.json").read_text())
+    assert (folder / "0.json").exists(), printed
+    by_rank = json.loads((folder / "0.json").read_text())
     assert len(by_rank) == ranks
     for rank, seen in enumerate(by_rank):
         assert seen["fails"] == ["DistributedError", "rank 1: no such file"]
@@ -133,8 +159,8 @@ def test_an_error_of_one_rank_is_raised_on_all(outcomes):
 
 def test_each_rank_decodes_and_writes_whole_videos_of_a_batch_and_exchanges_nothing_meanwhile(outcomes):
     ranks, folder, printed = outcomes
-    assert (folder / f"{len(CASES) + 1}.json").exists(), printed
-    by_rank = json.loads((folder / f"{len(CASES) + 1}.json").read_text())
+    assert (folder / "1.json").exists(), printed
+    by_rank = json.loads((folder / "1.json").read_text())
     assert len(by_rank) == ranks
     for rank, seen in enumerate(by_rank):
         assert seen["codes"] == [0, 0]
@@ -266,6 +292,29 @@ def test_a_video_is_encoded_in_bands(clip, golden):
     assert np.abs(alone - rows).max() < TOLERANCE
     with VideoReader(folder / "clip.mkv") as video:
         assert video.num_frames == report["frames"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batch", "names"), [(1, ["a.mov"]), (2, ["a-0.mov", "a-1.mov"])])
+def test_videos_have_their_sound_whatever_ranks_share(tmp_path, golden, audio_case, batch, names):
+    """Bands of rows, of which the first rank adds the sound, and whole videos."""
+    video, audio = golden("ltx2_3").checkpoint, random_latents(LENGTH, batch=batch)
+    clip = latents_file(tmp_path / "clip.safetensors", video, audio, batch=batch)
+    options = ["-m", video, "--audio-model", audio_case("ltx2").checkpoint, "--audio-codec", "pcm"]
+    out, err = launch(2, "-m", "mlx_ltx_vae.decode", clip, *options, "-o", tmp_path / "a.mov", "--json")
+    assert (json.loads(out)["ranks"], err) == (2, "")
+    for index, name in enumerate(names):
+        expected = expected_sound(audio_case("ltx2").checkpoint, audio[index : index + 1])
+        assert np.abs(heard(tmp_path / name, 24000) - expected).max() < 1e-4
+
+
+@pytest.mark.slow
+def test_sound_alone_is_written_and_reported_by_the_first_rank(tmp_path, golden, audio_case):
+    clip = latents_file(tmp_path / "clip.safetensors", golden("ltx2_3").checkpoint, random_latents(LENGTH))
+    options = ["--audio-model", audio_case("ltx2").checkpoint, "-o", tmp_path / "a.wav", "--json"]
+    out, err = launch(2, "-m", "mlx_ltx_vae.decode", clip, *options)
+    assert (json.loads(out)["samples"], err) == (97 * 240, "")
+    assert heard(tmp_path / "a.wav", 24000).shape == (2, 97 * 240)
 
 
 @pytest.mark.slow

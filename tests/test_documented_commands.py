@@ -19,7 +19,7 @@ import pytest
 import mlx_ltx_vae.__main__ as list_commands
 import weights_convert.__main__ as convert_command
 from benchmarks.__main__ import build_parser as benchmarks_parser
-from mlx_ltx_vae import decode, demo, encode, info, load_latents, save_latents
+from mlx_ltx_vae import decode, demo, encode, info, load_latents, preview, save_latents
 from mlx_ltx_vae.bench.__main__ import build_parser as bench_parser
 from mlx_ltx_vae.bench.metal.command import build_parser as metal_parser
 from video_files import noise, write
@@ -31,6 +31,7 @@ COMMANDS = {
     "mlx_ltx_vae.decode": decode.main,
     "mlx_ltx_vae.encode": encode.main,
     "mlx_ltx_vae.info": info.main,
+    "mlx_ltx_vae.preview": preview.main,
     "weights_convert": convert_command.main,
 }
 PARSERS = {"benchmarks": benchmarks_parser, "mlx_ltx_vae.bench": bench_parser}
@@ -74,9 +75,16 @@ def folder(tmp_path, monkeypatch):
     write(tmp_path / "clip.mov", noise(9, (64, 64)), codec="prores")
     write(tmp_path / "clip.mp4", noise(9, (64, 64)))
     Path("clips.csv").write_text("path\nclip.mov\n")
-    models = ("ltx-2-19b-dev.safetensors", "ltx-2.5-video-vae-conv-bf16.safetensors", "ltx-2")
+    models = (
+        "ltx-2-19b-dev.safetensors",
+        "ltx-2.5-video-vae-conv-bf16.safetensors",
+        "ltx-2.5-video-vae-bf16.safetensors",
+        "ltx-2",
+    )
     for name in ("VAE", "A", "B", *models):
         Path(name).symlink_to(demo.VAE)
+    Path("latent_rgb.safetensors").symlink_to(demo.LATENT_RGB)
+    Path("taeltx2_3.safetensors").symlink_to(ROOT / "examples" / "demo_preview.safetensors")
     with wave.open("voice.wav", "wb") as sound:
         sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
         sound.writeframes(bytes(8000))

@@ -6,14 +6,16 @@ import sys
 import threading
 from pathlib import Path
 
+import imageio.v3 as iio
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from examples.encode_folder import encode_folder
 from examples.generation_app import Decode
+from examples.preview_while_denoising import DEMO_PREVIEW, Previews
 from examples.replace_tiler import decode
-from mlx_ltx_vae import VideoReader, VideoVAE, WriterError, demo, load_latents
+from mlx_ltx_vae import PreviewVAE, VideoReader, VideoVAE, WriterError, demo, load_latents
 from video_files import noise, write
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -77,6 +79,27 @@ def test_a_generation_app_gets_the_error_of_its_decode(tmp_path, vae, latents):
     with pytest.raises(WriterError):
         decoding.wait()
     assert not decoding.was_cancelled
+
+
+def test_an_app_previews_while_it_denoises(tmp_path, run):
+    lines = run("preview_while_denoising.py", tmp_path / "previews")
+    assert lines[0].startswith("6 previews, ") and lines[1:] == ["73 frames in film.mp4"]
+    strips = [iio.imread(tmp_path / "previews" / f"step-{step}.png") for step in range(6)]
+    assert {strip.shape for strip in strips} == {(8, 10 * 12, 3)}
+    errors = [np.square(strip.astype(float) - strips[-1]).mean() for strip in strips]
+    assert errors == sorted(errors, reverse=True), "each step's picture is nearer to the last one"
+    with VideoReader(tmp_path / "previews" / "film.mp4") as video:
+        assert sum(len(frames) for frames in video) == 73
+
+
+def test_a_preview_ends_when_a_newer_estimate_is_there(tmp_path):
+    preview, latents = PreviewVAE.from_pretrained(DEMO_PREVIEW), load_part(demo.LATENTS)[0]
+    for shown, expected in ((2, 9), (99, 73)):  # the next film begins anew
+        stale, frames = iter([False] * (shown - 1) + [True] * 99), []
+        previews = Previews(preview, tmp_path, is_stale=lambda stale=stale: next(stale))
+        assert previews.play(latents, frames.append) == len(frames) == expected
+        assert frames[0].shape == (64, 96, 3)
+        assert np.array_equal(frames[0], preview.decode_uint8(latents[:, :, :1])[0])
 
 
 def test_a_folder_is_encoded_and_a_damaged_video_stops_nothing(tmp_path, vae, capsys):

@@ -22,7 +22,7 @@ FRAMES = 66  # latent
 @pytest.fixture
 def clip(golden, tmp_path):
     """(latent file, checkpoint, latents) of a VAE that takes noise."""
-    latents = mx.random.normal((1, 8, FRAMES, 2, 2), key=mx.random.key(2))
+    latents = mx.random.normal((1, 8, 40, 2, 2), key=mx.random.key(2))
     save_latents(tmp_path / "clip.safetensors", latents, fps=24)
     return tmp_path / "clip.safetensors", golden("ltxv_0_9_1").checkpoint, latents
 
@@ -38,12 +38,10 @@ def assert_same(vae, latents, whole, frames, **options):
     assert mx.abs(pixels - whole[:, :, frames[0] : frames[1]]).max().item() < TOLERANCE, (frames, options)
 
 
-OTHERS = ["ltxv_0_9_0", "ltxv_0_9_5", "ltx2", "ltx2_3_causal", "conv_16x16x4"]
+OTHERS = ["ltxv_0_9_0", "ltxv_0_9_1", "ltxv_0_9_5", "ltx2", "ltx2_3_causal", "conv_16x16x4"]
 
 
-@pytest.mark.parametrize(
-    "name", ["ltxv_0_9_1", "ltx2_3", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-)
+@pytest.mark.parametrize("name", ["ltx2_3", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_frames_are_those_of_the_whole_decode_from_fewer_latents(golden, name):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
     latents = mx.random.normal((1, vae.config.latent_channels, FRAMES, 2, 2), key=mx.random.key(2))
@@ -62,7 +60,7 @@ def test_frames_are_those_of_the_whole_decode_from_fewer_latents(golden, name):
 
 def test_frames_are_the_same_in_every_order_and_mode(golden):
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
-    latents = mx.random.normal((2, 8, 36, 2, 3), key=mx.random.key(2))
+    latents = mx.random.normal((1, 8, 36, 2, 2), key=mx.random.key(2))
     whole, frames = vae.decode(latents), (141, 150)
     for options in ({"chunk": 3}, {"order": "rows"}, {"order": "columns"}, {"mode": "single"}):
         assert_same(vae, latents, whole, frames, **options)
@@ -106,15 +104,14 @@ def test_the_command_decodes_frames_of_a_file_with_their_noise(clip, tmp_path, c
         return np.load(tmp_path / "out.npy")
 
     for options, expected in [
-        (["--frames", "500:503"], whole[500:503]),
-        (["--frames", ":3"], whole[:3]),
-        (["--frames", "515:"], whole[515:]),
+        (["--frames", "280:283"], whole[280:283]),
+        (["--frames", "307:"], whole[307:]),
         (["--first-seconds", "0.2", "--fps", "50"], whole[:10]),  # those that begin within it
     ]:
         frames = run(*options)
         assert frames.shape == expected.shape
         assert np.abs(frames.astype(int) - expected).max() <= 1
-    assert main([*command, "--frames", "500:503", "--dry-run"]) == 0
+    assert main([*command, "--frames", "280:283", "--dry-run"]) == 0
     assert "video    3 frames of 64x64" in capsys.readouterr().out
     assert main([*command, "--frames", "600:"]) == 1
-    assert "frames 600:600 are not in the video, which has 521" in capsys.readouterr().err
+    assert "frames 600:600 are not in the video, which has 313" in capsys.readouterr().err

@@ -75,7 +75,7 @@ def check_stream(spec, clip, run, shapes):
 
 
 @pytest.mark.parametrize("name", CONV_CASES)
-@pytest.mark.parametrize(("frames", "batch"), [(1, 1), (2, 1), (7, 1), (4, 2)])
+@pytest.mark.parametrize(("frames", "batch"), [(1, 1), (4, 2)])
 def test_border_bytes_and_messages_of_a_decode_are_those_of_the_pieces_that_its_kernels_take(
     golden, pushed, name, frames, batch
 ):
@@ -152,7 +152,7 @@ def make_network(parts):
     return NetworkSpec(tuple(layers))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     parts=networks,
     bands=st.lists(st.integers(1, 4), min_size=1, max_size=5),
@@ -182,7 +182,7 @@ def test_what_each_rank_sends_is_the_sum_over_frames_rows_and_neighbors(parts, b
         assert exchange.given_bytes - exchange.halo_bytes == exchange.output_bytes
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(rows=st.integers(1, 6), more=st.integers(1, 6), frames=st.integers(1, 4), decode=st.booleans())
 def test_a_bands_communication_does_not_depend_on_its_height_and_its_work_is_proportional_to_it(
     rows, more, frames, decode

@@ -7,7 +7,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_ltx_vae.backend.device import _glibc, is_cpu, run_settings
+from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae.backend.device import _glibc, freed_memory_kept, is_cpu, run_settings
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not is_cpu() or _glibc() is None, reason="for MLX's CPU backend with glibc"
@@ -26,12 +27,27 @@ def take_and_free():
     mx.synchronize()
 
 
-def test_freed_memory_is_kept_during_a_run_and_returned_after_it():
+def test_freed_memory_is_kept_while_a_run_computes_and_returned_after_it():
     before = resident()
     with run_settings():
-        with run_settings():
-            take_and_free()
-        assert resident() > before + 0.9 * SIZE, "the outer run goes on"
+        with freed_memory_kept():
+            with freed_memory_kept():
+                take_and_free()
+            assert resident() > before + 0.9 * SIZE, "the outer block goes on"
+        assert resident() > before + 0.9 * SIZE, "for the next step"
     assert resident() < before + 0.1 * SIZE
     take_and_free()
     assert resident() < before + 0.1 * SIZE, "as before any run"
+
+
+def test_what_an_app_frees_while_a_stream_waits_is_returned(golden):
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    latents = mx.random.normal((1, vae.config.latent_channels, 12, 2, 2))
+    with vae.stream(latents, vae.plan(latents.shape, mode="exact", chunk=1)) as stream:
+        next(stream)
+        before = resident()
+        take_and_free()
+        assert resident() < before + 0.1 * SIZE
+        next(stream)
+        take_and_free()
+        assert resident() < before + 0.1 * SIZE + 20_000_000

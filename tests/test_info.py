@@ -35,7 +35,7 @@ NETWORK_KEYS = {
 BLOCK_KEYS = {"kind", "in_channels", "out_channels", "layers", "stride", "residual", "inject_noise"}
 LATENTS_KEYS = {
     "kind", "name", "tensor", "stored_shape", "stored_dtype", "layout", "shape", "fps", "normalized", "stated",
-    "statistics", "video",
+    "statistics", "video", "audio",
 }  # fmt: skip
 
 
@@ -143,7 +143,8 @@ def test_a_checkpoint_is_described_as_it_is(golden: Callable, info: Callable, ca
     assert said["file_bytes"] == path.stat().st_size
     parameters = 0
     for name, network in (("encoder", config.encoder), ("decoder", config.decoder)):
-        sizes = [math.prod(shape) for key, shape in manifest["weights"].items() if key.startswith(f"vae.{name}.")]
+        prefixes = (f"vae.{name}.", f"{name}.")
+        sizes = [math.prod(shape) for key, shape in manifest["weights"].items() if key.startswith(prefixes)]
         if not sizes:
             assert said[name] is None
             continue
@@ -474,3 +475,118 @@ def test_the_real_command_line(golden: Callable, tmp_path: Path) -> None:
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr.startswith("error: ")
     assert "Traceback" not in failed.stderr
+
+
+# --- audio latents --------------------------------------------------------------------------------------------------
+
+AUDIO_KEYS = {
+    "kind", "name", "tensor", "stored_shape", "stored_dtype", "layout", "batch", "latents", "normalized", "statistics",
+    "sound",
+}  # fmt: skip
+
+
+def write_clip(path: Path, audio: np.ndarray, name: str = "final_audio_latent", **metadata: str) -> Path:
+    """25 frames of a video, with audio latents."""
+    save_file({"final_video_latent": np.ones((1, 8, 4, 2, 2), np.float32), name: audio}, path, metadata=metadata)
+    return path
+
+
+def test_audio_latents_beside_those_of_a_video_are_described(
+    audio_case: Callable, info: Callable, text: Callable, tmp_path: Path
+) -> None:
+    audio = np.random.default_rng(0).normal(size=(1, 8, 26, 16)).astype(np.float16)
+    path = write_clip(tmp_path / "clip.safetensors", audio, fps="24", normalized="true")
+    said = info(path)["audio"]
+    assert said.keys() == AUDIO_KEYS
+    assert (said["kind"], said["tensor"], said["stored_shape"]) == (
+        "audio latents",
+        "final_audio_latent",
+        [1, 8, 26, 16],
+    )
+    assert (said["stored_dtype"], said["layout"], said["batch"]) == ("float16", "(B, 8, T, 16)", 1)
+    assert (said["latents"], said["normalized"]) == (26, True)
+    expected = {"mean": audio.mean(), "std": audio.std(), "min": audio.min(), "max": audio.max()}
+    assert said["statistics"] == pytest.approx({key: float(value) for key, value in expected.items()}, rel=1e-2)
+    assert said["sound"] == {"seconds": 1.01, "samples": None, "sample_rate": None, "vae": None}
+    shown = text(path)
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "audio    final_audio_latent, (1, 8, 26, 16) float16, read as (B, 8, T, 16)" in shown
+    assert "sound    26 latents, 1.01 s, which ends 0.03 s before the video" in shown
+    assert "at the usual 25 latents per second; --audio-model AUDIO to be sure" in shown
+    model = audio_case("ltx2").checkpoint
+    said = info(path, "--audio-model", model)["audio"]["sound"]
+    assert said == {"seconds": 1.01, "samples": 24240, "sample_rate": 24000, "vae": model.name}
+    assert f"with {model.name}: 24240 samples at 24000 Hz" in text(path, "--audio-model", model)
+
+
+def test_a_checkpoint_of_both_describes_both(
+    golden: Callable, audio_case: Callable, info: Callable, tmp_path: Path
+) -> None:
+    config = audio_case("ltx2").manifest["config"] | {"vae": golden("ltx2_3").manifest["vae_config"]}
+    both = tmp_path / "model.safetensors"
+    tensors = {**load_file(golden("ltx2_3").checkpoint), **load_file(audio_case("ltx2").checkpoint)}
+    save_file(tensors, both, metadata={"config": json.dumps(config)})
+    path = write_clip(tmp_path / "clip.safetensors", np.ones((1, 8, 26, 16), np.float32))
+    said = info(path, "-m", both)
+    assert said["video"]["vae"] == said["audio"]["sound"]["vae"] == "model.safetensors"
+    assert info(path, "-m", golden("ltx2_3").checkpoint)["audio"]["sound"]["vae"] is None
+
+
+def test_sound_that_does_not_fit_its_video_is_shown(text: Callable, tmp_path: Path) -> None:
+    path = write_clip(tmp_path / "clip.safetensors", np.ones((1, 8, 40, 16), np.float32), fps="25")
+    assert "1.57 s, which ends 0.57 s after the video; a decode fills or cuts at most 0.06 s" in text(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "layout"),
+    [
+        ("latents", (8, 26, 16), "(8, T, 16)"),
+        ("audio_latents", (1, 26, 128), "(B, T, 128)"),
+        ("anything", (2, 8, 26, 16), "(B, 8, T, 16)"),
+    ],
+)
+def test_audio_latents_alone_are_described(
+    info: Callable, text: Callable, tmp_path: Path, name: str, shape: tuple[int, ...], layout: str
+) -> None:
+    audio = np.ones(shape, np.float32)
+    save_file({name: audio}, tmp_path / "a.safetensors", metadata={"normalized": "false"})
+    said = info(tmp_path / "a.safetensors")
+    assert said.keys() == AUDIO_KEYS
+    assert (said["tensor"], said["layout"], said["latents"]) == (name, layout, 26)
+    assert (said["normalized"], said["batch"]) == (False, shape[0] if len(shape) == 4 else 1)
+    shown = text(tmp_path / "a.safetensors")
+    assert shown.startswith(f"file     {tmp_path}/a.safetensors\naudio    {name}, ")
+    assert "unnormalized, as the file states" in shown
+    assert f"sound    {'2 x ' if shape[0] == 2 else ''}26 latents, 1.01 s\n" in shown
+    if name != "audio_latents":
+        np.save(tmp_path / "a.npy", audio)
+        assert info(tmp_path / "a.npy")["layout"] == layout
+
+
+def test_audio_latents_that_cannot_be_read(refused: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Of another shape, they are a warning beside a video; values that are not finite are an error."""
+    path = write_clip(tmp_path / "clip.safetensors", np.ones((2, 24000), np.float32), "audio_samples")
+    assert main([str(path)]) == 0
+    captured = capsys.readouterr()
+    assert "video    25 frames" in captured.out
+    assert "audio latents 'audio_samples' have the shape (2, 24000); expected (B, 8, T, 16)" in captured.err
+    broken = np.ones((1, 8, 26, 16), np.float32)
+    broken[0, 3, 25, 7] = np.nan
+    said = refused(write_clip(tmp_path / "clip.safetensors", broken))
+    assert "audio latents 'final_audio_latent': 1 of 3328 values are not finite" in said
+    assert "the first at (b, c, t, f) = (0, 3, 25, 7)" in said
+    assert "has no vocoder" not in said
+
+
+def test_a_video_under_another_name_is_found_beside_audio_latents(info: Callable, tmp_path: Path) -> None:
+    tensors = {"my_video": np.ones((1, 8, 4, 2, 2), np.float32), "audio_latents": np.ones((1, 8, 26, 16), np.float32)}
+    save_file(tensors, tmp_path / "a.safetensors")
+    said = info(tmp_path / "a.safetensors")
+    assert (said["tensor"], said["audio"]["tensor"]) == ("my_video", "audio_latents")
+
+
+def test_an_audio_model_is_an_option_of_latents(golden: Callable, audio_case: Callable, refused: Callable) -> None:
+    sound, path = audio_case("ltx2").checkpoint, golden("ltx2_3").checkpoint
+    assert "options of latents only" in refused(path, "--audio-model", sound)
+    assert "which takes no such options" in refused(sound, "--audio-model", sound)
+    assert "has no decoder and no vocoder" in refused(demo.LATENTS, "--audio-model", audio_case("encoder").checkpoint)

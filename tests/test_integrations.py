@@ -3,7 +3,6 @@
 import re
 import shlex
 import sys
-import wave
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -15,7 +14,7 @@ from safetensors.numpy import save_file
 from mlx_ltx_vae import VideoReader, VideoVAE, load_latents, save_latents
 from mlx_ltx_vae import decode as decode_command
 from mlx_ltx_vae.errors import TilingError
-from mlx_ltx_vae.tiling import preset
+from mlx_ltx_vae.tiling import decode_with_tiling, preset
 
 PAGE = Path(__file__).parents[1] / "docs" / "integrations.md"
 
@@ -40,9 +39,6 @@ class Tensor:
 
     def numpy(self):
         return self.array
-
-    def __truediv__(self, number):
-        return Tensor(self.array / number)
 
 
 @pytest.fixture
@@ -102,17 +98,11 @@ def frames_of(video):
         return np.concatenate(list(reader))
 
 
-def test_mlx_video_writes_its_latents(checkpoint, vae, latents, tmp_path):
-    section("mlx-video")["write_video"](checkpoint, latents, tmp_path / "clip.mkv", 24)
-    assert frames_of(tmp_path / "clip.mkv").shape == (9, 64, 96, 3)
-
-
 def test_mlx_video_keeps_its_decoder_and_uses_the_result_of_the_tiler(vae):
     """As its command does: the video is evaluated and squeezed also where frames were streamed to a callback."""
-    names = section("mlx-video")
     latents = mx.random.normal((1, vae.config.latent_channels, 2, 9, 17), key=mx.random.key(0))
     streamed = []
-    video = names["decode_with_tiling"](
+    video = decode_with_tiling(
         decoder_fn=vae.decoder,
         latents=latents,
         tiling_config=preset("aggressive", 288, 544, 9),
@@ -136,7 +126,6 @@ def test_mlx_video_may_keep_its_own_class_of_tiling_configurations(vae):
     )
     ours = preset("aggressive", 64, 544, 9)
     latents = mx.random.normal((1, vae.config.latent_channels, 5, 2, 17), key=mx.random.key(0))
-    decode_with_tiling = section("mlx-video")["decode_with_tiling"]
     assert mx.array_equal(
         decode_with_tiling(vae.decoder, latents, theirs), decode_with_tiling(vae.decoder, latents, ours)
     )
@@ -147,21 +136,6 @@ def test_mlx_video_may_keep_its_own_class_of_tiling_configurations(vae):
     for wrong in ({"spatial_config": None}, SimpleNamespace(spatial_config=512, temporal_config=None)):
         with pytest.raises(TilingError, match="expected a TilingConfig, or an object with its attributes"):
             decode_with_tiling(vae.decoder, latents, wrong)
-
-
-def test_ltx_2_mlx_writes_video_and_audio(checkpoint, latents, tmp_path):
-    class VideoDecoder:
-        """Of the program, which calls its method `decode_and_stream`."""
-
-    with wave.open(str(tmp_path / "voice.wav"), "wb") as voice:
-        voice.setparams((1, 2, 16000, 0, "NONE", ""))
-        voice.writeframes(bytes(2 * 6000))
-    section("ltx-2-mlx")["replace_decoder"](VideoDecoder, checkpoint)
-    written = tmp_path / "clip.mp4"
-    VideoDecoder().decode_and_stream(latents, str(written), frame_rate=25.0, audio_path=str(tmp_path / "voice.wav"))
-    with VideoReader(written) as reader:
-        assert reader.fps == 25
-    assert frames_of(written).shape == (9, 64, 96, 3)
 
 
 def test_latents_of_diffusers_decode_in_memory(checkpoint, vae, latents):
@@ -193,17 +167,6 @@ def test_latents_of_diffusers_decode_from_a_file(checkpoint, vae, latents, tmp_p
     assert words[:3] == ["python", "-m", "mlx_ltx_vae.decode"]
     assert decode_command.main([*words[3:], "-q"]) == 0
     assert_levels(np.load(tmp_path / "out.npy"), vae.decode_uint8(latents))
-
-
-def test_the_node_of_comfyui_gives_an_image_batch(checkpoint, vae, latents, torch):
-    (node,) = section("ComfyUI")["NODE_CLASS_MAPPINGS"].values()
-    arguments = node.INPUT_TYPES()["required"]
-    assert list(arguments) == ["samples", "vae_path", "memory_budget"]
-    (image,) = getattr(node(), node.FUNCTION)(
-        {"samples": Tensor(latents)}, str(checkpoint), arguments["memory_budget"][1]["default"]
-    )
-    assert image.array.dtype == np.float32
-    assert_levels(np.round(image.array * 255).astype(np.uint8), vae.decode_uint8(latents))
 
 
 def test_files_of_trainers_become_latents_and_back(vae, latents, torch, tmp_path):

@@ -58,7 +58,7 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, 
     return path
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     layout=st.sampled_from(list(STORED_AS)),
     grid=st.tuples(*[st.integers(1, 5)] * 3),
@@ -250,9 +250,30 @@ def test_error_does_not_suggest_a_grid_that_was_given(tmp_path: Path) -> None:
 
 
 def test_packed_latents_of_another_vae_are_refused_before_a_grid_is_asked_for(tmp_path: Path) -> None:
-    path = write(tmp_path / "audio.safetensors", {"latents": np.ones((8, 26, 16), np.float32)})
+    path = write(tmp_path / "other.safetensors", {"latents": np.ones((2, 26, 16), np.float32)})
     with pytest.raises(LatentsError, match=r"packed \(B, tokens, C\), have 16 channels where the VAE has 128"):
         load_latents(path, latent_channels=128)
+
+
+@pytest.mark.parametrize("latent_channels", [None, 128])
+@pytest.mark.parametrize("shape", [(8, 26, 16), (1, 8, 26, 16)])
+def test_audio_latents_are_told_apart_from_packed_and_other_latents(tmp_path: Path, shape, latent_channels) -> None:
+    path = write(tmp_path / "audio.safetensors", {"latents": np.ones(shape, np.float32)})
+    with pytest.raises(
+        LatentsError, match=r"are audio latents; give them with --audio-latents beside those of a video"
+    ):
+        load_latents(path, latent_channels=latent_channels)
+
+
+def test_latents_of_a_vae_with_16_channels_are_not_taken_for_those_of_sound(tmp_path: Path) -> None:
+    path = write(tmp_path / "clip.safetensors", {"latents": np.ones((5, 8, 7, 16), np.float32)})
+    assert load_latents(path, latent_channels=16)[0].shape == (1, 16, 5, 8, 7)
+
+
+@pytest.mark.parametrize("latent_channels", [None, 128])
+def test_eight_frames_of_512_pixels_without_a_batch_are_not_taken_for_sound(tmp_path: Path, latent_channels) -> None:
+    path = write(tmp_path / "clip.safetensors", {"latents": np.ones((128, 8, 11, 16), np.float32)})
+    assert load_latents(path, latent_channels=latent_channels)[0].shape == (1, 128, 8, 11, 16)
 
 
 @pytest.mark.parametrize(

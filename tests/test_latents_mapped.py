@@ -64,7 +64,7 @@ def draw_slice(data: st.DataObject, length: int) -> slice:
     return slice(start, data.draw(st.integers(start + 1, length)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     layout=st.sampled_from(list(STORED_AS)),
     ending=st.sampled_from([".safetensors", ".npy", ".npz", ".npz compressed"]),
@@ -299,7 +299,7 @@ def test_a_file_that_is_written_to_while_it_is_read_is_an_error(tmp_path: Path, 
         latents[:, :, 1:2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     gap=st.sampled_from([0, 8, 60, 2**14]),
     steps=st.lists(st.sampled_from([-3, -2, -1, 1, 2, 5]), min_size=5, max_size=5),

@@ -32,7 +32,7 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     shape=st.tuples(*[st.integers(1, 4)] * 5),
     dtype=st.sampled_from([mx.float32, mx.float16, mx.bfloat16]),

@@ -32,7 +32,7 @@ FRAME_BYTES = 3 * 16 * 24  # of the video
 BLOCKS, TIME_SCALE = 5, 2  # of LTX-2.3's blocks: short enough for minutes, and with both kinds of upsampling
 FPS = 24
 SOAK_GROWTH = 16e6  # bytes
-GROWTH = 16e6  # bytes; the latents of the long run alone take 15 MB
+GROWTH = 16e6  # bytes; the latents of the long run alone take 8 MB
 
 
 def resident(process_id):
@@ -53,8 +53,8 @@ def checkpoint(tmp_path):
     return tmp_path / "vae.safetensors"
 
 
-def test_10000_latent_frames_take_the_memory_and_the_files_of_the_first(checkpoint, tmp_path):
-    num_latents = 10_000
+def test_5000_latent_frames_take_the_memory_and_the_files_of_the_first(checkpoint, tmp_path):
+    num_latents = 5000
     rng = np.random.default_rng(0)
     np.save(tmp_path / "clip.npy", rng.standard_normal((1, CHANNELS, num_latents, *GRID), np.float32))
     command = ["mlx_ltx_vae.decode", str(tmp_path / "clip.npy"), "-m", str(checkpoint), "-o", "-", "-q"]
@@ -95,7 +95,7 @@ def test_an_hour_is_planned_and_its_first_minutes_take_no_more_memory_than_the_f
             chunk.to_uint8()
             if chunk.start % 240 < TIME_SCALE:
                 samples.append((resident(os.getpid()), open_files(os.getpid())))
-            if chunk.start >= 180 * FPS:
+            if chunk.start >= 90 * FPS:
                 break
     finally:
         stream.close()
@@ -184,7 +184,7 @@ def soak(checkpoint, folder, num_decodes, num_encodes, samples):
 
 def test_a_soak_of_mixed_decodes_and_encodes_with_abandoned_writers_is_flat(tmp_path):
     checkpoint = golden_checkpoint(tmp_path)
-    memory, *counts = zip(*soak(checkpoint, tmp_path, 40, 10, samples=5), strict=True)
+    memory, *counts = zip(*soak(checkpoint, tmp_path, 20, 5, samples=5), strict=True)
     assert max(memory) - memory[0] < SOAK_GROWTH, memory
     for count in counts:
         assert len(set(count)) == 1, counts

@@ -1,16 +1,11 @@
 """decode of many inputs, end to end."""
 
-import fcntl
 import json
 import os
-import pty
 import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
-from contextlib import suppress
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,6 +16,7 @@ from many_files import VAE, failed, names, run
 from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
+from terminals import run_on_terminal
 
 
 @pytest.fixture
@@ -302,21 +298,11 @@ def test_debug_shows_the_traceback_of_an_item(clips, capsys):
 
 
 def test_one_progress_bar_counts_the_frames_of_all(clips):
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
-    command = [sys.executable, "-m", "mlx_ltx_vae.decode", "one.safetensors", "two.safetensors", "broken.npy"]
-    done = subprocess.Popen([*command, *VAE, "-o", "out/"], stdout=subprocess.PIPE, stderr=slave, text=True)
-    os.close(slave)
-    shown = b""
-    with suppress(OSError):  # how Linux reports the end of a terminal
-        while data := os.read(master, 4096):
-            shown += data
-    os.close(master)
-    out, _ = done.communicate()
-    assert done.returncode == 1
-    text = shown.decode()
-    assert "10/10" in text
-    assert "2 of 3 two.mp4 " in text
+    sources = ["one.safetensors", "two.safetensors", "broken.npy"]
+    code, out, shown = run_on_terminal(100, "mlx_ltx_vae.decode", *sources, *VAE, "-o", "out/")
+    assert code == 1
+    assert "10/10" in shown
+    assert "2 of 3 two.mp4 " in shown
     assert out.splitlines()[0].startswith("one.safetensors: 1 frame")
 
 

@@ -216,21 +216,21 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("bit_depth", [None, 8, 10])
 @pytest.mark.parametrize("name", PLANS)
-def test_a_chunk_means_the_same_whatever_the_plan(vae, name, bit_depth):
-    latents = latents_of(3, 2, 3)
+def test_a_chunk_means_the_same_whatever_the_plan(vae, name):
+    latents = latents_of(2, 2, 3)
     plan = vae.plan(latents.shape, **PLANS[name])
     floats = mx.concatenate([chunk.pixels for chunk in vae.stream(latents, plan)], axis=2)
-    chunks = list(vae.stream(latents, plan, bit_depth=bit_depth))
-    expected = {None: mx.float32, 8: mx.uint8, 10: mx.uint16}[bit_depth]
-    assert {chunk.frames.dtype for chunk in chunks} == {expected}
-    pixels = mx.concatenate([chunk.pixels for chunk in chunks], axis=2)
-    assert pixels.shape == floats.shape == (1, 3, 17, 64, 96)
-    assert pixels.dtype == mx.float32
-    rounding = {None: 1e-6, 8: 0.51 / 127.5, 10: 0.51 / 32767.5}[bit_depth]
-    assert mx.abs(pixels - mx.clip(floats, -1, 1) if bit_depth else pixels - floats).max().item() <= rounding
-    coarse = np.concatenate([chunk.to_uint8() for chunk in chunks])
-    fine = np.concatenate([chunk.to_uint16() for chunk in chunks])
-    assert (coarse.dtype, fine.dtype, coarse.shape) == (np.uint8, np.uint16, (17, 64, 96, 3))
-    assert np.abs(fine.astype(float) / 257 - coarse).max() <= 0.51
+    depths = [(None, mx.float32, 1e-6), (8, mx.uint8, 1 / 127.5), (10, mx.uint16, 1 / 32767.5)]
+    for bit_depth, dtype, rounding in depths:
+        chunks = list(vae.stream(latents, plan, bit_depth=bit_depth))
+        assert {chunk.frames.dtype for chunk in chunks} == {dtype}
+        pixels = mx.concatenate([chunk.pixels for chunk in chunks], axis=2)
+        assert pixels.shape == floats.shape == (1, 3, 9, 64, 96)
+        assert pixels.dtype == mx.float32
+        expected = mx.clip(floats, -1, 1) if bit_depth else floats
+        assert mx.abs(pixels - expected).max().item() <= 0.51 * rounding
+        coarse = np.concatenate([chunk.to_uint8() for chunk in chunks])
+        fine = np.concatenate([chunk.to_uint16() for chunk in chunks])
+        assert (coarse.dtype, fine.dtype, coarse.shape) == (np.uint8, np.uint16, (9, 64, 96, 3))
+        assert np.abs(fine.astype(float) / 257 - coarse).max() <= 0.51

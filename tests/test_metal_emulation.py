@@ -207,14 +207,13 @@ def test_the_operands_of_layers_can_be_cast_and_upsampling_layers_differ(golden)
     assert not any(mx.array_equal(one, other) for one, other in pairwise(decoded))
 
 
-@pytest.fixture(scope="module")
-def decodes():
+def decodes(ways):
     (job,) = emulation_jobs()
-    return {way.name: result for way, result in measure_ways(job.case, WAYS)}
+    return {way.name: result for way, result in measure_ways(job.case, tuple(ways))}
 
 
 @pytest.mark.slow
-def test_decodes_of_the_demo_lose_what_an_independent_emulation_says(decodes):
+def test_decodes_of_the_demo_lose_what_an_independent_emulation_says():
     """By mx.conv3d, with bias and skip rounded one by one."""
     expected = {
         "bfloat16": 46.02,
@@ -226,7 +225,8 @@ def test_decodes_of_the_demo_lose_what_an_independent_emulation_says(decodes):
         "float16": 63.83,
         "float32, TF32 products": 71.34,
     }
-    measured = {name.removeprefix("conv3d: "): way for name, way in decodes.items() if name.startswith("conv3d: ")}
+    found = decodes(way for way in WAYS if way.name.startswith("conv3d: "))
+    measured = {name.removeprefix("conv3d: "): way for name, way in found.items()}
     assert {name: measured[name]["psnr"] for name in expected} == pytest.approx(expected, abs=0.5)
     assert measured["float32"]["psnr"] > 120
     assert measured["bfloat16, no Winograd"]["winograd"] == 0
@@ -238,11 +238,12 @@ def test_decodes_of_the_demo_lose_what_an_independent_emulation_says(decodes):
 
 
 @pytest.mark.slow
-def test_the_default_precision_is_at_least_as_good_as_bfloat16_without_winograd(decodes):
+def test_the_default_precision_is_at_least_as_good_as_bfloat16_without_winograd():
     defaults = [way for way in WAYS if way.dtype is None]
     assert {way.mode for way in defaults} == {"exact", "single", "rows", "tiled"}
+    found = decodes([*defaults, *(way for way in WAYS if way.name == "--dtype bfloat16")])
     for way in defaults:
-        measured = decodes[way.name]
+        measured = found[way.name]
         assert measured["winograd"] > 0.05, "the decode reaches the route that is inaccurate in bfloat16"
-        assert measured["psnr"] >= 47 and measured["largest"] <= 0.06, (way.name, measured)
-    assert decodes["--dtype bfloat16"]["psnr"] >= 47
+        assert measured["psnr"] >= 49 and measured["largest"] <= 0.05, (way.name, measured)
+    assert found["--dtype bfloat16"]["psnr"] >= 47

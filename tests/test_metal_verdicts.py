@@ -44,6 +44,11 @@ def accuracy_run(name, psnr, largest):
     return {"name": name, "psnr": psnr, "largest": largest}
 
 
+def attention_run(size, milliseconds):
+    run = {"grid": [49, 128, 8], "size": size, "is_ours": size == 4, "seconds": milliseconds / 1e3}
+    return run | {"scratch_bytes": 1e8}
+
+
 @pytest.fixture
 def document():
     """Measurements of a Mac, all made up, that agree with the package's rules."""
@@ -59,6 +64,7 @@ def document():
             {"shape": [2, 64, 96, 256], "operation": name, "is_ours": ours, "seconds": seconds, "gb_per_second": 100.0}
             for name, ours, seconds in (("norm", True, 1e-3), ("norm in plain operations", False, 2e-3))
         ],
+        "attention": [attention_run(size, milliseconds) for size, milliseconds in ((3, 25), (4, 20), (6, 19.5))],
         "decodes": [
             decode_run("as planned", 10.2),
             decode_run("chunk 4", 9.8),
@@ -175,6 +181,20 @@ def test_sums_count_calls_and_need_every_convolution():
     assert sums["bfloat16 network", "the package's rule"] == pytest.approx(0.04 + 0.1)
 
 
+@pytest.mark.parametrize(("milliseconds", "agrees"), [(30, True), (19.5, True), (15, False)])
+def test_the_blocks_of_the_attention_are_kept_unless_others_are_faster(document, milliseconds, agrees):
+    document["attention"][-1] = attention_run(6, milliseconds)
+    found = next(each for each in make_verdicts(document) if each.question == "blocks of attention")
+    assert found.agrees is agrees
+    assert "4 queries along each axis take 20.0 ms" in found.answer
+    assert ("6 are 25 % faster" in found.answer) is not agrees
+    assert "blocks of 6" in str(found) or agrees
+    document["machine"]["backend"] = "cuda"
+    assert verdict(document, "blocks of attention")[0] is None  # the rule for Macs is not judged there
+    del document["attention"]  # of a file of an earlier version
+    assert not any(each.question == "blocks of attention" for each in make_verdicts(document))
+
+
 def test_decodes_are_compared_with_the_faster_run_as_planned(document):
     assert verdict(document, "decode with chunk 4") == (
         True,
@@ -222,7 +242,7 @@ def test_parts_that_failed_are_no_verdicts(document, tmp_path, capsys):
     del document["convolutions"][1]["runs"]
     document["decodes"] = [{"name": "as planned", "error": "stopped"}]
     document["accuracy"] = [{"name": "exact", "error": "stopped"}]
-    document["elementwise"] = document["ranges"] = []
+    document["elementwise"] = document["attention"] = document["ranges"] = []
     assert make_verdicts(document) == []
     path = tmp_path / "mac.json"
     path.write_text(json.dumps(document))

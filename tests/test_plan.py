@@ -9,7 +9,7 @@ import pytest
 from benchmarks.validation import validation_cases, validation_jobs
 from mlx_ltx_vae import PlanError, demo
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.case import DIFFUSION, Case
 from mlx_ltx_vae.bench.decoding import decode
 from mlx_ltx_vae.bench.processes import Job, run_fresh
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
@@ -122,13 +122,14 @@ def test_metals_winograd_scratch_is_a_term_of_its_own():
     def scratch(channels, outputs, *grid):
         return winograd_elements(ConvShape(grid, channels, outputs))
 
-    assert scratch(128, 128, 1, 64, 63) == 0
+    assert scratch(128, 128, 1, 62, 61) == 0
     assert scratch(120, 128, 1, 64, 64) == 0
     assert scratch(128, 136, 1, 64, 64) == 0
     one, two = (scratch(128, 128, frames, 66, 66) for frames in (1, 2))
     filters = 64 * 384 * 128
     assert one - filters == (68 * 68) * 384 + 64 * 11 * 11 * 512
     assert two == one, "one frame at a time"
+    assert scratch(128, 128, 1, 62, 62) > 0, "with the zeros around them, which are input positions"
 
 
 def test_plan_shows_what_it_will_do():
@@ -143,8 +144,8 @@ def test_plan_shows_what_it_will_do():
     )
 
 
-# `python -m benchmarks validate-plan` runs all of them.
-SAMPLE = validation_jobs()[::3]
+# `python -m benchmarks validate-plan` runs all of them. The diffusion decoder takes minutes and has its own tests.
+SAMPLE = [job for job in validation_jobs() if job.case.generation != DIFFUSION][::6]
 
 
 @pytest.mark.slow
@@ -167,13 +168,12 @@ def test_a_decode_under_a_budget_never_exceeds_it(part):
     assert run["total_peak_bytes"] <= budget
 
 
-@pytest.mark.parametrize("budget", [40_000_000, 32_000_000])
-def test_the_shipped_demo_keeps_its_budget(budget):
+def test_the_shipped_demo_keeps_its_budget():
     """In bfloat16, on the CPU: the norms and SiLU of its narrow layers compute in float32."""
-    case = Case(model=str(demo.VAE), latents=str(demo.LATENTS), width=384, height=256, memory_budget=budget)
+    case = Case(model=str(demo.VAE), latents=str(demo.LATENTS), width=384, height=256, memory_budget=32_000_000)
     run = run_fresh(Job(decode, case))
-    assert run["planned_bytes"] <= budget
-    assert run["total_peak_bytes"] <= budget
+    assert run["planned_bytes"] <= 32_000_000
+    assert run["total_peak_bytes"] <= 32_000_000
 
 
 def test_many_ways_are_validated():

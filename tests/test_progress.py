@@ -1,39 +1,17 @@
 """The progress bar, on a terminal and by the clock."""
 
-import fcntl
 import io
-import os
 import re
-import struct
-import subprocess
-import sys
-import termios
 import time
 
 import mlx.core as mx
 import pytest
 
 from mlx_ltx_vae import save_latents
-from mlx_ltx_vae.commands.progress import FrameBar
+from mlx_ltx_vae.pipeline.progress import FrameBar
+from terminals import run_on_terminal
 
 NAME = "a-long-name-of-a-clip-that-does-not-fit.mp4"
-
-
-def shown_on_terminal(columns, *command):
-    """What a command writes to a terminal of so many columns, line by line as they replace each other."""
-    terminal, end = os.openpty()
-    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    with subprocess.Popen([sys.executable, "-m", *map(str, command)], stderr=end, stdout=subprocess.DEVNULL) as process:
-        os.close(end)
-        text = b""
-        try:
-            while part := os.read(terminal, 4096):
-                text += part
-        except OSError:  # the command has ended
-            pass
-        os.close(terminal)
-    assert process.returncode == 0
-    return [line for line in re.split(r"[\r\n]+", text.decode()) if line.strip()]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +24,9 @@ def shown_on_terminal(columns, *command):
 def test_a_terminal_shows_the_file_the_phase_and_what_is_left(golden, tmp_path, columns, last):
     save_latents(tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(1)))
     arguments = [tmp_path / "clip.safetensors", "-m", golden("ltx2_3").checkpoint, "-o", tmp_path / NAME]
-    lines = shown_on_terminal(columns, "mlx_ltx_vae.decode", *arguments)
+    code, _, shown = run_on_terminal(columns, "mlx_ltx_vae.decode", *arguments)
+    assert code == 0
+    lines = [line for line in re.split(r"[\r\n]+", shown) if line.strip()]
     assert max(map(len, lines)) <= columns
     name = last.split(" ")[0]
     phases = [line.strip() for line in lines]

@@ -81,7 +81,7 @@ def test_a_malformed_file_is_a_value_error_with_a_reason(
     assert "deserializing" not in str(caught.value)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_anywhere_is_a_value_error_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "a.safetensors"

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from conftest import CONV_CASES, ENCODER_CASES
 from mlx_ltx_vae import CheckpointError, PlanError, VideoVAE
-from mlx_ltx_vae.backend.mlx_utils import take
 from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.convolution.module import Conv3d
 from mlx_ltx_vae.models.layers.resnet import ResnetBlock
@@ -22,7 +21,6 @@ from mlx_ltx_vae.models.video_vae.block_types import RES_CHANGE, BlockConfig, Ne
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.networks import ConvDecoder, ConvEncoder
 from mlx_ltx_vae.planning import planner
-from mlx_ltx_vae.streaming.axis import Axis
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run, run_whole
 from tolerances import cpu_only, tolerance
@@ -63,18 +61,18 @@ def streamed(vae, latents, chunk, **options):
     return mx.concatenate([chunk.pixels for chunk in chunks], axis=2)
 
 
-@pytest.mark.parametrize("frames", [1, 2, 3, 5])
+@pytest.mark.parametrize(("frames", "chunks"), [(1, (1,)), (5, (1, 2, 5))])
 @pytest.mark.parametrize("name", CONV_CASES)
-def test_stream_equals_single_pass_for_every_chunk_length(golden, name, frames):
+def test_stream_equals_single_pass_for_every_chunk_length(golden, name, frames, chunks):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
     latents = random_latents(vae, frames)
     single = vae.decode(latents, vae.plan(latents.shape, mode="single"))
     assert single.shape[2] == vae.config.scale.video_grid((frames, 1, 1))[0]
-    for chunk in range(1, frames + 1):
+    for chunk in chunks:
         assert largest_difference(streamed(vae, latents, chunk), single) < TOLERANCE, chunk
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(cuts=st.sets(st.integers(1, 8)), step=st.sampled_from([1, 2, 10**9]), causal=st.booleans())
 def test_stream_equals_single_pass_for_irregular_pieces_and_any_step(cuts, step, causal):
     vae = tiny_vae(causal_decoder=causal)
@@ -87,28 +85,12 @@ def test_stream_equals_single_pass_for_irregular_pieces_and_any_step(cuts, step,
     assert largest_difference(result, run_whole(vae.decoder.stages(context), latents)) < TOLERANCE
 
 
-@pytest.mark.parametrize("axis", [Axis.HEIGHT, Axis.WIDTH])
-@pytest.mark.parametrize("name", ["ltxv_0_9_1", "ltxv_0_9_5", "ltx2", "ltx2_3", "ltx2_3_causal", "ltx2_3_replicate"])
-def test_the_same_stages_stream_along_rows_and_columns(golden, name, axis):
-    vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
-    latents = random_latents(vae, 2, 3, 4).transpose(0, 2, 3, 4, 1)
-    context = StreamContext(axis)
-    if vae.config.timestep_conditioning:
-        maps = {name: mx.random.normal(shape) for name, shape in vae.decoder.spec.noise_shapes((2, 3, 4)).items()}
-        context = replace(context, timesteps=mx.array([0.05]), noise_maps=maps)
-    whole = run_whole(vae.decoder.stages(replace(context, axis=Axis.TIME)), latents)
-    for band in range(1, latents.shape[axis] + 1):
-        pieces = [take(latents, axis, at, at + band) for at in range(0, latents.shape[axis], band)]
-        result = mx.concatenate(list(run(vae.decoder.stages(context), pieces, axis=axis)), axis=axis)
-        assert largest_difference(result, whole) < TOLERANCE, band
-
-
 @pytest.mark.parametrize("name", ENCODER_CASES)
 def test_encoder_stream_equals_single_pass_for_every_piece_length(golden, name):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
     pixels = mx.random.uniform(-1, 1, (1, 17, 64, 64, 3), key=mx.random.key(1))
     whole = run_whole(vae.encoder.stages(StreamContext()), pixels)
-    for piece in (1, 2, 3, 5, 8, 17):
+    for piece in (1, 3, 8):
         pieces = [pixels[:, at : at + piece] for at in range(0, 17, piece)]
         result = mx.concatenate(list(run(vae.encoder.stages(StreamContext()), pieces)), axis=1)
         assert largest_difference(result, whole) < tolerance(1e-5), piece
@@ -172,7 +154,7 @@ def test_first_frame_leaves_after_as_many_latent_frames_as_the_plan_says(golden,
 
 def test_peak_memory_does_not_grow_with_the_clip():
     """At base width 32 in float32: flat, and below 2,000 bytes per pixel of one frame, by the package's own bench."""
-    command = [sys.executable, "-m", "mlx_ltx_vae.bench", "--size", "64x64", "--frames", "121", "249"]
+    command = [sys.executable, "-m", "mlx_ltx_vae.bench", "--size", "64x64", "--frames", "97", "161"]
     command += ["--modes", "exact", "--repeat", "1", "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     short, long = (run["bytes_per_pixel"] for run in json.loads(done.stdout)["runs"])

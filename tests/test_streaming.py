@@ -66,7 +66,7 @@ def full_attention(clip, axis, kernel):
     return attend(clip, starts, axis, kernel)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     cuts=st.sets(st.integers(1, LENGTH - 1)),
     step=st.integers(1, 4),
@@ -106,7 +106,7 @@ def test_a_window_spec_counts_what_a_window_does(kernel, data):
     assert done == spec.results(LENGTH)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cuts=st.sets(st.integers(1, LENGTH - 1)), lag=st.integers(1, 4))
 def test_a_delay_hands_each_position_on_when_the_other_path_has_it(cuts, lag):
     """x(t) + mean of the next `lag` positions: the delay waits for the window, with and without sharing its memory."""

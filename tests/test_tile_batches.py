@@ -34,7 +34,7 @@ def test_number_of_calls_for_512_pixel_tiles_overlapping_by_128(width, height, n
     assert len(tile_batches(tiles, 1000)) == num_shapes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     width=st.integers(32, 4000),
     height=st.integers(32, 4000),

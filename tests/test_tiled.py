@@ -65,16 +65,15 @@ def test_spatial_tiles_are_exact_in_time(vae):
 @pytest.mark.parametrize("case", ["ltx2_3_tiled", "ltxv_0_9_1"])  # the second with a timestep and noise
 @pytest.mark.parametrize("size", [2, 100])
 def test_tiles_decoded_in_batches_give_what_tiles_one_by_one_give(golden, case, size):
-    """5x9 cells in tiles of 3 and 2 rows and columns: four shapes, batches that are not full."""
+    """4x7 cells in tiles of 3x3 and 2x3: two shapes, three of each, so that batches are not full."""
     vae = VideoVAE.from_pretrained(golden(case).checkpoint, encoder=False)
-    latents = mx.random.normal((2, 8, 3, 4, 8), key=mx.random.key(5))
-    for tiling in (TilingConfig(SpatialTilingConfig(96, 32)), TilingConfig.aggressive()):
-        options = {"mode": "tiled", "tiling": tiling}
-        one_by_one = vae.plan(latents.shape, **options)
-        together = vae.plan(latents.shape, **options, tile_batch_size=size)
-        assert together.calls < one_by_one.calls or one_by_one.calls == 1
-        difference = vae.decode(latents, together) - vae.decode(latents, one_by_one)
-        assert mx.abs(difference).max().item() < tolerance(2e-5)
+    latents = mx.random.normal((1, 8, 2, 4, 7), key=mx.random.key(5))
+    options = {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(96, 32))}
+    one_by_one = vae.plan(latents.shape, **options)
+    together = vae.plan(latents.shape, **options, tile_batch_size=size)
+    assert (one_by_one.calls, together.calls) == (6, 4 if size == 2 else 2)
+    difference = vae.decode(latents, together) - vae.decode(latents, one_by_one)
+    assert mx.abs(difference).max().item() < tolerance(2e-5)
 
 
 def test_a_tile_gets_its_own_part_of_the_latents_and_of_the_pictures_noise(golden):

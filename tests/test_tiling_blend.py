@@ -97,7 +97,7 @@ def test_tiled_decode_agrees_with_the_reference_within_1e_4(golden, vae, name):
     assert np.array_equal(np.array(whole), result)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     size=st.tuples(st.integers(1, 9), st.integers(1, 7), st.integers(1, 7)),
     height=st.sampled_from([None, (64, 0), (64, 32), (96, 64), (128, 32)]),

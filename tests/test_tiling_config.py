@@ -5,7 +5,15 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from mlx_ltx_vae import PlanError
-from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError, parse_tile, preset
+from mlx_ltx_vae.tiling import (
+    PRESETS,
+    SpatialTilingConfig,
+    TemporalTilingConfig,
+    TilingConfig,
+    TilingError,
+    parse_tile,
+    preset,
+)
 
 
 def sizes(config):
@@ -24,6 +32,7 @@ def sizes(config):
         (TilingConfig.default(), ((512, 64), (64, 24))),
         (TilingConfig.aggressive(), ((256, 64), (32, 8))),
         (TilingConfig.conservative(), ((768, 64), (96, 24))),
+        (TilingConfig.wide(), ((512, 160), (96, 40))),
         (TilingConfig.spatial_only(), ((512, 64), None)),
         (TilingConfig.spatial_only(tile_size=256, overlap=32), ((256, 32), None)),
         (TilingConfig.temporal_only(), (None, (64, 24))),
@@ -67,14 +76,14 @@ def test_auto_accepts_thresholds():
 
 
 def test_presets_are_found_by_name():
-    for name in ["default", "aggressive", "conservative", "spatial_only", "temporal_only"]:
+    for name in ["default", "aggressive", "conservative", "spatial_only", "temporal_only", "wide"]:
         assert preset(name, 64, 64, 9) == getattr(TilingConfig, name)()
     assert preset("auto", 64, 64, 9) is None
     assert preset("auto", 512, 768, 121) == TilingConfig.auto(512, 768, 121)
 
 
 def test_an_unknown_preset_is_refused_and_the_error_names_the_known_ones():
-    with pytest.raises(TilingError, match="'timid'.*auto, default, aggressive, conservative, spatial_only, temp"):
+    with pytest.raises(TilingError, match=f"'timid'.*{', '.join(PRESETS)}"):
         preset("timid", 64, 64, 9)
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import FIXTURES
-from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors
+from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors, TileRules
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
-from mlx_ltx_vae.tiling.intervals import complementary, make_causal, split, sums, trapezoid, trapezoids
+from mlx_ltx_vae.tiling.intervals import complementary, grow_last, make_causal, split, sums, trapezoid, trapezoids
 from mlx_ltx_vae.tiling.layout import TileLayout, space_axis, time_axis
 
 TABLES = json.loads((FIXTURES / "tiling_tables.json").read_text())
@@ -49,6 +49,34 @@ def test_split_equals_the_table(row):
 @rows("split_temporal_causal")
 def test_causal_split_equals_the_table(row):
     assert as_lists(make_causal(split(row["length"], row["size"], row["overlap"]))) == row["intervals"]
+
+
+@rows("split_spatial_with_minimum")
+def test_a_short_last_tile_grows_as_in_the_table(row):
+    assert as_lists(grow_last(split(row["length"], row["size"], row["overlap"]), row["minimum"])) == row["intervals"]
+
+
+@rows("diffusion_tiles")
+def test_tiles_behind_the_first_layers_equal_the_table(row):
+    """Here what these layers make of a latent frame are four cells; 8 cells of padding follow the clip."""
+    frames, height, width = row["stage4"]
+    rules = TileRules(1, tuple(row["minimum_tile"]), tuple(max(halos) for halos in zip(*row["halos"], strict=True)))
+    scales = ScaleFactors(4, 4, 4), ScaleFactors(2, 8, 8)
+    grid = (1 + (frames - 1) // 4, height // 4, width // 4)
+    config, cells = config_of(row["tiling"]), (frames + 8, height, width)
+    layout = TileLayout.behind(config, grid, cells, rules, scales, (1, 1, 1))
+    axes = layout.blended(is_decode=True)
+    tiles = [tile for group in layout.groups() for tile in group]
+    assert len(tiles) == len(row["tiles"])
+    for tile, masks, expected in zip(tiles, product(*(axis.masks for axis in axes)), row["tiles"], strict=True):
+        for axis, (span, pixels, mask) in enumerate(zip(tile.latent, tile.pixels, masks, strict=True)):
+            if expected["stage4"][axis] is None:
+                assert (span.start, span.end) == (0, cells[axis])
+                continue
+            start, end = expected["stage4"][axis]
+            assert (span.start, span.end) == (start, cells[axis] if end == row["stage4"][axis] else end)
+            assert [pixels.start, pixels.end] == expected["pixels"][axis]
+            assert mask == pytest.approx(expected["masks"][axis], abs=1e-7, rel=0)
 
 
 @rows("trapezoidal_mask")
@@ -107,7 +135,7 @@ def axes(draw):
     return length, draw(st.sampled_from([space_axis(intervals, scale), time_axis(make_causal(intervals), scale)]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(axes())
 def test_tiles_cover_the_axis_in_order_and_stay_inside(split_axis):
     length, axis = split_axis
@@ -120,7 +148,7 @@ def test_tiles_cover_the_axis_in_order_and_stay_inside(split_axis):
         assert ends == sorted(set(ends))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(axes())
 def test_masks_add_up_to_one_everywhere_and_none_is_negative(split_axis):
     _, axis = split_axis
@@ -130,7 +158,7 @@ def test_masks_add_up_to_one_everywhere_and_none_is_negative(split_axis):
         assert sum_to_one(intervals, masks)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 70), st.integers(1, 24), st.integers(0, 11), st.sampled_from([1, 4, 8]))
 def test_masks_of_tiles_of_at_least_two_overlaps_need_no_divisor(length, more, overlap, scale):
     intervals = split(length, 2 * overlap + more, overlap)
@@ -141,7 +169,7 @@ def test_masks_of_tiles_of_at_least_two_overlaps_need_no_divisor(length, more, o
         assert sum_to_one(axis.pixels, trapezoids(axis.pixels, from_zero=axis.from_zero))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 40), st.sampled_from([16, 24, 64]), st.sampled_from([0, 8, 16]), st.sampled_from([4, 8]))
 def test_final_frames_add_up_to_the_clip_and_end_where_the_next_tile_starts(length, size, overlap, scale):
     config = TilingConfig(temporal_config=TemporalTilingConfig(size, min(overlap, size - 8)))

@@ -76,7 +76,7 @@ values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0
 
 
 @given(entries=st.dictionaries(keys, values, max_size=5))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_comes_back(tmp_path: Path, entries: dict) -> None:
     for name in ("out.mov", "out/"):
         for old in (tmp_path / "out").glob("*"):

@@ -295,15 +295,27 @@ def few_open_files(number: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+TOO_MANY_OPEN_FILES = (
+    r"^ffmpeg cannot be started \(Too many open files\); raise the limit of open files \(ulimit -n\)\.$"
+)
+
+
 @pytest.mark.parametrize("number", [2, 4])
 @pytest.mark.parametrize(("name", "options"), [("out.gif", {}), ("out.mp4", {}), ("out.mp4", {"fragmented": True})])
 def test_the_limit_of_open_files_is_named(tmp_path: Path, name: str, options: dict, number: int) -> None:
     arguments = {"size": SIZE, "fps": 24, "options": SinkOptions(**options)}
     open_sink(tmp_path / name, **arguments).abort()  # which lists what this ffmpeg can do
-    expected = r"ffmpeg cannot be started \(Too many open files\); raise the limit of open files \(ulimit -n\)\.$"
-    with few_open_files(number), pytest.raises(WriterError, match=f"^{expected}"):
+    with few_open_files(number), pytest.raises(WriterError, match=TOO_MANY_OPEN_FILES):
         open_sink(tmp_path / name, **arguments)
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_the_limit_of_open_files_is_named_by_a_reader(tmp_path: Path, number: int) -> None:
+    with VideoWriter(tmp_path / "in.mp4", size=SIZE, fps=24) as out:
+        out.write(make_frames())
+    with few_open_files(number), pytest.raises(ReaderError, match=TOO_MANY_OPEN_FILES):
+        ffmpeg.FfmpegDecoder("in.mp4", ["-i", str(tmp_path / "in.mp4"), "-f", "rawvideo"])
 
 
 @pytest.mark.parametrize("name", ["out.mp4", "out.gif"])

@@ -4,6 +4,7 @@ signals.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +37,7 @@ def random_weights(spec: NetworkSpec) -> dict[str, mx.array]:
     }
 
 
-class Toy:
+class Toy(ABC):
     """What the three have in common: random weights, and latents that are taken as they are."""
 
     dtype = mx.float32
@@ -52,8 +53,9 @@ class Toy:
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         return latents.transpose(0, 2, 3, 4, 1).astype(self.dtype)
 
+    @abstractmethod
     def stages(self, context: StreamContext) -> list[Stage]:
-        raise NotImplementedError
+        """The stages from latents to pixels, as `Decoder.stages`."""
 
 
 # (a) Two-dimensional convolutions. Each memory block sees the frame before; growth makes two frames of each; in the end

@@ -90,6 +90,7 @@ def make_verdicts(document: Document) -> list[Verdict]:
         *_rule(entries),
         *_winograd(entries, is_metal),
         *_elementwise(document["elementwise"]),
+        *_attention(document.get("attention", ()), is_metal),
         *_decodes(document),
         *_caches(document),
         *_memory(document, is_metal),
@@ -167,14 +168,14 @@ def _winograd(entries: Entries, is_metal: bool) -> Iterator[Verdict]:
     if ratios is None:
         return
     is_inaccurate = is_winograd_inaccurate(entries)
-    change = "precision.py: take normalized operands in float16 here too"
+    change = "precision.py: take operands in float16 here too"
     if is_metal:
         change = "precision.py: keep operands in bfloat16; rules.py: allow Winograd for them"
     answer = (
         f"{ratios[0]:.2g} times the rms and {ratios[1]:.2g} times the largest error of bfloat16 without "
         f"(limits {MAX_RMS_RATIO:g} and {MAX_LARGEST_RATIO:g}); "
     )
-    answer += "normalized operands in float16, others without Winograd" if is_inaccurate else "accurate enough"
+    answer += "operands in float16" if is_inaccurate else "accurate enough"
     yield Verdict("bfloat16 in Winograd", answer, is_inaccurate == is_metal, change)
 
 
@@ -186,6 +187,20 @@ def _elementwise(runs: Entries) -> Iterator[Verdict]:
             agreed = ours["seconds"] <= (1 + NOISE) * other["seconds"]
             change = f"models/layers: {other['operation']}, if it is as accurate"
             yield Verdict(f"{ours['operation']}, {ours['shape'][-1]} channels", answer, agreed, change)
+
+
+def _attention(runs: Entries, is_metal: bool) -> Iterator[Verdict]:
+    """The size of the diffusion decoder's blocks of queries."""
+    ours = next((run for run in runs if run["is_ours"]), None)
+    if ours is None:
+        return
+    best = min(runs, key=lambda run: run["seconds"])
+    answer = f"{ours['size']} queries along each axis take {1e3 * ours['seconds']:.1f} ms"
+    if best is not ours:
+        answer += f", and {best['size']} are {_faster(best['seconds'], ours['seconds'])}"
+    agreed = ours["seconds"] <= (1 + NOISE) * best["seconds"] if is_metal else None
+    change = f"models/diffusion_decoder/neighborhood.py: blocks of {best['size']}, if their memory is worth it"
+    yield Verdict("blocks of attention", answer, agreed, change)
 
 
 def _decodes(document: Document) -> Iterator[Verdict]:

@@ -196,12 +196,13 @@ def _glibc() -> ctypes.CDLL | None:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Let malloc, from which MLX's CPU backend takes its memory, keep what is freed until the last such block's end.
+    """In the block, let malloc, from which MLX's CPU backend takes its memory, keep what is freed.
 
     Otherwise the kernel clears every page of the next buffer above 32 MB, which takes a tenth to a quarter of a decode.
+    What others allocate after the block is returned to the kernel as usual; `run_settings` returns what was kept.
     """
     global _num_keeping
-    libc = _glibc()
+    libc = _glibc() if is_cpu() else None
     if libc is None:
         yield
         return
@@ -217,18 +218,17 @@ def freed_memory_kept() -> Iterator[None]:
             if _num_keeping == 0:
                 for parameter, value in _USUAL.items():
                     libc.mallopt(parameter, value)
-                libc.malloc_trim(0)
 
 
 @contextmanager
 def run_settings() -> Iterator[None]:
-    """Clear MLX's buffer cache before and after a run. On a CPU, where it is small, keep freed memory until its end."""
-    if is_cpu():
-        with freed_memory_kept():
-            yield
-        return
-    mx.clear_cache()
+    """Clear MLX's buffer cache before and after a run, or on a CPU, where it is small, return what malloc kept."""
+    if not is_cpu():
+        mx.clear_cache()
     try:
         yield
     finally:
-        mx.clear_cache()
+        if not is_cpu():
+            mx.clear_cache()
+        elif libc := _glibc():
+            libc.malloc_trim(0)

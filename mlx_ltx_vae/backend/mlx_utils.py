@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 from ..errors import LatentsError, LTXVAEError
 
 #: What `dtype=` and `--dtype` accept.
+DtypeName = Literal["float32", "bfloat16", "float16"]
 DTYPES: dict[str, mx.Dtype] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 

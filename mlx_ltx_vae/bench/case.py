@@ -1,6 +1,6 @@
 """What a run measures: a case, and its VAE, latents and plan."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -9,19 +9,23 @@ import mlx.nn as nn
 import numpy as np
 
 from ..backend.machine import Backend
-from ..backend.mlx_utils import DTYPES, named_parameters
+from ..backend.mlx_utils import DTYPES, DtypeName, named_parameters
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..latents import load_latents
 from ..models.base import Statistics
-from ..models.convolution.module import prepare
+from ..models.convolution.prepared import prepare
 from ..models.convolution.rules import ConvRule, ConvShape, Formulation, choose
+from ..models.diffusion_decoder.config import DiffusionVAEConfig, parse_decoder_config
+from ..models.diffusion_decoder.networks import DiffusionDecoder
+from ..models.preview_vae.config import STANDARD_WIDTHS, WIDE_WIDTHS, PreviewConfig
+from ..models.preview_vae.networks import PreviewDecoder
 from ..models.specs import NetworkSpec
 from ..models.video_vae.config import VAEConfig, parse_vae_config
 from ..models.video_vae.generations import GENERATIONS
 from ..models.video_vae.networks import ConvDecoder, ConvEncoder
-from ..names import BitDepth, DtypeName, OrderName
 from ..pipeline.postprocess import FrameChunk
 from ..planning.memory import StreamRun, cut, stream_memory, with_buffer_cache
+from ..planning.options import BitDepth, OrderName
 from ..planning.plan import DecodePlan
 from ..tiling import SpatialTilingConfig, TilingConfig, preset
 from ..tiling.config import parse_tile
@@ -29,6 +33,26 @@ from ..vae import VideoVAE
 
 #: What a generation is called on the command line, and its name in `GENERATIONS`.
 GENERATION_NAMES = {name.split()[-1].lower(): name for name in GENERATIONS}
+#: Tiny decoders, which a benchmark may name as the generation: widths and group width beside 128 base channels.
+PREVIEWS: dict[str, tuple[Sequence[int], int | None]] = {
+    "taehv": (STANDARD_WIDTHS, None),
+    "taehv-wide": (WIDE_WIDTHS, 64),
+}
+#: LTX-2.5's other decoder, which a benchmark may name too; its published geometry beside 128 base channels.
+DIFFUSION = "ltx-2.5-diffusion"
+_DIFFUSION_GEOMETRY: dict[str, Any] = {
+    "in_channels": 128,
+    "head_dim": 64,
+    "stage_channels": [2048, 1024, 512, 512, 256],
+    "stage_depths": [4, 6, 4, 2, 8],
+    "stage_kernels": [[3, 7, 7], [3, 7, 7], [3, 5, 5], [3, 5, 5]],
+    "stage5_kernel": [11, 11, 11],
+    "upsamples": [[[1, 2, 2], 2], [[2, 1, 1], 2], [[2, 2, 2], 1], [[2, 2, 2], 2]],
+    "t_emb_dim": 384,
+    "timestep_scale_multiplier": 1000,
+    "default_num_inference_steps": 1,
+}
+_FULL_BASE_WIDTH = 128
 
 
 @dataclass(frozen=True)
@@ -48,7 +72,7 @@ class Case:
     Attributes:
         model: a checkpoint, or None for random weights.
         latents: a latent file, which then determines the size and length; None for noise.
-        generation: of random weights, a key of `GENERATION_NAMES`.
+        generation: of random weights, a key of `GENERATION_NAMES` or `PREVIEWS`, or `DIFFUSION`.
         base_width: base channels of random weights; the published models have 128.
         dtype: what to compute in; None for the checkpoint's own, or float32 for random weights.
         keeps_dtype: whether convolutions of random weights take their operands in `dtype` although another is more
@@ -104,18 +128,56 @@ def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> 
         return VideoVAE.from_pretrained(case.model, dtype=case.dtype, decoder=False)
     rule = choose if case.formulation is None else FixedRule(Formulation(case.formulation))
     if case.model:
-        return load_decoder(open_checkpoint(case.model, encoder=False), rule, case.dtype)
+        checkpoint = open_checkpoint(case.model, encoder=False)
+        if not isinstance(checkpoint.config, VAEConfig):
+            return VideoVAE.from_pretrained(checkpoint, dtype=case.dtype, encoder=False)
+        return load_decoder(checkpoint, rule, case.dtype)
+    if case.generation in PREVIEWS:
+        return _random_preview(case)
+    if case.generation == DIFFUSION:
+        return _random_diffusion(case)
     config = load_config(case)
     ones = mx.ones((config.latent_channels,))
     statistics = Statistics(0 * ones, ones)
     mx.random.seed(0)
     make = ConvEncoder if network == "encoder" else ConvDecoder
     module = make(config, statistics, rule)
+    _prepare(module, case)
+    encoder, decoder = (module, None) if isinstance(module, ConvEncoder) else (None, module)
+    return VideoVAE(config, encoder, decoder)
+
+
+def _random_preview(case: Case) -> VideoVAE:
+    """A tiny decoder with random weights, as narrow as a full one with this base width."""
+
+    def scale(width: int) -> int:
+        return max(1, width * case.base_width // _FULL_BASE_WIDTH)
+
+    widths, group_width = PREVIEWS[case.generation]
+    n0, n1, n2, n3 = map(scale, widths)
+    config = PreviewConfig((n0, n1, n2, n3), None, group_width and scale(group_width))
+    mx.random.seed(0)
+    decoder = PreviewDecoder(config)
+    _prepare(decoder, case)
+    return VideoVAE(config, None, decoder)
+
+
+def _random_diffusion(case: Case) -> VideoVAE:
+    """The diffusion decoder with random weights, as narrow as a convolutional one with this base width."""
+    widths = [width * case.base_width // _FULL_BASE_WIDTH for width in _DIFFUSION_GEOMETRY["stage_channels"]]
+    raw = {**_DIFFUSION_GEOMETRY, "stage_channels": widths, "head_dim": min(widths[-1], 64)}
+    config = parse_decoder_config(raw, "x0", DIFFUSION, is_fused=True, has_gates=False)
+    ones = mx.ones((config.latent_channels,))
+    mx.random.seed(0)
+    decoder = DiffusionDecoder(config, Statistics(0 * ones, ones))
+    _prepare(decoder, case)
+    return VideoVAE(DiffusionVAEConfig(None, config), None, decoder)
+
+
+def _prepare(module: nn.Module, case: Case) -> None:
     module.set_dtype(DTYPES[case.dtype or "float32"])
     mx.eval(module.parameters())
     prepare(module, keeps_dtype=case.keeps_dtype)
-    encoder, decoder = (module, None) if isinstance(module, ConvEncoder) else (None, module)
-    return VideoVAE(config, encoder, decoder)
 
 
 def load_decoder(checkpoint: Checkpoint, rule: ConvRule, dtype: DtypeName | None = None) -> VideoVAE:

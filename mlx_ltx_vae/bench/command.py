@@ -53,7 +53,7 @@ def add_vae_options(parser: argparse.ArgumentParser, *, size: tuple[int, int], b
     random = parser.add_argument_group("random weights, without -m")
     layers = "whose layers they have (default: ltx-2.3)"
     random.add_argument("--generation", choices=sorted(GENERATION_NAMES), default="ltx-2.3", help=layers)
-    channels = f"channels of the last layers; the published VAEs have 128 (default: {base_width})"
+    channels = f"channels of the last layers; the published VAEs have 128, PrunaVAED 64 (default: {base_width})"
     random.add_argument("--base-width", type=positive, default=base_width, metavar="N", help=channels)
 
 

@@ -55,8 +55,9 @@ def _draw_memory(axes: "Axes", runs: list[Run], colors: dict[str, str]) -> None:
         label = f"{_name(run)}, peak {run['peak_bytes'] / unit:.{digits}f} {name}"
         heights = [max(0, value - held) / unit for value in values]
         axes.plot(seconds, heights, color=colors[_name(run)], linewidth=1.5, label=label)
-    axes.set(xlabel="seconds", ylabel=f"{name} in use, without weights and latents", xlim=(0, None), ylim=(0, None))
-    axes.legend(fontsize=9, frameon=False)
+    axes.set(xlabel="seconds", ylabel=f"{name} in use, without weights and latents", xlim=(0, None))
+    axes.set_ylim(0, axes.get_ylim()[1] * (1 + 0.08 * len(runs)))  # the legend is above the curves
+    axes.legend(fontsize=9, frameon=False, loc="upper left")
 
 
 def upper_envelope(samples: list[Any], steps: int) -> tuple[list[float], list[int]]:

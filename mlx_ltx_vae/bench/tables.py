@@ -32,6 +32,12 @@ def median(runs: list[Run], key: str) -> float:
     return statistics.median(run[key] for run in runs)
 
 
+def time_ratio(runs: list[Run], reference: list[Run]) -> str:
+    """The median, the least and the largest of the ratios of times, each of runs of the same turn."""
+    ratios = sorted(run["seconds"] / other["seconds"] for run, other in zip(runs, reference, strict=True))
+    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+
 def timing_table(results: list[list[Run]], *, reference: str, notes: Sequence[str] = ()) -> str:
     """Times and peaks of decodes or encodes: medians of each case.
 

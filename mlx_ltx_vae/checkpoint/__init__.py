@@ -6,6 +6,7 @@ Whatever is missing, damaged, ambiguous or not supported is a `CheckpointError`.
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,13 +28,12 @@ from ..backend.mlx_utils import (
     to_float,
 )
 from ..errors import CheckpointError, excerpt, quote
-from ..models.base import NETWORKS, Config, Family, Found, Network, Statistics, Stored
-from ..models.convolution.module import prepare
+from ..models.base import NETWORKS, PICTURES, Config, Family, Found, Medium, Network, Statistics, Stored
+from ..models.convolution.prepared import prepared_modules
 from ..models.specs import NetworkSpec
 from .files import Archive, TensorInfo, check_dtypes, check_unchanged, read_json, read_tensors, sample_tensors
 from .locate import Location, locate, recognize
 from .stored_network import StoredNetwork, infer_layout, stated_layout
-from .weight_files import CONFIG_NAMES
 
 #: Arrays by name, as an app holds them.
 Arrays = Mapping[str, mx.array | np.ndarray]
@@ -65,11 +65,13 @@ class Checkpoint:
     archives: Sequence[Archive]
     networks: Mapping[str, StoredNetwork]
     statistics: tuple[TensorInfo, TensorInfo] | None
+    medium: Medium = PICTURES
 
     def cast_dtype(self, network: str, dtype: str | None) -> mx.Dtype | None:
         """What the weights of a network are cast to if a user wants `dtype`; None for what they are stored in."""
         stored = self.networks.get(network)
-        if network == "encoder" and stored and "float16" in ([dtype] if dtype else stored.parameters_by_dtype):
+        is_promoted = network not in self.family.computes_in_half
+        if is_promoted and stored and "float16" in ([dtype] if dtype else stored.parameters_by_dtype):
             return mx.float32
         return None if dtype is None else DTYPES[dtype]
 
@@ -81,6 +83,10 @@ class Checkpoint:
     def spec(self, network: str) -> NetworkSpec:
         """The layers of a network, from the configuration alone; it is an error if that does not describe it."""
         return self.family.spec(self.config, network)
+
+    def for_stills(self) -> "Checkpoint":
+        """The same, decoding to one picture per latent frame if its family can save work so."""
+        return replace(self, config=self.family.stills(self.config)) if self.family.stills else self
 
     @property
     def description(self) -> dict[str, Any]:
@@ -118,20 +124,23 @@ class Checkpoint:
         return Statistics(mean, std)
 
 
-def open_checkpoint(source: str | os.PathLike | Location, *, encoder: bool = True, decoder: bool = True) -> Checkpoint:
-    """Read the headers of a VAE in any supported layout.
+def open_checkpoint(
+    source: str | os.PathLike | Location, *, encoder: bool = True, decoder: bool = True, medium: Medium = PICTURES
+) -> Checkpoint:
+    """Read the headers of a VAE of pictures or of sound in any supported layout.
 
-    `source` is a path, "owner/name" or "owner/name:file" on the hub, or what `locate` returned for one.
+    `source` is what `locate` takes, or what it returned.
     """
-    wanted = [network for network, asked in zip(NETWORKS, (encoder, decoder), strict=True) if asked]
-    if not wanted:
+    left_out = [network for network, asked in zip(NETWORKS, (encoder, decoder), strict=True) if not asked]
+    if len(left_out) == len(NETWORKS):
         raise ValueError("open_checkpoint: ask for the encoder, the decoder or both.")
-    location = source if isinstance(source, Location) else locate(source)
+    wanted = [network for network in medium.networks if network not in left_out]
+    location = source if isinstance(source, Location) else locate(source, medium)
     contents = list(_contents(location))
-    return _open(location, lambda family: family.choose_config(contents), wanted)
+    return _open(location, lambda family: family.choose_config(contents), wanted, medium)
 
 
-def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
+def open_weights(weights: Arrays, config: GivenConfig = None, *, medium: Medium = PICTURES) -> Checkpoint:
     """Open arrays that are in memory, with names and layouts as files have them. None of them is evaluated."""
 
     def choose(family: Family[Any]) -> GivenConfig:
@@ -157,11 +166,11 @@ def open_weights(weights: Arrays, config: GivenConfig = None) -> Checkpoint:
                 f"weights: expected names with mx.array or numpy arrays, and {quote(name)} is a {type(array).__name__}."
             )
         tensors[name] = TensorInfo(path, name, dtype_name(array.dtype), tuple(array.shape), array=array)
-    return _open(Location("weights", [Archive(path, tensors, {})], []), choose, NETWORKS)
+    return _open(Location("weights", [Archive(path, tensors, {})], []), choose, medium.networks, medium)
 
 
 def _contents(location: Location) -> Iterator[object]:
-    """What may be a configuration: the metadata of files, then `config.json` and `embedded_config.json` beside them."""
+    """What may be a configuration: the metadata of files, then JSON files beside them."""
     for archive in location.archives:
         if "config" in archive.metadata:
             try:
@@ -171,28 +180,26 @@ def _contents(location: Location) -> Iterator[object]:
                     f"{archive.path}: its metadata entry 'config' is not JSON ({excerpt(error)}); download the file "
                     "again."
                 ) from error
-    for file in (folder / name for folder in location.folders for name in CONFIG_NAMES):
-        if file.exists():
-            yield read_json(file)
+    yield from (read_json(file) for file in location.config_files if os.path.exists(file))
 
 
-def _open(location: Location, choose: Callable[[Family[Any]], GivenConfig], wanted: Sequence[str]) -> Checkpoint:
+def _open(
+    location: Location, choose: Callable[[Family[Any]], GivenConfig], wanted: Sequence[str], medium: Medium
+) -> Checkpoint:
     """Open archives whose configuration `choose` returns for their family."""
     name, archives, _ = location
-    family, found = recognize(archives)
+    family, found = recognize(archives, medium, wanted)
     stored: dict[str, StoredNetwork] = {}
-    unsupported: dict[str, str] = {}
     for archive, part in zip(archives, found, strict=True):
         for network, names in part.networks.items():
             tensors = {own: archive.tensors[full] for own, full in names.items()}
             layout = stated_layout(archive.metadata, name)
             layout = layout or infer_layout([info.shape for info in tensors.values()], family.kernels, name)
             stored[network] = StoredNetwork(tensors, layout, family.kernels)
-        unsupported = {**part.unsupported, **unsupported}
-    _check_found(location, wanted, stored.keys(), unsupported)
+    _check_found(location, wanted, stored.keys(), medium)
     stated = choose(family)
     shapes = {network: part.shapes for network, part in stored.items()}
-    configured = family.configure(stated, Stored(name, shapes, unsupported, wanted))
+    configured = family.configure(stated, Stored(name, shapes, wanted))
     config, raw, renamed = configured.config, configured.raw, configured.names
     networks: dict[str, StoredNetwork] = {}
     for network in [each for each in wanted if each in stored]:
@@ -203,13 +210,13 @@ def _open(location: Location, choose: Callable[[Family[Any]], GivenConfig], want
     statistics = _find_statistics(location, found, config.latent_channels) if family.has_statistics else None
     check_dtypes(statistics or ())
     class_name = stated.get("_class_name") if isinstance(stated, Mapping) else None
-    return Checkpoint(name, class_name, stated is None, family, config, raw, archives, networks, statistics)
+    return Checkpoint(name, class_name, stated is None, family, config, raw, archives, networks, statistics, medium)
 
 
 def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:
     """Make a network and load its weights, cast to `dtype` unless it is None. None if the checkpoint does not have it.
 
-    Weights of convolutions are laid out for the default device; without a `dtype`, they may get a more accurate one of
+    Weights are laid out for the default device; without a `dtype`, they may get a more accurate one of
     the same size. A tensor that is missing, unexpected, of another shape, unreadable, not finite, or zero is an error,
     and so is a file that has changed since its header was read.
     """
@@ -222,26 +229,52 @@ def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> N
     assert isinstance(network, nn.Module)
     expected = {key: array.shape for key, array in named_parameters(network).items()}
     _check_names(checkpoint, name, expected.keys(), stored.tensors.keys())
-    loaded = []
-    for key, weight in stored.read():
+    prepared = prepared_modules(network)
+    missing = Counter(path for key in expected for path in _modules_above(key) if path in prepared)
+    for key, weight in _largest_first(stored).read():
         if weight.shape != expected[key]:
             raise CheckpointError(
                 f"{checkpoint.name}: tensor {name}.{key} has the shape {weight.shape}, but the configuration expects "
                 f"{expected[key]}; use the configuration that belongs to the file."
             )
-        # Evaluated one by one, so that no more than one tensor exists in two layouts or two dtypes.
+        # Evaluated one by one, so that no more than one tensor exists in two dtypes.
         weight = weight if dtype is None else weight.astype(dtype)
+        module = prepared.get(_owner(key))
+        if module is None:
+            weight = mx.contiguous(weight)
         _evaluate(checkpoint, f"tensor {name}.{key}", weight)
         if problem := _problem(weight):
             is_half = dtype is not None and dtype == mx.float16
             remedy = "use bfloat16 or float32" if is_half else "download the file again"
             raise CheckpointError(f"{checkpoint.name}: tensor {name}.{key} {problem}; {remedy}.")
-        loaded.append((key, weight))
+        network.load_weights([(key, weight)], strict=False)
+        del weight
+        for path in filter(prepared.__contains__, _modules_above(key)):
+            missing[path] -= 1
+            if not missing[path]:
+                prepared[path].prepare(keeps_dtype=dtype is not None)
     checkpoint.check_unchanged()
-    network.load_weights(loaded)
-    del loaded, weight
-    prepare(network, keeps_dtype=dtype is not None)
     return network
+
+
+def _largest_first(stored: StoredNetwork) -> StoredNetwork:
+    """A network to be read module by module, the largest first: at the end there is no room for two layouts of them."""
+    sizes: Counter[str] = Counter()
+    for key, info in stored.tensors.items():
+        sizes[_owner(key)] += math.prod(info.shape)
+    ordered = sorted(stored.tensors.items(), key=lambda item: (-sizes[_owner(item[0])], item[0]))
+    return replace(stored, tensors=dict(ordered))
+
+
+def _owner(key: str) -> str:
+    """The path of the module that has a parameter."""
+    return key.rpartition(".")[0]
+
+
+def _modules_above(key: str) -> Iterator[str]:
+    """The paths of the modules that contain a parameter, the innermost first."""
+    while key := _owner(key):
+        yield key
 
 
 def _evaluate(checkpoint: Checkpoint, what: str, *arrays: mx.array) -> None:
@@ -275,16 +308,13 @@ def _problem(weight: mx.array) -> str | None:
     return None
 
 
-def _check_found(location: Location, wanted: Sequence[str], found: Set[str], unsupported: Mapping[str, str]) -> None:
-    """Refuse a source unless one of the `wanted` networks was found, and none of them is unsupported."""
-    for network in wanted:
-        if network in unsupported and network not in found:
-            raise CheckpointError(f"{location.name}: {unsupported[network]}")
+def _check_found(location: Location, wanted: Sequence[str], found: Set[str], medium: Medium) -> None:
+    """Refuse a source unless one of the `wanted` networks was found."""
     if not found:
         tensors = [tensor for archive in location.archives for tensor in archive.tensors]
         shown = excerpt(", ".join(tensors[:_NAMED_TENSORS])) + (" ..." if len(tensors) > _NAMED_TENSORS else "")
         raise CheckpointError(
-            f"{location.name}: expected a video VAE (vae.encoder.*, vae.decoder.* or the like) and found "
+            f"{location.name}: expected {medium.noun} ({medium.tensors}) and found "
             f"{shown or 'no tensor'}; give the file of the VAE."
         )
     if found.isdisjoint(wanted):

@@ -26,8 +26,8 @@ _MAX_JSON = 16_000_000  # bytes
 # What is said of other formats that users pass.
 _OTHER_FORMATS = {
     Format.GIT_LFS: "a git-lfs pointer instead of the file; fetch the file with `git lfs pull`",
-    Format.ZIP: "a PyTorch pickle (zip), which is never loaded because it can run code; convert it to safetensors",
-    Format.PICKLE: "a Python pickle, which is never loaded because it can run code; convert it to safetensors",
+    Format.ZIP: "a PyTorch pickle (zip), which is never loaded because it can run code",
+    Format.PICKLE: "a Python pickle, which is never loaded because it can run code",
     Format.GGUF: "a GGUF file; use the safetensors file of the VAE",
     Format.WEB_PAGE: "a web page instead of the file; download the file again",
 }
@@ -182,12 +182,21 @@ def _open_shard(index: Path, name: str) -> Archive:
     return _open_file(index.parent / name)
 
 
+def _conversion(path: Path) -> str:
+    """The two lines that convert a pickle of weights alone."""
+    return (
+        f"; convert it to safetensors: weights = torch.load({str(path)!r}, weights_only=True); "
+        f"safetensors.torch.save_file(weights, {str(path.with_suffix('.safetensors'))!r})"
+    )
+
+
 def _open_file(path: Path) -> Archive:
     try:
         with open_file(path) as stream:
             found = find_format(stream.read(START_BYTES))
         if found in _OTHER_FORMATS:
-            raise CheckpointError(f"{path}: this is {_OTHER_FORMATS[found]}.")
+            is_pickle = found in (Format.ZIP, Format.PICKLE)
+            raise CheckpointError(f"{path}: this is {_OTHER_FORMATS[found]}{_conversion(path) if is_pickle else ''}.")
         if found is not Format.SAFETENSORS:
             raise CheckpointError(f"{path}: not a safetensors file; give the .safetensors file of the VAE.")
         state = file_state(path)

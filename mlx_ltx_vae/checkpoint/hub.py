@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import CheckpointError
 from .files import shard_names
-from .weight_files import CONFIG_NAMES, WeightFiles, choose_weights, is_index, shards_beside
+from .weight_files import CONFIG_NAMES, WeightFiles, choose_file, choose_weights, is_index, own_config_names
 
 _REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<inner>[^:]+))?")
 _FILE_ENDINGS = (".safetensors", ".json", ".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".npy", ".npz", ".latent")
@@ -29,13 +29,14 @@ def parse_reference(source: str) -> tuple[str, str | None] | None:
     return match["repo"], match["inner"]
 
 
-def fetch(repo: str, inner: str | None) -> list[list[Path]]:
+def fetch(repo: str, inner: str | None, *, is_audio: bool = False) -> list[list[Path]]:
     """The sets of weight files of the VAE, downloaded or from the cache, with the configuration beside them."""
     names, is_offline = _list_files(repo)
     download = partial(_download, repo, is_offline)
-    chosen = _choose(repo, inner, names)
+    chosen = _choose(repo, inner, names, is_audio=is_audio)
     files = [name for set_ in chosen for name in set_]
-    beside = {str(PurePosixPath(name).parent / config) for name in files for config in CONFIG_NAMES}
+    configs = {name: (*own_config_names(name), *CONFIG_NAMES) for name in files}
+    beside = {str(PurePosixPath(name).parent / config) for name in files for config in configs[name]}
     folder = download([*files, *sorted(beside.intersection(names))])
     for index in filter(is_index, files):
         parent = PurePosixPath(index).parent
@@ -71,34 +72,35 @@ def _download(repo: str, is_offline: bool, names: Sequence[str]) -> Path:
         folder = Path(hub.snapshot_download(repo, allow_patterns=patterns, local_files_only=is_offline))
     except Exception as error:
         raise CheckpointError(
-            f"{repo}: cannot download {_list_some(names)} ({_reason(error)}); check the network, or log in with "
+            f"{repo}: cannot download {list_some(names)} ({_reason(error)}); check the network, or log in with "
             "`hf auth login` if the repository is gated."
         ) from error
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise CheckpointError(
-            f"{repo}: {_list_some(missing)} cannot be downloaded, because the repository does not have it or the hub "
+            f"{repo}: {list_some(missing)} cannot be downloaded, because the repository does not have it or the hub "
             "cannot be reached; check the network."
         )
     return folder
 
 
-def _choose(repo: str, inner: str | None, names: Sequence[str]) -> tuple[WeightFiles, ...]:
+def _choose(repo: str, inner: str | None, names: Sequence[str], *, is_audio: bool) -> tuple[WeightFiles, ...]:
     if inner is not None and inner in names:
-        return (shards_beside(inner, names) or (inner,),)
+        return choose_file(names, inner)
     inside = f"{inner.rstrip('/')}/" if inner else ""
     candidates = [name.removeprefix(inside) for name in names if name.startswith(inside)]
-    choices = choose_weights(candidates)
+    choices = choose_weights(candidates, is_audio=is_audio)
     if len(choices) == 1:
         return tuple(tuple(inside + name for name in files) for files in choices[0])
-    firsts = [inside + files[0] for (files,) in choices]
-    listing = _list_some(firsts or [name for name in names if name.endswith(".safetensors")])
+    firsts = [inside + choice[-1][0] for choice in choices]
+    listing = list_some(firsts or [name for name in names if name.endswith(".safetensors")])
     what = f"has no {inner}" if inner and not candidates else "has several files that may be the VAE, or none"
     raise CheckpointError(
         f"{repo}: the repository {what}; name one as {repo}:FILE out of {listing or 'no safetensors file at all'}."
     )
 
 
-def _list_some(names: Sequence[str]) -> str:
+def list_some(names: Sequence[str]) -> str:
+    """The first names, for an error message."""
     return ", ".join(names[:_NAMED_CANDIDATES]) + (" ..." if len(names) > _NAMED_CANDIDATES else "")
 
 

@@ -64,9 +64,11 @@ class StoredNetwork:
         return sum(DTYPES[dtype].size * count for dtype, count in self.parameters_by_dtype.items())
 
     def read(self) -> Iterator[tuple[str, mx.array]]:
-        """Each tensor, sanitized and lazy. Evaluated together, all weights would exist in both layouts at once."""
+        """Each tensor, sanitized and lazy. Weights whose layout changes are views, so that one copy lays them out."""
         for name, array in read_tensors(self.tensors):
-            yield name, sanitize(array, self.layout, self.kernels, self.expected.get(name))
+            held = [sanitize(array, self.layout, self.kernels, self.expected.get(name))]
+            del array  # a suspended generator must not hold what it has yielded
+            yield name, held.pop()
 
 
 def stated_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | None:
@@ -84,7 +86,8 @@ def stated_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | No
 
 def infer_layout(shapes: Iterable[Shape], kernels: Collection[Shape], source: str) -> WeightLayout:
     """The layout that all weights with one of the `kernels` allow. A weight may allow both."""
-    allowed = {(shape[2:] in kernels, shape[1:-1] in kernels) for shape in shapes}
+    # A filter has the same values in all layouts.
+    allowed = {(shape[2:] in kernels, shape[1:-1] in kernels) for shape in shapes if len(_without_ones(shape)) > 1}
     is_first, is_last = (True, False) in allowed, (False, True) in allowed
     if is_first and is_last:
         raise CheckpointError(
@@ -95,11 +98,16 @@ def infer_layout(shapes: Iterable[Shape], kernels: Collection[Shape], source: st
 
 
 def sanitize(array: mx.array, layout: WeightLayout, kernels: Collection[Shape], expected: Shape | None) -> mx.array:
-    """Convolution weights become channels-last, axes of length one as expected. The strict load rejects others."""
+    """Convolution weights become channels-last, axes of length one as expected. The strict load rejects others.
+
+    Those of transposed convolutions are stored with output channels first by MLX, and input channels first by torch.
+    """
     if _is_channels_first(array.shape, layout, kernels):
-        array = mx.contiguous(mx.moveaxis(array, 1, -1))
+        array = mx.moveaxis(array, 1, -1)
     if expected is not None and array.shape != expected and _without_ones(array.shape) == _without_ones(expected):
         return array.reshape(expected)
+    if expected is not None and array.ndim == 3 and array.shape != expected and array.shape == expected[::-1]:
+        return array.swapaxes(0, 2)
     return array
 
 

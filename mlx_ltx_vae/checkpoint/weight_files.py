@@ -9,9 +9,11 @@ set, which differ in dtype:
 """
 
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
+#: What the configuration of all files in a folder is called; each file may have its own (see `own_config_names`).
 CONFIG_NAMES = ("config.json", "embedded_config.json")
 
 #: The files of one set: one file, one index, or all shards that no index names.
@@ -22,7 +24,14 @@ _SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})(?=(\.[^./]+)?\.safe
 
 # Files of the VAE alone, the best first: diffusers folders, then packs of MLX ports with one file per network.
 _DIFFUSERS = "diffusion_pytorch_model"
+_AUDIO_PAIRS = (f"{{}}/{_DIFFUSERS}.safetensors", "{}.safetensors", "{}/model.safetensors")
 _PAIRS = ("vae_{}_conv.safetensors", "vae_{}.safetensors", "{}/model.safetensors")
+
+
+def own_config_names(file: str) -> tuple[str, ...]:
+    """The names of files that may be the configuration of one weight file, which lies in the same folder."""
+    stem = PurePosixPath(file).stem
+    return (f"{stem}_config.json", f"{stem}.json")
 
 
 def is_index(name: str) -> bool:
@@ -51,27 +60,61 @@ def shard_problem(files: WeightFiles) -> str | None:
     return None
 
 
-def choose_weights(names: Sequence[str]) -> list[tuple[WeightFiles, ...]]:
+def choose_weights(names: Sequence[str], *, is_audio: bool = False) -> list[tuple[WeightFiles, ...]]:
     """The sets to open out of the file names of a folder (relative, with "/"): one, or one per network.
 
-    Files of the VAE alone are preferred to files of the whole model, so that 40 GB are not downloaded for 2 GB. A set
-    is preferred to its variants, as in diffusers. Several choices, of a set each, if the names do not decide it.
+    They are those of the video VAE, or of the audio VAE and its vocoder. Files of the VAE alone are preferred to files
+    of the whole model, so that 40 GB are not downloaded for 2 GB. A set is preferred to its variants, as in diffusers.
+    Several choices if the names do not decide it: they differ in their last set.
     """
     sets = _weight_sets(names)
+    if is_audio:
+        return _choose_audio(sets)
     for folder in ("", "vae/"):
         if found := _set_or_variants(sets, folder + _DIFFUSERS):
             return found
         for pattern in _PAIRS:
-            pair = dict.fromkeys(folder + pattern.format(network) for network in ("encoder", "decoder"))
-            if chosen := tuple(sets[name] for name in pair if name in sets):
-                return [chosen]
-    vae_names = [name for name in sets if "vae" in _stem(name) and "audio" not in _stem(name)]
+            encoder, decoder = (folder + pattern.format(network) for network in ("encoder", "decoder"))
+            if encoder in sets or decoder in sets:
+                first = [sets[encoder]] if encoder in sets else []
+                decoders = [name for name in sets if name == decoder or _is_pruned_decoder(name, folder)]
+                return [(*first, sets[name]) for name in decoders] or [tuple(first)]
+    vae_names = [name for name in sets if _is_vae(name)]
     candidates = [name for name in vae_names if "conv" in _stem(name)] or vae_names
+    if 0 < len(candidates) < len(vae_names):
+        others = " and ".join(name for name in vae_names if name not in candidates)
+        warnings.warn(
+            f"{' and '.join(candidates)} is used, whose decoder is convolutional, and not {others}, whose decoder may "
+            "be another one (LTX-2.5's denoises, and takes longer); to use that, give its file.",
+            stacklevel=2,
+        )
     if not candidates:
         if found := _set_or_variants(sets, "model"):
             return found
         candidates = list(sets)
     return [(sets[name],) for name in sorted(candidates)]
+
+
+def choose_file(names: Sequence[str], file: str, *, is_audio: bool = False) -> tuple[WeightFiles, ...]:
+    """The sets to open for a file that is named out of those of a folder: of a pack with a file per network, several.
+
+    With a decoder its encoder; with an audio VAE its vocoder, and the other way around.
+    """
+    for choice in choose_weights(names, is_audio=is_audio):
+        if any(file in files for files in (choice if is_audio else choice[-1:])):
+            return choice
+    return (shards_beside(file, names) or (file,),)
+
+
+def _choose_audio(sets: dict[str, WeightFiles]) -> list[tuple[WeightFiles, ...]]:
+    """The same for sound, where the vocoder may have a file of its own."""
+    for pattern in _AUDIO_PAIRS:
+        if chosen := tuple(sets[name] for name in map(pattern.format, ("audio_vae", "vocoder")) if name in sets):
+            return [chosen]
+    candidates = [name for name in sets if "vae" in _stem(name) and "audio" in _stem(name)]
+    if not candidates and (found := _set_or_variants(sets, "model")):
+        return found
+    return [(sets[name],) for name in sorted(candidates or sets)]
 
 
 def _weight_sets(names: Iterable[str]) -> dict[str, WeightFiles]:
@@ -96,6 +139,16 @@ def _set_or_variants(sets: dict[str, WeightFiles], stem: str) -> list[tuple[Weig
         return [(found,)]
     variant = re.compile(re.escape(stem) + r"\.[^./]+\.safetensors")
     return [(files,) for name, files in sets.items() if variant.fullmatch(name)]
+
+
+def _is_vae(name: str) -> bool:
+    return "vae" in _stem(name) and "audio" not in _stem(name)
+
+
+def _is_pruned_decoder(name: str, folder: str) -> bool:
+    """Whether a file in a pack is, by its name, a decoder that can replace the whole one."""
+    is_pruned = "pruna" in _stem(name) and "encoder" not in _stem(name)
+    return name.startswith(folder) and _is_vae(name) and is_pruned
 
 
 def _stem(name: str) -> str:

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from functools import partial
@@ -66,6 +66,13 @@ class CommandParser(argparse.ArgumentParser):
             names = [f"./{name}" if name.startswith("-") and name != "-" else name for name in arguments[end + 1 :]]
             arguments = [*arguments[:end], *names]
         return self.parse_intermixed_args(arguments)
+
+    def refuse_others(self, arguments: argparse.Namespace, known: Collection[str], reason: str) -> None:
+        """Refuse options that were given and whose destination is not known."""
+        for action in self._actions:
+            is_given = getattr(arguments, action.dest, action.default) != action.default
+            if action.option_strings and action.dest not in known and is_given:
+                self.error(f"{reason}; leave out {action.option_strings[0]}")
 
     def error(self, message: str) -> NoReturn:
         # Of several ranks with the same command line, the first says why.

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -14,8 +16,8 @@ from tqdm import tqdm
 from ..backend.mlx_utils import DTYPES
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..conversion import Progress, Verification, convert_checkpoint, verify_conversion
-from ..errors import printable
-from ..models.base import NETWORKS
+from ..errors import CheckpointError, printable
+from ..models.base import NETWORKS, SOUND
 from ..units import format_bytes
 from .cli import CommandParser, add_report_options, examples, print_report, run_command
 
@@ -39,8 +41,9 @@ def build_parser() -> CommandParser:
     parser.add_argument("--verify", nargs=2, metavar=("A", "B"), help=verify)
     dtype = "store the weights in this precision (default: that of each tensor)"
     parser.add_argument("--dtype", choices=list(DTYPES), help=dtype)
-    only = "convert, or verify, one of the two networks (default: both)"
-    parser.add_argument("--only", choices=list(NETWORKS), help=only)
+    only = """convert, or verify, one of the two networks (default: both), or the audio VAE with its vocoder, as without
+        this option where there is nothing else"""
+    parser.add_argument("--only", choices=[*NETWORKS, "audio"], help=only)
     add_report_options(parser)
     return parser
 
@@ -80,7 +83,16 @@ def _verify(arguments: argparse.Namespace) -> None:
 
 
 def _open(source: str, only: str | None) -> Checkpoint:
-    return open_checkpoint(source, encoder=only != "decoder", decoder=only != "encoder")
+    if only == "audio":
+        return open_checkpoint(source, medium=SOUND)
+    try:
+        return open_checkpoint(source, encoder=only != "decoder", decoder=only != "encoder")
+    except CheckpointError:
+        if only is not None or not os.path.exists(source):
+            raise
+        with suppress(CheckpointError):
+            return open_checkpoint(source, medium=SOUND)
+        raise
 
 
 def _report(arguments: argparse.Namespace, values: dict[str, Any], summary: str, verification: Verification) -> None:

@@ -3,8 +3,8 @@
 import argparse
 import time
 import warnings
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -19,33 +19,34 @@ from ..files.atomic import check_absent
 from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
 from ..latents.mapped import MappedLatents
-from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION
+from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import DecodePlan, Mode
 from ..planning.planner import plan_decode
 from ..shapes import Grid, format_size
-from ..tiling import PRESETS, TilingConfig, preset
+from ..tiling import TilingConfig, preset
 from ..units import format_count, format_seconds
-from ..video import add_metadata, check_output, check_output_options, open_sink
-from ..video.metadata import parse_entry
+from ..video import add_metadata, check_output, check_output_options, open_sink, output_files, takes_sound
 from ..video.sink import SinkOptions
-from .cli import (
-    CommandParser,
-    argument_type,
-    duration,
-    examples,
-    frame_range,
-    frame_rate,
-    positive,
-    run_command,
-    share,
-    tile,
-    tile_frames,
+from ..video.sound import check_sound_length
+from .cli import CommandParser, examples, run_command
+from .decode_options import (
+    add_input_options,
+    add_mode_options,
+    add_noise_options,
+    add_sound_options,
+    add_steps_option,
+    add_video_options,
 )
-from .items import Item, all_exist, are_many, checkable, find_pattern, has_table, name_outputs
+from .items import Item, all_exist, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
-from .options import add_job_options, add_latents_options, add_network_options, pick, take
-from .progress import FrameBar
+from .options import add_job_options, pick, take
+from .sound import FoundSound, SoundModel, SoundSettings, check_sound_options, decode_to_wav, find_sound
+
+_OF_SOUND = (
+    "model", "demo", "output", "audio_model", "audio_latents", "unnormalized", "dtype", "memory_budget", "distributed",
+    "rank_timeout", "dry_run", "skip_existing", "no_overwrite", "json", "quiet", "debug",
+)  # fmt: skip
 
 
 def build_parser() -> CommandParser:
@@ -60,113 +61,54 @@ def build_parser() -> CommandParser:
             "python -m mlx_ltx_vae.decode a.npy b.npy @more.txt -m vae/ -o videos/",
         ),
     )
-    _add_input_options(parser)
+    demo_files = "the small VAE and the latents that ship with the package"
+    add_input_options(parser, output="demo.mp4", demo=demo_files, more=".wav for the sound alone; ")
     how = parser.add_argument_group("how to decode")
-    _add_mode_options(how)
+    add_mode_options(how)
     add_job_options(parser, how)
-    _add_noise_options(how)
-    _add_video_options(parser.add_argument_group("the video"))
+    add_noise_options(how)
+    add_steps_option(how)
+    video = parser.add_argument_group("the video")
+    add_sound_options(video)
+    add_video_options(video)
     return parser
-
-
-def _add_input_options(parser: CommandParser) -> None:
-    files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for those that a list
-        names, one a line; clips.csv for a table with a column path, and optionally output"""
-    parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
-    output = """the format is that of the ending: .mp4 .mov .mkv .webm .gif .npy; folder/ or %%05d.png for stills; - for
-        raw frames on standard output (default with --demo: demo.mp4). For several inputs: folder/ for videos named
-        after them, folder/clip.mp4; or a pattern such as folder/{name}.mkv, or folder/{name}/ for stills"""
-    parser.add_argument("-o", "--output", metavar="OUT", help=output)
-    add_network_options(parser, demo="the small VAE and the latents that ship with the package")
-    rate = "frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)"
-    parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
-    some = parser.add_mutually_exclusive_group()
-    frames = """decode these frames only, as they are in the whole video: A is the first, counted from 0, and B is one
-        more than the last; :48 for the first 48, 24: for those from 24 on"""
-    some.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
-    some.add_argument("--first-seconds", type=duration, metavar="S", help="decode only the first S seconds, at --fps")
-    add_latents_options(parser)
-    unnormalized = "the latents are unnormalized, as diffusers' LTX-2 pipelines return them"
-    # None: what the file states.
-    parser.add_argument("--unnormalized", action="store_true", default=None, help=unnormalized)
-
-
-def _add_mode_options(how: argparse._ArgumentGroup) -> None:
-    mode = """exact: in pieces, with the same frames as a single pass. single: the whole clip at once, in memory that
-        grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact, and tiles only
-        if nothing exact fits the memory budget"""
-    how.add_argument("--mode", choices=["auto", "exact", "single", "tiled"], default="auto", help=mode)
-    order = """which way the exact mode goes through the clip. This does not reorder the video, whose frames are the
-        same; it changes memory, and when the first frame is written. time: one latent frame after the other; frames are
-        written early, and memory grows with the size of a frame. rows, columns: strips of all frames, from top to
-        bottom or from left to right; less memory for a short clip of large frames, which are all written at the end.
-        auto (default): the first of the three that fits the memory budget"""
-    how.add_argument("--order", choices=["auto", "time", "rows", "columns"], default="auto", help=order)
-    chunk = """how many latent frames (or rows, columns) the exact mode takes at a time. This does not split the video;
-        a larger N takes more memory, and may be faster (default: 1 or 2, by device and memory)"""
-    how.add_argument("--chunk", type=positive, metavar="N", help=chunk)
-    space = "decode in tiles of SIZE pixels that share OVERLAP pixels with their neighbors, such as 512:64; not exact"
-    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
-    time = """decode in tiles of SIZE frames of the video that share OVERLAP frames with the next, such as 64:24; the
-        shared frames are blended, so not exact. Without --tile the frames stay whole"""
-    how.add_argument("--tile-frames", type=tile_frames, metavar="SIZE:OVERLAP", help=time)
-    presets = """tiles by name: default is --tile 512:64 --tile-frames 64:24, aggressive 256:64 and 32:8 (least memory),
-        conservative 768:64 and 96:24 (fewest seams); spatial_only and temporal_only are one half of default; auto is
-        default, along axes of more than 512 pixels or 65 frames"""
-    how.add_argument("--preset", choices=list(PRESETS), help=presets)
-
-
-def _add_noise_options(how: argparse._ArgumentGroup) -> None:
-    timestep = "for VAEs 0.9.1 to 0.9.8: how noisy the latents are taken to be, 0 to 1 (default: 0.05)"
-    how.add_argument("--timestep", type=share, metavar="T", help=timestep)
-    seed = "for VAEs that add noise: the same number gives the same frames (default: 0)"
-    how.add_argument("--seed", type=int, default=0, metavar="N", help=seed)
-    scale = "for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)"
-    how.add_argument("--noise-scale", type=share, metavar="S", help=scale)
-    convention = """for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers:
-        timestep 0 and no noise by default, and noise is mixed into denormalized latents"""
-    for name, text in (("--convention", convention), ("--like", argparse.SUPPRESS)):  # the second is its old name
-        how.add_argument(name, dest="like", choices=list(CONVENTIONS), default=DEFAULT_CONVENTION, help=text)
-
-
-def _add_video_options(video: argparse._ArgumentGroup) -> None:
-    video.add_argument("--audio", metavar="FILE", help="audio file to add, in full length even if the video is shorter")
-    shortest = "cut audio that is longer at the end of the video; all frames are kept"
-    video.add_argument("--shortest", action="store_true", help=shortest)
-    codec = """h264, hevc (or h265), prores, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm); on a Mac
-        also h264_videotoolbox and hevc_videotoolbox"""
-    video.add_argument("--codec", metavar="NAME", help=codec)
-    crf = "constant quality: 0 is best, 51 worst, or 63 for vp9 and av1 (default: h264 18, hevc 20, vp9 and av1 24)"
-    video.add_argument("--crf", type=int, metavar="N", help=crf)
-    preset = "for h264 and hevc: ultrafast to veryslow; slower ones make smaller files (default: medium)"
-    video.add_argument("--encoder-preset", metavar="NAME", help=preset)
-    formats = "a pixel format of ffmpeg's encoder, such as yuv444p (default: 4:2:0, 4:2:2 for prores, RGB for ffv1)"
-    video.add_argument("--pix-fmt", metavar="FORMAT", help=formats)
-    live = """an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears under
-        its name at once, and is removed if the decode fails"""
-    video.add_argument("--live", dest="fragmented", action="store_true", help=live)
-    entry = """an entry of text in an .mp4, .mov, .mkv or .webm, or in stills; may be given more than once. ComfyUI's
-        prompt and workflow go from the latent file to the video by themselves"""
-    video.add_argument(
-        "--metadata", action="append", type=argument_type(parse_entry), default=[], metavar="KEY=VALUE", help=entry
-    )
-    depth = "bits per color and pixel (default: 8)"
-    video.add_argument("--bit-depth", type=int, choices=[8, 10], default=8, help=depth)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return the exit code."""
     parser = build_parser()
     arguments = parser.parse_inputs(argv)
+    sound = pick(SoundSettings, arguments)
+    missing: str | None = "-m VAE is missing: the checkpoint to decode with"
+    if sound.is_alone:
+        parser.refuse_others(arguments, _OF_SOUND, "a .wav file is the sound alone")
+        missing = None if sound.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
+    complete_inputs(parser, arguments, demo.VAE, "demo.mp4", missing)
+    job, make_task = make_job(parser, arguments)
+    run = partial(decode_to_wav, settings=sound) if sound.is_alone else lambda _: run_job(job, make_task)
+    return run_command(run, arguments, computes=not job.dry_run)
+
+
+def complete_inputs(
+    parser: CommandParser, arguments: argparse.Namespace, model: Path, output: str, missing: str | None
+) -> None:
+    """Fill in what --demo means, and refuse arguments without latents or a checkpoint.
+
+    `missing` says which checkpoint is needed; None if none is.
+    """
     if arguments.demo:
         if arguments.latents or arguments.model:
             parser.error("--demo comes with latents and a VAE; leave out LATENTS and -m")
-        arguments.latents, arguments.model = [str(demo.LATENTS)], str(demo.VAE)
-        arguments.output = arguments.output or "demo.mp4"
+        arguments.latents, arguments.model = [str(demo.LATENTS)], str(model)
+        arguments.output = arguments.output or output
     if not arguments.latents:
         parser.error("LATENTS is missing (or --demo)")
-    if not arguments.model:
-        parser.error("-m VAE is missing: the checkpoint to decode with")
+    if missing and not arguments.model:
+        parser.error(missing)
+
+
+def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job, Callable[[LazyVAE, Item], Task]]:
+    """What to decode, and what makes a task of each input, as complete arguments of this command say."""
     if not arguments.output and not arguments.dry_run and not has_table(arguments.latents):
         parser.error("-o OUT is missing: where to write the video")
     if arguments.json and arguments.output == "-":
@@ -175,25 +117,30 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--preset cannot be combined with --tile or --tile-frames")
     with parser.wrong_usage():
         pattern = find_pattern(arguments.latents, arguments.output, ".mp4")
-        if are_many(arguments.latents) and arguments.audio:
-            raise ItemsError("--audio goes with one input; add it to each video on its own")
+        sound = pick(SoundSettings, arguments)
+        check_sound_options(sound, arguments)
         if arguments.audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         plan = _plan_options(arguments)
-        given = {"overwrite": not arguments.no_overwrite, "metadata": dict(arguments.metadata)}
+        given = {"overwrite": not arguments.no_overwrite, "metadata": dict(arguments.metadata), "sample_rate": None}
         sinks = pick(SinkOptions, arguments, **given)
-        if pattern:
-            check_output_options(pattern, sinks, fps=arguments.fps)
+        if pattern and not sound.is_alone:
+            may_have_sound = not arguments.audio and (sound.is_wanted or arguments.audio_codec)
+            checked = replace(sinks, audio=(), sample_rate=1) if may_have_sound else sinks
+            for file, options in output_files(pattern, checked).items():
+                check_output_options(file, options, fps=arguments.fps)
     job = pick(Job, arguments, network="decoder", sources=arguments.latents, pattern=pattern)
     stream = take(arguments, "timestep", "seed", "noise_scale", "like", "bit_depth")
-    settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=stream)
-    return run_command(lambda _: run_job(job, partial(DecodeTask, settings)), arguments, computes=not job.dry_run)
+    model = SoundModel(sound, arguments.model)
+    settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=stream, sound=model)
+    return job, partial(DecodeTask, settings)
 
 
 def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
     """The options of plans. The tiles of a preset are chosen for each video."""
     tiling, mode = None, arguments.mode
     options = take(arguments, "memory_budget", "order", "tile_batch_size", "chunk")
+    options["denoising_steps"] = arguments.steps
     if arguments.tile or arguments.tile_frames:
         tiling = TilingConfig(arguments.tile, arguments.tile_frames)
     if tiling or arguments.preset:
@@ -217,6 +164,7 @@ class DecodeSettings:
     plan: PlanOptions
     stream: Mapping[str, Any]  # options of `VideoVAE.stream`
     sinks: SinkOptions
+    sound: SoundModel
 
 
 class DecodeTask(Task):
@@ -247,11 +195,17 @@ class DecodeTask(Task):
         is_batch = self._work is Work.BATCH
         self._videos = range(ranks.rank, shape.batch, ranks.size) if is_batch else range(shape.batch)
         self._writes = is_batch or ranks.is_first
-        self._fps = settings.fps or self._file.info.fps or DEFAULT_FPS
+        # A decoder of previews makes fewer frames of the same seconds.
+        share = Fraction(vae.checkpoint.spec("decoder").scale.time, config.scale.time)
+        self._fps = share * (settings.fps or self._file.info.fps or DEFAULT_FPS)
+        self._sound = self._find_sound()
         self.plan = self._make_plan()
         size, num_frames = self.plan.frame_size, self.plan.num_frames
         self._video: dict[str, Any] = {"size": size, "fps": self._fps, "num_frames": num_frames}
         item.outputs = name_outputs(item.output, shape.batch) if item.output else []
+        sinks = self._sinks_with_sound()
+        self._files = [output_files(output, sinks) for output in item.outputs]
+        item.sheets = [next(iter(files)) for files in self._files] if settings.sinks.contact_sheet else []
         item.num_frames, item.cost = self.plan.num_frames * len(self._videos), prod(shape)
         self._check_outputs()
 
@@ -259,6 +213,12 @@ class DecodeTask(Task):
         file = self._file
         header = [list(file.info.stored_shape), file.stored_dtype, file.layout, file.normalized, str(file.info.fps)]
         return {"the latents": header, "the plans": [self.plan.as_dict(), str(self._fps), len(self._item.outputs)]}
+
+    def report_plan(self) -> tuple[dict[str, Any], str]:
+        values, text = super().report_plan()
+        if self._sound is None:
+            return values, text
+        return {**values, "audio": self._sound.plan.as_dict()}, f"{text}\n\n{self._sound.plan}"
 
     def sample(self) -> dict[str, Any]:
         return {"the values of the latents": self._file.digest()}
@@ -277,14 +237,16 @@ class DecodeTask(Task):
             done = [self._decode(latents, bar)]
         counts, times, first_times, sent_bytes = zip(*done, strict=True)
         frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
+        rate = None if self._sound is None else self._sound.plan.sample_rate
         self._report(
             self._work,
             sum(sent_bytes),
             f"{format_count(frames, 'frame')} of {format_size(*self.plan.frame_size)}, "
-            f"{format_seconds(frames / fps)} at {fps:.6g} fps, "
+            f"{format_seconds(frames / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
             f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
             frames=frames,
             fps=fps,
+            sample_rate=rate,
             seconds=seconds,
             first_frame_seconds=first,
         )
@@ -297,14 +259,15 @@ class DecodeTask(Task):
         for index in self._videos:
             start = time.perf_counter()
             chunks = self._vae.loaded.stream(latents.item(index), self.plan, group=group, **options)
-            with (
-                open_sink(self._item.outputs[index], options=self._sinks, **self._video)
-                if self._writes
-                else nullcontext() as sink
-            ):
+            files = self._files[index].items() if self._writes else ()
+            with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
+                sinks = [
+                    stack.enter_context(open_sink(file, options=self._with_sound(each, index), **self._video))
+                    for file, each in files
+                ]
                 for chunk in chunks:
                     levels = chunk.to_uint8() if options["bit_depth"] == 8 else chunk.to_uint16()
-                    if sink is not None:
+                    for sink in sinks:
                         sink.write(levels)
                     first = first or time.perf_counter() - start
                     frames += len(levels)
@@ -313,19 +276,46 @@ class DecodeTask(Task):
             sent += chunks.sent_bytes
         return frames, seconds, first, sent
 
+    def _find_sound(self) -> FoundSound | None:
+        """The sound of the video, unless a file has it, or the output takes none."""
+        settings, output = self._settings, self._item.output or "out.mp4"
+        sound = settings.sound.settings
+        if settings.sinks.audio is not None or sound.is_silent:
+            return None
+        if not sound.is_wanted and not takes_sound(output, settings.sinks):
+            return None
+        return find_sound(settings.sound, self._file)
+
+    def _sinks_with_sound(self) -> SinkOptions:
+        """The options of the output, with no samples yet; a warning if the sound is longer than the video."""
+        sinks = self._settings.sinks
+        if self._sound is None:
+            return sinks
+        plan = self._sound.plan
+        if self.plan.excerpt is None:
+            length, video = Fraction(plan.num_samples, plan.sample_rate), self.plan.num_frames / self._fps
+            check_sound_length(self._item.source, length, video, cuts=sinks.shortest)
+        return replace(sinks, audio=(), sample_rate=plan.sample_rate)
+
+    def _with_sound(self, options: SinkOptions, index: int) -> SinkOptions:
+        """Those of one file, with the sound of the video or of the frames of it that are decoded, if it takes any."""
+        if self._sound is None or options.audio is None:
+            return options
+        frames = None if self.plan.excerpt is None else self.plan.excerpt.frames
+        return replace(options, audio=self._sound.stream(index, frames, self._fps))
+
     def _check_outputs(self) -> None:
         """Find out whether to skip, and raise what `open_sink` would raise, before the weights are read."""
         job, outputs = self._vae.job, self._item.outputs
-        own = [outputs[index] for index in self._videos] if outputs and self._writes else []
-        self._item.is_skipped = job.skip_existing and bool(outputs) and (not own or all_exist(own))
-        self._sinks = self._settings.sinks
-        if own and not self._item.is_skipped:
-            self._sinks = add_metadata(own[0], self._sinks, self._file.info.workflow)
-        for output in [] if self._item.is_skipped else own:
-            if job.no_overwrite:
-                check_absent(output)
-            checked = checkable(output) if job.is_many else output
-            check_output(checked, options=self._sinks, **self._video)
+        own = [self._files[index] for index in self._videos] if outputs and self._writes else []
+        is_there = not own or all_exist([file for files in own for file in files])
+        self._item.is_skipped = job.skip_existing and bool(outputs) and is_there
+        for files in [] if self._item.is_skipped else own:
+            for file in files:
+                files[file] = options = add_metadata(file, files[file], self._file.info.workflow)
+                if job.no_overwrite:
+                    check_absent(file)
+                check_output(checkable(file) if job.is_many else file, options=options, **self._video)
 
     def _check_statistics(self, latents: MappedLatents) -> None:
         """Warn if the channels look otherwise normalized than said."""
@@ -346,15 +336,18 @@ class DecodeTask(Task):
         shape = self._file.shape._replace(batch=1)
         plans, spec, ranks = self._vae.plans, self._vae.checkpoint.spec("decoder"), self._vae.ranks
         frames = self._choose_frames(spec.out_grid(shape.grid)[0])
-        if (shape, frames) not in plans:
+        sound_bytes = 0 if self._sound is None else self._sound.plan.peak_bytes
+        key = (shape, frames, sound_bytes)
+        if key not in plans:
             options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)
             if self._settings.preset:
                 num_frames, height, width = spec.out_grid(shape.grid)
                 if tiling := preset(self._settings.preset, height, width, num_frames):
                     options = replace(options, mode=Mode.TILED, tiling=tiling)
-            stored = {"holds_latents": False, "bit_depth": self._settings.stream["bit_depth"], "frames": frames}
-            plans[shape, frames] = plan_decode(spec, shape, self._vae.machine, **stored, **vars(options))
-        return plans[shape, frames]
+            run = {"holds_latents": False, "bit_depth": self._settings.stream["bit_depth"], "frames": frames}
+            machine = self._vae.machine
+            plans[key] = plan_decode(spec, shape, machine, sound_bytes=sound_bytes, **run, **vars(options))
+        return plans[key]
 
     def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
         """The frames that are wanted of a video, as `plan_decode` takes them. Like a slice, they end with the video."""

@@ -1,12 +1,13 @@
 """`python -m mlx_ltx_vae.encode`: encodes videos to latent files."""
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
-from math import prod
+from functools import cached_property, partial
+from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,18 @@ import mlx.core as mx
 import numpy as np
 
 from .. import demo
+from ..audio_vae import AudioVAE, plan_checkpoint_encode
+from ..backend.mlx_utils import DtypeName
+from ..checkpoint import Checkpoint, open_checkpoint
 from ..distributed.ranks import Work
+from ..errors import CheckpointError
 from ..files.atomic import PartFile, check_absent
 from ..files.opening import sample_path
 from ..latents import check_latents_name, save_latents
+from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
+from ..pipeline.progress import FrameBar
+from ..planning.audio_plan import AudioEncodePlan
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import EncodePlan
 from ..planning.planner import plan_encode
@@ -26,11 +34,11 @@ from ..shapes import Size, format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..video import Fit, VideoReader
+from ..video.sound_reader import SoundReader
 from .cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
 from .items import Item, all_exist, find_pattern, has_table
 from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, add_network_options, pick, take
-from .progress import FrameBar
 
 
 def build_parser() -> CommandParser:
@@ -64,6 +72,8 @@ def build_parser() -> CommandParser:
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
+    model = "the audio VAE: encode the video's sound too, into the same file; file, folder, or hub repository id"
+    video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
     add_job_options(parser, how)
@@ -104,6 +114,24 @@ class EncodeSettings:
     fps: Fraction | None
     pad: bool
     plan: PlanOptions
+    audio_model: str | None
+    dtype: DtypeName | None
+
+    @cached_property
+    def audio_checkpoint(self) -> Checkpoint | None:
+        """That of the sound, opened once; None if no sound is wanted."""
+        if self.audio_model is None:
+            return None
+        found = open_checkpoint(self.audio_model, decoder=False, medium=SOUND)
+        if "encoder" not in found.networks:
+            raise CheckpointError(f"{found.name}: it has no encoder of sound; give a file or folder that has one.")
+        return found
+
+    @cached_property
+    def audio_vae(self) -> AudioVAE | None:
+        """The audio VAE of the job, loaded once; None if no sound is wanted."""
+        found = self.audio_checkpoint
+        return None if found is None else AudioVAE.from_pretrained(found, dtype=self.dtype, decoder=False)
 
 
 class EncodeTask(Task):
@@ -114,6 +142,7 @@ class EncodeTask(Task):
     def __init__(self, settings: EncodeSettings, vae: LazyVAE, item: Item) -> None:
         super().__init__(vae, item)
         self._settings = settings
+        settings.audio_checkpoint  # noqa: B018  (its errors, before anything is encoded)
         pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
         item.cost = pixels or _bytes_on_disk(Path(item.source))
         if item.output is not None:
@@ -135,12 +164,20 @@ class EncodeTask(Task):
             max_frames=settings.frames or item.max_frames,
             fps=settings.fps or item.fps,
         ) as self._video:
-            item.num_frames, self.plan = self._video.num_frames, self._make_plan()
+            item.num_frames = self._video.num_frames
+            self._sound_plan = self._plan_sound()
+            self.plan = self._make_plan()
             yield
 
     def describe(self) -> dict[str, Any]:
         video = self._video
         return {"the videos": [video.size, video.num_frames, str(video.fps)], "the plans": self.plan.as_dict()}
+
+    def report_plan(self) -> tuple[dict[str, Any], str]:
+        values, text = super().report_plan()
+        if self._sound_plan is None:
+            return values, text
+        return {**values, "audio": self._sound_plan.as_dict()}, f"{text}\n\n{self._sound_plan}"
 
     def sample(self) -> dict[str, Any]:
         return {"the contents of the videos": sample_path(Path(self._item.source))}
@@ -155,28 +192,73 @@ class EncodeTask(Task):
         stream = vae.encode_stream(_counted(video, bar), self.plan, pad=self._settings.pad, group=ranks.group)
         latents = mx.concatenate(list(stream), axis=2)
         num_frames, height, width = vae.config.scale.video_grid(latents.shape[2:])
-        sizes = {"num_frames": num_frames, "height": height, "width": width}
+        sizes: dict[str, Any] = {"num_frames": num_frames, "height": height, "width": width}
+        audio = None
         if ranks.is_first:
-            save_latents(output, latents, fps=video.fps, overwrite=not self._vae.job.no_overwrite, **sizes)
+            audio, overwrite = self._encode_sound(num_frames), not self._vae.job.no_overwrite
+            save_latents(output, latents, fps=video.fps, overwrite=overwrite, audio=audio, **sizes)
         seconds = time.perf_counter() - start
         self._report(
             Work.ROWS,
             stream.sent_bytes,
-            f"{format_count(latents.shape[2], 'latent frame')} from {format_count(num_frames, 'frame')} of "
-            f"{format_size(*video.size)}{_describe_change(video.source_fps, video.fps)}, in {format_seconds(seconds)}",
+            f"{format_count(latents.shape[2], 'latent frame')}{_describe_sound(audio)} from "
+            f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}"
+            f"{_describe_change(video.source_fps, video.fps)}, in {format_seconds(seconds)}",
             frames=num_frames,
             fps=None if video.fps is None else float(video.fps),
             source_fps=None if video.source_fps is None else float(video.source_fps),
             seconds=seconds,
             latent_shape=latents.shape,
+            audio_latent_shape=None if audio is None else audio.shape,
         )
 
+    def _plan_sound(self) -> AudioEncodePlan | None:
+        """The plan of the sound; None if none is wanted, or with a warning if there is none."""
+        settings, source = self._settings, Path(self._item.source)
+        if settings.audio_checkpoint is None:
+            return None
+        fps = self._video.fps
+        if fps is not None and source.is_file():
+            with SoundReader(source) as sound:
+                if sound.sample_rate:
+                    seconds = float(self._num_frames / fps)
+                    return plan_checkpoint_encode(settings.audio_checkpoint, settings.dtype, seconds)
+        warnings.warn(f"{source}: has no sound, so only its pictures are encoded.", stacklevel=2)
+        return None
+
+    def _encode_sound(self, num_frames: int) -> mx.array | None:
+        """The latents of the sound of so many frames; None if none are wanted, or there is none."""
+        audio_vae, fps = self._settings.audio_vae, self._video.fps
+        if self._sound_plan is None or audio_vae is None or fps is None:
+            return None
+        per_second = Fraction(audio_vae.config.latents_per_second)
+        num_latents = max(1, round(num_frames / fps * per_second))
+        with SoundReader(self._item.source) as sound:
+            rate = sound.sample_rate
+            length = max(round(num_frames * rate / fps), ceil(rate / per_second))
+            pieces = sound.cut(max(0, round(self._video.start * rate)), length)
+            return audio_vae.encode(pieces, rate)[:, :, :num_latents]
+
+    @property
+    def _num_frames(self) -> int:
+        """Those of the video, or of a long one if their number is not known until all of them are read."""
+        return self._video.num_frames or 1 + LONG_CLIP * self._vae.checkpoint.spec("encoder").scale.time
+
     def _make_plan(self) -> EncodePlan:
-        """Plan the encode. A video may have an unknown number of frames until all of them are read."""
         (width, height), spec, ranks = self._video.size, self._vae.checkpoint.spec("encoder"), self._vae.ranks
-        shape = (self._video.num_frames or 1 + LONG_CLIP * spec.scale.time, height, width, 3)
         options = replace(self._settings.plan, ranks=ranks.size if ranks.choose(1) is Work.ROWS else 1)
-        return plan_encode(spec, shape, self._vae.machine, pad=self._settings.pad, **vars(options))
+        return plan_encode(
+            spec,
+            (self._num_frames, height, width, 3),
+            self._vae.machine,
+            pad=self._settings.pad,
+            sound_bytes=0 if self._sound_plan is None else self._sound_plan.peak_bytes,
+            **vars(options),
+        )
+
+
+def _describe_sound(audio: mx.array | None) -> str:
+    return "" if audio is None else f" and {format_count(audio.shape[2], 'audio latent')}"
 
 
 def _describe_change(before: Fraction | None, after: Fraction | None) -> str:

@@ -5,7 +5,7 @@ import json
 
 from ..inspect import inspect
 from .cli import CommandParser, add_common_options, examples, print_report, run_command
-from .options import add_latents_options
+from .options import add_latents_options, take
 
 
 def build_parser() -> CommandParser:
@@ -26,6 +26,8 @@ def build_parser() -> CommandParser:
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     latents = parser.add_argument_group("for latents and videos")
     latents.add_argument("-m", "--model", metavar="VAE", help="the checkpoint that they are for")
+    audio = "the audio VAE and its vocoder, for audio latents (default: the checkpoint of -m, if it has them)"
+    latents.add_argument("--audio-model", metavar="AUDIO", help=audio)
     add_latents_options(latents)
     add_common_options(parser)
     return parser
@@ -37,5 +39,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _info(arguments: argparse.Namespace) -> None:
-    report = inspect(arguments.file, vae=arguments.model, tensor=arguments.tensor, grid=arguments.grid)
+    options = take(arguments, "tensor", "grid")
+    report = inspect(arguments.file, vae=arguments.model, audio_vae=arguments.audio_model, **options)
     print_report(json.dumps(report.as_dict()) if arguments.json else report)

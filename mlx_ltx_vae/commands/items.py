@@ -41,6 +41,7 @@ class Item:
     where: str | None = field(default=None, compare=False)  # the line of a list or table, for errors
     # Known when its task is made, as all below. Several for a batch.
     outputs: Sequence[str] = ()
+    sheets: Sequence[str] = ()  # the contact sheet of each; empty if none are wanted
     num_frames: int | None = None  # of this rank's outputs; None if it is not known yet
     cost: int = 0  # the work, relative to that of other items
     is_skipped: bool = False
@@ -232,7 +233,7 @@ def check_outputs(items: Sequence[Item]) -> None:
     owners: dict[str, int] = {}
     folders = {folder: os.path.realpath(folder) for folder in {item.folder for item in items}}
     for index, item in enumerate(items):
-        for output in item.outputs or ([item.output] if item.output else []):
+        for output in [*item.outputs, *item.sheets] or ([item.output] if item.output else []):
             real = os.path.realpath(output)
             owner = owners.setdefault(real, index)
             if owner != index:

@@ -1,11 +1,12 @@
 """Runs `decode` or `encode`: one path for one input and for many, by one process or by several ranks."""
 
 import json
+import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -14,17 +15,18 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..distributed.ranks import Ranks, Work, join_ranks
 from ..errors import ItemsError, describe_error, printable
 from ..models.base import Statistics
-from ..names import DtypeName
+from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
+from ..process.cleanup import Cleanup
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
 from .cli import print_report, print_traceback, write_line
 from .items import Item, are_many, check_outputs, make_folder, name_items, read_inputs
-from .progress import FrameBar, progress_bar
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Job:
     json: bool
     quiet: bool
     debug: bool
+    stills: bool  # one picture per latent frame is enough
 
     @property
     def is_many(self) -> bool:
@@ -89,6 +92,10 @@ class Task(ABC):
     def sample(self) -> dict[str, Any]:
         """As `describe`: the contents, or parts of them."""
 
+    def report_plan(self) -> tuple[dict[str, Any], str]:
+        """The report of a dry run, JSON-serializable and as text."""
+        return {"plan": self.plan.as_dict()}, str(self.plan)
+
     @abstractmethod
     def run(self, bar: FrameBar) -> None:
         """Run the item, and complete it with its report."""
@@ -99,17 +106,20 @@ class Task(ABC):
         `sent_bytes` are this rank's. `done` says what was made. `values` are JSON-serializable and include the seconds,
         and the frames of all outputs.
         """
-        ranks, outputs = self._vae.ranks, self._item.outputs
+        ranks, outputs, sheets = self._vae.ranks, self._item.outputs, self._item.sheets
         sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
-        name = " to ".join(dict.fromkeys([outputs[0], outputs[-1]])) if outputs != ["-"] else "standard output"
-        lines = [f"{printable(name)}: {done}; peak {', '.join(map(format_bytes, peaks))}"]
+        name = name_all(outputs) if outputs != ["-"] else "standard output"
+        beside = f"; contact sheet {name_all(sheets)}" if sheets and sheets != outputs else ""
+        lines = [f"{name}: {done}; peak {', '.join(map(format_bytes, peaks))}{beside}"]
         values |= {
             "width": self.plan.width,
             "height": self.plan.height,
             "peak_memory_bytes": peaks[0],
             "plan": self.plan.as_dict(),
-            "output": outputs[0] if len(outputs) == 1 else list(outputs),
+            "output": one_or_all(outputs),
         }
+        if sheets:
+            values["contact_sheet"] = one_or_all(sheets)
         if ranks.group is not None:
             values |= {
                 "ranks": ranks.size,
@@ -120,6 +130,16 @@ class Task(ABC):
             shared = "bands of rows" if work is Work.ROWS else "whole videos"
             lines.append(f"Ranks: {ranks.size}, each {shared}; {format_bytes(sum(sent))} exchanged")
         self._item.values, self._item.text = values, "\n".join(lines)
+
+
+def name_all(names: Sequence[str]) -> str:
+    """The first and the last of names, `printable`."""
+    return printable(" to ".join(dict.fromkeys([names[0], names[-1]])))
+
+
+def one_or_all(names: Sequence[str]) -> str | list[str]:
+    """The only name, or all."""
+    return names[0] if len(names) == 1 else list(names)
 
 
 def run_job(job: Job, make_task: Callable[[LazyVAE, Item], Task]) -> None:
@@ -135,6 +155,8 @@ def run_job(job: Job, make_task: Callable[[LazyVAE, Item], Task]) -> None:
     listed = read_inputs(job.sources, with_sizes=is_encode)
     items = name_items(listed, job.pattern, is_dry_run=job.dry_run)
     checkpoint = ranks.together(lambda: open_checkpoint(job.model, encoder=is_encode, decoder=not is_encode))
+    if job.stills:
+        checkpoint = checkpoint.for_stills()
     ranks.check_same(lambda: {"the checkpoints": checkpoint.description})
     ranks.check_same(lambda: {"the weights": checkpoint.sample()})
     vae = LazyVAE(job, checkpoint, Ranks() if job.is_many else ranks)
@@ -204,7 +226,7 @@ class _Run:
                 ranks.together(lambda: stack.enter_context(task.open()))
                 ranks.check_same(task.describe)
                 if self._job.dry_run:
-                    item.values, item.text = {"plan": task.plan.as_dict()}, str(task.plan)
+                    item.values, item.text = task.report_plan()
                     return
                 ranks.check_same(task.sample)
                 for output in item.outputs if self._job.is_many else ():
@@ -233,8 +255,15 @@ class _Run:
         for index, states in chain(*self._ranks.gather(reports)):
             vars(items[index]).update(states)
 
-    def _progress_bar(self, num_frames: int | None) -> AbstractContextManager[FrameBar]:
-        return progress_bar(num_frames, is_shown=not (self._job.quiet or self._job.json))
+    @contextmanager
+    def _progress_bar(self, num_frames: int | None) -> Iterator[FrameBar]:
+        """A progress bar if standard error is a terminal. `num_frames` is the total; None if it is unknown."""
+        is_shown = not (self._job.quiet or self._job.json) and sys.stderr.isatty()
+        with FrameBar(total=num_frames, disable=not is_shown, dynamic_ncols=True, miniters=1) as bar:
+            end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if is_shown else None
+            yield bar
+            if end_line is not None:
+                end_line.cancel()
 
     def _report(self, item: Item) -> None:
         """Print what became of the only item."""

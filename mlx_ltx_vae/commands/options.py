@@ -11,9 +11,10 @@ from .cli import add_report_options, grid, memory_budget, positive
 ValueT = TypeVar("ValueT")
 
 
-def add_network_options(parser: argparse.ArgumentParser, *, demo: str) -> None:
+def add_network_options(parser: argparse.ArgumentParser, *, demo: str, metavar: str = "VAE") -> None:
     """Add the options that choose the checkpoint."""
-    parser.add_argument("-m", "--model", metavar="VAE", help="the checkpoint: file, folder, or hub repository id")
+    files = "the checkpoint: file, folder, folder:file, or hub id"
+    parser.add_argument("-m", "--model", metavar=metavar, help=files)
     parser.add_argument("--demo", action="store_true", help=f"use {demo}")
 
 
@@ -49,6 +50,7 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
     absent = "fail for inputs whose output exists, and replace nothing"
     existing.add_argument("-n", "--no-overwrite", action="store_true", help=absent)
     add_report_options(parser)
+    parser.set_defaults(stills=False)  # of `Job`
 
 
 def take(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

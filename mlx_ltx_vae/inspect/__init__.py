@@ -1,7 +1,9 @@
 """What a file is, as text or JSON: a checkpoint, latents, or a video. Its first bytes and tensor names decide."""
 
+import os
 from pathlib import Path
 
+from ..audio_vae import find_sound_decoder
 from ..checkpoint import open_checkpoint
 from ..checkpoint.files import Archive
 from ..checkpoint.locate import locate, recognize
@@ -9,8 +11,12 @@ from ..checkpoint.weight_files import is_index
 from ..errors import CheckpointError, LatentsError, ReaderError, excerpt
 from ..files.formats import START_BYTES, Format, find_format
 from ..latents import KNOWN_NAMES
+from ..latents.audio import AUDIO_NAMES, find_audio_latents, is_sound_alone
+from ..latents.tensor_files import open_tensor_file
 from ..shapes import Grid
 from ..video.codecs import CONTAINER_ENDINGS
+from .audio import AudioReport, find_audio
+from .audio_latents import AudioLatentsReport
 from .checkpoint import CheckpointReport, inspect_checkpoint
 from .latents import LatentsReport, inspect_latents
 from .video import VideoReport, inspect_video
@@ -20,29 +26,62 @@ _PICTURE_ENDINGS = (*CONTAINER_ENDINGS, ".gif", ".png", ".jpg", ".jpeg", ".webp"
 
 
 def inspect(
-    source: str, *, vae: str | None = None, tensor: str | None = None, grid: Grid | None = None
-) -> CheckpointReport | LatentsReport | VideoReport:
+    source: str,
+    *,
+    vae: str | None = None,
+    audio_vae: str | None = None,
+    tensor: str | None = None,
+    grid: Grid | None = None,
+) -> CheckpointReport | AudioReport | LatentsReport | AudioLatentsReport | VideoReport:
     """Describe what `open_checkpoint`, `open_latents` or `VideoReader` (one file) accepts, with their errors.
 
     The options are those of latents, and an error for a checkpoint. `vae` is the checkpoint of latents, which states
-    the scale and normalizes unnormalized latents, or of a video.
+    the scale and normalizes unnormalized latents, or of a video. `audio_vae` is that of audio latents; None for that
+    of `vae`, if it has the networks.
     """
     path = Path(source)
     file_format, is_file = _start_of(path)
     if is_file and file_format is None and (report := _inspect_video(path.expanduser(), vae)):
-        if (tensor, grid) != (None, None):
-            raise LatentsError(f"{source}: this is a video; a tensor and a grid are options of latents only.")
+        if (audio_vae, tensor, grid) != (None, None, None):
+            raise LatentsError(
+                f"{source}: this is a video; an audio VAE, a tensor and a grid are options of latents only."
+            )
         return report
-    location = None if file_format in (Format.NPY, Format.ZIP) else locate(source)
+    location, audio = None, None
+    if file_format not in (Format.NPY, Format.ZIP):
+        try:
+            location = locate(source)
+        except CheckpointError:
+            audio = find_audio(source) if os.path.isdir(os.path.expanduser(source)) else None
+            if audio is None:
+                raise
+        else:
+            audio = find_audio(location)
+    if audio is not None and (location is None or not _has_pictures(location.archives)):
+        if (vae, audio_vae, tensor, grid) != (None, None, None, None):
+            raise CheckpointError(f"{source}: this is a checkpoint of sound, which takes no such options.")
+        return audio
     path = path.expanduser()  # which `locate` has found to be possible
     is_single_file = path.is_file() and not is_index(path.name)
     if location is None or (is_single_file and _has_latents(location.archives[0], tensor)):
-        return inspect_latents(path, None if vae is None else open_checkpoint(vae), tensor=tensor, grid=grid)
-    if (vae, tensor, grid) != (None, None, None):
-        raise CheckpointError(
-            f"{source}: this is a checkpoint; a VAE, a tensor and a grid are options of latents only."
-        )
-    return inspect_checkpoint(open_checkpoint(location))
+        return _inspect_latents(path, vae, audio_vae, tensor, grid)
+    if (vae, audio_vae, tensor, grid) != (None, None, None, None):
+        raise CheckpointError(f"{source}: this is a checkpoint; VAEs, a tensor and a grid are options of latents only.")
+    return inspect_checkpoint(open_checkpoint(location), audio)
+
+
+def _inspect_latents(
+    path: Path, vae: str | None, audio_vae: str | None, tensor: str | None, grid: Grid | None
+) -> LatentsReport | AudioLatentsReport:
+    checkpoint, of_sound = None if vae is None else open_checkpoint(vae), find_sound_decoder(audio_vae, vae)
+    if (tensor, grid) == (None, None):
+        tensors, stated = open_tensor_file(path)
+        shapes = {name: stored.shape for name, stored in tensors.items()}
+        if is_sound_alone(shapes, None if checkpoint is None else checkpoint.config.latent_channels):
+            file = find_audio_latents(tensors, stated, str(path), is_alone=True)
+            assert file is not None
+            return AudioLatentsReport(file, of_sound)
+    return inspect_latents(path, checkpoint, of_sound, tensor=tensor, grid=grid)
 
 
 def _start_of(path: Path) -> tuple[Format | None, bool]:
@@ -67,12 +106,17 @@ def _inspect_video(path: Path, vae: str | None) -> VideoReport | None:
         return None
 
 
+def _has_pictures(archives: list[Archive]) -> bool:
+    return any(found.networks for found in recognize(archives)[1])
+
+
 def _has_latents(archive: Archive, tensor: str | None) -> bool:
     """Whether to read a safetensors file as latents. Raises `CheckpointError` if it has neither these nor a network."""
-    if any(found.networks or found.unsupported for found in recognize([archive])[1]):
+    if _has_pictures([archive]):
         return False
-    is_known = len(archive.tensors) == 1 or not archive.tensors.keys().isdisjoint(KNOWN_NAMES)
-    if tensor is None and not is_known:
+    others = archive.tensors.keys() - set(AUDIO_NAMES)
+    is_known = len(others) <= 1 or not others.isdisjoint(KNOWN_NAMES)
+    if not archive.tensors or (tensor is None and not is_known):
         names = list(archive.tensors)
         shown = excerpt(", ".join(names[:_NAMED_TENSORS])) + (", ..." if len(names) > _NAMED_TENSORS else "")
         found = f"{len(names)} tensors ({shown})" if names else "no tensor"

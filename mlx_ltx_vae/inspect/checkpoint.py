@@ -14,6 +14,7 @@ from ..planning.planner import plan_decode
 from ..planning.receptive_field import lookahead, receptive_field
 from ..shapes import Grid, format_size
 from ..units import format_bytes
+from .audio import AudioReport
 
 #: (F, H, W) of videos that people make.
 _USUAL_VIDEOS = ((121, 512, 768), (121, 704, 1280), (121, 1088, 1920))
@@ -27,6 +28,7 @@ class CheckpointReport:
     checkpoint: Checkpoint
     file_bytes: int
     plans: list[tuple[DecodePlan, DecodePlan | None]]
+    audio: AudioReport | None = None  # of the audio networks in the same file
 
     @cached_property
     def _description(self) -> Description:
@@ -67,6 +69,7 @@ class CheckpointReport:
                 {**plan.as_dict(), "single_pass_peak_bytes": None if single is None else single.peak_bytes}
                 for plan, single in self.plans
             ],
+            **({} if self.audio is None else {"audio": self.audio.as_dict()}),
         }
 
     def _network_as_dict(self, name: str) -> dict[str, Any] | None:
@@ -82,7 +85,8 @@ class CheckpointReport:
         }
 
     def __str__(self) -> str:
-        return "\n".join([*self._describe(), "", *self._describe_networks(), *self._describe_plans()])
+        audio = [] if self.audio is None else ["", str(self.audio)]
+        return "\n".join([*self._describe(), "", *self._describe_networks(), *self._describe_plans(), *audio])
 
     def _describe(self) -> list[str]:
         checkpoint, description = self.checkpoint, self._description
@@ -92,13 +96,14 @@ class CheckpointReport:
             source = "inferred from its tensors: it has no configuration"
         elif checkpoint.class_name:
             source = f"a {excerpt(checkpoint.class_name)}"
+        generation = checkpoint.config.generation + (f", {description.generation}" if description.generation else "")
         time, height, width = checkpoint.config.scale
         latents = f"{checkpoint.config.latent_channels} channels; a cell is {time} frames of "
         latents += f"{format_size(width, height)} pixels" + (f", {description.latents}" if description.latents else "")
         lines = [
             f"file     {printable(checkpoint.name)}, {total}"
             + (f", of which the VAE takes {used}" if total != used else ""),
-            f"VAE      {checkpoint.config.generation}, {source}",
+            f"VAE      {generation}, {source}",
             f"latents  {latents}",
         ]
         if self._decoder is not None:
@@ -139,11 +144,11 @@ class CheckpointReport:
         return [*rows, f"{'':{_LABEL_WIDTH}}planned for this machine, in {self.checkpoint.networks['decoder'].dtype}"]
 
 
-def inspect_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
+def inspect_checkpoint(checkpoint: Checkpoint, audio: AudioReport | None = None) -> CheckpointReport:
     """Describe a checkpoint, and what decoding with it takes on this machine."""
     paths = {info.path for archive in checkpoint.archives for info in archive.tensors.values()}
     plans = [_plan(checkpoint, video) for video in _USUAL_VIDEOS] if "decoder" in checkpoint.networks else []
-    return CheckpointReport(checkpoint, sum(path.stat().st_size for path in paths), plans)
+    return CheckpointReport(checkpoint, sum(path.stat().st_size for path in paths), plans, audio)
 
 
 def _plan(checkpoint: Checkpoint, video: Grid) -> tuple[DecodePlan, DecodePlan | None]:

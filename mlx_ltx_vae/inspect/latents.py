@@ -1,7 +1,8 @@
 """A description of a latent file: what it states, statistics of its values, and the video that it decodes to."""
 
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..frame_rate import DEFAULT_FPS
 from ..latents import LatentsFile, open_latents
 from ..latents.mapped import MappedLatents, channel_moments, read_frames
 from ..shapes import DEFAULT_SCALE, Grid, ScaleFactors, format_size
+from .audio_latents import AudioLatentsReport
 
 # Normalized latents have a standard deviation near 1 in every channel; in a plain or still clip some are smaller.
 _MIN_USUAL_STD, _MAX_USUAL_STD = 1 / 3, 3.0
@@ -27,6 +29,7 @@ class LatentsReport:
     file: LatentsFile
     statistics: dict[str, float]
     vae: Checkpoint | None
+    audio: AudioLatentsReport | None  # beside them
 
     @property
     def scale(self) -> ScaleFactors:
@@ -48,6 +51,7 @@ class LatentsReport:
         `fps`, `normalized` and `stated` are what the file states, null where it states nothing. `statistics` are of all
         values; the lowest and highest ones are of single channels. `video` is one item of the batch: its `vae` is null
         if none was given and the usual `scale` was assumed; without `fps` its `seconds` are at 24 frames per second.
+        `audio` are the audio latents beside them, as `AudioLatentsReport` describes them; null without any.
         """
         file, info, (frames, height, width) = self.file, self.file.info, self.video_grid
         return {
@@ -70,6 +74,7 @@ class LatentsReport:
                 "scale": self.scale._asdict(),
                 "vae": None if self.vae is None else self.vae.name,
             },
+            "audio": None if self.audio is None else self.audio.as_dict(),
         }
 
     def __str__(self) -> str:
@@ -96,6 +101,7 @@ class LatentsReport:
                 f"std from {values['lowest_channel_std']:.2f} to {values['highest_channel_std']:.2f}",
                 f"         {unusual} of {channels} channels have a std far from 1{hint}",
                 f"video    {videos}{self._describe_video()}",
+                *([] if self.audio is None else self.audio.lines()),
             ]
         )
 
@@ -115,14 +121,25 @@ class LatentsReport:
         return "\n         ".join(lines)
 
 
-def inspect_latents(path: Path, vae: Checkpoint | None, *, tensor: str | None, grid: Grid | None) -> LatentsReport:
-    """Describe a latent file. Arguments as `open_latents`; errors as it and `LatentsFile.read`."""
+def inspect_latents(
+    path: Path, vae: Checkpoint | None, audio_vae: Checkpoint | None, *, tensor: str | None, grid: Grid | None
+) -> LatentsReport:
+    """Describe a latent file. Arguments as `open_latents`; errors as it and `LatentsFile.read`.
+
+    `audio_vae` is the checkpoint of the audio latents in it. A warning if they cannot be read.
+    """
     channels, scale = (None, None) if vae is None else (vae.config.latent_channels, vae.config.scale)
     file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid, scale=scale)
     statistics = None if vae is None else vae.read_statistics()
     if file.normalized is False and statistics is None:
         raise LatentsError(f"{path}: these latents are unnormalized; give -m VAE, whose statistics normalize them.")
-    return LatentsReport(file, _statistics(file.map(statistics=statistics)), vae)
+    report = LatentsReport(file, _statistics(file.map(statistics=statistics)), vae, None)
+    try:
+        audio = file.find_audio()
+    except LatentsError as error:
+        warnings.warn(str(error), stacklevel=2)
+        return report
+    return report if audio is None else replace(report, audio=AudioLatentsReport(audio, audio_vae, report.seconds))
 
 
 def _statistics(latents: MappedLatents) -> dict[str, float]:

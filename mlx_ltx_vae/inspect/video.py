@@ -8,6 +8,7 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..errors import excerpt, printable
 from ..shapes import DEFAULT_SCALE, Grid, ScaleFactors, format_size
+from ..units import format_count
 from ..video.ffmpeg import input_arguments, read_end
 from ..video.metadata import read_metadata
 from ..video.probe import VideoInfo, probe
@@ -65,7 +66,7 @@ class VideoReport:
 
     def __str__(self) -> str:
         info, (frames, height, width), scale = self.info, self.nearest, self.scale
-        text = f"{self.num_frames} frame{'' if self.num_frames == 1 else 's'} of {format_size(*info.size)}"
+        text = f"{format_count(self.num_frames, 'frame')} of {format_size(*info.size)}"
         text += f", {float(self.seconds):.2f} s" if self.seconds else ""
         text += f" at {'about ' * info.is_variable}{float(info.fps):.5g} fps" if info.fps else ""
         rule = f"1 + {scale.time}k frames of multiples of {format_size(scale.width, scale.height)}"
@@ -75,7 +76,7 @@ class VideoReport:
             f"file     {printable(self.name)}",
             f"video    {text}",
             f"stored   as {info.codec}, {info.pixel_format}",
-            f"encodes  {size}, {frames} frame{'' if frames == 1 else 's'} ({source} {rule})",
+            f"encodes  {size}, {format_count(frames, 'frame')} ({source} {rule})",
         ]
         for index, (key, value) in enumerate(self.metadata.items()):
             lines.append(f"{'' if index else 'says':9}{excerpt(key)}: {excerpt(value)}")

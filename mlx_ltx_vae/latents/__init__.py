@@ -26,7 +26,8 @@ from ..errors import LatentsError, WriterError, excerpt, quote
 from ..files.atomic import PartFile, writing_to
 from ..frame_rate import Rate, find_fps
 from ..shapes import Grid, LatentShape, ScaleFactors
-from .mapped import MappedLatents, channel_moments, check_finite, read_frames, sampled_frames
+from .audio import AUDIO_NAMES, AudioLatentsFile, find_audio_latents, looks_like_audio
+from .mapped import MappedLatents, channel_moments, check_finite, check_readable, read_frames, sampled_frames
 from .metadata import CHANNELS_FIRST, LAYOUT_KEY, LatentsMetadata, find_layout, find_video_sizes, parse_metadata
 from .stored import StoredArray
 from .tensor_files import open_tensor_file, source_name
@@ -35,8 +36,6 @@ KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_l
 _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 _WORKFLOW_KEYS = ("prompt", "workflow")
 
-# uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
-_READABLE_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint16")
 _HASHED_VALUES = 2**22  # at a time
 _LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
 
@@ -67,6 +66,12 @@ class LatentsFile:
     stored_dtype: str  # such as "bfloat16"
     layout: str  # the axes in the file, such as "(B, tokens, C)"
     _stored: StoredArray = field(repr=False)
+    _tensors: Mapping[str, StoredArray] = field(repr=False, hash=False)  # this and `_stated`: all of the file
+    _stated: Mapping[str, str] = field(repr=False, hash=False)
+
+    def find_audio(self) -> AudioLatentsFile | None:
+        """The audio latents in the same file; None if there are none. A `LatentsError` if their shape is another."""
+        return find_audio_latents(self._tensors, self._stated, self.info.source)
 
     def read(self, *, statistics: Statistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Normalized latents `(B, C, F', H', W')` in the file's dtype; float32 for float64, or if normalized here.
@@ -133,17 +138,19 @@ def open_latents(
     metadata = parse_metadata(stated, source)
     name = _choose_tensor(list(tensors), tensor, source)
     stored = tensors[name]
+    if looks_like_audio(stored.shape, latent_channels):
+        raise LatentsError(
+            f"{source}: {excerpt(name)} {stored.shape} are audio latents; give them with --audio-latents beside those "
+            "of a video, or decode them alone with -o NAME.wav or AudioVAE."
+        )
     layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
     _check_shape(layout.shape, latent_channels, source)
-    if stored.name not in _READABLE_DTYPES:
-        raise LatentsError(
-            f"{source}: {excerpt(name)} is stored as {stored.name}; save it as float32, float16 or bfloat16."
-        )
+    check_readable(stored, excerpt(name), source)
     sizes = find_video_sizes(metadata, layout.shape.grid, scale, source)
     workflow = {key: stated[key] for key in _WORKFLOW_KEYS if key in stated and "\0" not in stated[key]}
     info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, workflow)
     latents = layout.to_channels_first(stored)
-    return LatentsFile(info, layout.shape, metadata.normalized, stored.name, str(layout), latents)
+    return LatentsFile(info, layout.shape, metadata.normalized, stored.name, str(layout), latents, tensors, stated)
 
 
 def load_latents(
@@ -172,6 +179,7 @@ def save_latents(
     num_frames: int | None = None,
     height: int | None = None,
     width: int | None = None,
+    audio: mx.array | None = None,
     overwrite: bool = True,
 ) -> None:
     """Write normalized latents `(B, C, F', H', W')` as safetensors. The file appears under its name only when whole.
@@ -180,6 +188,7 @@ def save_latents(
         latents: float32, float16 or bfloat16.
         fps: frames per second of the video (see `parse_fps`).
         num_frames, height, width: of the video, in frames and pixels.
+        audio: latents of its sound (B, 8, T, 16), normalized.
 
     Raises:
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
@@ -196,11 +205,12 @@ def save_latents(
     stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
     metadata = {key: str(value) for key, value in stated.items() if value is not None}
     metadata |= {"normalized": "true", LAYOUT_KEY: CHANNELS_FIRST}
+    sound = {} if audio is None else {AUDIO_NAMES[0]: audio}
     part = PartFile(target, overwrite=overwrite)
     try:
         # By its path, MLX would create it again if a signal has just removed it.
         with writing_to(target), part.path.open("r+b") as file:
-            mx.save_safetensors(file, {"latents": latents}, metadata)
+            mx.save_safetensors(file, {"latents": latents} | sound, metadata)
         part.complete()
     except RuntimeError as error:  # MLX's exception for a full disk
         raise WriterError(f"{target}: cannot be written ({str(error).rstrip('.')}).") from error
@@ -245,7 +255,8 @@ def _check_shape(shape: Sequence[int], latent_channels: int | None, source: str)
 
 
 def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
-    candidates = [name for name in names if name in KNOWN_NAMES] or names
+    pictures = [name for name in names if name not in AUDIO_NAMES] or names
+    candidates = [name for name in names if name in KNOWN_NAMES] or pictures
     if {_STAGE_2, _FINAL} <= set(candidates):
         candidates.remove(_STAGE_2)
     if wanted in names:

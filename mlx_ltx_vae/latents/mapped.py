@@ -13,6 +13,8 @@ from ..errors import LatentsError
 from ..shapes import LatentShape
 from .stored import StoredArray
 
+# uint16 may be the bits of bfloat16: the files of programs whose numpy has no bfloat16.
+_READABLE_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint16")
 _ITEMS = {mx.float16: np.float16, mx.bfloat16: np.uint16}  # others are float32
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "uint16": mx.bfloat16}
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
@@ -22,18 +24,22 @@ _SAMPLED_FRAMES = 8
 class MappedLatents:
     """Latents (B, C, F', H', W') in an open file. Indexing reads, checks and normalizes a slice, in any thread.
 
-    Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated.
+    Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated. `axes` has a
+    letter for each of the first axes, for errors.
     """
 
     ndim = 5
 
-    def __init__(self, stored: StoredArray, statistics: tuple[mx.array, mx.array] | None) -> None:
+    def __init__(
+        self, stored: StoredArray, statistics: tuple[mx.array, mx.array] | None, *, axes: str = "bcfhw"
+    ) -> None:
         self.source = stored.file.source
         self.shape = LatentShape(*stored.shape)
         self._dtype = _DTYPES.get(stored.name, mx.float32)
         self.dtype = self._dtype if statistics is None else mx.float32  # of the slices
         self._stored = stored
         self._statistics = statistics
+        self._axes = axes
 
     def __getitem__(self, index: tuple[slice, ...]) -> mx.array:
         """The slice, normalized and evaluated. `index` has a slice for each of the first axes, at most five.
@@ -51,7 +57,7 @@ class MappedLatents:
         with mx.stream(mx.cpu):  # to wait for a GPU would stop the decode that this slice is for
             latents = self._read(index)
             part = [range(size)[axis] for size, axis in zip(self.shape, index, strict=True)]
-            check_finite(latents, self.source, None if latents.shape == self.shape else part)
+            check_finite(latents, self.source, None if latents.shape == self.shape else part, self._axes)
             if self._statistics is not None:
                 mean, std = (array[index[1]].reshape(-1, 1, 1, 1) for array in self._statistics)
                 latents = (latents.astype(mx.float32) - mean) / std
@@ -107,14 +113,22 @@ def channel_moments(frames: Iterable[mx.array]) -> tuple[np.ndarray, np.ndarray]
     return np.mean(means, axis=0), np.sqrt(np.mean(variances, axis=0) + np.var(means, axis=0))
 
 
-def check_finite(latents: mx.array, source: str, part: Sequence[range] | None = None) -> None:
+def check_readable(stored: StoredArray, name: str, source: str) -> None:
+    """Raise a `LatentsError` for values that are not floating-point numbers."""
+    if stored.name not in _READABLE_DTYPES:
+        raise LatentsError(f"{source}: {name} is stored as {stored.name}; save it as float32, float16 or bfloat16.")
+
+
+def check_finite(
+    latents: mx.array, source: str, part: Sequence[range] | None = None, axes: Sequence[str] = "bcfhw"
+) -> None:
     """Raise a `LatentsError` for values that are not finite. `part` is where in the whole latents these are."""
     if count := count_nonfinite(latents):
         first = np.unravel_index(to_int(mx.argmax(mx.logical_not(mx.isfinite(latents)))), latents.shape)
-        axes = part or [range(size) for size in latents.shape]
-        index = tuple(axis[int(i)] for axis, i in zip(axes, first, strict=True))
+        ranges = part or [range(size) for size in latents.shape]
+        index = tuple(axis[int(i)] for axis, i in zip(ranges, first, strict=True))[: len(axes)]
         where = "" if part is None else f" in [{', '.join(f'{axis.start}:{axis.stop}' for axis in part)}]"
         raise LatentsError(
             f"{source}: {count} of {latents.size} values{where} are not finite (NaN or infinite), the first at "
-            f"(b, c, f, h, w) = {index}; check the program that made these latents."
+            f"({', '.join(axes)}) = {index}; check the program that made these latents."
         )

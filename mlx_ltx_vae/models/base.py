@@ -3,19 +3,33 @@
 A `Family` finds its networks in a checkpoint, describes and makes them. A `Network` can be planned, streamed and tiled.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import mlx.core as mx
+import numpy as np
 
-from ..shapes import ScaleFactors
+from ..shapes import ScaleFactors, SoundInput
 from ..streaming.context import Stage, StreamContext
 from .noise import LatentNoise
 from .specs import NetworkSpec
 
-#: The networks of a VAE. Those of sound have other names, so that a file may have both.
+#: The networks of a VAE.
 NETWORKS = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class Medium:
+    """What a checkpoint is opened for, since a file may have networks of pictures and of sound."""
+
+    noun: str
+    tensors: str  # examples of their names, for errors
+    networks: tuple[str, ...]
+
+
+PICTURES = Medium("a video VAE", "vae.encoder.*, vae.decoder.* or the like", NETWORKS)
+SOUND = Medium("an audio VAE", "audio_vae.decoder.*, vocoder.* or the like", (*NETWORKS, "vocoder"))
 
 Shape = tuple[int, ...]
 #: The shapes of tensors by name.
@@ -58,7 +72,10 @@ class Network(Protocol):
         """Those of its latents; None if it takes or returns normalized latents as they are."""
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        """The forward pass of a new stream, with empty caches."""
+        """The forward pass of a new stream, with empty caches.
+
+        If `context.part` is given, only the stages from `spec.tiles.start` on are run.
+        """
 
 
 class Decoder(Network, Protocol):
@@ -91,7 +108,8 @@ class Config(Protocol):
     def latent_channels(self) -> int: ...
 
     @property
-    def scale(self) -> ScaleFactors: ...
+    def scale(self) -> ScaleFactors:
+        """Of the latents: pixels of the whole video per cell. A decoder of previews makes fewer, as its spec says."""
 
     @property
     def time_scale(self) -> int:
@@ -106,6 +124,41 @@ class Config(Protocol):
         """The published VAE that this is, or "custom"."""
 
 
+class SoundEncoder(Network, Protocol):
+    """Encodes sound, through a spectrogram (B, T, bins, 1, channels)."""
+
+    def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int) -> Iterator[mx.array]:
+        """The input of the first stage, in pieces along time, for a waveform in pieces (B, channels, n) float32."""
+
+    def to_latents(self, outputs: mx.array) -> mx.array:
+        """Normalized packed latents (B, C, T', 1, 1) in `dtype`, from what the last stage returned."""
+
+
+class SoundConfig(Config, Protocol):
+    """The parsed configuration of an audio VAE. `latent_channels` are those of packed latents, channels * bins."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of latents that are not packed."""
+
+    @property
+    def bins(self) -> int:
+        """Frequency bins of latents."""
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second that its vocoder makes."""
+
+    @property
+    def latents_per_second(self) -> float: ...
+
+    def encoder_input(self, latents: int) -> SoundInput:
+        """What the encoder takes for so many latents."""
+
+    def num_samples(self, latents: int) -> int:
+        """The number of samples that so many latents decode to."""
+
+
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
@@ -114,7 +167,6 @@ class Found(NamedTuple):
 
     networks: Mapping[str, Mapping[str, str]]  # the stored name of each tensor by its name within the network
     statistics: tuple[str, str] | None = None  # the stored names of mean and standard deviation, if both are there
-    unsupported: Mapping[str, str] = {}  # for each network that cannot be loaded, what it is and what to do
 
 
 class Stored(NamedTuple):
@@ -122,7 +174,6 @@ class Stored(NamedTuple):
 
     source: str  # names the checkpoint in errors
     networks: Mapping[str, Shapes]  # of each that was found, wanted or not; convolution weights are channels-last
-    unsupported: Collection[str]  # networks that are there in a form that cannot be loaded
     wanted: Collection[str]  # networks that will be loaded if they are there
 
 
@@ -148,8 +199,9 @@ class Description(NamedTuple):
 
     entries: Mapping[str, Any]  # of its JSON object, with at least `latent_channels` and `scale`
     networks: Mapping[str, NetworkDescription]  # those that the configuration describes
-    latents: str = ""  # more about these, in a few words, and about the decoder
+    latents: str = ""  # more about these, in a few words, about the decoder, and about the generation
     decoder: str = ""
+    generation: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,6 +219,9 @@ class Family(Generic[ConfigT]):
         spec: the layers of a network, with the name and the shape of every weight. Raises `CheckpointError` if the
             configuration does not describe this network.
         make: a network with random weights: an `Encoder` or a `Decoder`.
+        stills: the same configuration for a decoder of the same weights that makes one picture per latent frame, with
+            less work; None if there is none.
+        computes_in_half: the networks whose values fit float16. Others compute in float32 if they are stored in it.
     """
 
     name: str
@@ -179,3 +234,5 @@ class Family(Generic[ConfigT]):
     spec: Callable[[ConfigT, str], NetworkSpec]
     make: Callable[[ConfigT, str, Statistics | None], Network]
     describe: Callable[[ConfigT], Description]
+    stills: Callable[[ConfigT], ConfigT] | None = None
+    computes_in_half: Collection[str] = ("decoder",)

@@ -2,7 +2,19 @@
 
 from typing import Any
 
-from .base import Family
+from .audio_vae.family import AUDIO_VAE
+from .base import SOUND, Family, Medium
+from .diffusion_decoder.family import DIFFUSION_VAE
+from .latent_rgb.family import LATENT_RGB
+from .preview_vae.family import PREVIEW_VAE
 from .video_vae.family import CONV_VAE
 
-FAMILIES: tuple[Family[Any], ...] = (CONV_VAE,)
+#: Of pictures.
+FAMILIES: tuple[Family[Any], ...] = (CONV_VAE, DIFFUSION_VAE, PREVIEW_VAE, LATENT_RGB)
+#: Of sound. A file may have networks of both.
+AUDIO_FAMILIES: tuple[Family[Any], ...] = (AUDIO_VAE,)
+
+
+def families_of(medium: Medium) -> tuple[Family[Any], ...]:
+    """The families of pictures or of sound."""
+    return AUDIO_FAMILIES if medium is SOUND else FAMILIES

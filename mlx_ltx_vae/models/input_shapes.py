@@ -42,7 +42,8 @@ def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
 def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> tuple[int, Grid]:
     """The batch size and (F, H, W) to encode, for frames of shape (B, 3, F, H, W) or (F, H, W, 3).
 
-    F is rounded to 1 + t*k: up with `pad`, otherwise down. A shape that cannot be encoded is a `LatentsError`.
+    F is rounded to 1 + t*k: up with `pad`, otherwise down, unless the network takes any number. A shape that cannot be
+    encoded is a `LatentsError`.
     """
     _check_is_shape(shape, "frames")
     what = f"frames have the shape {tuple(shape)}"
@@ -54,8 +55,14 @@ def check_frame_shape(spec: NetworkSpec, shape: Sequence[int], *, pad: bool) -> 
         raise LatentsError(f"{what}; expected is (B, 3, F, H, W) or (F, H, W, 3).")
     if min(batch, frames, height, width) < 1:
         raise LatentsError(f"{what}, which is empty.")
-    grid = (spec.scale.usable_frames(frames, pad=pad), height, width)
-    spec.scale.latent_grid(grid)  # raises if it is not a whole number of cells
+    grid = (spec.usable_frames(frames, pad=pad), height, width)
+    cell = spec.scale.width, spec.scale.height
+    if width % cell[0] or height % cell[1]:
+        nearest = (max(1, round(side / each)) * each for side, each in zip((width, height), cell, strict=True))
+        raise LatentsError(
+            f"frames of {format_size(width, height)} are no whole number of latent cells, {format_size(*cell)} pixels "
+            f"each; resize them to {format_size(*nearest)}, or crop them."
+        )
     _check_reflection(spec, grid, what)
     return batch, grid
 

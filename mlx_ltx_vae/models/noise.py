@@ -6,7 +6,7 @@ its own random key, made from the seed and its index. `NoiseVolume` computes eac
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -15,12 +15,18 @@ import numpy as np
 
 from ..backend.mlx_utils import evaluate
 from ..errors import LatentsError
-from ..names import ConventionName
 from ..shapes import Grid, LatentShape
-from .specs import NetworkSpec
+from .specs import NetworkSpec, Rate
 
 #: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
 Noise = Sequence[mx.array | np.ndarray] | Literal["zeros"] | None
+
+#: The names of `CONVENTIONS`.
+ConventionName = Literal["ltx-video", "diffusers"]
+
+Shape = tuple[int, ...]
+#: The shape of each layer's noise by its name, as `NetworkSpec.noise_shapes`.
+Shapes = Mapping[str, Shape]
 
 #: Slices of the time, height and width of latents.
 LatentBox = tuple[slice, slice, slice]
@@ -35,12 +41,13 @@ class Convention(NamedTuple):
 
 
 #: The conventions by name: that of Lightricks' own pipelines, which is the default, and that of diffusers.
-CONVENTIONS = {
+CONVENTIONS: dict[ConventionName, Convention] = {
     "ltx-video": Convention(timestep=0.05, noise_scale=0.025, is_late=False),
     "diffusers": Convention(timestep=0.0, noise_scale=None, is_late=True),
 }
 DEFAULT_CONVENTION: ConventionName = "ltx-video"
 
+_WHOLE = (0, 0, 0)  # where the noise of the whole video begins
 _MASK = 2**32 - 1
 _MIX = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))  # shifts and factors of the finalizer of MurmurHash3
 _GOLDEN_RATIO = 0x9E3779B9
@@ -67,19 +74,23 @@ class NoiseVolume:
     seed: int | None  # None for zeros
     batch: int
     channels: int
-    rate: Grid  # positions of the layer's output per position of the network's input
-    values: mx.array | None = None  # noise that the caller passed, (B, T, H, W, C); None to compute it
+    rate: Rate  # positions of the layer's output per frame, row and column of the video
+    # Noise that the caller passed, (B, T, H, W, C), by where it begins: of the whole video, or of each tile. Empty to
+    # compute it.
+    values: Mapping[Grid, mx.array] = field(default_factory=dict)
 
     def __call__(self, origins: Sequence[Grid], start: Grid, size: Grid) -> mx.array:
         parts = []
         for origin in origins:
-            first = [begin + at * rate for begin, at, rate in zip(start, origin, self.rate, strict=True)]
-            parts.append(self._part([slice(begin, begin + count) for begin, count in zip(first, size, strict=True)]))
+            given, first = self.values.get(origin), list(start)
+            if given is None:
+                first = [begin + int(at * rate) for begin, at, rate in zip(start, origin, self.rate, strict=True)]
+                given = self.values.get(_WHOLE)
+            box = [slice(begin, begin + count) for begin, count in zip(first, size, strict=True)]
+            parts.append(self._computed(box) if given is None else given[:, box[0], box[1], box[2]])
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _part(self, box: Sequence[slice]) -> mx.array:
-        if self.values is not None:
-            return self.values[:, box[0], box[1], box[2]]
+    def _computed(self, box: Sequence[slice]) -> mx.array:
         axes = [slice(0, self.batch), *box, slice(0, self.channels)]
         if self.seed is None:
             return mx.zeros([axis.stop - axis.start for axis in axes])
@@ -134,12 +145,14 @@ def draw(
     timestep: float | None = None,
     noise_scale: float | None = None,
     like: str = DEFAULT_CONVENTION,
+    tiles: Mapping[Grid, Shapes] | None = None,
 ) -> Draws:
     """Draw the noise of one decode, or check the noise that the caller passed. Arguments as `VideoVAE.stream`.
 
     `noise` is None to draw from `seed`, "zeros", or the arrays themselves: the latent noise (B, C, F', H', W') if the
     network takes it, then maps (H, W) and volumes (B, C, T, H, W) in the order of the layers. Noise from a seed does
-    not depend on the number of frames. Maps have the `dtype`.
+    not depend on the number of frames. Maps have the `dtype`. With `tiles`, the shapes of each one's noise by where it
+    begins in the video, the volumes may be those of all tiles instead, in their order.
     """
     if like not in CONVENTIONS:
         raise LatentsError(f"{like!r} is not a known convention; expected {' or '.join(CONVENTIONS)}.")
@@ -160,9 +173,10 @@ def draw(
         volumes = {name: replace(each, seed=seed + at) for at, (name, each) in enumerate(volumes.items())}
         latents = partial(_draw_latents, seed, shape)
     elif not isinstance(noise, str):
-        own, given = _take_given(spec, shape, shapes, noise)
+        wanted = _choose_wanted(shapes, tiles or {}, len(noise) - spec.has_latent_noise)
+        own, given = _take_given(spec, shape, wanted, noise)
         latents = None if own is None else lambda box: own[:, :, box[0], box[1], box[2]]
-        maps = {name: given[name] for name in maps}
+        maps = {name: given[name][_WHOLE] for name in maps}
         volumes = {name: replace(each, values=given[name]) for name, each in volumes.items()}
     elif noise != "zeros":
         raise LatentsError(f'noise is "zeros", a sequence of arrays or None, not {noise!r}.')
@@ -170,19 +184,34 @@ def draw(
     return Draws(timestep, scale, convention.is_late, of_maps, volumes, latents)
 
 
+def _choose_wanted(shapes: Shapes, tiles: Mapping[Grid, Shapes], count: int) -> list[tuple[str, Grid, Shape]]:
+    """The layer, the beginning and the shape of the noise in each array that a caller passes.
+
+    Volumes are those of each tile if there are as many arrays, else those of the whole video.
+    """
+    whole = [(name, _WHOLE, size) for name, size in shapes.items()]
+    maps = [each for each in whole if len(each[-1]) == 2]
+    parts = [(name, at, size) for at, own in tiles.items() for name, size in own.items() if len(size) > 2]
+    return maps + parts if len(tiles) > 1 and count == len(maps + parts) else whole
+
+
 def _take_given(
-    spec: NetworkSpec, shape: LatentShape, shapes: Mapping[str, tuple[int, ...]], noise: Sequence[mx.array | np.ndarray]
-) -> tuple[mx.array | None, dict[str, mx.array]]:
-    """The latent noise, if the network takes it, and maps and volumes (B, T, H, W, C) by the name of their layer."""
+    spec: NetworkSpec,
+    shape: LatentShape,
+    wanted: Sequence[tuple[str, Grid, Shape]],
+    noise: Sequence[mx.array | np.ndarray],
+) -> tuple[mx.array | None, dict[str, dict[Grid, mx.array]]]:
+    """The latent noise, if the network takes it; maps and volumes (B, T, H, W, C) by their layer and beginning."""
     arrays = [array if isinstance(array, mx.array) else mx.array(array) for array in noise]
     evaluate("noise arrays", *arrays)
-    expected = [size if len(size) == 2 else (shape.batch, size[-1], *size[:-1]) for size in shapes.values()]
+    expected = [size if len(size) == 2 else (shape.batch, size[-1], *size[:-1]) for *_, size in wanted]
     _check([array.shape for array in arrays], [tuple(shape)] * spec.has_latent_noise + expected)
     own = arrays.pop(0).astype(mx.float32) if spec.has_latent_noise else None
-    given = zip(shapes, arrays, strict=True)
-    return own, {
-        name: array if array.ndim == 2 else array.astype(mx.float32).transpose(0, 2, 3, 4, 1) for name, array in given
-    }
+    given: dict[str, dict[Grid, mx.array]] = {}
+    for (name, start, _), array in zip(wanted, arrays, strict=True):
+        values = array if array.ndim == 2 else array.astype(mx.float32).transpose(0, 2, 3, 4, 1)
+        given.setdefault(name, {})[start] = values
+    return own, given
 
 
 def _choose_timestep(spec: NetworkSpec, timestep: float | None, convention: Convention) -> float | None:
@@ -237,5 +266,5 @@ def _draw_latents(seed: int, shape: LatentShape, box: LatentBox) -> mx.array:
 def _keys(seed: int, start: int, stop: int) -> mx.array:
     """Random keys (n, 2), different for each pair of a seed and an index from `start` to `stop`."""
     high, low = (seed >> 32) & _MASK, seed & _MASK
-    indices = mx.arange(start, stop, dtype=mx.uint32)
+    indices = mx.array(np.arange(start, stop, dtype=np.uint32))  # mx.arange before 0.32 takes no start of 2^31
     return mx.stack([mx.full(indices.shape, low ^ ((high * _GOLDEN_RATIO) & _MASK), dtype=mx.uint32), indices], axis=1)

@@ -6,13 +6,13 @@ counts and noise shapes are folds over that sequence (`planning/`), and the modu
 
 import enum
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
-from ..shapes import Grid, ScaleFactors
+from ..shapes import Grid, ScaleFactors, TileRules
 from ..streaming.axis import Axis, Border, WindowSpec
 from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
@@ -21,6 +21,8 @@ LONG_CLIP = 64
 
 #: Factors along time, height and width.
 Stride = tuple[int, int, int]
+#: Positions per frame, row and column of a video.
+Rate = tuple[Fraction | int, Fraction | int, Fraction | int]
 
 
 class PaddingMode(enum.Enum):
@@ -69,6 +71,10 @@ class LayerSpec:
     def window(self, axis: Axis) -> WindowSpec:
         return self.windows[axis.grid]
 
+    def of_tile(self, *, first: bool, last: bool) -> "LayerSpec":
+        """The layer in a tile that may lack the first or the last frames of the clip, and then does not drop them."""
+        return replace(self, trim=self.trim if first else 0, crop=self.crop if last else 0)
+
     def results(self, axis: Axis, length: int) -> int:
         """The number of positions that it returns for a clip of `length` positions along an axis."""
         return self.up[axis.grid] * self.window(axis).results(length) - self._dropped(axis)
@@ -84,13 +90,16 @@ class LayerSpec:
     def _dropped(self, axis: Axis) -> int:
         return self.trim + self.crop if axis is Axis.TIME else 0
 
-    def reach(self, axis: Axis) -> tuple[int, int]:
-        """The positions of its input before and after its own that an output depends on."""
-        return self.window(axis).behind, self.window(axis).ahead
+    def reach(self, axis: Axis) -> tuple[Fraction, Fraction]:
+        """The positions of its input before and after its own that an output depends on.
+
+        An output of a layer that makes several of a position is in a part of it, and may reach a part of a position.
+        """
+        return Fraction(self.window(axis).behind), Fraction(self.window(axis).ahead)
 
     def halo(self, axis: Axis) -> tuple[int, int]:
         """The positions before and after a band of its input that it needs from the neighboring bands."""
-        return (0, 0) if axis in self.unbounded else self.reach(axis)
+        return (0, 0) if axis in self.unbounded else (self.window(axis).behind, self.window(axis).ahead)
 
     def least_band(self, axis: Axis) -> int:
         """The least length of a band of its input, which must hold what a neighbor needs.
@@ -200,12 +209,12 @@ class ConvSpec(LayerSpec):
         machine = step.machine
         on_cpu = machine.backend is Backend.CPU
         is_half = machine.itemsize != FLOAT32_BYTES
-        is_normed = self.activation is not Activation.NONE
         is_strided = self.conv_stride != (1, 1, 1)
         shape = ConvShape(self._conv_grid(step), self.in_channels, self.conv_channels, is_strided)
-        allows_winograd = not is_half or (is_normed and not machine.keeps_dtype)
+        allows_winograd = not (is_half and machine.keeps_dtype)
         formulation = self.rule(shape, machine.backend, allows_winograd=allows_winograd)
-        scratch = scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu)
+        is_scaled = is_half and not machine.keeps_dtype and self.activation is Activation.NONE
+        scratch = scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu, is_scaled=is_scaled)
         if not on_cpu:
             return scratch
         # The norm's partial sums; in half precision norm, SiLU and the convolution's input, all in float32.
@@ -215,13 +224,22 @@ class ConvSpec(LayerSpec):
 
 @dataclass(frozen=True)
 class FrameAttentionSpec(LayerSpec):
-    """A self-attention layer over the positions of each frame."""
+    """A self-attention layer over the positions of each frame.
+
+    `max_scores` is the number of scores that are computed at a time, far below what Metal's kernels can index.
+    """
+
+    max_scores: int = 2**27
+
+    def query_block(self, frames: int, positions: int) -> int:
+        """How many queries of each frame are computed at a time, of which each attends to `positions`."""
+        return max(1, min(positions, self.max_scores // (frames * positions)))
 
     def work_bytes(self, step: Step) -> int:
         # The norm in float32, queries, keys, values, scores per frame and their softmax, and the output.
         frames, height, width = step.grid
         elements = frames * height * width * self.in_channels
-        scores = frames * (height * width) ** 2
+        scores = frames * height * width * self.query_block(frames, height * width)
         return elements * (2 * FLOAT32_BYTES + 6 * step.machine.itemsize) + 2 * scores * FLOAT32_BYTES
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
@@ -235,6 +253,9 @@ class NetworkSpec:
 
     `patch_size` is the pixels per side of the patches that a decoder makes of each position at the end. Pixels that
     repeat from patch to patch are then an error of the device. None if it clamps them, so that they may repeat.
+
+    Its first layer pads an input that is smaller than `least`, and its last stage cuts off what the padding becomes.
+    With `takes_least_memory`, a plan takes the order with the least memory in place of the first that fits.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -242,6 +263,13 @@ class NetworkSpec:
     has_timestep: bool = False
     has_latent_noise: bool = False  # noise is mixed into the input latents
     patch_size: int | None = None
+    takes_any_length: bool = False  # of an encoder: it completes the frames of the last latent frame by itself
+    least: Grid = (1, 1, 1)
+    takes_least_memory: bool = False
+    tiles: TileRules = TileRules()
+    denoising_steps: int | None = None  # None if it does not denoise
+    # The same network with another number of denoising steps.
+    with_steps: Callable[[int], "NetworkSpec"] | None = field(default=None, compare=False, repr=False)
 
     @property
     def in_channels(self) -> int:
@@ -277,9 +305,25 @@ class NetworkSpec:
             grid = layer.out_grid(grid)
 
     def out_grid(self, grid: Grid) -> Grid:
+        missing = [max(0, least - extent) for extent, least in zip(grid, self.least, strict=True)]
         for layer in self.layers:
             grid = layer.out_grid(grid)
-        return grid
+        if not any(missing):
+            return grid
+        factors = zip(grid, missing, self.scale, strict=True)
+        time, height, width = (extent - added * factor for extent, added, factor in factors)
+        return time, height, width
+
+    def before_tiles(self) -> "NetworkSpec":
+        """The layers that run on the whole clip if it is cut into tiles behind them."""
+        return replace(self, layers=self.layers[: self.tiles.start], least=(1, 1, 1))
+
+    def of_tile(self, *, first: bool, last: bool) -> "NetworkSpec":
+        """The layers that run on each tile. It may have the first frames of the clip, and the last ones."""
+        if not self.tiles.start:
+            return self
+        layers = tuple(layer.of_tile(first=first, last=last) for layer in self.layers[self.tiles.start :])
+        return replace(self, layers=layers, least=(1, 1, 1))
 
     def multiply_adds(self, grid: Grid, rows: int | None = None) -> int:
         """Multiply-adds for one batch item with an input (T, H, W), or for a band of some rows of it."""
@@ -287,14 +331,18 @@ class NetworkSpec:
         pairs = zip(self.walk(grid), self.walk(band), strict=True)
         return sum(layer.multiply_adds(part, whole) for (layer, whole), (_, part) in pairs)
 
-    def rate(self, name: str) -> Stride:
-        """Positions of a layer's output per position of the network's input, along each axis."""
-        rates = [Fraction(1)] * len(Axis)
+    def usable_frames(self, num_frames: int, *, pad: bool) -> int:
+        """The number of frames that an encoder takes of `num_frames`, or of these with repetitions of the last one."""
+        return num_frames if self.takes_any_length and not pad else self.scale.usable_frames(num_frames, pad=pad)
+
+    def rate(self, name: str) -> Rate:
+        """Positions of a decoder layer's output per frame, row and column of the video."""
+        rates = [Fraction(1, factor) for factor in self.scale]
         for layer in self.layers:
             rates = [rate * up / down for rate, up, down in zip(rates, layer.up, layer.down, strict=True)]
             if layer.name == name:
                 break
-        time, height, width = map(int, rates)
+        time, height, width = rates
         return time, height, width
 
     def noise_shapes(self, grid: Grid) -> dict[str, tuple[int, ...]]:

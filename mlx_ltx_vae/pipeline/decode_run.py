@@ -2,37 +2,39 @@
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, TypedDict, cast
 
 import mlx.core as mx
 
-from ..backend.device import check_process, confirm_device, explained_device_errors
+from ..backend.device import check_process, confirm_device
 from ..distributed.ranks import RowBands
-from ..errors import DecodeCancelled, DecodeError, LatentsError, PlanError
+from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
-from ..models.noise import DEFAULT_CONVENTION, Noise, draw
-from ..models.specs import LONG_CLIP
-from ..names import ConventionName
+from ..models.noise import DEFAULT_CONVENTION, ConventionName, Noise, Shapes, draw
+from ..models.specs import LONG_CLIP, NetworkSpec
 from ..planning.plan import DecodePlan, Order
+from ..planning.tiles import tile_spec
+from ..shapes import Grid
 from ..streaming.context import StreamContext
 from ..tiling.intervals import Interval
+from .chunk_stream import ChunkStream, check_cancelled
 from .frame_buffer import FrameBuffer
 from .latent_sources import LatentParts, LatentPreprocess, LatentSource, LatentStreamSource, as_latents, is_whole
 from .postprocess import (
     FrameChunk,
     OutputCheck,
-    Progress,
     explain_not_finite,
     find_cause,
     to_levels,
     to_levels_in_parts,
 )
-from .run import Run, Source, crop_map, make_bands, peek
+from .progress import Progress
+from .run import Run, Source, crop_map, make_bands, peek, tile_origin
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class DecodeOptions:
     noise_scale: float | None = None
     like: str = DEFAULT_CONVENTION
     unnormalized: bool = False
+    steps: int | None = None
     bit_depth: int | None = None
 
 
@@ -57,6 +60,7 @@ class StreamOptions(TypedDict, total=False):
     noise_scale: float | None
     like: ConventionName
     unnormalized: bool
+    steps: int | None
 
 
 class WholeOptions(StreamOptions, total=False):
@@ -70,10 +74,8 @@ class WholeOptions(StreamOptions, total=False):
 OnFramesReady = Callable[[mx.array, int], None]
 
 
-class DecodeStream(Iterator[FrameChunk], AbstractContextManager["DecodeStream"]):
-    """The chunks of one decode, in order. Usable as a context manager, which closes it.
-
-    One thread at a time takes chunks; `cancel` may be called from any thread at any time.
+class DecodeStream(ChunkStream[FrameChunk]):
+    """The chunks of one decode of a video, in order.
 
     `bands`, which exchange data with other ranks, are empty without these, and before the first latents arrive.
     """
@@ -81,50 +83,13 @@ class DecodeStream(Iterator[FrameChunk], AbstractContextManager["DecodeStream"])
     def __init__(
         self, chunks: Generator[FrameChunk, None, None], cancelled: threading.Event, bands: Sequence[RowBands]
     ) -> None:
-        self._chunks, self._cancelled, self._bands = chunks, cancelled, bands
-        self._running = threading.Lock()
+        super().__init__(chunks, cancelled)
+        self._bands = bands
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that this process has sent to other ranks so far."""
         return sum(bands.sent_bytes for bands in self._bands)
-
-    def __next__(self) -> FrameChunk:
-        with self._running:
-            _check_cancelled(self._cancelled)
-            with explained_device_errors():
-                return next(self._chunks)
-
-    def close(self) -> None:
-        """End the decode and free its memory; later calls of `next` raise StopIteration.
-
-        If a chunk is being computed, in another thread, this is `cancel`.
-        """
-        if self._running.acquire(blocking=False):
-            try:
-                self._chunks.close()
-            finally:
-                self._running.release()
-        else:
-            self._cancelled.set()
-
-    def cancel(self) -> None:
-        """End the decode from any thread, without waiting.
-
-        The thread that takes chunks gets `DecodeCancelled`, at the end of the running step or at its next call, so that
-        a video that it writes does not count as whole. Memory is freed then, or now if no chunk is being computed.
-        """
-        self._cancelled.set()
-        self.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _check_cancelled(cancelled: threading.Event) -> None:
-    """Called between the steps of a run. Any thread may set the flag."""
-    if cancelled.is_set():
-        raise DecodeCancelled("the decode was cancelled.")
 
 
 @dataclass(frozen=True)
@@ -132,7 +97,7 @@ class DecodePipeline:
     """Starts a decode, in this process or together with a group. `make_plan` makes the default plan."""
 
     decoder: Decoder
-    make_plan: Callable[[Sequence[int]], DecodePlan]
+    make_plan: Callable[..., DecodePlan]
     options: DecodeOptions
     group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -143,6 +108,11 @@ class DecodePipeline:
         check_process()
         if self.options.bit_depth not in (None, 8, 10):
             raise LatentsError(f"the bit depth must be 8 or 10, not {self.options.bit_depth!r}.")
+        if plan is not None and self.options.steps not in (None, plan.denoising_steps):
+            raise PlanError(
+                f"the plan was made for {plan.denoising_steps or 'no'} denoising steps, not {self.options.steps}; plan "
+                f"with steps={self.options.steps}, or leave the steps to the plan."
+            )
         given = as_latents(latents)
         if is_whole(given):
             plan, shape = plan or self.make_plan(given.shape), tuple(given.shape)
@@ -164,7 +134,8 @@ class DecodePipeline:
                 f"an iterator of latents gave {type(first).__name__}; expected arrays (B, C, n, H', W')."
             )
         if plan is None:
-            plan = self.make_plan((*first.shape[:2], LONG_CLIP, *first.shape[3:]))
+            order = "time" if self.decoder.spec.takes_least_memory else "auto"
+            plan = self.make_plan((*first.shape[:2], LONG_CLIP, *first.shape[3:]), order=order)
             _check_arriving(plan)
         del first  # its buffer is free when it is decoded
         spec = self.decoder.spec
@@ -176,6 +147,7 @@ class DecodePipeline:
     def _run(self, plan: DecodePlan, make_source: Callable[[LatentPreprocess, Interval | None], Source]) -> "DecodeRun":
         decoder, shape, options = self.decoder, plan.whole_shape, self.options
         first = plan.excerpt.latents.start if plan.excerpt else 0
+        scale = decoder.spec.scale
         draws = draw(
             decoder.spec,
             shape,
@@ -185,6 +157,7 @@ class DecodePipeline:
             timestep=options.timestep,
             noise_scale=options.noise_scale,
             like=options.like,
+            tiles=_tile_noise(decoder.spec, plan, scale.time * first),
         )
         preprocess = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized, first_frame=first)
         bands = make_bands(self.group, plan)
@@ -195,7 +168,7 @@ class DecodePipeline:
         timesteps, maps = draws.timesteps(shape.batch), draws.maps
         if band is not None:
             whole = Interval(0, shape.width)
-            maps = {name: mx.contiguous(crop_map(noise, shape, band, whole)) for name, noise in maps.items()}
+            maps = {name: mx.contiguous(crop_map(noise, shape[-2:], band, whole)) for name, noise in maps.items()}
         check = OutputCheck(
             decoder.spec.patch_size,
             may_be_flat=lambda: preprocess.may_be_flat()[plan.excerpt.kept.as_slice if plan.excerpt else slice(None)],
@@ -204,19 +177,34 @@ class DecodePipeline:
             combine=None if bands is None else bands.all_true,
         )
         mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
-        origins = ((first, 0 if band is None else band.start, 0),)
+        origins = ((scale.time * first, 0 if band is None else scale.height * band.start, 0),)
         context = StreamContext(
-            timesteps=timesteps, noise_maps=maps, noise=draws.volumes, neighbors=bands, origins=origins
+            timesteps=timesteps,
+            noise_maps=maps,
+            noise=draws.volumes,
+            neighbors=bands,
+            origins=origins,
+            denoising_steps=plan.denoising_steps,
         )
-        run = Run(decoder, plan, source, context, partial(_check_cancelled, self.cancelled))
+        run = Run(decoder, plan, source, context, partial(check_cancelled, self.cancelled))
         return DecodeRun(run, check, bands, options.bit_depth)
+
+
+def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[Grid, Shapes]:
+    """The shapes of each tile's noise by where it begins, if the layers that take noise run on tiles alone."""
+    if plan.layout is None or not plan.layout.start:
+        return {}
+    return {
+        tile_origin(tile, first_frame): tile_spec(spec, plan.layout, tile).noise_shapes(tile.latent_size)
+        for tile in chain.from_iterable(plan.layout.groups())
+    }
 
 
 def _check_arriving(plan: DecodePlan) -> None:
     """Check that a plan can decode latents as they arrive."""
     if plan.excerpt is not None:
         raise PlanError("some frames are decoded from the whole latents; pass them as one array, or plan all frames.")
-    if plan.order is not Order.TIME or (plan.layout is not None and len(plan.layout.time.latent) > 1):
+    if plan.order is not Order.TIME or (plan.layout is not None and not plan.layout.is_streamed):
         raise PlanError(
             f"an iterator of latents is decoded by time, and the plan needs all latents first ({plan.mode.value} by "
             f"{plan.order.value}); use mode exact with order time, tiles in space only, or a larger budget."

@@ -86,7 +86,7 @@ class EncodePipeline:
         self, frames: Frames | Iterable[Frames], plan: EncodePlan | None, joined: list[RowBands]
     ) -> Generator[mx.array, None, None]:
         """Yield latents in the encoder's dtype, evaluated. The bands of all ranks are appended to `joined`."""
-        encoder, preprocess = self.encoder, Preprocess(self.encoder.spec.scale, self.encoder.dtype, self.pad)
+        encoder, preprocess = self.encoder, Preprocess(self.encoder.spec, self.encoder.dtype, self.pad)
         source = (
             ClipSource(frames, preprocess)
             if isinstance(frames, Frames)

@@ -1,14 +1,13 @@
 """Checks a network's output, and converts pixels in [-1, 1] to the integer levels that sinks write."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import imageio.v3 as iio
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from tqdm import tqdm
 
 from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_bool, to_list
@@ -133,31 +132,6 @@ class FrameChunk:
         levels = np.asarray(frames[0] if frames.shape[0] == 1 else frames)
         self.check()
         return levels
-
-
-#: Whether to show a progress bar, or a function that is called with the frames that are done and all of them.
-Progress = bool | Callable[[int, int], object]
-
-
-def show_progress(chunks: Iterable[FrameChunk], progress: Progress, total: int | None) -> Iterator[FrameChunk]:
-    """The chunks; as each is taken, the frames so far are shown. `total` is None if it is not known."""
-    if progress is False:
-        return iter(chunks)
-    bar = tqdm(total=total, unit="frame", dynamic_ncols=True) if progress is True else None
-    done = 0
-
-    def advance(chunk: FrameChunk) -> FrameChunk:
-        nonlocal done
-        done += chunk.frames.shape[1]
-        if bar is not None:
-            bar.update(chunk.frames.shape[1])
-            if done == total:
-                bar.close()
-        elif callable(progress):
-            progress(done, done if total is None else total)
-        return chunk
-
-    return map(advance, chunks)
 
 
 def join_chunks(chunks: Iterable[FrameChunk]) -> mx.array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backend.mlx_utils import dtype_name, evaluate, to_float
 from ..errors import LatentsError
-from ..models.specs import LONG_CLIP
+from ..models.specs import LONG_CLIP, NetworkSpec
 from ..planning.plan import EncodePlan
 from ..shapes import ScaleFactors, format_size
 from ..streaming.axis import Axis
@@ -46,13 +46,17 @@ class Preprocess:
     """Converts frames, or some `rows` of them, to the input of an encoder.
 
     With `pad`, the last frame is repeated until the clip fills its last latent frame. Otherwise excess frames at the
-    end are dropped, with a warning.
+    end are dropped, with a warning, unless the network takes any number.
     """
 
-    scale: ScaleFactors
+    spec: NetworkSpec
     dtype: mx.Dtype
     pad: bool
     rows: slice | None = None
+
+    @property
+    def scale(self) -> ScaleFactors:
+        return self.spec.scale
 
     def check_size(self, frames: Frames) -> None:
         """Raise a `LatentsError` with the nearest valid size unless frames (B, n, H, W, 3) are whole latent cells."""
@@ -78,7 +82,7 @@ class Preprocess:
             if sum(each.shape[1] for each in waiting) >= wanted:  # at most once: a part is no longer than a piece
                 yield self._to_pixels(_take_first(waiting, wanted))
                 wanted = chunk
-        usable = self.scale.usable_frames(count, pad=self.pad)
+        usable = self.spec.usable_frames(count, pad=self.pad)
         rest = mx.concatenate(waiting, axis=1)
         if usable > count:
             rest = mx.concatenate([rest] + [rest[:, -1:]] * (usable - count), axis=1)
@@ -145,7 +149,7 @@ class ClipSource(FrameStreamSource):
     def __init__(self, clip: Frames, preprocess: Preprocess) -> None:
         super().__init__([clip], preprocess)
         self._clip = to_channels_last(clip)
-        frames = preprocess.scale.usable_frames(self._clip.shape[1], pad=preprocess.pad)
+        frames = preprocess.spec.usable_frames(self._clip.shape[1], pad=preprocess.pad)
         self.grid = (frames, *self.grid[1:])
 
     def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:

@@ -5,22 +5,22 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, tee
+from itertools import chain, islice, tee
 from operator import itemgetter
 from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
 
-from ..backend.device import run_settings, step_settings
+from ..backend.device import freed_memory_kept, run_settings, step_settings
 from ..backend.mlx_utils import split
 from ..distributed.ranks import Ranks, RowBands
 from ..errors import LatentsError, PlanError
 from ..models.base import Network
 from ..planning.plan import DecodePlan, Mode, Plan
-from ..shapes import Grid, LatentShape
+from ..shapes import Grid
 from ..streaming.axis import Axis
-from ..streaming.context import StreamContext
+from ..streaming.context import StreamContext, TilePart
 from ..streaming.driver import run, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.intervals import Interval
@@ -54,6 +54,43 @@ def crop_space(frames: mx.array | np.ndarray, boxes: Sequence[TileBox]) -> mx.ar
     return mx.concatenate([mx.array(frames[:, :, rows.as_slice, columns.as_slice]) for _, rows, columns in boxes])
 
 
+class LayerSource(Source):
+    """The results of a network's first layers for a source, of which tiles are cut in the order of their frames.
+
+    Positions before those of the tiles under way are dropped.
+    """
+
+    def __init__(self, source: Source, results: Iterator[mx.array]) -> None:
+        self.batch, self.grid = source.batch, source.grid
+        self._results = results
+        self._held: list[mx.array] = []
+        self._start = self._end = 0
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        return self._results
+
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
+        return [self._crops(boxes, chunk) for boxes in batches]
+
+    def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
+        time = boxes[0][0]  # all boxes of a batch have the same
+        while self._held and self._start + self._held[0].shape[1] <= time.start:
+            self._start += self._held.pop(0).shape[1]
+        while self._end < time.end:
+            self._held.append(next(self._results))
+            self._end += self._held[-1].shape[1]
+        for start in range(time.start, time.end, chunk):
+            yield crop_space(self._take(start, min(start + chunk, time.end)), boxes)
+
+    def _take(self, start: int, end: int) -> mx.array:
+        parts, first = [], self._start
+        for held in self._held:
+            if first < end and start < first + held.shape[1]:
+                parts.append(held[:, max(0, start - first) : end - first])
+            first += held.shape[1]
+        return mx.concatenate(parts, axis=1)
+
+
 def peek(parts: Iterable[Part], missing: str) -> tuple[Part, Iterator[Part]]:
     """The first part, and all parts. A `LatentsError` says what is `missing` if there are none."""
     iterator = iter(parts)
@@ -83,11 +120,13 @@ class Run:
                 results = self._single()
             elif self.plan.layout is None:
                 results = self._stream(self.source.pieces(self._axis, self.plan.chunk), self.context)
-            elif len(self.plan.layout.time.latent) == 1:
+            elif self.plan.layout.is_streamed:
                 results = self._tiles_in_space(self.plan.layout)
             else:
                 results = self._tiles(self.plan.layout)
-            yield from results
+            results = iter(results)
+            while box := _next_box(results):
+                yield box.pop()
 
     @contextmanager
     def _around_step(self) -> Iterator[None]:
@@ -113,21 +152,30 @@ class Run:
         del pieces
         yield run_whole(self.network.stages(self.context), box.pop(), around_step=self._around_step)
 
-    def _stream(self, pieces: Iterator[mx.array], context: StreamContext) -> Iterator[mx.array]:
-        stages = self.network.stages(replace(context, axis=self._axis))
+    def _stream(
+        self, pieces: Iterator[mx.array], context: StreamContext, layers: slice = slice(None)
+    ) -> Iterator[mx.array]:
         plan = self.plan
         return run(
-            stages, pieces, axis=self._axis, steps=plan.steps, prefetch=plan.prefetch, around_step=self._around_step
+            self.network.stages(replace(context, axis=self._axis))[layers],
+            pieces,
+            axis=self._axis,
+            steps=plan.steps[layers],
+            prefetch=plan.prefetch,
+            around_step=self._around_step,
         )
 
-    def _tile_streams(self, batches: Sequence[Sequence[Tile]]) -> list[Iterator[list[mx.array]]]:
+    def _tile_streams(
+        self, batches: Sequence[Sequence[Tile]], source: Source, layout: TileLayout
+    ) -> list[Iterator[list[mx.array]]]:
         """For each batch of tiles of equal shape, a stream in time that yields lists with one piece per tile.
 
         All streams yield pieces of the same frames.
         """
-        sources = self.source.tile_pieces([self._boxes(tiles) for tiles in batches], self.plan.chunk)
+        sources = source.tile_pieces([self._boxes(tiles) for tiles in batches], self.plan.chunk * layout.rate)
+        layers = slice(layout.start, None)
         return [
-            map(partial(split, parts=len(tiles)), self._stream(pieces, self._crop_context(tiles)))
+            map(partial(split, parts=len(tiles)), self._stream(pieces, self._crop_context(tiles), layers))
             for pieces, tiles in zip(sources, batches, strict=True)
         ]
 
@@ -137,7 +185,7 @@ class Run:
         blender = SpatialBlender(rows, columns)
         (tiles,) = layout.groups()
         batches = tile_batches(tiles, self.plan.tile_batch_size)
-        streams = self._tile_streams([[tiles[index] for index in batch] for batch in batches])
+        streams = self._tile_streams([[tiles[index] for index in batch] for batch in batches], self.source, layout)
 
         def blend(results: Sequence[list[mx.array]]) -> mx.array:
             numbered = sorted(zip(chain(*batches), chain(*results), strict=True), key=itemgetter(0))
@@ -148,9 +196,14 @@ class Run:
         return map(blend, zip(*streams, strict=True))
 
     def _tiles(self, layout: TileLayout) -> Iterator[mx.array]:
+        """Batches of tiles one after the other; the layers before the cut run once, as far as the tiles need them."""
+        source = self.source
+        if layout.start:
+            pieces = source.pieces(Axis.TIME, self.plan.chunk)
+            source = LayerSource(source, self._stream(pieces, self.context, slice(layout.start)))
 
         def run_tiles(tiles: list[Tile]) -> list[mx.array]:
-            (stream,) = self._tile_streams([tiles])
+            (stream,) = self._tile_streams([tiles], source, layout)
             return [mx.concatenate(list(pieces), axis=1) for pieces in zip(*stream, strict=True)]
 
         axes = layout.blended(is_decode=self._is_decode)
@@ -159,26 +212,40 @@ class Run:
 
     def _crop_context(self, tiles: Sequence[Tile]) -> StreamContext:
         """The context of a batch of tiles, each with its part of the picture's noise."""
-        shape, batch = self.plan.latent_shape, self.source.batch
+        plan, batch = self.plan, self.source.batch
+        size = (plan.height, plan.width)
         maps: Mapping[str, mx.array] = {
-            name: mx.repeat(mx.stack([crop_map(noise, shape, *tile.latent[1:]) for tile in tiles]), batch, axis=0)
+            name: mx.repeat(mx.stack([crop_map(noise, size, *tile.pixels[1:]) for tile in tiles]), batch, axis=0)
             for name, noise in self.context.noise_maps.items()
         }
         timesteps, first = self.context.timesteps, self.context.origins[0][0]
+        is_part = plan.layout is not None and plan.layout.start
         return replace(
             self.context,
-            origins=tuple(
-                (first + time.start, rows.start, columns.start) for time, rows, columns in self._boxes(tiles)
-            ),
+            origins=tuple(tile_origin(tile, first) for tile in tiles),
             noise_maps=maps,
             timesteps=None if timesteps is None else mx.tile(timesteps, len(tiles)),
+            part=TilePart(plan.latent_shape.grid, tiles[0].pixels[0].start) if is_part else None,
         )
 
 
-def crop_map(noise: mx.array, shape: LatentShape, rows: Interval, columns: Interval) -> mx.array:
-    """The part of a noise map (H, W) of the whole picture that belongs to some rows and columns of its latents."""
-    down, across = noise.shape[0] // shape.height, noise.shape[1] // shape.width
-    return noise[rows.start * down : rows.end * down, columns.start * across : columns.end * across]
+def _next_box(results: Iterator[mx.array]) -> list[mx.array]:
+    """The next result in a list, or an empty list. While a stream waits for its caller, malloc is as usual."""
+    with freed_memory_kept():
+        return list(islice(results, 1))
+
+
+def crop_map(noise: mx.array, size: tuple[int, int], rows: Interval, columns: Interval) -> mx.array:
+    """The part of a noise map (H, W) of the whole picture for some rows and columns of `size`, of latents or pixels."""
+    spans = zip((rows, columns), noise.shape, size, strict=True)
+    down, across = (slice(*(at * length // whole for at in (span.start, span.end))) for span, length, whole in spans)
+    return noise[down, across]
+
+
+def tile_origin(tile: Tile, first_frame: int) -> Grid:
+    """Where a tile begins in a video of which the frames from the first one on are decoded."""
+    time, rows, columns = tile.pixels
+    return first_frame + time.start, rows.start, columns.start
 
 
 def make_bands(group: mx.distributed.Group | None, plan: Plan) -> RowBands | None:

@@ -63,7 +63,7 @@ def _first_latent(spec: NetworkSpec, frame: int) -> int:
         window = layer.window(Axis.TIME)
         if Axis.TIME in layer.unbounded or layer.down[0] != 1 or window.stride != 1:
             return 0
-        behind, _ = layer.reach(Axis.TIME)
+        behind = window.behind
         if window.border is Border.SHIFT:  # at the end of the clip it moves back
             behind = max(behind, window.kernel - 1)
         affected = max(0, (affected + behind) * layer.up[0] - layer.trim)

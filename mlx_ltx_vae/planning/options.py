@@ -2,13 +2,21 @@
 
 import enum
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..errors import PlanError
 from ..models.specs import NetworkSpec
 from ..tiling.config import TilingConfig
 from ..tiling.layout import check_batch_size
 from .plan import Mode, Order
+
+#: What the arguments `mode`, `order` and `bit_depth` accept.
+ModeName = Literal["auto", "exact", "single", "tiled"]
+OrderName = Literal["auto", "time", "rows", "columns"]
+BitDepth = Literal[8, 10]
+
+#: The largest number of denoising steps: each one takes as long as a decode of one step.
+MAX_STEPS = 100
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
@@ -29,6 +37,7 @@ class PlanOptions:
     tile_batch_size: int = 1
     chunk: int | None = None
     ranks: int = 1
+    denoising_steps: int | None = None
 
     def __post_init__(self) -> None:
         check_batch_size(self.tile_batch_size)
@@ -59,6 +68,17 @@ def parse_options(
     """
     tiles = None if tiling is None else TilingConfig.of(tiling)
     return PlanOptions(mode=_parse(mode, Mode, "mode"), order=_parse(order, Order, "order"), tiling=tiles, **options)
+
+
+def choose_steps(spec: NetworkSpec, steps: int | None) -> NetworkSpec:
+    """The network with a number of denoising steps; unchanged for None."""
+    if steps is None:
+        return spec
+    if spec.with_steps is None:
+        raise PlanError("this VAE takes no denoising steps; the diffusion decoder of LTX-2.5 does.")
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
+        raise PlanError(f"the denoising steps must be a whole number from 1 to {MAX_STEPS}, not {steps!r}.")
+    return spec.with_steps(steps)
 
 
 def check_order(spec: NetworkSpec, options: PlanOptions) -> None:

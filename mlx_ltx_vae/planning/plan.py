@@ -121,10 +121,12 @@ class Plan:
 class DecodePlan(Plan):
     """The plan of a decode. `print(plan)` explains it.
 
-    Of an `excerpt`, the shapes are those of the latent frames and the frames that are decoded.
+    Of an `excerpt`, the shapes are those of the latent frames and the frames that are decoded. `denoising_steps` are
+    those of a network that denoises.
     """
 
     excerpt: Excerpt | None = None
+    denoising_steps: int | None = None
 
     @property
     def whole_shape(self) -> LatentShape:
@@ -132,11 +134,14 @@ class DecodePlan(Plan):
         return self.latent_shape._replace(frames=self.excerpt.num_latents) if self.excerpt else self.latent_shape
 
     def as_dict(self) -> dict[str, Any]:
-        return super().as_dict() | ({"first_frame": self.excerpt.frames.start} if self.excerpt else {})
+        more = {"first_frame": self.excerpt.frames.start} if self.excerpt else {}
+        steps = {"denoising_steps": self.denoising_steps} if self.denoising_steps else {}
+        return super().as_dict() | more | steps
 
     def __str__(self) -> str:
         frames = f"\nframes   {self.excerpt}" if self.excerpt else ""
-        return _describe(self, f"latent {_NOUNS[self.order]}", "frame") + frames
+        steps = f"\ndenoises in {format_count(self.denoising_steps, 'step')}" if self.denoising_steps else ""
+        return _describe(self, f"latent {_NOUNS[self.order]}", "frame") + frames + steps
 
 
 @dataclass(frozen=True, repr=False)
@@ -180,9 +185,10 @@ def _mode(plan: Plan, unit: str) -> str:
         )
     if plan.mode is Mode.EXACT:
         return f"exact: the single pass's result, streamed by {plan.order.value}, {pieces} at a time"
-    if plan.layout is not None and len(plan.layout.time.latent) == 1:
+    if plan.layout is not None and plan.layout.is_streamed:
         return f"tiled: blended in space, so not exact; exact in time, each tile streamed {pieces} at a time"
-    return "tiled: blended in space and time, so not exact"
+    axes = "space" if plan.layout is not None and len(plan.layout.time.latent) == 1 else "space and time"
+    return f"tiled: blended in {axes}, so not exact"
 
 
 def _tiles(tiling: TilingConfig, batch_size: int) -> str:

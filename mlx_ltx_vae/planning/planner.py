@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, cast
 
 from ..backend.machine import Backend, Machine
 from ..errors import PlanError, TilingError
-from ..models.input_shapes import check_frame_shape, check_latent_shape, least_cells
+from ..models.input_shapes import check_frame_shape, check_latent_shape
 from ..models.specs import NetworkSpec
 from ..shapes import Grid, LatentShape
 from ..streaming.axis import Axis
-from ..tiling.config import SpatialTilingConfig, TilingConfig
+from ..tiling.config import TilingConfig
 from ..tiling.intervals import Interval
-from ..tiling.layout import TileLayout, tile_batches
+from ..tiling.layout import tile_batches
 from ..units import MB, format_bytes, parse_bytes
 from .clip import Clip
 from .excerpt import make_excerpt
@@ -29,10 +29,11 @@ from .memory import (
     stream_memory,
     with_buffer_cache,
 )
-from .options import PlanOptions, check_order, parse_options, why_not
+from .options import PlanOptions, check_order, choose_steps, parse_options, why_not
 from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
 from .receptive_field import first_output_work, needed
-from .tiled_memory import tiled_memory
+from .tiled_memory import FRAMES_PER_CONVERSION, tiled_memory
+from .tiles import call_kind, default_tiling, last_resort_tilings, latents_of, make_layout, tile_spec, tiled_grid
 
 #: Maximum number of elements per layer and step. Metal's convolutions have silently returned zeros for inputs of more
 #: than about 1.6e9 elements; this is a third of that.
@@ -83,11 +84,8 @@ _ROWS_ON_GPU = (_Pace(6, 1), *_ON_GPU[1:])
 
 # Of the frames that ranks gather: those of each rank, padded to one height, all of them, and whole frames.
 _GATHERED_COPIES = 3
+_READ_COPIES = 2  # of frames from the disk: those that are read, and those before them, which the caller may hold
 _LEVEL_BYTES = 2
-
-# Tiles to try if no exact plan fits: side lengths, largest first, and overlap, in latent cells.
-_LAST_RESORT_TILES = (32, 24, 16, 12, 8, 6)
-_LAST_RESORT_OVERLAP = 2
 
 
 def plan_decode(
@@ -98,6 +96,7 @@ def plan_decode(
     holds_latents: bool = True,
     bit_depth: int | None = None,
     frames: tuple[int, int] | None = None,
+    sound_bytes: int = 0,
     **options: Any,
 ) -> DecodePlan:
     """Plan the decode of latents (B, C, F', H', W'), with the options and errors of `VideoVAE.plan`.
@@ -107,7 +106,10 @@ def plan_decode(
         holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
         bit_depth: that of the stream, whose chunks a consumer keeps while the next one is computed.
         frames: the first frame to decode, and one more than the last; None for all.
+        sound_bytes: what the sound that is decoded meanwhile takes of the memory.
     """
+    parsed = parse_options(**options)
+    spec = choose_steps(spec, parsed.denoising_steps)
     whole = shape = check_latent_shape(spec, latent_shape)
     num_frames, height, width = spec.out_grid(shape.grid)
     excerpt = None
@@ -116,7 +118,7 @@ def plan_decode(
         shape, num_frames = shape._replace(frames=excerpt.latents.length), excerpt.frames.length
     video, held = (num_frames, height, width), whole if holds_latents else None
     clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, bit_depth, excerpt)
-    return cast(DecodePlan, _Planner(clip, parse_options(**options), machine or Machine()).choose())
+    return cast(DecodePlan, _Planner(clip, parsed, machine or Machine(), sound_bytes).choose())
 
 
 def plan_encode(
@@ -125,28 +127,33 @@ def plan_encode(
     machine: Machine | None = None,
     *,
     pad: bool = False,
+    sound_bytes: int = 0,
     **options: Any,
 ) -> EncodePlan:
-    """Plan the encode of frames (B, 3, F, H, W) or (F, H, W, 3), padded to 1 + t*k or without excess frames."""
+    """Plan the encode of frames (B, 3, F, H, W) or (F, H, W, 3), padded to 1 + t*k or without excess frames.
+
+    `sound_bytes` are what the sound that is encoded afterwards takes of the memory.
+    """
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
     clip = Clip(spec, batch, grid, latents, grid, is_decode=False)
-    return cast(EncodePlan, _Planner(clip, parse_options(**options), machine or Machine()).choose())
+    return cast(EncodePlan, _Planner(clip, parse_options(**options), machine or Machine(), sound_bytes).choose())
 
 
 class _Planner:
     """Generates the possible plans for one clip, and chooses one."""
 
-    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine) -> None:
+    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine, sound_bytes: int = 0) -> None:
         self._clip = clip
+        self._sound_bytes = sound_bytes
         self._spec = clip.spec
         self._options = options
         self._machine = machine
         check_order(clip.spec, options)
         available = machine.available
-        self._budget = available // 2 if available else None
+        self._budget = max(0, available - sound_bytes) // 2 if available else None
         if options.memory_budget is not None:
-            self._budget = parse_bytes(options.memory_budget, available or 0)
+            self._budget = max(0, parse_bytes(options.memory_budget, available or 0) - sound_bytes)
 
     def choose(self) -> Plan:
         """The first way with a plan that fits the budget; within a way, a plan whose buffer cache is not tight."""
@@ -164,13 +171,15 @@ class _Planner:
                 "beyond which results are wrong; use smaller frames or tiles, shorter clips, or fewer videos at once."
             )
         least = min(seen, key=lambda plan: plan.memory.active)
-        if self._options.memory_budget is not None and self._budget is not None:
-            needed, budget = format_bytes(least.memory.active, round_up=True), format_bytes(self._budget)
-            if isinstance(given := self._options.memory_budget, (int, float)) and given < MB:
+        if (given := self._options.memory_budget) is not None:
+            needed = format_bytes(least.memory.active + self._sound_bytes, round_up=True)
+            budget = format_bytes(parse_bytes(given, self._machine.available or 0))
+            sound = f", of which the sound takes {format_bytes(self._sound_bytes)}" if self._sound_bytes else ""
+            if isinstance(given, (int, float)) and given < MB:
                 budget = f'{given} bytes (write "8GB" for gigabytes)'
             raise PlanError(
                 f"a memory budget of {budget} is too small for {self._clip.describe()}; the least "
-                f"that works is {needed} ({least.mode.value} by {least.order.value})."
+                f"that works is {needed} ({least.mode.value} by {least.order.value}){sound}."
             )
         return replace(least, memory=with_buffer_cache(least.memory, backend, None))
 
@@ -184,12 +193,14 @@ class _Planner:
             yield iter([self._single()])
             return
         if mode is Mode.TILED:
-            yield self._tiled(self._options.tiling or TilingConfig.default())
+            yield self._tiled(self._options.tiling or default_tiling(self._clip))
             return
         orders = [order] if order else list(Order)
         streamable = [each for each in orders if why_not(self._spec, each) is None]
         if not streamable:
             yield iter([self._single()])
+        if self._spec.takes_least_memory:
+            streamable.sort(key=lambda each: min((plan.memory.active for plan in self._exact(each)), default=0))
         for each in streamable:
             yield self._exact(each)
         if mode is None and order is None and self._options.chunk is None:
@@ -265,32 +276,37 @@ class _Planner:
 
     def _stream_memory(self, clip: Clip, run: StreamRun, chunk: int) -> Memory:
         memory = stream_memory(self._spec, clip.grid, clip.batch, run)
+        if run.axis is not Axis.TIME:  # of a light network, the whole frames that are read at the end are the peak
+            frames = min(FRAMES_PER_CONVERSION, clip.video[0]) * clip.out_frame
+            level = self._machine.itemsize if clip.bit_depth is None else -(-clip.bit_depth // 8)
+            memory = replace(memory, work=max(memory.work, _READ_COPIES * frames * level - memory.caches))
         return replace(memory, inputs=clip.input_bytes(self._machine.itemsize, chunk, axis=run.axis))
 
     def _tiled(self, tiling: TilingConfig) -> Iterator[Plan]:
         """Tiles, each streamed in time. All tiles take the same number of frames per step."""
         clip = self._clip
-        first_frames = clip.spec.first_frames if clip.is_decode else 1
-        layout = TileLayout.make(tiling, clip.latent_shape.grid, clip.scale, first_frames)
-        self._check_tiles(layout)
-        if clip.excerpt is not None and len(layout.time.latent) > 1:
-            raise TilingError("tiles in time would cut some frames of a clip elsewhere; use tiles in space only.")
+        layout = make_layout(clip, tiling)
         calls = [
             (len(together), group[together[0]])
             for group in layout.groups()
             for together in tile_batches(group, self._options.tile_batch_size)
         ]
         time = layout.time.blended(is_decode=clip.is_decode).intervals
-        blended = clip.out_frame * (max(span.length for span in time) if len(time) > 1 else clip.scale.time)
+        blended = clip.out_frame * (clip.scale.time if layout.is_streamed else max(span.length for span in time))
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
+        kinds = [
+            (call, tile_spec(self._spec, layout, call[1]))
+            for call in {call_kind(layout, call): call for call in calls}.values()
+        ]
         for pace in self._paces(Axis.TIME):
             chunk = min(self._chunk(pace), clip.grid[0])
             steps = self._steps(clip.grid, Axis.TIME, pace.step)
             in_tiles = (
-                largest_step(self._spec, clip.boxes(tile)[0], Axis.TIME, count * clip.batch, steps)
-                for count, tile in calls
+                largest_step(spec, clip.boxes(tile)[0], Axis.TIME, count * clip.batch, steps[layout.start :])
+                for (count, tile), spec in kinds
             )
-            if max(blended, *in_tiles) >= MAX_ARRAY_ELEMENTS:
+            before = largest_step(self._spec.before_tiles(), clip.grid, Axis.TIME, clip.batch, steps[: layout.start])
+            if max(blended, before, *in_tiles) >= MAX_ARRAY_ELEMENTS:
                 continue
             run = StreamRun(Axis.TIME, (), steps, pace.prefetch, self._machine)
             plan = self._plan(
@@ -304,38 +320,19 @@ class _Planner:
                 layout=layout,
                 tile_batch_size=self._options.tile_batch_size,
                 calls=len(calls),
-                redundant_work=positions / math.prod(clip.grid) - 1,
+                redundant_work=positions / math.prod(tiled_grid(clip)) - 1,
             )
-            if len(layout.time.latent) > 1:
+            if not layout.is_streamed:
                 first = [clip.boxes(tile)[0] for tile in next(layout.groups())]
                 share = sum(map(math.prod, first)) / positions
-                plan = replace(plan, lookahead=first[0][0], first_output_work=share)
+                plan = replace(plan, lookahead=latents_of(clip, first[0][0]), first_output_work=share)
             yield plan
 
-    def _check_tiles(self, layout: TileLayout) -> None:
-        """Check that no tile, such as a short last one, is shorter than the network's windows."""
-        if not self._clip.is_decode:
-            return
-        for axis, tiles in zip(Axis, (layout.time, layout.height, layout.width), strict=True):
-            shortest, least = min(each.length for each in tiles.latent), least_cells(self._spec, axis)
-            if shortest < least:
-                raise TilingError(
-                    f"the shortest tile has {shortest} latent cells along one axis, and this VAE needs at least "
-                    f"{least}; use other tile sizes, or mode exact."
-                )
-
     def _last_resort(self) -> Iterator[Iterator[Plan]]:
-        """Spatial tiles, from large to small."""
-        scale = self._clip.scale
-        for cells in _LAST_RESORT_TILES:
-            if cells < max(self._clip.latent_shape.grid[1:]):
-                height, width = (
-                    SpatialTilingConfig(cells * factor, _LAST_RESORT_OVERLAP * factor)
-                    for factor in (scale.height, scale.width)
-                )
-                tiling = TilingConfig(height_config=height, width_config=width)
-                with suppress(TilingError):  # where the last tile would be too short
-                    yield iter(list(self._tiled(tiling)))
+        """Tiles, from large to small."""
+        for tiling in last_resort_tilings(self._clip):
+            with suppress(TilingError):  # where the last tile would be too short
+                yield iter(list(self._tiled(tiling)))
 
     def _plan(
         self, mode: Mode, order: Order, chunk: int, memory: Memory, *, run: StreamRun, step: int = 0, **more: Any
@@ -345,6 +342,8 @@ class _Planner:
         outputs = clip.excerpt.skipped + 1 if clip.excerpt else 1  # with the first that is wanted
         if clip.excerpt is not None:
             more["excerpt"] = clip.excerpt
+        if clip.is_decode:
+            more["denoising_steps"] = self._spec.denoising_steps
         is_early = mode is not Mode.SINGLE and order is Order.TIME  # whether output is final before the end
         return (DecodePlan if clip.is_decode else EncodePlan)(
             mode=mode,

@@ -8,6 +8,7 @@ from ..backend.machine import FLOAT32_BYTES
 from ..tiling.layout import Tile, TileLayout
 from .clip import Clip
 from .memory import Memory, StreamRun, layer_pieces, stream_memory
+from .tiles import call_kind, tile_spec
 
 #: Frames that are converted to levels at once.
 FRAMES_PER_CONVERSION = 8
@@ -26,16 +27,36 @@ def tiled_memory(
     """
 
     def stream(count: int, tile: Tile) -> Memory:
-        grid = clip.boxes(tile)[0]
-        pieces = replace(run, pieces=clip.pieces(grid[0], chunk))
-        return stream_memory(clip.spec, grid, count * clip.batch, pieces)
+        grid, steps = clip.boxes(tile)[0], (run.steps or ())[layout.start :]
+        pieces = replace(run, pieces=clip.pieces(grid[0], chunk * layout.rate), steps=steps)
+        return stream_memory(tile_spec(clip.spec, layout, tile), grid, count * clip.batch, pieces)
 
-    by_size = {(count, clip.boxes(tile)): (count, tile) for count, tile in calls}
-    memories = {size: stream(*call) for size, call in by_size.items()}
-    if len(layout.time.latent) == 1:
-        return _side_by_side(clip, [memories[count, clip.boxes(tile)] for count, tile in calls], run, chunk)
+    kinds = {call_kind(layout, call): call for call in calls}
+    memories = {kind: stream(*call) for kind, call in kinds.items()}
+    if layout.is_streamed:
+        return _side_by_side(clip, [memories[call_kind(layout, call)] for call in calls], run, chunk)
     largest = max(memories.values(), key=lambda memory: memory.active)
-    return _one_by_one(clip, layout, calls, largest, run, chunk)
+    memory = _one_by_one(clip, layout, calls, largest, run, chunk)
+    return _with_whole_layers(clip, layout, memory, run, chunk) if layout.start else memory
+
+
+def _with_whole_layers(clip: Clip, layout: TileLayout, tiles: Memory, run: StreamRun, chunk: int) -> Memory:
+    """With the stream of the layers that run on the whole clip, and what they make of an interval of time."""
+    before = clip.spec.before_tiles()
+    steps = (run.steps or ())[: layout.start]
+    own = stream_memory(
+        before, clip.grid, clip.batch, replace(run, pieces=clip.pieces(clip.grid[0], chunk), steps=steps)
+    )
+    frames, height, width = before.out_grid(clip.grid)
+    longest = max(span.length for span in layout.time.latent)
+    cells = min(frames, longest + chunk * layout.rate) * height * width
+    held = clip.batch * cells * before.out_channels * run.machine.itemsize
+    return Memory(
+        weights=clip.spec.num_weights * run.machine.itemsize,
+        inputs=clip.input_bytes(run.machine.itemsize, chunk),
+        caches=own.idle_caches + math.ceil(_MARGIN * held),
+        work=max(tiles.work, own.caches + own.work - own.idle_caches),
+    )
 
 
 def _side_by_side(clip: Clip, tiles: Sequence[Memory], run: StreamRun, chunk: int) -> Memory:
@@ -72,19 +93,27 @@ def _one_by_one(
     tiles = max(count for count, _ in calls) * tile // FLOAT32_BYTES * itemsize
     frame = clip.out_frame * FLOAT32_BYTES
     group = frame * max(span.length for span in spans)
-    shared = frame * max(before.end - after.start for before, after in zip(spans, spans[1:], strict=False))
+    overlaps = [before.end - after.start for before, after in zip(spans, spans[1:], strict=False)]
+    shared = frame * max(overlaps, default=0)
     gathered = 0 if is_single else group
     running = largest.caches + largest.work + tiles + gathered
     # The pieces of the tiles and the tiles; with several tiles, also a weighted tile and its sum with the accumulator.
-    joining = 2 * tiles + (0 if is_single else gathered + 2 * tile)
-    # The output is a part of its interval. It is converted to two bytes: levels, or the network's dtype.
+    # One tile is its interval, in float32 if it is not yet. Of several intervals, a weighted copy and its overlap.
+    in_float32 = group if itemsize != FLOAT32_BYTES else 0
+    joining = 2 * tiles + (in_float32 if is_single else gathered + 2 * tile)
+    weighting = group * min(2, len(spans)) + shared
+    # The output is a part of its interval. It is checked, and converted to levels or to the network's dtype: a few
+    # frames at once, but to the dtype all after the check.
     final = max(time.final())
-    converted = 2 * final + min(final, FRAMES_PER_CONVERSION) * (2 * FLOAT32_BYTES + 2)
-    leaving = group + clip.out_frame * converted
-    # The consumer may still refer to the frames before.
     level = itemsize if clip.bit_depth is None else -(-clip.bit_depth // 8)
-    held = clip.out_frame * final * level if len(spans) > 1 else 0
-    work = shared + held + max(running, joining, group + shared, leaving)
+    copied = 0 if level == FLOAT32_BYTES else level
+    some = min(final, FRAMES_PER_CONVERSION)
+    at_once = some * (2 * FLOAT32_BYTES + 2) + (some if clip.bit_depth is None else final) * copied
+    leaving = group + clip.out_frame * max(at_once, copied * final)
+    # The consumer may still refer to the frames before, which are a view of their interval unless they were copied.
+    held = clip.out_frame * copied * final or group
+    held = held if len(spans) > 1 else 0
+    work = shared + held + max(running, joining, weighting, leaving)
     crops = max(count * math.prod(clip.boxes(tile)[0][1:]) for count, tile in calls)
     inputs = clip.input_bytes(itemsize, chunk, frame_size=crops)
     return Memory(largest.weights, inputs, 0, math.ceil(_MARGIN * work))

@@ -2,19 +2,26 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
 from ..shapes import Grid
 from .axis import Axis
 
-#: Where the input begins in that of the whole picture, (T, H, W); for a batch of tiles, of each.
+#: Where the results begin in the whole video, (F, H, W) in frames and pixels; for a batch of tiles, of each.
 Origins = tuple[Grid, ...]
 
 #: What stages pass on: an array; or several that travel together, each with its own position in the stream, of which
 #: the first decides how a piece is cut. None in place of one that has no positions yet.
 Piece = mx.array | tuple[mx.array | None, ...]
+
+
+class TilePart(NamedTuple):
+    """What a stream of a network's last layers runs on: a tile of what the layers before them made of the clip."""
+
+    clip: Grid  # (T, H, W) of the network's input
+    first_frame: int  # of this tile, among the frames that the clip becomes
 
 
 class Neighbors(Protocol):
@@ -49,6 +56,13 @@ class StreamContext:
     noise: Mapping[str, Callable[[Origins, Grid, Grid], mx.array]] = field(default_factory=dict)  # for `draw_noise`
     neighbors: Neighbors | None = None  # the other bands of the picture; None if this stream has the whole picture
     origins: Origins = ((0, 0, 0),)
+    denoising_steps: int | None = None  # None for the network's own number, if it denoises
+    part: TilePart | None = None  # None if all layers run; else only those behind the cut of `TileRules`
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it begins behind the first frame, so that its layers drop no leading frames."""
+        return self.part is not None and self.part.first_frame > 0
 
     def draw_noise(self, layer: str, start: Grid, size: Grid) -> mx.array:
         """The noise (B, T, H, W, C) float32 of `size` (T, H, W) positions from `start` on, of a layer's output."""

@@ -42,8 +42,8 @@ def run(
         steps: for each stage, the maximum number of positions along `axis` per step; None for whole pieces.
         prefetch: steps submitted to the device ahead of the one that is waited for. Without prefetch, a GPU is idle
             between steps.
-        around_step: makes the context in which each step is evaluated; an exception in it ends the stream. The pieces
-            are taken outside of it.
+        around_step: makes the context in which each step is run and evaluated; an exception in it ends the stream. The
+            pieces are taken outside of it.
 
     Returns:
         An iterator of the output in order along `axis`, evaluated or being evaluated, in pieces of any length.
@@ -65,12 +65,12 @@ def run_whole(stages: Sequence[Stage], clip: mx.array, *, around_step: AroundSte
     box: list[Piece] = [clip]
     del clip
     for stage in stages:
-        result = stage.step(box.pop(), True)
-        if result is None:
-            raise LatentsError("the clip is too short for the network: a layer has no result.")
-        box.append(result)
-        del result
         with around_step(), explained_device_errors():
+            result = stage.step(box.pop(), True)
+            if result is None:
+                raise LatentsError("the clip is too short for the network: a layer has no result.")
+            box.append(result)
+            del result
             mx.eval(box)
     return _unbox(box)
 
@@ -94,11 +94,16 @@ class _Schedule:
         self._around_step = around_step
         self._under_way: deque[list[mx.array]] = deque()
 
-    def compute(self, result: Piece | None, stage: Stage) -> list[Piece]:
-        """Evaluate a step's result and the stage's caches; returns an empty list if there is no result yet."""
-        box: list[Piece] = [] if result is None else [result]
-        kept = stage.arrays
+    def compute(self, stage: Stage, given: list[Piece], last: bool) -> list[Piece]:
+        """Run a step with the piece in a box, if there is one, and evaluate its result and the stage's caches.
+
+        Returns an empty list if there is no result yet.
+        """
         with self._around_step():
+            result = stage.step(given.pop() if given else None, last)
+            box: list[Piece] = [] if result is None else [result]
+            del result
+            kept = stage.arrays
             if not self._prefetch:
                 mx.eval(box, kept)
                 return box
@@ -115,11 +120,11 @@ class _Schedule:
 def _advance(stage: Stage, flow: Flow, axis: Axis, step: int | None, schedule: _Schedule) -> Flow:
     """Run all of `flow` through one stage, then flush the stage."""
     for box in _split(flow, axis, step):
-        result = schedule.compute(stage.step(box.pop(), False), stage)
+        result = schedule.compute(stage, box, False)
         if result:
             yield result
     while not stage.closed:
-        result = schedule.compute(stage.step(None, True), stage)
+        result = schedule.compute(stage, [], True)
         if result:
             yield result
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import count
-from typing import Any, Literal, overload
+from typing import Any
 
 import mlx.core as mx
 
@@ -103,25 +103,7 @@ def blend_tiles(
         final.clear()
 
 
-@overload
 def decode_with_tiling(
-    decoder_fn: Callable[..., mx.array],
-    latents: mx.array,
-    tiling_config: TilingConfig | None,
-    spatial_scale: int = 32,
-    temporal_scale: int = 8,
-    causal: bool = False,
-    timestep: object = None,
-    chunked_conv: bool = False,
-    on_frames_ready: Callable[[mx.array, int], None] | None = None,
-) -> mx.array: ...
-
-
-@overload
-def decode_with_tiling(*arguments: Any, keep_output: Literal[False], **options: Any) -> None: ...
-
-
-def decode_with_tiling(  # type: ignore[misc]  # the second overload names only what decides
     decoder_fn: Callable[..., mx.array],
     latents: mx.array,
     tiling_config: TilingConfig | None,
@@ -133,7 +115,7 @@ def decode_with_tiling(  # type: ignore[misc]  # the second overload names only 
     on_frames_ready: Callable[[mx.array, int], None] | None = None,
     *,
     keep_output: bool = True,
-) -> mx.array | None:
+) -> Any:  # mx.array | None, which would make every caller prove that it is not None
     """Decode latents in tiles with any decoder.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import TilingError, quote
 
 #: The names that `preset` accepts.
-PRESETS = ("auto", "default", "aggressive", "conservative", "spatial_only", "temporal_only")
+PRESETS = ("auto", "default", "aggressive", "conservative", "spatial_only", "temporal_only", "wide")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,10 @@ class TilingConfig:
 
     @classmethod
     def of(cls, config: Any) -> "TilingConfig":
-        """The configuration that an object with `spatial_config` and `temporal_config` describes, as apps have them."""
+        """The configuration that an object with `spatial_config` and `temporal_config` describes, as apps have them.
+
+        The sizes along time may be called `chunk_size_in_frames` and `chunk_overlap_in_frames`.
+        """
         if isinstance(config, cls):
             return config
         try:
@@ -63,7 +66,9 @@ class TilingConfig:
                 for axis in (config.spatial_config, *sides)
             )
             time = config.temporal_config
-            time = time and TemporalTilingConfig(time.tile_size_in_frames, time.tile_overlap_in_frames)
+            noun = "chunk" if hasattr(time, "chunk_size_in_frames") else "tile"
+            sizes = (f"{noun}_size_in_frames", f"{noun}_overlap_in_frames")
+            time = time and TemporalTilingConfig(*(getattr(time, size) for size in sizes))
         except AttributeError as error:
             raise TilingError(
                 f"the tiles are a {type(config).__name__} ({error}); expected a TilingConfig, or an object with its "
@@ -95,6 +100,11 @@ class TilingConfig:
     def conservative(cls) -> "TilingConfig":
         """768 px tiles overlapping by 64, 96-frame tiles overlapping by 24: the fewest seams."""
         return cls(SpatialTilingConfig(768, 64), TemporalTilingConfig(96, 24))
+
+    @classmethod
+    def wide(cls) -> "TilingConfig":
+        """512 px tiles overlapping by 160, 96-frame tiles overlapping by 40, for networks that see far."""
+        return cls(SpatialTilingConfig(512, 160), TemporalTilingConfig(96, 40))
 
     @classmethod
     def auto(

@@ -45,6 +45,16 @@ def split(length: int, size: int, overlap: int) -> tuple[Interval, ...]:
     )
 
 
+def grow_last(intervals: Sequence[Interval], least: int) -> tuple[Interval, ...]:
+    """Intervals of which the last one, if it is shorter than `least`, begins earlier, so that it overlaps by more."""
+    *others, last = intervals
+    if not others or last.length >= least:
+        return tuple(intervals)
+    before, start = others.pop(), last.end - least
+    overlap = before.end - start
+    return (*others, before._replace(right_ramp=overlap), Interval(start, last.end, overlap))
+
+
 def make_causal(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
     """Intervals of latent frames, of which all but the first start one frame earlier, with a left ramp one longer.
 

@@ -1,22 +1,21 @@
 """The tiles of a clip, on the latent grid and in the video, and which run together. Pure Python, no MLX."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
 from ..errors import TilingError
-from ..shapes import Grid, ScaleFactors
-from .config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
-from .intervals import Interval, Mask, complementary, make_causal, split, trapezoids
+from ..shapes import Grid, ScaleFactors, TileRules
+from .config import PRESETS, TilingConfig
+from .intervals import Interval, Mask, complementary, grow_last, make_causal, split, trapezoids
 
 TileBox = tuple[Interval, Interval, Interval]  # intervals of time, height and width
 
-_MIN_CELLS_PER_TILE = 2
-
 
 class Tile(NamedTuple):
-    """A crop of the clip on the latent grid, and the same in frames and pixels."""
+    """A crop of the clip on the latent grid, or the one that is cut (see `TileRules`), and in frames and pixels."""
 
     latent: TileBox
     pixels: TileBox
@@ -76,26 +75,79 @@ def time_axis(intervals: Sequence[Interval], scale: int, first: int = 1) -> Tile
     return TileAxis(tuple(intervals), frames, True)
 
 
+def inner_time_axis(intervals: Sequence[Interval], scale: int) -> TileAxis:
+    """Time, in tiles of what a network's first layers made of the whole clip, with `scale` frames per cell.
+
+    The first cell of the clip becomes one frame. Tiles that begin later have all frames of their first cell.
+    """
+    frames = tuple(
+        Interval(max(0, scale * (start - 1) + 1), scale * (end - 1) + 1, scale * left, scale * right)
+        for start, end, left, right in intervals
+    )
+    return TileAxis(tuple(intervals), frames, False)
+
+
 @dataclass(frozen=True)
 class TileLayout:
     """All tiles of one clip: each interval of time combined with each interval of height and width."""
 
-    time: TileAxis  # its intervals have causal context, see `make_causal`
+    time: TileAxis  # its intervals have causal context, see `make_causal`, if they are those of latents
     height: TileAxis
     width: TileAxis
+    start: int = 0  # of the layers that run on each tile, see `TileRules`
+    rate: int = 1  # cells along time per latent frame
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the tiles span the clip in time and are streamed side by side, frame by frame."""
+        return len(self.time.latent) == 1 and not self.start
 
     @classmethod
     def make(
         cls, config: TilingConfig, latent_grid: Sequence[int], scale: ScaleFactors, first_frames: int = 1
     ) -> "TileLayout":
         """The tiles of a clip of latents (F', H', W'), whose first latent frame decodes to `first_frames` frames."""
-        frames, rows, columns = latent_grid
-        height, width = config.height_config or config.spatial_config, config.width_config or config.spatial_config
-        return cls(
-            time_axis(make_causal(_split(frames, config.temporal_config, scale.time)), scale.time, first_frames),
-            space_axis(_split(rows, height, scale.height), scale.height),
-            space_axis(_split(columns, width, scale.width), scale.width),
+        check(config, TileRules(), scale)
+        time, height, width = (
+            _intervals(length, size, overlap, factor)
+            for length, (size, overlap, _), factor in zip(latent_grid, _sizes(config), scale, strict=True)
         )
+        return cls(
+            time_axis(make_causal(time), scale.time, first_frames),
+            space_axis(height, scale.height),
+            space_axis(width, scale.width),
+        )
+
+    @classmethod
+    def behind(
+        cls,
+        config: TilingConfig,
+        latent_grid: Grid,
+        cells: Grid,
+        rules: TileRules,
+        scales: tuple[ScaleFactors, ScaleFactors],
+        least: Grid,
+    ) -> "TileLayout":
+        """Tiles of what the layers before `rules.start` make of latents (F', H', W').
+
+        Args:
+            cells: (T, H, W) of that, with padding of the network. The last tile has what follows the clip in time.
+            scales: of the layers before the cut, and of those behind it.
+            least: latents that are smaller along an axis are padded, and not split along it.
+        """
+        check(config, rules, scales[1])
+        before, behind = scales
+        axes = []
+        for axis, length in enumerate(before.video_grid(latent_grid)):
+            size, overlap, _ = _sizes(config)[axis]
+            is_padded = latent_grid[axis] < least[axis]
+            intervals = _intervals(length, 0 if is_padded else size, overlap, behind[axis])
+            make = space_axis if axis else inner_time_axis
+            made = make(grow_last(intervals, rules.size[axis]), behind[axis])
+            *others, last = made.latent
+            axes.append(replace(made, latent=(*others, last._replace(end=cells[axis]))))
+        time, height, width = axes
+        return cls(time, height, width, rules.start, before.time)
 
     def groups(self) -> Iterator[list[Tile]]:
         """The tiles of each interval of time, in order; within an interval, row by row."""
@@ -110,24 +162,70 @@ class TileLayout:
         return time, height, width
 
 
-def _split(length: int, config: SpatialTilingConfig | TemporalTilingConfig | None, scale: int) -> tuple[Interval, ...]:
-    if config is None:
-        return (Interval(0, length),)
-    size, overlap = astuple(config)
-    unit, minimum = "frames" if isinstance(config, TemporalTilingConfig) else "pixels", _MIN_CELLS_PER_TILE * scale
-    if size % scale or size < minimum:
-        nearest = sorted({max(multiple, minimum) for multiple in range(size // scale * scale, size + scale, scale)})
-        raise TilingError(
-            f"a tile of {size} {unit} does not fit this VAE, whose tiles must be a multiple of {scale} {unit} and at "
-            f"least {minimum}; use {' or '.join(map(str, nearest))}."
-        )
-    if overlap % scale:
-        nearest = [multiple for multiple in range(overlap // scale * scale, overlap + scale, scale) if multiple < size]
-        raise TilingError(
-            f"a tile overlap of {overlap} {unit} does not fit this VAE, whose overlaps must be a multiple of {scale} "
-            f"{unit}; use {' or '.join(map(str, nearest))}."
-        )
-    return split(length, size // scale, overlap // scale)
+def fitting_presets(rules: TileRules, scale: ScaleFactors) -> dict[str, TilingConfig]:
+    """The presets with tiles that can be cut, at `scale` pixels per cell of the grid."""
+    presets: dict[str, TilingConfig] = {name: getattr(TilingConfig, name)() for name in PRESETS if name != "auto"}
+    return {name: config for name, config in presets.items() if _fits(config, rules, scale)}
+
+
+def check(config: TilingConfig, rules: TileRules, scale: ScaleFactors) -> None:
+    """Raise a `TilingError` unless tiles of these sizes can be cut, at `scale` pixels per cell of the grid."""
+    _check_cells(config, rules, scale)
+    for (size, overlap, unit), least in zip(_sizes(config), _least_overlaps(rules, scale), strict=True):
+        if size and overlap < least:
+            frames, rows, columns = _least_overlaps(rules, scale)
+            pixels = f"{rows} pixels" if rows == columns else f"{rows} pixels of height and {columns} of width"
+            presets = " or ".join(fitting_presets(rules, scale))
+            raise TilingError(
+                f"a tile overlap of {overlap} {unit} does not fit this VAE, whose tiles must share at least {pixels} "
+                f"and {frames} frames; use {max(size, 2 * least)}:{least} {unit}"
+                f"{f', the preset {presets},' if presets else ''} or mode exact."
+            )
+
+
+def _fits(config: TilingConfig, rules: TileRules, scale: ScaleFactors) -> bool:
+    with suppress(TilingError):
+        _check_cells(config, rules, scale)
+        pairs = zip(_sizes(config), _least_overlaps(rules, scale), strict=True)
+        return all(overlap >= least for (size, overlap, _), least in pairs if size)
+    return False
+
+
+def _least_overlaps(rules: TileRules, scale: ScaleFactors) -> Grid:
+    time, height, width = (cells * factor for cells, factor in zip(rules.overlap, scale, strict=True))
+    return time, height, width
+
+
+def _sizes(config: TilingConfig) -> list[tuple[int, int, str]]:
+    """The size and the overlap along time, height and width, with their unit; size 0 if the axis is not split."""
+    time, space = config.temporal_config, config.spatial_config
+    sides = [each or space for each in (config.height_config, config.width_config)]
+    pixels = [(*(astuple(each) if each else (0, 0)), "pixels") for each in sides]
+    return [(*(astuple(time) if time else (0, 0)), "frames"), *pixels]
+
+
+def _intervals(length: int, size: int, overlap: int, scale: int) -> tuple[Interval, ...]:
+    return split(length, size // scale, overlap // scale) if size else (Interval(0, length),)
+
+
+def _check_cells(config: TilingConfig, rules: TileRules, scale: ScaleFactors) -> None:
+    """Check that sizes and overlaps are whole numbers of cells, and that tiles are large enough."""
+    for (size, overlap, unit), factor, cells in zip(_sizes(config), scale, rules.size, strict=True):
+        minimum = cells * factor
+        if size and (size % factor or size < minimum):
+            multiples = range(size // factor * factor, size + factor, factor)
+            nearest = sorted({max(multiple, minimum) for multiple in multiples})
+            raise TilingError(
+                f"a tile of {size} {unit} does not fit this VAE, whose tiles must be a multiple of {factor} {unit} and "
+                f"at least {minimum}; use {' or '.join(map(str, nearest))}."
+            )
+        if overlap % factor:
+            multiples = range(overlap // factor * factor, overlap + factor, factor)
+            nearest = [multiple for multiple in multiples if multiple < size]
+            raise TilingError(
+                f"a tile overlap of {overlap} {unit} does not fit this VAE, whose overlaps must be a multiple of "
+                f"{factor} {unit}; use {' or '.join(map(str, nearest))}."
+            )
 
 
 def check_batch_size(tile_batch_size: int) -> None:

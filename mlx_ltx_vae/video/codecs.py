@@ -21,6 +21,7 @@ from ..shapes import Size, format_size
 from .ffmpeg import check_audio, input_arguments, listing, read_end
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_arguments
 from .sink import SinkOptions
+from .sound import CHANNELS, SOUND_INPUT, find_sample_rate, is_sound
 
 SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 # The tags must be set on the frames: "unknown" of the frames overrides output options such as -color_primaries.
@@ -130,6 +131,14 @@ CODECS: dict[str, Codec] = {
     ),
 }
 _OTHER_NAMES = {"h265": "hevc"}
+#: The arguments of each audio codec, and the endings of the containers that support it.
+AUDIO_CODECS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "aac": (("aac", "-b:a", "192k"), (".mp4", ".mov", ".mkv")),
+    "pcm": (("pcm_s16le",), (".mov", ".mkv")),
+    "flac": (("flac",), (".mp4", ".mkv")),
+    "alac": (("alac",), (".mp4", ".mov", ".mkv")),
+    "opus": (("libopus", "-b:a", "160k"), (".webm", ".mkv")),
+}
 _PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 # A second output: a line for each packet of the audio, in the pipe that this process reads. ffmpeg ends when it cannot
 # write them. Otherwise, if this process is killed, it goes on to the end of the audio, which may be hours long.
@@ -141,6 +150,7 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     if options.fragmented:
         check_fragmented(name, ending)
     check_metadata(name, options.metadata, MAX_LIVE_METADATA if options.fragmented else None)
+    find_audio_codec(name, ending, options)
     if options.shortest and options.audio is None:
         raise WriterError(f"{name}: shortest ends the audio with the video; add audio, or leave it out.")
     key = (options.codec or ("vp9" if ending == ".webm" else "h264")).lower()
@@ -166,14 +176,32 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     return codec
 
 
+def find_audio_codec(name: str, ending: str, options: SinkOptions) -> tuple[str, ...]:
+    """The arguments of the audio codec that the options name, or of the default."""
+    key = (options.audio_codec or ("opus" if ending == ".webm" else "aac")).lower()
+    if key not in AUDIO_CODECS:
+        what = f"the audio codec {quote(options.audio_codec)} is not supported{suggest(key, AUDIO_CODECS)}"
+        raise WriterError(f"{name}: {what}; use one of {', '.join(AUDIO_CODECS)}.")
+    arguments, endings = AUDIO_CODECS[key]
+    if ending not in endings:
+        allowed = " or ".join(each for each, (_, known) in AUDIO_CODECS.items() if ending in known)
+        raise WriterError(
+            f"{name}: {key} sound is not supported in {ending}; use {allowed}, or a file that ends in "
+            f"{' or '.join(endings)}."
+        )
+    if options.audio_codec is not None and options.audio is None:
+        raise WriterError(f"{name}: an audio codec goes with audio; add audio, or leave it out.")
+    return arguments
+
+
 def warn_of_long_audio(name: str, num_frames: int, fps: Fraction, options: SinkOptions) -> None:
     """Warn if the audio goes on after a video of so many frames, and the options do not cut it."""
-    if options.audio is None or options.shortest:
+    if options.audio is None or options.shortest or not isinstance(options.audio, (str, os.PathLike)):
         return
     video, (_, audio) = num_frames / fps, read_end([*input_arguments(options.audio), "-map", "0:a:0"])
     if audio is not None and audio > video + 1 / fps:
         lengths = f"{name}: the video takes {float(video):.2f} s and its audio {float(audio):.2f} s"
-        warnings.warn(f"{lengths}; --shortest (shortest=True) cuts the audio.", stacklevel=4)
+        warnings.warn(f"{lengths}; --shortest (shortest=True) cuts the audio.", stacklevel=5)
 
 
 def check_fragmented(name: str, ending: str) -> None:
@@ -204,9 +232,9 @@ def video_arguments(
     inputs: list[str] = []
     if options.audio is not None:
         inputs = _audio_input(name, fps, options, num_frames)
-        encoder, bit_rate = ("libopus", "160k") if ending == ".webm" else ("aac", "192k")
-        arguments += ["-map", "1:a:0", "-c:a", encoder, "-b:a", bit_rate]
-        arguments = [*(() if options.fragmented else _END_WITH_READER), *arguments]
+        arguments += ["-map", "1:a:0", "-c:a", *find_audio_codec(name, ending, options)]
+        is_file = not is_sound(options.audio)  # a pipe ends with this process
+        arguments = [*(_END_WITH_READER if is_file and not options.fragmented else ()), *arguments]
     if options.metadata:
         inputs += ["-f", "ffmetadata", "-i", METADATA_INPUT]
         arguments += ["-map_metadata", "1" if options.audio is None else "2", *metadata_arguments(options.metadata)]
@@ -214,7 +242,11 @@ def video_arguments(
 
 
 def _audio_input(name: str, fps: Fraction, options: SinkOptions, num_frames: int | None) -> list[str]:
-    assert options.audio is not None
+    if not isinstance(options.audio, (str, os.PathLike)):
+        rate = find_sample_rate(name, options.audio, options.sample_rate)
+        # The format is known, so that ffmpeg need not wait for more samples to find it.
+        format_ = ["-f", "f32le", "-ar", str(rate), "-ac", str(CHANNELS), "-probesize", "32"]
+        return [*format_, "-i", SOUND_INPUT]
     check_audio(options.audio)
     if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
         raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")

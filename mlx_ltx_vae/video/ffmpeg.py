@@ -44,7 +44,7 @@ _CONSEQUENCE = re.compile(
     r"Task finished|Terminating thread|Error sending frames|Nothing was written|Could not open encoder"
     r"|Decoding error|Error (processing|submitting) packet"
     r"|Error while opening encoder|Error selecting an encoder|Error opening (in|out)put files?\b|Conversion failed"
-    r"|Failed to configure input pad|Error reinitializing filters"
+    r"|Failed to configure input pad|Error reinitializing filters|To ignore this|Failed to set value|Error parsing op"
 )
 
 
@@ -94,8 +94,7 @@ class FfmpegEncoder(FfmpegProcess):
         if isinstance(output, str):
             super().__init__(name, WriterError, [*arguments, output], subprocess.PIPE, inherited)
         else:
-            with _ffmpeg_program(WriterError):
-                read_end, write_end = os.pipe()
+            read_end, write_end = make_pipe(WriterError)
             self._forwarder = _Forwarder(read_end, output)
             try:
                 inherited = [*inherited, write_end]
@@ -157,25 +156,11 @@ class FfmpegEncoder(FfmpegProcess):
         return WriterError(f"{self.name}: ffmpeg failed: {self._reason()}.")
 
 
-class FfmpegDecoder(FfmpegProcess):
-    """A running ffmpeg that writes raw frames to its standard output. So many lines of its log are known errors."""
+class FfmpegReader(FfmpegProcess):
+    """A running ffmpeg that writes to its standard output."""
 
-    def __init__(self, name: str, arguments: Sequence[str], num_known_errors: int = 0) -> None:
-        read_end, write_end = os.pipe()
-        self._times = open(read_end, "rb")  # noqa: SIM115
-        self._num_known_errors = num_known_errors
-        self._num_timed = 0
-        times = ["-enc_time_base", "demux", "-stats_enc_pre", f"pipe:{write_end}", "-stats_enc_pre_fmt", _TIME]
-        in_order = ["-bsf:v", "setts=ts=N"]  # ffmpeg refuses to write frames whose times do not increase
-        try:
-            # -xerror stops at the first error. (-err_detect explode finds no more errors, and hangs.)
-            arguments = ["-xerror", *arguments, *times, *in_order, "pipe:1"]
-            super().__init__(name, ReaderError, arguments, subprocess.DEVNULL, [write_end])
-        except BaseException:
-            self._times.close()
-            raise
-        finally:
-            os.close(write_end)  # ffmpeg has its own
+    def __init__(self, name: str, arguments: Sequence[str], inherited: Sequence[int] = ()) -> None:
+        super().__init__(name, ReaderError, [*arguments, "pipe:1"], subprocess.DEVNULL, inherited)
 
     def read_into(self, buffer: memoryview) -> int:
         """Fill a buffer of bytes and return their number, which is less than its length only at the end."""
@@ -183,6 +168,36 @@ class FfmpegDecoder(FfmpegProcess):
         while filled < len(buffer) and (count := os.readv(descriptor, [buffer[filled:]])):
             filled += count
         return filled
+
+    def wait(self) -> tuple[int, str]:
+        """Wait for ffmpeg, whose output has ended: its return code, and the cause that it logged, "" if nothing."""
+        code = self.process.wait()
+        self._log.join()
+        return code, self._reason() if code or self._log.count else ""
+
+    def close(self) -> None:
+        self.kill()
+        self.release()
+
+
+class FfmpegDecoder(FfmpegReader):
+    """A running ffmpeg that writes raw frames. So many lines of its log are known errors."""
+
+    def __init__(self, name: str, arguments: Sequence[str], num_known_errors: int = 0) -> None:
+        read_end, write_end = make_pipe(ReaderError)
+        self._times = open(read_end, "rb")  # noqa: SIM115
+        self._num_known_errors = num_known_errors
+        self._num_timed = 0
+        times = ["-enc_time_base", "demux", "-stats_enc_pre", f"pipe:{write_end}", "-stats_enc_pre_fmt", _TIME]
+        in_order = ["-bsf:v", "setts=ts=N"]  # ffmpeg refuses to write frames whose times do not increase
+        try:
+            # -xerror stops at the first error. (-err_detect explode finds no more errors, and hangs.)
+            super().__init__(name, ["-xerror", *arguments, *times, *in_order], [write_end])
+        except BaseException:
+            self._times.close()
+            raise
+        finally:
+            os.close(write_end)  # ffmpeg has its own
 
     def read_times(self, num_frames: int) -> list[Fraction]:
         """The times in seconds of the next frames, of which the last has been read."""
@@ -200,15 +215,13 @@ class FfmpegDecoder(FfmpegProcess):
         """Wait for ffmpeg, whose output has ended, or end it if it `is_enough`. Any error in its log is raised."""
         if is_enough:
             self.kill()
-        has_failed = self.process.wait() != 0 and not is_enough
-        self._log.join()
-        if has_failed or self._log.count > self._num_known_errors:  # for a truncated file ffmpeg only logs
-            raise ReaderError(f"{self.name}: is damaged or truncated; ffmpeg says: {self._reason()}.")
+        code, reason = self.wait()
+        if (code and not is_enough) or self._log.count > self._num_known_errors:  # of a truncated file it only logs
+            raise ReaderError(f"{self.name}: is damaged or truncated; ffmpeg says: {reason}.")
 
     def close(self) -> None:
-        self.kill()
         self._times.close()
-        self.release()
+        super().close()
 
 
 class _Forwarder(threading.Thread):
@@ -342,6 +355,12 @@ def _start(
         return process, Cleanup(owner, kill_program, process)
 
 
+def make_pipe(error: type[LTXVAEError]) -> tuple[int, int]:
+    """The ends of a pipe to read from and to write to, of which ffmpeg gets one."""
+    with _ffmpeg_program(error):
+        return os.pipe()
+
+
 @contextmanager
 def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
     """The path of ffmpeg. Raises `error` if it is not found, or cannot be started in the with-block."""
@@ -353,9 +372,10 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
             raise RuntimeError(f"{program}: is another program")
         yield program
     except OSError as problem:
-        if problem.filename is None:  # not of the program
+        is_limit = problem.filename is None or problem.errno in _REMEDIES  # and has nothing to do with the program
+        if is_limit:
             remedy = _REMEDIES.get(problem.errno or 0, "end other programs")
-        reason = ": ".join(filter(None, [problem.filename, problem.strerror]))
+        reason = ": ".join(filter(None, [None if is_limit else problem.filename, problem.strerror]))
         raise error(f"ffmpeg cannot be started ({reason}); {remedy}.") from problem
     except RuntimeError as problem:
         raise error(f"ffmpeg cannot be started ({problem}); {remedy}.") from problem

@@ -6,17 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from ..errors import WriterError
 from ..files.atomic import PartFile, check_name, writing_to
 from ..frame_rate import Rate, find_fps
 from ..process.cleanup import Cleanup
 from ..shapes import Size, format_size
 from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments, warn_of_long_audio
+from .contact_sheet import ContactSheet, is_sheet, sheet_beside
 from .ffmpeg import FfmpegEncoder
 from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path
 from .live import LiveOutput, StandardOutput, Target, target_name
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_bytes, metadata_file
 from .sink import DEFAULT_OPTIONS, RAW_FORMATS, Sink, SinkOptions, check_frames
+from .sound import SOUND_INPUT, Sound, SoundPipe, SoundTrack, find_sample_rate
 
 _SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
 _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
@@ -30,7 +34,11 @@ class FfmpegSink(Sink):
         self.fps = find_fps(self.name, fps, WriterError)
 
     def _start(
-        self, target: PartFile | LiveOutput, output_arguments: Sequence[str], metadata: Mapping[str, str] | None = None
+        self,
+        target: PartFile | LiveOutput,
+        output_arguments: Sequence[str],
+        metadata: Mapping[str, str] | None = None,
+        sound: SoundPipe | None = None,
     ) -> None:
         layout = ["-pixel_format", RAW_FORMATS[self._dtype], "-video_size", format_size(*self.size)]
         raw_video = ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
@@ -38,11 +46,19 @@ class FfmpegSink(Sink):
         output = f"file:{target.path}" if isinstance(target, PartFile) else target.write
         try:
             with writing_to(self.name), metadata_file(metadata or {}) as entries:
-                arguments = [f"pipe:{entries[0]}" if text == METADATA_INPUT else text for text in output_arguments]
-                self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *arguments], output, entries)
+                pipes = {METADATA_INPUT: f"pipe:{entries[0]}"} if entries else {}
+                if sound is not None:
+                    pipes[SOUND_INPUT] = f"pipe:{sound.read_end}"
+                arguments = [pipes.get(text, text) for text in output_arguments]
+                inherited = [*entries, *([] if sound is None else [sound.read_end])]
+                self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *arguments], output, inherited)
         except BaseException:
             target.discard()
+            if sound is not None:
+                sound.cancel()
             raise
+        if sound is not None:
+            sound.start()
         self._write = self._ffmpeg.write
         remove = target.discard if isinstance(target, PartFile) else target.remove
         Cleanup(self, _end_and_remove, self._ffmpeg, remove)
@@ -85,7 +101,9 @@ class VideoWriter(FfmpegSink):
         size: `(width, height)` in pixels; odd sizes are kept exactly (see `codecs`).
         fps: frames per second: 24, 23.976, "30000/1001" (see `parse_fps`).
         audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video. If it is
-            longer by more than a frame, closing warns (`UserWarning`) with both lengths.
+            longer by more than a frame, closing warns (`UserWarning`) with both lengths. Or an iterator of sound: of
+            arrays (2, n), or an `AudioStream`. It is taken as frames are written, and must be as long as these; up to
+            60 ms are filled with silence, or cut.
         codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1; on a Mac
             also h264_videotoolbox and hevc_videotoolbox.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
@@ -95,6 +113,8 @@ class VideoWriter(FfmpegSink):
         metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length.
         encoder_preset: for h264 and hevc: ultrafast to veryslow, by default medium. Slower ones make smaller files.
         pix_fmt: a pixel format of ffmpeg's encoder in place of the default, such as `"yuv444p"`.
+        audio_codec: aac (the default), pcm, flac, alac or opus (the default for webm).
+        sample_rate: of an iterator of sound, if that has no `sample_rate` itself.
         num_frames: how many frames will be written, if that is known.
 
     Raises:
@@ -107,7 +127,7 @@ class VideoWriter(FfmpegSink):
         *,
         size: Size,
         fps: Rate,
-        audio: str | os.PathLike | None = None,
+        audio: str | os.PathLike | Sound | None = None,
         codec: str | None = None,
         crf: int | None = None,
         bit_depth: int = 8,
@@ -117,6 +137,8 @@ class VideoWriter(FfmpegSink):
         metadata: Mapping[str, str] | None = None,
         encoder_preset: str | None = None,
         pix_fmt: str | None = None,
+        audio_codec: str | None = None,
+        sample_rate: int | None = None,
         num_frames: int | None = None,
     ) -> None:
         super().__init__(target_name(path), size, fps, bit_depth)
@@ -124,14 +146,45 @@ class VideoWriter(FfmpegSink):
         if not is_path and not fragmented:
             raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
         self._options = options = SinkOptions(
-            audio, codec, crf, bit_depth, fragmented, overwrite, shortest, metadata or {}, encoder_preset, pix_fmt
-        )
+            audio, codec, crf, bit_depth, fragmented, overwrite, shortest, metadata or {}, encoder_preset, pix_fmt,
+            audio_codec, sample_rate,
+        )  # fmt: skip
         self._num_frames = num_frames
         self._warns_of_audio = True
         ending = Path(self.name).suffix.lower() if is_path else ".mp4"
         arguments = video_arguments(self.name, ending, size, self.fps, options, num_frames)
         target = LiveOutput(path, overwrite) if fragmented else PartFile(Path(self.name), overwrite=overwrite)
-        self._start(target, arguments, options.metadata)
+        self._sound: SoundTrack | None = None
+        self._pipe: SoundPipe | None = None
+        if audio is not None and not isinstance(audio, (str, os.PathLike)):
+            rate = find_sample_rate(self.name, audio, sample_rate)
+            self._sound = SoundTrack(self.name, audio, rate, self.fps, num_frames, cuts=shortest)
+            self._pipe = SoundPipe()
+        self._start(target, arguments, options.metadata, self._pipe)
+
+    def write(self, frames: np.ndarray) -> None:
+        if self._sound is not None and self._pipe is not None and not self._closed and isinstance(frames, np.ndarray):
+            for samples in self._sound.until(self.frames_written + len(frames)):
+                self._pipe.put(samples)
+        super().write(frames)
+
+    def close(self) -> None:
+        if self._sound is not None and self._pipe is not None and not self._closed and self.frames_written:
+            try:
+                for samples in self._sound.finish(self.frames_written):
+                    self._pipe.put(samples)
+                self._pipe.end()
+            except BaseException:
+                self.abort()
+                raise
+        super().close()
+
+    def _discard(self) -> None:
+        super()._discard()
+        if self._pipe is not None:
+            self._pipe.cancel()
+        if self._sound is not None:
+            self._sound.close()
 
     def _finish(self) -> None:
         if self._num_frames not in (None, self.frames_written):
@@ -165,9 +218,14 @@ def open_sink(
     `num_frames` is given by callers that gave it to `check_output`, which has then warned of audio that is too long.
     """
     kind = check_output_options(path, options, fps=fps)
+    if kind is ContactSheet:
+        if num_frames is None:
+            raise WriterError(f"{os.fspath(path)}: a contact sheet needs the number of frames (num_frames).")
+        return ContactSheet(path, size, fps, num_frames, options)
     if kind is VideoWriter:
         target = StandardOutput("the video") if os.fspath(path) == "-" else path
-        writer = VideoWriter(target, size=size, fps=fps, num_frames=num_frames, **vars(options))
+        given = {name: value for name, value in vars(options).items() if name != "contact_sheet"}
+        writer = VideoWriter(target, size=size, fps=fps, num_frames=num_frames, **given)
         writer._warns_of_audio = num_frames is None
         return writer
     if kind is GifWriter:
@@ -175,6 +233,19 @@ def open_sink(
     if kind is RawWriter:
         return RawWriter(size, options.bit_depth)
     return StillsWriter(path, size, options) if kind is StillsWriter else NpyWriter(path, size, options)
+
+
+def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
+    """The names that are written for an output, with the options of each.
+
+    With `options.contact_sheet` the contact sheet of the frames comes first. If that is the output, it is all.
+    """
+    if not options.contact_sheet or (sheet := sheet_beside(output)) == output:
+        return {output: options}
+    of_sheet = SinkOptions(
+        bit_depth=options.bit_depth, overwrite=options.overwrite, metadata=options.metadata, contact_sheet=True
+    )
+    return {sheet: of_sheet, output: options}
 
 
 def check_output(
@@ -192,6 +263,8 @@ def check_output(
     name, target = os.fspath(path), Path(path)
     kind = check_output_options(path, options, fps=fps)
     check_frames(name, size, options.bit_depth)
+    if kind is ContactSheet and os.path.isdir(path):
+        raise WriterError(f"{name}: cannot be written (it is a folder).")
     if kind is StillsWriter:
         target, _ = find_stills_target(path)
     elif kind is VideoWriter:
@@ -217,9 +290,12 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
         return VideoWriter
     if options.fragmented:
         check_fragmented(name, ending)
-    for option in ("audio", "codec", "crf", "shortest", "encoder_preset", "pix_fmt"):
+    for option in ("audio", "codec", "crf", "shortest", "encoder_preset", "pix_fmt", "audio_codec"):
         if getattr(options, option) is not getattr(DEFAULT_OPTIONS, option):
             raise WriterError(f"{name}: takes no {option.replace('_', ' ')}; only {', '.join(CONTAINER_ENDINGS)} do.")
+    if options.contact_sheet and is_sheet(name):
+        check_metadata(name, options.metadata)
+        return ContactSheet
     if is_folder or ending == ".png":
         parse_stills_path(path)
         check_metadata(name, options.metadata)
@@ -241,12 +317,17 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
     raise WriterError(f"{name}: its ending is not supported; use {_SUPPORTED}.")
 
 
+def takes_sound(path: str | os.PathLike, options: SinkOptions) -> bool:
+    """Whether the output is a video that can have sound."""
+    return check_output_options(path, replace(options, audio_codec=None)) is VideoWriter
+
+
 def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping[str, str]) -> SinkOptions:
     """`options` with more entries, if the output takes any; those that `options` have stay.
 
     A warning if they are too long for a live video, which goes without them.
     """
-    if not entries or check_output_options(path, options) not in (VideoWriter, StillsWriter):
+    if not entries or check_output_options(path, options) not in (VideoWriter, StillsWriter, ContactSheet):
         return options
     entries = {**entries, **options.metadata}
     if options.fragmented and metadata_bytes(entries) > MAX_LIVE_METADATA:

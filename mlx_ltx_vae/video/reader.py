@@ -64,6 +64,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         source_fps: frames per second in the file, exactly (on average if it varies); None for images.
         fps: frames per second that are returned; None for images without a given rate.
         num_frames: approximate; None if it is unknown.
+        start: the time of the first frame in the file, in seconds, once it is read; 0 for images.
         dtype: uint8; uint16 over the full range if the source has more than 8 bits.
 
     Raises:
@@ -110,6 +111,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         self._rate: RateConverter | None = None  # what has no times has none
         if not info.is_still and self.fps is not None:
             self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable)
+        self.start = Fraction(0)
         self._warns_of_rate = wanted_fps is None
         self._num_left = sys.maxsize if max_frames is None else max_frames
         self._num_read = 0
@@ -154,6 +156,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         self._has_ended = len(held) + num_frames < len(buffer)
         self._buffer = buffer[: len(held) + num_frames]
         times = self._ffmpeg.read_times(num_frames)
+        if times and not len(held) and self._rate is not None:
+            self.start = times[0]
         # For each frame, how often the one before it is returned; the first of all has none before it.
         counts = [1 if self._rate is None else self._rate.add(time) for time in times][1 - len(held) :]
         if self._has_ended:

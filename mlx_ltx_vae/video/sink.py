@@ -5,7 +5,7 @@ import queue
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ _MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick success
 class SinkOptions:
     """What users choose about an output, see `VideoWriter`. Most of it is for videos only."""
 
-    audio: str | os.PathLike | None = None
+    audio: str | os.PathLike | Iterable[Any] | None = None
     codec: str | None = None
     crf: int | None = None
     bit_depth: int = 8
@@ -37,6 +37,9 @@ class SinkOptions:
     metadata: Mapping[str, str] = field(default_factory=dict)
     encoder_preset: str | None = None
     pix_fmt: str | None = None
+    audio_codec: str | None = None
+    sample_rate: int | None = None
+    contact_sheet: bool = False  # see `output_files`
 
 
 DEFAULT_OPTIONS = SinkOptions()

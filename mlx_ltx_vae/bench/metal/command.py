@@ -27,6 +27,7 @@ SCHEMA = 1
 # What is printed of each part.
 _COLUMNS = {
     "elementwise": ("shape", "operation", "is_ours", "seconds", "gb_per_second"),
+    "attention": ("grid", "size", "is_ours", "seconds", "scratch_bytes"),
     "decodes": (
         *("name", "seconds", "first_frame_seconds"),
         *("total_peak_bytes", "planned_bytes", "peak_footprint_bytes", "planned_total_bytes"),
@@ -42,9 +43,9 @@ def build_parser() -> CommandParser:
         prog="python -m mlx_ltx_vae.bench --metal",
         usage="%(prog)s [-m VAE] [--quick] [--json FILE]",
         description="Measure what the package's rules for Macs rest on, in about five minutes: every convolution of a "
-        "decode in every formulation, what runs between them, whole decodes with their time and memory, their "
-        "accuracy, and the range of their numbers. In a clone of the repository, python -m benchmarks metal FILE says "
-        "from the written file whether the rules are right for this GPU.",
+        "decode in every formulation, what runs between them, the attention of the diffusion decoder, whole decodes "
+        "with their time and memory, their accuracy, and the range of their numbers. In a clone of the repository, "
+        "python -m benchmarks metal FILE says from the written file whether the rules are right for this GPU.",
         epilog=examples(
             "python -m mlx_ltx_vae.bench --metal",
             "python -m mlx_ltx_vae.bench --metal -m VAE --json mac.json",
@@ -100,7 +101,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "machine": describe_machine(),
         "case": {**asdict(case), "weights": weights, "is_quick": options.quick},
         "plan": plan_case(case)[1].as_dict(),
-        **{part: [] for part in ("convolutions", "elementwise", "decodes", "accuracy", "ranges")},
+        **{part: [] for part in ("convolutions", *_COLUMNS)},
         "errors": errors,
     }
     forms = options.forms or (list(FORMS) if backend() is Backend.CPU else GPU_FORMS)
@@ -132,7 +133,7 @@ def full_report(document: Mapping[str, Any]) -> str:
         f"{case['frames']} frames of {case['width']}x{case['height']}, {case['weights']} weights"
     )
     parts = {"convolutions, ms of a call": _convolutions(document["convolutions"])}
-    parts |= {part: [_row(entry, columns) for entry in document[part]] for part, columns in _COLUMNS.items()}
+    parts |= {part: [_row(entry, columns) for entry in document.get(part, ())] for part, columns in _COLUMNS.items()}
     return "\n\n".join([title, *(f"{part}\n\n{table(rows)}" for part, rows in parts.items() if rows)])
 
 

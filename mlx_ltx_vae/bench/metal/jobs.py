@@ -19,6 +19,7 @@ from ...units import GB
 from ..case import Case, load_config, stream_run
 from ..decoding import decode
 from ..processes import Job
+from .attention import SIZES, neighborhood
 from .kernels import MLX_TILE_BATCH, NO_WINOGRAD, ConvKind, convolution, elementwise
 from .ranges import ranges
 
@@ -97,7 +98,7 @@ def make_tasks(case: Case, forms: Sequence[str], file: str, *, is_quick: bool) -
     spec, plan = plan_case(case)
     kinds = conv_kinds(spec, plan)
     for kind in kinds:
-        operands = "float16" if backend() is Backend.METAL and kind.is_normalized else _HALF
+        operands = "float16" if backend() is Backend.METAL else _HALF
         dtypes = [operands] if is_quick else [_HALF, "float16"]
         rule = {dtype: choose(kind.shape, backend(), allows_winograd=dtype != _HALF).value for dtype in dtypes}
         known = {**asdict(kind), "rule": rule, "operands": operands}
@@ -107,6 +108,8 @@ def make_tasks(case: Case, forms: Sequence[str], file: str, *, is_quick: bool) -
     reads = {(*kind.shape.grid, kind.in_channels): kind.calls for kind in kinds if kind.is_normalized}
     shapes = sorted(reads, key=lambda shape: -reads[shape] * math.prod(shape))[:2]
     yield Task("elementwise", Job(elementwise, case, {"shapes": shapes}))
+    if not is_quick:
+        yield Task("attention", Job(neighborhood, case, {"sizes": SIZES}))
     for name, way in DECODES.items():
         if way.changes.get("prefetch") != plan.prefetch and (way.is_quick or not is_quick):
             yield _decode("decodes", name, case, way, warm_up=True, sampled=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
@@ -24,6 +24,7 @@ from ...models.layers.activation import PIXEL_NORM_EPS, activate, pixel_norm, si
 from ..case import Case, FixedRule
 
 Call = Callable[[], mx.array]
+Name = TypeVar("Name", str, int)
 
 _PADDING = (0, 1, 1)
 _ROUNDS = 3
@@ -88,6 +89,8 @@ class ConvKind:
 def convolution(_: Case, *, kind: Mapping[str, Any], forms: Sequence[str], dtypes: Sequence[str]) -> dict[str, Any]:
     """Measure one convolution in every form and dtype, in turns.
 
+    In float16, an input that is not normalized comes in bfloat16 and is scaled, as in a decode.
+
     Args:
         kind: the fields of a `ConvKind`.
         forms: keys of `FORMS`.
@@ -103,7 +106,8 @@ def convolution(_: Case, *, kind: Mapping[str, Any], forms: Sequence[str], dtype
 
 def _measure(kind: ConvKind, dtype_name: str, forms: Sequence[str]) -> list[dict[str, Any]]:
     dtype = DTYPES[dtype_name]
-    frames, weight = _operands(kind, dtype)
+    is_scaled = dtype == mx.float16 and not kind.is_normalized
+    frames, weight = _operands(kind, mx.bfloat16 if is_scaled else dtype)
     with variables(NO_WINOGRAD):
         reference = mx.conv3d(frames.astype(mx.float32), weight.astype(mx.float32), padding=_PADDING)
         mx.eval(reference)
@@ -111,16 +115,17 @@ def _measure(kind: ConvKind, dtype_name: str, forms: Sequence[str]) -> list[dict
     calls: dict[str, Call] = {}
     for name in forms:
         formulation, settings = FORMS[name]
-        planned = scratch_bytes(kind.shape, formulation, dtype.size, on_cpu=backend() is Backend.CPU)
+        on_cpu = backend() is Backend.CPU
+        planned = scratch_bytes(kind.shape, formulation, dtype.size, on_cpu=on_cpu, is_scaled=is_scaled)
         run = runs[name] = {"dtype": dtype_name, "form": name, "planned_scratch_bytes": planned}
         try:
-            call = partial(_load(formulation, weight), frames, _PADDING)
+            call = partial(_load(formulation, weight, keeps_dtype=not is_scaled), frames, _PADDING)
             with variables(settings):
                 run |= _check(call, reference)
             calls[name] = call
         except RuntimeError as error:  # of the device: the other forms may run
             run["error"] = describe_error(error)
-    for name, seconds in _time(calls).items():
+    for name, seconds in median_seconds(calls, FORMS).items():
         runs[name]["seconds"] = seconds
     return list(runs.values())
 
@@ -136,12 +141,12 @@ def _operands(kind: ConvKind, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
     return frames, weight
 
 
-def _load(formulation: Formulation, weight: mx.array) -> Conv3d:
+def _load(formulation: Formulation, weight: mx.array, *, keeps_dtype: bool) -> Conv3d:
     """The package's convolution with this weight and a bias of zeros."""
     out_channels, *_, in_channels = weight.shape
     conv = Conv3d(in_channels, out_channels, rule=FixedRule(formulation))
     conv.weight, conv.bias = weight, mx.zeros((out_channels,), weight.dtype)
-    conv.prepare(keeps_dtype=True)
+    conv.prepare(keeps_dtype=keeps_dtype)
     return conv
 
 
@@ -159,13 +164,18 @@ def _check(call: Call, reference: mx.array) -> dict[str, float | None]:
     return {"scratch_bytes": taken, **{name: each if math.isfinite(each) else None for name, each in errors.items()}}
 
 
-def _time(calls: Mapping[str, Call]) -> dict[str, float]:
-    """Seconds of one call of each: the median of rounds in turns, in each of which several calls overlap."""
+def median_seconds(
+    calls: Mapping[Name, Call], settings: Mapping[Name, tuple[Any, Mapping[str, str]]] | None = None
+) -> dict[Name, float]:
+    """Seconds of one call of each: the median of rounds in turns, in each of which several calls overlap.
+
+    `settings` has the variables of MLX for each, as `FORMS` has.
+    """
     counts = dict.fromkeys(calls, 1)
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[Name, list[float]] = {name: [] for name in calls}
     for turn in range(1 + _ROUNDS):
         for name, call in calls.items():
-            with variables(FORMS[name][1]):
+            with variables(settings[name][1] if settings else {}):
                 each = _seconds_of(call, counts[name])
             if turn == 0:
                 counts[name] = max(1, min(_MAX_CALLS, round(_ROUND_SECONDS / each)))

@@ -10,16 +10,10 @@ of the flattened frame and one matrix product; the last two outputs of each row 
 
 import mlx.core as mx
 
-from .rules import TAPS, KernelLayout, blocks
+from .precision import scale_to_half
+from .rules import TAPS, blocks, is_padded_first
 
 Padding = tuple[int, int, int]
-
-
-def arrange(weight: mx.array, source: KernelLayout, target: KernelLayout) -> mx.array:
-    """A weight in another layout, lazy."""
-    if source is target:
-        return weight
-    return weight.transpose(*(source.value.index(axis) for axis in target.value))
 
 
 def by_taps(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding) -> mx.array:
@@ -61,18 +55,23 @@ def by_columns(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padd
     return result.reshape(batch, time, rows, columns, -1)
 
 
-def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding) -> mx.array:
+def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
     """One 2D convolution over three neighboring frames joined along channels, for a GPU, without bias."""
-    joined = join_frames(frames)
+    time, height, width = (
+        extent + 2 * added - TAPS + 1 for extent, added in zip(frames.shape[1:4], padding, strict=True)
+    )
+    if is_padded_first((time, height, width)):
+        frames, padding = _pad(frames, padding), (0, 0, 0)
+    joined = join_frames(frames, factors)
     batch, time, *grid, channels = joined.shape
     kernel = weight.reshape(*weight.shape[:3], channels)
     result = mx.conv2d(joined.reshape(batch * time, *grid, channels), kernel, padding=padding[1:])
     return result.reshape(batch, time, *result.shape[1:])
 
 
-def by_rows(frames: mx.array, weight: mx.array, padding: Padding) -> mx.array:
+def by_rows(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
     """Three matrix products over overlapping rows of three joined frames (copied on a CPU), for a GPU, without bias."""
-    padded = _pad(join_frames(frames), padding)
+    padded = _pad(join_frames(frames, factors), padding)
     batch, time, height, width, channels = padded.shape
     positions = height * width
     rows, length, depth = height - 2, (height - 2) * width - 2, TAPS * channels
@@ -97,7 +96,8 @@ def _pad(frames: mx.array, padding: Padding) -> mx.array:
     return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)])
 
 
-def join_frames(frames: mx.array) -> mx.array:
-    """(B, T + 2, H, W, C) -> (B, T, H, W, 3C)."""
+def join_frames(frames: mx.array, factors: mx.array | None = None) -> mx.array:
+    """(B, T + 2, H, W, C) -> (B, T, H, W, 3C), in float16 if multiplied by `factors` (B, T, 1, 1, 1)."""
     time = frames.shape[1] - TAPS + 1
-    return mx.concatenate([frames[:, tap : tap + time] for tap in range(TAPS)], axis=-1)
+    taps = [frames[:, tap : tap + time] for tap in range(TAPS)]
+    return mx.concatenate(taps if factors is None else [scale_to_half(tap, factors) for tap in taps], axis=-1)

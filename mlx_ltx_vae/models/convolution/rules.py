@@ -31,8 +31,11 @@ _WINOGRAD_PRODUCTS = 64
 _WINOGRAD_MIN_POSITIONS = 4096
 _WINOGRAD_MIN_CHANNELS = 256
 _WINOGRAD_ALIGNMENT = 32
-# Smaller frames do not reach the positions of a Winograd kernel in one step of the plan, of about four frames.
-_WINOGRAD_MIN_FRAME = _WINOGRAD_MIN_POSITIONS // 4
+# One step of the plan has about four frames. Smaller frames do not reach the positions of a Winograd kernel in it.
+_STEP_FRAMES = 4
+_WINOGRAD_MIN_FRAME = _WINOGRAD_MIN_POSITIONS // _STEP_FRAMES
+# Elements of transformed filters, 512 MB in half precision, that are never too many.
+_WINOGRAD_SMALL_FILTERS = 2**28
 
 
 class Formulation(enum.Enum):
@@ -92,8 +95,15 @@ def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) 
         return Formulation.COLUMNS if frame < _COLUMNS_BELOW else Formulation.TAPS
     # Winograd is faster than matrix products. Where MLX would not use it, products are faster than its implicit GEMM.
     is_large = frame >= _WINOGRAD_MIN_FRAME
-    is_winograd = allows_winograd and is_large and _can_take_winograd(TAPS * shape.in_channels, shape.out_channels)
-    return Formulation.JOINED if is_winograd else Formulation.ROWS
+    is_possible = allows_winograd and is_large and _can_take_winograd(TAPS * shape.in_channels, shape.out_channels)
+    return Formulation.JOINED if is_possible and _are_filters_affordable(shape) else Formulation.ROWS
+
+
+def _are_filters_affordable(shape: ConvShape) -> bool:
+    """Whether Winograd's transformed filters do not dominate the memory of a whole decode."""
+    filters = _filter_elements(shape)
+    step = shape._replace(grid=(_STEP_FRAMES, *shape.grid[1:]))
+    return filters <= max(_WINOGRAD_SMALL_FILTERS, _joined_elements(step) + winograd_elements(step) - filters)
 
 
 def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]:
@@ -108,8 +118,13 @@ def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]
     return [(start, min(rows, start + height)) for start in range(0, rows, height)]
 
 
-def scratch_bytes(shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool) -> int:
-    """Bytes that a convolution allocates per batch item: copies of its input, intermediate results and the output."""
+def scratch_bytes(
+    shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool, is_scaled: bool = False
+) -> int:
+    """Bytes that a convolution allocates per batch item: copies of its input, intermediate results and the output.
+
+    `is_scaled`: the input is scaled to float16, once for each tap in time.
+    """
     frames, height, width = (extent + TAPS - 1 for extent in shape.grid)  # of the padded input
     size = FLOAT32_BYTES if on_cpu else itemsize
     padded = frames * height * width * shape.in_channels
@@ -127,22 +142,48 @@ def scratch_bytes(shape: ConvShape, formulation: Formulation, itemsize: int, *, 
         half = output // 2 if itemsize < size else 0
         elements = padded + columns + output + half
     elif formulation is Formulation.JOINED:
-        elements = TAPS * shape.results * shape.in_channels + 2 * output + winograd_elements(shape)
+        elements = _joined_elements(shape) + winograd_elements(shape)
     else:
         joined = shape.grid[0] * height * width * TAPS * shape.in_channels
         elements = 2 * joined + 4 * output
+    if is_scaled and not on_cpu:
+        elements += TAPS * shape.results * shape.in_channels
     return elements * size
 
 
 def winograd_elements(shape: ConvShape) -> int:
     """Scratch elements of Metal's Winograd kernel for a joined convolution, a frame at a time; 0 if it is not used."""
     joined = TAPS * shape.in_channels
-    if shape.results < _WINOGRAD_MIN_POSITIONS or not _can_take_winograd(joined, shape.out_channels):
+    is_large = _padded_positions(shape.grid) >= _WINOGRAD_MIN_POSITIONS
+    if not (is_large and _can_take_winograd(joined, shape.out_channels)):
         return 0
     tiles_high, tiles_wide = (-(-extent // _WINOGRAD_TILE) for extent in shape.grid[1:])
     padded = (_WINOGRAD_TILE * tiles_high + 2) * (_WINOGRAD_TILE * tiles_wide + 2) * joined
     transformed = _WINOGRAD_PRODUCTS * tiles_high * tiles_wide * (joined + shape.out_channels)
-    return padded + transformed + _WINOGRAD_PRODUCTS * joined * shape.out_channels
+    return padded + transformed + _filter_elements(shape)
+
+
+def is_padded_first(grid: Grid) -> bool:
+    """Whether zeros around frames (T, H, W) are copied, since MLX counts input positions and takes Winograd then."""
+    return math.prod(grid) < _WINOGRAD_MIN_POSITIONS <= _padded_positions(grid)
+
+
+def _padded_positions(grid: Grid) -> int:
+    time, height, width = grid
+    return time * (height + TAPS - 1) * (width + TAPS - 1)
+
+
+def _joined_elements(shape: ConvShape) -> int:
+    """The joined input and, with and without bias, the output."""
+    time, height, width = shape.grid
+    inputs = TAPS * shape.results
+    if is_padded_first(shape.grid):
+        inputs = _padded_positions((TAPS * time, height, width)) + _padded_positions((time + TAPS - 1, height, width))
+    return inputs * shape.in_channels + 2 * shape.results * shape.out_channels
+
+
+def _filter_elements(shape: ConvShape) -> int:
+    return _WINOGRAD_PRODUCTS * TAPS * shape.in_channels * shape.out_channels
 
 
 def _can_take_winograd(in_channels: int, out_channels: int) -> bool:

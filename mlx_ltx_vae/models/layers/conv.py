@@ -32,7 +32,6 @@ class CausalConv3d(nn.Module):
             stored,
             stride=spec.conv_stride,
             order=order,
-            is_normalized=spec.activation is not Activation.NONE,
             rule=spec.rule,
         )
         self.spec = spec

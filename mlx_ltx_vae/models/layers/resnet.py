@@ -20,6 +20,14 @@ _SINUSOID_CHANNELS = 256
 _MAX_PERIOD = 10000.0
 
 
+def sinusoid(timesteps: mx.array, channels: int) -> mx.array:
+    """The embedding (B, channels) of timesteps (B,): cosines, then sines. Float32."""
+    half = channels // 2
+    frequencies = mx.exp(-math.log(_MAX_PERIOD) * mx.arange(half, dtype=mx.float32) / half)
+    angles = timesteps.astype(mx.float32)[:, None] * frequencies[None]
+    return mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)
+
+
 class TimeEmbedder(nn.Module):
     """Timesteps (B,) to (B, channels), float32. Checkpoint keys: `timestep_embedder.linear_1` and `.linear_2`."""
 
@@ -30,10 +38,7 @@ class TimeEmbedder(nn.Module):
         self.timestep_embedder.linear_2 = nn.Linear(channels, channels)
 
     def __call__(self, timesteps: mx.array) -> mx.array:
-        half = _SINUSOID_CHANNELS // 2
-        frequencies = mx.exp(-math.log(_MAX_PERIOD) * mx.arange(half, dtype=mx.float32) / half)
-        angles = timesteps.astype(mx.float32)[:, None] * frequencies[None]
-        x = self.timestep_embedder.linear_1(mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1))
+        x = self.timestep_embedder.linear_1(sinusoid(timesteps, _SINUSOID_CHANNELS))
         return self.timestep_embedder.linear_2(x * mx.sigmoid(x)).astype(mx.float32)
 
 

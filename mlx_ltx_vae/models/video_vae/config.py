@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import CheckpointError, quote
-from ...shapes import ScaleFactors
+from ...shapes import Scaled, ScaleFactors
 from ..specs import PaddingMode
 from .block_lists import StoredShapes, resolve_blocks
 from .block_types import ENCODER_BLOCKS, STRIDED, BlockConfig, NetworkOptions
@@ -37,7 +37,7 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True)
-class VAEConfig:
+class VAEConfig(Scaled):
     """A whole video VAE, or one network of it.
 
     A network is None if neither the configuration nor the weights say what it is. `patch_size` is the pixels per cell
@@ -69,14 +69,6 @@ class VAEConfig:
     def scale(self) -> ScaleFactors:
         time, height, width = self.network("encoder" if self.decoder is None else "decoder").stride
         return ScaleFactors(time, height * self.patch_size, width * self.patch_size)
-
-    @property
-    def time_scale(self) -> int:
-        return self.scale.time
-
-    @property
-    def spatial_scale(self) -> int:
-        return self.scale.height
 
     @property
     def causal_decoder(self) -> bool:

@@ -10,11 +10,13 @@ from ..base import NETWORKS, Configuration, Shapes, Stored
 from .block_types import BLOCKS
 from .config import VAEConfig, parse_vae_config
 from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
-from .generations import GENERATIONS
+from .generations import GENERATIONS, PRUNA_VAED, name_generation
 from .network_specs import network_spec
+from .pruned import PrunedDecoder, read_pruned_decoder
 from .raw_config import CLASS_NAME, check_config
 
 _DIFFUSION_CLASS = "CausalDiffusionVAE"
+_PRUNED_CLASS = "PrunaVAEDDecoder"
 _TIMESTEP_TENSOR = "last_scale_shift_table"
 
 # Keys of an encoder's own configuration, and what they are called in that of a whole VAE: in mlx-video's packs, and in
@@ -50,15 +52,19 @@ def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
 
 
 def configure(stated: Mapping[str, Any] | VAEConfig | None, stored: Stored) -> Configuration[VAEConfig]:
-    """Names and configurations of diffusers are translated to the original's."""
+    """Names and configurations of diffusers and of pruned decoders are translated to the original's."""
     source, networks = stored.source, stored.networks
     translation = None
     if isinstance(stated, Mapping) and is_diffusers_config(stated):
         translation = read_diffusers_config(stated, source)
         stated = translation.raw_config
     names: dict[str, dict[str, str]] = {}
+    if pruned := read_pruned_decoder(networks.get("decoder", {})):
+        names["decoder"] = pruned.names
+        if not isinstance(stated, VAEConfig):
+            stated = _complete_pruned(stated or {}, pruned, networks, source)
     for network, shapes in networks.items():
-        if has_diffusers_names(shapes):
+        if network not in names and has_diffusers_names(shapes):
             if translation is None:
                 raise CheckpointError(
                     f"{source}: its tensors have the names of the diffusers library, so the config.json of that "
@@ -72,14 +78,28 @@ def configure(stated: Mapping[str, Any] | VAEConfig | None, stored: Stored) -> C
         for network, shapes in networks.items()
     }
     raw = _complete(stated, translated, source)
-    if "decoder" in stored.unsupported and "decoder" not in networks:
-        raw.pop("decoder_blocks", None)  # a match of the encoder's tensors says nothing about that decoder
     # The tensors decide whether the decoder takes a timestep, if it is not stated: ltx-core then assumes that it does,
     # diffusers not. And they decide the widths of the networks that are wanted.
     implied: dict[str, Any] = {"timestep_conditioning": _TIMESTEP_TENSOR in translated.get("decoder", {})}
-    implied |= {key: value for key, value in _widths(translated).items() if key in ("latent_channels", "patch_size")}
+    implied |= _ends(translated)
     wanted = {name: translated[name] for name in stored.wanted if name in translated}
     return Configuration(parse_vae_config({**implied, **raw}, source, wanted), raw, names)
+
+
+def _complete_pruned(
+    stated: Mapping[str, Any], pruned: PrunedDecoder, networks: Mapping[str, Shapes], source: str
+) -> dict[str, Any]:
+    """`stated`, and of a pruned decoder of LTX-2.3 the list and the padding where they are not stated.
+
+    The list of LTX-2.3 itself is not this decoder's: it comes from a pack, in which the whole one may be too.
+    """
+    values = check_config(stated, source)
+    blocks = values["decoder_blocks"] or values["blocks"]
+    is_listed = blocks and name_generation(None, blocks, False) != "LTX-2.3"
+    added = {"_class_name": CLASS_NAME, **_ends(networks)}
+    if not (values["spatial_padding_mode"] or values["decoder_spatial_padding_mode"]):
+        added["decoder_spatial_padding_mode"] = GENERATIONS["LTX-2.3"]["spatial_padding_mode"]
+    return {**added, **stated, **({} if is_listed else pruned.raw_config)}
 
 
 def _complete(stated: Mapping[str, Any] | None, networks: Mapping[str, Shapes], source: str) -> dict[str, Any]:
@@ -91,6 +111,8 @@ def _complete(stated: Mapping[str, Any] | None, networks: Mapping[str, Shapes], 
     check_config(stated, source)
     matches: dict[str, dict[str, Any]] = {}
     for generation, known in GENERATIONS.items():
+        if generation == PRUNA_VAED:  # its encoder is that of LTX-2.3, and its decoder was read from the tensors
+            continue
         candidate = _candidate(stated, known, missing, networks)
         has_these = all(_weight_names(candidate, name) == networks[name].keys() for name in missing)
         if has_these and candidate not in matches.values():
@@ -135,6 +157,8 @@ def _network_entry(raw: Mapping[str, Any]) -> dict[str, Any]:
     if class_name == _DIFFUSION_CLASS:
         encoder = raw.get("encoder")
         return _rename(encoder, _NESTED_KEYS) if isinstance(encoder, Mapping) else {}
+    if class_name == _PRUNED_CLASS:
+        return _rename(raw, {})
     listed = [network for network in NETWORKS if _is_known_list(raw.get(f"{network}_blocks"), network)]
     if listed == ["encoder"] and "latent_channels" not in raw and raw.get("out_channels", 3) != 3:
         return _rename(raw, _PACK_KEYS)
@@ -167,6 +191,11 @@ def _widths(networks: Mapping[str, Shapes]) -> dict[str, int]:
         widths = {"encoder_base_channels": base} | widths
         widths |= {"decoder_base_channels": base, "latent_channels": latent_channels}
     return {**widths, "patch_size": math.isqrt(patch_channels // 3)}
+
+
+def _ends(networks: Mapping[str, Shapes]) -> dict[str, int]:
+    widths = _widths(networks)
+    return {key: widths[key] for key in ("latent_channels", "patch_size") if key in widths}
 
 
 def _channels(shapes: Shapes, conv: str) -> tuple[int, int]:

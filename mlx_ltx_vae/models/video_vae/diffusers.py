@@ -105,12 +105,12 @@ def has_diffusers_names(names: Iterable[str]) -> bool:
 
 def is_diffusers_config(raw: Mapping[str, Any]) -> bool:
     """Whether a JSON object is the configuration of a diffusers autoencoder, supported or not."""
-    return str(raw.get("_class_name", "")).startswith(("AutoencoderKL", _DIFFUSION_DECODER))
+    return _class_name(raw).startswith(("AutoencoderKL", _DIFFUSION_DECODER))
 
 
 def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
     """Translate the content of a `config.json`. Unknown keys and values, which could change the result, are errors."""
-    class_name = raw.get("_class_name", "")
+    class_name = _class_name(raw)
     config = _complete(raw, class_name, source)
     try:
         encoder, encoder_base = _walk_encoder(class_name, config)
@@ -133,7 +133,15 @@ def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
         "decoder_base_channels": decoder_base,
         **_padding(config, source),
     }
+    if "_class_name" not in raw and "block_out_channels" not in raw:
+        encoder = []
+        del original["encoder_blocks"], original["encoder_base_channels"]
     return DiffusersVAE(source, original, {"encoder": encoder, "decoder": decoder})
+
+
+def _class_name(raw: Mapping[str, Any]) -> str:
+    """MLX packs of PrunaVAED leave out the class, and the encoder with it; a key tells which class it is."""
+    return str(raw.get("_class_name", _LTX_2 if "upsample_type" in raw else ""))
 
 
 def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from ..base import Description, Family, Network, NetworkDescription, Statistics
 from .block_types import KERNEL, BlockConfig
-from .config import NetworkConfig, VAEConfig
+from .config import NetworkConfig, VAEConfig, parse_vae_config
 from .configuration import choose_config, configure
+from .generations import GENERATIONS, PRUNA_VAED
 from .names import find
-from .network_specs import network_spec
+from .network_specs import decoder_spec, network_spec
 from .networks import ConvDecoder, ConvEncoder
+
+_USUAL_LATENTS = (16, 16, 24)  # of 121 frames of 768x512
 
 
 def _make(config: VAEConfig, network: str, statistics: Statistics | None) -> Network:
@@ -25,7 +28,7 @@ def _describe(config: VAEConfig) -> Description:
     }
     networks = {name: _describe_network(network) for name, network in config.networks.items()}
     patches = f"patches are {config.patch_size}x{config.patch_size}"
-    return Description(entries, networks, patches, _describe_decoder(config))
+    return Description(entries, networks, patches, _describe_decoder(config), _describe_work(config))
 
 
 def _describe_network(network: NetworkConfig) -> NetworkDescription:
@@ -62,6 +65,18 @@ def _describe_decoder(config: VAEConfig) -> str:
     encoder = decoder if config.encoder is None else config.encoder.options.padding.value
     other = "" if encoder == decoder else f" (the encoder with {encoder})"
     return f"{causal}, {timestep}, pads with {decoder}{other}"
+
+
+def _describe_work(config: VAEConfig) -> str:
+    """What a pruned decoder computes, as a share of the whole decoder with the same first width."""
+    if config.generation != PRUNA_VAED or config.decoder is None:
+        return ""
+    published = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3").network("decoder").blocks
+    base = max(1, published[-1].out_channels * config.decoder.blocks[0].in_channels // published[0].in_channels)
+    ends = {"latent_channels": config.latent_channels, "patch_size": config.patch_size}
+    whole = parse_vae_config({**GENERATIONS["LTX-2.3"], **ends, "decoder_base_channels": base}, "LTX-2.3")
+    work, of_whole = (decoder_spec(each).multiply_adds(_USUAL_LATENTS) for each in (config, whole))
+    return f"{100 * work / of_whole:.0f} % of LTX-2.3's work"
 
 
 def _describe_block(block: BlockConfig) -> str:

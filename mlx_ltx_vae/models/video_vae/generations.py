@@ -19,6 +19,14 @@ _ENCODER_0_9_5 = (
 )  # fmt: skip
 _DECODER_0_9_5 = (_res(5), _UP_RESIDUAL, _res(5), _UP_RESIDUAL, _res(5), _UP_RESIDUAL, _res(5))
 
+_ENCODER_2_3 = (
+    _res(4), ("compress_space_res", {"multiplier": 2}), _res(6), ("compress_time_res", {"multiplier": 2}), _res(4),
+    ("compress_all_res", {"multiplier": 2}), _res(2), ("compress_all_res", {"multiplier": 1}), _res(2),
+)  # fmt: skip
+
+#: LTX-2.3 with a decoder of fewer channels.
+PRUNA_VAED = "PrunaVAED"
+
 #: Configurations by common name, in the format of checkpoint metadata. The metadata of a file takes precedence.
 GENERATIONS: dict[str, dict[str, Any]] = {
     "LTX-Video 0.9.0": {"blocks": _ENCODER_0_9_0},
@@ -37,15 +45,21 @@ GENERATIONS: dict[str, dict[str, Any]] = {
     },
     "LTX-2": {"encoder_blocks": _ENCODER_0_9_5, "decoder_blocks": _DECODER_0_9_5},
     "LTX-2.3": {
-        "encoder_blocks": (
-            _res(4), ("compress_space_res", {"multiplier": 2}), _res(6), ("compress_time_res", {"multiplier": 2}),
-            _res(4), ("compress_all_res", {"multiplier": 2}), _res(2), ("compress_all_res", {"multiplier": 1}),
-            _res(2),
-        ),
+        "encoder_blocks": _ENCODER_2_3,
         "decoder_blocks": (
             _res(4), ("compress_space", {"multiplier": 2}), _res(6), ("compress_time", {"multiplier": 2}), _res(4),
             ("compress_all", {"multiplier": 1}), _res(2), ("compress_all", {"multiplier": 2}), _res(2),
         ),
+        "spatial_padding_mode": "zeros",
+    },
+    PRUNA_VAED: {
+        "encoder_blocks": _ENCODER_2_3,
+        "decoder_blocks": (
+            _res(4), ("compress_space", {"multiplier": 2}), _res(6), ("compress_time", {"multiplier": 2}),
+            ("res_x_y", {"multiplier": 1.5}), _res(4), ("compress_all", {"multiplier": 1}),
+            ("res_x_y", {"multiplier": 4 / 3}), _res(2), ("compress_all", {"multiplier": 2}), _res(2),
+        ),
+        "decoder_base_channels": 64,
         "spatial_padding_mode": "zeros",
     },
 }  # fmt: skip

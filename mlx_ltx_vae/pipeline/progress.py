@@ -1,15 +1,15 @@
-"""The progress bar of `decode` and `encode`: frames done, frames per second, and the time that is left."""
+"""The progress bar: frames done, frames per second, and the time that is left."""
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tqdm import tqdm
 
 from ..errors import printable
-from ..process.cleanup import Cleanup
+from .postprocess import FrameChunk
+
+#: Whether to show a progress bar, or a function that is called with the frames that are done and all of them.
+Progress = bool | Callable[[int, int], object]
 
 _NARROW = 60  # columns, below which there is no room for a bar
 _MIN_NAME = 6
@@ -62,20 +62,34 @@ class FrameBar(tqdm):
         return values | {"rate": rate, "speed": speed, "bar_format": layout}
 
 
+def show_progress(
+    chunks: Iterable[FrameChunk], progress: Progress, total: int | None, *, name: str = "video"
+) -> Iterator[FrameChunk]:
+    """The chunks; as each is taken, the frames so far are shown. `total` is None if it is not known."""
+    if progress is False:
+        return iter(chunks)
+    bar = FrameBar(total=total, dynamic_ncols=True, miniters=1) if progress is True else None
+    if bar is not None:
+        bar.start(name, "decoding")
+    done = 0
+
+    def advance(chunk: FrameChunk) -> FrameChunk:
+        nonlocal done
+        done += chunk.frames.shape[1]
+        if bar is not None:
+            bar.update(chunk.frames.shape[1])
+            if done == total:
+                bar.close()
+        elif callable(progress):
+            progress(done, done if total is None else total)
+        return chunk
+
+    return map(advance, chunks)
+
+
 def _shorten(name: str, limit: int) -> str:
     """The name in at most `limit` characters, without some in the middle."""
     if len(name) <= limit:
         return name
     end = (limit - 1) // 2
     return f"{name[: limit - 1 - end]}…{name[len(name) - end :]}"
-
-
-@contextmanager
-def progress_bar(num_frames: int | None, *, is_shown: bool) -> Iterator[FrameBar]:
-    """A progress bar on standard error if it is a terminal. `num_frames` is the total; None if it is unknown."""
-    is_shown = is_shown and sys.stderr.isatty()
-    with FrameBar(total=num_frames, disable=not is_shown, dynamic_ncols=True, miniters=1) as bar:
-        end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if is_shown else None
-        yield bar
-        if end_line is not None:
-            end_line.cancel()

@@ -1,0 +1,94 @@
+"""How long a checkpoint takes to load, and how much memory."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import mlx.core as mx
+
+from benchmarks.others import original_weights
+from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae.backend.mlx_utils import load_safetensors
+from mlx_ltx_vae.bench.case import GENERATION_NAMES, Case, count_weight_bytes, load_config
+from mlx_ltx_vae.bench.processes import Job, Run
+from mlx_ltx_vae.bench.tables import median, table
+from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.units import MB
+
+T = TypeVar("T")
+
+
+def write_checkpoint(case: Case, path: Path) -> None:
+    """Write the random decoder of a case as the original files store it, without an encoder."""
+    weights = {f"vae.decoder.{name}": array for name, array in original_weights(case).items()}
+    channels = load_config(case).latent_channels
+    statistics = {"mean-of-means": mx.zeros((channels,)), "std-of-means": mx.ones((channels,))}
+    weights |= {f"vae.per_channel_statistics.{name}": array for name, array in statistics.items()}
+    config = {**GENERATIONS[GENERATION_NAMES[case.generation]], "decoder_base_channels": case.base_width}
+    contiguous = {name: mx.contiguous(array) for name, array in weights.items()}
+    mx.save_safetensors(str(path), contiguous, {"config": json.dumps({"vae": config})})
+
+
+@contextmanager
+def loading_jobs(model: str | None, base_width: int) -> Iterator[list[Job]]:
+    """Jobs that load a checkpoint file, or else one of random weights, which exists in this block."""
+    with TemporaryDirectory() as folder:
+        case = Case(model=model or f"{folder}/vae.safetensors", base_width=base_width)
+        if model is None:
+            write_checkpoint(replace(case, model=None), Path(folder) / "vae.safetensors")
+            mx.clear_cache()
+        yield [Job(read, case), Job(load, case), Job(load, replace(case, dtype="bfloat16"))]
+
+
+def read(case: Case) -> dict[str, Any]:
+    """Read every tensor of a file, one by one, and keep them."""
+
+    def evaluate_all() -> dict[str, mx.array]:
+        arrays = load_safetensors(Path(case.model or ""))
+        for array in arrays.values():
+            mx.eval(array)
+        return arrays
+
+    arrays, measured = _measure(evaluate_all)
+    return {**measured, "weights_bytes": sum(array.nbytes for array in arrays.values())}
+
+
+def load(case: Case) -> dict[str, Any]:
+    """Load the decoder of a checkpoint."""
+    vae, measured = _measure(lambda: VideoVAE.from_pretrained(case.model or "", dtype=case.dtype, encoder=False))
+    return {**measured, "weights_bytes": count_weight_bytes(vae)}
+
+
+def _measure(run: Callable[[], T]) -> tuple[T, dict[str, Any]]:
+    """What `run` returns, and its seconds, those of all processors together, and MLX's peak."""
+    start, processor_start = time.perf_counter(), time.process_time()
+    result = run()
+    seconds, processor_seconds = time.perf_counter() - start, time.process_time() - processor_start
+    return result, {
+        "seconds": seconds,
+        "processor_seconds": processor_seconds,
+        "peak_bytes": mx.get_peak_memory(),
+    }
+
+
+def loading_table(results: list[list[Run]]) -> str:
+    """Medians of seconds, and the largest peaks."""
+    rows = [
+        {
+            "": runs[0]["task"],
+            "dtype": runs[0]["dtype"] or "",
+            "seconds": f"{median(runs, 'seconds'):.2f}",
+            "CPU seconds": f"{median(runs, 'processor_seconds'):.2f}",
+            "peak MB": f"{max(run['peak_bytes'] for run in runs) / MB:.0f}",
+            "weights MB": f"{runs[0]['weights_bytes'] / MB:.0f}",
+        }
+        for runs in results
+    ]
+    return table(
+        rows, ["The peak includes the weights. The file is in the system's cache if it was written or read before."]
+    )

@@ -1,0 +1,282 @@
+"""`AudioVAE`, the class of the public API for sound."""
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+import mlx.core as mx
+import numpy as np
+
+from .backend.device import explained_device_errors, this_machine
+from .backend.machine import Machine
+from .backend.mlx_utils import DTYPES, DtypeName
+from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
+from .checkpoint.hub import parse_reference
+from .errors import CheckpointError, LatentsError, PlanError
+from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
+from .models.specs import NetworkSpec
+from .network_pair import NetworkPair
+from .pipeline.audio_run import AudioRun, AudioStream, check_plan, encode_pieces, pack_latents, unpack_latents
+from .planning.audio_plan import AudioClip, AudioEncodePlan, AudioPlan, plan_audio, plan_audio_encode
+
+_PIECE = 2**15  # samples that are encoded at a time
+
+
+class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
+    """An LTX audio VAE and its vocoder: decodes audio latents to sound and encodes sound, exactly and in flat memory.
+
+    `encoder`, `decoder` or `vocoder` is None if the checkpoint has none. `sample_rate` is that of decoded sound.
+
+    ```python
+    audio_vae = AudioVAE.from_pretrained("ltx-2.5-audio-vae-bf16.safetensors")
+    for chunk in audio_vae.stream(latents):
+        play(chunk.waveform)
+    ```
+    """
+
+    _NAMES = ("decoder", "vocoder", "encoder")
+
+    def __init__(
+        self, config: SoundConfig, encoder: SoundEncoder | None, decoder: Decoder | None, vocoder: Network | None
+    ) -> None:
+        super().__init__(config, encoder, decoder)
+        self.vocoder, self.sample_rate = vocoder, config.sample_rate
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike | Checkpoint,
+        *,
+        dtype: DtypeName | None = None,
+        encoder: bool = True,
+        decoder: bool = True,
+    ) -> "AudioVAE":
+        """Load an audio VAE and its vocoder.
+
+        Args:
+            source: a file in any supported layout (only the tensors of sound are read, even from a 40 GB file), a
+                folder, a hub repository id, or a checkpoint that was opened for sound.
+            dtype: that of the VAE; None for the checkpoint's own. The vocoder computes in float32.
+            encoder, decoder: whether to load it; the vocoder goes with the decoder.
+
+        Raises:
+            CheckpointError: if the source cannot be read, is no audio VAE, is incomplete, or is not supported.
+        """
+        source = cls._open(source, dtype, SOUND, encoder=encoder, decoder=decoder)
+        wanted = {"encoder": encoder, "decoder": decoder, "vocoder": decoder}
+        dtypes = {name: source.cast_dtype(name, dtype) for name in wanted} | {"vocoder": mx.float32}
+        networks = {name: load_network(source, name, dtypes[name]) for name, asked in wanted.items() if asked}
+        return cls(
+            cast(SoundConfig, source.config),
+            cast("SoundEncoder | None", networks.get("encoder")),
+            cast("Decoder | None", networks.get("decoder")),
+            networks.get("vocoder"),
+        )
+
+    @classmethod
+    def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: DtypeName | None = None) -> "AudioVAE":
+        """Load from arrays in memory, by the names of any supported file, with the checks of `from_pretrained`."""
+        return cls.from_pretrained(open_weights(weights, config, medium=SOUND), dtype=dtype)
+
+    def plan(
+        self,
+        latents: int,
+        *,
+        batch: int = 1,
+        memory_budget: str | int | None = None,
+        mode: str = "auto",
+        chunk: int | None = None,
+    ) -> AudioPlan:
+        """Plan the decode of so many latents along time (25 per second). Pure arithmetic; nothing is decoded.
+
+        Args:
+            memory_budget: as for `VideoVAE.plan`.
+            mode: "auto", "exact" (streamed) or "single" (one pass, as networks with attention need).
+            chunk: latents per piece; None to choose automatically.
+
+        Raises:
+            PlanError: if the options are invalid, or if no plan fits the budget.
+        """
+        decoder, vocoder = self._networks
+        weights = _num_bytes(decoder) + _num_bytes(vocoder)
+        return plan_audio(
+            audio_clip(self.config, [decoder.spec, vocoder.spec], weights, batch, latents),
+            this_machine(mx.float32, weights),
+            memory_budget=memory_budget,
+            mode=mode,
+            chunk=chunk,
+        )
+
+    def stream(
+        self, latents: mx.array | np.ndarray, plan: AudioPlan | None = None, *, unnormalized: bool = False
+    ) -> AudioStream:
+        """Yield the waveform as it is decoded: chunks with `start` and `waveform` (B, 2, n) float32, in order.
+
+        Closing or cancelling the stream frees its memory.
+
+        Args:
+            latents: (B, 8, T, 16), or packed (B, T, 128).
+            plan: from `plan`; None for the default.
+            unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
+
+        Raises:
+            LatentsError: at once, if the network cannot take the latents.
+            PlanError: at once, if the plan was made for other latents.
+            DecodeError: while decoding, if samples are not finite.
+        """
+        decoder, vocoder = self._networks
+        packed = pack_latents(latents, self.config.channels, self.config.bins)
+        plan = plan or self.plan(packed.shape[2], batch=packed.shape[0])
+        check_plan(plan, packed)
+        if unnormalized and decoder.statistics is not None:
+            packed = decoder.statistics.normalize(packed)
+            mx.eval(packed)
+        return AudioRun(decoder, vocoder, plan, packed).stream()
+
+    def decode(
+        self,
+        latents: mx.array | np.ndarray,
+        plan: AudioPlan | None = None,
+        *,
+        unnormalized: bool = False,
+        memory_budget: str | int | None = None,
+    ) -> mx.array:
+        """Decode latents to a whole waveform (B, 2, samples) float32 in [-1, 1]. Otherwise as `stream`."""
+        if memory_budget is not None:
+            if plan is not None:
+                raise PlanError("a memory budget replaces a plan; leave one of them out.")
+            batch, _, length, *_ = pack_latents(latents, self.config.channels, self.config.bins).shape
+            plan = self.plan(length, batch=batch, memory_budget=memory_budget)
+        chunks = [chunk.waveform for chunk in self.stream(latents, plan, unnormalized=unnormalized)]
+        waveform = mx.concatenate(chunks, axis=2)
+        with explained_device_errors():
+            mx.eval(waveform)
+        return waveform
+
+    def encode(self, waveform: mx.array | np.ndarray | Iterable[mx.array | np.ndarray], sample_rate: int) -> mx.array:
+        """Encode sound to normalized latents (B, 8, T, 16): the mean of the distribution, without sampling.
+
+        Args:
+            waveform: (B, 2, samples) or (2, samples) in [-1, 1], or (B, 1, samples) or (1, samples) for mono. Or an
+                iterator of such pieces of one waveform, of which one is in memory at a time.
+            sample_rate: samples per second; any rate.
+
+        Raises:
+            LatentsError: for sound that it cannot take.
+        """
+        encoder = self._encoder
+        if isinstance(sample_rate, bool) or not isinstance(sample_rate, int) or sample_rate < 1:
+            raise LatentsError(f"a sample rate of {sample_rate!r} is not possible; give whole samples per second.")
+        pieces = encoder.prepare(_read_pieces(waveform), sample_rate)
+        with explained_device_errors():
+            packed = encode_pieces(encoder, pieces)
+        return unpack_latents(packed, self.config.channels, self.config.bins)
+
+    def plan_encode(self, seconds: float, *, batch: int = 1) -> AudioEncodePlan:
+        """Plan the encode of so many seconds of sound. Pure arithmetic; a `LatentsError` if there are none."""
+        encoder = self._encoder
+        return _plan_encode(self.config, encoder.spec, self._machine(encoder), seconds, batch)
+
+    @property
+    def _networks(self) -> tuple[Decoder, Network]:
+        decoder = self._decoder
+        if self.vocoder is None:
+            raise CheckpointError("this AudioVAE has no vocoder; load it from a file or folder that has one.")
+        return decoder, self.vocoder
+
+
+def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
+    """Open the checkpoint of an audio VAE and its vocoder: `model`, or if there is none that of the pictures, `vae`.
+
+    None if `vae` has no such networks. A `CheckpointError` if `model` cannot be opened, or lacks one of them.
+    """
+    # That of pictures may be on the hub, where a download would be needed to find out.
+    if model is None and (vae is None or parse_reference(vae) is not None):
+        return None
+    try:
+        found = open_checkpoint(model or vae or "", encoder=False, medium=SOUND)
+        if missing := " and no ".join(sorted({"decoder", "vocoder"} - found.networks.keys())):
+            raise CheckpointError(f"{found.name}: has no {missing}; give a file or folder with audio VAE and vocoder.")
+    except CheckpointError:
+        if model is not None:
+            raise
+        return None
+    return found
+
+
+def checkpoint_clip(checkpoint: Checkpoint, dtype: DtypeName | None, batch: int, latents: int) -> AudioClip:
+    """What a plan needs to know of so many latents, for networks that are not loaded."""
+    specs = [checkpoint.spec(name) for name in ("decoder", "vocoder")]
+    stored = DTYPES[dtype or checkpoint.networks["decoder"].dtype]
+    weights = specs[0].num_weights * stored.size + specs[1].num_weights * mx.float32.size
+    return audio_clip(cast(SoundConfig, checkpoint.config), specs, weights, batch, latents)
+
+
+def audio_clip(
+    config: SoundConfig, specs: Sequence[NetworkSpec], weight_bytes: int, batch: int, latents: int
+) -> AudioClip:
+    """What a plan needs to know of so many latents, for a decoder and a vocoder."""
+    if any(isinstance(number, bool) or not isinstance(number, int) for number in (latents, batch)):
+        raise LatentsError(f"{batch!r} x {latents!r} audio latents are no whole numbers; give how many along time.")
+    if latents < 1 or batch < 1:
+        raise LatentsError(f"{batch} x {latents} audio latents cannot be decoded; there must be at least one.")
+    spec = NetworkSpec(tuple(layer for each in specs for layer in each.layers), stream_axes=specs[0].stream_axes)
+    return AudioClip(spec, weight_bytes, batch, latents, config.num_samples(latents), config.sample_rate)
+
+
+def plan_checkpoint_encode(checkpoint: Checkpoint, dtype: DtypeName | None, seconds: float) -> AudioEncodePlan:
+    """The plan of an encode by networks that are not loaded."""
+    machine = checkpoint.machine("encoder", dtype)
+    return _plan_encode(cast(SoundConfig, checkpoint.config), checkpoint.spec("encoder"), machine, seconds, 1)
+
+
+def _plan_encode(
+    config: SoundConfig, spec: NetworkSpec, machine: Machine, seconds: float, batch: int
+) -> AudioEncodePlan:
+    if not 0 < seconds < math.inf or batch < 1:
+        raise LatentsError(f"{batch} x {seconds} seconds of sound cannot be encoded; there must be some.")
+    latents = math.ceil(seconds * config.latents_per_second)
+    given = config.encoder_input(latents)
+    num_samples = math.ceil(seconds * given.sample_rate)
+    weights = spec.num_weights * machine.itemsize
+    clip = AudioClip(spec, weights, batch, latents, num_samples, given.sample_rate)
+    return plan_audio_encode(clip, given, machine)
+
+
+def _num_bytes(network: Network) -> int:
+    return network.spec.num_weights * network.dtype.size
+
+
+def _read_pieces(waveform: object) -> Iterator[np.ndarray]:
+    """(B, 2, n) float32 and finite, from the forms that `encode` takes."""
+    if not isinstance(waveform, (mx.array, np.ndarray, Iterable)) or isinstance(waveform, (str, bytes)):
+        raise LatentsError(f"sound is {type(waveform).__name__}; expected an array (B, 2, samples), or an iterator.")
+    first: tuple[int, ...] | None = None
+    for piece in [waveform] if isinstance(waveform, (mx.array, np.ndarray)) else waveform:
+        samples = _as_samples(piece)
+        first = first or samples.shape
+        if samples.shape[:2] != first[:2]:
+            raise LatentsError(f"a piece of the sound has the shape {samples.shape}, and the first one {first}.")
+        for start in range(0, samples.shape[2], _PIECE):
+            part = samples[:, :, start : start + _PIECE]
+            if not np.isfinite(part).all():
+                raise LatentsError("the sound has values that are NaN or infinite.")
+            yield np.repeat(part, 2, axis=1) if part.shape[1] == 1 else part
+
+
+def _as_samples(piece: object) -> np.ndarray:
+    """(B, 1 or 2, n) float32."""
+    if not isinstance(piece, (mx.array, np.ndarray)):
+        raise LatentsError(f"a piece of the sound is {type(piece).__name__}; expected an array (B, 2, samples).")
+    is_float = mx.issubdtype(piece.dtype, mx.floating) if isinstance(piece, mx.array) else piece.dtype.kind == "f"
+    if not is_float:
+        raise LatentsError(
+            f"the sound is {piece.dtype}; expected floating-point values in [-1, 1], so divide samples of 16 bits by "
+            "32768."
+        )
+    samples = np.asarray(piece.astype(mx.float32) if isinstance(piece, mx.array) else piece, np.float32)
+    samples = samples[None] if samples.ndim == 2 else samples
+    if samples.ndim != 3 or samples.shape[1] not in (1, 2) or 0 in samples.shape[:2]:
+        raise LatentsError(f"the sound has the shape {tuple(piece.shape)}; expected (B, 2, samples).")
+    return samples

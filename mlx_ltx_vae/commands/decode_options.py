@@ -1,0 +1,135 @@
+"""The options of `python -m mlx_ltx_vae.decode`."""
+
+import argparse
+from typing import get_args
+
+from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION
+from ..planning.options import BitDepth, ModeName, OrderName
+from ..tiling import PRESETS
+from ..video.metadata import parse_entry
+from .cli import (
+    CommandParser,
+    argument_type,
+    duration,
+    frame_range,
+    frame_rate,
+    positive,
+    share,
+    tile,
+    tile_frames,
+)
+from .options import add_latents_options, add_network_options
+
+
+def add_input_options(parser: CommandParser, *, output: str, demo: str, model: str = "VAE", more: str) -> None:
+    """Add the latents, their output and what `more` it may be, the checkpoint, and what to decode."""
+    files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for those that a list
+        names, one a line; clips.csv for a table with a column path, and optionally output"""
+    parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
+    formats = f"""the format is that of the ending: .mp4 .mov .mkv .webm .gif .npy; {more}folder/ or %%05d.png for
+        stills; - for raw frames on standard output (default with --demo: {output}). For several inputs: folder/ for
+        videos named after them, folder/clip.mp4; or a pattern such as folder/{{name}}.mkv, or folder/{{name}}/ for
+        stills"""
+    parser.add_argument("-o", "--output", metavar="OUT", help=formats)
+    add_network_options(parser, demo=demo, metavar=model)
+    rate = "frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)"
+    parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
+    some = parser.add_mutually_exclusive_group()
+    frames = """decode these frames only, as they are in the whole video: A is the first, counted from 0, and B is one
+        more than the last; :48 for the first 48, 24: for those from 24 on"""
+    some.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
+    some.add_argument("--first-seconds", type=duration, metavar="S", help="decode only the first S seconds, at --fps")
+    add_latents_options(parser)
+    unnormalized = "the latents are unnormalized, as diffusers' LTX-2 pipelines return them"
+    # None: what the file states.
+    parser.add_argument("--unnormalized", action="store_true", default=None, help=unnormalized)
+
+
+def add_mode_options(how: argparse._ArgumentGroup) -> None:
+    """Add the options of how it is decoded."""
+    mode = """exact: in pieces, with the same frames as a single pass. single: the whole clip at once, in memory that
+        grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact, and tiles only
+        if nothing exact fits the memory budget"""
+    how.add_argument("--mode", choices=get_args(ModeName), default="auto", help=mode)
+    order = """which way the exact mode goes through the clip. This does not reorder the video, whose frames are the
+        same; it changes memory, and when the first frame is written. time: one latent frame after the other; frames are
+        written early, and memory grows with the size of a frame. rows, columns: strips of all frames, from top to
+        bottom or from left to right; less memory for a short clip of large frames, which are all written at the end.
+        auto (default): the first of the three that fits the memory budget"""
+    how.add_argument("--order", choices=get_args(OrderName), default="auto", help=order)
+    chunk = """how many latent frames (or rows, columns) the exact mode takes at a time. This does not split the video;
+        a larger N takes more memory, and may be faster (default: 1 or 2, by device and memory)"""
+    how.add_argument("--chunk", type=positive, metavar="N", help=chunk)
+    space = "decode in tiles of SIZE pixels that share OVERLAP pixels with their neighbors, such as 512:64; not exact"
+    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
+    time = """decode in tiles of SIZE frames of the video that share OVERLAP frames with the next, such as 64:24; the
+        shared frames are blended, so not exact. Without --tile the frames stay whole"""
+    how.add_argument("--tile-frames", type=tile_frames, metavar="SIZE:OVERLAP", help=time)
+    presets = """tiles by name: default is --tile 512:64 --tile-frames 64:24, aggressive 256:64 and 32:8 (least memory),
+        conservative 768:64 and 96:24 (fewest seams); spatial_only and temporal_only are one half of default; auto is
+        default, along axes of more than 512 pixels or 65 frames; wide, for the diffusion decoder of LTX-2.5, 512:160
+        and 96:40"""
+    how.add_argument("--preset", choices=list(PRESETS), metavar="NAME", help=presets)
+
+
+def add_noise_options(how: argparse._ArgumentGroup) -> None:
+    """Add the options of VAEs that take a timestep."""
+    timestep = "for VAEs 0.9.1 to 0.9.8: how noisy the latents are taken to be, 0 to 1 (default: 0.05)"
+    how.add_argument("--timestep", type=share, metavar="T", help=timestep)
+    seed = "for VAEs that add noise: the same number gives the same frames (default: 0)"
+    how.add_argument("--seed", type=int, default=0, metavar="N", help=seed)
+    scale = "for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)"
+    how.add_argument("--noise-scale", type=share, metavar="S", help=scale)
+    convention = """for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers:
+        timestep 0 and no noise by default, and noise is mixed into denormalized latents"""
+    for name, text in (("--convention", convention), ("--like", argparse.SUPPRESS)):  # the second is its old name
+        how.add_argument(name, dest="like", choices=list(CONVENTIONS), default=DEFAULT_CONVENTION, help=text)
+
+
+def add_steps_option(how: argparse._ArgumentGroup) -> None:
+    """Add the option of decoders that denoise."""
+    steps = "denoising steps, for the diffusion decoder of LTX-2.5 (default: the checkpoint's own)"
+    how.add_argument("--steps", type=positive, metavar="N", help=steps)
+
+
+def add_sound_options(video: argparse._ArgumentGroup) -> None:
+    """Add the options of the sound of the video."""
+    model = """the audio VAE and its vocoder, which decode the audio latents beside those of the video: file, folder,
+        or hub repository id (default: the checkpoint of -m, if that has them)"""
+    video.add_argument("--audio-model", metavar="AUDIO", help=model)
+    latents = "the audio latents, if they are not in the file of the video's latents"
+    video.add_argument("--audio-latents", metavar="FILE", help=latents)
+    codec = """aac or alac (.mp4, .mov, .mkv), pcm (.mov, .mkv), flac (.mp4, .mkv), opus (.webm, .mkv); default: aac, or
+        opus for .webm"""
+    video.add_argument("--audio-codec", metavar="NAME", help=codec)
+    audio = "audio file to add in place of latents, in full length even if the video is shorter"
+    video.add_argument("--audio", metavar="FILE", help=audio)
+    shortest = "cut longer sound where the video ends; all frames are kept"
+    video.add_argument("--shortest", action="store_true", help=shortest)
+    video.set_defaults(is_silent=False)  # of `SoundSettings`
+
+
+def add_video_options(video: argparse._ArgumentGroup) -> None:
+    """Add the options of the video."""
+    codec = """h264, hevc (or h265), prores, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm); on a Mac
+        also h264_videotoolbox and hevc_videotoolbox"""
+    video.add_argument("--codec", metavar="NAME", help=codec)
+    crf = "constant quality: 0 is best, 51 worst, or 63 for vp9 and av1 (default: h264 18, hevc 20, vp9 and av1 24)"
+    video.add_argument("--crf", type=int, metavar="N", help=crf)
+    preset = "for h264 and hevc: ultrafast to veryslow; slower ones make smaller files (default: medium)"
+    video.add_argument("--encoder-preset", metavar="NAME", help=preset)
+    formats = "a pixel format of ffmpeg's encoder, such as yuv444p (default: 4:2:0, 4:2:2 for prores, RGB for ffv1)"
+    video.add_argument("--pix-fmt", metavar="FORMAT", help=formats)
+    live = """an .mp4 or .mov that plays while it grows, or with -o - an mp4 on standard output; the file appears under
+        its name at once, and is removed if the decode fails"""
+    video.add_argument("--live", dest="fragmented", action="store_true", help=live)
+    entry = """an entry of text in an .mp4, .mov, .mkv or .webm, or in stills; may be given more than once. ComfyUI's
+        prompt and workflow go from the latent file to the video by themselves"""
+    video.add_argument(
+        "--metadata", action="append", type=argument_type(parse_entry), default=[], metavar="KEY=VALUE", help=entry
+    )
+    sheet = """also write a picture of up to 16 frames with their times: clip.png beside clip.mp4, frames.png beside
+        frames/; with -o clip.png only this picture"""
+    video.add_argument("--contact-sheet", action="store_true", help=sheet)
+    depth = "bits per color and pixel (default: 8)"
+    video.add_argument("--bit-depth", type=int, choices=get_args(BitDepth), default=8, help=depth)

@@ -1,0 +1,110 @@
+"""Audio latents in latent files: beside those of a video, or alone."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import mlx.core as mx
+
+from ..errors import LatentsError, excerpt, quote
+from .mapped import MappedLatents, check_readable
+from .metadata import parse_metadata
+from .stored import StoredArray
+from .tensor_files import open_tensor_file, source_name
+
+#: Names of audio latents beside those of a video, the final ones first.
+AUDIO_NAMES = (
+    "audio_latents",
+    "audio_latent",
+    "final_audio_latent",
+    "stage_2_audio_latent",
+    "stage_1_audio_latent",
+    "audio_samples",
+)
+_CHANNELS, _BINS = 8, 16  # of every release
+_VIDEO_CHANNELS = 128  # of the latents of its videos
+_OWN_NAMES = ("latents", "latent", "samples", "latent_tensor")  # in a file of audio latents alone
+
+
+@dataclass(frozen=True)
+class AudioLatentsFile:
+    """Audio latents that have not been read."""
+
+    source: str
+    tensor: str
+    stored_shape: tuple[int, ...]
+    stored_dtype: str
+    layout: str  # the axes in the file, such as "(B, T, 128)"
+    batch: int
+    length: int  # along time
+    normalized: bool | None  # what the metadata states
+    _stored: StoredArray = field(repr=False)  # (B, 8, T, 16, 1), or packed (B, T, 128, 1, 1)
+
+    def read(self) -> mx.array:
+        """(B, 8, T, 16), or packed (B, T, 128), as they are stored. A `LatentsError` if they are not finite."""
+        is_packed = self._stored.shape[3] == 1
+        latents = MappedLatents(self._stored, None, axes="btc" if is_packed else "bctf")
+        latents.source = f"{self.source}: audio latents {quote(self.tensor)}"
+        values = latents[()]
+        return values[..., 0, 0] if is_packed else values[..., 0]
+
+
+def open_audio_latents(path: str | os.PathLike, *, is_alone: bool = False) -> AudioLatentsFile | None:
+    """As `find_audio_latents`, in a file. A `LatentsError` for one that cannot be read, too."""
+    tensors, stated = open_tensor_file(path)
+    return find_audio_latents(tensors, stated, source_name(path), is_alone=is_alone)
+
+
+def find_audio_latents(
+    tensors: Mapping[str, StoredArray], stated: Mapping[str, str], source: str, *, is_alone: bool = False
+) -> AudioLatentsFile | None:
+    """The audio latents among tensors; None if there are none. `is_alone` is whether there may be nothing else.
+
+    Stored are (B, 8, T, 16), the same without a batch, or packed (B, T, 128). A `LatentsError` for another shape.
+    """
+    names = [name for name in (*AUDIO_NAMES, *(_OWN_NAMES if is_alone else ())) if name in tensors]
+    if not names and is_alone and len(tensors) == 1:
+        names = list(tensors)
+    if not names:
+        return None
+    name, stored = names[0], tensors[names[0]]
+    shape, strides, item = stored.shape, stored.strides, stored.dtype.itemsize
+    layout = "(B, 8, T, 16)"
+    if _is_audio_shape(shape) and len(shape) == 3:
+        shape, strides, layout = (1, *shape), (0, *strides), "(8, T, 16)"
+    if len(shape) == 4 and (shape[1], shape[3]) == (_CHANNELS, _BINS):
+        length, rest = shape[2], 1
+    elif len(shape) == 3 and shape[2] == _CHANNELS * _BINS:
+        length, rest, layout = shape[1], 2, "(B, T, 128)"
+    else:
+        what = (
+            f"audio latents {quote(name)} have" if name in AUDIO_NAMES else f"has no audio latents: {quote(name)} has"
+        )
+        raise LatentsError(
+            f"{source}: {what} the shape {excerpt(stored.shape)}; expected (B, {_CHANNELS}, T, {_BINS}), or packed "
+            f"(B, T, {_CHANNELS * _BINS})."
+        )
+    if 0 in shape:
+        raise LatentsError(f"{source}: audio latents {quote(name)} are empty.")
+    check_readable(stored, f"audio latents {quote(name)}", source)
+    whole = replace(stored, shape=(*shape, *(1,) * rest), strides=(*strides, *(item,) * rest))
+    normalized = parse_metadata(dict(stated), source).normalized
+    return AudioLatentsFile(source, name, stored.shape, stored.name, layout, shape[0], length, normalized, whole)
+
+
+def is_sound_alone(shapes: Mapping[str, Sequence[int]], latent_channels: int | None) -> bool:
+    """Whether a file with tensors of these shapes has audio latents and no others."""
+    others = [name for name in shapes if name not in AUDIO_NAMES]
+    others = [name for name in others if name in _OWN_NAMES] or others
+    return bool(shapes) and (not others or (len(others) == 1 and looks_like_audio(shapes[others[0]], latent_channels)))
+
+
+def looks_like_audio(shape: Sequence[int], latent_channels: int | None) -> bool:
+    """Whether latents of this shape are those of sound rather than of a video."""
+    if latent_channels == _BINS or (len(shape) == 4 and shape[0] == (latent_channels or _VIDEO_CHANNELS)):
+        return False  # (F', H', W', C), and (C, F', H', W') of 8 frames
+    return _is_audio_shape(shape)
+
+
+def _is_audio_shape(shape: Sequence[int]) -> bool:
+    return len(shape) in (3, 4) and (shape[-3], shape[-1]) == (_CHANNELS, _BINS)

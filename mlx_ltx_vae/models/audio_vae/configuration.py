@@ -1,0 +1,194 @@
+"""The configuration of a checkpoint: as it states it, in the vocabulary of diffusers, or inferred from its tensors."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...errors import CheckpointError
+from ..base import Configuration, Shapes, Stored
+from ..vocoder.config import VocoderConfig
+from .config import AudioConfig
+from .raw_config import parse_config
+
+_VAE_CLASS, _VOCODER_CLASS = "AutoencoderKLLTX2Audio", "LTX2Vocoder"
+# The rate of each published transposed convolution, by its kernel.
+_RATES = {16: 6, 15: 5, 12: 6, 11: 5, 8: 2, 4: 2}
+_DILATIONS = [1, 3, 5]
+_RESOLUTION = 256
+_EXTENSION = {
+    "input_sampling_rate": 16000,
+    "output_sampling_rate": 48000,
+    "hop_length": 80,
+    "n_fft": 512,
+    "win_size": 512,
+    "num_mels": 64,
+}
+_ANTIALIASED = {"resblock": "AMP1", "activation": "snakebeta", "use_tanh_at_final": False, "use_bias_at_final": False}
+# diffusers' names of what a generator's configuration states.
+_GENERATOR_KEYS = {
+    "hidden_channels": "upsample_initial_channel",
+    "upsample_factors": "upsample_rates",
+    "upsample_kernel_sizes": "upsample_kernel_sizes",
+    "resnet_kernel_sizes": "resblock_kernel_sizes",
+    "resnet_dilations": "resblock_dilation_sizes",
+    "final_bias": "use_bias_at_final",
+}
+_VAE_KEYS = {
+    "base_channels": "ch",
+    "output_channels": "out_ch",
+    "ch_mult": "ch_mult",
+    "num_res_blocks": "num_res_blocks",
+    "attn_resolutions": "attn_resolutions",
+    "in_channels": "in_channels",
+    "resolution": "resolution",
+    "latent_channels": "z_channels",
+    "norm_type": "norm_type",
+    "causality_axis": "causality_axis",
+    "mid_block_add_attention": "mid_block_add_attention",
+    "mel_bins": "mel_bins",
+}
+_EXTENSION_KEYS = {
+    "filter_length": "n_fft",
+    "hop_length": "hop_length",
+    "window_length": "win_size",
+    "num_mel_channels": "num_mels",
+    "input_sampling_rate": "input_sampling_rate",
+    "output_sampling_rate": "output_sampling_rate",
+}
+
+
+def choose_config(contents: Iterable[object]) -> Mapping[str, Any] | None:
+    """The `choose_config` of the family: audio VAE and vocoder may be stated in a file each."""
+    stated: dict[str, Any] = {}
+    for content in contents:
+        if not isinstance(content, Mapping):
+            continue
+        inner = content.get("vae")
+        if isinstance(inner, Mapping) and "audio_vae" in inner:  # of a converted checkpoint
+            content = inner
+        name = str(content.get("_class_name"))
+        if isinstance(content.get("audio_vae"), Mapping):
+            stated.setdefault("audio_vae", content["audio_vae"])
+        elif name == _VAE_CLASS:
+            stated.setdefault("audio_vae", _vae_from_diffusers(content))
+        if isinstance(content.get("vocoder"), Mapping):
+            stated.setdefault("vocoder", content["vocoder"])
+        elif name.startswith(_VOCODER_CLASS):
+            stated.setdefault("vocoder", _vocoder_from_diffusers(content, is_extended=name != _VOCODER_CLASS))
+    return stated or None
+
+
+def configure(stated: Mapping[str, Any] | AudioConfig | None, stored: Stored) -> Configuration[AudioConfig]:
+    """The `configure` of the family: what is not stated is inferred from the tensors."""
+    if isinstance(stated, AudioConfig):
+        return Configuration(stated, {})
+    raw = dict(stated or {})
+    vae = stored.networks.get("decoder") or stored.networks.get("encoder")
+    vocoder = stored.networks.get("vocoder")
+    if "audio_vae" not in raw:
+        if vae is None:
+            raise CheckpointError(f"{stored.source}: it has a vocoder and no audio VAE; give the folder with both.")
+        raw["audio_vae"] = _infer_vae(vae, is_decoder="decoder" in stored.networks)
+    if vocoder is None:
+        raw.pop("vocoder", None)
+    elif "vocoder" not in raw:
+        raw["vocoder"] = _infer_vocoder(vocoder, stored.source)
+    config = parse_config(raw, stored.source)
+    return Configuration(replace(config, generation=_generation(config.vocoder)), raw)
+
+
+def _generation(vocoder: VocoderConfig | None) -> str:
+    if vocoder is None:
+        return "audio VAE without a vocoder"
+    return "LTX-2 audio" if vocoder.extension is None else "LTX-2.3 audio"
+
+
+def _vae_from_diffusers(stated: Mapping[str, Any]) -> dict[str, Any]:
+    config = {own: stated[name] for name, own in _VAE_KEYS.items() if stated.get(name) is not None}
+    usual = {"norm_type": "pixel", "causality_axis": stated.get("causality_axis"), "mid_block_add_attention": False}
+    audio = {"sampling_rate": stated.get("sample_rate", 16000)}
+    stft = {"hop_length": stated.get("mel_hop_length", 160)}
+    return {
+        "model": {"params": {"ddconfig": usual | config}},
+        "preprocessing": {"audio": audio, "stft": stft},
+    }
+
+
+def _vocoder_from_diffusers(stated: Mapping[str, Any], *, is_extended: bool) -> dict[str, Any]:
+    """diffusers states no activation at the end of the first of two generators, which must be clamped."""
+    first = {own: stated[name] for name, own in _GENERATOR_KEYS.items() if name in stated}
+    is_antialiased = stated.get("act_fn", "snakebeta" if is_extended else "leaky_relu") != "leaky_relu"
+    first["resblock"] = "AMP1" if is_antialiased else "1"
+    if is_antialiased:
+        first["activation"] = stated.get("act_fn", "snakebeta")
+    first["use_tanh_at_final"] = stated.get("final_act_fn", None if is_extended else "tanh") == "tanh"
+    if not is_extended:
+        return first
+    first.setdefault("use_bias_at_final", False)
+    second = {own: stated[f"bwe_{name}"] for name, own in _GENERATOR_KEYS.items() if f"bwe_{name}" in stated}
+    second |= {own: stated[name] for name, own in _EXTENSION_KEYS.items() if name in stated}
+    second |= {"resblock": "AMP1", "activation": stated.get("bwe_act_fn", "snakebeta")}
+    end = stated.get("bwe_final_act_fn")
+    second |= {"apply_final_activation": end is not None, "use_tanh_at_final": end == "tanh"}
+    second.setdefault("use_bias_at_final", False)
+    return {"vocoder": first, "bwe": second}
+
+
+def _infer_vae(shapes: Shapes, *, is_decoder: bool) -> dict[str, Any]:
+    stem = "up" if is_decoder else "down"
+    levels = 0
+    while f"{stem}.{levels}.block.0.conv1.conv.weight" in shapes:
+        levels += 1
+    blocks = 0
+    while f"{stem}.0.block.{blocks}.conv1.conv.weight" in shapes:
+        blocks += 1
+    first, last = shapes["conv_in.conv.weight"], shapes["conv_out.conv.weight"]
+    width = last[-1] if is_decoder else first[0]
+    outputs = [shapes[f"{stem}.{level}.block.0.conv1.conv.weight"][0] for level in range(levels)]
+    config = {
+        "ch": width,
+        "ch_mult": [max(1, each // width) for each in outputs],
+        "num_res_blocks": blocks - 1 if is_decoder else blocks,
+        "z_channels": first[-1] if is_decoder else last[0] // 2,
+        "out_ch": last[0] if is_decoder else first[-1],
+        "resolution": _RESOLUTION,
+        "attn_resolutions": [
+            _RESOLUTION >> level for level in range(levels) if f"{stem}.{level}.attn.0.q.weight" in shapes
+        ],
+        "mid_block_add_attention": "mid.attn_1.q.weight" in shapes,
+        "norm_type": "group" if "norm_out.weight" in shapes else "pixel",
+        "causality_axis": "height",
+    }
+    return {"model": {"params": {"ddconfig": config}}}
+
+
+def _infer_vocoder(shapes: Shapes, source: str) -> dict[str, Any]:
+    if "bwe_generator.conv_pre.weight" not in shapes:
+        return {"resblock": "1", **_infer_generator(shapes, "", source)}
+    first = {**_infer_generator(shapes, "vocoder.", source), **_ANTIALIASED}
+    second = {**_infer_generator(shapes, "bwe_generator.", source), **_ANTIALIASED, **_EXTENSION}
+    return {"vocoder": first, "bwe": {**second, "apply_final_activation": False}}
+
+
+def _infer_generator(shapes: Shapes, prefix: str, source: str) -> dict[str, Any]:
+    """The published generator with these shapes. Rates follow from kernels; dilations are those of all releases."""
+    kernels: list[int] = []
+    while (shape := shapes.get(f"{prefix}ups.{len(kernels)}.weight")) is not None:
+        kernels.append(shape[1])
+    blocks: list[int] = []
+    while (shape := shapes.get(f"{prefix}resblocks.{len(blocks)}.convs1.0.weight")) is not None:
+        blocks.append(shape[1])
+    unknown = [kernel for kernel in kernels if kernel not in _RATES]
+    if unknown or not kernels or len(blocks) % len(kernels):
+        raise CheckpointError(
+            f"{source}: it states no configuration, and its vocoder is none of the published ones (kernels {kernels}); "
+            "give the original file, or one with its configuration."
+        )
+    per_stage = len(blocks) // len(kernels)
+    return {
+        "upsample_initial_channel": shapes[f"{prefix}conv_pre.weight"][0],
+        "upsample_rates": [_RATES[kernel] for kernel in kernels],
+        "upsample_kernel_sizes": kernels,
+        "resblock_kernel_sizes": blocks[:per_stage],
+        "resblock_dilation_sizes": [_DILATIONS] * per_stage,
+    }

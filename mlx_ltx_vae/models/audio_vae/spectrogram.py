@@ -1,0 +1,142 @@
+"""From a waveform to the log-mel spectrogram that the encoder takes."""
+
+import math
+from collections.abc import Iterable, Iterator
+from math import gcd
+
+import mlx.core as mx
+import numpy as np
+
+from ...errors import LatentsError
+from .config import MEL_PIECE, MelConfig
+
+_FLOOR = 1e-5
+_GATHERED_VALUES = 2**20  # as many as are multiplied at a time
+# Slaney's mel scale: linear up to 1000 Hz, then logarithmic.
+_STEP, _CORNER, _LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
+# Of the windowed sinc that resamples: torchaudio's default.
+_ROLLOFF, _ZERO_CROSSINGS = 0.99, 6
+
+
+def spectrogram(pieces: Iterable[np.ndarray], config: MelConfig) -> Iterator[mx.array]:
+    """The log-mel spectrogram (B, n, bins, 1, channels) of a waveform, in pieces along time.
+
+    The waveform comes in pieces (B, channels, samples) of any lengths and has the rate of `config`. Frames are
+    centered, and the ends reflected.
+    """
+    window = mx.array(0.5 - 0.5 * np.cos(2 * np.pi * np.arange(config.window) / config.window), mx.float32)
+    basis = mx.array(mel_basis(config).T.astype(np.float32))
+    reflected = _reflected(pieces, config.window // 2, config.sample_rate)
+    for part in _overlapping(reflected, config.window, config.hop, MEL_PIECE):
+        batch, channels, length = part.shape
+        count = 1 + (length - config.window) // config.hop
+        strides = (channels * length, length, config.hop, 1)
+        framed = mx.as_strided(mx.array(part), (batch, channels, count, config.window), strides)
+        mel = mx.abs(mx.fft.rfft(framed * window)) @ basis
+        yield mx.log(mx.maximum(mel, _FLOOR)).transpose(0, 2, 3, 1)[:, :, :, None]
+
+
+def _reflected(pieces: Iterable[np.ndarray], side: int, sample_rate: int) -> Iterator[np.ndarray]:
+    """A waveform in pieces, with `side` samples more at both ends, which are the reflection of its own."""
+    gathered = _gathered(pieces, side + 1)
+    first = next(gathered, None)
+    length = 0 if first is None else first.shape[2]
+    if first is None or length <= side:
+        raise LatentsError(
+            f"the sound has {length} samples at {sample_rate} Hz, and the encoder needs more than {side}; use longer "
+            "sound."
+        )
+    yield first[:, :, side:0:-1]
+    yield first
+    end = first[:, :, -side - 1 :]
+    for piece in gathered:
+        yield piece
+        end = np.concatenate([end, piece], axis=2)[:, :, -side - 1 :]
+    yield end[:, :, -2::-1]
+
+
+def _overlapping(pieces: Iterable[np.ndarray], window: int, hop: int, count: int) -> Iterator[np.ndarray]:
+    """The parts of a waveform with `count` windows each, or what is left of them, that are `hop` samples apart."""
+    needed = window + (count - 1) * hop
+    rest: np.ndarray | None = None
+    for piece in _gathered(pieces, count * hop):
+        rest = piece if rest is None else np.concatenate([rest, piece], axis=2)
+        while rest.shape[2] >= needed:
+            yield rest[:, :, :needed]
+            rest = rest[:, :, count * hop :]
+    if rest is not None and rest.shape[2] >= window:
+        yield rest[:, :, : rest.shape[2] - (rest.shape[2] - window) % hop]
+
+
+def _gathered(pieces: Iterable[np.ndarray], least: int) -> Iterator[np.ndarray]:
+    """The same waveform in pieces of at least so many samples, except for the last one."""
+    waiting: list[np.ndarray] = []
+    length = 0
+    for piece in pieces:
+        waiting.append(piece)
+        length += piece.shape[2]
+        if length >= least:
+            yield np.concatenate(waiting, axis=2)
+            waiting, length = [], 0
+    if length:
+        yield np.concatenate(waiting, axis=2)
+
+
+def mel_basis(config: MelConfig) -> np.ndarray:
+    """Triangular filters (bins, frequencies), evenly spaced on Slaney's mel scale, each of unit area."""
+    grid = np.linspace(0, config.sample_rate / 2, config.window // 2 + 1)
+    mels = np.linspace(_to_mel(config.low), _to_mel(config.high), config.bins + 2)
+    linear = mels * _STEP
+    edges = np.where(mels < _CORNER / _STEP, linear, _CORNER * np.exp(_LOG_STEP * (mels - _CORNER / _STEP)))
+    rising = (grid - edges[:-2, None]) / np.diff(edges)[:-1, None]
+    falling = (edges[2:, None] - grid) / np.diff(edges)[1:, None]
+    return np.maximum(0, np.minimum(rising, falling)) * (2 / (edges[2:] - edges[:-2]))[:, None]
+
+
+def _to_mel(frequency: float) -> float:
+    return frequency / _STEP if frequency < _CORNER else _CORNER / _STEP + math.log(frequency / _CORNER) / _LOG_STEP
+
+
+def resample(pieces: Iterable[np.ndarray], rate: int, new_rate: int) -> Iterator[np.ndarray]:
+    """A waveform at another rate, through a sinc that is windowed by a Hann window.
+
+    It comes and goes in pieces (B, channels, samples) float32 of any lengths.
+    """
+    if rate == new_rate:
+        yield from pieces
+        return
+    common = gcd(rate, new_rate)
+    old, new = rate // common, new_rate // common
+    cutoff = min(old, new) * _ROLLOFF
+    side = math.ceil(_ZERO_CROSSINGS * old / cutoff)
+    # Sample m of the result is at m * old / new, and depends on `side` samples before and after.
+    phases = np.arange(new)[:, None]
+    times = (phases * old // new + np.arange(-side, side + 1)) / old - phases / new
+    times = np.clip(times * cutoff, -_ZERO_CROSSINGS, _ZERO_CROSSINGS)
+    taps = np.sinc(times) * np.cos(times * math.pi / _ZERO_CROSSINGS / 2) ** 2 * (cutoff / old)
+    taps = taps.astype(np.float32)
+    width = taps.shape[1]
+    step = max(1, _GATHERED_VALUES // width)
+    done, first, rest = 0, 0, None  # samples of the result, and the index of the first one in `rest`
+    for piece in _padded(_gathered(pieces, width), side):
+        rest = piece if rest is None else np.concatenate([rest, piece], axis=2)
+        ready = -((width - 1 - first - rest.shape[2]) * new // old)
+        for start in range(done, ready, step):
+            results = np.arange(start, min(start + step, ready))
+            windows = np.lib.stride_tricks.sliding_window_view(rest, width, axis=2)[:, :, results * old // new - first]
+            yield np.einsum("bcnw,nw->bcn", windows, taps[results % new])
+        done = max(done, ready)
+        unused = done * old // new - first
+        first, rest = first + unused, rest[:, :, unused:]
+
+
+def _padded(pieces: Iterable[np.ndarray], side: int) -> Iterator[np.ndarray]:
+    """A waveform in pieces, with `side` zeros at both ends."""
+    zeros = None
+    for piece in pieces:
+        if zeros is None:
+            zeros = np.zeros((*piece.shape[:2], side), np.float32)
+            yield zeros
+        yield piece
+    if zeros is not None:
+        yield zeros

@@ -1,0 +1,352 @@
+"""The modules of the diffusion decoder: norm, rotary embedding, attention, MLP, upsampling."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ...backend.device import backend, is_cpu
+from ...backend.mlx_utils import to_float
+from ...shapes import Grid
+from ...streaming.axis import Axis
+from ...streaming.context import Stage, StreamContext, pointwise
+from ...streaming.delay import Delay, Trim
+from ...streaming.window import View, window_starts
+from ..convolution.prepared import PreparedModule
+from ..layers.activation import gated_silu, pixel_norm
+from ..layers.conv import make_window
+from ..layers.resample import depth_to_space
+from ..layers.resnet import sinusoid
+from ..specs import LayerSpec, Rate
+from .attention import Queue, WindowStarts, attend
+from .neighborhood import tokens_at_once
+from .network_specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
+
+_NORM_EPS = 1e-6
+_ROTATION_BASE = 10000.0
+_BOUND_MARGIN = 1.1  # for rounding of normalized queries and keys
+
+
+class Modulation(NamedTuple):
+    """Scale and shift of a norm, (C,) each in float32."""
+
+    scale: mx.array
+    shift: mx.array
+
+
+class RMSNorm(nn.Module):
+    """RMS norm with a weight, computed in float32. Checkpoint keys: `weight`."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = mx.ones((channels,))
+
+    def __call__(self, x: mx.array, modulation: Modulation | None = None) -> mx.array:
+        if modulation is None and not is_cpu():
+            return mx.fast.rms_norm(x, self.weight, _NORM_EPS)
+        weight = self.weight.astype(mx.float32)
+        if modulation is None:
+            return (pixel_norm(x.astype(mx.float32), _NORM_EPS) * weight).astype(x.dtype)
+        # One multiplication: weight and scale are small.
+        scaled = pixel_norm(x.astype(mx.float32), _NORM_EPS) * (weight * (1 + modulation.scale))
+        return (scaled + modulation.shift).astype(x.dtype)
+
+
+class Attention(nn.Module):
+    """Queries, keys and values of a neighborhood attention, and what follows it.
+
+    Checkpoint keys: `qkv` (or diffusers' `to_q`, `to_k`, `to_v`), `proj`, `q_norm`, `k_norm`.
+    """
+
+    def __init__(self, spec: AttentionSpec, *, is_fused: bool) -> None:
+        super().__init__()
+        channels = spec.in_channels
+        if is_fused:
+            self.qkv = nn.Linear(channels, 3 * channels)
+        else:
+            self.to_q, self.to_k, self.to_v = (nn.Linear(channels, channels) for _ in range(3))
+        self.proj = nn.Linear(channels, channels)
+        self.q_norm, self.k_norm = RMSNorm(spec.head_dim), RMSNorm(spec.head_dim)
+        self._head_dim = spec.head_dim
+
+    @property
+    def bound(self) -> float:
+        """What no score exceeds: the norms bound the lengths of queries and keys. Evaluates their weights."""
+        largest = mx.abs(self.q_norm.weight).max().astype(mx.float32) * mx.abs(self.k_norm.weight).max()
+        return to_float(largest) * self._head_dim**0.5 * _BOUND_MARGIN
+
+    def queries(self, x: mx.array, first: Grid) -> mx.array:
+        """(B, T, H, W, heads, D), rotated; `first` is the position of the first."""
+        return rotate(self.q_norm(self._split(self._project(x, 0))), first)
+
+    def keys_values(self, x: mx.array, first: Grid) -> mx.array:
+        """(B, T, H, W, 2 * heads * D): keys, which are rotated, then values."""
+        keys, values = rotate(self.k_norm(self._split(self._project(x, 1))), first), self._project(x, 2)
+        return mx.concatenate([keys.reshape(values.shape), values], axis=-1)
+
+    def split_keys_values(self, x: mx.array) -> mx.array:
+        """(B, T, H, W, 2, heads, D)."""
+        return x.reshape(*x.shape[:-1], 2, -1, self._head_dim)
+
+    def _project(self, x: mx.array, index: int) -> mx.array:
+        """Queries, keys or values."""
+        if "qkv" not in self:
+            return (self.to_q, self.to_k, self.to_v)[index](x)
+        channels = x.shape[-1]
+        rows = slice(index * channels, (index + 1) * channels)
+        return mx.addmm(self.qkv.bias[rows], x, self.qkv.weight[rows].T)
+
+    def _split(self, x: mx.array) -> mx.array:
+        return x.reshape(*x.shape[:-1], -1, self._head_dim)
+
+
+class MLP(nn.Module):
+    """w_down(silu(w_gate x) * w_up x). Checkpoint keys: `w_up`, `w_gate`, `w_down`, without biases."""
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.w_up, self.w_gate = (nn.Linear(channels, hidden, bias=False) for _ in range(2))
+        self.w_down = nn.Linear(hidden, channels, bias=False)
+        self.hidden = hidden
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.w_down(gated_silu(self.w_gate(x), self.w_up(x)))
+
+
+class NeighborhoodBlock(PreparedModule):
+    """x + attention(norm(x)), then x + MLP(norm(x)).
+
+    Blocks of the denoising first add a projection of the context, and modulate both norms. Static gates, where a
+    checkpoint has them, scale the three branches; `prepare` multiplies the last matrices of these by them. Checkpoint
+    keys: `norm1`, `attn`, `norm2`, `mlp`; of the denoising `context_proj`, `scale_shift_table` (7, C), and `gate_msa`,
+    `gate_mlp`, `gate_ctx` (C,).
+    """
+
+    def __init__(
+        self,
+        first: AttentionSpec,
+        second: MLPSpec,
+        *,
+        is_fused: bool,
+        context_channels: int = 0,
+        has_gates: bool = False,
+    ) -> None:
+        super().__init__()
+        channels = first.in_channels
+        self.norm1, self.norm2 = RMSNorm(channels), RMSNorm(channels)
+        self.attn = Attention(first, is_fused=is_fused)
+        self.mlp = MLP(channels, second.hidden)
+        if context_channels:
+            self.context_proj = nn.Linear(context_channels, channels)
+            self.scale_shift_table = mx.zeros((MODULATION_ROWS, channels))
+        if has_gates:
+            self.gate_msa, self.gate_mlp, self.gate_ctx = (mx.ones((channels,)) for _ in range(3))
+        self._specs = first, second
+
+    def prepare(self, *, keeps_dtype: bool = False) -> None:
+        """Multiply the gates into the matrices, which takes no time in a decode."""
+        for name, linear in self._gated():
+            gate = self.pop(name).astype(mx.float32)
+            for key in filter(linear.__contains__, ("weight", "bias")):
+                stored = linear[key]
+                linear[key] = (stored * (gate[:, None] if stored.ndim > 1 else gate)).astype(stored.dtype)
+            mx.eval(linear.parameters())
+        if "scale_shift_table" in self:
+            self.scale_shift_table = mx.contiguous(self.scale_shift_table)
+            mx.eval(self.scale_shift_table)
+
+    def _gated(self) -> list[tuple[str, nn.Linear]]:
+        """The gates that are still to be multiplied into a matrix, by name."""
+        if "gate_msa" not in self:
+            return []
+        return [("gate_msa", self.attn.proj), ("gate_mlp", self.mlp.w_down), ("gate_ctx", self.context_proj)]
+
+    def stages(
+        self,
+        context: StreamContext,
+        rate: Rate = (1, 1, 1),
+        modulation: mx.array | None = None,
+        latent_context: "Reader | None" = None,
+    ) -> list[Stage]:
+        """A stage for the attention and one for the MLP.
+
+        Args:
+            rate: positions per frame, row and column of the video, by which a band knows where it begins.
+            modulation: (7, C) float32, that of all blocks of a denoising step.
+            latent_context: takes the context of the positions that arrive.
+        """
+        assert not self._gated(), "prepare was called"
+        first = second = None
+        if modulation is not None:
+            rows = modulation + self.scale_shift_table.astype(mx.float32)
+            first, second = Modulation(rows[0], rows[1]), Modulation(rows[3], rows[4])
+        return [self._attention(context, rate, first, latent_context), pointwise(lambda x: self.feed(x, second))]
+
+    def feed(self, x: mx.array, modulation: Modulation | None) -> mx.array:
+        """The second half of the block. Results are evaluated here, some tokens at a time (see `attend`)."""
+        queue, tokens = Queue(), x.reshape(-1, x.shape[-1])
+        size, count = tokens_at_once(backend(), self.mlp.hidden), len(tokens)
+        parts = (tokens[start : start + size] for start in range(0, count, size))
+        results = [queue.add(part + self.mlp(self.norm2(part, modulation))) for part in parts]
+        return (results[0] if len(results) == 1 else mx.concatenate(results)).reshape(x.shape)
+
+    def _attention(
+        self, context: StreamContext, rate: Rate, modulation: Modulation | None, latent_context: "Reader | None"
+    ) -> Stage:
+        spec, _ = self._specs
+        axis, window, waiting = context.axis, make_window(spec, context), Delay(context.axis)
+        bound = self.attn.bound if is_cpu() else math.inf  # elsewhere the attention is fused
+        row = 0 if context.neighbors is None else int(context.origins[0][1] * rate[1])
+        entered = 0
+
+        def position(index: int) -> Grid:
+            """Of the first token, if the first along the stream's axis has this index."""
+            at = [0, row, 0]
+            at[axis.grid] += index
+            return at[0], at[1], at[2]
+
+        def step(x: mx.array | None, last: bool) -> mx.array | None:
+            nonlocal entered
+            keys_values, queue = None, Queue()
+            if x is not None:
+                if latent_context is not None:
+                    given = latent_context.take(x.shape[axis])
+                    x = x + self.context_proj(given)
+                waiting.push(x)
+                keys_values = queue.add(self.attn.keys_values(self.norm1(x, modulation), position(entered)))
+                entered += x.shape[axis]
+            view = window.push(keys_values, last)
+            if view is None:
+                return None
+            own = waiting.take(view.output, view.results)
+            queries = queue.add(self.attn.queries(self.norm1(own, modulation), position(view.output)))
+            seen, starts = _extend(view, spec, context)
+            result = attend(queries, self.attn.split_keys_values(seen), starts, spec.kernel, bound)
+            return own + self.attn.proj(result)
+
+        return Stage(step, window, waiting)
+
+
+class Reader:
+    """One of the readers of a `Delay`, which takes all positions in order."""
+
+    def __init__(self, delay: Delay, index: int) -> None:
+        self._delay, self._index, self._start = delay, index, 0
+
+    def take(self, count: int) -> mx.array:
+        start, self._start = self._start, self._start + count
+        return self._delay.take(start, count, reader=self._index)
+
+
+def _extend(view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.array, WindowStarts]:
+    """The positions in view, with those of neighboring bands, and where the window of each output begins."""
+    frames, before = view.frames, 0
+    rows = frames.shape[Axis.HEIGHT]
+    if view.halo is not None:
+        frames, has_front, _ = view.halo.extend(frames, view.start)
+        before = spec.halo(Axis.HEIGHT)[0] if has_front else 0
+    starts: list[Sequence[int]] = []
+    for axis in Axis:
+        outputs = (before, rows) if axis is Axis.HEIGHT else (0, frames.shape[axis])
+        own = view.window_starts if axis is context.axis else None
+        starts.append(own or window_starts(spec.window(axis), frames.shape[axis], *outputs))
+    return frames, (starts[0], starts[1], starts[2])
+
+
+def rotate(x: mx.array, first: Grid) -> mx.array:
+    """Rotate the pairs of neighboring channels (B, T, H, W, heads, D) by their positions along the three axes."""
+    cosines, sines = _turns(x.shape[1:4], x.shape[-1], first)
+    wide = mx.contiguous(x.astype(mx.float32))
+    # Neighbors are exchanged as the halves of integers: MLX's CPU backend copies a reversed view, and multiplies
+    # complex numbers, one by one.
+    pairs = wide.view(mx.uint64)
+    exchanged = _exchange_halves(pairs).view(mx.float32)
+    return (wide * cosines + exchanged * sines).astype(x.dtype)
+
+
+@mx.compile
+def _exchange_halves(x: mx.array) -> mx.array:
+    return (x << 32) | (x >> 32)
+
+
+def _turns(grid: Sequence[int], depth: int, first: Grid) -> list[mx.array]:
+    """(T, H, W, 1, D) float32 each: what a channel is multiplied by, and what the other one of its pair is."""
+    tables = []
+    for part in (0, 1):
+        axes = []
+        for axis, (start, length, channels) in enumerate(zip(first, grid, _shares(depth), strict=True)):
+            shape = [1, 1, 1, 1, channels]
+            shape[axis] = length
+            phases = mx.array(_phases(start, length, channels)[part]).reshape(shape)
+            axes.append(mx.broadcast_to(phases, (*grid, 1, channels)))
+        tables.append(mx.concatenate(axes, axis=-1))
+    return tables
+
+
+def _shares(depth: int) -> Grid:
+    """The channels of a head that rotate with time, height and width: a quarter, and half of the rest each."""
+    time = depth // 4 // 2 * 2
+    rest = (depth - time) // 2
+    if rest % 2:
+        time, rest = time - 2, rest + 1
+    return time, rest, rest
+
+
+@lru_cache(maxsize=512)
+def _phases(first: int, length: int, channels: int) -> np.ndarray:
+    """(2, length, channels) float32: cosines, and sines, of which the first of each pair is negative.
+
+    The angles are computed in float64: of a long clip, those of float32 would be coarse.
+    """
+    frequencies = _ROTATION_BASE ** -(np.arange(0, channels, 2) / max(1, channels))
+    angles = np.arange(first, first + length)[:, None] * frequencies
+    sines = np.stack([-np.sin(angles), np.sin(angles)], axis=-1)
+    return np.stack([np.repeat(np.cos(angles), 2, axis=-1), sines.reshape(length, -1)]).astype(np.float32)
+
+
+class TimestepEmbedder(nn.Module):
+    """Noise levels (B,), scaled, to (B, channels) in float32. Checkpoint keys: `mlp.0`, `mlp.2`."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.mlp = [nn.Linear(SINUSOID_CHANNELS, channels), nn.SiLU(), nn.Linear(channels, channels)]
+
+    def __call__(self, timesteps: mx.array) -> mx.array:
+        x = sinusoid(timesteps, SINUSOID_CHANNELS)
+        for layer in self.mlp:
+            x = layer(x)
+        return x.astype(mx.float32)
+
+
+class SharedModulation(nn.Module):
+    """The modulation of all blocks, (7, C) float32. Checkpoint keys: `proj`."""
+
+    def __init__(self, embedding_channels: int, channels: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(embedding_channels, MODULATION_ROWS * channels)
+
+    def __call__(self, embedding: mx.array) -> mx.array:
+        return self.proj(nn.silu(embedding)).astype(mx.float32).reshape(MODULATION_ROWS, -1)
+
+
+class LinearUpsample(nn.Module):
+    """A linear layer and depth-to-space; if time doubles, the first frame is dropped. Checkpoint keys: `proj`."""
+
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__()
+        self.proj = nn.Linear(spec.in_channels, math.prod(spec.up) * spec.out_channels)
+        self._spec = spec
+
+    def stages(self, context: StreamContext, cut: Callable[[mx.array], mx.array | None] | None = None) -> list[Stage]:
+        """One stage; `cut` drops what does not remain of its results."""
+        trim = Trim(context.axis, 0 if context.is_inside else self._spec.trim)
+
+        def step(x: mx.array | None, last: bool) -> mx.array | None:
+            result = trim.push(None if x is None else depth_to_space(self.proj(x), self._spec.up), last)
+            return cut(result) if cut is not None and result is not None else result
+
+        return [Stage(step, trim)]

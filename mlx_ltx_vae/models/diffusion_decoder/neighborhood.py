@@ -1,0 +1,176 @@
+"""Neighborhood attention by blocks: which keys a block of queries sees, and what that costs. Pure arithmetic, no MLX.
+
+Every query sees a window of K positions along each axis, which shifts inwards at the borders. A block of neighboring
+queries is computed against the joint window of all of them, and a mask hides from each query what its own window does
+not have. Where windows do not move at a border, the queries form one block and need no mask.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+from ...backend.machine import FLOAT32_BYTES, Backend, Machine
+from ...shapes import Grid
+
+#: Queries of a block along each axis. Few queries see few keys in vain, and many make larger products. The CPU's is
+#: measured; for Metal there is a model (docs/performance.md), and `bench --metal` measures it.
+BLOCKS = {Backend.CPU: 4, Backend.METAL: 4, Backend.CUDA: 4}
+# Scores of one call of the attention, for all heads together, and elements of the keys and values that blocks share.
+_SCORES = {Backend.CPU: 2**20, Backend.METAL: 2**25, Backend.CUDA: 2**26}
+_SHARED = {Backend.CPU: 2**22, Backend.METAL: 2**25, Backend.CUDA: 2**26}
+
+#: Calls that are under way at once, so that a GPU is not idle between two.
+CALLS_UNDER_WAY = {Backend.CPU: 1, Backend.METAL: 2, Backend.CUDA: 2}
+
+
+class Segment(NamedTuple):
+    """Blocks of equal shape, one behind the other along an axis."""
+
+    start: int  # the first query
+    blocks: int
+    size: int  # queries of each
+    key_start: int  # the first key of the first block; that of the next one lies `size` behind it
+    window: int  # keys of each block
+    offsets: tuple[int, ...]  # where each query's own window begins in that of its block
+
+    @property
+    def end(self) -> int:
+        return self.start + self.blocks * self.size
+
+    @property
+    def keys(self) -> int:
+        """The keys of all blocks."""
+        return self.window + (self.blocks - 1) * self.size
+
+    def cut(self, at_once: int) -> "list[Segment]":
+        """Parts of at most as many blocks."""
+        at_once = max(1, at_once)
+        count = -(-self.blocks // -(-self.blocks // at_once))
+        return [self._part(first, min(count, self.blocks - first)) for first in range(0, self.blocks, count)]
+
+    def _part(self, first: int, count: int) -> "Segment":
+        moved = first * self.size
+        return self._replace(start=self.start + moved, key_start=self.key_start + moved, blocks=count)
+
+
+#: A grid of blocks of equal shape: their segments along time, height and width.
+Block = tuple[Segment, Segment, Segment]
+#: Parts of the segments along each axis.
+Cuts = tuple[list[Segment], list[Segment], list[Segment]]
+
+
+def segments(starts: Sequence[int], kernel: int, size: int) -> tuple[Segment, ...]:
+    """Cut the queries of an axis, whose windows of `kernel` keys begin at `starts`, into blocks of at most `size`.
+
+    Those whose windows are the same, at a border, are one block of any size.
+    """
+    result: list[Segment] = []
+    index = 0
+    while index < len(starts):
+        end = index + 1
+        if end < len(starts) and starts[end] == starts[index]:  # a border: all windows are the same
+            while end < len(starts) and starts[end] == starts[index]:
+                end += 1
+            result.append(Segment(index, 1, end - index, starts[index], kernel, (0,) * (end - index)))
+        else:
+            while end < len(starts) and starts[end] == starts[end - 1] + 1 and not _is_border(starts, end):
+                end += 1
+            result += _moving(index, end - index, starts[index], kernel, size)
+        index = end
+    return tuple(result)
+
+
+def _is_border(starts: Sequence[int], index: int) -> bool:
+    return index + 1 < len(starts) and starts[index + 1] == starts[index]
+
+
+def _moving(start: int, length: int, key_start: int, kernel: int, most: int) -> list[Segment]:
+    """Blocks as even as possible, the larger ones first, for windows that move with their queries."""
+    count = -(-length // most)
+    size, larger = divmod(length, count)
+    parts = []
+    for number, queries in ((larger, size + 1), (count - larger, size)):
+        if number:
+            parts.append(Segment(start, number, queries, key_start, kernel + queries - 1, tuple(range(queries))))
+            start, key_start = start + number * queries, key_start + number * queries
+    return parts
+
+
+def shared_axis(grid: Sequence[int]) -> int:
+    """The axis along which blocks share copies of keys and values: that of the most queries."""
+    return max(range(len(grid)), key=lambda axis: grid[axis])
+
+
+def shares(backend: Backend, channels: int, block: Block, axis: int) -> Cuts:
+    """The segments of each axis cut so that the blocks of a combination share one copy of keys and values."""
+    beside = math.prod(each.window for other, each in enumerate(block) if other != axis)
+    keys = _SHARED[backend] // (2 * channels * beside)
+    at_once = (keys - block[axis].window) // block[axis].size + 1
+    time, rows, columns = (each.cut(at_once if other == axis else 1) for other, each in enumerate(block))
+    return time, rows, columns
+
+
+def calls(backend: Backend, heads: int, block: Block) -> Cuts:
+    """The segments of what shares a copy, cut so that one call computes few scores."""
+    at_once = _SCORES[backend] // (heads * _scores(block))
+    time, rows, columns = (each.cut(at_once) for each in block)
+    return time, rows, columns
+
+
+def tokens_at_once(backend: Backend, hidden: int) -> int:
+    """How many tokens an MLP with as many hidden channels computes at once, so that its workspace is bounded."""
+    return max(1, _SCORES[backend] // hidden)
+
+
+def _scores(block: Block) -> int:
+    return math.prod(segment.size * segment.window for segment in block)
+
+
+def whole_starts(length: int, kernel: int) -> list[int]:
+    """Where the windows of a whole axis begin."""
+    return [min(max(0, index - kernel // 2), length - kernel) for index in range(length)]
+
+
+@lru_cache
+def _whole_axis(length: int, kernel: int, size: int) -> tuple[Segment, ...]:
+    return segments(whole_starts(length, kernel), kernel, size)
+
+
+def computed_scores(grid: Grid, kernel: Grid, size: int) -> int:
+    """Scores that are computed for all queries of a grid (T, H, W), of one head, by blocks of this size."""
+    return math.prod(
+        sum(each.blocks * each.size * each.window for each in _whole_axis(max(length, width), width, size))
+        for length, width in zip(grid, kernel, strict=True)
+    )
+
+
+@lru_cache
+def workspace_bytes(
+    grid: Grid, kernel: Grid, channels: int, heads: int, machine: Machine, moving: int | None = None
+) -> int:
+    """Bytes that the attention of the queries of one step allocates at once: copies of keys and values, and scores.
+
+    `moving` is the index of the axis of a stream, of which the step has a part; None if it has the whole clip.
+    """
+    axes, size = [], BLOCKS[machine.backend]
+    for axis, (length, reach) in enumerate(zip(grid, kernel, strict=True)):
+        is_moving = axis == moving
+        axes.append(
+            tuple(_moving(0, length, 0, reach, size)) if is_moving else _whole_axis(max(length, reach), reach, size)
+        )
+    shared, backend = shared_axis(grid), machine.backend
+    largest = 0
+    for block in product(axes[0], axes[1], axes[2]):
+        for part in product(*shares(backend, channels, block, shared)):
+            copied = 2 * channels * math.prod(each.keys for each in part)
+            scores = max(
+                heads * math.prod(each.blocks for each in call) * _scores(call)
+                for call in product(*calls(backend, heads, part))
+            )
+            # On a CPU, scores are materialized, and all is float32.
+            is_cpu = backend is Backend.CPU
+            rows = copied * heads // channels * FLOAT32_BYTES  # the index of each row of a copy
+            largest = max(largest, rows + ((copied + scores) * FLOAT32_BYTES if is_cpu else copied * machine.itemsize))
+    return CALLS_UNDER_WAY[backend] * largest

@@ -1,0 +1,1 @@
+"""A linear projection from latents to small pictures, for previews."""

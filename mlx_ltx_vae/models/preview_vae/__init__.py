@@ -1,0 +1,1 @@
+"""TAEHV for LTX: tiny causal networks of two-dimensional convolutions, for previews."""

@@ -1,0 +1,154 @@
+"""The tiny autoencoders of `madebyollin/taehv` for LTX, and what `info` says about them."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...errors import CheckpointError
+from ..base import (
+    NETWORKS,
+    Configuration,
+    Description,
+    Family,
+    Found,
+    Network,
+    NetworkDescription,
+    Shapes,
+    Statistics,
+    Stored,
+)
+from .config import LTX_CHANNELS, PATCH, STANDARD_WIDTHS, WIDE_WIDTHS, PreviewConfig
+from .network_specs import LEVELS, network_spec
+from .networks import PreviewDecoder, PreviewEncoder
+
+_CLASS = "TAEHV"
+#: By the name of its file, since it has the shapes of the other.
+_NAMES = {"taeltx2_3": "taeltx2_3", "taeltx_2": "taeltx_2"}
+_UNKNOWN = "taeltx_2 or taeltx2_3"
+_WIDE = "taeltx2_3_wide"
+_STEM = "layers."
+# The first and the last convolution of each network, by whose shapes these files are recognized.
+_FIRST = {"encoder": "layers.0.weight", "decoder": "layers.1.weight"}
+_LAST = {"encoder": "layers.17.weight", "decoder": "layers.22.weight"}
+_NUMBERED = re.compile(r"(layers\.)?\d+\.")
+
+
+def find(shapes: Shapes) -> Found:
+    """Networks whose tensors are numbered: `decoder.3.conv.0.weight`, or `decoder.layers.3...` if converted."""
+    return Found({network: names for network in NETWORKS if (names := _find_network(shapes, network))})
+
+
+def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
+    prefix = f"{network}."
+    stored = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
+    if not all(_NUMBERED.match(name) for name in stored):
+        return {}
+    names = {_STEM + own.removeprefix(_STEM): name for own, name in stored.items()}
+    first = names.get(_FIRST[network])
+    has_blocks = f"{_STEM}{LEVELS[0] + 1}.conv.0.weight" in names
+    return names if first is not None and len(shapes[first]) == 4 and has_blocks else {}
+
+
+def choose_config(contents: Iterable[object]) -> Mapping[str, Any] | None:
+    """What a converted checkpoint, or a small model of another VAE, states."""
+    return next((each for each in contents if isinstance(each, Mapping) and each.get("_class_name") == _CLASS), None)
+
+
+def configure(stated: Mapping[str, Any] | PreviewConfig | None, stored: Stored) -> Configuration[PreviewConfig]:
+    """The widths are those of the tensors. The channels of the latents are LTX's, unless others are stated."""
+    if isinstance(stated, PreviewConfig):
+        return Configuration(stated, {})
+    channels = (stated or {}).get("latent_channels", LTX_CHANNELS)
+    decoder, encoder = (stored.networks.get(network, {}) for network in ("decoder", "encoder"))
+    _check_shapes(stored, channels)
+    widths = _decoder_widths(decoder, stored.source) if decoder else None
+    group_width = _extent(decoder, f"{_STEM}{LEVELS[0]}.conv.6.weight", -1)
+    generation = (stated or {}).get("generation") or _generation(stored.source, widths)
+    config = PreviewConfig(
+        widths, _extent(encoder, _FIRST["encoder"], 0), group_width, channels, generation=str(generation)
+    )
+    raw = {"_class_name": _CLASS, "generation": config.generation, "latent_channels": channels}
+    return Configuration(config, raw)
+
+
+def _check_shapes(stored: Stored, channels: int) -> None:
+    """Refuse a tiny autoencoder of another model, by the channels of its latents and the size of its patches."""
+    for network, shapes in stored.networks.items():
+        of_latents = (_FIRST[network], -1) if network == "decoder" else (_LAST[network], 0)
+        of_pixels = (_LAST[network], 0) if network == "decoder" else (_FIRST[network], -1)
+        found = [_extent(shapes, *each) for each in (of_latents, of_pixels)]
+        if found != [channels, 3 * PATCH**2]:
+            raise CheckpointError(
+                f"{stored.source}: its {network} is a tiny autoencoder of another model, with {found[0]} latent "
+                f"channels and {found[1]} values per patch, and LTX's has {channels} and {3 * PATCH**2}; use "
+                "taeltx2_3.safetensors."
+            )
+
+
+def _decoder_widths(shapes: Shapes, source: str) -> tuple[int, int, int, int]:
+    names = [_FIRST["decoder"], *(f"{_STEM}{first + 5}.weight" for first in LEVELS)]
+    n0, n1, n2, n3 = (_extent(shapes, name, 0) for name in names)
+    if n0 is None or n1 is None or n2 is None or n3 is None:
+        missing = next(name for name in names if name not in shapes).removeprefix(_STEM)
+        raise CheckpointError(f"{source}: its decoder lacks the tensor {missing}; download the file again.")
+    return n0, n1, n2, n3
+
+
+def _extent(shapes: Shapes, name: str, axis: int) -> int | None:
+    shape = shapes.get(name)
+    return shape[axis] if shape else None
+
+
+def _generation(source: str, widths: tuple[int, ...] | None) -> str:
+    if widths == WIDE_WIDTHS:
+        return _WIDE
+    if widths not in (None, STANDARD_WIDTHS):
+        return "custom"
+    return next((generation for part, generation in _NAMES.items() if part in source.lower()), _UNKNOWN)
+
+
+def _make(config: PreviewConfig, network: str, statistics: Statistics | None) -> Network:
+    return PreviewEncoder(config) if network == "encoder" else PreviewDecoder(config)
+
+
+def _describe(config: PreviewConfig) -> Description:
+    entries = {"latent_channels": config.latent_channels, "patch_size": PATCH, "scale": config.scale._asdict()}
+    networks = {}
+    for network, width in (("encoder", config.encoder_width), ("decoder", config.decoder_widths)):
+        if width is not None:
+            layers = [
+                (layer.name.removeprefix(_STEM), layer.in_channels, layer.out_channels)
+                for layer in network_spec(config, network).layers
+                if layer.name.startswith(_STEM)
+            ]
+            widths = list(width) if isinstance(width, tuple) else [width]
+            networks[network] = NetworkDescription({"widths": widths}, layers)
+    return Description(entries, networks, f"patches are {PATCH}x{PATCH}, normalized", _describe_decoder(config))
+
+
+def _describe_decoder(config: PreviewConfig) -> str:
+    kind = "tiny, for previews; causal"
+    if config.generation == _UNKNOWN:
+        return f"{kind}; of LTX-2 or LTX-2.3, whose files have equal shapes and tell it by their names only"
+    if config.generation in _NAMES.values():
+        model = "LTX-2" if config.generation == "taeltx_2" else "LTX-2.3"
+        return f"{kind}; of {model} by the file's name, since the shapes of LTX-2's and LTX-2.3's are equal"
+    return kind
+
+
+PREVIEW_VAE = Family(
+    name="preview_vae",
+    kernels=((3, 3), (1, 1)),
+    has_statistics=False,
+    config_type=PreviewConfig,
+    find=find,
+    choose_config=choose_config,
+    configure=configure,
+    spec=network_spec,
+    make=_make,
+    describe=_describe,
+    stills=partial(replace, makes_stills=True),
+    computes_in_half=NETWORKS,
+)

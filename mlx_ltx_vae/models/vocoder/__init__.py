@@ -1,0 +1,1 @@
+"""The vocoders of LTX-2 and later: mel spectrograms to waveforms."""

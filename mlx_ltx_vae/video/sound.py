@@ -1,0 +1,193 @@
+"""Sound that is computed while a video is written: its samples, and the pipe through which ffmpeg gets them."""
+
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from ..errors import WriterError
+from .ffmpeg import make_pipe
+
+#: The channels of all sound here.
+CHANNELS = 2
+#: Stands for the pipe among ffmpeg's arguments.
+SOUND_INPUT = "<the sound>"
+#: Seconds by which sound may end before the picture, or after it: less than two latents.
+SLACK = Fraction(6, 100)
+_LEAD = 1  # seconds of sound that are given to ffmpeg ahead of the picture
+
+#: Arrays (2, n) or (1, 2, n), or chunks of an `AudioStream`; or one such array.
+Sound = Iterable[Any]
+
+
+def is_sound(audio: object) -> bool:
+    """Whether audio is computed, rather than the path of a file."""
+    return audio is not None and not isinstance(audio, (str, os.PathLike))
+
+
+def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
+    """The rate that is given, or that of an `AudioStream`."""
+    rate = getattr(audio, "sample_rate", None) if sample_rate is None else sample_rate
+    if isinstance(rate, bool) or not isinstance(rate, int) or not 1 <= rate <= 768_000:
+        raise WriterError(f"{name}: sound needs its sample rate as a whole number, not {rate!r}; add sample_rate=.")
+    return rate
+
+
+def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
+    """(n, 2) float32 of each chunk that has samples. A `WriterError` for what is no sound."""
+    for chunk in [sound] if hasattr(sound, "shape") else sound:
+        given = getattr(chunk, "waveform", chunk)
+        try:
+            samples = np.asarray(given)
+        except (TypeError, ValueError, RuntimeError):  # such as bfloat16, which numpy does not have
+            samples = np.empty(0, object)
+        if samples.ndim == 3 and len(samples) == 1:
+            samples = samples[0]
+        if samples.dtype.kind != "f" or samples.ndim != 2 or samples.shape[0] != CHANNELS:
+            found = f"{getattr(given, 'dtype', type(given).__name__)} {tuple(getattr(given, 'shape', ()))}"
+            raise WriterError(f"{name}: takes sound (2, n) of one video, floats in [-1, 1], not {found}.")
+        if not np.isfinite(samples).all():
+            raise WriterError(f"{name}: the sound has values that are NaN or infinite.")
+        if samples.size:
+            yield np.ascontiguousarray(samples.T, np.float32)
+
+
+class SoundTrack:
+    """Takes chunks of sound as they are needed, and makes them as long as the picture.
+
+    Sound that ends a little before the picture is continued by silence, and one that ends a little behind it is cut.
+    `cuts` is whether sound of any greater length is.
+    """
+
+    def __init__(
+        self, name: str, chunks: Sound, sample_rate: int, fps: Fraction, num_frames: int | None, *, cuts: bool
+    ) -> None:
+        self._name, self._rate, self._fps, self._cuts = name, sample_rate, fps, cuts
+        self._sound = chunks
+        self._chunks = each_chunk(name, chunks)
+        self._expected = getattr(chunks, "num_samples", None)
+        self._num_frames = num_frames
+        self._samples = 0  # that the chunks had so far
+        self._given = 0
+        self._rest: list[np.ndarray] = []  # that is not given yet
+        if num_frames is not None and self._expected is not None:
+            check_sound_length(name, Fraction(self._expected, sample_rate), num_frames / fps, cuts=cuts)
+
+    def until(self, num_frames: int) -> Iterator[np.ndarray]:
+        """The next samples (n, 2) float32, at least up to the end of so many frames."""
+        end = self._count(num_frames)
+        if self._num_frames is not None:
+            end = min(end + _LEAD * self._rate, self._count(self._num_frames))
+        return self._take(end)
+
+    def finish(self, num_frames: int) -> Iterator[np.ndarray]:
+        """The remaining samples of so many frames. Raises a `WriterError` if the lengths do not match."""
+        end = self._count(num_frames)
+        yield from self._take(end)
+        total = self._samples
+        if self._given == end and self._expected is not None:
+            total = self._expected
+        elif not self._cuts:
+            total += sum(map(len, self._chunks))
+        check_sound_length(self._name, Fraction(total, self._rate), num_frames / self._fps, cuts=self._cuts)
+        if self._given < end:
+            yield np.zeros((end - self._given, CHANNELS), np.float32)
+
+    def close(self) -> None:
+        """End the stream of the chunks, if they are one."""
+        close = getattr(self._sound, "close", None)
+        if close is not None:
+            close()
+
+    def _count(self, num_frames: int) -> int:
+        """The samples of so many frames."""
+        return round(num_frames * self._rate / self._fps)
+
+    def _take(self, end: int) -> Iterator[np.ndarray]:
+        while self._given < end:
+            if not self._rest:
+                samples = next(self._chunks, None)
+                if samples is None:
+                    return
+                self._samples += len(samples)
+                self._rest.append(samples)
+                continue
+            samples = self._rest.pop()
+            part = samples[: end - self._given]
+            if len(part) < len(samples):
+                self._rest.append(samples[len(part) :])
+            self._given += len(part)
+            yield part
+
+
+def check_sound_length(name: str, sound: Fraction, video: Fraction, *, cuts: bool) -> None:
+    """Raise a `WriterError` if sound is not as long as its video, both in seconds. `cuts` allows it to be longer."""
+    if sound < video - SLACK or (sound > video + SLACK and not cuts):
+        remedy = "give the sound of this video, or correct the frame rate (fps=, --fps)"
+        remedy += "; shortest=True (--shortest) cuts longer sound" if sound > video else ""
+        raise WriterError(f"{name}: the video takes {float(video):.2f} s and its sound {float(sound):.2f} s; {remedy}.")
+
+
+class SoundPipe:
+    """A pipe that ffmpeg reads. A thread writes, so that neither the picture nor the sound waits for the other."""
+
+    _END = None
+
+    def __init__(self) -> None:
+        self.read_end, self._write_end = make_pipe(WriterError)
+        self._queue: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
+        self._is_cancelled = False
+        self._is_closed = False
+        arguments = (self._queue, self._write_end, weakref.ref(self))
+        self._thread = threading.Thread(target=_write_all, args=arguments, name="sound-writer", daemon=True)
+        weakref.finalize(self, self._queue.put, self._END)  # as in `FrameQueue`
+
+    def start(self) -> None:
+        """Start to write, once ffmpeg has the other end, which is closed here."""
+        os.close(self.read_end)
+        self._thread.start()
+
+    def put(self, samples: np.ndarray) -> None:
+        """Queue samples (n, 2), C-contiguous."""
+        self._queue.put(samples)
+
+    def end(self) -> None:
+        """End the sound behind what is queued, without waiting."""
+        self._queue.put(self._END)
+
+    def cancel(self) -> None:
+        """Drop what is queued, and end the thread. ffmpeg must have ended."""
+        self._is_cancelled = True
+        self.end()
+        if self._thread.ident is not None:
+            self._thread.join()
+        elif not self._is_closed:
+            self._is_closed = True
+            for descriptor in (self.read_end, self._write_end):
+                with suppress(OSError):
+                    os.close(descriptor)
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled
+
+
+def _write_all(
+    samples: "queue.SimpleQueue[np.ndarray | None]", descriptor: int, owner: "weakref.ref[SoundPipe]"
+) -> None:
+    with suppress(BrokenPipeError):  # ffmpeg has failed, which is found where frames are written
+        while (part := samples.get()) is not None:
+            pipe = owner()
+            if pipe is not None and pipe.is_cancelled:
+                break
+            del pipe
+            data = part.data.cast("B")
+            while data:
+                data = data[os.write(descriptor, data) :]
+    os.close(descriptor)

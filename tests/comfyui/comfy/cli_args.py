@@ -1,0 +1,3 @@
+from types import SimpleNamespace
+
+args = SimpleNamespace(disable_metadata=False)

@@ -1,0 +1,3 @@
+from .video_types import VideoFromFile
+
+__all__ = ["VideoFromFile"]

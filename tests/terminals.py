@@ -1,0 +1,25 @@
+"""What a command shows on a terminal."""
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+
+
+def run_on_terminal(columns: int, *command: object) -> tuple[int, str, str]:
+    """Run a module whose standard error is a terminal of so many columns: its exit code, its output, what is shown."""
+    terminal, end = os.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    arguments = [sys.executable, "-m", *map(str, command)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=end, text=True) as process:
+        os.close(end)
+        shown = b""
+        with suppress(OSError):  # how Linux reports the end of a terminal
+            while data := os.read(terminal, 4096):
+                shown += data
+        os.close(terminal)
+        out, _ = process.communicate()
+    return process.returncode, out, shown.decode()

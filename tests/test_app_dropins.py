@@ -1,0 +1,263 @@
+"""`mlx_ltx_vae.integrations` and the patches for apps, with stand-ins for the apps' decoders; with the apps themselves
+where `APP_CLONES` is a folder with clones of them, named as the patches are."""
+
+import importlib.util
+import logging
+import os
+import re
+import wave
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_unflatten
+
+from checkpoint_files import as_an_mlx_port_stores
+from mlx_ltx_vae import CheckpointError, PlanError, VideoReader, VideoVAE, WriterError, integrations
+from mlx_ltx_vae.backend.mlx_utils import named_parameters
+from mlx_ltx_vae.integrations import decode_and_stream, decode_streaming, decode_tiled, decode_whole, vae_of
+from mlx_ltx_vae.planning.plan import Mode
+from mlx_ltx_vae.tiling import TemporalTilingConfig, TilingConfig
+
+ROOT = Path(__file__).parents[1]
+PATCHES = sorted((ROOT / "examples" / "apps").glob("*.patch"), key=lambda path: path.stem)
+# As mlx-video and ltx-2-mlx, mlx-video-with-audio, and LTX-2-MLX call them.
+STATISTICS = [
+    ("per_channel_statistics.mean", "per_channel_statistics.std"),
+    ("latents_mean", "latents_std"),
+    ("mean_of_means", "std_of_means"),
+]
+# LTX-2-MLX's objects: of its own classes, with its own names for sizes along time.
+TILES = SimpleNamespace(
+    spatial_config=SimpleNamespace(tile_size_in_pixels=128, tile_overlap_in_pixels=32),
+    temporal_config=SimpleNamespace(chunk_size_in_frames=32, chunk_overlap_in_frames=8),
+)
+
+
+class AppDecoder(nn.Module):
+    """An app's decoder, with its names and its layout of weights, and a single pass of its own."""
+
+    def __init__(self, weights):
+        super().__init__()
+        for name, value in weights.items():
+            setattr(self, name, value)
+
+    def __call__(self, latents):
+        return "the app's own pixels"
+
+
+class PatchedDecoder(AppDecoder):
+    __call__ = decode_whole
+    decode_tiled = decode_tiled
+    decode_and_stream = decode_and_stream
+
+
+@pytest.fixture
+def make(weights):
+    """`make(PatchedDecoder, "ltx2_3")`: with arrays of its own."""
+
+    def make_decoder(kind, case="ltx2_3", statistics=STATISTICS[0]):
+        mean, std = statistics
+        given = {"vae.per_channel_statistics.mean-of-means": mean, "vae.per_channel_statistics.std-of-means": std}
+        renamed = {
+            given.get(name, name.removeprefix("vae.decoder.")): mx.array(as_an_mlx_port_stores(name, array))
+            for name, array in weights(case).items()
+            if name.startswith("vae.decoder.") or name in given
+        }
+        mx.eval(renamed)
+        return kind(tree_unflatten(list(renamed.items())))
+
+    return make_decoder
+
+
+@pytest.fixture
+def expected(golden):
+    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+
+
+def random_latents(*grid):
+    return mx.random.normal((1, 8, *grid), key=mx.random.key(0))
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_an_apps_decoder_decodes_as_the_checkpoint_does(make, expected, statistics):
+    latents = random_latents(3, 2, 3)
+    decoder = make(PatchedDecoder, statistics=statistics)
+    assert mx.array_equal(decoder.decode_tiled(latents), expected.decode(latents))
+    assert mx.array_equal(decoder(latents, chunked_conv=True, show_progress=False), expected.decode(latents))
+
+
+def test_the_weights_are_in_memory_once_and_loaded_once(make, expected):
+    decoder = make(PatchedDecoder)
+    shapes = {name: (array.shape, array.dtype) for name, array in named_parameters(decoder).items()}
+    size = sum(array.nbytes for array in named_parameters(decoder).values())
+    before = mx.get_active_memory()
+    vae = vae_of(decoder)
+    assert mx.get_active_memory() - before < size / 100
+    assert {name: (array.shape, array.dtype) for name, array in named_parameters(decoder).items()} == shapes
+    decoder.decode_tiled(random_latents(1, 2, 2))
+    assert vae_of(decoder) is vae
+
+
+def test_other_weights_are_noticed(make, golden):
+    decoder, latents = make(PatchedDecoder), random_latents(1, 2, 2)
+    before = decoder(latents)
+    others = {name: array * 0.5 if name.startswith("conv_in") else array
+              for name, array in named_parameters(make(AppDecoder)).items()}  # fmt: skip
+    decoder.load_weights(list(others.items()))
+    after = decoder(latents)
+    decoder.load_weights(list(named_parameters(make(AppDecoder)).items()))
+    assert not mx.array_equal(after, before)
+    assert mx.array_equal(decoder(latents), before)
+
+
+def test_a_decoder_with_a_single_pass_of_its_own_keeps_its_arrays(make, expected):
+    decoder, latents = make(AppDecoder), random_latents(1, 2, 2)
+    arrays = named_parameters(decoder)
+    assert mx.array_equal(decode_tiled(decoder, latents), expected.decode(latents))
+    assert all(array is arrays[name] for name, array in named_parameters(decoder).items())
+    assert vae_of(decoder) is vae_of(decoder)
+
+
+def test_damaged_weights_are_an_error_and_stay_where_they_are(make):
+    decoder = make(PatchedDecoder)
+    decoder.conv_in["conv"]["bias"] = bias = decoder.conv_in["conv"]["bias"][:-1]
+    with pytest.raises(CheckpointError, match=r"^weights: .*conv_in\.conv\.bias has the shape"):
+        vae_of(decoder)
+    assert decoder.conv_in["conv"]["bias"] is bias
+
+
+def test_frames_come_in_order_and_are_those_of_the_result(make):
+    streamed = []
+
+    def on_frames_ready(frames, start):
+        assert start == sum(each.shape[2] for each in streamed)
+        streamed.append(frames)
+
+    video = make(PatchedDecoder).decode_tiled(random_latents(4, 2, 2), TILES, on_frames_ready=on_frames_ready)
+    assert len(streamed) > 1
+    assert mx.array_equal(mx.concatenate(streamed, axis=2), video)
+
+
+def test_an_exception_of_the_app_reaches_it(make):
+    class Stop(Exception):
+        pass
+
+    def stop(frames, start):
+        raise Stop
+
+    with pytest.raises(Stop):
+        make(PatchedDecoder).decode_tiled(random_latents(3, 2, 2), on_frames_ready=stop)
+
+
+@pytest.mark.parametrize("tiling", [TILES, None, TilingConfig.spatial_only(100, 10)])  # the last one fits no VAE
+def test_the_apps_tiles_are_used_where_no_exact_plan_fits(make, monkeypatch, caplog, tiling):
+    choose, plans = VideoVAE.plan, []
+    monkeypatch.setattr(
+        VideoVAE, "plan", lambda self, shape, **options: choose(self, shape, **{"mode": "tiled"} | options)
+    )
+    monkeypatch.setattr(VideoVAE, "stream", lambda self, latents, plan, **options: plans.append(plan) or iter(()))
+    caplog.set_level(logging.INFO, integrations.__name__)
+    assert list(decode_streaming(random_latents(9, 5, 9), make(PatchedDecoder), tiling, show_progress=False)) == []
+    (plan,) = plans
+    assert plan.mode is Mode.TILED
+    sizes = plan.tiling.spatial_config.tile_size_in_pixels, plan.tiling.spatial_config.tile_overlap_in_pixels
+    assert (sizes == (128, 32)) == (tiling is TILES)
+    if tiling is TILES:
+        assert plan.tiling.temporal_config == TemporalTilingConfig(32, 8)
+    assert str(plan) in caplog.text
+
+
+def test_tiles_change_nothing_where_an_exact_plan_fits(make, expected):
+    latents = random_latents(6, 2, 9)
+    assert mx.array_equal(make(PatchedDecoder).decode_tiled(latents, TILES), expected.decode(latents))
+
+
+def test_a_timestep_is_for_those_that_take_one(make, golden):
+    latents = random_latents(2, 2, 2)
+    decoder = make(PatchedDecoder, "ltxv_0_9_5")
+    vae = VideoVAE.from_pretrained(golden("ltxv_0_9_5").checkpoint, encoder=False)
+    assert mx.array_equal(decoder.decode_tiled(latents, timestep=mx.array([0.3])), vae.decode(latents, timestep=0.3))
+    assert mx.array_equal(decoder.decode_tiled(latents), vae.decode(latents))
+    decoder = make(PatchedDecoder)
+    assert mx.array_equal(decoder(latents, timestep=0.3), decoder(latents))
+
+
+@pytest.mark.parametrize("call", [decode_tiled, decode_whole])
+def test_another_padding_along_time_is_refused(make, call):
+    with pytest.raises(PlanError, match="causal=True is not supported"):
+        call(make(PatchedDecoder), random_latents(2, 2, 2), causal=True)
+
+
+def test_a_video_is_written_with_its_sound(make, expected, tmp_path):
+    with wave.open(str(tmp_path / "voice.wav"), "wb") as voice:
+        voice.setparams((1, 2, 16000, 0, "NONE", ""))
+        voice.writeframes(bytes(2 * 6000))
+    latents, written = random_latents(2, 2, 3), tmp_path / "clip.mp4"
+    audio = str(tmp_path / "voice.wav")
+    make(PatchedDecoder).decode_and_stream(latents, str(written), frame_rate=25.0, audio_path=audio)
+    expected.decode_to_file(latents, tmp_path / "expected.mp4", fps=25, audio=audio, crf=18)
+    videos = []
+    for path in (written, tmp_path / "expected.mp4"):
+        with VideoReader(path) as reader:
+            assert reader.fps == 25
+            videos.append(np.concatenate(list(reader)))
+    assert videos[0].shape == (9, 64, 96, 3)
+    assert np.array_equal(*videos)
+
+
+def test_the_apps_budget_is_that_of_the_decode(make, monkeypatch, tmp_path):
+    monkeypatch.setenv("LTX2_VAE_DECODE_BUDGET_GB", "0.001")
+    with pytest.raises(PlanError, match="a memory budget of .* is too small"):
+        make(PatchedDecoder).decode_and_stream(random_latents(2, 2, 3), str(tmp_path / "clip.mp4"), frame_rate=25)
+
+
+def test_a_file_that_cannot_be_written_is_an_error(make, tmp_path):
+    with pytest.raises(WriterError, match="nowhere"):
+        make(PatchedDecoder).decode_and_stream(
+            random_latents(2, 2, 3), str(tmp_path / "nowhere" / "clip.mp4"), frame_rate=25
+        )
+
+
+@pytest.mark.parametrize("show_progress", [True, False])
+def test_a_stream_yields_pixels_and_shows_how_far_it_is(make, expected, capsys, show_progress):
+    latents = random_latents(4, 2, 2)
+    chunks = list(decode_streaming(latents, make(PatchedDecoder), TILES, show_progress=show_progress))
+    assert len(chunks) > 1
+    assert mx.array_equal(mx.concatenate(chunks, axis=2), expected.decode(latents))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert ("25/25 frames" in printed.err) == show_progress
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=[path.stem for path in PATCHES])
+def test_a_patch_names_its_commit_and_adds_lines_only(patch):
+    text = patch.read_text()
+    assert re.match(r"For commit [0-9a-f]{40}\.\n\n--- a/", text)
+    changes = [line for line in text.splitlines()[2:] if not line.startswith(("--- a/", "+++ b/", "@@ "))]
+    assert {line[0] for line in changes} == {"+"}
+    names = re.findall(r"^\+from mlx_ltx_vae\.integrations import ([\w, ]+)  #", text, re.MULTILINE)
+    for name in ", ".join(names).split(", "):
+        assert callable(getattr(integrations, name))
+
+
+def load_script():
+    spec = importlib.util.spec_from_file_location("try_apps", ROOT / "scripts" / "try_apps.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_the_script_tries_every_patch():
+    assert sorted(load_script().APPS) == [path.stem for path in PATCHES]
+
+
+@pytest.mark.parametrize("app", [path.stem for path in PATCHES])
+def test_a_patched_app_decodes_as_it_did(app):
+    clones = os.environ.get("APP_CLONES")
+    if not clones or not (Path(clones) / app).exists():
+        pytest.skip(f"APP_CLONES names no folder with a clone of {app}")
+    assert "49 frames" in load_script().try_app(app, Path(clones) / app)

@@ -1,0 +1,249 @@
+"""Checkpoints of the diffusion decoder: their layouts, what they must state, and conversion."""
+
+import json
+from copy import deepcopy
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from diffusion_cases import CASES, as_numpy
+from mlx_ltx_vae import CheckpointError, VideoVAE, save_latents
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.convert import main as convert
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.info import main as info
+from mlx_ltx_vae.models.diffusion_decoder.family import DIFFUSION_VAE
+from mlx_ltx_vae.models.video_vae.family import CONV_VAE
+from tolerances import tolerance
+
+PLAIN, GATED = CASES
+LATENTS = mx.random.normal((1, 8, 2, 3, 3), key=mx.random.key(7))
+
+
+def write(case, path, change=None, tensors=None):
+    config = deepcopy(case.manifest["vae_config"])
+    if change:
+        change(config)
+    save_file(tensors or load_file(case.checkpoint), path, {"config": json.dumps({"vae": config})})
+    return path
+
+
+def renamed(tensors, rename):
+    return {rename(name): array for name, array in tensors.items()}
+
+
+def decoded(source, **options):
+    return VideoVAE.from_pretrained(source, **options).decode(LATENTS, steps=1)
+
+
+@pytest.fixture(scope="module")
+def expected(golden):
+    return {name: decoded(golden(name).checkpoint) for name in CASES}
+
+
+@pytest.mark.parametrize("prefix", ["", "model.vae."])
+def test_every_prefix_is_found(golden, expected, tmp_path, prefix):
+    case = golden(GATED)
+    tensors = renamed(load_file(case.checkpoint), lambda name: prefix + name.removeprefix("vae."))
+    path = write(case, tmp_path / "vae.safetensors", tensors=tensors)
+    assert mx.array_equal(decoded(path), expected[GATED])
+
+
+def to_diffusers(case, tensors):
+    """The decoder as diffusers stores it: other names, and a matrix for each of queries, keys and values."""
+    stored = {
+        "latents_mean": tensors["vae.per_channel_statistics.mean-of-means"],
+        "latents_std": tensors["vae.per_channel_statistics.std-of-means"],
+    }
+    names = {"t_embedder.mlp.0": "t_embedder.timestep_embedder.linear_1", "attn.q_norm": "attn.norm_q"}
+    names |= {"t_embedder.mlp.2": "t_embedder.timestep_embedder.linear_2", "attn.k_norm": "attn.norm_k"}
+    names |= {"attn.proj": "attn.to_out.0"}
+    for name, array in tensors.items():
+        if not name.startswith("vae.decoder."):
+            continue
+        name = name.removeprefix("vae.")
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        if ".attn.qkv." in name:
+            parts = np.split(array, 3)
+            stored |= {name.replace("qkv", f"to_{each}"): part for each, part in zip("qkv", parts, strict=True)}
+        else:
+            stored[name] = array
+    decoder = case.manifest["vae_config"]["decoder"]
+    config = {
+        "_class_name": "LTX2VideoDiffusionDecoderModel",
+        "_diffusers_version": "0.42.0",
+        "latent_channels": decoder["in_channels"],
+        "out_channels": 3,
+        "patch_size": 4,
+        "scaling_factor": 1.0,
+        "spatial_compression_ratio": 32,
+        "temporal_compression_ratio": 8,
+        "decoder_head_dim": decoder["head_dim"],
+        "decoder_stage_channels": decoder["stage_channels"],
+        "decoder_stage_depths": decoder["stage_depths"],
+        "decoder_stage_kernels": decoder["stage_kernels"][:4],
+        "decoder_stage5_kernel": decoder["stage5_kernel"],
+        "decoder_upsample_strides": [stride for stride, _ in decoder["upsamples"]],
+        "decoder_upsample_channel_reductions": [reduction for _, reduction in decoder["upsamples"]],
+        "decoder_t_emb_dim": decoder["t_emb_dim"],
+        "decoder_timestep_scale_multiplier": decoder["timestep_scale_multiplier"],
+        "decoder_model_output_type": "x0",
+        "decoder_num_inference_steps": 1,
+    }
+    return stored, config
+
+
+def test_a_folder_of_diffusers_decodes_alike(golden, expected, tmp_path):
+    stored, config = to_diffusers(golden(PLAIN), load_file(golden(PLAIN).checkpoint))
+    folder = tmp_path / "diffusion_decoder"
+    folder.mkdir()
+    save_file(stored, folder / "diffusion_pytorch_model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    assert mx.abs(decoded(folder) - expected[PLAIN]).max().item() < tolerance(1e-4)
+    assert convert([str(folder), "-o", str(tmp_path / "mlx"), "-q"]) == 0
+    assert mx.abs(decoded(tmp_path / "mlx") - expected[PLAIN]).max().item() < tolerance(1e-4)
+    config.pop("decoder_num_inference_steps")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"config\.json has no decoder_num_inference_steps"):
+        open_checkpoint(folder)
+
+
+def test_what_no_decode_reads_is_left_out(golden):
+    names = open_checkpoint(golden(GATED).checkpoint).networks["decoder"].tensors
+    assert not [name for name in names if "coarse" in name or name == "type_emb"]
+    assert len([name for name in names if name.endswith(".gate_msa")]) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gates_are_multiplied_into_the_matrices_once_loaded(golden, tmp_path, dtype):
+    """Whatever the order of the tensors; a conversion has the original ones."""
+    tensors = load_file(golden(GATED).checkpoint)
+    block = VideoVAE.from_pretrained(golden(GATED).checkpoint, dtype=dtype).decoder.diff_blocks[1]
+    assert not [name for name in block if name.startswith("gate_")]
+    matrices = {"attn.proj": ("gate_msa", block.attn.proj), "mlp.w_down": ("gate_mlp", block.mlp.w_down)}
+    for path, (gate, linear) in (matrices | {"context_proj": ("gate_ctx", block.context_proj)}).items():
+        scale = tensors[f"vae.decoder.diff_blocks.1.{gate}"]
+        expected = tensors[f"vae.decoder.diff_blocks.1.{path}.weight"] * scale[:, None]
+        assert np.abs(scale - 1).max() > 0.01
+        near = 2**-6 if dtype == "bfloat16" else 1e-6
+        np.testing.assert_allclose(as_numpy(linear.weight), expected, rtol=near, atol=1e-7)
+        if "bias" in linear:
+            bias = tensors[f"vae.decoder.diff_blocks.1.{path}.bias"] * scale
+            np.testing.assert_allclose(as_numpy(linear.bias), bias, rtol=near, atol=1e-7)
+    assert convert([str(golden(GATED).checkpoint), "-o", str(tmp_path / "mlx"), "-q"]) == 0
+    converted = dict(open_checkpoint(tmp_path / "mlx").networks["decoder"].read())
+    for name in ("gate_msa", "attn.proj.weight", "mlp.w_down.weight", "context_proj.bias"):
+        original = tensors[f"vae.decoder.diff_blocks.1.{name}"]
+        assert np.array_equal(as_numpy(converted[f"diff_blocks.1.{name}"]), original)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda config: config["decoder"].pop("default_num_inference_steps"),
+            "no default_num_inference_steps, without",
+        ),
+        (lambda config: config.pop("model_output_type"), r"model_output_type = None; expected 'x0' or 'v'"),
+        (lambda config: config.update(model_output_type="eps"), "model_output_type = 'eps'; expected"),
+        (lambda config: config["decoder"].pop("timestep_scale_multiplier"), "no timestep_scale_multiplier"),
+        (lambda config: config["decoder"].pop("head_dim"), "no head_dim"),
+        (lambda config: config["decoder"].update(head_dim=48), "head_dim = 48 for widths"),
+        (lambda config: config["decoder"].update(rope_base=500), "unknown key 'rope_base' = 500"),
+        (lambda config: config.update(refiner=2), "unknown key 'refiner' = 2"),
+        (lambda config: config["decoder"].update(resampler_kind="conv"), "resampler_kind = 'conv'; only 'linear'"),
+        (lambda config: config["decoder"].update(stage_depths=[2, 1]), "5 stage_channels, 2 stage_depths"),
+        (lambda config: config["decoder"].update(stage_channels=[128, 64, 32, 32, 32]), "upsample 3 .* makes 16 chan"),
+        (lambda config: config["decoder"].update(stage5_kernel=[3, 0, 3]), r"stage5_kernel = \[3, 0, 3\]; expected"),
+        (lambda config: config["decoder"].update(in_channels=16), "latents of 8 channels and its decoder takes 16"),
+        (lambda config: config.pop("decoder"), "its configuration is missing, without which it decodes to static"),
+        (
+            lambda config: config["decoder"].update(stage_depths=[2, 1, 2, 1, 1]),
+            "has the unexpected tensor diff_blocks",
+        ),
+        (lambda config: config["decoder"].update(stage_depths=[2, 2, 2, 1, 2]), "lacks tensor det_stages.1.1"),
+    ],
+)
+def test_a_configuration_that_would_give_static_is_refused(golden, tmp_path, change, words):
+    path = write(golden(PLAIN), tmp_path / "vae.safetensors", change)
+    with pytest.raises(CheckpointError, match=rf"^vae\.safetensors: .*{words}"):
+        VideoVAE.from_pretrained(path)
+
+
+def test_without_any_configuration_it_is_refused(golden, tmp_path):
+    save_file(load_file(golden(PLAIN).checkpoint), tmp_path / "vae.safetensors")
+    with pytest.raises(
+        CheckpointError, match="this is the diffusion decoder of LTX-2.5, and its configuration is miss"
+    ):
+        VideoVAE.from_pretrained(tmp_path / "vae.safetensors")
+
+
+def test_the_encoder_loads_alone_as_that_of_the_conv_vae(golden):
+    case = golden(GATED)
+    check = case.check("encode")
+    assert open_checkpoint(case.checkpoint).family is DIFFUSION_VAE
+    assert open_checkpoint(case.checkpoint, decoder=False).family is CONV_VAE
+    vae = VideoVAE.from_pretrained(case.checkpoint, decoder=False)
+    assert (vae.decoder, vae.config.decoder, vae.config.scale) == (None, None, (8, 32, 32))
+    latents = as_numpy(vae.encode(case.arrays[check["input"]]))
+    assert np.abs(case.select(latents, check) - case.arrays[check["expected"]]).max() < tolerance(1e-4)
+
+
+def test_of_two_files_in_a_folder_the_convolutional_one_is_used_and_said(golden, tmp_path):
+    names = {"ltx-2.5-video-vae-conv-bf16": "ltx2_3", "ltx-2.5-video-vae-bf16": PLAIN}
+    for name, case in names.items():
+        (tmp_path / f"{name}.safetensors").symlink_to(golden(case).checkpoint)
+    with pytest.warns(
+        UserWarning, match=r"vae-conv-bf16\.safetensors is used, .*vae-bf16\.safetensors, .*give its file"
+    ):
+        assert open_checkpoint(tmp_path).family is CONV_VAE
+    assert open_checkpoint(tmp_path / "ltx-2.5-video-vae-bf16.safetensors").family is DIFFUSION_VAE
+
+
+@pytest.mark.parametrize("only", [None, "decoder", "encoder"])
+def test_a_conversion_is_verified_and_decodes_alike(golden, expected, tmp_path, only):
+    arguments = [str(golden(GATED).checkpoint), "-o", str(tmp_path / "mlx"), "-q"]
+    assert convert([*arguments, *(["--only", only] if only else [])]) == 0
+    if only == "encoder":
+        assert VideoVAE.from_pretrained(tmp_path / "mlx").decoder is None
+    else:
+        assert mx.array_equal(decoded(tmp_path / "mlx"), expected[GATED])
+
+
+def test_info_describes_it(golden, capsys):
+    assert info([str(golden(GATED).checkpoint), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["generation"], said["class"], said["denoising_steps"]) == (
+        "LTX-2.5 diffusion",
+        "CausalDiffusionVAE",
+        2,
+    )
+    assert said["decoder"]["stages"][-1] == {
+        "channels": 64, "depth": 2, "kernel": [5, 3, 5], "up": [1, 1, 1], "out_channels": 48,
+    }  # fmt: skip
+    assert said["plans"][0]["denoising_steps"] == 2 and said["encoder"]["parameters"] > 0
+    assert info([str(golden(GATED).checkpoint)]) == 0
+    text = capsys.readouterr().out
+    assert "denoises in 2 steps (predicts velocity), takes noise" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_command_takes_steps_and_a_seed(golden, tmp_path, capsys):
+    latents = tmp_path / "clip.safetensors"
+    save_latents(latents, LATENTS)
+    frames = {}
+    for name, options in {"a": [], "b": ["--seed", "1"], "c": ["--steps", "3"]}.items():
+        output = tmp_path / f"{name}.npy"
+        command = [str(latents), "-m", str(golden(GATED).checkpoint), "-o", str(output), *options, "--json"]
+        assert decode(command) == 0
+        plan = json.loads(capsys.readouterr().out)["plan"]
+        assert plan["denoising_steps"] == (3 if name == "c" else 2)
+        frames[name] = np.load(output).astype(int)
+    assert frames["a"].shape == (9, 96, 96, 3)
+    assert all((frames["a"] != frames[name]).mean() > 0.1 for name in "bc")
+    conv = [str(latents), "-m", str(golden("ltx2_3_causal").checkpoint), "--dry-run", "--steps", "2"]
+    assert decode(conv) == 1
+    assert "this VAE takes no denoising steps" in capsys.readouterr().err

@@ -1,0 +1,379 @@
+"""The nodes of examples/comfyui, with stand-ins for ComfyUI's modules. scripts/try_comfyui.py runs the real ones."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import re
+import sys
+import threading
+import time
+import wave
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlx_ltx_vae import LatentsError, PlanError, VideoReader, VideoVAE, demo
+from mlx_ltx_vae.backend.mlx_utils import named_parameters
+from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
+from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
+from mlx_ltx_vae.video.ffmpeg import read_end
+from mlx_ltx_vae.video.metadata import read_metadata
+
+PACK = Path(__file__).parents[1] / "examples" / "comfyui"
+STAND_IN = Path(__file__).parent / "comfyui"
+LATENTS = np.random.default_rng(0).normal(size=(1, 8, 3, 2, 3)).astype(np.float32)
+FRAMES, SIZE = 17, (96, 64)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(golden):
+    return golden("ltx2_3").checkpoint
+
+
+@pytest.fixture(scope="module")
+def comfy(tmp_path_factory, checkpoint):
+    """The pack, loaded as ComfyUI does, and modules of ComfyUI, with a VAE among the models."""
+    sys.path.insert(0, str(STAND_IN))
+    try:
+        spec = importlib.util.spec_from_file_location("ltx_mlx", PACK / "__init__.py")
+        pack = importlib.util.module_from_spec(spec)
+        sys.modules["ltx_mlx"] = pack
+        spec.loader.exec_module(pack)
+        own = {"ltx_mlx", *(path.stem for path in STAND_IN.iterdir())}
+        modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in own}
+    finally:
+        sys.path.remove(str(STAND_IN))
+    base = tmp_path_factory.mktemp("comfyui")
+    vae = base / "models" / "vae" / "ltx"
+    vae.mkdir(parents=True)
+    (vae / "small.safetensors").symlink_to(checkpoint)
+    modules["folder_paths"].base_path = str(base)
+    yield SimpleNamespace(
+        pack=pack,
+        nodes=modules["ltx_mlx.nodes"],
+        management=modules["comfy.model_management"],
+        bars=modules["comfy.utils"],
+        texts=modules["server"].texts,
+        args=modules["comfy.cli_args"].args,
+        torch=modules["torch"],
+        io=modules["comfy_api.latest"].io,
+        video=modules["comfy_api.latest"].InputImpl.VideoFromFile,
+        base=base,
+        temp=base / "temp",
+    )
+    modules["ltx_mlx.nodes"].mlx_thread.close()
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def vae(checkpoint):
+    return VideoVAE.from_pretrained(checkpoint)
+
+
+@pytest.fixture
+def execute(comfy):
+    """Executes a node as ComfyUI does, with the defaults of its schema."""
+    nodes = {node.define_schema().node_id: node for node in asyncio.run(asyncio.run(entrypoint(comfy)).get_node_list())}
+
+    def execute(name, hidden=None, **given):
+        schema = nodes[name].define_schema()
+        widgets = {each.id: each.default for each in schema.inputs if getattr(each, "default", None) is not None}
+        known = {each.id: each for each in schema.inputs}
+        inputs = ({"vae": "vae/ltx/small.safetensors"} if "vae" in known else {}) | widgets | given
+        assert set(inputs) <= set(known) and {each.id for each in schema.inputs if not each.optional} <= set(inputs)
+        assert all(value in known[key].options for key, value in inputs.items() if hasattr(known[key], "options"))
+        values = {"prompt": None, "extra_pnginfo": None, "unique_id": "7"} | (hidden or {})
+        asked = {each.name for each in schema.hidden}
+        node = type("Clone", (nodes[name],), {"hidden": SimpleNamespace(**{key: values[key] for key in asked})})
+        output = node.execute(**inputs)
+        assert len(output.args) == len(schema.outputs)
+        return output if len(output.args) > 1 else output.args[0]
+
+    comfy.management.calls.clear()
+    comfy.bars.updates.clear()
+    comfy.texts.clear()
+    return execute
+
+
+async def entrypoint(comfy):
+    return await comfy.pack.comfy_entrypoint()
+
+
+def latent(comfy, array=LATENTS):
+    return {"samples": comfy.torch.Tensor(array)}
+
+
+def frames_of(video):
+    with VideoReader(video) as reader:
+        return np.concatenate(list(reader))
+
+
+def test_a_latent_becomes_a_video_file_with_the_frames_of_the_decode(comfy, execute, vae):
+    video = execute("LTXDecodeToVideoMLX", latent=latent(comfy), codec="ffv1", fps=23.976)
+    path = Path(video.get_stream_source())
+    assert (path.parent, path.suffix) == (comfy.temp, ".mkv")
+    np.testing.assert_array_equal(frames_of(path), vae.decode_uint8(LATENTS))
+    with VideoReader(path) as reader:
+        assert reader.fps.as_integer_ratio() == (24000, 1001)
+
+
+def test_latents_of_video_and_audio_give_the_same_video(comfy, execute, vae):
+    from comfy.nested_tensor import NestedTensor
+
+    pair = NestedTensor([comfy.torch.Tensor(LATENTS), comfy.torch.Tensor(np.zeros((1, 8, 4, 16), np.float32))])
+    video = execute("LTXDecodeToVideoMLX", latent={"samples": pair}, codec="ffv1")
+    np.testing.assert_array_equal(frames_of(video.get_stream_source()), vae.decode_uint8(LATENTS))
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_other_codecs_have_all_frames(comfy, execute, codec):
+    video = execute("LTXDecodeToVideoMLX", latent=latent(comfy), codec=codec)
+    frames = frames_of(video.get_stream_source())
+    assert frames.shape == (FRAMES, *SIZE[::-1], 3)
+    assert frames.dtype == (np.uint16 if codec == "hevc" else np.uint8)
+
+
+def test_the_prompt_and_the_workflow_go_into_the_file(comfy, execute, monkeypatch):
+    hidden = {"prompt": {"1": {"inputs": {"text": "a = b; ü"}}}, "extra_pnginfo": {"workflow": {"nodes": [1]}}}
+    video = execute("LTXDecodeToVideoMLX", hidden, latent=latent(comfy))
+    entries = read_metadata(Path(video.get_stream_source()))
+    assert json.loads(entries["prompt"]) == hidden["prompt"]
+    assert json.loads(entries["workflow"]) == {"nodes": [1]}
+    monkeypatch.setattr(comfy.args, "disable_metadata", True)
+    video = execute("LTXDecodeToVideoMLX", hidden, latent=latent(comfy))
+    assert "prompt" not in read_metadata(Path(video.get_stream_source()))
+
+
+def test_sound_is_added_and_cut_at_the_end_of_the_video(comfy, execute):
+    sound = {"waveform": comfy.torch.Tensor(np.full((1, 2, 48000), 2.0, np.float32)), "sample_rate": 16000}
+    video = execute("LTXDecodeToVideoMLX", latent=latent(comfy), audio=sound)
+    _, end = read_end(["-i", video.get_stream_source(), "-map", "0:a:0"])
+    assert abs(end - FRAMES / 24) < 0.1
+    assert not list(comfy.temp.glob("*.wav"))
+
+
+def test_sound_is_written_as_it_is(comfy, tmp_path):
+    samples = np.array([[0, 0.5, -1, 1], [0.25, -0.5, 2, -2]], np.float32)
+    audio = {"waveform": comfy.torch.Tensor(samples[None]), "sample_rate": 44100}
+    comfy.nodes.write_sound(str(tmp_path / "a.wav"), audio)
+    with wave.open(str(tmp_path / "a.wav")) as file:
+        assert (file.getnchannels(), file.getframerate(), file.getnframes()) == (2, 44100, 4)
+        levels = np.frombuffer(file.readframes(4), "<i4").reshape(4, 2).T / 2**31
+    np.testing.assert_allclose(levels, np.clip(samples, -1, 1), atol=1e-9)
+
+
+def test_frames_are_images_and_their_memory_is_said_before(comfy, execute, vae):
+    images = execute("LTXDecodeFramesMLX", latent=latent(comfy)).array
+    assert (images.shape, images.dtype) == ((FRAMES, 64, 96, 3), np.float32)
+    pixels = np.array(vae.decode(LATENTS))[0].transpose(1, 2, 3, 0)
+    np.testing.assert_allclose(images, np.clip((pixels + 1) / 2, 0, 1), atol=1e-6)
+    ((node, text),) = comfy.texts
+    assert node == "7"
+    assert re.fullmatch(r"17 frames of 96x64 within [\d.]+ [MG]B, and 1\.3 MB for the images", text)
+
+
+def test_images_and_videos_become_latents(comfy, execute, vae):
+    images = np.random.default_rng(1).random((17, 64, 96, 4)).astype(np.float32)  # with alpha
+    expected = np.array(vae.encode((images[..., :3] * 2 - 1).transpose(3, 0, 1, 2)[None]))
+    encoded = execute("LTXEncodeMLX", frames=comfy.torch.Tensor(images))["samples"].array
+    assert (encoded.shape, encoded.dtype) == ((1, 8, 3, 2, 3), np.float32)
+    np.testing.assert_allclose(encoded, expected, atol=1e-5)
+
+    video = execute("LTXDecodeToVideoMLX", latent=latent(comfy), codec="ffv1")
+    expected = np.array(vae.encode(vae.decode_uint8(LATENTS)))
+    np.testing.assert_array_equal(execute("LTXEncodeMLX", frames=video)["samples"].array, expected)
+    part = comfy.video(video.get_stream_source(), start_time=0, duration=9)
+    encoded = execute("LTXEncodeMLX", frames=part)["samples"].array
+    np.testing.assert_allclose(encoded, expected[:, :, :2], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((2, 8, 1, 2, 2), "latents of 2 videos; take one"),
+        ((1, 4, 8, 8), "5 axes, and these have the shape (1, 4, 8, 8)"),
+        ((1, 8, 20, 16), "latents of audio alone; connect those of the video"),
+    ],
+)
+def test_latents_that_are_not_one_video_are_refused_in_words(comfy, execute, shape, text):
+    for node in ("LTXDecodeToVideoMLX", "LTXDecodeFramesMLX"):
+        with pytest.raises(LatentsError, match=re.escape(text)):
+            execute(node, latent=latent(comfy, np.zeros(shape, np.float32)))
+
+
+def test_images_of_other_sizes_are_refused_with_the_nearest_one(comfy, execute):
+    with pytest.raises(LatentsError, match="frames of 90x50 .* resize them to 96x64, or crop them"):
+        execute("LTXEncodeMLX", frames=comfy.torch.Tensor(np.zeros((9, 50, 90, 3), np.float32)))
+
+
+@pytest.mark.filterwarnings("ignore:12 frames are not")
+def test_frames_that_fill_no_latent_frame_are_left_out_in_words(comfy, execute):
+    for count, end in ((12, "; left out at the end: 3"), (9, "B")):
+        comfy.texts.clear()
+        assert execute("LTXEncodeMLX", frames=images(comfy, count))["samples"].shape == (1, 8, 2, 2, 3)
+        ((_, text),) = comfy.texts
+        assert text.startswith("9 frames of 96x64 within ") and text.endswith(end)
+
+
+def test_a_budget_is_kept(comfy, execute):
+    with pytest.raises(PlanError, match="1 kB"):
+        execute("LTXDecodeToVideoMLX", latent=latent(comfy), memory_budget="1kB")
+    with pytest.raises(PlanError, match="needs a unit"):
+        execute("LTXEncodeMLX", frames=comfy.torch.Tensor(np.zeros((1, 64, 96, 3), np.float32)), memory_budget="8")
+    execute("LTXDecodeToVideoMLX", latent=latent(comfy), memory_budget="1GB")
+
+
+@pytest.mark.parametrize("seconds", [0.001, 60])  # the second has the last report only
+def test_progress_has_pictures_and_comes_from_the_thread_of_the_node(comfy, execute, monkeypatch, seconds):
+    monkeypatch.setattr(comfy.nodes, "POLL_SECONDS", seconds)
+    video = execute("LTXDecodeToVideoMLX", latent=latent(comfy, np.tile(LATENTS, (1, 1, 6, 1, 1))), codec="ffv1")
+    frames = frames_of(video.get_stream_source())
+    done = [value for _, value, *_ in comfy.bars.updates]
+    assert done == sorted(done) and done[-1] == len(frames)
+    node, value, total, (kind, picture, size), _ = comfy.bars.updates[-1]
+    assert (node, total, kind, size) == ("7", len(frames), "JPEG", 512)
+    np.testing.assert_array_equal(np.asarray(picture), frames[value - 1])
+    threads = {each[-1] for each in comfy.bars.updates} | {thread for _, thread in comfy.management.calls}
+    assert threads == {threading.current_thread().name}
+
+
+def write_tiny_decoder(path):
+    decoder = PreviewDecoder(PreviewConfig((16, 16, 8, 8), encoder_width=None))
+    mx.save_safetensors(str(path), {f"decoder.{name}": array for name, array in named_parameters(decoder).items()})
+
+
+@pytest.mark.parametrize(("decoder", "fps", "size"), [("rgb", 2, (8, 8)), ("tiny", 16, (32, 32))])
+def test_a_preview_is_a_contact_sheet_and_a_clip(comfy, execute, decoder, fps, size):
+    path = comfy.base / "models" / "vae_approx" / f"{decoder}.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    write_tiny_decoder(path) if decoder == "tiny" else path.symlink_to(demo.LATENT_RGB)
+    latents = np.zeros((1, 128 if decoder == "tiny" else 64, 3, 4, 5), np.float32)
+    for show in ("contact sheet", "clip"):
+        given = {"show": show, "decoder": f"vae_approx/{path.name}", "fps": 16.0}
+        output = execute("LTXPreviewMLX", latent=latent(comfy, latents), **given)
+        (shown,) = output.ui.values if show == "clip" else output.ui.results
+        assert (shown["subfolder"], shown["type"]) == ("", "temp")
+        sheet, clip = output.args[0].array, output.args[1].get_stream_source()
+        if show == "clip":
+            assert shown["filename"] == Path(clip).name
+        else:
+            picture = np.asarray(Image.open(comfy.temp / shown["filename"]), np.float32)[None] / 255
+            np.testing.assert_array_equal(sheet, picture)
+        with VideoReader(clip, multiple=1) as reader:
+            frames = np.concatenate(list(reader))
+            assert reader.fps == fps
+        assert frames.shape == (3 if decoder == "rgb" else 17, 4 * size[0], 5 * size[1], 3)
+        assert sheet.shape[2] > 2 * 384  # pictures beside each other
+    assert "unload" not in [name for name, _ in comfy.management.calls]
+
+
+def test_models_are_unloaded_before(comfy, execute, monkeypatch):
+    load = comfy.nodes.load_vae
+    monkeypatch.setattr(
+        comfy.nodes, "load_vae", lambda *given: (comfy.management.calls.append(("load", "")), load(*given))[1]
+    )
+    execute("LTXDecodeToVideoMLX", latent=latent(comfy))
+    assert [name for name, _ in comfy.management.calls if name != "throw"] == ["unload", "empty", "load"]
+
+
+def test_an_interruption_ends_a_decode_or_encode_and_leaves_nothing(comfy, execute, monkeypatch):
+    long, before = latent(comfy, np.tile(LATENTS, (1, 1, 300, 1, 1))), set(comfy.temp.glob("*"))
+    monkeypatch.setattr(comfy.bars, "updates", Interrupting(comfy.management))
+    sound = {"waveform": comfy.torch.Tensor(np.zeros((1, 1, 16000), np.float32)), "sample_rate": 16000}
+    with pytest.raises(comfy.management.InterruptProcessingException):
+        execute("LTXDecodeToVideoMLX", latent=long, audio=sound)
+    assert set(comfy.temp.glob("*")) == before
+    assert comfy.bars.updates[-1][1] < 300 * 24
+    encoded, encode_stream = [], VideoVAE.encode_stream
+    monkeypatch.setattr(
+        VideoVAE, "encode_stream", lambda *given: (encoded.append(1) or part for part in encode_stream(*given))
+    )
+    for node, more in (("LTXDecodeFramesMLX", {"latent": long}), ("LTXEncodeMLX", {"frames": images(comfy, 801)})):
+        monkeypatch.setattr(comfy.bars, "updates", Interrupting(comfy.management))
+        with pytest.raises(comfy.management.InterruptProcessingException):
+            execute(node, **more)
+    assert 0 < len(encoded) < 101
+    monkeypatch.setattr(comfy.bars, "updates", [])
+    assert frames_of(execute("LTXDecodeToVideoMLX", latent=latent(comfy)).get_stream_source()).shape[0] == FRAMES
+
+
+def test_an_interruption_ends_what_shows_no_progress(comfy):
+    def work(job):
+        for _ in range(1000):
+            job.check()
+            time.sleep(0.01)
+
+    comfy.management.interrupt_current_processing()
+    with pytest.raises(comfy.management.InterruptProcessingException):
+        comfy.nodes.run(work, node_id="7")
+    assert comfy.nodes.run(lambda job: "next", node_id="7") == "next"
+
+
+class Interrupting(list):
+    """The updates of progress bars. The first one with a frame interrupts ComfyUI."""
+
+    def __init__(self, management):
+        self._management = management
+
+    def append(self, update):
+        super().append(update)
+        if update[1] > 0:
+            self._management.interrupt_current_processing()
+
+
+def images(comfy, count):
+    return comfy.torch.Tensor(np.zeros((count, 64, 96, 3), np.float32))
+
+
+def test_a_vae_is_loaded_once_until_its_file_is_another(comfy, execute, monkeypatch, checkpoint):
+    loaded, from_pretrained = [], VideoVAE.from_pretrained
+    monkeypatch.setattr(
+        VideoVAE, "from_pretrained", lambda path, **given: (loaded.append(given), from_pretrained(path, **given))[1]
+    )
+    file = comfy.base / "models" / "vae" / "own.safetensors"
+    file.write_bytes(checkpoint.read_bytes())
+    for _ in range(2):
+        execute("LTXDecodeToVideoMLX", latent=latent(comfy), vae="vae/own.safetensors")
+        execute("LTXEncodeMLX", frames=images(comfy, 1), vae="vae/own.safetensors")
+    assert loaded == [{"encoder": False, "decoder": True}, {"encoder": True, "decoder": False}]
+    fingerprint = comfy.nodes.LTXDecodeToVideo.fingerprint_inputs
+    before = fingerprint(latent=None, vae="vae/own.safetensors", fps=24.0)
+    assert fingerprint(latent=None, vae="vae/own.safetensors", fps=25.0) == before is not None
+    copy = file.with_suffix(".new")
+    copy.write_bytes(checkpoint.read_bytes())
+    os.utime(copy, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))  # as cp -p
+    copy.replace(file)
+    assert fingerprint(latent=None, vae="vae/own.safetensors", fps=24.0) != before
+    assert comfy.nodes.LTXPreview.fingerprint_inputs(decoder=None) is None  # from another node
+    execute("LTXDecodeToVideoMLX", latent=latent(comfy), vae="vae/own.safetensors")
+    assert len(loaded) == 3
+    file.unlink()
+
+
+def test_files_are_chosen_from_the_folders_of_comfyui(comfy):
+    models = comfy.base / "models"
+    (models / "checkpoints" / "ltx").mkdir(parents=True)
+    for name in ("checkpoints/ltx/whole.safetensors", "checkpoints/old.ckpt", "vae/a.pt", "vae/b.sft"):
+        (models / name).touch()
+    (widget,) = [each for each in comfy.nodes.LTXEncode.define_schema().inputs if each.id == "vae"]
+    assert widget.options == ["vae/b.sft", "vae/ltx/small.safetensors", "checkpoints/ltx/whole.safetensors"]
+    assert comfy.nodes.full_path(widget.options[-1]) == str(models / "checkpoints" / "ltx" / "whole.safetensors")
+    with pytest.raises(FileNotFoundError):
+        comfy.nodes.full_path("vae/missing.safetensors")
+
+
+def test_the_example_workflow_has_the_widgets_of_the_nodes(comfy):
+    workflow = json.loads((PACK / "example_workflows" / "decode_to_video.json").read_text())
+    schemas = {schema.node_id: schema for schema in (node.define_schema() for node in comfy.nodes.NODES)}
+    used = [node for node in workflow["nodes"] if node["type"] in schemas]
+    assert used
+    for node in used:
+        widgets = [each for each in schemas[node["type"]].inputs if hasattr(each, "default")]
+        assert [each["name"] for each in node["inputs"] if "widget" in each] == [widget.id for widget in widgets]
+        assert len(node["widgets_values"]) == len(widgets)

@@ -1,0 +1,423 @@
+"""`decode` with sound: one command, one video. The sound is that of `AudioVAE`, as long as the picture."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from audio_cases import random_latents
+from mlx_ltx_vae import AudioVAE, VideoVAE
+from mlx_ltx_vae.audio_vae import AudioVAE as LoadedVAE
+from mlx_ltx_vae.decode import main
+from mlx_ltx_vae.pipeline import audio_run
+from mlx_ltx_vae.units import format_bytes
+from test_video_sound import heard
+from video_files import kill_children, read, run_ffmpeg
+
+GRID = (1, 4, 2, 2)  # latent channels are those of the VAE; 25 frames
+NUM_FRAMES, FPS = 25, 25
+LENGTH = 25  # latents of a second: 0.97 s of sound
+
+
+@pytest.fixture(scope="module")
+def video(golden):
+    """The checkpoint of a video VAE."""
+    return golden("ltx2_3").checkpoint
+
+
+@pytest.fixture
+def model(audio_case):
+    return audio_case("ltx2").checkpoint
+
+
+def latents_file(path, video, audio=None, *, name="final_audio_latent", batch=1, **metadata):
+    channels = VideoVAE.from_pretrained(video, encoder=False).config.latent_channels
+    shape = (batch, channels, *GRID[1:])
+    arrays = {"final_video_latent": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+    if audio is not None:
+        arrays[name] = audio
+    save_file(arrays, path, metadata={"fps": str(FPS), **metadata})
+    return path
+
+
+def expected_sound(model, latents):
+    """(2, n), up to the end of the video."""
+    sound = np.array(AudioVAE.from_pretrained(model, encoder=False).decode(latents))[0]
+    return np.pad(sound, [(0, 0), (0, 24000 - sound.shape[1])])
+
+
+def run(*arguments, code=0):
+    assert main([str(each) for each in arguments]) == code
+
+
+def test_one_command_makes_one_video_with_sound(tmp_path, video, model, capsys):
+    audio = random_latents(LENGTH)
+    clip = latents_file(tmp_path / "clip.safetensors", video, audio)
+    out = tmp_path / "clip.mov"
+    run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm")
+    assert "25 frames of 64x64, 1.0 s at 25 fps, sound at 24000 Hz, in " in capsys.readouterr().out
+    assert len(read(out)) == NUM_FRAMES
+    result, expected = heard(out, 24000), expected_sound(model, audio)
+    assert result.shape == expected.shape == (2, 24000)
+    assert np.abs(result - expected).max() < 1e-4
+    assert not result[:, 97 * 240 :].any()
+    assert expected[:, : 97 * 240].any()
+
+
+@pytest.mark.parametrize("name", ["audio_latents", "stage_1_audio_latent", "packed", "no batch"])
+def test_audio_latents_are_found_by_their_names_and_in_every_layout(tmp_path, video, model, name):
+    audio = random_latents(LENGTH)
+    stored = {"packed": audio.transpose(0, 2, 1, 3).reshape(1, LENGTH, 128), "no batch": audio[0]}.get(name, audio)
+    key = name if name not in ("packed", "no batch") else "audio_latents"
+    clip = latents_file(tmp_path / "clip.safetensors", video, np.ascontiguousarray(stored), name=key)
+    run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mkv", "--audio-codec", "flac")
+    assert np.abs(heard(tmp_path / "a.mkv", 24000) - expected_sound(model, audio)).max() < 1e-4
+
+
+def test_audio_latents_of_another_file(tmp_path, video, model):
+    audio = random_latents(LENGTH)
+    clip = latents_file(tmp_path / "clip.safetensors", video)
+    np.save(tmp_path / "sound.npy", audio[0])
+    out = tmp_path / "a.mov"
+    run(clip, "-m", video, "--audio-model", model, "--audio-latents", tmp_path / "sound.npy", "-o", out,
+        "--audio-codec", "pcm")  # fmt: skip
+    assert np.abs(heard(out, 24000) - expected_sound(model, audio)).max() < 1e-4
+
+
+def test_unnormalized_latents_of_both(tmp_path, video, model):
+    audio_vae, vae = AudioVAE.from_pretrained(model), VideoVAE.from_pretrained(video)
+    mean, std = (np.array(values).reshape(8, 1, 16) for values in audio_vae.decoder.statistics)
+    audio = random_latents(LENGTH)
+    clip = latents_file(tmp_path / "clip.safetensors", video, audio * std + mean)
+    arrays = load_file(clip)
+    mean, std = (np.array(values).reshape(-1, 1, 1, 1) for values in (vae.mean, vae.std))
+    arrays["final_video_latent"] = arrays["final_video_latent"] * std + mean
+    save_file(arrays, clip, metadata={"fps": str(FPS)})
+    run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mov", "--audio-codec", "pcm", "--unnormalized")
+    assert np.abs(heard(tmp_path / "a.mov", 24000) - expected_sound(model, audio)).max() < 1e-3
+
+
+def test_a_whole_models_file_needs_no_audio_model(tmp_path, video, model, audio_case, golden):
+    config = audio_case("ltx2").manifest["config"] | {"vae": golden("ltx2_3").manifest["vae_config"]}
+    both = tmp_path / "model.safetensors"
+    save_file({**load_file(video), **load_file(model)}, both, metadata={"config": json.dumps(config)})
+    clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
+    run(clip, "-m", both, "-o", tmp_path / "a.mp4")
+    assert 24000 <= heard(tmp_path / "a.mp4", 24000).shape[1] <= 24000 + 2048
+
+
+def test_without_an_audio_model_the_video_is_silent_and_a_warning_says_so(tmp_path, video, capsys):
+    clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
+    run(clip, "-m", video, "-o", tmp_path / "a.mp4")
+    assert "has audio latents (final_audio_latent) too; --audio-model AUDIO decodes them" in capsys.readouterr().err
+    assert b"audio" not in run_ffmpeg("-i", tmp_path / "a.mp4", "-c", "copy", "-f", "framehash", "-")
+
+
+def test_some_frames_have_their_part_of_the_sound(tmp_path, video, model):
+    audio = random_latents(LENGTH)
+    clip = latents_file(tmp_path / "clip.safetensors", video, audio)
+    out = tmp_path / "a.mov"
+    run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", "--frames", "5:15")
+    assert len(read(out)) == 10
+    assert np.abs(heard(out, 24000) - expected_sound(model, audio)[:, 4800:14400]).max() < 1e-4
+
+
+def test_a_batch_becomes_videos_with_the_sound_of_each(tmp_path, video, model):
+    audio = random_latents(LENGTH, batch=2)
+    clip = latents_file(tmp_path / "clip.safetensors", video, audio, batch=2)
+    run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mov", "--audio-codec", "pcm")
+    for index in range(2):
+        sound = heard(tmp_path / f"a-{index}.mov", 24000)
+        assert np.abs(sound - expected_sound(model, audio[index : index + 1])).max() < 1e-4
+
+
+def test_the_plan_has_both_and_the_budget_is_that_of_both(tmp_path, video, model, capsys):
+    clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
+    command = [clip, "-m", video, "--audio-model", model, "--dry-run"]
+    run(*command, "--json")
+    plans = json.loads(capsys.readouterr().out)
+    assert plans["audio"]["latents"] == LENGTH
+    run(*command)
+    assert "25 latents, 0.97 s at 24000 Hz" in capsys.readouterr().out
+    sound, pictures = (plans[name]["peak_bytes"] for name in ("audio", "plan"))
+    for budget in (100, sound // 1000, sound // 1000 + 100):
+        run(*command, "--memory-budget", f"{budget}KB", code=1)
+        text = capsys.readouterr().err
+        given, least, of_sound = re.search(
+            r"budget of ([\d.]+ .B) is too small for .*; the least that works is ([\d.]+) MB \(.*\), "
+            r"of which the sound takes ([\d.]+) MB", text
+        ).groups()  # fmt: skip
+        assert given == format_bytes(budget * 1000)
+        assert float(of_sound) == pytest.approx(sound / 1e6, abs=0.05)
+        assert sound / 1e6 < float(least) < (sound + pictures) / 1e6 + 0.1
+    run(*command, "--memory-budget", f"{least}MB")
+
+
+def test_an_error_of_the_plan_says_nothing_of_the_sound(tmp_path, video, model, capsys):
+    clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
+    command = [clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mp4"]
+    run(*command, "--frames", "30:40", code=1)
+    text = capsys.readouterr().err
+    assert "within 0:25" in text
+    assert "sound" not in text
+
+
+def test_sound_of_another_length_is_an_error_before_anything_is_decoded(tmp_path, video, model, capsys, monkeypatch):
+    monkeypatch.setattr(LoadedVAE, "from_pretrained", None)
+    clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
+    run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mp4", "--fps", "24", code=1)
+    message = r"the video takes 1\.04 s and its sound 0\.97 s; .*correct the frame rate"
+    assert re.search(message, capsys.readouterr().err)
+    assert os.listdir(tmp_path) == ["clip.safetensors"]
+
+
+def test_sound_that_fails_leaves_no_file(tmp_path, video, model, capsys, monkeypatch):
+    monkeypatch.setattr(audio_run, "count_nonfinite", lambda samples: 1)
+    clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
+    run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mp4", code=1)
+    assert "are NaN or infinite" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["clip.safetensors"]
+
+
+def test_sound_alone_needs_no_video_vae(tmp_path, video, model, capsys):
+    audio = random_latents(7)
+    clip = latents_file(tmp_path / "clip.safetensors", video, audio)
+    run(clip, "--audio-model", model, "-o", tmp_path / "a.wav", "--json")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["samples"], report["sample_rate"]) == (25 * 240, 24000)
+    expected = expected_sound(model, audio)[:, : 25 * 240]
+    assert np.abs(heard(tmp_path / "a.wav", 24000) - expected).max() < 1e-4
+    run(clip, "--audio-model", model, "-o", tmp_path / "b.wav", "--dry-run")
+    assert "7 latents" in capsys.readouterr().out
+    assert not (tmp_path / "b.wav").exists()
+
+
+def test_sound_alone_needs_an_audio_model(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["clip.npy", "-o", "a.wav"])
+    assert "--audio-model AUDIO is missing" in capsys.readouterr().err
+
+
+def test_sound_alone_of_a_batch_is_named_and_skipped_as_videos_are(tmp_path, video, model, capsys):
+    audio = random_latents(7, batch=2)
+    latents_file(tmp_path / "clip.safetensors", video, audio, batch=2)
+    command = [tmp_path / "clip.safetensors", "--audio-model", model, "-o", tmp_path / "{name}.wav"]
+    run(*command, "--json")
+    outputs = [str(tmp_path / f"clip-{index}.wav") for index in range(2)]
+    assert json.loads(capsys.readouterr().out)["output"] == outputs
+    for index, output in enumerate(outputs):
+        expected = expected_sound(model, audio[index : index + 1])[:, : 25 * 240]
+        assert np.abs(heard(output, 24000) - expected).max() < 1e-4
+    run(*command, "--skip-existing")
+    assert f"skipped, found {outputs[0]}, {outputs[1]}" in capsys.readouterr().out
+    run(*command, "--skip-existing", "--json")
+    assert json.loads(capsys.readouterr().out)["skipped"] is True
+    run(*command, "--no-overwrite", code=1)
+    assert "exists, and is not to be overwritten" in capsys.readouterr().err
+
+
+def test_sound_is_found_in_a_pipe(tmp_path, video, model):
+    audio = random_latents(LENGTH)
+    clip = latents_file(tmp_path / "clip.safetensors", video, audio)
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", "-", "-m", video, "--audio-model", model]
+    command += ["-o", tmp_path / "a.mov", "--audio-codec", "pcm"]
+    subprocess.run(list(map(str, command)), input=clip.read_bytes(), check=True)
+    assert np.abs(heard(tmp_path / "a.mov", 24000) - expected_sound(model, audio)).max() < 1e-4
+
+
+def test_a_video_and_its_sound_on_standard_output(tmp_path, video, model):
+    clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
+    command = [
+        sys.executable,
+        "-m",
+        "mlx_ltx_vae.decode",
+        clip,
+        "-m",
+        video,
+        "--audio-model",
+        model,
+        "-o",
+        "-",
+        "--live",
+    ]
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, check=True)
+    (tmp_path / "a.mp4").write_bytes(done.stdout)
+    assert len(read(tmp_path / "a.mp4")) == NUM_FRAMES
+    assert 24000 <= heard(tmp_path / "a.mp4", 24000).shape[1] <= 24000 + 2048
+
+
+def test_latents_of_another_file_take_the_place_of_those_in_the_video(tmp_path, video, model):
+    clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
+    audio = random_latents(LENGTH, seed=1)
+    np.save(tmp_path / "sound.npy", audio)
+    out = tmp_path / "a.mov"
+    run(clip, "-m", video, "--audio-model", model, "--audio-latents", tmp_path / "sound.npy", "-o", out,
+        "--audio-codec", "pcm")  # fmt: skip
+    assert np.abs(heard(out, 24000) - expected_sound(model, audio)).max() < 1e-4
+
+
+def test_audio_latents_of_another_shape_are_an_error_only_where_sound_is_asked_for(tmp_path, video, model, capsys):
+    clip = latents_file(tmp_path / "clip.safetensors", video, np.zeros((2, 24000), np.float32), name="audio_samples")
+    command = [clip, "-m", video, "-o", tmp_path / "a.mp4"]
+    run(*command, "--audio-model", model, code=1)
+    assert "audio latents 'audio_samples' have the shape (2, 24000)" in capsys.readouterr().err
+    run(*command)
+    assert "(B, T, 128); the video has no sound." in capsys.readouterr().err
+    assert len(read(tmp_path / "a.mp4")) == NUM_FRAMES
+
+
+@pytest.mark.parametrize(
+    ("audio", "message"),
+    [
+        (
+            np.full((1, 8, LENGTH, 16), np.inf, np.float32),
+            "audio latents 'final_audio_latent': 3200 of 3200 values",
+        ),
+        (np.ones((1, 8, LENGTH, 16), np.int32), "audio latents 'final_audio_latent' is stored as int32; save it as"),
+        (np.ones((1, 8, 16, LENGTH), np.float32), "audio latents 'final_audio_latent' have the shape (1, 8, 16, 25)"),
+        (np.ones((1, 8, 0, 16), np.float32), "audio latents 'final_audio_latent' are empty"),
+        (np.ones((2, 8, LENGTH, 16), np.float32), "has the sound of 2 videos, and there are 1; give that of each"),
+    ],
+)
+def test_audio_latents_that_do_not_decode_leave_no_file(tmp_path, video, model, capsys, audio, message):
+    clip = latents_file(tmp_path / "clip.safetensors", video, audio)
+    run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mp4", code=1)
+    assert message in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["clip.safetensors"]
+
+
+@pytest.mark.parametrize("order", [["--order", "rows"], ["--tile", "64:32"]])
+def test_the_sound_is_the_same_whatever_way_the_picture_is_decoded(tmp_path, video, model, order):
+    audio = random_latents(LENGTH)
+    clip = latents_file(tmp_path / "clip.safetensors", video, audio)
+    out = tmp_path / "a.mov"
+    run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", *order)
+    assert np.abs(heard(out, 24000) - expected_sound(model, audio)).max() < 1e-4
+
+
+@pytest.mark.parametrize(("number", "fragmented"), [(signal.SIGKILL, []), (signal.SIGTERM, ["--live"])])
+def test_an_ffmpeg_that_dies_in_a_decode_with_sound_is_an_error(tmp_path, video, model, capsys, monkeypatch, number,
+                                                                fragmented):  # fmt: skip
+    chunks, decode_chunks = [], audio_run.AudioRun._chunks
+
+    def slow_chunks(run):
+        for chunk in decode_chunks(run):
+            chunks.append(chunk.start)
+            if len(chunks) == 2:
+                kill_children(number)
+            yield chunk
+
+    monkeypatch.setattr(audio_run.AudioRun, "_chunks", slow_chunks)
+    clip = tmp_path / "clip.safetensors"
+    channels = VideoVAE.from_pretrained(video, encoder=False).config.latent_channels
+    latents = np.random.default_rng(0).normal(size=(1, channels, 13, 2, 2)).astype(np.float32)
+    save_file({"latents": latents, "audio_latents": random_latents(97)}, clip, metadata={"fps": str(FPS)})
+    command = [clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mp4", *fragmented]
+    run(*command, code=1)
+    assert "a.mp4: ffmpeg failed: it " in capsys.readouterr().err
+    assert len(chunks) >= 2
+    assert os.listdir(tmp_path) == ["clip.safetensors"]
+
+
+def test_missing_parts_are_named(tmp_path, video, model, capsys):
+    silent = latents_file(tmp_path / "silent.safetensors", video)
+    sound = latents_file(tmp_path / "sound.safetensors", video, random_latents(LENGTH))
+    np.save(tmp_path / "audio.npy", random_latents(3))
+    cases = [
+        ([silent, "-m", video, "--audio-model", model], "silent.safetensors: has no audio latents"),
+        ([sound, "-m", video, "--audio-model", video], "expected an audio VAE"),
+        ([sound, "-m", video, "--audio-latents", sound], "need an audio VAE; name it with --audio-model"),
+        ([tmp_path / "audio.npy", "-m", video], "are audio latents; give them with --audio-latents"),
+    ]
+    for command, message in cases:
+        run(*command, "-o", tmp_path / "a.mp4", code=1)
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--audio-model a --audio b.wav -o a.mp4", "--audio is the sound of the video; leave out --audio-model"),
+        ("--audio-model a -o a.npy", "a.npy: takes no audio"),
+        ("--audio-model a --audio-codec pcm -o a.mp4", "pcm sound is not supported in .mp4; use aac"),
+        ("more.npy --audio-latents b.npy -o out/", "--audio-latents goes with one input"),
+        ("more.npy --audio-model a -o out/{name}.wav", "a .wav file is the sound of one input"),
+        ("--audio-model a -o a.wav --frames :5", "a .wav file is the sound alone; leave out --frames"),
+        ("--audio-model a -o a.wav --audio-codec flac", "a .wav file is the sound alone; leave out --audio-codec"),
+        ("--audio-model a -o a.WAV --live", "a .wav file is the sound alone; leave out --live"),
+        ("-o a.wav --audio b.wav", "a .wav file is the sound alone; leave out --audio"),
+    ],
+)
+def test_wrong_usage(options, message, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["clip.npy", "-m", "vae", *options.split()])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_decode_to_file_takes_a_stream_of_sound(tmp_path, video, model):
+    vae, audio_vae = VideoVAE.from_pretrained(video), AudioVAE.from_pretrained(model)
+    audio = random_latents(LENGTH)
+    latents = mx.random.normal((1, vae.config.latent_channels, *GRID[1:]))
+    vae.decode_to_file(latents, tmp_path / "a.mkv", fps=FPS, audio=audio_vae.stream(audio))
+    assert 24000 <= heard(tmp_path / "a.mkv", 24000).shape[1] <= 24000 + 2048
+
+
+def test_the_example_of_the_page_runs(tmp_path, golden, audio_case, monkeypatch):
+    """Its checkpoint has all three networks; the video takes as long as the sound."""
+    tensors = {**load_file(audio_case("encoder").checkpoint), **load_file(audio_case("ltx2").checkpoint)}
+    path = tmp_path / "ltx-2.5-audio-vae-bf16.safetensors"
+    save_file(tensors, path, metadata={"config": json.dumps(audio_case("ltx2").manifest["config"])})
+    monkeypatch.chdir(tmp_path)
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    played = []
+    names = {"vae": vae, "play": played.append, "audio_latents": random_latents(26)}
+    names["video_latents"] = mx.random.normal((1, vae.config.latent_channels, *GRID[1:]))
+    page = (Path(__file__).parents[1] / "docs" / "sound.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(block.replace("fps=24", "fps=24.75"), names)
+    assert mx.array_equal(mx.concatenate(played, axis=2), names["waveform"]).item()
+    assert names["latents"].shape == (1, 8, 26, 16)
+    assert len(read(tmp_path / "clip.mp4")) == NUM_FRAMES
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_a_decode_with_sound(tmp_path, golden, video, model, number):
+    """Nothing is left; of a process that is killed, the part file, which the next run removes, and no ffmpeg."""
+    clip = tmp_path / "clip.safetensors"
+    vae = VideoVAE.from_pretrained(video, encoder=False)
+    latents = np.random.default_rng(0).normal(size=(1, vae.config.latent_channels, 101, 2, 2)).astype(np.float32)
+    arrays = {"final_video_latent": latents, "final_audio_latent": random_latents(801)}
+    save_file(arrays, clip, metadata={"fps": str(FPS)})
+    arguments = [str(clip), "-m", str(video), "--audio-model", str(model), "-o", str(tmp_path / "out" / "a.mp4")]
+    (tmp_path / "out").mkdir()
+    process = subprocess.Popen([sys.executable, "-m", "mlx_ltx_vae.decode", *arguments], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not any(path.stat().st_size for path in (tmp_path / "out").iterdir()):
+        assert process.poll() is None, process.stderr.read().decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -number)
+    left = os.listdir(tmp_path / "out")
+    assert left == [] if number != signal.SIGKILL else "a.mp4" not in left
+    while programs := [each for each in Path("/proc").glob("[0-9]*/cmdline") if _names(each, tmp_path)]:
+        assert time.monotonic() < deadline, programs
+        time.sleep(0.05)
+
+
+def _names(cmdline, folder):
+    with contextlib.suppress(OSError):
+        return f"{folder}/out" in cmdline.read_bytes().decode(errors="replace")
+    return False

@@ -1,0 +1,85 @@
+"""The memory that loading takes, which is that of the weights. Nothing depends on how long it takes."""
+
+import math
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+
+from benchmarks.loading import write_checkpoint
+from benchmarks.metal_emulation import emulated
+from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae.bench.case import Case, count_weight_bytes
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from tolerances import PEAK_MARGIN
+
+MARGIN = 1.05 * PEAK_MARGIN  # one of the smaller layers in two layouts, or on Metal in float32
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A file of 105 MB with the layers of LTX-2.3's decoder, as the original stores them in float32."""
+    path = tmp_path_factory.mktemp("loading") / "vae.safetensors"
+    write_checkpoint(Case(), path)
+    mx.clear_cache()
+    return path
+
+
+@pytest.fixture
+def rewritten(path, tmp_path):
+    """`rewritten(change)`: the file with every tensor changed."""
+
+    def rewrite(change):
+        tensors, metadata = mx.load(str(path), return_metadata=True)
+        changed = tmp_path / "changed.safetensors"
+        mx.save_safetensors(str(changed), {name: change(array) for name, array in tensors.items()}, metadata)
+        return changed
+
+    return rewrite
+
+
+def with_channels_last(array):
+    return mx.contiguous(mx.moveaxis(array, 1, -1)) if array.ndim == 5 else array
+
+
+def measure(load):
+    """The bytes that a load adds at its peak, and those of the weights."""
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    vae = load()
+    return mx.get_peak_memory() - before, count_weight_bytes(vae)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
+def test_loading_takes_no_more_than_the_weights(path, dtype):
+    peak, weights = measure(lambda: VideoVAE.from_pretrained(path, dtype=dtype))
+    assert weights < peak < MARGIN * weights
+
+
+def test_nor_does_it_where_the_largest_are_stored_last(path):
+    checkpoint = open_checkpoint(path)
+    stored = checkpoint.networks["decoder"]
+    by_size = dict(sorted(stored.tensors.items(), key=lambda item: math.prod(item[1].shape)))
+    reordered = replace(checkpoint, networks={"decoder": replace(stored, tensors=by_size)})
+    peak, weights = measure(lambda: VideoVAE.from_pretrained(reordered))
+    assert weights < peak < MARGIN * weights
+
+
+def test_nor_where_they_are_stored_with_channels_last(rewritten):
+    path = rewritten(with_channels_last)
+    peak, weights = measure(lambda: VideoVAE.from_pretrained(path))
+    assert weights < peak < MARGIN * weights
+
+
+def test_nor_in_the_layout_and_the_operands_of_metal(rewritten):
+    path = rewritten(lambda array: array.astype(mx.bfloat16))
+    with emulated():
+        peak, weights = measure(lambda: VideoVAE.from_pretrained(path))
+    assert weights < peak < MARGIN * weights
+
+
+def test_arrays_in_memory_are_copied_once(path):
+    arrays, metadata = mx.load(str(path), return_metadata=True)
+    mx.eval(arrays)
+    peak, weights = measure(lambda: VideoVAE.from_weights(arrays))
+    assert peak < MARGIN * weights

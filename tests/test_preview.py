@@ -1,0 +1,168 @@
+"""The preview command, end to end: latents in, a small clip or a contact sheet out, in one process each."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import imageio.v3 as iio
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from many_files import failed, names, run
+from mlx_ltx_vae import PreviewVAE, VideoReader, VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae.backend.mlx_utils import named_parameters
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.models import families
+from mlx_ltx_vae.models.latent_rgb.family import LATENT_RGB
+from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
+from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
+from mlx_ltx_vae.preview import main as preview
+from mlx_ltx_vae.shapes import ScaleFactors
+
+RGB = ["-m", str(demo.LATENT_RGB)]
+
+
+def command(*arguments, **options):
+    """The command in a process of its own."""
+    line = [sys.executable, "-m", "mlx_ltx_vae", "preview", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, check=False, **options)
+
+
+@pytest.fixture
+def clips(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    latents, _ = load_latents(demo.LATENTS)
+    save_latents("one.safetensors", latents, fps=24, num_frames=73, height=256, width=384)
+    save_latents("pair.safetensors", mx.concatenate([latents[:, :, :2], latents[:, :, 2:4]]), fps=16)
+    Path("broken.npy").write_text("not latents")
+    return tmp_path
+
+
+def test_the_demo_needs_nothing_else(tmp_path):
+    done = command("--demo", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["frames"], report["width"], report["height"], report["fps"]) == (10, 96, 64, 3)
+    assert report["output"] == "preview.mp4"
+    with VideoReader(tmp_path / "preview.mp4") as video:
+        frames = np.concatenate(list(video))
+    projected = VideoVAE.from_pretrained(demo.LATENT_RGB).decode_uint8(load_latents(demo.LATENTS)[0])
+    assert frames.shape == projected.shape
+    assert np.abs(frames.astype(int) - projected).mean() < 4  # of compression
+
+
+def test_a_name_that_ends_in_png_is_a_contact_sheet(clips):
+    done = command("one.safetensors", *RGB, "-o", "one.png")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("one.png: 10 frames of 96x64, 3.3 s at 3 fps, in ")
+    sheet = iio.imread("one.png")
+    assert sheet.shape == (3 * 276 + 8, 4 * 392 + 8, 3)
+    projected = VideoVAE.from_pretrained(demo.LATENT_RGB).decode_uint8(load_latents("one.safetensors")[0])
+    for place, frame in enumerate(projected):
+        top, left = 8 + place // 4 * 276, 8 + place % 4 * 392
+        picture = sheet[top : top + 256, left : left + 384].reshape(64, 4, 96, 4, 3).mean((1, 3))
+        assert np.abs(picture - frame).mean() < 3
+    assert run(preview, "one.safetensors", *RGB, "-o", "%05d.png", "-q") == 0  # stills, as everywhere
+    assert len(names(".")) == 3 + 1 + 10
+
+
+def test_many_inputs_batches_and_errors_are_those_of_decode(clips, capsys):
+    done = command("one.safetensors", "pair.safetensors", "broken.npy", *RGB, "-o", "out/{name}.png", "--json")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert [item.get("frames") for item in report["items"]] == [10, 4, None]
+    assert (report["failed"], report["skipped"]) == (1, 0)
+    assert report["items"][1]["contact_sheet"] == ["out/pair-0.png", "out/pair-1.png"]
+    assert names("out") == ["one.png", "pair-0.png", "pair-1.png"]
+    assert "error: broken.npy: " in done.stderr
+    assert run(preview, "one.safetensors", "pair.safetensors", *RGB, "-o", "clips/", "-q") == 0
+    assert names("clips") == ["one.mp4", "pair-0.mp4", "pair-1.mp4"]
+    assert run(preview, "one.safetensors", *RGB, "-o", "out/one.gif", "-q") == 0
+    assert capsys.readouterr().out == ""
+    assert "out/one.png: exists" in failed(capsys, "one.safetensors", *RGB, "-o", "out/one.png", "-n", main=preview)
+    assert run(preview, "one.safetensors", *RGB, "-o", "out/one.png", "--skip-existing") == 0
+    assert capsys.readouterr().out == "one.safetensors: skipped, found out/one.png\n"
+
+
+def test_latents_of_another_vae_are_one_error(clips, capsys):
+    np.save("other.npy", np.zeros((1, 128, 2, 2, 2), np.float32))
+    line = failed(capsys, "other.npy", *RGB, "-o", "other.png", main=preview)
+    assert line.startswith("error: other.npy: latents (1, 128, 2, 2, 2) have 128 channels where the VAE has 64")
+    assert "no such file" in failed(capsys, "one.safetensors", "-m", "missing", "-o", "one.png", main=preview)
+
+
+def test_frames_are_counted_in_pictures_and_a_plan_is_shown(clips, capsys):
+    assert run(preview, "one.safetensors", *RGB, "-o", "one.npy", "--frames", "2:5", "-q") == 0
+    whole = VideoVAE.from_pretrained(demo.LATENT_RGB).decode_uint8(load_latents("one.safetensors")[0])
+    assert np.array_equal(np.load("one.npy"), whole[2:5])
+    assert run(preview, "one.safetensors", *RGB, "--dry-run") == 0
+    assert "10 frames of 96x64" in capsys.readouterr().out
+
+
+def test_any_decoder_makes_a_sheet(clips):
+    small = mx.array(np.array(load_latents("one.safetensors")[0][:, :, :2, :2, :2].astype(mx.float32)))
+    save_latents("small.safetensors", small)
+    assert run(preview, "small.safetensors", "-m", demo.VAE, "-o", "small.png", "-q") == 0
+    assert iio.imread("small.png").shape == (3 * (384 + 20) + 8, 3 * 392 + 8, 3)  # nine frames of 64x64
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A TAEHV with few channels and random weights."""
+    decoder = PreviewDecoder(PreviewConfig((8, 8, 8, 8), None))
+    path = tmp_path_factory.mktemp("tiny") / "taeltx2_3.safetensors"
+    arrays = {f"decoder.{name}": array for name, array in named_parameters(decoder).items()}
+    arrays["decoder.layers.22.weight"] *= 100  # pictures that one can see
+    arrays["decoder.layers.22.bias"] += 0.5
+    mx.save_safetensors(str(path), arrays)
+    return path
+
+
+def test_a_tiny_decoder_makes_all_frames_of_a_clip_and_one_picture_per_latent_frame_of_a_sheet(clips, tiny, capsys):
+    latents = mx.random.normal((1, 128, 4, 2, 3))
+    save_latents("clip.safetensors", latents, fps=24, num_frames=25, height=64, width=96)
+    vae = PreviewVAE.from_pretrained(tiny)
+    reports = {}
+    for output in ("clip.npy", "clip.png", "%05d.png"):
+        assert run(preview, "clip.safetensors", "-m", tiny, "-o", output, "--json") == 0
+        reports[output] = json.loads(capsys.readouterr().out)
+    assert [(each["frames"], each["fps"]) for each in reports.values()] == [(25, 24), (4, 3), (25, 24)]
+    assert {(each["width"], each["height"]) for each in reports.values()} == {(96, 64)}
+    frames = np.load("clip.npy")
+    assert np.array_equal(frames, vae.decode_uint8(latents))
+    stills = np.array(vae.decode_stills(latents)[0].transpose(1, 2, 3, 0))
+    sheet = iio.imread("clip.png")
+    for place in range(4):
+        top, left = 8 + place // 2 * 276, 8 + place % 2 * 392
+        picture = sheet[top : top + 256, left : left + 384].reshape(64, 4, 96, 4, 3).mean((1, 3))
+        distances = np.abs(picture - np.round((stills + 1) * 127.5)).mean((1, 2, 3))
+        assert distances.argmin() == place
+        assert distances[place] < 10  # of enlarging a random picture
+    assert (Path("00024.png").exists(), Path("00025.png").exists()) == (True, False)
+
+
+def test_a_sheet_asks_the_family_for_a_decoder_of_stills(clips, monkeypatch, capsys):
+    """One that differs in what the frame rate depends on."""
+    other = replace(LATENT_RGB, stills=lambda config: replace(config, cell=ScaleFactors(4, 32, 32)))
+    monkeypatch.setattr(families, "FAMILIES", (other,))
+    for output, fps in (("pair.mkv", 2), ("pair.png", 4)):
+        assert run(preview, "pair.safetensors", *RGB, "-o", output, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["fps"] == fps
+    assert run(decode, "pair.safetensors", *RGB, "-o", "sheet.png", "--contact-sheet", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["fps"] == 2
+
+
+@pytest.mark.parametrize("script", ["mlx_ltx_vae", "mlx_ltx_vae.preview"])
+def test_it_is_a_console_script(tmp_path, script):
+    module, arguments = ("__main__", ["preview"]) if script == "mlx_ltx_vae" else ("preview", [])
+    (tmp_path / script).write_text(f"import sys\nfrom mlx_ltx_vae.{module} import main\nsys.exit(main())\n")
+    line = [sys.executable, tmp_path / script, *arguments, "--help"]
+    shown = subprocess.run(line, capture_output=True, text=True, check=True, env=os.environ).stdout
+    called = "mlx_ltx_vae preview" if script == "mlx_ltx_vae" else script
+    assert shown.startswith(f"usage: {called} LATENTS... -m MODEL -o OUT [options]")
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert '"mlx_ltx_vae.preview" = "mlx_ltx_vae.preview:main"' in text

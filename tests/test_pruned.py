@@ -1,0 +1,321 @@
+"""PrunaVAED in every layout that people have, alone and in a pack beside the whole decoder."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import fast_checkpoint
+from checkpoint_files import Weights, as_an_mlx_port_stores, assert_same_weights, read_statistics, read_weights
+from conftest import FIXTURES
+from mlx_ltx_vae import VideoVAE, save_latents
+from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
+from mlx_ltx_vae.checkpoint.weight_files import choose_file, choose_weights
+from mlx_ltx_vae.convert import main as convert
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.errors import CheckpointError
+from mlx_ltx_vae.info import main as info
+from mlx_ltx_vae.models.specs import PaddingMode
+from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
+from tolerances import tolerance
+
+MANIFEST = json.loads((FIXTURES / "pruna.json").read_text())
+LAYOUTS = ["original", "bare_decoder", "diffusers", "mlx", "mlx_flat"]
+PACKED = "vae_decoder_pruna.safetensors"
+
+
+def write(target: Path, layout: str) -> Path:
+    """PrunaVAED in one of its layouts, a file or a folder."""
+    fast_checkpoint.write_checkpoint(MANIFEST, target, layout)
+    return target
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def layout(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    is_folder = "file" in MANIFEST["layouts"][request.param]
+    return write(tmp_path_factory.mktemp("pruna") / ("vae" if is_folder else "vae.safetensors"), request.param)
+
+
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    """The tensors of the layout without any configuration."""
+    return load_file(write(tmp_path_factory.mktemp("flat"), "mlx_flat") / PACKED)
+
+
+def assert_same(found: Path | str, expected: Path) -> None:
+    """The networks that `found` has, and its statistics."""
+    one, other = open_checkpoint(found), open_checkpoint(expected)
+    assert one.config.generation == other.config.generation == "PrunaVAED"
+    for network in one.networks:
+        assert one.config.network(network) == other.config.network(network)
+        assert_same_weights(read_weights(one, network), read_weights(other, network))
+    assert_same_weights(read_statistics(one), read_statistics(other))
+
+
+# --- layouts --------------------------------------------------------------------------------------------------------
+
+
+def test_every_layout_matches_the_golden_data(golden: Callable, layout: Path) -> None:
+    case, vae = golden("pruna"), VideoVAE.from_pretrained(layout, encoder=False)
+    for check in case.manifest["checks"]:
+        if check["op"] == "decode":
+            result = np.array(vae.decode(mx.array(case.arrays[check["input"]])))
+            assert list(result.shape) == check["full_shape"]
+            assert np.abs(case.select(result, check) - case.arrays[check["expected"]]).max() < tolerance(1e-4)
+
+
+def test_every_layout_has_the_same_networks(golden: Callable, layout: Path) -> None:
+    assert_same(layout, golden("pruna").checkpoint)
+
+
+def test_every_layout_is_named_with_its_share_of_the_work(layout: Path, capsys: pytest.CaptureFixture) -> None:
+    assert info([str(layout)]) == 0
+    share = re.search(r"^VAE +PrunaVAED, (\d+) % of LTX-2\.3's work, ", capsys.readouterr().out, re.MULTILINE)
+    # Fewer channels: conv_in and conv_out, which are not pruned, are a larger part than at the published widths.
+    assert share and 45 <= int(share[1]) <= 46
+
+
+def test_the_published_widths_are_345_million_values_and_45_percent_of_the_work(
+    golden: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    spec = decoder_spec(parse_vae_config(GENERATIONS["PrunaVAED"], ""))
+    published = json.loads((FIXTURES / "full_width_pruna.json").read_text())["weights"]
+    convolutions = {name: shape for name, shape in published.items() if name.startswith("decoder.")}
+    assert spec.num_weights == sum(int(np.prod(shape)) for shape in convolutions.values()) == 345_006_256
+    whole = decoder_spec(parse_vae_config(GENERATIONS["LTX-2.3"], ""))
+    assert spec.multiply_adds((16, 16, 24)) / whole.multiply_adds((16, 16, 24)) == pytest.approx(0.45, abs=0.005)
+
+
+def test_every_layout_is_converted_and_verified(
+    golden: Callable, layout: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = tmp_path / "converted"
+    assert convert([str(layout), "-o", str(folder), "--only", "decoder"]) == 0
+    assert "decoder (PrunaVAED), 102 tensors in float32" in capsys.readouterr().out
+    assert_same(folder, golden("pruna").checkpoint)
+    assert convert(["--verify", str(layout), str(folder), "--only", "decoder"]) == 0
+    assert "102 of 102 tensors equal bit for bit; decode identical" in capsys.readouterr().out
+
+
+def test_arrays_in_memory_need_no_configuration(golden: Callable, flat: Weights) -> None:
+    opened = open_weights(flat)
+    expected = open_checkpoint(golden("pruna").checkpoint)
+    assert opened.config.decoder == expected.config.decoder
+    assert_same_weights(read_weights(opened, "decoder"), read_weights(expected, "decoder"))
+
+
+# --- what the tensors say -------------------------------------------------------------------------------------------
+
+
+def renamed(tensors: Mapping[str, np.ndarray], names: Mapping[str, str]) -> Weights:
+    """With other prefixes, and without those that become empty."""
+    result = {}
+    for name, array in tensors.items():
+        prefix = next((prefix for prefix in names if name.startswith(prefix)), "")
+        if names.get(prefix, "kept"):
+            result[names.get(prefix, "") + name.removeprefix(prefix)] = array
+    return result
+
+
+def test_a_projection_may_be_the_last_layer_of_a_residual_block(
+    golden: Callable, flat: Weights, tmp_path: Path
+) -> None:
+    """Where the file of ComfyUI has it is not known."""
+    places = {"3.conv_in.": "2.res_blocks.2.", "5.conv_in.": "4.res_blocks.4."}
+    stem = "vae_decoder.up_blocks."
+    save_file(renamed(flat, {stem + old: stem + new for old, new in places.items()}), tmp_path / "vae.safetensors")
+    assert_same(tmp_path / "vae.safetensors", golden("pruna").checkpoint)
+
+
+def test_the_shortcut_of_a_projection_may_be_named_as_in_diffusers(
+    golden: Callable, flat: Weights, tmp_path: Path
+) -> None:
+    wrapped = {name.replace("conv_shortcut.", "conv_shortcut.conv."): array for name, array in flat.items()}
+    save_file(wrapped, tmp_path / "vae.safetensors")
+    assert_same(tmp_path / "vae.safetensors", golden("pruna").checkpoint)
+
+
+def test_another_pruning_of_the_same_network_is_read_too(flat: Weights, tmp_path: Path) -> None:
+    """One projection and two layers less: no published list has this structure."""
+    stem = "vae_decoder.up_blocks."
+    shorter = renamed(flat, {f"{stem}8.res_blocks.3.": "", f"{stem}6.res_blocks.5.": ""})
+    for name in [name for name in shorter if name.startswith(f"{stem}5.conv_in.")]:
+        del shorter[name]
+    for name, array in shorter.items():  # up_blocks.5 and what follows takes the 48 channels of up_blocks.4
+        if name == f"{stem}5.conv.conv.weight":
+            shorter[name] = np.concatenate([array, array[..., :16]], axis=-1)
+    save_file(shorter, tmp_path / "vae.safetensors")
+    vae = VideoVAE.from_pretrained(tmp_path / "vae.safetensors")
+    blocks = [(block.in_channels, block.num_layers) for block in vae.config.decoder.blocks]
+    assert blocks == [(128, 2), (128, 1), (64, 2), (64, 1), (48, 1), (48, 4), (48, 1), (16, 5), (16, 1), (8, 3)]
+    assert (vae.config.generation, vae.config.decoder.options.padding) == ("custom", PaddingMode.ZEROS)
+    assert vae.decode(mx.zeros((1, 8, 2, 2, 2))).shape == (1, 3, 9, 64, 64)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"vae_decoder.up_blocks.6.res_blocks.2.": ""},
+        {"vae_decoder.up_blocks.8.": "vae_decoder.up_blocks.9."},
+        {"vae_decoder.up_blocks.2.": "vae_decoder.up_blocks.2.attentions."},
+    ],
+)
+def test_a_gap_or_an_unknown_part_is_an_error(flat: Weights, tmp_path: Path, names: dict[str, str]) -> None:
+    save_file(renamed(flat, names), tmp_path / "vae.safetensors")
+    with pytest.raises(CheckpointError, match="its tensors match no published generation"):
+        open_checkpoint(tmp_path / "vae.safetensors")
+
+
+def test_other_upsamplers_are_an_error(flat: Weights, tmp_path: Path) -> None:
+    """The last one doubles time too; what such a network pads with is not known."""
+    name = "vae_decoder.up_blocks.7.conv.conv.weight"
+    save_file({**flat, name: np.concatenate([flat[name], flat[name]])}, tmp_path / "vae.safetensors")
+    with pytest.raises(CheckpointError, match="its tensors match no published generation"):
+        open_checkpoint(tmp_path / "vae.safetensors")
+
+
+def test_padding_that_is_not_stated_is_zeros(golden: Callable, weights: Callable, recwarn: Any) -> None:
+    config = {key: value for key, value in golden("pruna").manifest["vae_config"].items() if "padding" not in key}
+    assert open_weights(weights("pruna"), config).config.decoder.options.padding is PaddingMode.ZEROS
+    stated = {**config, "spatial_padding_mode": "replicate"}
+    assert open_weights(weights("pruna"), stated).config.decoder.options.padding is PaddingMode.REPLICATE
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("key", ["decoder_spatial_padding_mode", "decoder_causal"])
+def test_the_configuration_beside_the_file_is_respected(tmp_path: Path, key: str) -> None:
+    write(tmp_path, "mlx")
+    path = tmp_path / "vae_decoder_pruna_config.json"
+    changed = {"decoder_spatial_padding_mode": "replicate", "decoder_causal": True}[key]
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: changed}))
+    if "padding" in key:
+        with pytest.raises(CheckpointError, match="decoder with replicate, a combination of no published VAE"):
+            open_checkpoint(tmp_path)
+    else:
+        assert open_checkpoint(tmp_path).config.causal_decoder
+
+
+# --- packs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pack(golden: Callable, weights: Callable, tmp_path: Path) -> Callable[..., Path]:
+    """`pack(layout)`: a pack of LTX-2.3 with the whole decoder, its configuration, and PrunaVAED beside it."""
+
+    def make(layout: str, stem: str = "vae_{}") -> Path:
+        folder = write(tmp_path / "pack", layout)
+        whole = {name.removeprefix("vae."): array for name, array in weights("ltx2_3").items()}
+        pruned = weights("pruna")
+        for network, tensors in (("encoder", pruned), ("decoder", whole)):
+            own = {name: array for name, array in tensors.items() if name.startswith((f"{network}.", "per_channel"))}
+            stored = {f"vae_{name}": as_an_mlx_port_stores(name, array) for name, array in own.items()}
+            prefix = f"vae_{network}.per_channel_statistics."
+            stored = {
+                name.replace("vae_per_channel_statistics.", prefix).replace("-of-means", ""): array
+                for name, array in stored.items()
+            }
+            save_file(stored, folder / f"{stem.format(network)}.safetensors")
+        (folder / "embedded_config.json").write_text(json.dumps({"vae": golden("ltx2_3").manifest["vae_config"]}))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("stem", ["vae_{}", "vae_{}_conv"])
+@pytest.mark.parametrize("layout_name", ["mlx", "mlx_flat"])
+def test_a_pack_with_both_decoders_is_ambiguous_and_a_file_of_it_can_be_named(
+    golden: Callable, pack: Callable, layout_name: str, stem: str
+) -> None:
+    folder, whole = pack(layout_name, stem), f"{stem.format('decoder')}.safetensors"
+    with pytest.raises(CheckpointError, match=rf"give one of {whole}, {PACKED}, as {folder}:FILE\.") as caught:
+        open_checkpoint(folder)
+    assert str(caught.value).startswith(f"{folder}: several files contain a VAE")
+    assert_same(f"{folder}:{PACKED}", golden("pruna").checkpoint)
+    chosen = VideoVAE.from_pretrained(f"{folder}:{PACKED}")
+    case = golden("pruna")
+    check = case.check("encode")
+    latents = np.array(chosen.encode(mx.array(case.arrays[check["input"]])))
+    assert np.abs(case.select(latents, check) - case.arrays[check["expected"]]).max() < tolerance(1e-4)
+    stock = open_checkpoint(f"{folder}:{whole}")
+    assert (stock.config.generation, list(stock.networks)) == ("LTX-2.3", ["encoder", "decoder"])
+
+
+def test_a_pack_with_the_pruned_decoder_alone_needs_no_choice(golden: Callable, pack: Callable) -> None:
+    folder = pack("mlx_flat")
+    (folder / "vae_decoder.safetensors").unlink()
+    assert list(open_checkpoint(folder).networks) == ["encoder", "decoder"]
+    assert_same(folder, golden("pruna").checkpoint)
+
+
+def test_the_whole_decoder_of_another_generation_beside_it_is_an_error(pack: Callable, golden: Callable) -> None:
+    folder = pack("mlx_flat")
+    (folder / "embedded_config.json").write_text(json.dumps({"vae": golden("ltx2").manifest["vae_config"]}))
+    with pytest.raises(CheckpointError, match="does not match its configuration|belongs to the file"):
+        open_checkpoint(f"{folder}:{PACKED}")
+
+
+def test_a_file_that_a_folder_lacks_is_an_error_that_lists_those_that_it_has(pack: Callable) -> None:
+    folder = pack("mlx")
+    listing = (
+        rf"has no file x\.safetensors; name one as {folder}:FILE out of vae_decoder\.safetensors, {PACKED}, vae_enc"
+    )
+    with pytest.raises(CheckpointError, match=listing):
+        open_checkpoint(f"{folder}:x.safetensors")
+
+
+def test_paths_with_colons_are_paths(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    both = write(tmp_path / "a:b.safetensors", "original")
+    write(tmp_path / "a" / "b.safetensors", "bare_decoder")
+    folder = write(tmp_path / "a:b", "mlx")
+    (folder / "c:d.safetensors").write_bytes(both.read_bytes())
+    assert list(open_checkpoint(both).networks) == ["encoder", "decoder"]
+    assert list(open_checkpoint(f"{folder}:{PACKED}").networks) == ["decoder"]
+    assert list(open_checkpoint(f"{folder}:c:d.safetensors").networks) == ["encoder", "decoder"]
+    both.unlink()
+    assert list(open_checkpoint(both).networks) == ["decoder"]  # now a/b.safetensors
+
+
+@pytest.mark.parametrize(
+    ("names", "choices"),
+    [
+        (
+            ["vae_decoder.safetensors", PACKED, "vae_encoder.safetensors"],
+            [["vae_encoder.safetensors", "vae_decoder.safetensors"], ["vae_encoder.safetensors", PACKED]],
+        ),
+        ([PACKED, "vae_encoder.safetensors"], [["vae_encoder.safetensors", PACKED]]),
+        (["vae/ltx-2.3_vae.safetensors", "vae/pruna_ltx2.3_vae_comfy_bf16.safetensors"], None),
+        (["vae_decoder.safetensors", "pruna_audio_vae.safetensors"], [["vae_decoder.safetensors"]]),
+    ],
+)
+def test_names_of_a_pack_on_the_hub(names: list[str], choices: list[list[str]] | None) -> None:
+    found = [[name for files in choice for name in files] for choice in choose_weights(names)]
+    assert found == (choices or [[name] for name in names])
+    for choice in found:
+        assert [name for files in choose_file(names, choice[-1]) for name in files] == choice
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_decode_command_names_both_decoders_and_takes_one(
+    golden: Callable, pack: Callable, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder, case = pack("mlx"), golden("pruna")
+    latents = case.arrays[case.check("decode")["input"]]
+    save_latents(tmp_path / "clip.safetensors", mx.array(latents))
+    arguments = [str(tmp_path / "clip.safetensors"), "-o", str(tmp_path / "clip.npy"), "-m"]
+    assert decode([*arguments, str(folder)]) == 1
+    assert capsys.readouterr().err.count("vae_decoder") == 2
+    assert decode([*arguments, f"{folder}:{PACKED}"]) == 0
+    vae = VideoVAE.from_pretrained(case.checkpoint, encoder=False)
+    expected = np.concatenate([chunk.to_uint8() for chunk in vae.stream(mx.array(latents))])
+    assert np.array_equal(np.load(tmp_path / "clip.npy"), expected)

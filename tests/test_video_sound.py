@@ -1,0 +1,279 @@
+"""Sound that is computed while a video is written: what is heard, how long it is, and what happens if it fails."""
+
+import os
+import re
+import threading
+import time
+from fractions import Fraction
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from conftest import file_size_limit
+from mlx_ltx_vae.errors import WriterError
+from mlx_ltx_vae.video import VideoWriter
+from mlx_ltx_vae.video.sound import SoundTrack
+from mlx_ltx_vae.video.wav import write_wav
+from video_files import numbered, numbers, read, run_ffmpeg
+
+SIZE, NUM_FRAMES = (32, 32), 48  # two seconds
+
+
+def tone(seconds, rate, frequency=440):
+    """Two channels (2, n), of which the second has twice the frequency."""
+    angle = 2 * np.pi * frequency * np.arange(round(seconds * rate)) / rate
+    return (0.5 * np.sin(np.stack([angle, 2 * angle]))).astype(np.float32)
+
+
+def chunks_of(samples, size=7001):
+    return (samples[:, start : start + size] for start in range(0, samples.shape[1], size))
+
+
+def write(path, audio, rate=None, *, count=NUM_FRAMES, piece=5, **options):
+    frames = np.concatenate([numbered(48, SIZE)] * (count // 48))
+    with VideoWriter(path, size=SIZE, fps=24, audio=audio, sample_rate=rate, **options) as out:
+        for start in range(0, count, piece):
+            out.write(frames[start : start + piece])
+    return path
+
+
+def heard(path, rate):
+    """The sound (2, n) of a file, at its own rate, which must be `rate`."""
+    listing = run_ffmpeg("-i", path, "-map", "0:a", "-c", "copy", "-f", "framehash", "-").decode()
+    lines = {line.split(": ")[0]: line.split(": ")[-1] for line in listing.splitlines() if line.startswith("#")}
+    assert (lines["#sample_rate 0"], lines["#channel_layout_name 0"]) == (str(rate), "stereo")
+    data = run_ffmpeg("-i", path, "-map", "0:a", "-f", "f32le", "-")
+    return np.frombuffer(data, np.float32).reshape(-1, 2).T
+
+
+CODECS = [
+    ("a.mp4", None, 24000),
+    ("a.mov", "pcm", 48000),
+    ("a.mkv", "flac", 48000),
+    ("a.mp4", "alac", 24000),
+    ("a.webm", None, 48000),
+    ("live.mp4", None, 48000),
+]
+
+
+@pytest.mark.parametrize("ahead", [True, False], ids=["known length", "unknown length"])
+@pytest.mark.parametrize(("name", "codec", "rate"), CODECS)
+def test_the_video_has_the_sound_from_its_first_to_its_last_sample(tmp_path, name, codec, rate, ahead):
+    sound = tone(2, rate)
+    options = {"num_frames": NUM_FRAMES} if ahead else {}
+    path = write(tmp_path / name, chunks_of(sound), rate, audio_codec=codec, fragmented=name == "live.mp4", **options)
+    assert numbers(read(path)) == list(range(NUM_FRAMES))
+    result = heard(path, rate)
+    assert result.shape[0] == 2
+    is_lossless = codec is not None
+    assert 0 <= result.shape[1] - sound.shape[1] <= (0 if is_lossless else 2048)  # codecs work in blocks
+    middle = slice(rate // 2, rate)
+    error = np.abs(result[:, middle] - sound[:, middle]).max()
+    assert error < (1e-4 if is_lossless else 0.1), "late, early, or the channels are exchanged"
+
+
+@pytest.mark.parametrize("difference", [-0.05, -0.01, 0.03])
+def test_sound_that_nearly_fits_is_continued_by_silence_or_cut_and_all_frames_are_kept(tmp_path, difference):
+    sound = tone(2 + difference, 48000)
+    path = write(tmp_path / "a.mov", chunks_of(sound), 48000, audio_codec="pcm")
+    assert numbers(read(path)) == list(range(NUM_FRAMES))
+    result = heard(path, 48000)
+    assert result.shape[1] == 96000
+    assert np.abs(result[:, : sound.shape[1]] - sound[:, :96000]).max() < 1e-4
+    assert not result[:, sound.shape[1] :].any()
+
+
+@pytest.mark.parametrize("seconds", [1.9, 2.1])
+def test_sound_of_another_length_is_an_error_that_says_both_and_leaves_nothing(tmp_path, seconds):
+    message = f"a.mp4: the video takes 2.00 s and its sound {seconds:.2f} s; give the sound of this video"
+    with pytest.raises(WriterError, match=message):
+        write(tmp_path / "a.mp4", chunks_of(tone(seconds, 24000)), 24000)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("taken", [0.5, 2])
+def test_a_stream_that_has_been_taken_from_is_an_error(tmp_path, taken):
+    """It says how long it was, and gives less."""
+
+    class Stream:
+        sample_rate, num_samples = 24000, 48000
+        chunks = chunks_of(tone(2 - taken, 24000))
+
+        def __iter__(self):
+            return self.chunks
+
+    with pytest.raises(WriterError, match=f"takes 2.00 s and its sound {2 - taken:.2f} s"):
+        write(tmp_path / "a.mp4", Stream(), num_frames=NUM_FRAMES)
+    assert not os.listdir(tmp_path)
+
+
+def test_the_lengths_are_compared_at_once_if_they_are_known(tmp_path):
+    class Stream:
+        sample_rate, num_samples = 24000, 24000
+
+        def __iter__(self):
+            raise AssertionError("not reached: nothing is decoded")
+
+        __next__ = __iter__
+
+    stream = Stream()
+    stream.__class__.__iter__ = lambda self: self
+    with pytest.raises(WriterError, match=r"the video takes 2\.00 s and its sound 1\.00 s"):
+        VideoWriter(tmp_path / "a.mp4", size=SIZE, fps=24, audio=stream, num_frames=NUM_FRAMES)
+    assert not os.listdir(tmp_path)
+
+
+def test_longer_sound_is_cut_on_request(tmp_path):
+    path = write(
+        tmp_path / "a.mkv", chunks_of(tone(5, 24000)), 24000, shortest=True, num_frames=NUM_FRAMES, audio_codec="flac"
+    )
+    assert heard(path, 24000).shape[1] == 48000
+
+
+def test_sound_is_taken_as_frames_are_written_and_not_before(tmp_path):
+    taken = []
+
+    def chunks():
+        for index in range(20):
+            taken.append(index)
+            yield tone(0.5, 24000)
+
+    frames = np.concatenate([numbered(48, SIZE)] * 5)
+    with VideoWriter(tmp_path / "a.mp4", size=SIZE, fps=24, audio=chunks(), sample_rate=24000, num_frames=240) as out:
+        for start in range(0, 240, 12):
+            out.write(frames[start : start + 12])
+            assert len(taken) <= start // 12 + 1 + 2, "two half seconds ahead of the picture"
+    assert len(taken) == 20
+
+
+def test_a_stream_that_fails_ends_the_video_and_leaves_nothing(tmp_path):
+    def chunks():
+        yield tone(1, 24000)
+        raise ValueError("the decode failed")
+
+    with pytest.raises(ValueError, match="the decode failed"):
+        write(tmp_path / "a.mp4", chunks(), 24000)
+    assert not os.listdir(tmp_path)
+    deadline = time.monotonic() + 10
+    while any(thread.name == "sound-writer" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "the thread is left"
+        time.sleep(0.01)
+
+
+def test_an_abandoned_video_ends_the_stream_of_its_sound(tmp_path):
+    closed = []
+
+    def chunks():
+        try:
+            while True:
+                yield tone(1, 24000)
+        finally:
+            closed.append(True)
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        VideoWriter(  # noqa: SIM117
+            tmp_path / "a.mp4", size=SIZE, fps=24, audio=chunks(), sample_rate=24000
+        ) as out,
+    ):
+        out.write(numbered(20, SIZE))
+        raise KeyboardInterrupt
+    assert closed
+    assert not os.listdir(tmp_path)
+
+
+def test_there_is_no_drift_over_ten_minutes():
+    """At 23.976 frames and 48000 samples per second, after each frame and in the end."""
+    fps, rate = Fraction(24000, 1001), 48000
+    num_frames = round(600 * fps)
+    total = round(num_frames * rate / fps)
+    samples = np.zeros((2, 48000), np.float32)
+    count = -(-total // 48000)
+    track = SoundTrack("a", (samples for _ in range(count)), rate, fps, None, cuts=True)
+    given = 0
+    for frames in range(100, num_frames, 100):
+        given += sum(map(len, track.until(frames)))
+        assert abs(given - frames * rate / fps) <= 0.5
+    assert given + sum(map(len, track.finish(num_frames))) == total
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("a.mp4", {"audio_codec": "pcm"}, "pcm sound is not supported in .mp4; use aac or flac or alac, or"),
+        ("a.webm", {"audio_codec": "aac"}, "not supported in .webm; use opus, or a file that ends in .mp4 or .mov"),
+        ("a.mp4", {"audio_codec": "acc"}, "the audio codec 'acc' is not supported; use one of aac, pcm"),
+        ("a.mp4", {"sample_rate": None}, "sound needs its sample rate as a whole number"),
+        ("a.mp4", {"audio": None, "audio_codec": "aac"}, "an audio codec goes with audio"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tmp_path, name, options, message):
+    options = {"audio": iter([]), "sample_rate": 24000} | options
+    with pytest.raises(WriterError, match=message):
+        VideoWriter(tmp_path / name, size=SIZE, fps=24, **options)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        (np.zeros((3, 10), np.float32), "takes sound (2, n) of one video, floats in [-1, 1], not float32 (3, 10)"),
+        (np.zeros((2, 2, 10), np.float32), "takes sound (2, n) of one video"),
+        (np.zeros(10, np.float32), "takes sound (2, n) of one video"),
+        (np.zeros((2, 48000), np.int16), "floats in [-1, 1], not int16 (2, 48000)"),
+        (mx.zeros((2, 48000), mx.bfloat16), "floats in [-1, 1], not mlx.core.bfloat16 (2, 48000)"),
+        (None, "floats in [-1, 1], not NoneType"),
+        (np.full((2, 48000), np.nan, np.float32), "the sound has values that are NaN or infinite"),
+    ],
+)
+def test_what_is_no_sound_is_refused(tmp_path, chunk, message):
+    for function in (lambda: write(tmp_path / "a.mp4", [chunk], 24000),
+                     lambda: write_wav(tmp_path / "a.wav", [chunk], sample_rate=24000)):  # fmt: skip
+        with pytest.raises(WriterError, match=re.escape(message)):
+            function()
+        assert not os.listdir(tmp_path)
+
+
+def test_chunks_without_samples_are_passed_over(tmp_path):
+    """One of them ended the thread that writes, and ffmpeg waited for ever."""
+    sound, empty = tone(2, 24000), np.zeros((2, 0), np.float32)
+    chunks = [empty, sound[:, :24000], empty, empty, sound[:, 24000:], empty]
+    path = write(tmp_path / "a.mov", chunks, 24000, audio_codec="pcm")
+    assert np.abs(heard(path, 24000) - sound).max() < 1e-4
+
+
+@pytest.mark.parametrize("make", [np.array, mx.array, lambda sound: sound[None]])
+def test_sound_may_be_one_array(tmp_path, make):
+    sound = tone(2, 24000)
+    path = write(tmp_path / "a.mov", make(sound), 24000, audio_codec="pcm")
+    assert np.abs(heard(path, 24000) - sound).max() < 1e-4
+
+
+def test_sound_alone(tmp_path):
+    sound = tone(1.5, 24000)
+    assert write_wav(tmp_path / "a.wav", chunks_of(sound), sample_rate=24000) == 36000
+    assert np.abs(heard(tmp_path / "a.wav", 24000) - sound).max() < 1e-4
+
+
+def test_sound_alone_has_samples(tmp_path):
+    for chunks in ([], [np.zeros((2, 0), np.float32)]):
+        with pytest.raises(WriterError, match="a.wav: the sound has no samples"):
+            write_wav(tmp_path / "a.wav", chunks, sample_rate=24000)
+    assert not os.listdir(tmp_path)
+
+
+def test_sound_alone_on_a_full_disk_is_an_error_of_one_line(tmp_path):
+    with file_size_limit(50_000), pytest.raises(WriterError, match=r"a\.wav: cannot be written \(File too large\)"):
+        write_wav(tmp_path / "a.wav", chunks_of(tone(2, 24000)), sample_rate=24000)
+    assert not os.listdir(tmp_path)
+
+
+def test_sound_alone_that_fails_leaves_nothing(tmp_path):
+    def chunks():
+        yield tone(1, 24000)
+        raise ValueError("the decode failed")
+
+    with pytest.raises(ValueError, match="the decode failed"):
+        write_wav(tmp_path / "a.wav", chunks(), sample_rate=24000)
+    assert not os.listdir(tmp_path)
