@@ -158,6 +158,16 @@ def test_ffmpeg_that_hangs_can_be_aborted(target: Path) -> None:
     assert names(target.parent) == []
 
 
+def test_ffmpeg_that_hangs_is_an_error(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ffmpeg, "_MAX_SILENCE", 2)
+    with pytest.raises(WriterError, match="not responded for 2 seconds"), VideoWriter(target, size=SIZE, fps=24) as out:
+        kill_children(signal.SIGSTOP)
+        for _ in range(20):
+            out.write(make_frames(8))
+    assert children() == []
+    assert names(target.parent) == []
+
+
 def test_ctrl_c_during_close_ends_ffmpeg(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: VideoWriter) -> None:
         raise KeyboardInterrupt

@@ -4,28 +4,25 @@ The `write_frames` of imageio-ffmpeg raises nothing for an unknown codec, and do
 """
 
 import errno
-import io
 import os
 import re
+import select
 import signal
 import subprocess
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from functools import lru_cache
-from typing import IO
 
 import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
 from ..process.cleanup import Cleanup, kill_program, uninterrupted
+from .pipes import Forwarder, TailReader
 
-_PIPE_BYTES = 1 << 16  # what a pipe holds
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
-_MAX_LINE = 1 << 13  # bytes of a line of ffmpeg's log; it may name two files
+_MAX_SILENCE = 60  # seconds in which ffmpeg takes nothing and reports nothing, before it counts as dead
 _TIME = "{ni} {pts} {tb}"  # for each frame: its number in the file and its time, in units of the time base
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
 _REMEDIES = {
@@ -60,7 +57,7 @@ class FfmpegProcess:
         assert self.process.stdout is not None and self.process.stderr is not None
         self._stdout = self.process.stdout
         # Read all the time: an ffmpeg whose log pipe is full stops.
-        self._log = _TailReader(self.process.stderr)
+        self._log = TailReader(self.process.stderr)
 
     def kill(self) -> None:
         """End ffmpeg at once; a transfer on another thread fails. Call `release` when no transfer is running."""
@@ -95,7 +92,7 @@ class FfmpegEncoder(FfmpegProcess):
             super().__init__(name, WriterError, [*arguments, output], subprocess.PIPE, inherited)
         else:
             read_end, write_end = make_pipe(WriterError)
-            self._forwarder = _Forwarder(read_end, output)
+            self._forwarder = Forwarder(read_end, output)
             try:
                 inherited = [*inherited, write_end]
                 super().__init__(name, WriterError, [*arguments, f"pipe:{write_end}"], subprocess.PIPE, inherited)
@@ -103,7 +100,8 @@ class FfmpegEncoder(FfmpegProcess):
                 os.close(write_end)  # ffmpeg has its own, whose end is the end of the pipe
         assert self.process.stdin is not None
         self._stdin = self.process.stdin
-        self._progress = _TailReader(self._stdout)
+        os.set_blocking(self._stdin.fileno(), False)
+        self._progress = TailReader(self._stdout)
 
     def write(self, frames: np.ndarray) -> None:
         """Send frames, waiting while ffmpeg is busy. Raises `WriterError` if ffmpeg or its output has failed."""
@@ -111,10 +109,27 @@ class FfmpegEncoder(FfmpegProcess):
         try:
             while data:
                 self._raise_output_error()
-                data = data[os.write(descriptor, data) :]
+                self._wait_for_room(descriptor)
+                with suppress(BlockingIOError):  # the room may be too small for now
+                    data = data[os.write(descriptor, data) :]
         except OSError:
             self.process.wait()
             raise self._failure() from None
+
+    def _wait_for_room(self, descriptor: int) -> None:
+        """Wait until ffmpeg takes more.
+
+        An ffmpeg that got SIGTERM stops to read frames, and waits for more sound, which only comes with more frames.
+        """
+        room = select.poll()
+        room.register(descriptor, select.POLLOUT)
+        reports, silence = self._progress.count, 0
+        while not room.poll(1000):  # seconds are counted here, since this process may be stopped, too
+            is_silent = self._progress.count == reports and not (self._forwarder and self._forwarder.is_consuming)
+            reports, silence = self._progress.count, silence + 1 if is_silent else 0
+            if silence >= _MAX_SILENCE:
+                self.kill()
+                raise WriterError(f"{self.name}: ffmpeg failed: it has not responded for {_MAX_SILENCE} seconds.")
 
     def finish(self) -> int:
         """End the input, wait for ffmpeg and its output, and return the number of frames it reports as written."""
@@ -222,51 +237,6 @@ class FfmpegDecoder(FfmpegReader):
     def close(self) -> None:
         self._times.close()
         super().close()
-
-
-class _Forwarder(threading.Thread):
-    """Passes on what arrives in a pipe until `is_cancelled`, and closes the pipe."""
-
-    def __init__(self, descriptor: int, consume: Callable[[bytes], None]) -> None:
-        super().__init__(name="ffmpeg-output", daemon=True)
-        self.error: WriterError | None = None
-        self.is_cancelled = False
-        self._pipe = io.FileIO(descriptor)
-        self._consume = consume
-        self.start()
-
-    def run(self) -> None:
-        with self._pipe:  # once it is closed, ffmpeg cannot write and ends
-            try:
-                while (data := self._pipe.read(_PIPE_BYTES)) and not self.is_cancelled:
-                    self._consume(data)
-            except WriterError as error:  # raised on the thread that writes frames
-                self.error = error
-
-
-class _TailReader:
-    """Reads a pipe to its end on a thread, and closes it."""
-
-    def __init__(self, pipe: IO[bytes]) -> None:
-        self.count = 0  # of lines that are not empty
-        self._pipe = pipe
-        self._lines: deque[str] = deque(maxlen=50)
-        self._thread = threading.Thread(target=self._run, name="ffmpeg-reader", daemon=True)
-        self._thread.start()
-
-    def join(self) -> list[str]:
-        """Wait for the end, and return the beginnings of the last lines."""
-        self._thread.join()
-        return list(self._lines)
-
-    def _run(self) -> None:
-        is_new = True
-        with io.BufferedReader(self._pipe) as log:  # type: ignore[type-var]  # the pipe is not buffered
-            while part := log.readline(_MAX_LINE):
-                if is_new:
-                    self._lines.append(part.decode(errors="replace").strip())
-                    self.count += bool(self._lines[-1])
-                is_new = part.endswith(b"\n")
 
 
 @lru_cache

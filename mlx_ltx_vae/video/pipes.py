@@ -1,0 +1,59 @@
+"""Threads that read what a program writes into pipes."""
+
+import io
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import IO
+
+from ..errors import WriterError
+
+_PIPE_BYTES = 1 << 16  # what a pipe holds
+_MAX_LINE = 1 << 13  # bytes of a line of ffmpeg's log; it may name two files
+
+
+class Forwarder(threading.Thread):
+    """Passes on what arrives in a pipe until `is_cancelled`, and closes the pipe."""
+
+    def __init__(self, descriptor: int, consume: Callable[[bytes], None]) -> None:
+        super().__init__(name="ffmpeg-output", daemon=True)
+        self.error: WriterError | None = None
+        self.is_cancelled = self.is_consuming = False
+        self._pipe = io.FileIO(descriptor)
+        self._consume = consume
+        self.start()
+
+    def run(self) -> None:
+        with self._pipe:  # once it is closed, ffmpeg cannot write and ends
+            try:
+                while (data := self._pipe.read(_PIPE_BYTES)) and not self.is_cancelled:
+                    self.is_consuming = True  # which takes as long as its reader pauses
+                    self._consume(data)
+                    self.is_consuming = False
+            except WriterError as error:  # raised on the thread that writes frames
+                self.error = error
+
+
+class TailReader:
+    """Reads a pipe to its end on a thread, and closes it."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self.count = 0  # of lines that are not empty
+        self._pipe = pipe
+        self._lines: deque[str] = deque(maxlen=50)
+        self._thread = threading.Thread(target=self._run, name="ffmpeg-reader", daemon=True)
+        self._thread.start()
+
+    def join(self) -> list[str]:
+        """Wait for the end, and return the beginnings of the last lines."""
+        self._thread.join()
+        return list(self._lines)
+
+    def _run(self) -> None:
+        is_new = True
+        with io.BufferedReader(self._pipe) as log:  # type: ignore[type-var]  # the pipe is not buffered
+            while part := log.readline(_MAX_LINE):
+                if is_new:
+                    self._lines.append(part.decode(errors="replace").strip())
+                    self.count += bool(self._lines[-1])
+                is_new = part.endswith(b"\n")
