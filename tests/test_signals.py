@@ -124,6 +124,23 @@ def test_a_signal_that_comes_while_the_c_library_ignores_it_is_not_lost(tmp_path
     assert {path.name for path in tmp_path.iterdir()} == {"g++", "g++.asked", "g++.go"}
 
 
+def test_a_signal_that_comes_while_another_is_handled_waits_for_what_is_uninterrupted():
+    code = """
+import os, subprocess, sys
+from mlx_ltx_vae.process import signals, startup
+from mlx_ltx_vae.process.cleanup import uninterrupted
+startup.IS_COMMAND = True
+sender = "import os, sys\\nfor _ in range(200000): os.kill(int(sys.argv[1]), 15)"
+with signals.ended_by_signals(lambda number: True), uninterrupted():
+    process = subprocess.Popen([sys.executable, "-c", sender, str(os.getpid())])
+    while process.poll() is None:
+        pass
+    print("uninterrupted", flush=True)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (128 + signal.SIGTERM, "uninterrupted\n")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep blocked signals")
 @pytest.mark.parametrize("moment", ["before", "while"])
 def test_a_signal_is_kept_before_and_while_it_is_ignored(moment):

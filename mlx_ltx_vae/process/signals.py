@@ -57,14 +57,15 @@ def ended_by_signals(is_silent: Callable[[signal.Signals], bool]) -> Iterator[No
     done = threading.Event()
     threading.Thread(target=_wait, args=(read_end, is_silent, done), name="signals", daemon=True).start()
     handled = [number for number in WORDS if signal.getsignal(number) is not signal.SIG_IGN]
-    received = threading.Event()
+    received: list[int] = []
     for number in handled:
-        # A handler, so that Python writes the signal's number to the pipe.
-        signal.signal(number, lambda *_: received.set())
+        # A handler, so that Python writes the signal's number to the pipe. It takes no lock (`Event.set` does): the
+        # next signal may come while it runs.
+        signal.signal(number, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        if received.is_set():  # an error may be its consequence, if it has ended a program that was started
+        if received:  # an error may be its consequence, if it has ended a program that was started
             threading.Event().wait()  # until the thread has ended the process
         with uninterrupted():
             done.set()
