@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: golden cases and the synthetic checkpoints that belong to them."""
 
+import gc
 import json
 import os
 import resource
@@ -60,6 +61,13 @@ hypothesis.settings.load_profile("seeded")
 def random_numbers() -> None:
     """The same numbers in every run where a test gives no key."""
     mx.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def collected_memory(request: pytest.FixtureRequest) -> None:
+    """Tests of memory begin without arrays of earlier ones, which would be collected while they measure."""
+    if "memory" in request.node.name or "peak" in request.node.name:
+        gc.collect()
 
 
 @dataclass(frozen=True)
