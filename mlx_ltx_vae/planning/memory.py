@@ -132,15 +132,19 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     length, pieces = grid[axis.grid], list(run.pieces)
     waiting = beside = 0
     delay, rate = Fraction(0), Fraction(1)
-    delays, caches, works = [], [], []
+    delays, caches, works, bursts = [], [], [], []
     extents = grid
     for index, layer in enumerate(spec.layers):
         cells = batch * math.prod(extents) // extents[axis.grid]
         if run.steps is None:
             pieces = [extents[axis.grid]]
         step = max(pieces) if run.steps is None else run.steps[index]
-        if max(pieces) > step:
-            waiting += max(pieces) * cells * (layer.in_channels + beside) * itemsize
+        position = cells * (layer.in_channels + beside) * itemsize
+        # Where windows shift at the borders, the first piece and the last one are longer than the others.
+        usual = max(pieces[1:-1], default=max(pieces))
+        usual, burst = (each if each > step else 0 for each in (usual, max(pieces)))
+        waiting += usual * position
+        bursts.append(max(0, burst - usual) * position)
         taken = min(step, max(pieces))
         delays.append(delay)
         caches.append(batch * layer.cache_bytes(axis, extents, max(pieces), run.machine))
@@ -159,13 +163,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     works[-1] = max(works[-1], waiting + results)
     # Between two results, a stream that yields several for each of its input pieces has not consumed what waits.
     queued = waiting if len(pieces) > len(run.pieces) else 0
-    # A clip shorter than the network's delay never occupies all layers at once: while a layer runs, only layers whose
-    # delay differs from its own by less than the clip's length have non-empty caches.
-    held = list(zip(delays, [] if run.steps is None else caches, strict=False))
-    moments = [
-        (sum(cache for other, cache in held if abs(other - delay) < length), work)
-        for delay, work in zip(delays, works, strict=True)
-    ]
+    moments = _moments(length, delays, caches if run.steps is not None else [0] * len(caches), works, bursts)
     cached, work = max(moments, key=sum)
     return Memory(
         weights=spec.num_weights * itemsize,
@@ -176,6 +174,26 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         else math.ceil(_MARGIN * work * (1 + run.prefetch)) + math.ceil(_HELD * results),
         idle_caches=math.ceil(_MARGIN * moments[-1][0]) + queued,
     )
+
+
+def _moments(
+    length: int, delays: Sequence[Fraction], caches: Sequence[int], works: Sequence[int], bursts: Sequence[int]
+) -> list[tuple[int, int]]:
+    """The bytes of all caches, and of everything else, while each layer runs.
+
+    `bursts` are those by which a long piece in front of a layer exceeds the usual ones.
+    """
+    moments = []
+    bursting = 0
+    for index, (delay, work) in enumerate(zip(delays, works, strict=True)):
+        # A clip shorter than the network's delay never occupies all layers at once: while a layer runs, only layers
+        # whose delay differs from its own by less than the clip's length have non-empty caches.
+        held = [cache if abs(other - delay) < length else 0 for other, cache in zip(delays, caches, strict=True)]
+        # While the first long piece waits, the layers from here on cache less than later, and while the last one does,
+        # those in front.
+        bursting += max(0, bursts[index] - min(sum(held[:index]), sum(held[index:])))
+        moments.append((sum(held), work + bursting))
+    return moments
 
 
 def _replace(grid: Grid, axis: Axis, extent: int) -> Grid:
