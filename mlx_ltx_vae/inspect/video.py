@@ -57,7 +57,7 @@ class VideoReport:
             "is_variable": info.is_variable,
             "seconds": self.seconds and float(self.seconds),
             "codec": info.codec,
-            "pixel_format": info.pixel_format,
+            "pixel_format": info.frames.pixel_format,
             "nearest": {"frames": frames, "width": width, "height": height},
             "scale": self.scale._asdict(),
             "vae": self.vae and self.vae.name,
@@ -75,7 +75,7 @@ class VideoReport:
         lines = [
             f"file     {printable(self.name)}",
             f"video    {text}",
-            f"stored   as {info.codec}, {info.pixel_format}",
+            f"stored   as {info.codec}, {info.frames.pixel_format}",
             f"encodes  {size}, {format_count(frames, 'frame')} ({source} {rule})",
         ]
         for index, (key, value) in enumerate(self.metadata.items()):

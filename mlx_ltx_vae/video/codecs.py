@@ -1,7 +1,7 @@
 """The supported codecs and containers, and their ffmpeg arguments.
 
-Color: frames are full-range RGB. All codecs but FFV1 store limited-range BT.709, converted with that matrix and
-tagged with it. Without tags many players assume the BT.601 matrix for small frames.
+Color: frames are full-range RGB. All codecs but FFV1 store limited-range BT.709, see `file_format`, and say so: without
+tags many players assume the BT.601 matrix for small frames.
 
 Odd sizes: H.264 and HEVC with 4:2:0 chroma can neither code nor crop to an odd number of pixels, so odd sizes are
 stored as 4:4:4. The size is exact, but many players (QuickTime, browsers, hardware decoders) support 4:2:0 only; the
@@ -19,15 +19,11 @@ from fractions import Fraction
 from ..errors import WriterError, excerpt, quote, suggest
 from ..shapes import Size, format_size
 from .ffmpeg import check_audio, input_arguments, listing, read_end
+from .frame_format import check_zscale, conversion, file_format, is_convertible, tags
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_arguments
 from .sink import SinkOptions
 from .sound import CHANNELS, SOUND_INPUT, find_sample_rate, is_sound
 
-SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
-# The tags must be set on the frames: "unknown" of the frames overrides output options such as -color_primaries.
-_TAGS = "color_primaries=bt709:color_trc=bt709"
-_RGB = ("rgb", "bgr", "gbr")  # how the names of pixel formats without a matrix start
-_COLOR = re.compile(r"yuv|nv\d|p\d|rgb|bgr|gbr")  # not gray, hardware surfaces, and what cameras record
 _SUBSAMPLED = re.compile(r"4[124][0-2]p|nv")  # those with chroma planes of half the size
 
 
@@ -41,6 +37,7 @@ class Codec:
     odd_pixel_formats: Mapping[int, str] | None = None  # for an odd width or height, if they differ; {} for none
     crf: tuple[int, int] | None = None  # the default constant quality, and the worst; 0 is the best
     has_presets: bool = False
+    has_gops: bool = True  # not every frame is a keyframe
     tag: str | None = None  # in mp4 and mov, in place of ffmpeg's own
     options: tuple[str, ...] = ()
     live_options: tuple[str, ...] = ()  # encoders otherwise hold 20 to 50 frames back
@@ -55,7 +52,7 @@ class Codec:
             return formats[options.bit_depth]
         rows = listing("-h", f"encoder={self.encoder}", error=WriterError)
         known = next((row[3:] for row in rows if row[:3] == ["Supported", "pixel", "formats:"]), [])
-        known = [each for each in known if _COLOR.match(each)]
+        known = [each for each in known if is_convertible(each)]
         if options.pix_fmt not in known:
             found = f"{self.encoder} has no pixel format {quote(options.pix_fmt)}"
             raise WriterError(f"{name}: {found}; use one of {excerpt(', '.join(known), 400)}.")
@@ -63,15 +60,6 @@ class Codec:
             found = f"{options.pix_fmt} has even sizes, not {format_size(*size)}"
             raise WriterError(f"{name}: {found}; use {formats[options.bit_depth]}, or leave the pixel format out.")
         return options.pix_fmt
-
-
-def color_filter(pixel_format: str) -> str:
-    """The ffmpeg filter that converts full-range RGB to a pixel format and tags it."""
-    if pixel_format.startswith(_RGB):
-        return f"format={pixel_format},setparams=range=pc:{_TAGS}"
-    levels = "pc" if pixel_format.startswith("yuvj") else "tv"
-    to_bt709 = f"scale=in_range=pc:out_range={levels}:out_color_matrix=bt709:flags={SCALER}"
-    return f"{to_bt709},format={pixel_format},setparams=range={levels}:colorspace=bt709:{_TAGS}"
 
 
 _FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
@@ -110,10 +98,17 @@ CODECS: dict[str, Codec] = {
         (".mov", ".mkv"),
         {8: "yuv422p10le", 10: "yuv422p10le"},  # stored as ProRes 422 HQ, and 4:4:4 as ProRes 4444
         {8: "yuv444p10le", 10: "yuv444p10le"},
+        has_gops=False,
         options=("-vendor", "apl0"),  # editors on macOS expect Apple's vendor id
     ),
     # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
-    "ffv1": Codec("ffv1", (".mkv",), {8: "bgr0", 10: "gbrp16le"}, options=("-level", "3", "-g", "1", "-slicecrc", "1")),
+    "ffv1": Codec(
+        "ffv1",
+        (".mkv",),
+        {8: "bgr0", 10: "gbrp16le"},
+        has_gops=False,
+        options=("-level", "3", "-g", "1", "-slicecrc", "1"),
+    ),
     "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_VP9_SPEED, live_options=_VP9_LOW_DELAY),
     "av1": Codec("libsvtav1", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_AV1_SPEED, live_options=_AV1_LOW_DELAY),
     # The hardware of a Mac.
@@ -221,14 +216,21 @@ def video_arguments(
         key = next(key for key, known in CODECS.items() if known is codec)
         needs = "which only builds for macOS have; use h264 or hevc" if "toolbox" in key else f"which {key} needs"
         raise WriterError(f"{name}: this ffmpeg was built without {codec.encoder}, {needs}.")
+    check_zscale(WriterError)
     arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
     if codec.crf is not None:
         arguments += ["-crf", str(codec.crf[0] if options.crf is None else options.crf)]
     if options.encoder_preset is not None:
         arguments += ["-preset", options.encoder_preset]
-    arguments += ["-vf", color_filter(codec.pixel_format(name, size, options))]
-    if options.fragmented:  # a short delay, and a key frame every second, to which a player can jump
-        arguments += [*codec.live_options, "-g", str(max(1, round(fps)))]
+    stored = file_format(codec.pixel_format(name, size, options))
+    arguments += ["-vf", ",".join([*conversion(options.frames, stored, size), tags(stored)])]
+    arguments += ["-chroma_sample_location", stored.site]
+    if codec.encoder == "libx264" and "420" in stored.planar:  # which leaves out what is inferred without it
+        arguments += ["-bsf:v", "h264_metadata=chroma_sample_loc_type=0"]
+    if codec.has_gops:  # a keyframe every two seconds, so that players can jump; more often in what plays at once
+        arguments += ["-g", str(max(1, round((1 if options.fragmented else 2) * fps)))]
+    if options.fragmented:
+        arguments += codec.live_options
     inputs: list[str] = []
     if options.audio is not None:
         inputs = _audio_input(name, fps, options, num_frames)

@@ -19,7 +19,7 @@ from .ffmpeg import FfmpegEncoder
 from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path
 from .live import LiveOutput, StandardOutput, Target, target_name
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_bytes, metadata_file
-from .sink import DEFAULT_OPTIONS, RAW_FORMATS, Sink, SinkOptions, check_frames
+from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_frames
 from .sound import SOUND_INPUT, Sound, SoundPipe, SoundTrack, find_sample_rate
 
 _SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
@@ -40,7 +40,7 @@ class FfmpegSink(Sink):
         metadata: Mapping[str, str] | None = None,
         sound: SoundPipe | None = None,
     ) -> None:
-        layout = ["-pixel_format", RAW_FORMATS[self._dtype], "-video_size", format_size(*self.size)]
+        layout = ["-pixel_format", self.frames.pixel_format, "-video_size", format_size(*self.size)]
         raw_video = ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
         self._target = target
         output = f"file:{target.path}" if isinstance(target, PartFile) else target.write
