@@ -204,7 +204,7 @@ def store(path: Path, planes: list[np.ndarray], pixel_format: str, size: tuple[i
 
 def tags_of(matrix: str | None = "bt709", levels: str | None = "tv", site: str | None = "left") -> list[str]:
     """ffmpeg's options that tag frames, and convert nothing."""
-    given = {"colorspace": matrix, "range": levels, "chroma_location": site}
+    given = {"colorspace": matrix, "range": levels}
     tagged = ":".join(f"{name}={value or 'unknown'}" for name, value in given.items())
     options = {"-colorspace": matrix, "-color_range": levels, "-chroma_sample_location": site}
     return ["-vf", f"setparams={tagged}", *(word for name, value in options.items() if value for word in (name, value))]
@@ -334,6 +334,18 @@ def test_a_resized_video_keeps_its_levels_and_places(tmp_path: Path) -> None:
     frames = read(path, size=(192, 128), fit=Fit.RESIZE)
     x, y = (places / 2 - 0.25 for places in grid((192, 128)))
     assert np.abs(frames[0] / 65535 - picture(x, y))[16:-16, 16:-16].max() * 255 < 0.6
+
+
+def test_a_palette_with_transparency_is_over_black(tmp_path: Path) -> None:
+    image = Image.new("P", SIZE)
+    image.putpalette([0, 0, 0, 200, 100, 50, 90, 180, 255])
+    image.paste(1, (0, 0, 48, 64))
+    image.paste(2, (48, 0, 96, 64))
+    image.save(tmp_path / "1.png", transparency=bytes([255, 51, 255]))
+    Image.new("RGB", SIZE, (9, 8, 7)).save(tmp_path / "0.png")
+    frames = read(tmp_path)
+    assert frames[0, 5, 5].tolist() == [9, 8, 7]
+    assert [frames[1, 5, 5].tolist(), frames[1, 5, 90].tolist()] == [[40, 20, 10], [90, 180, 255]]
 
 
 @pytest.mark.parametrize("bits", [8, 16])

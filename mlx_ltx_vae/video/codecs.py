@@ -18,7 +18,7 @@ from fractions import Fraction
 
 from ..errors import WriterError, excerpt, quote, suggest
 from ..shapes import Size, format_size
-from .ffmpeg import check_audio, input_arguments, listing, read_end
+from .ffmpeg import check_audio, input_arguments, listing, read_times
 from .frame_format import check_zscale, conversion, file_format, is_convertible, tags
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_arguments
 from .sink import SinkOptions
@@ -38,6 +38,7 @@ class Codec:
     crf: tuple[int, int] | None = None  # the default constant quality, and the worst; 0 is the best
     has_presets: bool = False
     has_gops: bool = True  # not every frame is a keyframe
+    min_side: int = 1  # pixels
     tag: str | None = None  # in mp4 and mov, in place of ffmpeg's own
     options: tuple[str, ...] = ()
     live_options: tuple[str, ...] = ()  # encoders otherwise hold 20 to 50 frames back
@@ -46,6 +47,9 @@ class Codec:
         """The format that the options name, or the default for frames of a size; a `WriterError` if there is none."""
         is_odd = any(side % 2 for side in size) and self.odd_pixel_formats is not None
         formats = self.odd_pixel_formats if is_odd else self.pixel_formats
+        if min(size) < self.min_side:
+            found = f"frames are {format_size(*size)}, and {self.encoder} takes {self.min_side} pixels and more"
+            raise WriterError(f"{name}: {found}; use another codec.")
         if not formats:
             raise WriterError(f"{name}: {self.encoder} takes even sizes, not {format_size(*size)}; use another codec.")
         if options.pix_fmt is None:
@@ -110,7 +114,15 @@ CODECS: dict[str, Codec] = {
         options=("-level", "3", "-g", "1", "-slicecrc", "1"),
     ),
     "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_VP9_SPEED, live_options=_VP9_LOW_DELAY),
-    "av1": Codec("libsvtav1", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_AV1_SPEED, live_options=_AV1_LOW_DELAY),
+    "av1": Codec(
+        "libsvtav1",
+        _WEB_ENDINGS,
+        _YUV420,
+        crf=(24, 63),
+        min_side=64,  # it writes outside its memory below
+        options=_AV1_SPEED,
+        live_options=_AV1_LOW_DELAY,
+    ),
     # The hardware of a Mac.
     "h264_videotoolbox": Codec(
         "h264_videotoolbox", _MPEG_ENDINGS, {8: "yuv420p"}, {}, options=_APPLE_QUALITY, live_options=_REAL_TIME
@@ -193,7 +205,7 @@ def warn_of_long_audio(name: str, num_frames: int, fps: Fraction, options: SinkO
     """Warn if the audio goes on after a video of so many frames, and the options do not cut it."""
     if options.audio is None or options.shortest or not isinstance(options.audio, (str, os.PathLike)):
         return
-    video, (_, audio) = num_frames / fps, read_end([*input_arguments(options.audio), "-map", "0:a:0"])
+    video, (_, audio) = num_frames / fps, read_times([*input_arguments(options.audio), "-map", "0:a:0"])
     if audio is not None and audio > video + 1 / fps:
         lengths = f"{name}: the video takes {float(video):.2f} s and its audio {float(audio):.2f} s"
         warnings.warn(f"{lengths}; --shortest (shortest=True) cuts the audio.", stacklevel=5)
@@ -225,6 +237,7 @@ def video_arguments(
     stored = file_format(codec.pixel_format(name, size, options))
     arguments += ["-vf", ",".join([*conversion(options.frames, stored, size), tags(stored)])]
     arguments += ["-chroma_sample_location", stored.site]
+    arguments += ["-r", str(fps)]  # ffmpeg takes 120000/1001 for 120 without it
     if codec.encoder == "libx264" and "420" in stored.planar:  # which leaves out what is inferred without it
         arguments += ["-bsf:v", "h264_metadata=chroma_sample_loc_type=0"]
     if codec.has_gops:  # a keyframe every two seconds, so that players can jump; more often in what plays at once

@@ -5,7 +5,7 @@ The filter is zscale. swscale, which ffmpeg inserts by default, treats 8 and 16 
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ _REPACKED = {
     "bgr0": "gbrp", "bgra": "gbrap", "rgb24": "gbrp", "rgb48le": "gbrp16le", "rgba64le": "gbrap16le",
 }  # fmt: skip
 _WITHOUT_ZSCALE = ("yuv440p10le", "yuv440p12le")
-_RGB = ("rgb", "bgr", "gbr")  # how the names of pixel formats without a matrix start
+_RGB = re.compile("[0ax]?(2?rgb|bgr)|gbr|pal8")  # how the names of pixel formats without a matrix start
 # Where a chroma sample is among its luma samples, right and down. ffmpeg has no name for places on the right.
 _SITES = {
     "left": (-1, 0), "topleft": (-1, -1), "center": (0, 0), "top": (0, -1), "bottomleft": (-1, 1), "bottom": (0, 1),
@@ -63,7 +63,7 @@ class FrameFormat:
 
     @property
     def is_rgb(self) -> bool:
-        return self.pixel_format.startswith(_RGB)
+        return _RGB.match(self.pixel_format) is not None
 
 
 #: Frames as arrays: full-range RGB.
@@ -94,10 +94,8 @@ def is_convertible(pixel_format: str) -> bool:
 
 def file_format(pixel_format: str) -> FrameFormat:
     """How files store frames with a pixel format: BT.709, limited range, chroma as H.264 and HEVC have it."""
-    if pixel_format.startswith(_RGB):
-        return FrameFormat(pixel_format)
-    levels = "pc" if pixel_format.startswith("yuvj") else "tv"
-    return FrameFormat(pixel_format, levels, "bt709")
+    rgb = FrameFormat(pixel_format)
+    return rgb if rgb.is_rgb else replace(rgb, levels="pc" if pixel_format.startswith("yuvj") else "tv", matrix="bt709")
 
 
 def turned(site: str, degrees: float) -> str:

@@ -15,7 +15,7 @@ from .frame_format import FrameFormat, is_unknown
 
 _FIRST_STREAM = "0:V:0"  # ffmpeg's name of the first video stream that is not a picture of a cover
 _INPUT = re.compile(r"Input #0, (\S+), from ")
-_DURATION = re.compile(r"Duration: (\d+):(\d\d):(\d\d\.\d+)")
+_DURATION = re.compile(r"Duration: (\d+):(\d\d):(\d\d\.\d+), start: (-?\d+\.\d+)")
 _BRAND = re.compile(r" major_brand +: (\w+)")
 _TRACK = re.compile(r"Stream #(0:\d+)\S*\(\w+\): Video: ")  # has a language, unlike a single picture
 _TILES = re.compile(r"Stream group #\S+ Tile Grid:")
@@ -27,10 +27,11 @@ _NOMINAL = re.compile(r"config in time_base: \S+ frame_rate: (\d+)/(\d+)")
 _FRAME = re.compile(r"n: +0 .* fmt:(\S+) cl:(\S+) sar:(\d+)/(\d+) s:(\d+)x(\d+) i:(\S)")
 _COLORS = re.compile(r"color_range:(\S+) color_space:(\S+) color_primaries:(\S+) color_trc:(\S+)")
 _BROADCASTS = {"mpegts", "mpeg", "mpegvideo", "h264", "hevc", "vvc", "m4v", "dv"}  # formats, without an index
+_COUNTED_FROM_ZERO = {"matroska,webm", "nut"}  # formats whose duration includes the time before the first frame
 _HDR_TRANSFERS = {"smpte2084": "PQ", "arib-std-b67": "HLG"}
 _WIDE_PRIMARIES = {"bt2020": "BT.2020", "smpte432": "Display P3", "smpte431": "DCI-P3", "smpte428": "XYZ"}
 _GAMMA = re.compile(r"\] \[info\] gamma=(\d+)/(\d+)$", re.MULTILINE)
-_ROTATION = re.compile(r"Display Matrix: rotation of (-?[\d.]+) degrees")
+_ROTATION = re.compile(r"(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+) degrees")
 
 # A nominal rate above this multiple of the average is not a frame rate. Of a video with a variable rate ffmpeg reports
 # the clock rate (up to 1000 per second), of an interlaced video the field rate.
@@ -150,7 +151,6 @@ def parse_log(log: str, name: str) -> VideoInfo:
         fps = None if is_still else _frame_rate(log)
     except ValueError as error:
         raise ReaderError(f"{name}: {error}") from error
-    duration = _DURATION.search(log)
     codec = re.split(r"\W", _chosen_stream(log), maxsplit=1)[0]
     colors = _COLORS.search(log, frame.end())
     levels, matrix, primaries, transfer = colors.groups() if colors else ["unknown"] * 4
@@ -163,7 +163,7 @@ def parse_log(log: str, name: str) -> VideoInfo:
         is_still=is_still,
         fps=fps,
         is_variable=fps is not None and _rate("tbr", log) > _MAX_NOMINAL * fps,
-        seconds=duration and 3600 * int(duration[1]) + 60 * int(duration[2]) + Fraction(duration[3]),
+        seconds=_seconds(log, demuxer[1]),
         codec=codec,
         frames=FrameFormat(pixel_format, levels, matrix, primaries, transfer, site),
         gamma=_gamma(log, transfer),
@@ -223,6 +223,16 @@ def _frame_rate(log: str) -> Fraction | None:
     rate = int(nominal[1]) / int(nominal[2])
     is_plausible = average is None or rate <= _MAX_NOMINAL * average
     return parse_fps(rate) if is_plausible else average
+
+
+def _seconds(log: str, demuxer: str) -> Fraction | None:
+    """The duration of the longest stream from its first frame on, if ffmpeg knows it."""
+    duration = _DURATION.search(log)
+    if duration is None:
+        return None
+    hours, minutes, seconds, start = duration.groups()
+    end = 3600 * int(hours) + 60 * int(minutes) + Fraction(seconds)
+    return end - Fraction(start) if demuxer in _COUNTED_FROM_ZERO and Fraction(start) < end else end
 
 
 def _rate(kind: str, log: str) -> float:

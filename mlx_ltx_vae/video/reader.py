@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import ReaderError, quote
 from ..frame_rate import MAX_FPS, Rate, find_fps
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
-from .ffmpeg import FfmpegDecoder, input_arguments
+from .ffmpeg import FfmpegDecoder, input_arguments, read_times
 from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown, turned
 from .probe import VideoInfo, describe_pixel_format, probe
 from .source import find_source
@@ -109,7 +109,11 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             self.source_size = info.size
             self.source_fps = info.fps
             self.fps = wanted_fps or info.fps
-            self.num_frames = len(self._images) or _estimate_num_frames(info, self.fps, max_frames)
+            # Of an animated picture the last delay may be any, and is in no header.
+            is_animated = info.is_pictures and not info.is_still
+            end = read_times([*arguments, "-map", source_stream])[1] if is_animated else None
+            seconds = info.seconds if end is None else end
+            self.num_frames = len(self._images) or _estimate_num_frames(info, seconds, self.fps, max_frames)
             frames = RGB16 if bits > 8 else RGB8
             self.dtype = frames.dtype
             has_alpha = has_alpha or info.is_pictures
@@ -120,7 +124,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             self._resources = stack.pop_all()
         self._rate: RateConverter | None = None  # what has no times has none
         if not info.is_still and self.fps is not None:
-            self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable)
+            self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable, end=end)
         self.start = Fraction(0)
         self._warns_of_rate = wanted_fps is None
         self._num_left = sys.maxsize if max_frames is None else max_frames
@@ -205,29 +209,32 @@ def _check_image(path: Path) -> None:
         decoder.finish()
 
 
-def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int | None) -> int | None:
+def _estimate_num_frames(
+    info: VideoInfo, seconds: Fraction | None, fps: Fraction | None, max_frames: int | None
+) -> int | None:
     if info.is_still:
         return 1
-    if fps is None or info.seconds is None:
+    if fps is None or seconds is None:
         return None
-    num_frames = max(1, round(info.seconds * fps))
+    num_frames = max(1, round(seconds * fps))
     return num_frames if max_frames is None else min(num_frames, max_frames)
 
 
 def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameFormat:
     """The format of a file's frames, of which `conversion` takes what it does not state. `matrix` overrides its own."""
     tagged = info.frames
-    if matrix is not None and tagged.is_rgb:
+    is_rgb = tagged.is_rgb or tagged.matrix == "gbr"  # that of gray images
+    if matrix is not None and is_rgb:
         raise ReaderError(f"{name}: is stored as RGB, without a matrix; leave out the matrix (--matrix).")
-    if matrix is None and is_unknown(tagged.matrix):
+    if matrix is None and is_unknown(tagged.matrix) and not is_rgb:
         matrix = "bt601"  # as ffmpeg does, and so ltx-core, imageio and OpenCV, which also write it without a tag
         if info.size[0] >= _HD_WIDTH or info.size[1] >= _HD_HEIGHT:
             untagged = f"{name}: does not state its color matrix, and is read as BT.601, as ffmpeg does"
             warnings.warn(f"{untagged}; --matrix bt709 (matrix=) reads it as players do.", stacklevel=3)
     if not is_unknown(tagged.matrix) and tagged.matrix not in MATRICES:
         raise ReaderError(f"{name}: its color matrix ({tagged.matrix}) is not supported; convert the video first.")
-    if tagged.matrix == "gbr":
-        matrix = "bt601"  # of gray, which may lie between images of RGB
+    if is_rgb:
+        matrix = "bt601"  # of no effect, but zscale wants one for gray images
     site = tagged.site
     if is_unknown(site):
         site = "center" if info.is_still else "left"  # as JPEG has it, and as videos usually do
@@ -246,13 +253,17 @@ def _filters(
     # None holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format. The first
     # fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
     same_size = "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*size)
-    # Scaled with 16 bits, and only once the colors of transparent pixels are out of their neighbors' way.
-    is_final = scaled == size and not has_alpha
-    pixels = frames.planar if is_final else "gbrap16le" if has_alpha else "gbrp16le"
-    filters = [same_size, *conversion(source, replace(RGB16, pixel_format=pixels), size)]
-    if has_alpha:
-        filters += ["scale=alphablend=uniform_color", "format=gbrp16le"]  # over black
-    if not is_final:
+    filters = [same_size]
+    pixels = frames.planar if scaled == size else "gbrp16le"
+    if has_alpha:  # before scaling, which would mix the colors of transparent pixels into their neighbors
+        pixels = frames.planar
+        if source.is_rgb:  # ffmpeg would choose a format without alpha for a palette
+            filters.append("format=gbrap|gbrap16le")
+        filters += conversion(source, replace(frames, pixel_format=pixels.replace("gbrp", "gbrap")), size)
+        filters += ["scale=alphablend=uniform_color", f"format={pixels}"]  # over black
+    else:
+        filters += conversion(source, replace(frames, pixel_format=pixels), size)
+    if scaled != size:
         filters += [f"zscale={scaled[0]}:{scaled[1]}:filter=bicubic", f"format={frames.planar}"]
     left, top = ((scaled[axis] - target[axis]) // 2 for axis in range(2))
     return ",".join([*filters, f"format={frames.pixel_format}", f"crop={target[0]}:{target[1]}:{left}:{top}"])
@@ -294,10 +305,13 @@ def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: i
 class RateConverter:
     """Says how often each frame is returned at a constant rate. The time of the next frame decides, or the end.
 
-    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters.
+    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters. `end` is when
+    the last frame ends, if the file says so.
     """
 
-    def __init__(self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool) -> None:
+    def __init__(
+        self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool, end: Fraction | None = None
+    ) -> None:
         self.num_frames = 0
         self.left_out = 0  # frames that were returned at no tick
         self.repeated = 0  # how often one was returned again
@@ -306,6 +320,7 @@ class RateConverter:
         # The numbers of the frames at their own rate, in place of times, which containers round to milliseconds. That
         # would decide between two frames that are equally near, as in every second frame from 60 to 30 fps.
         self._own_fps = None if is_variable else source_fps
+        self._end = end
         self._interval = Fraction(0) if source_fps is None else 1 / source_fps
         self._start = self._time = Fraction(0)
         self._number = Fraction(-1)
@@ -326,8 +341,9 @@ class RateConverter:
         return self._times_until(tick) if self.num_frames > 1 else 0
 
     def end(self) -> int:
-        """How often the last frame is returned: as long as a frame lasts, and at least once if it is the first."""
-        after = self._tick(self._time - self._start + self._interval)
+        """How often the last frame is returned: as long as it lasts, and at least once if it is the first."""
+        end = self._time + self._interval if self._end is None or self._end <= self._time else self._end
+        after = self._tick(end - self._start)
         return self._times_until(max(after, 1))
 
     def warning(self, name: str) -> str:
