@@ -244,6 +244,9 @@ def test_the_command_takes_steps_and_a_seed(golden, tmp_path, capsys):
         frames[name] = np.load(output).astype(int)
     assert frames["a"].shape == (9, 96, 96, 3)
     assert all((frames["a"] != frames[name]).mean() > 0.1 for name in "bc")
-    conv = [str(latents), "-m", str(golden("ltx2_3_causal").checkpoint), "--dry-run", "--steps", "2"]
-    assert decode(conv) == 1
-    assert "this VAE takes no denoising steps" in capsys.readouterr().err
+    for option, words in (
+        ("--steps", "this VAE takes no denoising steps"),
+        ("--seed", "this VAE takes no seed; those"),
+    ):
+        assert decode([str(latents), "-m", str(golden("ltx2_3_causal").checkpoint), "--dry-run", option, "2"]) == 1
+        assert words in capsys.readouterr().err

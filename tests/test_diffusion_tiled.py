@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import FIXTURES
-from diffusion_cases import CASES, as_numpy, given_noise
+from diffusion_cases import CASES, as_numpy, given_noise, patched
 from mlx_ltx_vae import LatentsError, VideoVAE
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.models.diffusion_decoder.config import parse_decoder_config
@@ -79,6 +79,18 @@ def test_one_tile_is_the_single_pass(vaes, name, grid):
     )
     assert tiled.shape == single.shape
     assert mx.abs(tiled - single).max().item() < tolerance(1e-4)
+
+
+@pytest.mark.parametrize("options", [{"mode": "single"}, {"order": "time"}, {"mode": "tiled", "tiling": TILING}])
+def test_noise_may_be_the_picture_that_the_reference_draws(vaes, options):
+    vae, latents = vaes(CASES[0]), latents_of(2, 3, 4)
+    plan = vae.plan(latents.shape, **options)
+    tiles = [] if plan.layout is None else [tile for group in plan.layout.groups() for tile in group]
+    drawn = np.random.default_rng(1)
+    pictures = [drawn.normal(size=(1, 3, *tile.output_size)).astype(np.float32) for tile in tiles]
+    pictures = pictures or [drawn.normal(size=(1, 3, 17, 96, 128)).astype(np.float32)]
+    expected = vae.decode(latents, plan, noise=list(map(patched, pictures)))
+    assert mx.array_equal(vae.decode(latents, plan, noise=pictures), expected)
 
 
 def test_batches_of_tiles_and_chunks_give_the_same_frames(vaes):
