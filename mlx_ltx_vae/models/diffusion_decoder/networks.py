@@ -81,7 +81,7 @@ class DiffusionDecoder(nn.Module):
         steps = context.denoising_steps or config.steps
         spec = self.spec if steps == config.steps else decoder_spec(config, steps)
         part = context.part
-        padding = Padding(axis, config.least, config.ghost_frames, part and part.clip)
+        padding = Padding(axis, spec.added, config.ghost_frames, part and part.clip)
         ghosts = GhostCut(axis, padding, config.scale, part.first_frame if part else 0)
         stages = [Stage(partial(self._enter, padding), padding)]
         for index, (blocks, upsample) in enumerate(zip(self.det_stages, self.upsamples, strict=True)):
@@ -96,7 +96,8 @@ class DiffusionDecoder(nn.Module):
         cut = Cut(axis, padding.extents, config.scale)
 
         def leave(x: mx.array | None, last: bool) -> mx.array | None:
-            return None if x is None else cut(unpatchify(x, config.patch_size))
+            pixels = None if x is None else unpatchify(x, config.patch_size)
+            return pixels if pixels is None or part else cut(pixels)  # of tiles, the padding is cut off once blended
 
         return [*stages, Stage(leave)]
 
