@@ -82,12 +82,12 @@ def test_misshapen_tensor_is_named(golden, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"temporal_shift": 3}, "unknown key 'temporal_shift' = 3"),
+        ({"temporal_shift": 3}, "unknown key 'temporal_shift' = 3, .*; update mlx_ltx_vae, or remove the key if it"),
         ({"scaling_factor": 0.5}, "scaling_factor = 0.5"),
         ({"norm_layer": "layer_norm"}, "norm_layer = 'layer_norm'"),
         ({"spatial_padding_mode": "mirror"}, "spatial_padding_mode = 'mirror'"),
         ({"decoder_blocks": [["warp", 1]]}, "unknown kind 'warp'"),
-        ({"decoder_blocks": [["res_x", {"dilation": 2}]]}, "unknown option 'dilation'"),
+        ({"decoder_blocks": [["res_x", {"dilation": 2}]]}, "block 'res_x' has the unknown key 'dilation' = 2"),
         ({"decoder_blocks": [["res_x", 1]]}, "do not belong together"),
         ({"_class_name": "CausalDiffusionVAE"}, "_class_name = 'CausalDiffusionVAE'"),
     ],
