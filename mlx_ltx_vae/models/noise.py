@@ -235,6 +235,7 @@ def _take_given(
     for (name, start, _), picture, array in zip(wanted, pictures, arrays, strict=True):
         values = array if array.ndim == 2 else array.astype(mx.float32).transpose(0, 2, 3, 4, 1)
         given.setdefault(name, {})[start] = patchify(values, spec.patch_size or 1) if array.shape == picture else values
+    mx.eval(own, given)  # another thread may run the decode, and could not evaluate what is lazy here
     return own, given
 
 
