@@ -13,6 +13,8 @@ from mlx_ltx_vae import AudioVAE, CheckpointError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.info import main as info
+from mlx_ltx_vae.models.audio_vae.config import AudioConfig, Norm
+from mlx_ltx_vae.models.audio_vae.specs import decoder_spec, encoder_spec
 from mlx_ltx_vae.models.base import SOUND
 
 LATENTS = random_latents(2)
@@ -212,6 +214,14 @@ def test_a_configuration_that_is_not_supported_is_refused(audio_case, tmp_path, 
     config["audio_vae"]["model"]["params"]["ddconfig"][key] = value
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(save(load_file(case.checkpoint), tmp_path / "a.safetensors", config), medium=SOUND)
+
+
+@pytest.mark.parametrize("make", [encoder_spec, decoder_spec])
+def test_a_group_norm_needs_a_multiple_of_its_groups(make):
+    for width, norm in ((32, Norm.GROUP), (64, Norm.GROUP), (48, Norm.PIXEL)):
+        make(AudioConfig(channels=8, width=width, multipliers=(1, 2), num_blocks=1, norm=norm))
+    with pytest.raises(CheckpointError, match="of 48 channels, which are no multiple of its 32 groups"):
+        make(AudioConfig(channels=8, width=48, multipliers=(1, 2), num_blocks=1, norm=Norm.GROUP))
 
 
 def test_info_describes_sound(audio_case, golden, tmp_path, capsys):

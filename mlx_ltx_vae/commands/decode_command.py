@@ -19,6 +19,7 @@ from ..files.atomic import check_absent
 from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
 from ..latents.mapped import MappedLatents
+from ..models.noise import choose_seed
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import DecodePlan, Mode
@@ -190,6 +191,7 @@ class DecodeTask(Task):
                 f"{item.source}: these latents are unnormalized, and {vae.checkpoint.name} has no statistics to "
                 "normalize them; give normalized latents, without --unnormalized."
             )
+        choose_seed(vae.checkpoint.spec("decoder"), settings.stream["seed"])
         shape = self._file.shape
         self._work = ranks.choose(shape.batch)
         is_batch = self._work is Work.BATCH

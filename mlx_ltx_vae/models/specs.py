@@ -305,14 +305,23 @@ class NetworkSpec:
             grid = layer.out_grid(grid)
 
     def out_grid(self, grid: Grid) -> Grid:
-        missing = [max(0, least - extent) for extent, least in zip(grid, self.least, strict=True)]
+        added = [sum(self.added(axis, grid[axis.grid])) for axis in Axis]
         for layer in self.layers:
             grid = layer.out_grid(grid)
-        if not any(missing):
+        if not any(added):
             return grid
-        factors = zip(grid, missing, self.scale, strict=True)
-        time, height, width = (extent - added * factor for extent, added, factor in factors)
+        factors = zip(grid, added, self.scale, strict=True)
+        time, height, width = (extent - more * factor for extent, more, factor in factors)
         return time, height, width
+
+    def added(self, axis: Axis, length: int) -> tuple[int, int]:
+        """The positions that pad a clip of `length` along an axis to `least`, before and after it.
+
+        In time all of them are behind the clip; in space half, rounded down, are in front.
+        """
+        missing = max(0, self.least[axis.grid] - length)
+        before = 0 if axis is Axis.TIME else missing // 2
+        return before, missing - before
 
     def before_tiles(self) -> "NetworkSpec":
         """The layers that run on the whole clip if it is cut into tiles behind them."""

@@ -9,10 +9,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...backend.machine import FLOAT32_BYTES, Backend
+from ...errors import CheckpointError
 from ...shapes import Grid
 from ...streaming.axis import Axis, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step
 from .config import AudioConfig, Causality, Norm
+
+#: Into which a group norm divides the channels.
+GROUPS = 32
 
 _ALONE = WindowSpec()
 
@@ -245,4 +249,11 @@ class _Layers:
         return frozenset({Axis.TIME}) if self._norm is Norm.GROUP else frozenset()
 
     def _norm_weights(self, name: str, width: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return ((f"{name}.weight", (width,)), (f"{name}.bias", (width,))) if self._norm is Norm.GROUP else ()
+        if self._norm is not Norm.GROUP:
+            return ()
+        if width % GROUPS:
+            raise CheckpointError(
+                f"the configuration of the audio VAE has a group norm ({name}) of {width} channels, which are no "
+                f"multiple of its {GROUPS} groups; use the configuration that belongs to the file."
+            )
+        return ((f"{name}.weight", (width,)), (f"{name}.bias", (width,)))
