@@ -183,7 +183,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         plan: DecodePlan | None = None,
         *,
         timestep: float | None = None,
-        seed: int | None = None,
+        seed: int = 0,
         noise: Noise = None,
         noise_scale: float | None = None,
         like: ConventionName = DEFAULT_CONVENTION,

@@ -245,13 +245,12 @@ def test_every_seed_makes_other_noise(noisy_vae):
 
 
 def test_a_seed_is_for_vaes_that_add_noise(vae, noisy_vae):
-    """The default is that of seed 0, and is refused nowhere."""
+    """The default, 0, is refused nowhere."""
     latents = latents_of()
     assert mx.array_equal(noisy_vae.decode(latents), noisy_vae.decode(latents, seed=0))
-    assert vae.decode(latents).shape == (1, 3, 9, 64, 96)
-    for seed in (0, 7):
-        with pytest.raises(LatentsError, match=r"^this VAE takes no seed; those of 0\.9\.1 to 0\.9\.8 do, and"):
-            vae.stream(latents, seed=seed)
+    assert vae.decode(latents, seed=0).shape == (1, 3, 9, 64, 96)
+    with pytest.raises(LatentsError, match=r"^this VAE takes no seed; those of 0\.9\.1 to 0\.9\.8 do, and"):
+        vae.stream(latents, seed=7)
 
 
 @pytest.mark.parametrize(

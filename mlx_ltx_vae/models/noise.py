@@ -145,7 +145,7 @@ def draw(
     dtype: mx.Dtype,
     *,
     noise: Noise = None,
-    seed: int | None = None,
+    seed: int = 0,
     timestep: float | None = None,
     noise_scale: float | None = None,
     like: str = DEFAULT_CONVENTION,
@@ -162,7 +162,8 @@ def draw(
     if like not in CONVENTIONS:
         raise LatentsError(f"{like!r} is not a known convention; expected {' or '.join(CONVENTIONS)}.")
     convention = CONVENTIONS[like]
-    seed = choose_seed(spec, seed)
+    if check_seed(seed):  # any network takes the default
+        check_takes_seed(spec)
     timestep = _choose_timestep(spec, timestep, convention)
     scale = _choose_scale(spec, noise_scale, timestep, convention)
     shapes = spec.noise_shapes(shape.grid)
@@ -190,13 +191,10 @@ def draw(
     return Draws(timestep, scale, convention.is_late, of_maps, volumes, latents)
 
 
-def choose_seed(spec: NetworkSpec, seed: int | None) -> int:
-    """The seed of a network's noise, by default 0; a `LatentsError` for a seed that is given to one without noise."""
-    if seed is None:
-        return 0
+def check_takes_seed(spec: NetworkSpec) -> None:
+    """Raise a `LatentsError` if a network adds no noise."""
     if not (spec.has_latent_noise or any(layer.has_noise or layer.noise_channels for layer in spec.layers)):
         raise LatentsError("this VAE takes no seed; those of 0.9.1 to 0.9.8 do, and the diffusion decoder of LTX-2.5.")
-    return check_seed(seed)
 
 
 def check_seed(seed: object) -> int:

@@ -42,7 +42,7 @@ class DecodeOptions:
     """The options of `VideoVAE.stream`, which documents them."""
 
     timestep: float | None = None
-    seed: int | None = None
+    seed: int = 0
     noise: Noise = None
     noise_scale: float | None = None
     like: str = DEFAULT_CONVENTION
@@ -55,7 +55,7 @@ class StreamOptions(TypedDict, total=False):
     """The options of `VideoVAE.stream` that all decodes have."""
 
     timestep: float | None
-    seed: int | None
+    seed: int
     noise: Noise
     noise_scale: float | None
     like: ConventionName
