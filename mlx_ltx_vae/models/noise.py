@@ -16,7 +16,7 @@ import numpy as np
 
 from ..backend.mlx_utils import evaluate
 from ..errors import LatentsError, quote
-from ..shapes import Grid, LatentShape
+from ..shapes import Grid, LatentShape, Shape
 from .patches import patchify
 from .specs import NetworkSpec, Rate
 
@@ -26,9 +26,8 @@ Noise = Sequence[mx.array | np.ndarray] | Literal["zeros"] | None
 #: The names of `CONVENTIONS`.
 ConventionName = Literal["ltx-video", "diffusers"]
 
-Shape = tuple[int, ...]
 #: The shape of each layer's noise by its name, as `NetworkSpec.noise_shapes`.
-Shapes = Mapping[str, Shape]
+NoiseShapes = Mapping[str, Shape]
 
 #: Slices of the time, height and width of latents.
 LatentBox = tuple[slice, slice, slice]
@@ -149,7 +148,7 @@ def draw(
     timestep: float | None = None,
     noise_scale: float | None = None,
     like: str = DEFAULT_CONVENTION,
-    tiles: Mapping[Grid, Shapes] | None = None,
+    tiles: Mapping[Grid, NoiseShapes] | None = None,
 ) -> Draws:
     """Draw the noise of one decode, or check the noise that the caller passed. Arguments as `VideoVAE.stream`.
 
@@ -204,7 +203,7 @@ def check_seed(seed: object) -> int:
     return int(seed)
 
 
-def _choose_wanted(shapes: Shapes, tiles: Mapping[Grid, Shapes], count: int) -> list[tuple[str, Grid, Shape]]:
+def _choose_wanted(shapes: NoiseShapes, tiles: Mapping[Grid, NoiseShapes], count: int) -> list[tuple[str, Grid, Shape]]:
     """The layer, the beginning and the shape of the noise in each array that a caller passes.
 
     Volumes are those of each tile if there are as many arrays, else those of the whole video.

@@ -12,17 +12,24 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
-from ..shapes import Grid, ScaleFactors, TileRules
+from ..shapes import Grid, ScaleFactors, Shape, TileRules
 from ..streaming.axis import Axis, Border, WindowSpec
 from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
 #: Latent frames after which a stream by time takes no more memory, and more than any window has.
 LONG_CLIP = 64
 
+#: Names and shapes of tensors.
+Weights = tuple[tuple[str, Shape], ...]
 #: Factors along time, height and width.
 Stride = tuple[int, int, int]
 #: Positions per frame, row and column of a video.
 Rate = tuple[Fraction | int, Fraction | int, Fraction | int]
+
+
+def linear_weights(name: str, in_channels: int, out_channels: int) -> Weights:
+    """The weights of a linear layer, and of a 1x1 convolution, which is stored as a matrix here."""
+    return ((f"{name}.weight", (out_channels, in_channels)), (f"{name}.bias", (out_channels,)))
 
 
 class PaddingMode(enum.Enum):
@@ -62,7 +69,7 @@ class LayerSpec:
     unbounded: frozenset[Axis] = frozenset()  # axes that cannot be streamed: an output depends on the whole input
     padding: PaddingMode = PaddingMode.ZEROS
     time_padding: PaddingMode = PaddingMode.REPLICATE
-    weights: tuple[tuple[str, tuple[int, ...]], ...] = ()  # the shape of each, by its name within the network
+    weights: Weights = ()  # the shape of each, by its name within the network
     has_noise: bool = False  # adds a noise map (H, W) that all frames share
     crop: int = 0  # output frames that are dropped at the end of the clip
     noise_channels: int = 0  # of noise that it takes for each position of its output; 0 for none
