@@ -1,4 +1,4 @@
-"""The Python examples of the README and of docs/ run as they are printed."""
+"""The Python examples of the README, of docs/ and of examples/ run as they are printed."""
 
 import re
 import shlex
@@ -130,7 +130,7 @@ def test_the_server_is_mounted_in_an_app_as_its_page_says(tmp_path, monkeypatch)
     shutil.copy(demo.VAE, tmp_path / "ltx-2.5-video-vae-conv-bf16.safetensors")
     monkeypatch.chdir(tmp_path)
     names = {"app": Starlette(), "make_app": make_app, "VideoVAE": VideoVAE}
-    run_examples("docs/server.md", names)
+    run_examples("examples/server.md", names)
     response = TestClient(names["app"], base_url="http://app.example").get("/ltx/")
     assert response.status_code == 200
     assert "MediaSource" in response.text
@@ -146,7 +146,8 @@ def test_every_python_block_of_the_pages_is_run_by_a_test():
         "sound.md": [""],  # by test_decode_sound.py
     }
     sections = re.findall(r'section\("([^"]+)"\)', (ROOT / "tests" / "test_integrations.py").read_text())
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    pages = [path for folder in ("docs", "examples") for path in (ROOT / folder).glob("*.md")]
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *pages):
         text = page.read_text()
         if page.name == "integrations.md":
             for section in re.split(r"^## ", text, flags=re.MULTILINE):
