@@ -111,7 +111,9 @@ def test_sound_that_begins_before_the_first_frame_is_cut_there(tmp_path, golden,
     latents = []
     for name in ("late", "both"):
         arguments = ["-m", str(golden("ltx2_3").checkpoint), "--audio-model", str(model)]
-        assert encode([str(tmp_path / f"{name}.{ending}"), *arguments, "-o", str(tmp_path / f"{name}.safetensors")]) == 0
+        assert (
+            encode([str(tmp_path / f"{name}.{ending}"), *arguments, "-o", str(tmp_path / f"{name}.safetensors")]) == 0
+        )
         latents.append(load_file(tmp_path / f"{name}.safetensors"))
     assert np.abs(latents[0]["latents"] - latents[1]["latents"]).max() < 1e-5
     assert np.abs(latents[0]["audio_latents"] - latents[1]["audio_latents"]).max() < 1e-2

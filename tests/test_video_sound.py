@@ -110,7 +110,8 @@ def test_sound_that_begins_at_once_and_loud_tones_are_not_damaged(tmp_path, name
         assert 10 * np.log10(np.square(sound[:, part]).mean() / max(noise, 1e-20)) > ratio
 
 
-def test_apples_encoder_is_taken_where_it_works(monkeypatch):
+@pytest.mark.parametrize("is_file", [False, True])
+def test_apples_encoder_is_taken_where_it_works(tmp_path, monkeypatch, is_file):
     """A Mac's ffmpeg lists it. It cannot run elsewhere."""
     real = ffmpeg.listing
 
@@ -119,7 +120,8 @@ def test_apples_encoder_is_taken_where_it_works(monkeypatch):
         return real(*options, error=error) + (apples if options == ("-encoders",) else [])
 
     monkeypatch.setattr(audio_codecs, "listing", listing)
-    options = SinkOptions(audio=np.zeros((2, 9), np.float32), sample_rate=24000)
+    write_wav(tmp_path / "a.wav", tone(1, 24000), sample_rate=24000)
+    options = SinkOptions(audio=tmp_path / "a.wav") if is_file else SinkOptions(audio=tone(1, 24000), sample_rate=24000)
 
     def encoder():
         *_, arguments = audio_codecs.audio_arguments("a.mp4", ".mp4", Fraction(24), options, None)
@@ -127,7 +129,16 @@ def test_apples_encoder_is_taken_where_it_works(monkeypatch):
 
     assert encoder() == "aac"
     monkeypatch.setattr(audio_codecs, "_works", lambda encode, rate: encode[:2] == ("-c:a", "aac_at"))
+    probe = audio_codecs.probe_sound
+    monkeypatch.setattr(audio_codecs, "probe_sound", lambda audio, encode: probe(audio, ["-c:a", "aac"]))
     assert encoder() == "aac_at"
+
+
+def test_an_encoder_that_ffmpeg_lacks_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(audio_codecs, "listing", lambda *options, error: [])
+    with pytest.raises(WriterError, match="a.webm: this ffmpeg was built without libopus; use another audio codec"):
+        write(tmp_path / "a.webm", tone(2, 24000), 24000)
+    assert not os.listdir(tmp_path)
 
 
 LEVELS = [-(2**23), -(2**23) + 1, -1, 0, 1, 2**22 + 1, 2**23 - 1]

@@ -101,10 +101,10 @@ class VideoWriter(FfmpegSink):
             frames then wait, and so does who writes them.
         size: `(width, height)` in pixels; odd sizes are kept exactly (see `codecs`).
         fps: frames per second: 24, 23.976, "30000/1001" (see `parse_fps`).
-        audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video. If it is
-            longer by more than a frame, closing warns (`UserWarning`) with both lengths. Or an iterator of sound: of
-            arrays (2, n), or an `AudioStream`. It is taken as frames are written, and must be as long as these; up to
-            60 ms are filled with silence, or cut.
+        audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video. Or an
+            iterator of sound: of arrays (2, n), or an `AudioStream`. It is taken as frames are written, and must be as
+            long as these; up to 60 ms are filled with silence, or cut. Closing warns (`UserWarning`) of what the codec
+            changes in it, and of a file that is longer or shorter by more than a frame.
         codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1; on a Mac
             also h264_videotoolbox and hevc_videotoolbox.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.

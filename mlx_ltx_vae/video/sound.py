@@ -28,11 +28,6 @@ _LEAD = 1  # seconds of sound that are given to ffmpeg ahead of the picture
 Sound = Iterable[Any]
 
 
-def is_sound(audio: object) -> bool:
-    """Whether audio is computed, rather than the path of a file."""
-    return audio is not None and not isinstance(audio, (str, os.PathLike))
-
-
 def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
     """The rate that is given, or that of an `AudioStream`."""
     rate = getattr(audio, "sample_rate", None) if sample_rate is None else sample_rate
