@@ -10,7 +10,7 @@ import pytest
 
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, check_output, open_sink
+from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, check_output, open_sink, outputs
 from mlx_ltx_vae.video.sound_probe import find_shift
 from mlx_ltx_vae.video.sound_reader import SoundReader
 from video_files import numbered, numbers, read, run_ffmpeg
@@ -226,6 +226,28 @@ def test_audio_begins_where_it_does_in_its_file(tmp_path: Path, name: str, times
     result = np.frombuffer(run_ffmpeg("-i", tmp_path / "out.mov", "-f", "f32le", "-"), "<f4")
     assert abs(len(result) - len(expected)) <= 1
     assert np.abs(result - expected[: len(result)]).max() < 1e-4
+
+
+def test_audio_that_begins_late_is_cut_where_the_video_ends(tmp_path: Path) -> None:
+    source = make_stream(tmp_path / "a.ts", 0.5, 0)
+    write(tmp_path / "out.mov", audio=source, audio_codec="pcm", shortest=True, num_frames=NUM_FRAMES)
+    heard = sound(tmp_path / "out.mov")
+    assert len(heard) == RATE
+    assert np.argmax(np.abs(heard) > 3000) / RATE == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_file_that_is_removed_once_it_is_in_the_video_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, warn = make_audio(tmp_path / "a.wav", 2), outputs.warn_of_changes
+
+    def remove_and_warn(*arguments: object, **options: object) -> None:
+        source.unlink()
+        warn(*arguments, **options)
+
+    monkeypatch.setattr(outputs, "warn_of_changes", remove_and_warn)
+    write(tmp_path / "out.mp4", audio=source)
+    assert len(sound(tmp_path / "out.mp4")) >= 2 * RATE
 
 
 @pytest.mark.parametrize("gap", [0.03, 0.3])

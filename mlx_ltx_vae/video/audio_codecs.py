@@ -21,7 +21,7 @@ class AudioCodec:
     kilobits: int | None = None  # per second and channel; None if it is lossless
     wide_encoder: str | None = None  # for samples of more than 16 bits, if that is another one
     layouts: tuple[str, ...] = ()  # of channels, if ffmpeg does not choose one of them by itself
-    max_channels: int = 2  # whose layout it keeps, whatever it is
+    max_channels: int = 2  # of which it keeps any layout
 
 
 #: AAC has as many bits as ffmpeg's own encoder needs for sound that begins at once, and for drums: see docs/sound.md.
@@ -71,29 +71,31 @@ def audio_arguments(
         return [*format_, "-i", SOUND_INPUT], [], [*output, *_encode(codec, encoder, rate, CHANNELS)]
     if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
         raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
+    if options.shortest and num_frames is None:
+        raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
+    seconds = num_frames / fps if options.shortest and num_frames is not None else None
     encoder, probed = _probe_file(name, codec, options.audio)
     source = probed.source
-    output += [*_filters(codec), *_encode(codec, encoder, source.sample_rate, source.channels, bits=source.bits)]
+    end = None if seconds is None else round(seconds * source.sample_rate)
+    output += [*_filters(codec, end), *_encode(codec, encoder, source.sample_rate, source.channels, bits=source.bits)]
     before = [] if options.fragmented else list(_END_WITH_READER)
-    return [*_cut(name, fps, options, num_frames), *_file_input(options.audio, probed.shift)], before, output
-
-
-def _cut(name: str, fps: Fraction, options: SinkOptions, num_frames: int | None) -> list[str]:
-    """Arguments that end an audio file with the video. Not ffmpeg's -shortest: it may cut the video, and is late."""
-    if not options.shortest:
-        return []
-    if num_frames is None:
-        raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
-    return ["-t", f"{float(num_frames / fps):.6f}"]
+    # What is read ends near there. Not ffmpeg's -shortest, which may cut the video, and cuts the audio late.
+    limit = [] if seconds is None else ["-t", f"{float(seconds):.6f}"]
+    return [*limit, *_file_input(options.audio, probed.shift)], before, output
 
 
 def _file_input(audio: str | os.PathLike, shift: Fraction) -> list[str]:
     return ["-itsoffset", f"{float(shift):.6f}", *input_arguments(audio)]
 
 
-def _filters(codec: AudioCodec) -> list[str]:
-    layouts = [f"aformat=channel_layouts={'|'.join(codec.layouts)}"] if codec.layouts else []
-    return ["-af", ",".join([FILL_GAPS, *layouts])]
+def _filters(codec: AudioCodec, end: int | None = None) -> list[str]:
+    """The filters of a file's sound, which ends after so many samples."""
+    filters = [FILL_GAPS]
+    if end is not None:
+        filters.append(f"atrim=end_sample={end}")
+    if codec.layouts:
+        filters.append(f"aformat=channel_layouts={'|'.join(codec.layouts)}")
+    return ["-af", ",".join(filters)]
 
 
 def _encode(codec: AudioCodec, encoder: str, rate: int, channels: int, *, bits: int = 32) -> list[str]:

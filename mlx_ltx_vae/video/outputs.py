@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,7 +194,8 @@ class VideoWriter(FfmpegSink):
         super()._finish()
         peak = 0.0 if self._sound is None else self._sound.peak
         if self._warns_of_audio:
-            warn_of_changes(self.name, self._ending, self.frames_written, self.fps, self._options, peak=peak)
+            with suppress(WriterError):  # the output is complete, whatever has become of an audio file
+                warn_of_changes(self.name, self._ending, self.frames_written, self.fps, self._options, peak=peak)
         else:
             warn_of_sound(self.name, clipping(peak))
 

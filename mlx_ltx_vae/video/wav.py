@@ -33,7 +33,7 @@ def write_wav(path: str | os.PathLike, chunks: Sound, *, sample_rate: int | None
                 if count * CHANNELS * _SAMPLE_BYTES > _MAX_BYTES:
                     raise WriterError(f"{name}: a .wav file has at most 4 GB; write shorter sound.")
                 peak = max(peak, find_peak(samples))
-                levels = np.clip(np.rint(samples * _SCALE), -_SCALE, _SCALE - 1).astype("<i4")
+                levels = np.minimum(np.rint(np.clip(samples, -1, 1) * _SCALE), _SCALE - 1).astype("<i4")
                 output.writeframes(levels.view(np.uint8).reshape(-1, 4)[:, :_SAMPLE_BYTES].tobytes())
             if not count:
                 raise WriterError(f"{name}: the sound has no samples.")
