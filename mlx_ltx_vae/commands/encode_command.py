@@ -35,6 +35,7 @@ from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..video import Fit, VideoReader
 from ..video.reader import MATRIX_NAMES
+from ..video.sound_probe import find_shift
 from ..video.sound_reader import SoundReader
 from .cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
 from .items import Item, all_exist, find_pattern, has_table
@@ -241,7 +242,8 @@ class EncodeTask(Task):
         with SoundReader(self._item.source) as sound:
             rate = sound.sample_rate
             length = max(round(num_frames * rate / fps), ceil(rate / per_second))
-            pieces = sound.cut(max(0, round(self._video.start * rate)), length)
+            start = self._video.start + find_shift(self._item.source, "0:V:0")
+            pieces = sound.cut(max(0, round(start * rate)), length)
             return audio_vae.encode(pieces, rate)[:, :, :num_latents]
 
     @property

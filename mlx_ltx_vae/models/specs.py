@@ -139,6 +139,10 @@ class LayerSpec:
         """Bytes of copies of the weights that one step makes, whatever the batch."""
         return 0
 
+    def fixed_bytes(self) -> int:
+        """Bytes beside its weights that it holds as long as a stream runs, whatever that is of."""
+        return 0
+
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         """Multiply-adds of its matrix products for an input (T, H, W) or a band `part` of it, per batch item."""
         results = math.prod(window.results(extent) for window, extent in zip(self.windows, part, strict=True))

@@ -9,20 +9,18 @@ VAE's own sizes are always even. ffmpeg's ProRes 4:2:2 encoder corrupts the last
 use ProRes 4444. VP9 and AV1 round the chroma planes up and support odd sizes with 4:2:0.
 """
 
-import os
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 from ..errors import WriterError, excerpt, quote, suggest
 from ..shapes import Size, format_size
-from .ffmpeg import check_audio, input_arguments, listing, read_times
+from .audio_codecs import audio_arguments, find_audio_codec
+from .ffmpeg import listing
 from .frame_format import check_zscale, conversion, file_format, is_convertible, tags
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_arguments
 from .sink import SinkOptions
-from .sound import CHANNELS, SOUND_INPUT, find_sample_rate, is_sound
 
 _SUBSAMPLED = re.compile(r"4[124][0-2]p|nv")  # those with chroma planes of half the size
 
@@ -138,18 +136,7 @@ CODECS: dict[str, Codec] = {
     ),
 }
 _OTHER_NAMES = {"h265": "hevc"}
-#: The arguments of each audio codec, and the endings of the containers that support it.
-AUDIO_CODECS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "aac": (("aac", "-b:a", "192k"), (".mp4", ".mov", ".mkv")),
-    "pcm": (("pcm_s16le",), (".mov", ".mkv")),
-    "flac": (("flac",), (".mp4", ".mkv")),
-    "alac": (("alac",), (".mp4", ".mov", ".mkv")),
-    "opus": (("libopus", "-b:a", "160k"), (".webm", ".mkv")),
-}
 _PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
-# A second output: a line for each packet of the audio, in the pipe that this process reads. ffmpeg ends when it cannot
-# write them. Otherwise, if this process is killed, it goes on to the end of the audio, which may be hours long.
-_END_WITH_READER = ("-map", "1:a:0", "-c", "copy", "-flush_packets", "1", "-f", "framecrc", "pipe:1")
 
 
 def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
@@ -181,34 +168,6 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
         given = quote(options.encoder_preset)
         raise WriterError(f"{name}: the encoder preset {given} is not known; use one of {', '.join(_PRESETS)}.")
     return codec
-
-
-def find_audio_codec(name: str, ending: str, options: SinkOptions) -> tuple[str, ...]:
-    """The arguments of the audio codec that the options name, or of the default."""
-    key = (options.audio_codec or ("opus" if ending == ".webm" else "aac")).lower()
-    if key not in AUDIO_CODECS:
-        what = f"the audio codec {quote(options.audio_codec)} is not supported{suggest(key, AUDIO_CODECS)}"
-        raise WriterError(f"{name}: {what}; use one of {', '.join(AUDIO_CODECS)}.")
-    arguments, endings = AUDIO_CODECS[key]
-    if ending not in endings:
-        allowed = " or ".join(each for each, (_, known) in AUDIO_CODECS.items() if ending in known)
-        raise WriterError(
-            f"{name}: {key} sound is not supported in {ending}; use {allowed}, or a file that ends in "
-            f"{' or '.join(endings)}."
-        )
-    if options.audio_codec is not None and options.audio is None:
-        raise WriterError(f"{name}: an audio codec goes with audio; add audio, or leave it out.")
-    return arguments
-
-
-def warn_of_long_audio(name: str, num_frames: int, fps: Fraction, options: SinkOptions) -> None:
-    """Warn if the audio goes on after a video of so many frames, and the options do not cut it."""
-    if options.audio is None or options.shortest or not isinstance(options.audio, (str, os.PathLike)):
-        return
-    video, (_, audio) = num_frames / fps, read_times([*input_arguments(options.audio), "-map", "0:a:0"])
-    if audio is not None and audio > video + 1 / fps:
-        lengths = f"{name}: the video takes {float(video):.2f} s and its audio {float(audio):.2f} s"
-        warnings.warn(f"{lengths}; --shortest (shortest=True) cuts the audio.", stacklevel=5)
 
 
 def check_fragmented(name: str, ending: str) -> None:
@@ -246,31 +205,12 @@ def video_arguments(
         arguments += codec.live_options
     inputs: list[str] = []
     if options.audio is not None:
-        inputs = _audio_input(name, fps, options, num_frames)
-        arguments += ["-map", "1:a:0", "-c:a", *find_audio_codec(name, ending, options)]
-        is_file = not is_sound(options.audio)  # a pipe ends with this process
-        arguments = [*(_END_WITH_READER if is_file and not options.fragmented else ()), *arguments]
+        inputs, before, after = audio_arguments(name, ending, fps, options, num_frames)
+        arguments = [*before, *arguments, *after]
     if options.metadata:
         inputs += ["-f", "ffmetadata", "-i", METADATA_INPUT]
         arguments += ["-map_metadata", "1" if options.audio is None else "2", *metadata_arguments(options.metadata)]
     return [*inputs, *arguments, *_container_arguments(ending, codec, options)]
-
-
-def _audio_input(name: str, fps: Fraction, options: SinkOptions, num_frames: int | None) -> list[str]:
-    if not isinstance(options.audio, (str, os.PathLike)):
-        rate = find_sample_rate(name, options.audio, options.sample_rate)
-        # The format is known, so that ffmpeg need not wait for more samples to find it.
-        format_ = ["-f", "f32le", "-ar", str(rate), "-ac", str(CHANNELS), "-probesize", "32"]
-        return [*format_, "-i", SOUND_INPUT]
-    check_audio(options.audio)
-    if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
-        raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
-    if not options.shortest:
-        return input_arguments(options.audio)
-    if num_frames is None:
-        raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
-    # Not ffmpeg's -shortest, which may cut the video, and cuts the audio late.
-    return ["-t", f"{float(num_frames / fps):.6f}", *input_arguments(options.audio)]
 
 
 def _container_arguments(ending: str, codec: Codec, options: SinkOptions) -> list[str]:

@@ -263,13 +263,6 @@ def read_log(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEE
     return log
 
 
-def check_audio(path: str | os.PathLike) -> None:
-    """Raise a `WriterError` that names the file if ffmpeg cannot read the beginning of its first audio stream."""
-    if not os.path.isfile(path):
-        raise WriterError(f"{excerpt(path, 200)}: there is no such audio file.")
-    read_log(os.fspath(path), "audio", [*input_arguments(path), "-map", "0:a:0", "-frames:a", "1"], WriterError)
-
-
 def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | None]:
     """The times of a stream's packets in seconds, in the order in which they are shown, and when the last one ends.
 

@@ -41,7 +41,7 @@ class PlaneSpec(LayerSpec):
 
     def work_bytes(self, step: Step) -> int:
         time, *rest = step.grid
-        positions = (time + (0 if step.is_whole else self.window(Axis.TIME).cached)) * math.prod(rest)
+        positions = (time + self.window(Axis.TIME).cached) * math.prod(rest)  # with the cache, or padding
         products = positions * math.prod(self.up) // math.prod(self.down)
         # Norm and SiLU in float32; the input of the convolution, unfolded by MLX's CPU backend; the sum with the skip.
         elements = positions * (6 if self.is_activated else 1) * self.in_channels
