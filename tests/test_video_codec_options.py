@@ -139,3 +139,10 @@ def test_a_listing_of_formats_is_that_of_the_encoder(tmp_path: Path) -> None:
         for bit_depth, pix_fmt in known.pixel_formats.items():
             options = SinkOptions(codec=codec, bit_depth=bit_depth, pix_fmt=pix_fmt)
             check_output(tmp_path / f"a{ending}", size=SIZE, fps=24, options=options)
+
+
+def test_default_qualities_stay_as_they_are() -> None:
+    """Another quality would change every file without a word."""
+    for codec, crf in (("h264", 18), ("hevc", 20), ("vp9", 24), ("av1", 24)):
+        arguments = codecs.video_arguments("a.mp4", ".mp4", SIZE, Fraction(24), SinkOptions(codec=codec), None)
+        assert arguments[arguments.index("-crf") + 1] == str(crf)
