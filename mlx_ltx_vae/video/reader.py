@@ -17,7 +17,8 @@ from ..errors import ReaderError
 from ..frame_rate import MAX_FPS, Rate, find_fps
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from .codecs import SCALER
-from .ffmpeg import FfmpegDecoder, input_arguments
+from .ffmpeg import input_arguments
+from .ffmpeg_reader import FfmpegDecoder
 from .probe import VideoInfo, describe_pixel_format, probe
 from .sink import RAW_FORMATS
 from .source import find_source

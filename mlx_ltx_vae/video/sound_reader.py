@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from ..errors import ReaderError
-from .ffmpeg import FfmpegReader, input_arguments
+from .ffmpeg import input_arguments
+from .ffmpeg_reader import FfmpegReader
 
 _FLOAT_BYTES = 4
 _PIECE = 2**15  # samples that are read at a time

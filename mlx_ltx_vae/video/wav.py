@@ -27,12 +27,15 @@ def write_wav(path: str | os.PathLike, chunks: Sound, *, sample_rate: int | None
     try:
         with writing_to(name), part.path.open("r+b") as file, wave.open(file, "wb") as output:
             output.setparams((CHANNELS, _SAMPLE_BYTES, rate, 0, "NONE", ""))
+            output.writeframes(b"")
+            file.flush()  # while a chunk is computed, the app may fork, and a process writes its buffer when it ends
             for samples in each_chunk(name, chunks):
                 count += len(samples)
                 if count * CHANNELS * _SAMPLE_BYTES > _MAX_BYTES:
                     raise WriterError(f"{name}: a .wav file has at most 4 GB; write shorter sound.")
                 levels = np.rint(np.clip(samples, -1, 1) * _LARGEST).astype("<i2")
                 output.writeframes(levels.tobytes())
+                file.flush()
             if not count:
                 raise WriterError(f"{name}: the sound has no samples.")
         part.complete()
