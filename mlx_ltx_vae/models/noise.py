@@ -211,6 +211,7 @@ def _take_given(
     for (name, start, _), array in zip(wanted, arrays, strict=True):
         values = array if array.ndim == 2 else array.astype(mx.float32).transpose(0, 2, 3, 4, 1)
         given.setdefault(name, {})[start] = values
+    mx.eval(own, given)  # as their arrays, they can be used in another thread
     return own, given
 
 
