@@ -106,8 +106,7 @@ def _make_sound(divisor: int, *, is_extended: bool) -> Models:
     if not is_extended:
         return {"audio_vae": vae, "vocoder": LTX2Vocoder(hidden_channels=1024 // divisor)}
     widths = {"hidden_channels": 1536 // divisor, "bwe_hidden_channels": 512 // divisor}
-    # The original clamps the first waveform, which diffusers' own configuration leaves out.
-    vocoder = LTX2VocoderWithBWE(**widths, final_act_fn="clamp")
+    vocoder = LTX2VocoderWithBWE(**widths)
     for basis in (vocoder.mel_stft.mel_basis, vocoder.mel_stft.stft_fn.forward_basis):
         basis.copy_(torch.rand_like(basis) / basis.shape[-1])
     return {"audio_vae": vae, "vocoder": vocoder}
@@ -174,11 +173,14 @@ def decode_own(_: Case, *, subject: str, folder: str) -> dict[str, Any]:
     return {"program": "here", "mlx_peak_bytes": mx.get_peak_memory(), **measured}
 
 
-def decode_by_diffusers(_: Case, *, subject: str, divisor: int, folder: str, compiles: bool = False) -> dict[str, Any]:
+def decode_by_diffusers(
+    _: Case, *, subject: str, divisor: int, folder: str, compiles: bool = False, clamps: bool = False
+) -> dict[str, Any]:
     """Decode with diffusers, and compare the result with this package's.
 
     Args:
         compiles: whether torch compiles the attention, as diffusers leaves to its users; the first of two decodes does.
+        clamps: whether the first of two waveforms is clamped, as the original does, and diffusers not.
     """
     import torch
     import torch.nn.attention.flex_attention as flex
@@ -186,6 +188,8 @@ def decode_by_diffusers(_: Case, *, subject: str, divisor: int, folder: str, com
     if compiles:
         flex.flex_attention = torch.compile(flex.flex_attention, dynamic=False)
     models = _random_models(subject, divisor)
+    if clamps:
+        models["vocoder"].vocoder.final_act_fn = "clamp"
 
     def run(inputs: dict[str, np.ndarray]) -> np.ndarray:
         with torch.inference_mode():
@@ -193,7 +197,7 @@ def decode_by_diffusers(_: Case, *, subject: str, divisor: int, folder: str, com
 
     result, measured = _measure(run, folder, rounds=2 if compiles else 1)
     own, theirs = (mx.array(each) for each in (np.load(Path(folder, "own.npy")), result))
-    name = "diffusers, compiled attention" if compiles else "diffusers"
+    name = "diffusers, compiled attention" if compiles else "diffusers, clamped" if clamps else "diffusers"
     size = rms(theirs - theirs.mean(axis=-1, keepdims=True))
     errors = {"rms": rms(own - theirs) / size, "largest": max_difference(own, theirs)}
     return {"program": name, **errors, **measured}
@@ -216,11 +220,12 @@ def _measure(
 
 
 def diffusers_jobs(subject: str, divisor: int, folder: str) -> list[Job]:
-    """One that writes the models, to run first, and then one of this package and one or two of diffusers."""
+    """One that writes the models, to run first, then one of this package, of diffusers, and of diffusers changed."""
     known = {"subject": subject, "folder": folder}
     size = {"divisor": divisor}
     case = Case(mode=subject)
-    theirs = [{}, {"compiles": True}] if subject == "diffusion" else [{}]
+    changed = {"diffusion": {"compiles": True}, "ltx-2.3-sound": {"clamps": True}}.get(subject)
+    theirs = [{}] if changed is None else [{}, changed]
     return [
         Job(write_models, case, known | size, once=True, variables=_TORCH),
         Job(decode_own, case, known, variables=_ONE_THREAD),

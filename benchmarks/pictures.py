@@ -1,4 +1,4 @@
-"""The pictures of the README and of docs/quality.md, decoded from the demo clip."""
+"""The pictures of the README and of docs/planning.md, decoded from the demo clip."""
 
 from pathlib import Path
 

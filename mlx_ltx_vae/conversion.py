@@ -14,7 +14,7 @@ from . import __version__
 from .audio_vae import AudioVAE
 from .backend.mlx_utils import count_nonfinite, dtype_name, to_bool, to_float
 from .checkpoint import Checkpoint, open_checkpoint
-from .checkpoint.stored_network import LAYOUT_KEY, WeightLayout
+from .checkpoint.stored_network import WEIGHT_LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, printable
 from .files.atomic import part_folder, writing_to
 from .metrics import max_difference, psnr
@@ -27,7 +27,7 @@ from .vae import VideoVAE
 Progress = Callable[[Sequence[str], str], Iterable[str]]
 
 #: Float32 whatever dtype is asked for.
-STATISTICS = ("per_channel_statistics.mean-of-means", "per_channel_statistics.std-of-means")
+STATISTICS_TENSORS = ("per_channel_statistics.mean-of-means", "per_channel_statistics.std-of-means")
 
 #: The lowest PSNR in dB that is accepted for a network in a dtype, against the same network in a wider one.
 LEAST_PSNR = {mx.bfloat16: 25.0, mx.float16: 40.0}
@@ -170,7 +170,7 @@ def compare_tensors(
 
 def read_all(checkpoint: Checkpoint) -> dict[str, mx.array]:
     """Every tensor by its full name ("decoder.conv_in.conv.weight") in the layout of MLX, lazy."""
-    tensors = dict(zip(STATISTICS, checkpoint.read_statistics() or (), strict=False))
+    tensors = dict(zip(STATISTICS_TENSORS, checkpoint.read_statistics() or (), strict=False))
     for network, stored in checkpoint.networks.items():
         tensors |= {f"{network}.{name}": array for name, array in stored.read()}
     return tensors
@@ -272,7 +272,7 @@ def write_weights(checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, pr
     """Write all tensors of a checkpoint, which are in memory then, to a safetensors file."""
     tensors = read_all(checkpoint)
     for name in one_by_one(sorted(tensors), "convert", progress):
-        array = tensors[name] if dtype is None or name in STATISTICS else tensors[name].astype(dtype)
+        array = tensors[name] if dtype is None or name in STATISTICS_TENSORS else tensors[name].astype(dtype)
         # Evaluated one by one, so that no more than one tensor exists in two layouts or two dtypes.
         tensors[name] = mx.contiguous(array)
         mx.eval(tensors[name])
@@ -283,7 +283,7 @@ def write_weights(checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, pr
                 "or float32."
             )
     config = json.dumps({"vae": checkpoint.raw_config})
-    metadata = {"format": "mlx", LAYOUT_KEY: WeightLayout.CHANNELS_LAST.value, "config": config}
+    metadata = {"format": "mlx", WEIGHT_LAYOUT_KEY: WeightLayout.CHANNELS_LAST.value, "config": config}
     try:
         mx.save_safetensors(str(path), tensors, metadata)
     except RuntimeError as error:

@@ -12,7 +12,7 @@ MAX_FPS = 1000
 Rate = str | float | Fraction  # frames per second as users write them, see `parse_fps`
 
 # Rates that broadcast video slows down by 1000/1001, usually written with two or three decimals.
-_NTSC_RATES = [Fraction(1000 * rate, 1001) for rate in (24, 30, 48, 60, 120)]
+_NTSC_RATES = [Fraction(1000 * rate, 1001) for rate in (24, 30, 48, 60, 120, 240)]
 _NTSC_TOLERANCE = Fraction(1, 100)  # covers 23.97 and 23.98 alike; 24 itself is 0.024 away
 _NUMBER = re.compile(r"(\d{1,9})(\.\d{0,20})?")
 _RATIO = re.compile(r"\d{1,9}/0*[1-9]\d{0,8}")

@@ -17,7 +17,8 @@ Frames are decoded exactly, in constant memory, with no tiles and so no seams. T
 decode fits half of the available memory.
 
 The weights are the app's own, once in memory: where `decode_whole` takes the place of the app's single pass, the arrays
-of a decoder move into its `VideoVAE` at the first decode. Where it does not, the decoder keeps a copy of its own.
+of a decoder move into its `VideoVAE` at the first decode. The statistics of the latents, which apps read, stay. Where
+`decode_whole` does not, the decoder keeps a copy of its own.
 
 Exceptions of the app's callbacks reach the app. This package's own are `LTXVAEError`s, of which a `DeviceError` is also
 a RuntimeError and a `TilingError` also a ValueError.
@@ -26,45 +27,82 @@ a RuntimeError and a `TilingError` also a ValueError.
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import starmap
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_map
+from mlx.utils import tree_map_with_path
 
 from .backend.mlx_utils import named_parameters
-from .errors import PlanError, TilingError
+from .checkpoint import open_weights
+from .errors import CheckpointError, PlanError, TilingError, quote
+from .models.video_vae.raw_config import CLASS_NAME
+from .pipeline.decode_run import StreamOptions
 from .pipeline.postprocess import FrameChunk
 from .pipeline.progress import show_progress as with_progress
 from .planning.plan import DecodePlan, Mode
+from .shapes import DEFAULT_SCALE
+from .tiling.blend import decode_tiles
 from .tiling.config import TilingConfig
+from .tiling.layout import TileLayout
 from .vae import VideoVAE
 
 _log = logging.getLogger(__name__)
 
 _ATTRIBUTE = "_mlx_ltx_vae"  # of the app's decoder; neither an array nor a module, so no parameter of it
 
+#: What that attribute is: the arrays of the decoder, what else it states, and its `VideoVAE`.
+_Known = tuple[dict[str, mx.array], dict[str, Any] | None, VideoVAE | None]
+
+# What apps call the ways in which their convolutions pad along height and width. Those of LTX-2-MLX have two ways to
+# pad with zeros.
+_PADDING = {"zeros": "zeros", "manual": "zeros", "conv": "zeros", "reflect": "reflect"}
+
 
 def vae_of(decoder: nn.Module) -> VideoVAE:
     """The `VideoVAE` with the weights of an app's decoder, made once for as long as nobody gives the decoder others.
 
-    The configuration is inferred from the names and shapes of the weights, which must be a published generation's.
+    The configuration is inferred from the names and shapes of the weights, which must be a published generation's. The
+    padding is that which the decoder's convolutions state, if they do.
 
     Raises:
-        CheckpointError: if they are not, or are damaged. The decoder keeps its arrays.
+        CheckpointError: if the weights are not, or are damaged, or if the padding is not known. The decoder keeps its
+            arrays.
     """
-    weights = named_parameters(decoder)
-    known, vae = cast(tuple[dict[str, mx.array], VideoVAE | None], getattr(decoder, _ATTRIBUTE, ({}, None)))
-    if vae is not None and known.keys() == weights.keys() and all(known[name] is weights[name] for name in weights):
+    weights, config = named_parameters(decoder), _stated_config(decoder)
+    known, stated, vae = cast(_Known, getattr(decoder, _ATTRIBUTE, ({}, None, None)))
+    is_known = known.keys() == weights.keys() and all(known[name] is weights[name] for name in weights)
+    if vae is not None and is_known and stated == config:
         return vae
-    vae = VideoVAE.from_weights(weights)
+    checkpoint = open_weights(weights, config)
+    vae = VideoVAE.from_pretrained(checkpoint)
     if decode_whole in (type(decoder).__call__, getattr(type(decoder), "decode", None)):
-        decoder.update(tree_map(_without_memory, decoder.parameters()))
+        moved = {info.name for network in checkpoint.networks.values() for info in network.tensors.values()}
+        blank = partial(_without_memory, moved=moved)
+        decoder.update(tree_map_with_path(blank, decoder.parameters()))
         weights = named_parameters(decoder)
-    setattr(decoder, _ATTRIBUTE, (weights, vae))
+    setattr(decoder, _ATTRIBUTE, (weights, config, vae))
     return vae
+
+
+def _stated_config(decoder: nn.Module) -> dict[str, Any] | None:
+    """What an app's decoder states beside its weights, in the vocabulary of checkpoints; None if that is nothing."""
+    modes = {getattr(module, "spatial_padding_mode", None) for module in decoder.modules()} - {None}
+    named = {str(getattr(mode, "value", mode)) for mode in modes}
+    padding = {_PADDING.get(name) for name in named}
+    if None in padding or len(padding) > 1:
+        raise CheckpointError(
+            f"weights: the app's decoder pads with {' and '.join(map(quote, sorted(named)))}; expected zeros or "
+            "reflect in all of its convolutions."
+        )
+    config: dict[str, Any] = {"spatial_padding_mode": padding.pop()} if padding else {}
+    if getattr(decoder, "causal", getattr(decoder, "_causal", False)):
+        config["causal_decoder"] = True
+    return {"_class_name": CLASS_NAME, **config} if config else None
 
 
 def decode_whole(
@@ -72,7 +110,8 @@ def decode_whole(
 ) -> mx.array:
     """Decode latents (B, C, F', H', W') to pixels (B, 3, F, H, W), in place of any app's single pass.
 
-    `options` are the app's; they have no effect, except that `causal` is refused as in `decode_tiled`.
+    The result has the latents' dtype. `options` are the app's; they have no effect, except that `causal` is refused as
+    in `decode_tiled`.
     """
     return decode_tiled(self, latents, causal=bool(options.get("causal")), timestep=timestep)
 
@@ -90,7 +129,7 @@ def decode_tiled(
     """Decode latents (B, C, F', H', W') to pixels (B, 3, F, H, W), as mlx-video and mlx-video-with-audio do.
 
     `on_frames_ready` is called with (frames (B, 3, n, H, W), start index) as frames become final, each once and in
-    order, also if the clip needs no tiles. `tiling_mode` and `debug` have no effect.
+    order, also if the clip needs no tiles. Frames have the latents' dtype. `tiling_mode` and `debug` have no effect.
 
     Raises:
         PlanError: if `causal` is true, which the app never asks for.
@@ -99,8 +138,9 @@ def decode_tiled(
         raise PlanError("causal=True is not supported: a decoder pads along time as it was trained; leave it out.")
     vae = vae_of(self)
     frames = []
-    for chunk in vae.stream(sample, _plan(vae, sample, tiling_config), timestep=_timestep(vae, timestep)):
-        frames.append(_pixels(chunk))
+    plan = _plan(vae, sample, tiling_config)
+    for chunk in vae.stream(sample, plan, **_conditioning(vae, self, timestep)):
+        frames.append(_pixels(chunk).astype(sample.dtype))
         if on_frames_ready is not None:
             on_frames_ready(frames[-1], chunk.start)
     return mx.concatenate(frames, axis=2)
@@ -123,19 +163,30 @@ def decode_and_stream(
 
 def decode_streaming(
     latent: mx.array,
-    decoder_fn: nn.Module,
+    decoder_fn: nn.Module | Callable[..., mx.array],
     tiling_config: Any = None,
     timestep: float | None = 0.05,
     show_progress: bool = True,
 ) -> Iterator[mx.array]:
     """Yield pixels (B, 3, n, H, W) of latents (B, C, F', H', W') in order, as LTX-2-MLX does.
 
-    `show_progress` is for a bar on standard error.
+    `show_progress` is for a bar on standard error. A function in place of a decoder is called with the latents of each
+    of the app's tiles, as `decoder_fn(latents, timestep=timestep, show_progress=False)`.
     """
-    vae = vae_of(decoder_fn)
-    plan = _plan(vae, latent, tiling_config)
-    chunks = vae.stream(latent, plan, timestep=_timestep(vae, timestep))
-    yield from map(_pixels, with_progress(chunks, show_progress, plan.num_frames))  # map holds no chunk while it waits
+    chunks: Iterable[FrameChunk]
+    if isinstance(decoder_fn, nn.Module):
+        vae = vae_of(decoder_fn)
+        plan = _plan(vae, latent, tiling_config)
+        chunks = vae.stream(latent, plan, **_conditioning(vae, decoder_fn, timestep))
+        num_frames = plan.num_frames
+    else:
+        num_frames, height, width = DEFAULT_SCALE.video_grid(latent.shape[2:])
+        tiling = TilingConfig.of(tiling_config or TilingConfig.auto(height, width, num_frames) or TilingConfig())
+        decode = partial(decoder_fn, timestep=timestep, show_progress=False)
+        chunks = starmap(
+            FrameChunk, decode_tiles(decode, latent, TileLayout.make(tiling, latent.shape[2:], DEFAULT_SCALE))
+        )
+    yield from map(_pixels, with_progress(chunks, show_progress, num_frames))  # map holds no chunk while it waits
 
 
 def _plan(vae: VideoVAE, latents: mx.array, tiling_config: Any) -> DecodePlan:
@@ -149,10 +200,13 @@ def _plan(vae: VideoVAE, latents: mx.array, tiling_config: Any) -> DecodePlan:
     return plan
 
 
-def _timestep(vae: VideoVAE, timestep: mx.array | float | None) -> float | None:
-    """The timestep for a VAE that takes one. The apps pass one to any VAE."""
-    takes_one = vae.decoder is not None and vae.decoder.spec.has_timestep
-    return None if timestep is None or not takes_one else float(timestep)
+def _conditioning(vae: VideoVAE, decoder: nn.Module, timestep: mx.array | float | None) -> StreamOptions:
+    """The timestep and the share of noise for a VAE that takes them. The apps pass a timestep to any VAE."""
+    if vae.decoder is None or not vae.decoder.spec.has_timestep:
+        return StreamOptions()
+    given = getattr(decoder, "decode_timestep", None) if timestep is None else timestep
+    scale = getattr(decoder, "decode_noise_scale", None)
+    return StreamOptions(timestep=None if given is None else float(given), noise_scale=scale)
 
 
 def _pixels(chunk: FrameChunk) -> mx.array:
@@ -160,6 +214,6 @@ def _pixels(chunk: FrameChunk) -> mx.array:
     return chunk.pixels
 
 
-def _without_memory(array: mx.array) -> mx.array:
-    """An array of the same shape and dtype, so that the decoder can load other weights; one number in memory."""
-    return mx.broadcast_to(mx.array(math.nan, array.dtype), array.shape)
+def _without_memory(name: str, array: mx.array, moved: Collection[str]) -> mx.array:
+    """For an array that has moved, another of its shape and dtype, which loads other weights; one number in memory."""
+    return mx.broadcast_to(mx.array(math.nan, array.dtype), array.shape) if name in moved else array

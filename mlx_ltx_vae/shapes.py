@@ -8,6 +8,7 @@ from .errors import LatentsError
 
 Grid = tuple[int, int, int]  # extents along time, height and width, of latents or of a video
 Size = tuple[int, int]  # width and height of a frame, in pixels
+Shape = tuple[int, ...]
 
 #: The largest number of pixels of a frame, about 16,000 x 16,000. It is ffmpeg's, which adds something to the sides.
 MAX_PIXELS = 2**28

@@ -205,8 +205,10 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 does not depend on it.
             timestep: 0 to 1 (default 0.05), for VAEs that take one.
             steps: as for `plan`.
-            seed: of the noise that such VAEs add.
-            noise: the noise itself, as the network draws it, or "zeros"; in tiles also one array for each tile.
+            seed: 0 (the default) to 2^32 - 1, for VAEs that add noise: those that take a timestep, and LTX-2.5's
+                diffusion decoder.
+            noise: the noise itself, as the network draws it, or "zeros"; in tiles also one array for each tile. That of
+                the diffusion decoder is a picture (B, 3, T, H, W), or its patches (B, 48, T, H/4, W/4).
             noise_scale: the fraction of the latents that is replaced by noise (default 0.025).
             like: whose convention such VAEs follow: "ltx-video"; or "diffusers", where the default timestep is 0, the
                 default noise scale the timestep, and the noise replaces a fraction of the denormalized latents.

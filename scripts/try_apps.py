@@ -4,8 +4,8 @@
 
 CLONE, a clone of the app, is not changed: the commit that the patch names is exported to a temporary folder. Of the
 app's packages only those of its VAE are imported, so its other requirements need not be installed. What the patched app
-decodes is compared with the app's own decode in a single pass, and so are the app's tiles, for comparison. The first
-difference ends the script.
+decodes is compared with the app's own decode in a single pass, and so are the app's tiles, for comparison: in two
+generations with one decoder, and with the other padding if the app has it. The first difference ends the script.
 """
 
 import argparse
@@ -101,9 +101,10 @@ def tiles(module: ModuleType, time: str = "TemporalTilingConfig") -> Any:
     return module.TilingConfig(module.SpatialTilingConfig(128, 64), getattr(module, time)(32, 8))
 
 
-def compare_tiled(own: list[ModuleType], patched: list[ModuleType], models: list[nn.Module], folder: Path) -> str:
+def compare_tiled(
+    own: list[ModuleType], patched: list[ModuleType], models: list[nn.Module], latents: mx.array, folder: Path
+) -> str:
     """Compare the patched `decode_tiled` with a single pass, and what it hands to a callback with what it returns."""
-    latents = make_latents(8)
     expected = models[0](latents)
     streamed: list[mx.array] = []
 
@@ -120,24 +121,29 @@ def compare_tiled(own: list[ModuleType], patched: list[ModuleType], models: list
     return report(found, expected, own_tiles)
 
 
-def compare_streaming(own: list[ModuleType], patched: list[ModuleType], models: list[nn.Module], folder: Path) -> str:
-    """Compare the patched `decode_streaming` with the app's single pass."""
-    latents = make_latents(128)
+def compare_streaming(
+    own: list[ModuleType], patched: list[ModuleType], models: list[nn.Module], latents: mx.array, folder: Path
+) -> str:
+    """Compare the patched `decode_streaming` with the app's single pass, and with a function in the decoder's place."""
     expected = own[0].decode_single_pass(latents, models[0])
     config = "TemporalChunkConfig"
     chunks = list(patched[0].decode_streaming(latents, models[1], tiles(patched[0], config), show_progress=False))
     assert len(chunks) > 1, "it streams"
     assert mx.array_equal(next(patched[0].decode_streaming(latents, models[1])), chunks[0])  # as the pipelines call it
+    (whole,) = patched[0].decode_streaming(latents, models[0].__call__, show_progress=False)
+    assert largest(whole, expected) < TOLERANCE
     own_tiles = mx.concatenate(
         list(own[0].decode_streaming(latents, models[0], tiles(own[0], config), show_progress=False)), axis=2
     )
     return report(mx.concatenate(chunks, axis=2), expected, own_tiles)
 
 
-def compare_files(own: list[ModuleType], patched: list[ModuleType], models: list[nn.Module], folder: Path) -> str:
+def compare_files(
+    own: list[ModuleType], patched: list[ModuleType], models: list[nn.Module], latents: mx.array, folder: Path
+) -> str:
     """Compare the videos with sound that both apps write, and the pixels before."""
-    latents = make_latents(8)
-    expected = models[0].decode(latents)
+    expected, half = models[0].decode(latents), latents.astype(mx.bfloat16)
+    assert models[1].decode(half).dtype == models[0].decode(half).dtype == mx.bfloat16
     own_tiles = mx.concatenate(list(models[0].tiled_decode(latents, tiles(own[1]))), axis=2)
     text = report(vae_of(models[1]).decode(latents), expected, own_tiles)
     # Other weights, which are noticed: they make gray squares, of which a video keeps nearly everything.
@@ -204,9 +210,24 @@ APPS = {
 }
 
 
-def make_latents(channels: int) -> mx.array:
-    """Seeded noise of the size that all apps are tried with."""
-    return mx.random.normal((1, channels, LATENT_FRAMES, ROWS, COLUMNS), key=mx.random.key(1))
+def make_latents(model: nn.Module) -> mx.array:
+    """Seeded noise, as an app has it between two stages: denormalized and normalized with the decoder's statistics."""
+    vectors = {name: array for name, array in tree_flatten(model.parameters()) if array.ndim == 1}
+    mean, std = (
+        next(array.reshape(-1, 1, 1, 1) for name, array in vectors.items() if re.search(rf"(^|[._]){word}(_|$)", name))
+        for word in ("mean", "std")
+    )
+    latents = mx.random.normal((1, mean.size, LATENT_FRAMES, ROWS, COLUMNS), key=mx.random.key(1))
+    return ((latents * std + mean) - mean) / std
+
+
+def pad_otherwise(model: nn.Module) -> None:
+    """Reflection in place of zeros, or zeros in place of reflection, in all convolutions of an app that has both."""
+    for module in model.modules():
+        mode = getattr(module, "spatial_padding_mode", None)
+        name = {"zeros": "reflect", "reflect": "zeros"}.get(getattr(mode, "value", mode))
+        if name is not None:
+            module.spatial_padding_mode = type(mode)(name)
 
 
 def interrupt(*_: object) -> None:
@@ -316,8 +337,16 @@ def try_app(name: str, clone: Path) -> str:
         held = mx.get_active_memory() - before
         assert vae_of(models[1]) is vae, "loaded once"
         assert held < size / 100, f"{held} of {size} bytes: the arrays moved"
-        text = app.compare(own, patched, models, Path(folder))
-    return f"{name}: {vae.config.generation}, {size / 1e6:.1f} MB of weights and {held} bytes more; {text}"
+        text = ""
+        for generation in range(3):
+            if generation == 2:  # with the other padding, and what has moved loaded again
+                for model in models:
+                    pad_otherwise(model)
+                models[1].update(models[0].parameters())
+            place = Path(folder, str(generation))
+            place.mkdir()
+            text += "\n  " + app.compare(own, patched, models, make_latents(models[1]), place)
+    return f"{name}: {vae.config.generation}, {size / 1e6:.1f} MB of weights and {held} bytes more:{text}"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import wave
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_map, tree_unflatten
 
 from checkpoint_files import as_an_mlx_port_stores
 from mlx_ltx_vae import CheckpointError, PlanError, VideoReader, VideoVAE, WriterError, integrations
@@ -35,6 +36,9 @@ TILES = SimpleNamespace(
     spatial_config=SimpleNamespace(tile_size_in_pixels=128, tile_overlap_in_pixels=32),
     temporal_config=SimpleNamespace(chunk_size_in_frames=32, chunk_overlap_in_frames=8),
 )
+
+
+TILES_IN_TIME = SimpleNamespace(chunk_size_in_frames=16, chunk_overlap_in_frames=8)
 
 
 class AppDecoder(nn.Module):
@@ -100,6 +104,71 @@ def test_the_weights_are_in_memory_once_and_loaded_once(make, expected):
     assert {name: (array.shape, array.dtype) for name, array in named_parameters(decoder).items()} == shapes
     decoder.decode_tiled(random_latents(1, 2, 2))
     assert vae_of(decoder) is vae
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_the_statistics_stay_for_the_next_generation(make, statistics):
+    """Apps upsample the latents of a first stage with those of the decoder."""
+    decoder, untouched = make(PatchedDecoder, statistics=statistics), make(AppDecoder, statistics=statistics)
+    first = decoder(random_latents(1, 2, 2))
+    for name in statistics:
+        assert mx.array_equal(named_parameters(decoder)[name], named_parameters(untouched)[name])
+    assert mx.isnan(decoder.conv_in["conv"]["bias"]).all()
+    assert mx.array_equal(decoder(random_latents(1, 2, 2)), first)
+
+
+def module_with(**attributes):
+    module = nn.Module()
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
+class PaddingModeType(Enum):
+    ZEROS = "zeros"
+
+
+@pytest.mark.parametrize(
+    ("case", "attributes", "stated"),
+    [
+        ("ltx2_3", {"spatial_padding_mode": "reflect"}, {"spatial_padding_mode": "reflect"}),
+        ("ltx2", {"inner": module_with(spatial_padding_mode=PaddingModeType.ZEROS)}, {"spatial_padding_mode": "zeros"}),
+        ("ltx2_3", {"spatial_padding_mode": "zeros", "inner": module_with(spatial_padding_mode="conv")}, {}),
+        ("ltx2_3", {"_causal": True}, {"causal_decoder": True}),
+    ],
+)
+def test_what_an_app_states_of_its_decoder_is_followed(make, golden, weights, case, attributes, stated):
+    """Of LTX-2.3 the weights imply zeros, of LTX-2 reflection, and of both a decoder that is not causal."""
+    decoder, latents = make(PatchedDecoder, case), random_latents(2, 2, 3)
+    arrays = {name: mx.array(array) for name, array in weights(case).items()}
+    implied, expected = (
+        VideoVAE.from_weights(arrays, golden(case).manifest["vae_config"] | more).decode(latents)
+        for more in ({}, stated)
+    )
+    for name, value in attributes.items():
+        setattr(decoder, name, value)
+    assert mx.array_equal(decoder(latents), expected)
+    assert mx.array_equal(implied, expected) == (not stated)
+
+
+@pytest.mark.parametrize("modes", [("circular",), ("reflect", "zeros")])
+def test_padding_that_is_not_known_is_refused(make, modes):
+    decoder = make(PatchedDecoder)
+    arrays = named_parameters(decoder)
+    decoder.inner = [module_with(spatial_padding_mode=mode) for mode in modes]
+    words = " and ".join(map(repr, modes))
+    with pytest.raises(CheckpointError, match=f"the app's decoder pads with {words}; expected zeros or reflect in all"):
+        decoder(random_latents(1, 2, 2))
+    assert all(array is arrays[name] for name, array in named_parameters(decoder).items())
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
+def test_pixels_have_the_dtype_of_the_latents(make, dtype):
+    decoder, latents, streamed = make(PatchedDecoder), random_latents(2, 2, 2).astype(dtype), []
+    decoder.update(tree_map(lambda array: array.astype(mx.bfloat16), decoder.parameters()))
+    assert decoder(latents).dtype == dtype
+    tiled = decoder.decode_tiled(latents, on_frames_ready=lambda frames, start: streamed.append(frames.dtype))
+    assert {tiled.dtype, *streamed} == {dtype}
 
 
 def test_other_weights_are_noticed(make, golden):
@@ -182,6 +251,9 @@ def test_a_timestep_is_for_those_that_take_one(make, golden):
     vae = VideoVAE.from_pretrained(golden("ltxv_0_9_5").checkpoint, encoder=False)
     assert mx.array_equal(decoder.decode_tiled(latents, timestep=mx.array([0.3])), vae.decode(latents, timestep=0.3))
     assert mx.array_equal(decoder.decode_tiled(latents), vae.decode(latents))
+    decoder.decode_timestep, decoder.decode_noise_scale = 0.4, 0.1  # as mlx-video's decoders have them
+    assert mx.array_equal(decoder(latents), vae.decode(latents, timestep=0.4, noise_scale=0.1))
+    assert mx.array_equal(decoder(latents, timestep=0.3), vae.decode(latents, timestep=0.3, noise_scale=0.1))
     decoder = make(PatchedDecoder)
     assert mx.array_equal(decoder(latents, timestep=0.3), decoder(latents))
 
@@ -231,6 +303,27 @@ def test_a_stream_yields_pixels_and_shows_how_far_it_is(make, expected, capsys, 
     printed = capsys.readouterr()
     assert printed.out == ""
     assert ("25/25 frames" in printed.err) == show_progress
+
+
+@pytest.mark.parametrize(
+    ("tiling", "num_chunks"),
+    [(SimpleNamespace(spatial_config=None, temporal_config=TILES_IN_TIME), 4), (TILES, 2), (None, 1)],
+)
+def test_a_function_in_place_of_a_decoder_gets_the_apps_tiles(tiling, num_chunks):
+    """As a test of LTX-2-MLX has it: what decodes each latent cell alone, of which tiles are blended to the whole."""
+    calls, latents = [], mx.arange(96.0).reshape(1, 4, 6, 2, 2) / 7
+
+    def decode(part, timestep=None, show_progress=False):
+        calls.append((part.shape[2], timestep, show_progress))
+        times = mx.array([0, *(1 + frame // 8 for frame in range(8 * (part.shape[2] - 1)))])
+        return mx.repeat(mx.repeat(mx.take(part[:, :3], times, axis=2), 32, axis=3), 32, axis=4)
+
+    chunks = list(decode_streaming(latents, decode, tiling, timestep=0.3, show_progress=False))
+    found, expected = mx.concatenate(chunks, axis=2), decode(latents)
+    assert found.shape == expected.shape
+    assert mx.abs(found - expected).max().item() < 1e-4
+    assert len(chunks) == num_chunks
+    assert calls[0][1:] == (0.3, False)
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=[path.stem for path in PATCHES])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +14,12 @@ from mlx_ltx_vae import AudioVAE, CheckpointError, VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.info import main as info
+from mlx_ltx_vae.models.audio_vae.config import AudioConfig, Norm
+from mlx_ltx_vae.models.audio_vae.specs import decoder_spec, encoder_spec
 from mlx_ltx_vae.models.base import SOUND
+from mlx_ltx_vae.streaming.context import StreamContext
+from mlx_ltx_vae.streaming.driver import run_whole
+from tolerances import tolerance
 
 LATENTS = random_latents(2)
 _DIFFUSERS = {"conv_pre": "conv_in", "conv_post": "conv_out", "act_post": "act_out", "ups": "upsamplers"}
@@ -212,6 +218,68 @@ def test_a_configuration_that_is_not_supported_is_refused(audio_case, tmp_path, 
     config["audio_vae"]["model"]["params"]["ddconfig"][key] = value
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(save(load_file(case.checkpoint), tmp_path / "a.safetensors", config), medium=SOUND)
+
+
+@pytest.mark.parametrize("make", [encoder_spec, decoder_spec])
+def test_a_group_norm_needs_a_multiple_of_its_groups(make):
+    for width, norm in ((32, Norm.GROUP), (64, Norm.GROUP), (48, Norm.PIXEL)):
+        make(AudioConfig(channels=8, width=width, multipliers=(1, 2), num_blocks=1, norm=norm))
+    with pytest.raises(CheckpointError, match="of 48 channels, which are no multiple of its 32 groups"):
+        make(AudioConfig(channels=8, width=48, multipliers=(1, 2), num_blocks=1, norm=Norm.GROUP))
+
+
+@pytest.mark.parametrize("stated", [None, False, True])
+def test_the_end_of_a_generator_follows_from_its_place_and_not_from_the_configuration(audio_case, tmp_path, stated):
+    """The reference never reads `apply_final_activation`: the first one is clamped, and the extension is not."""
+    tensors = load_file(audio_case("ltx2_3").checkpoint)
+    for name in ("vocoder.vocoder.conv_post.weight", "vocoder.bwe_generator.conv_post.weight"):
+        tensors[name] *= 40
+    config = json.loads(json.dumps(audio_case("ltx2_3").manifest["config"]))
+    for generator in config["vocoder"].values():
+        generator.pop("apply_final_activation", None)
+        if stated is not None:
+            generator["apply_final_activation"] = stated
+    vocoder = AudioVAE.from_pretrained(save(tensors, tmp_path / "a.safetensors", config)).vocoder
+    mel = mx.array(np.random.default_rng(0).normal(size=(1, 9, 1, 1, 128)).astype(np.float32))
+    first, second = (
+        np.array(run_whole(each.stages(StreamContext()), mel)) for each in (vocoder.vocoder, vocoder.bwe_generator)
+    )
+    assert np.abs(first).max() == 1
+    assert np.abs(second).max() > 2
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_the_one_generator_of_ltx_2_ends_with_tanh_whatever_its_configuration_says(audio_case, tmp_path, stated):
+    case = audio_case("ltx2")
+    config = json.loads(json.dumps(case.manifest["config"]))
+    config["vocoder"]["apply_final_activation"] = stated
+    loaded = AudioVAE.from_pretrained(save(load_file(case.checkpoint), tmp_path / "a.safetensors", config))
+    check = next(check for check in case.checks("decode") if check["input"] == "latents_t1")
+    assert case.compare(np.array(loaded.decode(case.arrays["latents_t1"])), check) < tolerance(1e-4)
+
+
+def test_an_activation_behind_the_extension_is_refused(audio_case, tmp_path):
+    """diffusers could have one; the reference has none."""
+    case = audio_case("ltx2_3")
+    vae, vocoder = diffusers_config(case.manifest["config"])
+    path = save(load_file(case.checkpoint), tmp_path / "a.safetensors")
+    for end, message in ((None, None), ("tanh", "bwe_final_act_fn = 'tanh', expected None, the only value")):
+        (tmp_path / "config.json").write_text(json.dumps({"audio_vae": None, **vocoder, "bwe_final_act_fn": end}))
+        with pytest.raises(CheckpointError, match=message) if message else nullcontext():
+            open_checkpoint(path, medium=SOUND)
+
+
+@pytest.mark.parametrize("name", ["ltx2", "ltx2_3", "encoder"])
+def test_without_a_configuration_a_tensor_that_is_missing_or_flat_is_an_error_that_names_the_file(
+    audio_case, tmp_path, name
+):
+    tensors = load_file(audio_case(name).checkpoint)
+    for each in (key for key in tensors if re.search(r"^(?!.*[1-9]\.).*(?<!conv_pre)\.weight$", key)):
+        for changed in ({key: array for key, array in tensors.items() if key != each},
+                        {**tensors, each: np.zeros(3, np.float32)}):  # fmt: skip
+            path = save(changed, tmp_path / "a.safetensors")
+            with pytest.raises(CheckpointError, match=r"a\.safetensors"):
+                AudioVAE.from_pretrained(path)
 
 
 def test_info_describes_sound(audio_case, golden, tmp_path, capsys):

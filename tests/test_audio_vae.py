@@ -6,13 +6,14 @@ import tracemalloc
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten, tree_unflatten
 
 from audio_cases import random_latents
 from mlx_ltx_vae import AudioPlan, AudioVAE, CheckpointError, DecodeCancelled, DecodeError, LatentsError, PlanError
 from mlx_ltx_vae.pipeline.audio_run import unpack_latents
 from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.driver import run_whole
-from tolerances import tolerance
+from mlx_ltx_vae.streaming.driver import run, run_whole
+from tolerances import cpu_only, tolerance
 
 
 def joined(chunks):
@@ -36,6 +37,24 @@ def test_a_stream_is_the_single_pass_for_every_chunk_length(audio_vae, name, err
         assert streamed.shape == whole.shape
         assert streamed.dtype == whole.dtype == np.float32
         assert np.abs(streamed - whole).max() < tolerance(error), chunk
+
+
+@cpu_only("GPUs have no float64")
+@pytest.mark.parametrize("name", ["ltx2", "ltx2_3"])
+def test_in_float64_a_streamed_vocoder_is_the_single_pass(audio_case, name):
+    """What float32 leaves between them is rounding, also with loud weights, which amplify it."""
+    vocoder = AudioVAE.from_pretrained(audio_case(name).checkpoint).vocoder
+    weights = tree_flatten(vocoder.parameters())
+    loud = [(key, (1.3 if array.ndim == 3 else 1) * array.astype(mx.float64)) for key, array in weights]
+    vocoder.update(tree_unflatten(loud))
+    mel = mx.array(np.random.default_rng(0).normal(size=(1, 10, 1, 1, 128)), mx.float64)
+    whole = run_whole(vocoder.stages(StreamContext()), mel)
+    assert whole.dtype == mx.float64
+    for size in (1, 4):
+        pieces = (mel[:, start : start + size] for start in range(0, 10, size))
+        streamed = mx.concatenate(list(run(vocoder.stages(StreamContext()), pieces)), axis=1)
+        assert streamed.shape == whole.shape
+        assert mx.abs(streamed - whole).max().item() < 1e-10, size
 
 
 @pytest.mark.parametrize(("name", "ahead", "rate", "per_frame"), [("ltx2", 5, 24000, 240), ("ltx2_3", 13, 48000, 480)])
@@ -108,6 +127,20 @@ def test_the_planned_memory_holds(audio_vae):
                 pass
             measured = mx.get_peak_memory() - before
             assert measured < plan.memory.active < 6 * measured, (name, chunk)
+
+
+@pytest.mark.parametrize("name", ["ltx2", "ltx2_3", "ltx2_3_options"])
+def test_the_planned_memory_of_short_sound_in_a_single_pass_holds(audio_vae, name):
+    """A large part of it does not grow with the sound: filters, weights as they are laid out, and padding."""
+    vae = audio_vae(name)
+    weights = sum(network.spec.num_weights * 4 for network in (vae.decoder, vae.vocoder))
+    for batch, length in ((1, 1), (1, 4), (3, 1), (3, 8)):
+        latents, plan = random_latents(length, batch=batch), vae.plan(length, batch=batch, mode="single")
+        before = mx.get_active_memory() - weights
+        mx.reset_peak_memory()
+        vae.decode(latents, plan)
+        measured = mx.get_peak_memory() - before
+        assert measured < plan.memory.active < 1.3 * measured, (batch, length)
 
 
 def test_memory_is_flat(audio_vae):

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import assert_same_checkpoint
+from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import CheckpointError
 from mlx_ltx_vae.models.specs import PaddingMode
@@ -159,10 +161,10 @@ def to_diffusers(case: str, tensors: Weights) -> Weights:
     return {name: array for name, array in renamed.items() if name is not None}
 
 
-def write_folder(folder: Path, case: str, tensors: Weights) -> None:
+def write_folder(folder: Path, case: str, tensors: Weights, **changes: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(to_diffusers(case, tensors), folder / "diffusion_pytorch_model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(diffusers_config(case, 8, 8)))
+    (folder / "config.json").write_text(json.dumps(diffusers_config(case, 8, 8) | changes))
 
 
 @pytest.mark.parametrize("case", CONFIGS)
@@ -198,7 +200,7 @@ def test_keys_missing_from_an_early_config_json_have_the_defaults_of_its_class()
 
 @pytest.mark.parametrize(
     ("encoder", "decoder"),
-    [("zeros", "zeros"), ("replicate", "replicate"), ("zeros", "reflect"), ("replicate", "reflect")],
+    [("zeros", "zeros"), ("zeros", "reflect"), ("zeros", "replicate"), ("reflect", "zeros"), ("replicate", "reflect")],
 )
 @pytest.mark.parametrize("causal", [True, False])
 def test_padding_of_each_network_and_causality_are_kept(encoder: str, decoder: str, causal: bool) -> None:
@@ -213,6 +215,25 @@ def test_padding_of_each_network_and_causality_are_kept(encoder: str, decoder: s
         PaddingMode(decoder),
     )
     assert config.causal_decoder is causal
+
+
+def test_ltx_2_with_a_timestep_keeps_its_padding(golden: Callable, tmp_path: Path) -> None:
+    """Weights of 0.9.5 in LTX-2's class, whose decoder pads by reflection, also with a timestep."""
+    case = golden("ltxv_0_9_5")
+    write_folder(tmp_path, "ltx2", load_file(case.checkpoint), timestep_conditioning=True)
+    raw = case.manifest["vae_config"] | {"decoder_spatial_padding_mode": "reflect"}
+    weights = {name: mx.array(array) for name, array in load_file(case.checkpoint).items()}
+    latents = mx.random.normal((1, 8, 2, 2, 3), key=mx.random.key(0))
+    found, expected, zeros = (
+        vae.decode(latents, noise="zeros")
+        for vae in (
+            VideoVAE.from_pretrained(tmp_path, encoder=False),
+            VideoVAE.from_weights(weights, raw),
+            VideoVAE.from_pretrained(case.checkpoint, encoder=False),
+        )
+    )
+    assert mx.array_equal(found, expected)
+    assert mx.abs(found - zeros).max().item() > 0.1
 
 
 def test_the_vae_in_a_pipeline_folder_is_found(golden: Callable, tmp_path: Path) -> None:
@@ -264,12 +285,17 @@ def test_a_tensor_outside_the_configured_blocks_is_an_error(golden: Callable, tm
             {"_class_name": "AutoencoderKLWan"},
             "its class AutoencoderKLWan is not supported; use an AutoencoderKLLTXVideo or",
         ),
-        ({"_class_name": "LTX2VideoDiffusionDecoderModel"}, "diffusion decoder of LTX-2.5 .* not supported yet"),
-        ({"use_attention": True}, "unknown key 'use_attention' = True"),
+        (
+            {"_class_name": "LTX2VideoDiffusionDecoderModel"},
+            "that of a diffusion decoder .* convolutional VAE; use the",
+        ),
+        (
+            {"use_attention": True},
+            "unknown key 'use_attention' = True, .*; update mlx_ltx_vae, or remove the key if it",
+        ),
         ({"patch_size_t": 2}, "patch_size_t = 2; only 1"),
         ({"resnet_norm_eps": 1e-5}, "resnet_norm_eps = 1e-05"),
         ({"encoder_causal": False}, "encoder_causal = False"),
-        ({"decoder_spatial_padding_mode": "replicate"}, "pads with zeros and its decoder with replicate"),
         ({"layers_per_block": [4]}, "do not describe one network"),
         ({"block_out_channels": [16, 24, 32, 64]}, "24 channels are not a multiple of 16"),
     ],

@@ -21,7 +21,7 @@ from mlx_ltx_vae import LatentsError, PlanError, VideoReader, VideoVAE, demo
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
-from mlx_ltx_vae.video.ffmpeg import read_end
+from mlx_ltx_vae.video.ffmpeg import read_times
 from mlx_ltx_vae.video.metadata import read_metadata
 
 PACK = Path(__file__).parents[1] / "examples" / "comfyui"
@@ -153,7 +153,7 @@ def test_the_prompt_and_the_workflow_go_into_the_file(comfy, execute, monkeypatc
 def test_sound_is_added_and_cut_at_the_end_of_the_video(comfy, execute):
     sound = {"waveform": comfy.torch.Tensor(np.full((1, 2, 48000), 2.0, np.float32)), "sample_rate": 16000}
     video = execute("LTXDecodeToVideoMLX", latent=latent(comfy), audio=sound)
-    _, end = read_end(["-i", video.get_stream_source(), "-map", "0:a:0"])
+    _, end = read_times(["-i", video.get_stream_source(), "-map", "0:a:0"])
     assert abs(end - FRAMES / 24) < 0.1
     assert not list(comfy.temp.glob("*.wav"))
 

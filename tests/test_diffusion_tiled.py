@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import FIXTURES
-from diffusion_cases import CASES, as_numpy, given_noise
+from diffusion_cases import CASES, as_numpy, given_noise, patched
 from mlx_ltx_vae import LatentsError, VideoVAE
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.models.diffusion_decoder.config import parse_decoder_config
@@ -79,6 +79,51 @@ def test_one_tile_is_the_single_pass(vaes, name, grid):
     )
     assert tiled.shape == single.shape
     assert mx.abs(tiled - single).max().item() < tolerance(1e-4)
+
+
+#: Two tiles in time and two in width, of 3x3x3 latents.
+TWO_BY_TWO = TilingConfig(temporal_config=TemporalTilingConfig(16, 8), width_config=SpatialTilingConfig(64, 32))
+
+
+@pytest.mark.parametrize(
+    ("grid", "tiling", "count", "seed"),
+    [
+        ((3, 2, 1), TilingConfig.spatial_only(64, 32), 4, None),
+        ((2, 3, 3), TilingConfig.temporal_only(16, 8), 2, None),
+        ((1, 1, 1), TWO_BY_TWO, 4, None),
+        ((1, 1, 1), TWO_BY_TWO, 4, 3),
+    ],
+)
+def test_a_clip_below_the_windows_is_padded_and_then_cut_into_tiles(vaes, grid, tiling, count, seed):
+    """Its frames are those of the latents with repeated edges, with the noise of each tile or of a seed."""
+    vae, latents = vaes(CASES[0]), np.array(latents_of(*grid))
+    time, rows, columns = (3 - extent for extent in grid)
+    top, left = rows // 2, columns // 2
+    added = [(0, 0), (0, 0), (0, time), (top, rows - top), (left, columns - left)]
+    by_hand = np.pad(latents, added, mode="edge")
+    plan, padded_plan = (vae.plan(each.shape, mode="tiled", tiling=tiling) for each in (latents, by_hand))
+    tiles = [tile for group in padded_plan.layout.groups() for tile in group]
+    assert plan.calls == padded_plan.calls == len(tiles) == count
+    drawn = np.random.default_rng(1)
+    noise = [drawn.normal(size=(1, 3, *tile.output_size)).astype(np.float32) for tile in tiles]
+    options = {"noise": noise} if seed is None else {"seed": seed}
+    expected = vae.decode(by_hand, padded_plan, **options)[:, :, :, 32 * top :, 32 * left :]
+    found = vae.decode(latents, plan, **options)
+    frames, height, width = 8 * grid[0] - 7, 32 * grid[1], 32 * grid[2]
+    assert found.shape == (1, 3, frames, height, width)
+    assert mx.abs(found - expected[:, :, :frames, :height, :width]).max().item() < tolerance(2e-5)
+
+
+@pytest.mark.parametrize("options", [{"mode": "single"}, {"order": "time"}, {"mode": "tiled", "tiling": TILING}])
+def test_noise_may_be_the_picture_that_the_reference_draws(vaes, options):
+    vae, latents = vaes(CASES[0]), latents_of(2, 3, 4)
+    plan = vae.plan(latents.shape, **options)
+    tiles = [] if plan.layout is None else [tile for group in plan.layout.groups() for tile in group]
+    drawn = np.random.default_rng(1)
+    pictures = [drawn.normal(size=(1, 3, *tile.output_size)).astype(np.float32) for tile in tiles]
+    pictures = pictures or [drawn.normal(size=(1, 3, 17, 96, 128)).astype(np.float32)]
+    expected = vae.decode(latents, plan, noise=list(map(patched, pictures)))
+    assert mx.array_equal(vae.decode(latents, plan, noise=pictures), expected)
 
 
 def test_batches_of_tiles_and_chunks_give_the_same_frames(vaes):

@@ -1,4 +1,4 @@
-"""The commands in the README and docs/ run as they are printed, on the demo model and files of the names they use.
+"""The commands in the README, docs/ and examples/ run as printed, on the demo model and files of the names they use.
 
 Not run here: installations, `make`, `hf` and `git`; pipes and Python blocks (test_readme.py, test_integrations.py); the
 server (test_example_server.py). Of measurements, which take minutes, only the options are checked. What a launcher
@@ -25,7 +25,7 @@ from mlx_ltx_vae.bench.metal.command import build_parser as metal_parser
 from video_files import noise, write
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")])]
 COMMANDS = {
     "mlx_ltx_vae": list_commands.main,
     "mlx_ltx_vae.decode": decode.main,
@@ -94,8 +94,11 @@ def folder(tmp_path, monkeypatch):
 
 
 def small(words):
-    """The command for the small files: another grid, and the tensor's name."""
+    """The command for the small files: another grid, the tensor's name, and no seed, which the demo's VAE refuses."""
     arguments = ["latents" if word == "NAME" else word for word in words]
+    if "--seed" in arguments:
+        at = arguments.index("--seed")
+        del arguments[at : at + 2]
     if "--grid" in arguments:
         arguments[arguments.index("--grid") + 1] = "x".join(map(str, SHAPE))
         source = next(word for word in arguments if word.startswith("clip."))

@@ -101,16 +101,19 @@ def test_sound_that_begins_after_the_first_frame_stays_there(tmp_path):
     assert samples[:, rate // 2 : rate // 2 + 100].any()
 
 
-def test_sound_that_begins_before_the_first_frame_is_cut_there(tmp_path, golden, model):
+@pytest.mark.parametrize(("ending", "codec"), [("mkv", ["flac"]), ("ts", ["s302m", "-ac", "2", "-strict", "-2"])])
+def test_sound_that_begins_before_the_first_frame_is_cut_there(tmp_path, golden, model, ending, codec):
     """The sound is silent for half a second, and the picture begins after it."""
     run_ffmpeg("-itsoffset", "0.5", "-i", make_video(tmp_path / "a.mov", None), "-f", "lavfi", "-i",
-               "sine=r=48000:d=1,adelay=500", "-c:v", "copy", "-c:a", "flac", tmp_path / "late.mkv")  # fmt: skip
-    run_ffmpeg("-i", tmp_path / "a.mov", "-f", "lavfi", "-i", "sine=r=48000:d=1", "-c:v", "copy", "-c:a", "flac",
-               tmp_path / "both.mkv")  # fmt: skip
+               "sine=r=48000:d=1,adelay=500", "-c:v", "copy", "-c:a", *codec, tmp_path / f"late.{ending}")  # fmt: skip
+    run_ffmpeg("-i", tmp_path / "a.mov", "-f", "lavfi", "-i", "sine=r=48000:d=1", "-c:v", "copy", "-c:a", *codec,
+               tmp_path / f"both.{ending}")  # fmt: skip
     latents = []
     for name in ("late", "both"):
         arguments = ["-m", str(golden("ltx2_3").checkpoint), "--audio-model", str(model)]
-        assert encode([str(tmp_path / f"{name}.mkv"), *arguments, "-o", str(tmp_path / f"{name}.safetensors")]) == 0
+        assert (
+            encode([str(tmp_path / f"{name}.{ending}"), *arguments, "-o", str(tmp_path / f"{name}.safetensors")]) == 0
+        )
         latents.append(load_file(tmp_path / f"{name}.safetensors"))
     assert np.abs(latents[0]["latents"] - latents[1]["latents"]).max() < 1e-5
     assert np.abs(latents[0]["audio_latents"] - latents[1]["audio_latents"]).max() < 1e-2

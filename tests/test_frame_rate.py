@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlx_ltx_vae.frame_rate import parse_fps
 
-NTSC = [Fraction(base * 1000, 1001) for base in (24, 30, 48, 60, 120)]
+NTSC = [Fraction(base * 1000, 1001) for base in (24, 30, 48, 60, 120, 240)]
 
 
 @pytest.mark.parametrize(

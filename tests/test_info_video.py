@@ -15,7 +15,7 @@ from video_files import noise, run_ffmpeg
 
 KEYS = {
     "kind", "name", "frames", "width", "height", "fps", "is_variable", "seconds", "codec", "pixel_format", "nearest",
-    "scale", "vae", "metadata",
+    "scale", "vae", "metadata", "matrix", "range", "primaries", "transfer", "is_interlaced", "pixel_shape", "rotation",
 }  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_a_video_is_described(info, tmp_path: Path, name: str, codec: str) -> No
     assert (report["kind"], report["codec"], report["vae"]) == ("video", codec, None)
     assert (report["frames"], report["width"], report["height"], report["fps"]) == (21, 100, 70, 25)
     assert report["seconds"] == pytest.approx(0.84)
-    assert report["nearest"] == {"frames": 17, "width": 96, "height": 64}
+    assert report["nearest"] == {"frames": 17, "width": 96, "height": 64}  # of 21 frames 25 cannot be made
 
 
 def test_the_length_is_that_of_the_picture(info, tmp_path: Path) -> None:  # noqa: F811
@@ -50,6 +50,39 @@ def test_frames_that_are_missing_make_a_video_no_shorter(info, tmp_path: Path) -
     report = info(tmp_path / "b.mkv")
     assert report["frames"] == 13
     assert report["seconds"] == pytest.approx(1.2, abs=0.1)
+
+
+def test_colors_and_shape_are_described(info, text, tmp_path: Path) -> None:  # noqa: F811
+    tags = ["-colorspace", "bt2020nc", "-color_primaries", "bt2020", "-color_trc", "smpte2084", "-color_range", "pc"]
+    source = ["-f", "lavfi", "-i", "testsrc2=s=64x48:r=24:d=0.5", "-pix_fmt", "yuv420p10le"]
+    filters = (
+        "setsar=4/3,setfield=tff,setparams=range=pc:colorspace=bt2020nc:color_primaries=bt2020:color_trc=smpte2084"
+    )
+    run_ffmpeg(*source, "-vf", filters, *tags, "-flags", "+ilme+ildct", "-c:v", "libx264", tmp_path / "a.mp4")
+    run_ffmpeg("-display_rotation", 90, "-i", tmp_path / "a.mp4", "-c", "copy", tmp_path / "b.mp4")
+    report = info(tmp_path / "b.mp4")
+    assert [report[key] for key in ("matrix", "range", "primaries", "transfer")] == [
+        "bt2020nc",
+        "pc",
+        "bt2020",
+        "smpte2084",
+    ]
+    assert (report["is_interlaced"], report["pixel_shape"], report["rotation"]) == (True, [3, 4], 90)
+    assert (report["width"], report["height"]) == (48, 64)
+    shown = text(tmp_path / "b.mp4")
+    assert "stored   as h264, yuv420p10le, interlaced, pixels of 3:4, turned by 90 degrees\n" in shown
+    assert "colors   matrix bt2020nc, primaries bt2020, transfer smpte2084, full range\n" in shown
+    run_ffmpeg(*source[:4], "-pix_fmt", "yuv420p", "-c:v", "libx264", tmp_path / "c.mp4")
+    assert "colors   not stated: matrix, primaries, transfer, range\n" in text(tmp_path / "c.mp4")
+
+
+@pytest.mark.parametrize("drop", ["", "not(eq(n\\,7))", "not(eq(mod(n\\,5)\\,3))"])
+def test_a_rate_is_said_to_vary_where_times_are_uneven(info, text, tmp_path: Path, drop: str) -> None:  # noqa: F811
+    source = ["-f", "lavfi", "-i", "testsrc2=s=64x64:r=24:d=2"]
+    filters = ["-vf", f"select={drop}"] if drop else []
+    run_ffmpeg(*source, *filters, "-fps_mode", "passthrough", "-c:v", "libx264", tmp_path / "a.mkv")
+    assert info(tmp_path / "a.mkv")["is_variable"] == bool(drop)
+    assert (", which varies" in text(tmp_path / "a.mkv")) == bool(drop)
 
 
 def test_a_variable_rate_is_said_to_be_an_average(info, text, tmp_path: Path) -> None:  # noqa: F811

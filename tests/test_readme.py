@@ -1,4 +1,4 @@
-"""The Python examples of the README and of docs/ run as they are printed."""
+"""The Python examples of the README, of docs/ and of examples/ run as they are printed."""
 
 import re
 import shlex
@@ -22,11 +22,7 @@ from mlx_ltx_vae.models.layers import resnet
 from mlx_ltx_vae.models.video_vae import block_types, networks
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
-from mlx_ltx_vae.streaming.axis import Axis
-from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.driver import run, run_whole
 from tolerances import tolerance
-from toy_networks import WIDTH, MemoryDecoder
 
 ROOT = Path(__file__).parents[1]
 
@@ -123,26 +119,18 @@ def test_the_example_block_of_the_architecture_page_streams_along_all_axes(monke
     assert pixels.shape == (1, 3, 7, 40, 24)
 
 
-def test_the_example_layer_of_the_architecture_page_is_that_of_the_toy_network():
-    toy = MemoryDecoder()
-    names = {}
-    run_examples("docs/architecture.md", names, "memory = layerspec(")
-    spec, weight = names["memory"], toy.weights["memory_0"]
-    first = toy.spec.layers[0]
-    assert (spec.windows, spec.padding, spec.time_padding) == (first.windows, first.padding, first.time_padding)
-    clip = mx.random.normal((1, 5, 4, 3, WIDTH), key=mx.random.key(0))
-    expected = run_whole(toy.stages(StreamContext())[:1], clip)
-    for axis in Axis:
-        stage = names["memory_stage"](spec, weight, StreamContext(axis=axis))
-        result = mx.concatenate(list(run([stage], mx.split(clip, clip.shape[axis], axis), axis=axis)), axis=axis)
-        assert mx.allclose(result, expected, atol=tolerance(1e-5))
+def test_the_map_of_the_architecture_page_is_that_of_the_contracts():
+    contract = (ROOT / "pyproject.toml").read_text().split('name = "One way through the package"')[1]
+    layers = re.findall(r'^    "(.*)",$', contract.split("layers = [")[1].split("]")[0], re.MULTILINE)
+    (shown,) = re.findall(r"```\n(__main__.*?)```", (ROOT / "docs/architecture.md").read_text(), re.DOTALL)
+    assert [re.split("  +", line)[0] for line in shown.splitlines()] == layers
 
 
 def test_the_server_is_mounted_in_an_app_as_its_page_says(tmp_path, monkeypatch):
     shutil.copy(demo.VAE, tmp_path / "ltx-2.5-video-vae-conv-bf16.safetensors")
     monkeypatch.chdir(tmp_path)
     names = {"app": Starlette(), "make_app": make_app, "VideoVAE": VideoVAE}
-    run_examples("docs/server.md", names)
+    run_examples("examples/server.md", names)
     response = TestClient(names["app"], base_url="http://app.example").get("/ltx/")
     assert response.status_code == 200
     assert "MediaSource" in response.text
@@ -153,12 +141,13 @@ def test_every_python_block_of_the_pages_is_run_by_a_test():
     run_here = {
         "README.md": [""],
         "python.md": [""],
-        "architecture.md": ["class nearestdecoder", "memory = layerspec(", "gate"],
+        "architecture.md": ["class nearestdecoder", "gate"],
         "server.md": [""],
         "sound.md": [""],  # by test_decode_sound.py
     }
     sections = re.findall(r'section\("([^"]+)"\)', (ROOT / "tests" / "test_integrations.py").read_text())
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    pages = [path for folder in ("docs", "examples") for path in (ROOT / folder).glob("*.md")]
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *pages):
         text = page.read_text()
         if page.name == "integrations.md":
             for section in re.split(r"^## ", text, flags=re.MULTILINE):

@@ -15,7 +15,7 @@ import mlx_ltx_vae
 from mlx_ltx_vae import LTXVAEError, VideoReader, demo, load_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video.ffmpeg import check_audio
+from mlx_ltx_vae.video.sound_probe import probe_sound
 from video_files import noise, run_ffmpeg, write
 
 PACKAGE = Path(mlx_ltx_vae.__file__).parent
@@ -197,7 +197,7 @@ def clip(tmp_path):
 def test_the_clip_that_playlists_name_is_read_itself(clip):
     with VideoReader(clip) as video:
         assert sum(frames.shape[0] for frames in video) == 10
-    check_audio(clip)
+    assert probe_sound(clip, ["-c:a", "flac"]).source.sample_rate == 44100
 
 
 @pytest.mark.parametrize("name", PLAYLISTS)
@@ -207,7 +207,7 @@ def test_playlists_and_scripts_are_not_followed(clip, name):
     with pytest.raises(ReaderError, match=r"is a playlist|no video|is text"):
         VideoReader(playlist)
     with pytest.raises(WriterError, match=r"is a playlist|no audio"):
-        check_audio(playlist)
+        probe_sound(playlist, ["-c:a", "flac"])
 
 
 def test_a_dash_manifest_is_not_followed(clip):

@@ -64,7 +64,7 @@ def test_tiles_behind_the_first_layers_equal_the_table(row):
     scales = ScaleFactors(4, 4, 4), ScaleFactors(2, 8, 8)
     grid = (1 + (frames - 1) // 4, height // 4, width // 4)
     config, cells = config_of(row["tiling"]), (frames + 8, height, width)
-    layout = TileLayout.behind(config, grid, cells, rules, scales, (1, 1, 1))
+    layout = TileLayout.behind(config, grid, cells, rules, scales, [(0, 0)] * 3)
     axes = layout.blended(is_decode=True)
     tiles = [tile for group in layout.groups() for tile in group]
     assert len(tiles) == len(row["tiles"])

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from itertools import combinations
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ import pytest
 import synthetic_checkpoint
 from checkpoint_files import rewritten
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
-from mlx_ltx_vae.models.noise import draw
+from mlx_ltx_vae.models.noise import NoiseVolume, draw
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.pipeline.postprocess import OutputCheck, to_levels
 from mlx_ltx_vae.pipeline.run import Run
@@ -81,12 +82,12 @@ def test_misshapen_tensor_is_named(golden, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"temporal_shift": 3}, "unknown key 'temporal_shift' = 3"),
+        ({"temporal_shift": 3}, "unknown key 'temporal_shift' = 3, .*; update mlx_ltx_vae, or remove the key if it"),
         ({"scaling_factor": 0.5}, "scaling_factor = 0.5"),
         ({"norm_layer": "layer_norm"}, "norm_layer = 'layer_norm'"),
         ({"spatial_padding_mode": "mirror"}, "spatial_padding_mode = 'mirror'"),
         ({"decoder_blocks": [["warp", 1]]}, "unknown kind 'warp'"),
-        ({"decoder_blocks": [["res_x", {"dilation": 2}]]}, "unknown option 'dilation'"),
+        ({"decoder_blocks": [["res_x", {"dilation": 2}]]}, "block 'res_x' has the unknown key 'dilation' = 2"),
         ({"decoder_blocks": [["res_x", 1]]}, "do not belong together"),
         ({"_class_name": "CausalDiffusionVAE"}, "_class_name = 'CausalDiffusionVAE'"),
     ],
@@ -207,6 +208,51 @@ def test_noise_follows_the_seed_and_not_the_cut_or_the_clips_length(noisy_vae):
     assert abs(values.std() - 1) < 0.02
 
 
+def test_the_noise_of_a_seed_stays_as_it_is(noisy_vae):
+    """Another version must not change every picture. The numbers of the volume are also those of NumPy's float64."""
+    volume = NoiseVolume(7, 2, 3, (1, 1, 1))(((0, 0, 0),), (1, 2, 3), (1, 1, 2))
+    assert volume.shape == (2, 1, 1, 2, 3)
+    expected = [-0.4148100, -0.4560780, -0.4911327, -0.8583009, 1.0674684, 0.4612657,
+                -0.9765770, -0.5091800, 0.0778839, 0.1899689, 0.7422327, -1.0343437]  # fmt: skip
+    assert np.abs(np.array(volume).flatten() - expected).max() < 1e-5
+    draws = draw(noisy_vae.decoder.spec, LatentShape(2, 2, 2, 1, 2), mx.float32, seed=7)
+    latents = draws.crop((slice(0, 2), slice(0, 1), slice(0, 2))).values
+    assert latents.shape == (2, 2, 2, 1, 2)
+    expected = [-1.0679927, -0.1283472, 0.4088730, -0.2352084, 0.6302088, 0.1000817, 0.2381816, -0.4034164,
+                -0.8433408, 0.5912610, -0.6525956, 0.9113904, -0.0696653, 0.3578224, 0.7381992, -0.3205709]  # fmt: skip
+    assert np.abs(np.array(latents).flatten() - expected).max() < 1e-5
+    draws = draw(noisy_vae.decoder.spec, LatentShape(1, 8, 1, 1, 2), mx.float32, seed=7)
+    first, second, *_ = (each.tolist() for each in draws.maps.values())
+    assert (len(first), len(first[0])) == (2, 4)
+    expected = [0.9653565, 0.0665847, -0.6589603, 0.0240903, -0.1370763, -0.2892710, 0.2459162, 1.0731974]
+    assert np.abs(np.array([*first[0], *second[0]]) - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**64 - 1, 1.5, True, "7"])
+def test_a_seed_out_of_range_is_refused(noisy_vae, seed):
+    with pytest.raises(LatentsError, match=r"a seed is a whole number from 0 to 4294967295, not "):
+        noisy_vae.stream(latents_of(), seed=seed)
+
+
+def test_every_seed_makes_other_noise(noisy_vae):
+    spec, shape = noisy_vae.decoder.spec, LatentShape(1, 8, 1, 2, 2)
+    seeds = [0, 1, np.int64(2**31), 2**32 - 1]
+    whole = (slice(0, 1), slice(0, 2), slice(0, 2))
+    latents = [draw(spec, shape, mx.float32, seed=seed).crop(whole).values for seed in seeds]
+    volumes = [NoiseVolume(int(seed), 1, 8, (1, 1, 1))(((0, 0, 0),), (0, 0, 0), (1, 2, 2)) for seed in seeds]
+    for drawn in (latents, volumes):
+        assert all(mx.abs(one - other).max().item() > 0.1 for one, other in combinations(drawn, 2))
+
+
+def test_a_seed_is_for_vaes_that_add_noise(vae, noisy_vae):
+    """The default, 0, is refused nowhere."""
+    latents = latents_of()
+    assert mx.array_equal(noisy_vae.decode(latents), noisy_vae.decode(latents, seed=0))
+    assert vae.decode(latents, seed=0).shape == (1, 3, 9, 64, 96)
+    with pytest.raises(LatentsError, match=r"^this VAE takes no seed; those of 0\.9\.1 to 0\.9\.8 do, and"):
+        vae.stream(latents, seed=7)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -269,7 +315,7 @@ def test_levels_of_a_batch_keep_its_axis_and_those_of_one_video_have_none(vae):
     clips = vae.decode_uint8(latents)
     assert clips.shape == (2, 9, 64, 96, 3)
     for item in range(2):
-        clip = vae.decode_uint8(latents[item : item + 1], seed=3)
+        clip = vae.decode_uint8(latents[item : item + 1])
         assert (clip.shape, clip.dtype) == ((9, 64, 96, 3), np.uint8)
         assert np.abs(clip.astype(int) - clips[item]).max() <= 1
 

@@ -10,7 +10,9 @@ import pytest
 
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import SinkOptions, VideoWriter, check_output, open_sink
+from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, check_output, open_sink, outputs
+from mlx_ltx_vae.video.sound_probe import find_shift
+from mlx_ltx_vae.video.sound_reader import SoundReader
 from video_files import numbered, numbers, read, run_ffmpeg
 
 RATE = 48_000
@@ -48,7 +50,7 @@ def write(path: Path, **options: object) -> None:
     ("audio", "name"),
     [("a.wav", "out.mp4"), ("a.mp3", "out.mov"), ("a.m4a", "out.webm"), ("a.mp4", "out.mkv"), ("a.wav", "live.mp4")],
 )
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:.*and its audio 0.4. s, and the rest is silent")
 def test_shortest_ends_the_audio_with_the_video_and_keeps_all_frames(
     tmp_path: Path, audio: str, name: str, seconds: float
 ) -> None:
@@ -69,11 +71,18 @@ def test_longer_audio_is_a_warning_with_both_lengths(tmp_path: Path, audio: str)
     assert len(sound(tmp_path / "out.mp4")) >= 1.7 * RATE
 
 
-@pytest.mark.parametrize("seconds", [0.4, 1.03])
+def test_shorter_audio_is_a_warning_with_both_lengths(tmp_path: Path) -> None:
+    message = r"out.mp4: the video takes 1.00 s and its audio 0.40 s, and the rest is silent\.$"
+    with pytest.warns(UserWarning, match=message):
+        write(tmp_path / "out.mp4", audio=make_audio(tmp_path / "a.wav", 0.4))
+    assert abs(len(sound(tmp_path / "out.mp4")) - 0.4 * RATE) <= 2048
+
+
+@pytest.mark.parametrize("seconds", [0.97, 1.03])
 @pytest.mark.filterwarnings("error")
-def test_audio_that_is_not_longer_by_more_than_a_frame_is_no_warning(tmp_path: Path, seconds: float) -> None:
+def test_audio_that_is_not_longer_or_shorter_by_more_than_a_frame_is_no_warning(tmp_path: Path, seconds: float) -> None:
     write(tmp_path / "out.mp4", audio=make_audio(tmp_path / "a.wav", seconds))
-    assert abs(len(sound(tmp_path / "out.mp4")) - seconds * RATE) <= 2048  # codecs work in blocks
+    assert abs(len(sound(tmp_path / "out.mp4")) - seconds * RATE) <= 2048
 
 
 def test_a_checked_output_warns_once(tmp_path: Path) -> None:
@@ -99,6 +108,173 @@ def test_decode_warns_before_it_decodes_and_cuts_with_shortest(tmp_path: Path, c
     report = json.loads(captured.out)
     assert len(read(out)) == report["frames"]
     assert abs(len(sound(out)) / RATE - report["frames"] / report["fps"]) < 0.05
+
+
+def make_sound(path: Path, layout: str, *, rate: int = RATE, level: float = 0.5, codec: str = "pcm_s16le") -> Path:
+    """A second of tones, one for each channel."""
+    run_ffmpeg("-f", "lavfi", "-i", f"aevalsrc={level}*sin(2*PI*440*t):s={rate}:d=1,aformat=channel_layouts={layout}",
+               "-c:a", codec, path)  # fmt: skip
+    return path
+
+
+@pytest.mark.parametrize(
+    ("audio", "name", "codec", "changes"),
+    [
+        ({"layout": "stereo", "rate": 44100}, "out.webm", None, r"resampled from 44100 to 48000 Hz"),
+        ({"layout": "stereo", "rate": 192_000}, "out.mp4", None, r"resampled from 192000 to 96000 Hz"),
+        ({"layout": "7.1"}, "out.mov", "alac", r"remixed from 7\.1 to 6\.1\S* \(use pcm to keep its channels\)"),
+        ({"layout": "7.1"}, "out.mp4", "alac", r"remixed from 7\.1 to 6\.1\S* \(use flac to keep its channels\)"),
+        ({"layout": "mono", "codec": "pcm_s32le"}, "out.mkv", "flac", r"stored with 24 bits in place of 32"),
+        (
+            {"layout": "stereo", "codec": "pcm_f32le", "level": 1.5},
+            "out.mov",
+            "pcm",
+            r"stored with 24 bits in place of 32, clipped at 1, since it reaches 1\.061",
+        ),
+        (
+            {"layout": "7.1", "rate": 11025, "codec": "pcm_f64le", "level": 3},
+            "out.mkv",
+            "opus",
+            r"resampled from 11025 to 12000 Hz",
+        ),
+    ],
+)
+def test_one_warning_says_all_that_is_heard_otherwise(
+    tmp_path: Path, audio: dict, name: str, codec: str | None, changes: str
+) -> None:
+    source = make_sound(tmp_path / "a.wav", **audio)
+    with pytest.warns(UserWarning, match=rf"{name}: its sound is {changes}\.$") as caught:
+        write(tmp_path / name, audio=source, audio_codec=codec)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "encoding", "name", "codec"),
+    [
+        ("stereo", "pcm_s16le", "out.mp4", None),
+        ("mono", "libmp3lame", "out.mp4", None),
+        ("5.1(side)", "pcm_s16le", "out.webm", None),  # which libopus does not take as it is
+        ("5.1(side)", "pcm_s24le", "out.mov", "alac"),
+        ("7.1", "pcm_s24le", "out.mp4", "flac"),
+        ("7.1", "pcm_f32le", "out.mp4", None),
+        ("hexagonal", "pcm_s24le", "out.mov", "pcm"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_audio_that_sounds_alike_is_no_warning_and_keeps_its_channels(
+    tmp_path: Path, layout: str, encoding: str, name: str, codec: str | None
+) -> None:
+    source = make_sound(tmp_path / ("a.wav" if encoding.startswith("pcm") else "a.mka"), layout, codec=encoding)
+    write(tmp_path / name, audio=source, audio_codec=codec)
+    shapes = [np.frombuffer(run_ffmpeg("-i", path, "-f", "f32le", "-map", "0:a", "-"), "<f4").size
+              for path in (source, tmp_path / name)]  # fmt: skip
+    assert shapes[1] == pytest.approx(shapes[0], rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "codec"), [("a.mov", "pcm"), ("a.mkv", "flac"), ("a.mov", "alac")])
+@pytest.mark.parametrize("bits", [16, 24])
+@pytest.mark.filterwarnings("error")
+def test_lossless_codecs_keep_every_bit(tmp_path: Path, name: str, codec: str, bits: int) -> None:
+    levels = np.random.default_rng(0).integers(-(2**31), 2**31, (RATE, 2)) >> (32 - bits) << (32 - bits)
+    data = levels.astype("<i4").tobytes()
+    run_ffmpeg("-f", "s32le", "-ar", RATE, "-ac", 2, "-i", "-", "-c:a", f"pcm_s{bits}le", tmp_path / "a.wav", data=data)
+    write(tmp_path / name, audio=tmp_path / "a.wav", audio_codec=codec)
+    assert run_ffmpeg("-i", tmp_path / name, "-f", "s32le", "-") == data
+
+
+@pytest.mark.filterwarnings("ignore:.*its sound is resampled from 32000 to 48000 Hz")
+def test_sound_at_a_rate_that_the_codec_lacks_keeps_its_treble(tmp_path: Path) -> None:
+    """ffmpeg takes the nearest rate of Opus, 24000, which has nothing above 12 kHz."""
+    run_ffmpeg("-f", "lavfi", "-i", "sine=f=14000:r=32000:d=1,volume=4", tmp_path / "a.wav")
+    write(tmp_path / "out.webm", audio=tmp_path / "a.wav")
+    spectrum = np.abs(np.fft.rfft(sound(tmp_path / "out.webm")[:RATE]))
+    assert np.argmax(spectrum) == pytest.approx(14000, abs=5)
+
+
+def make_stream(path: Path, sound_at: float, picture_at: float) -> Path:
+    """Two seconds of pictures and a second of sound, which begin at these times."""
+    pictures = ["-itsoffset", picture_at, "-f", "lavfi", "-i", "testsrc=s=64x64:r=25:d=2", "-c:v", "mpeg2video"]
+    tone = ["-itsoffset", sound_at, "-f", "lavfi", "-i", "sine=f=440:r=48000:d=1,volume=4", "-c:a", "mp2"]
+    run_ffmpeg(*pictures[:-2], *tone[:-2], *pictures[-2:], *tone[-2:], path)
+    return path
+
+
+def sound_from_the_files_start(path: Path) -> np.ndarray:
+    """What ffmpeg plays of a file whose pictures it reads, too."""
+    both = ["-map", "0:a", "-af", "aresample=async=1:first_pts=0", "-f", "f32le", "pipe:1", "-map", "0:v"]
+    return np.frombuffer(run_ffmpeg("-i", path, *both, "-f", "null", "-"), "<f4")
+
+
+@pytest.mark.parametrize("times", [(0.5, 0), (0, 0.4)])
+@pytest.mark.parametrize("name", ["a.ts", "a.mpg", "a.mkv"])
+@pytest.mark.filterwarnings("ignore:.* and the rest is silent")
+def test_audio_begins_where_it_does_in_its_file(tmp_path: Path, name: str, times: tuple[float, float]) -> None:
+    source = make_stream(tmp_path / name, *times)
+    expected = sound_from_the_files_start(source)
+    begins = np.argmax(np.abs(expected) > 0.1) / RATE
+    assert begins == pytest.approx(times[0], abs=0.02)
+    with SoundReader(source) as reader:
+        assert np.array_equal(np.concatenate(list(reader), axis=1)[0], expected)
+    with VideoReader(source) as video:
+        next(video)
+        picture_at = 0 if name == "a.mpg" else times[1]  # where ffmpeg repeats the first picture from the start on
+        assert video.start + find_shift(source, "0:V:0") == pytest.approx(picture_at, abs=0.03)
+    frames = numbered(48, SIZE)
+    with VideoWriter(tmp_path / "out.mov", size=SIZE, fps=24, audio=source, audio_codec="pcm", shortest=True,
+                     num_frames=48) as out:  # fmt: skip
+        out.write(frames)
+    result = np.frombuffer(run_ffmpeg("-i", tmp_path / "out.mov", "-f", "f32le", "-"), "<f4")
+    assert abs(len(result) - len(expected)) <= 1
+    assert np.abs(result - expected[: len(result)]).max() < 1e-4
+
+
+def test_audio_that_begins_late_is_cut_where_the_video_ends(tmp_path: Path) -> None:
+    source = make_stream(tmp_path / "a.ts", 0.5, 0)
+    write(tmp_path / "out.mov", audio=source, audio_codec="pcm", shortest=True, num_frames=NUM_FRAMES)
+    heard = sound(tmp_path / "out.mov")
+    assert len(heard) == RATE
+    assert np.argmax(np.abs(heard) > 3000) / RATE == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_file_that_is_removed_once_it_is_in_the_video_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, warn = make_audio(tmp_path / "a.wav", 2), outputs.warn_of_changes
+
+    def remove_and_warn(*arguments: object, **options: object) -> None:
+        source.unlink()
+        warn(*arguments, **options)
+
+    monkeypatch.setattr(outputs, "warn_of_changes", remove_and_warn)
+    write(tmp_path / "out.mp4", audio=source)
+    assert len(sound(tmp_path / "out.mp4")) >= 2 * RATE
+
+
+@pytest.mark.parametrize("gap", [0.03, 0.3])
+def test_what_follows_a_gap_stays_in_its_place(tmp_path: Path, gap: float) -> None:
+    tone = (8000 * np.sin(np.arange(RATE) / 20)).astype("<i2")
+    times = f"asetnsamples=480,asetpts=PTS+gte(T\\,0.5)*{gap}/TB"
+    run_ffmpeg("-f", "s16le", "-ar", RATE, "-ac", 1, "-i", "-", "-af", times, "-c:a", "flac", tmp_path / "a.mkv",
+               data=tone.tobytes())  # fmt: skip
+    expected = np.insert(tone, RATE // 2, np.zeros(round(gap * RATE), "<i2")) / 2**15
+    with SoundReader(tmp_path / "a.mkv") as reader:
+        read = np.concatenate(list(reader), axis=1)[0]
+    with VideoWriter(tmp_path / "out.mov", size=SIZE, fps=24, audio=tmp_path / "a.mkv", audio_codec="pcm") as out:
+        out.write(numbered(round((1 + gap) * 24), SIZE))
+    written = np.frombuffer(run_ffmpeg("-i", tmp_path / "out.mov", "-f", "f32le", "-"), "<f4")
+    for found in (read, written):
+        assert abs(len(found) - len(expected)) <= 48  # times in milliseconds
+        assert np.array_equal(found[: RATE // 2], expected[: RATE // 2])
+        assert np.array_equal(found[-RATE // 2 :], expected[-RATE // 2 :])
+
+
+def test_times_that_are_a_little_wrong_change_nothing(tmp_path: Path) -> None:
+    """Those of Ogg Vorbis are, by up to 13 ms."""
+    notes = "aevalsrc=0.4*sin(2*PI*220*t)*exp(-9*mod(t\\,0.3))+0.4*random(0)*exp(-60*mod(t\\,0.5)):s=44100:d=4"
+    run_ffmpeg("-f", "lavfi", "-i", notes, "-c:a", "libvorbis", tmp_path / "a.ogg")
+    with SoundReader(tmp_path / "a.ogg") as reader:
+        found = np.concatenate(list(reader), axis=1)[0]
+    assert np.array_equal(found, np.frombuffer(run_ffmpeg("-i", tmp_path / "a.ogg", "-f", "f32le", "-"), "<f4"))
 
 
 def test_shortest_without_audio_is_refused(tmp_path: Path) -> None:

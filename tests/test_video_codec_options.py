@@ -104,12 +104,12 @@ def _mac(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_mac")
 def test_the_encoders_of_a_mac_get_a_quality_and_a_tag() -> None:
     text = on_a_mac("a.mp4", codec="h264_videotoolbox")
-    assert "-c:v h264_videotoolbox -q:v 65 -vf scale=" in text
+    assert "-c:v h264_videotoolbox -q:v 65 -vf format=gbrp,zscale=" in text
     assert "format=yuv420p,setparams=range=tv:colorspace=bt709" in text
     assert "-crf" not in text
     assert "-tag:v" not in text
     text = on_a_mac("a.mov", codec="HEVC_VideoToolbox", bit_depth=10)
-    assert "-c:v hevc_videotoolbox -q:v 65 -vf scale=" in text
+    assert "-c:v hevc_videotoolbox -q:v 65 -vf format=gbrp16le,zscale=" in text
     assert "format=p010le,setparams=range=tv:colorspace=bt709" in text
     assert "-tag:v hvc1" in text
     assert "-tag:v" not in on_a_mac("a.mkv", codec="hevc_videotoolbox")

@@ -72,17 +72,17 @@ def test_rate_is_the_nominal_rate_unless_only_the_average_is_plausible(
     nominal: str, average: str, fps: Fraction | None
 ) -> None:
     info = parse_log(LOG.format(nominal=nominal, average=average, matrix="bt709"), "clip.mkv")
-    assert (info.fps, info.size, info.pixel_format) == (fps, (64, 96), "yuv420p10le")
+    assert (info.fps, info.size, info.frames.pixel_format) == (fps, (64, 96), "yuv420p10le")
     assert info.seconds == Fraction(7447, 2)
-    assert info.has_matrix
+    assert (info.frames.matrix, info.frames.levels, info.frames.site) == ("bt709", "tv", "left")
     assert info.warnings("clip.mkv") == []
 
 
 def test_logs_with_missing_properties_are_parsed_or_refused() -> None:
     log = LOG.format(nominal="24/1", average="24 fps, ", matrix="unknown")
-    assert not parse_log(log, "clip").has_matrix
+    assert parse_log(log, "clip").frames.matrix == "unknown"
     assert parse_log(log.replace("Duration: 01:02:03.50", "Duration: N/A"), "clip").seconds is None
-    assert not parse_log(log.replace("color_space", "color"), "clip").has_matrix
+    assert parse_log(log.replace("color_space", "color"), "clip").frames.matrix == "unknown"
     with pytest.raises(ReaderError, match="clip: contains no frames"):
         parse_log(log.replace("n:   0", "n:   1"), "clip")
     with pytest.raises(ReaderError, match="clip: is a picture in several tiles"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
+from PIL import Image
 
 from mlx_ltx_vae.video import VideoReader
 from mlx_ltx_vae.video.reader import RateConverter
@@ -106,3 +107,32 @@ def test_frames_that_come_faster_than_the_rate_are_kept_at_a_higher_one() -> Non
     times = [n / 30 for n in range(30)] + [1 + n / 240 for n in range(80)]
     assert len(set(frames_at(times, 30, 30))) < 110
     assert set(frames_at(times, 240, 30)) == set(frames_at(times, 240, 70, is_variable=True)) == set(range(110))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.gif", "GIF"), ("a.png", "PNG"), ("a.webp", "WEBP")])
+def test_the_last_picture_of_an_animation_lasts_as_long_as_the_file_says(tmp_path: Path, name: str, kind: str) -> None:
+    pictures = [Image.fromarray(frame) for frame in numbered(3)]
+    pictures[0].save(tmp_path / name, kind, save_all=True, append_images=pictures[1:], duration=[100, 200, 1500])
+    with VideoReader(tmp_path / name, fps=10) as video:
+        assert video.num_frames == 18
+        result = numbers(np.concatenate(list(video)))
+    assert result == [0] + [1] * 2 + [2] * 15
+
+
+@pytest.mark.parametrize("ending", ["mkv", "webm", "mp4", "mov", "ts", "nut"])
+def test_a_late_start_makes_a_video_no_longer(tmp_path: Path, ending: str) -> None:
+    codec = "libvpx-vp9" if ending == "webm" else "libx264"
+    run_ffmpeg(
+        "-f",
+        "lavfi",
+        "-i",
+        "testsrc2=s=96x64:r=24:d=1",
+        "-c:v",
+        codec,
+        "-output_ts_offset",
+        5,
+        tmp_path / f"a.{ending}",
+    )
+    with VideoReader(tmp_path / f"a.{ending}") as video:
+        assert abs(video.num_frames - 24) <= 1
+        assert sum(map(len, video)) == 24

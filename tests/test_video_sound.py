@@ -4,6 +4,7 @@ import os
 import re
 import threading
 import time
+import wave
 from fractions import Fraction
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ import pytest
 
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import VideoWriter
+from mlx_ltx_vae.video import SinkOptions, VideoWriter, audio_codecs, ffmpeg
 from mlx_ltx_vae.video.sound import SoundTrack
 from mlx_ltx_vae.video.wav import write_wav
 from video_files import numbered, numbers, read, run_ffmpeg
@@ -71,6 +72,120 @@ def test_the_video_has_the_sound_from_its_first_to_its_last_sample(tmp_path, nam
     middle = slice(rate // 2, rate)
     error = np.abs(result[:, middle] - sound[:, middle]).max()
     assert error < (1e-4 if is_lossless else 0.1), "late, early, or the channels are exchanged"
+
+
+def stored(path, rate):
+    """The sound (2, n) of a file at any rate, as ffmpeg decodes it."""
+    return np.frombuffer(run_ffmpeg("-i", path, "-map", "0:a", "-ar", rate, "-f", "f32le", "-"), "<f4").reshape(-1, 2).T
+
+
+def chirp(seconds, rate):
+    """(2, n), loud from the first sample on, from 100 Hz to nearly the highest frequency."""
+    time = np.arange(round(seconds * rate)) / rate
+    wave = 0.5 * np.sin(2 * np.pi * (100 + (0.4 * rate - 100) / 2 / seconds * time) * time)
+    return np.stack([wave, 0.8 * wave]).astype(np.float32)
+
+
+@pytest.mark.parametrize("rate", [16000, 24000, 48000])
+@pytest.mark.parametrize(
+    ("name", "codec", "onset", "ratio"),
+    [
+        ("a.mp4", "aac", 0.06, 35),
+        ("a.webm", "opus", 0.06, 29),
+        ("a.mov", "pcm", 2**-23, 120),
+        ("a.mkv", "flac", 2**-23, 120),
+        ("a.mp4", "alac", 2**-23, 120),
+    ],
+)
+def test_sound_that_begins_at_once_and_loud_tones_are_not_damaged(tmp_path, name, codec, onset, ratio, rate):
+    """The largest error of the first 25 ms, and the signal-to-noise ratio of a tone of 0.9 in dB."""
+    bass, middle = (1.8 * tone(1, rate, frequency)[:1].repeat(2, axis=0) for frequency in (100, 1000))
+    sound = np.concatenate([chirp(2, rate), bass, middle], axis=1)
+    path = write(tmp_path / name, sound, rate, count=96, audio_codec=codec)
+    found = stored(path, rate)[:, : sound.shape[1]]
+    assert np.abs(found - sound)[:, : rate // 40].max() <= onset
+    for start in (2, 3):
+        part = slice(round((start + 0.1) * rate), round((start + 0.9) * rate))
+        noise = np.square(found[:, part] - sound[:, part]).mean()
+        assert 10 * np.log10(np.square(sound[:, part]).mean() / max(noise, 1e-20)) > ratio
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_apples_encoder_is_taken_where_it_works(tmp_path, monkeypatch, is_file):
+    """A Mac's ffmpeg lists it. It cannot run elsewhere."""
+    real = ffmpeg.listing
+
+    def listing(*options, error):
+        apples = [["A....D", "aac_at", "aac", "(AudioToolbox)"]]
+        return real(*options, error=error) + (apples if options == ("-encoders",) else [])
+
+    monkeypatch.setattr(audio_codecs, "listing", listing)
+    write_wav(tmp_path / "a.wav", tone(1, 24000), sample_rate=24000)
+    options = SinkOptions(audio=tmp_path / "a.wav") if is_file else SinkOptions(audio=tone(1, 24000), sample_rate=24000)
+
+    def encoder():
+        *_, arguments = audio_codecs.audio_arguments("a.mp4", ".mp4", Fraction(24), options, None)
+        return arguments[arguments.index("-c:a") + 1]
+
+    assert encoder() == "aac"
+    monkeypatch.setattr(audio_codecs, "_works", lambda encode, rate: encode[:2] == ("-c:a", "aac_at"))
+    probe = audio_codecs.probe_sound
+    monkeypatch.setattr(audio_codecs, "probe_sound", lambda audio, encode: probe(audio, ["-c:a", "aac"]))
+    assert encoder() == "aac_at"
+
+
+def test_an_encoder_that_ffmpeg_lacks_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(audio_codecs, "listing", lambda *options, error: [])
+    with pytest.raises(WriterError, match="a.webm: this ffmpeg was built without libopus; use another audio codec"):
+        write(tmp_path / "a.webm", tone(2, 24000), 24000)
+    assert not os.listdir(tmp_path)
+
+
+LEVELS = [-(2**23), -(2**23) + 1, -1, 0, 1, 2**22 + 1, 2**23 - 1]
+
+
+@pytest.mark.parametrize(("name", "codec"), [("a.wav", None), ("a.mov", "pcm"), ("a.mkv", "flac"), ("a.mp4", "alac")])
+def test_lossless_sound_has_24_bits_on_one_scale(tmp_path, name, codec):
+    """1 is 2^23, one step above the largest level."""
+    sound = np.resize(np.float32([*LEVELS, 2**23]) / 2**23, (2, 2 * 24000))
+    expected = np.resize(np.array([*LEVELS, 2**23 - 1], np.int32), (2, 2 * 24000))
+    path = tmp_path / name
+    if codec is None:
+        write_wav(path, sound, sample_rate=24000)
+    else:
+        write(path, sound, 24000, audio_codec=codec)
+    data = run_ffmpeg("-i", path, "-map", "0:a", "-f", "s32le", "-")
+    assert np.array_equal(np.frombuffer(data, "<i4").reshape(-1, 2).T >> 8, expected)
+    if codec is None:
+        with wave.open(str(path)) as file:
+            assert (file.getsampwidth(), file.getnchannels(), file.getframerate()) == (3, 2, 24000)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "level", "changes"),
+    [
+        ("a.webm", 44100, 0.5, "resampled from 44100 to 48000 Hz"),
+        ("a.mov", 24000, -1.25, "clipped at 1, since it reaches 1.25"),
+        ("a.webm", 44100, 2, "resampled from 44100 to 48000 Hz, clipped at 1, since it reaches 2"),
+        ("a.wav", 24000, 1.5, "clipped at 1, since it reaches 1.5"),
+    ],
+)
+def test_one_warning_says_all_that_is_changed_in_sound(tmp_path, name, rate, level, changes):
+    sound = np.full((2, 2 * rate), level, np.float32)
+    with pytest.warns(UserWarning, match=rf"{name}: its sound is {changes}\.$") as caught:
+        if name == "a.wav":
+            write_wav(tmp_path / name, chunks_of(sound), sample_rate=rate)
+        else:
+            write(tmp_path / name, chunks_of(sound), rate)
+    assert len(caught) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_sound_within_its_range_is_no_warning(tmp_path):
+    sound = np.resize(np.float32([-1, 1]), (2, 48000))
+    for name in ("a.mp4", "a.webm", "a.mov"):
+        write(tmp_path / name, sound, 24000)
+    write_wav(tmp_path / "a.wav", sound, sample_rate=24000)
 
 
 @pytest.mark.parametrize("difference", [-0.05, -0.01, 0.03])

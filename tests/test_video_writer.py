@@ -11,17 +11,19 @@ import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
+from mlx_ltx_vae.errors import WriterError
+from mlx_ltx_vae.frame_rate import parse_fps
 from mlx_ltx_vae.video import VideoWriter, open_sink
 
 SATURATED = np.array(
     [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0], [0, 255, 255], [255, 0, 255], [255, 255, 255], [0, 0, 0]],
     np.uint8,
 )
-PATCH = 32
+PATCH = 64
 
 
-def run_ffmpeg(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([get_ffmpeg_exe(), "-hide_banner", *arguments], capture_output=True, check=False)
+def run_ffmpeg(*arguments: object) -> subprocess.CompletedProcess:
+    return subprocess.run([get_ffmpeg_exe(), "-hide_banner", *map(str, arguments)], capture_output=True, check=False)
 
 
 def probe(path: Path) -> str:
@@ -88,6 +90,39 @@ def test_saturated_colors_are_kept_and_tagged(
     assert np.abs(centers - SATURATED).max() <= 3
 
 
+def test_av1_is_refused_for_frames_that_crash_its_encoder(tmp_path: Path) -> None:
+    for size in ((63, 64), (64, 63), (8, 8)):
+        what = f"frames are {size[0]}x{size[1]}, and libsvtav1 takes 64 pixels and more; use another codec"
+        with pytest.raises(WriterError, match=what):
+            VideoWriter(tmp_path / "out.mp4", size=size, fps=24, codec="av1")
+
+
+@pytest.mark.parametrize(("name", "codec"), [("a.mp4", "h264"), ("a.mov", "hevc"), ("a.webm", "vp9"), ("a.mp4", "av1")])
+def test_a_keyframe_comes_every_two_seconds(tmp_path: Path, name: str, codec: str) -> None:
+    with VideoWriter(tmp_path / name, size=(64, 64), fps=10, codec=codec) as out:
+        out.write(noise((64, 64), 3)[np.arange(90) // 30])
+    read_keys = ["-skip_frame", "nokey", "-i", tmp_path / name, "-fps_mode", "passthrough", "-f", "framecrc", "-"]
+    lines = run_ffmpeg(*read_keys).stdout.decode().splitlines()
+    unit = Fraction(next(line for line in lines if line.startswith("#tb")).split(":")[1].strip())
+    times = [int(line.split(",")[1]) * unit for line in lines if not line.startswith("#")]
+    assert times[0] == 0
+    assert max(np.diff([*times, Fraction(9)])) <= 2
+
+
+@pytest.mark.parametrize("fps", ["119.88", "239.76", "23.976"])
+@pytest.mark.parametrize("name", ["out.mp4", "out.mkv"])
+def test_frames_are_evenly_spaced_at_any_rate(tmp_path: Path, name: str, fps: str) -> None:
+    exact, num_frames = parse_fps(fps), 1003  # the 501st frame was late where 120000/1001 was taken for 120
+    with VideoWriter(tmp_path / name, size=(16, 16), fps=fps) as out:
+        out.write(np.zeros((num_frames, 16, 16, 3), np.uint8))
+    lines = run_ffmpeg("-i", tmp_path / name, "-c", "copy", "-f", "framecrc", "-").stdout.decode().splitlines()
+    unit = Fraction(next(line for line in lines if line.startswith("#tb")).split(":")[1].strip())
+    times = sorted(int(line.split(",")[2]) * unit for line in lines if not line.startswith("#"))
+    clock = Fraction(1, 1000) if name.endswith(("mkv", "webm")) else 0  # Matroska counts milliseconds
+    assert len(times) == num_frames
+    assert max(abs(time - index / exact) for index, time in enumerate(times)) <= clock / 2
+
+
 def test_default_codecs_are_h264_and_vp9(tmp_path: Path) -> None:
     for ending, codec in ((".mp4", "h264"), (".mov", "h264"), (".mkv", "h264"), (".webm", "vp9")):
         with open_sink(tmp_path / f"out{ending}", size=(32, 32), fps=24) as out:
@@ -109,6 +144,7 @@ def test_codecs_are_found_by_their_other_names_and_in_any_case(tmp_path: Path, n
     ("ending", "codec"), [(".mp4", "h264"), (".mp4", "hevc"), (".mov", "prores"), (".webm", "vp9"), (".webm", "av1")]
 )
 def test_decoded_size_is_the_requested_size(tmp_path: Path, size: tuple, ending: str, codec: str) -> None:
+    size = tuple(side + 64 for side in size) if codec == "av1" else size
     path = tmp_path / f"out{ending}"
     with VideoWriter(path, size=size, fps=24, codec=codec) as out:
         out.write(np.full((1, size[1], size[0], 3), 90, np.uint8))

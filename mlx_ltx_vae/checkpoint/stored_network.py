@@ -10,11 +10,11 @@ import mlx.core as mx
 
 from ..backend.mlx_utils import DTYPES
 from ..errors import CheckpointError, quote
-from ..models.base import Shape
+from ..shapes import Shape
 from .files import TensorInfo, read_tensors
 
 #: The metadata entry in which a file may state its layout, as the value of a `WeightLayout`.
-LAYOUT_KEY = "kernel_layout"
+WEIGHT_LAYOUT_KEY = "kernel_layout"
 
 
 class WeightLayout(enum.Enum):
@@ -73,14 +73,14 @@ class StoredNetwork:
 
 def stated_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | None:
     """The layout that a file's metadata states, if any."""
-    stated = metadata.get(LAYOUT_KEY)
+    stated = metadata.get(WEIGHT_LAYOUT_KEY)
     try:
         return None if stated is None else WeightLayout(stated)
     except ValueError:
         known = " and ".join(f"({layout.value})" for layout in WeightLayout)
         raise CheckpointError(
-            f"{source}: its metadata states the {LAYOUT_KEY} {quote(stated)}, and known are {known}; convert it again "
-            "from the original."
+            f"{source}: its metadata states the {WEIGHT_LAYOUT_KEY} {quote(stated)}, and known are {known}; convert it "
+            "again from the original."
         ) from None
 
 

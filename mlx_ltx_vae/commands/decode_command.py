@@ -19,6 +19,7 @@ from ..files.atomic import check_absent
 from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
 from ..latents.mapped import MappedLatents
+from ..models.noise import check_takes_seed
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import DecodePlan, Mode
@@ -130,7 +131,7 @@ def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job,
             for file, options in output_files(pattern, checked).items():
                 check_output_options(file, options, fps=arguments.fps)
     job = pick(Job, arguments, network="decoder", sources=arguments.latents, pattern=pattern)
-    stream = take(arguments, "timestep", "seed", "noise_scale", "like", "bit_depth")
+    stream = take(arguments, "timestep", "noise_scale", "like", "bit_depth") | {"seed": arguments.seed or 0}
     model = SoundModel(sound, arguments.model)
     settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=stream, sound=model)
     return job, partial(DecodeTask, settings)
@@ -160,6 +161,7 @@ class DecodeSettings:
     fps: Fraction | None
     frames: slice | None  # this and `first_seconds`: None for all frames
     first_seconds: Fraction | None
+    seed: int | None  # None for the default, which every VAE takes
     preset: str | None  # tiles that may depend on the video's size; None for those of `plan`
     plan: PlanOptions
     stream: Mapping[str, Any]  # options of `VideoVAE.stream`
@@ -190,6 +192,8 @@ class DecodeTask(Task):
                 f"{item.source}: these latents are unnormalized, and {vae.checkpoint.name} has no statistics to "
                 "normalize them; give normalized latents, without --unnormalized."
             )
+        if settings.seed is not None:
+            check_takes_seed(vae.checkpoint.spec("decoder"))
         shape = self._file.shape
         self._work = ranks.choose(shape.batch)
         is_batch = self._work is Work.BATCH

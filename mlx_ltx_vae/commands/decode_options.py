@@ -1,9 +1,10 @@
 """The options of `python -m mlx_ltx_vae.decode`."""
 
 import argparse
+import re
 from typing import get_args
 
-from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION
+from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION, MAX_SEED, check_seed
 from ..planning.options import BitDepth, ModeName, OrderName
 from ..tiling import PRESETS
 from ..video.metadata import parse_entry
@@ -76,14 +77,18 @@ def add_noise_options(how: argparse._ArgumentGroup) -> None:
     """Add the options of VAEs that take a timestep."""
     timestep = "for VAEs 0.9.1 to 0.9.8: how noisy the latents are taken to be, 0 to 1 (default: 0.05)"
     how.add_argument("--timestep", type=share, metavar="T", help=timestep)
-    seed = "for VAEs that add noise: the same number gives the same frames (default: 0)"
-    how.add_argument("--seed", type=int, default=0, metavar="N", help=seed)
+    seed = f"for VAEs that add noise: the same number, 0 to {MAX_SEED}, gives the same frames (default: 0)"
+    how.add_argument("--seed", type=argument_type(_parse_seed), metavar="N", help=seed)
     scale = "for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)"
     how.add_argument("--noise-scale", type=share, metavar="S", help=scale)
     convention = """for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers:
         timestep 0 and no noise by default, and noise is mixed into denormalized latents"""
     for name, text in (("--convention", convention), ("--like", argparse.SUPPRESS)):  # the second is its old name
         how.add_argument(name, dest="like", choices=list(CONVENTIONS), default=DEFAULT_CONVENTION, help=text)
+
+
+def _parse_seed(text: str) -> int:
+    return check_seed(int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text)
 
 
 def add_steps_option(how: argparse._ArgumentGroup) -> None:

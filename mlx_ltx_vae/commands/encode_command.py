@@ -34,6 +34,8 @@ from ..shapes import Size, format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..video import Fit, VideoReader
+from ..video.reader import MATRIX_NAMES
+from ..video.sound_probe import find_shift
 from ..video.sound_reader import SoundReader
 from .cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
 from .items import Item, all_exist, find_pattern, has_table
@@ -72,6 +74,8 @@ def build_parser() -> CommandParser:
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
+    matrix = "the color matrix, in place of the one that the video states (default: its own, or bt601)"
+    video.add_argument("--matrix", choices=sorted(MATRIX_NAMES), help=matrix)
     model = "the audio VAE: encode the video's sound too, into the same file; file, folder, or hub repository id"
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
@@ -112,6 +116,7 @@ class EncodeSettings:
     fit: Fit | None
     frames: int | None
     fps: Fraction | None
+    matrix: str | None
     pad: bool
     plan: PlanOptions
     audio_model: str | None
@@ -163,6 +168,7 @@ class EncodeTask(Task):
             multiple=self._vae.checkpoint.config.spatial_scale,
             max_frames=settings.frames or item.max_frames,
             fps=settings.fps or item.fps,
+            matrix=settings.matrix,
         ) as self._video:
             item.num_frames = self._video.num_frames
             self._sound_plan = self._plan_sound()
@@ -236,7 +242,8 @@ class EncodeTask(Task):
         with SoundReader(self._item.source) as sound:
             rate = sound.sample_rate
             length = max(round(num_frames * rate / fps), ceil(rate / per_second))
-            pieces = sound.cut(max(0, round(self._video.start * rate)), length)
+            start = self._video.start + find_shift(self._item.source, "0:V:0")
+            pieces = sound.cut(max(0, round(start * rate)), length)
             return audio_vae.encode(pieces, rate)[:, :, :num_latents]
 
     @property

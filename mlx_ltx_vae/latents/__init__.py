@@ -28,7 +28,7 @@ from ..frame_rate import Rate, find_fps
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .audio import AUDIO_NAMES, AudioLatentsFile, find_audio_latents, looks_like_audio
 from .mapped import MappedLatents, channel_moments, check_finite, check_readable, read_frames, sampled_frames
-from .metadata import CHANNELS_FIRST, LAYOUT_KEY, LatentsMetadata, find_layout, find_video_sizes, parse_metadata
+from .metadata import AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_layout, find_video_sizes, parse_metadata
 from .stored import StoredArray
 from .tensor_files import open_tensor_file, source_name
 
@@ -39,7 +39,7 @@ _WORKFLOW_KEYS = ("prompt", "workflow")
 _HASHED_VALUES = 2**22  # at a time
 _LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
 
-Statistics = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
+MeanAndStd = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class LatentsFile:
         """The audio latents in the same file; None if there are none. A `LatentsError` if their shape is another."""
         return find_audio_latents(self._tensors, self._stated, self.info.source)
 
-    def read(self, *, statistics: Statistics | None = None, unnormalized: bool | None = None) -> mx.array:
+    def read(self, *, statistics: MeanAndStd | None = None, unnormalized: bool | None = None) -> mx.array:
         """Normalized latents `(B, C, F', H', W')` in the file's dtype; float32 for float64, or if normalized here.
 
         `statistics` are `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents. `unnormalized` says
@@ -82,7 +82,7 @@ class LatentsFile:
         """
         return self.map(statistics=statistics, unnormalized=unnormalized)[()]
 
-    def map(self, *, statistics: Statistics | None = None, unnormalized: bool | None = None) -> MappedLatents:
+    def map(self, *, statistics: MeanAndStd | None = None, unnormalized: bool | None = None) -> MappedLatents:
         """The latents that `read` returns, left in the file: each slice is read, checked and normalized on its own."""
         source = self.info.source
         if unnormalized is not None and unnormalized is self.normalized:
@@ -161,7 +161,7 @@ def load_latents(
     grid: Grid | None = None,
     scale: ScaleFactors | None = None,
     unnormalized: bool | None = None,
-    statistics: Statistics | None = None,
+    statistics: MeanAndStd | None = None,
 ) -> tuple[mx.array, LatentsInfo]:
     """Normalized latents `(B, C, F', H', W')` and what the file states about them.
 
@@ -204,7 +204,7 @@ def save_latents(
     find_video_sizes(LatentsMetadata((num_frames, height, width)), LatentShape(*latents.shape).grid, None, name)
     stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
     metadata = {key: str(value) for key, value in stated.items() if value is not None}
-    metadata |= {"normalized": "true", LAYOUT_KEY: CHANNELS_FIRST}
+    metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST}
     sound = {} if audio is None else {AUDIO_NAMES[0]: audio}
     part = PartFile(target, overwrite=overwrite)
     try:

@@ -21,7 +21,7 @@ from ..frame_rate import parse_fps
 from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors
 from .stored import StoredArray
 
-LAYOUT_KEY, CHANNELS_FIRST = "layout", "BCFHW"  # the layout of this package: one letter per axis
+AXES_KEY, CHANNELS_FIRST = "layout", "BCFHW"  # the layout of this package: one letter per axis
 _LAYOUTS = {5: (CHANNELS_FIRST, "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
 _AXIS_NAMES = {"F": "F'", "H": "H'", "W": "W'", "N": "tokens"}
 _GRID = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})")
@@ -190,7 +190,7 @@ def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
             raise LatentsError(f"{source}: its metadata has {found}.") from None
     sizes, latent_sizes = (tuple(values.pop(key, None) for key in keys) for keys in (_SIZES, _GRID_SIZES))
     values["grid"] = _merge_grids(values.get("grid"), _if_complete(latent_sizes), source)
-    is_channels_first = metadata.get(LAYOUT_KEY) == CHANNELS_FIRST
+    is_channels_first = metadata.get(AXES_KEY) == CHANNELS_FIRST
     return LatentsMetadata(sizes, latent_sizes, is_channels_first=is_channels_first, **values)
 
 
@@ -221,4 +221,4 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "grid": (parse_grid, "a grid such as 16x22x40"),
     "normalized": (lambda text: _FLAGS[text.lower()], "true or false"),
 }
-METADATA_KEYS = (*_PARSERS, LAYOUT_KEY)
+METADATA_KEYS = (*_PARSERS, AXES_KEY)

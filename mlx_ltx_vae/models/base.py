@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from ..shapes import ScaleFactors, SoundInput
+from ..shapes import ScaleFactors, Shape, SoundInput
 from ..streaming.context import Stage, StreamContext
 from .noise import LatentNoise
 from .specs import NetworkSpec
@@ -31,7 +31,6 @@ class Medium:
 PICTURES = Medium("a video VAE", "vae.encoder.*, vae.decoder.* or the like", NETWORKS)
 SOUND = Medium("an audio VAE", "audio_vae.decoder.*, vocoder.* or the like", (*NETWORKS, "vocoder"))
 
-Shape = tuple[int, ...]
 #: The shapes of tensors by name.
 Shapes = Mapping[str, Shape]
 

@@ -7,6 +7,7 @@ its own random key, made from the seed and its index. `NoiseVolume` computes eac
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -14,8 +15,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import evaluate
-from ..errors import LatentsError
-from ..shapes import Grid, LatentShape
+from ..errors import LatentsError, quote
+from ..shapes import Grid, LatentShape, Shape
+from .patches import patchify
 from .specs import NetworkSpec, Rate
 
 #: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
@@ -24,9 +26,8 @@ Noise = Sequence[mx.array | np.ndarray] | Literal["zeros"] | None
 #: The names of `CONVENTIONS`.
 ConventionName = Literal["ltx-video", "diffusers"]
 
-Shape = tuple[int, ...]
 #: The shape of each layer's noise by its name, as `NetworkSpec.noise_shapes`.
-Shapes = Mapping[str, Shape]
+NoiseShapes = Mapping[str, Shape]
 
 #: Slices of the time, height and width of latents.
 LatentBox = tuple[slice, slice, slice]
@@ -47,8 +48,10 @@ CONVENTIONS: dict[ConventionName, Convention] = {
 }
 DEFAULT_CONVENTION: ConventionName = "ltx-video"
 
+#: Seeds are 0 to this; each makes other noise.
+MAX_SEED = 2**32 - 1
+
 _WHOLE = (0, 0, 0)  # where the noise of the whole video begins
-_MASK = 2**32 - 1
 _MIX = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))  # shifts and factors of the finalizer of MurmurHash3
 _GOLDEN_RATIO = 0x9E3779B9
 _MAPS = 2**31  # indices below belong to latent frames, indices from here on to noise maps
@@ -94,7 +97,7 @@ class NoiseVolume:
         axes = [slice(0, self.batch), *box, slice(0, self.channels)]
         if self.seed is None:
             return mx.zeros([axis.stop - axis.start for axis in axes])
-        bits = mx.array((self.seed ^ (self.seed >> 32)) & _MASK, dtype=mx.uint32)
+        bits = mx.array(self.seed & MAX_SEED, dtype=mx.uint32)
         for axis, span in enumerate(axes):
             shape = [-1 if other == axis else 1 for other in range(len(axes))]
             bits = _mix(bits + mx.arange(span.start, span.stop, dtype=mx.uint32).reshape(shape) * _GOLDEN_RATIO)
@@ -145,18 +148,21 @@ def draw(
     timestep: float | None = None,
     noise_scale: float | None = None,
     like: str = DEFAULT_CONVENTION,
-    tiles: Mapping[Grid, Shapes] | None = None,
+    tiles: Mapping[Grid, NoiseShapes] | None = None,
 ) -> Draws:
     """Draw the noise of one decode, or check the noise that the caller passed. Arguments as `VideoVAE.stream`.
 
     `noise` is None to draw from `seed`, "zeros", or the arrays themselves: the latent noise (B, C, F', H', W') if the
-    network takes it, then maps (H, W) and volumes (B, C, T, H, W) in the order of the layers. Noise from a seed does
-    not depend on the number of frames. Maps have the `dtype`. With `tiles`, the shapes of each one's noise by where it
-    begins in the video, the volumes may be those of all tiles instead, in their order.
+    network takes it, then maps (H, W) and volumes (B, C, T, H, W) in the order of the layers; a volume of patches may
+    be a picture (B, 3, T, H, W) instead. Noise from a seed does not depend on the number of frames. Maps have the
+    `dtype`. With `tiles`, the shapes of each one's noise by where it begins in the video, the volumes may be those of
+    all tiles instead, in their order.
     """
     if like not in CONVENTIONS:
         raise LatentsError(f"{like!r} is not a known convention; expected {' or '.join(CONVENTIONS)}.")
     convention = CONVENTIONS[like]
+    if check_seed(seed):  # any network takes the default
+        check_takes_seed(spec)
     timestep = _choose_timestep(spec, timestep, convention)
     scale = _choose_scale(spec, noise_scale, timestep, convention)
     shapes = spec.noise_shapes(shape.grid)
@@ -184,7 +190,20 @@ def draw(
     return Draws(timestep, scale, convention.is_late, of_maps, volumes, latents)
 
 
-def _choose_wanted(shapes: Shapes, tiles: Mapping[Grid, Shapes], count: int) -> list[tuple[str, Grid, Shape]]:
+def check_takes_seed(spec: NetworkSpec) -> None:
+    """Raise a `LatentsError` if a network adds no noise."""
+    if not (spec.has_latent_noise or any(layer.has_noise or layer.noise_channels for layer in spec.layers)):
+        raise LatentsError("this VAE takes no seed; those of 0.9.1 to 0.9.8 do, and the diffusion decoder of LTX-2.5.")
+
+
+def check_seed(seed: object) -> int:
+    """A seed; anything else than a whole number from 0 to `MAX_SEED` is a `LatentsError`."""
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
+        raise LatentsError(f"a seed is a whole number from 0 to {MAX_SEED}, not {quote(seed)}.")
+    return int(seed)
+
+
+def _choose_wanted(shapes: NoiseShapes, tiles: Mapping[Grid, NoiseShapes], count: int) -> list[tuple[str, Grid, Shape]]:
     """The layer, the beginning and the shape of the noise in each array that a caller passes.
 
     Volumes are those of each tile if there are as many arrays, else those of the whole video.
@@ -204,15 +223,26 @@ def _take_given(
     """The latent noise, if the network takes it; maps and volumes (B, T, H, W, C) by their layer and beginning."""
     arrays = [array if isinstance(array, mx.array) else mx.array(array) for array in noise]
     evaluate("noise arrays", *arrays)
-    expected = [size if len(size) == 2 else (shape.batch, size[-1], *size[:-1]) for *_, size in wanted]
-    _check([array.shape for array in arrays], [tuple(shape)] * spec.has_latent_noise + expected)
+    sizes = [size if len(size) == 2 else (shape.batch, size[-1], *size[:-1]) for *_, size in wanted]
+    pictures = [_picture(spec, name, size) for (name, *_), size in zip(wanted, sizes, strict=True)]
+    before: list[tuple[Shape, Shape | None]] = [(tuple(shape), None)] * spec.has_latent_noise
+    _check([array.shape for array in arrays], before + list(zip(sizes, pictures, strict=True)))
     own = arrays.pop(0).astype(mx.float32) if spec.has_latent_noise else None
     given: dict[str, dict[Grid, mx.array]] = {}
-    for (name, start, _), array in zip(wanted, arrays, strict=True):
+    for (name, start, _), picture, array in zip(wanted, pictures, arrays, strict=True):
         values = array if array.ndim == 2 else array.astype(mx.float32).transpose(0, 2, 3, 4, 1)
-        given.setdefault(name, {})[start] = values
-    mx.eval(own, given)  # as their arrays, they can be used in another thread
+        given.setdefault(name, {})[start] = patchify(values, spec.patch_size or 1) if array.shape == picture else values
+    mx.eval(own, given)  # another thread may run the decode, and could not evaluate what is lazy here
     return own, given
+
+
+def _picture(spec: NetworkSpec, name: str, size: Shape) -> Shape | None:
+    """The shape (B, 3, T, H, W) of the picture whose patches are a volume (B, C, T, h, w); None for other noise."""
+    side = spec.patch_size
+    if side is None or len(size) == 2 or spec.rate(name) != (1, Fraction(1, side), Fraction(1, side)):
+        return None
+    batch, channels, frames, height, width = size
+    return batch, channels // side**2, frames, side * height, side * width
 
 
 def _choose_timestep(spec: NetworkSpec, timestep: float | None, convention: Convention) -> float | None:
@@ -242,12 +272,14 @@ def _check_share(value: float, what: str) -> float:
     return float(value)
 
 
-def _check(given: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]) -> None:
+def _check(given: Sequence[Shape], expected: Sequence[tuple[Shape, Shape | None]]) -> None:
+    """Check shapes against those that are expected, each with another one that may take its place."""
     if given and not expected:
         raise LatentsError(f"{len(given)} noise arrays were given, but this network draws none.")
-    for index, (got, wanted) in enumerate(zip(given, expected, strict=False)):
-        if got != wanted:
-            raise LatentsError(f"noise array {index} has the shape {got}; the network expects {wanted}.")
+    for index, (got, (wanted, other)) in enumerate(zip(given, expected, strict=False)):
+        if got not in (wanted, other):
+            picture = f", or the picture {other}" if other else ""
+            raise LatentsError(f"noise array {index} has the shape {got}; the network expects {wanted}{picture}.")
     if len(given) != len(expected):
         raise LatentsError(f"{len(given)} noise arrays were given, and the network draws {len(expected)}.")
 
@@ -266,6 +298,5 @@ def _draw_latents(seed: int, shape: LatentShape, box: LatentBox) -> mx.array:
 
 def _keys(seed: int, start: int, stop: int) -> mx.array:
     """Random keys (n, 2), different for each pair of a seed and an index from `start` to `stop`."""
-    high, low = (seed >> 32) & _MASK, seed & _MASK
     indices = mx.array(np.arange(start, stop, dtype=np.uint32))  # mx.arange before 0.32 takes no start of 2^31
-    return mx.stack([mx.full(indices.shape, low ^ ((high * _GOLDEN_RATIO) & _MASK), dtype=mx.uint32), indices], axis=1)
+    return mx.stack([mx.full(indices.shape, seed, dtype=mx.uint32), indices], axis=1)

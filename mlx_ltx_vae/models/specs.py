@@ -12,17 +12,24 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
-from ..shapes import Grid, ScaleFactors, TileRules
+from ..shapes import Grid, ScaleFactors, Shape, TileRules
 from ..streaming.axis import Axis, Border, WindowSpec
 from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
 #: Latent frames after which a stream by time takes no more memory, and more than any window has.
 LONG_CLIP = 64
 
+#: Names and shapes of tensors.
+Weights = tuple[tuple[str, Shape], ...]
 #: Factors along time, height and width.
 Stride = tuple[int, int, int]
 #: Positions per frame, row and column of a video.
 Rate = tuple[Fraction | int, Fraction | int, Fraction | int]
+
+
+def linear_weights(name: str, in_channels: int, out_channels: int) -> Weights:
+    """The weights of a linear layer, and of a 1x1 convolution, which is stored as a matrix here."""
+    return ((f"{name}.weight", (out_channels, in_channels)), (f"{name}.bias", (out_channels,)))
 
 
 class PaddingMode(enum.Enum):
@@ -62,7 +69,7 @@ class LayerSpec:
     unbounded: frozenset[Axis] = frozenset()  # axes that cannot be streamed: an output depends on the whole input
     padding: PaddingMode = PaddingMode.ZEROS
     time_padding: PaddingMode = PaddingMode.REPLICATE
-    weights: tuple[tuple[str, tuple[int, ...]], ...] = ()  # the shape of each, by its name within the network
+    weights: Weights = ()  # the shape of each, by its name within the network
     has_noise: bool = False  # adds a noise map (H, W) that all frames share
     crop: int = 0  # output frames that are dropped at the end of the clip
     noise_channels: int = 0  # of noise that it takes for each position of its output; 0 for none
@@ -130,6 +137,10 @@ class LayerSpec:
 
     def weight_copy_bytes(self, machine: Machine) -> int:
         """Bytes of copies of the weights that one step makes, whatever the batch."""
+        return 0
+
+    def fixed_bytes(self) -> int:
+        """Bytes beside its weights that it holds as long as a stream runs, whatever that is of."""
         return 0
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
@@ -305,14 +316,23 @@ class NetworkSpec:
             grid = layer.out_grid(grid)
 
     def out_grid(self, grid: Grid) -> Grid:
-        missing = [max(0, least - extent) for extent, least in zip(grid, self.least, strict=True)]
+        added = [sum(self.added(axis, grid[axis.grid])) for axis in Axis]
         for layer in self.layers:
             grid = layer.out_grid(grid)
-        if not any(missing):
+        if not any(added):
             return grid
-        factors = zip(grid, missing, self.scale, strict=True)
-        time, height, width = (extent - added * factor for extent, added, factor in factors)
+        factors = zip(grid, added, self.scale, strict=True)
+        time, height, width = (extent - more * factor for extent, more, factor in factors)
         return time, height, width
+
+    def added(self, axis: Axis, length: int) -> tuple[int, int]:
+        """The positions that pad a clip of `length` along an axis to `least`, before and after it.
+
+        In time all of them are behind the clip; in space half, rounded down, are in front.
+        """
+        missing = max(0, self.least[axis.grid] - length)
+        before = 0 if axis is Axis.TIME else missing // 2
+        return before, missing - before
 
     def before_tiles(self) -> "NetworkSpec":
         """The layers that run on the whole clip if it is cut into tiles behind them."""

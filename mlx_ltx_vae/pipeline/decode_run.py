@@ -15,7 +15,7 @@ from ..backend.device import check_process, confirm_device
 from ..distributed.ranks import RowBands
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
-from ..models.noise import DEFAULT_CONVENTION, ConventionName, Noise, Shapes, draw
+from ..models.noise import DEFAULT_CONVENTION, ConventionName, Noise, NoiseShapes, draw
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..planning.plan import DecodePlan, Order
 from ..planning.tiles import tile_spec
@@ -190,7 +190,7 @@ class DecodePipeline:
         return DecodeRun(run, check, bands, options.bit_depth)
 
 
-def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[Grid, Shapes]:
+def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[Grid, NoiseShapes]:
     """The shapes of each tile's noise by where it begins, if the layers that take noise run on tiles alone."""
     if plan.layout is None or not plan.layout.start:
         return {}

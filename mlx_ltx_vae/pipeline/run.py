@@ -208,7 +208,11 @@ class Run:
 
         axes = layout.blended(is_decode=self._is_decode)
         with closing(blend_tiles(run_tiles, layout, axes, tile_batch_size=self.plan.tile_batch_size)) as results:
-            yield from map(itemgetter(1), results)
+            frames = map(itemgetter(1), results)
+            if layout.clip is None:
+                yield from frames
+            else:
+                yield from _crop(frames, layout.clip)
 
     def _crop_context(self, tiles: Sequence[Tile]) -> StreamContext:
         """The context of a batch of tiles, each with its part of the picture's noise."""
@@ -233,6 +237,15 @@ def _next_box(results: Iterator[mx.array]) -> list[mx.array]:
     """The next result in a list, or an empty list. While a stream waits for its caller, malloc is as usual."""
     with freed_memory_kept():
         return list(islice(results, 1))
+
+
+def _crop(pieces: Iterator[mx.array], box: TileBox) -> Iterator[mx.array]:
+    """What is in the box, which begins with the first frame, of a video in pieces (B, n, H, W, C) along time."""
+    frames, rows, columns = box
+    start = 0
+    while start < frames.end and (piece := list(islice(pieces, 1))):
+        first, start = start, start + piece[0].shape[1]
+        yield piece.pop()[:, : frames.end - first, rows.as_slice, columns.as_slice]
 
 
 def crop_map(noise: mx.array, size: tuple[int, int], rows: Interval, columns: Interval) -> mx.array:

@@ -168,7 +168,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     return Memory(
         weights=spec.num_weights * itemsize,
         inputs=0,
-        caches=math.ceil(_MARGIN * cached),
+        caches=math.ceil(_MARGIN * cached) + sum(layer.fixed_bytes() for layer in spec.layers),
         work=math.ceil(_WHOLE_MARGIN * work)
         if run.steps is None
         else math.ceil(_MARGIN * work * (1 + run.prefetch)) + math.ceil(_HELD * results),

@@ -33,7 +33,16 @@ from .options import PlanOptions, check_order, choose_steps, parse_options, why_
 from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
 from .receptive_field import first_output_work, needed
 from .tiled_memory import FRAMES_PER_CONVERSION, tiled_memory
-from .tiles import call_kind, default_tiling, last_resort_tilings, latents_of, make_layout, tile_spec, tiled_grid
+from .tiles import (
+    blended_frame,
+    call_kind,
+    default_tiling,
+    last_resort_tilings,
+    latents_of,
+    make_layout,
+    tile_spec,
+    tiled_grid,
+)
 
 #: Maximum number of elements per layer and step. Metal's convolutions have silently returned zeros for inputs of more
 #: than about 1.6e9 elements; this is a third of that.
@@ -292,7 +301,8 @@ class _Planner:
             for together in tile_batches(group, self._options.tile_batch_size)
         ]
         time = layout.time.blended(is_decode=clip.is_decode).intervals
-        blended = clip.out_frame * (clip.scale.time if layout.is_streamed else max(span.length for span in time))
+        at_once = clip.scale.time if layout.is_streamed else max(span.length for span in time)
+        blended = at_once * blended_frame(clip, layout)
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
         kinds = [
             (call, tile_spec(self._spec, layout, call[1]))

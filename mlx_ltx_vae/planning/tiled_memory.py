@@ -8,7 +8,7 @@ from ..backend.machine import FLOAT32_BYTES
 from ..tiling.layout import Tile, TileLayout
 from .clip import Clip
 from .memory import Memory, StreamRun, layer_pieces, stream_memory
-from .tiles import call_kind, tile_spec
+from .tiles import blended_frame, call_kind, tile_spec
 
 #: Frames that are converted to levels at once.
 FRAMES_PER_CONVERSION = 8
@@ -91,7 +91,8 @@ def _one_by_one(
     position = clip.batch * clip.spec.out_channels
     tile = position * max(math.prod(clip.boxes(tile)[1]) for tile in groups[0] + groups[-1]) * FLOAT32_BYTES
     tiles = max(count for count, _ in calls) * tile // FLOAT32_BYTES * itemsize
-    frame = clip.out_frame * FLOAT32_BYTES
+    elements = blended_frame(clip, layout)
+    frame = elements * FLOAT32_BYTES
     group = frame * max(span.length for span in spans)
     overlaps = [before.end - after.start for before, after in zip(spans, spans[1:], strict=False)]
     shared = frame * max(overlaps, default=0)
@@ -109,9 +110,9 @@ def _one_by_one(
     copied = 0 if level == FLOAT32_BYTES else level
     some = min(final, FRAMES_PER_CONVERSION)
     at_once = some * (2 * FLOAT32_BYTES + 2) + (some if clip.bit_depth is None else final) * copied
-    leaving = group + clip.out_frame * max(at_once, copied * final)
+    leaving = group + elements * max(at_once, copied * final)
     # The consumer may still refer to the frames before, which are a view of their interval unless they were copied.
-    held = clip.out_frame * copied * final or group
+    held = elements * copied * final or group
     held = held if len(spans) > 1 else 0
     work = shared + held + max(running, joining, weighting, leaving)
     crops = max(count * math.prod(clip.boxes(tile)[0][1:]) for count, tile in calls)

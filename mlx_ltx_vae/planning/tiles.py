@@ -24,7 +24,8 @@ def make_layout(clip: Clip, tiling: TilingConfig) -> TileLayout:
     rules = spec.tiles
     if rules.start:
         scales = spec.before_tiles().scale, _tile_scale(spec)
-        layout = TileLayout.behind(tiling, grid, tiled_grid(clip), rules, scales, spec.least)
+        added = [spec.added(axis, grid[axis.grid]) for axis in Axis]
+        layout = TileLayout.behind(tiling, grid, tiled_grid(clip), rules, scales, added)
     else:
         layout = TileLayout.make(tiling, grid, clip.scale, spec.first_frames if clip.is_decode else 1)
         if clip.is_decode:
@@ -74,6 +75,12 @@ def _ends(layout: TileLayout, tile: Tile) -> tuple[bool, bool]:
 def tiled_grid(clip: Clip) -> Grid:
     """(T, H, W) of what is cut into tiles."""
     return clip.spec.before_tiles().out_grid(clip.grid) if clip.spec.tiles.start else clip.grid
+
+
+def blended_frame(clip: Clip, layout: TileLayout) -> int:
+    """Elements of one position in time of the whole batch that tiles are blended to, with the padding of a decode."""
+    _, rows, columns = layout.blended(is_decode=clip.is_decode)
+    return clip.batch * clip.spec.out_channels * rows.length * columns.length
 
 
 def latents_of(clip: Clip, cells: int) -> int:

@@ -148,16 +148,14 @@ def decode_with_tiling(
     config = TilingConfig() if tiling_config is None else TilingConfig.of(tiling_config)
     layout = TileLayout.make(config, latents.shape[2:], scale)
     decode = partial(decoder_fn, causal=causal, timestep=timestep, debug=False, chunked_conv=chunked_conv)
-    return _decode_tiles(decode, latents, layout, on_frames_ready, keep_output)
+    return _join_tiles(decode, latents, layout, on_frames_ready, keep_output)
 
 
-def _decode_tiles(
-    decode: Callable[[mx.array], mx.array],
-    latents: mx.array,
-    layout: TileLayout,
-    on_frames_ready: Callable[[mx.array, int], None] | None,
-    keep_output: bool,
-) -> mx.array | None:
+def decode_tiles(
+    decode: Callable[[mx.array], mx.array], latents: mx.array, layout: TileLayout
+) -> Generator[tuple[int, mx.array], None, None]:
+    """As `blend_tiles`, of what `decode` makes of latents (B, C, F', H', W'): pixels (B, 3, F, H, W) of each tile."""
+
     def run_tiles(tiles: list[Tile]) -> list[mx.array]:
         (tile,) = tiles
         time, height, width = (interval.as_slice for interval in tile.latent)
@@ -165,12 +163,21 @@ def _decode_tiles(
         _check_shape(pixels, (latents.shape[0], 3, *tile.output_size), "a tile of pixels")
         return [pixels.transpose(0, 2, 3, 4, 1)]
 
-    axes = layout.blended(is_decode=True)
-    size = (latents.shape[0], 3, *(axis.length for axis in axes))
+    return blend_tiles(run_tiles, layout, layout.blended(is_decode=True))
+
+
+def _join_tiles(
+    decode: Callable[[mx.array], mx.array],
+    latents: mx.array,
+    layout: TileLayout,
+    on_frames_ready: Callable[[mx.array, int], None] | None,
+    keep_output: bool,
+) -> mx.array | None:
+    size = (latents.shape[0], 3, *(axis.length for axis in layout.blended(is_decode=True)))
     video = mx.zeros(size, latents.dtype) if keep_output else None
     # A caller that keeps an exception keeps this frame: drop the video, and close the generator, which has arrays too.
     try:
-        with closing(blend_tiles(run_tiles, layout, axes)) as results:
+        with closing(decode_tiles(decode, latents, layout)) as results:
             for start, pixels in results:
                 frames = pixels.transpose(0, 4, 1, 2, 3).astype(latents.dtype)
                 del pixels

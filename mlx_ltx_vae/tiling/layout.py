@@ -96,6 +96,7 @@ class TileLayout:
     width: TileAxis
     start: int = 0  # of the layers that run on each tile, see `TileRules`
     rate: int = 1  # cells along time per latent frame
+    clip: TileBox | None = None  # in frames and pixels of what the tiles cover, if that was padded; None for all
 
     @property
     def is_streamed(self) -> bool:
@@ -126,28 +127,33 @@ class TileLayout:
         cells: Grid,
         rules: TileRules,
         scales: tuple[ScaleFactors, ScaleFactors],
-        least: Grid,
+        added: Sequence[tuple[int, int]],
     ) -> "TileLayout":
-        """Tiles of what the layers before `rules.start` make of latents (F', H', W').
+        """Tiles of what the layers before `rules.start` make of latents (F', H', W'), which they may pad first.
 
         Args:
-            cells: (T, H, W) of that, with padding of the network. The last tile has what follows the clip in time.
+            cells: (T, H, W) of that. The last tile has what follows the padded clip in time.
             scales: of the layers before the cut, and of those behind it.
-            least: latents that are smaller along an axis are padded, and not split along it.
+            added: positions that pad the latents before and after each axis.
         """
         check(config, rules, scales[1])
         before, behind = scales
+        padded = tuple(length + sum(more) for length, more in zip(latent_grid, added, strict=True))
         axes = []
-        for axis, length in enumerate(before.video_grid(latent_grid)):
+        for axis, length in enumerate(before.video_grid(padded)):
             size, overlap, _ = _sizes(config)[axis]
-            is_padded = latent_grid[axis] < least[axis]
-            intervals = _intervals(length, 0 if is_padded else size, overlap, behind[axis])
+            intervals = _intervals(length, size, overlap, behind[axis])
             make = space_axis if axis else inner_time_axis
             made = make(grow_last(intervals, rules.size[axis]), behind[axis])
             *others, last = made.latent
             axes.append(replace(made, latent=(*others, last._replace(end=cells[axis]))))
         time, height, width = axes
-        return cls(time, height, width, rules.start, before.time)
+        whole = ScaleFactors(*(first * second for first, second in zip(before, behind, strict=True)))
+        starts = [front * factor for (front, _), factor in zip(added, whole, strict=True)]
+        extents = zip(starts, whole.video_grid(latent_grid), strict=True)
+        frames, rows, columns = (Interval(start, start + extent) for start, extent in extents)
+        clip = (frames, rows, columns) if any(map(sum, added)) else None
+        return cls(time, height, width, rules.start, before.time, clip)
 
     def groups(self) -> Iterator[list[Tile]]:
         """The tiles of each interval of time, in order; within an interval, row by row."""

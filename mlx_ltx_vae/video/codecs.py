@@ -1,7 +1,7 @@
 """The supported codecs and containers, and their ffmpeg arguments.
 
-Color: frames are full-range RGB. All codecs but FFV1 store limited-range BT.709, converted with that matrix and
-tagged with it. Without tags many players assume the BT.601 matrix for small frames.
+Color: frames are full-range RGB. All codecs but FFV1 store limited-range BT.709, see `file_format`, and say so: without
+tags many players assume the BT.601 matrix for small frames.
 
 Odd sizes: H.264 and HEVC with 4:2:0 chroma can neither code nor crop to an odd number of pixels, so odd sizes are
 stored as 4:4:4. The size is exact, but many players (QuickTime, browsers, hardware decoders) support 4:2:0 only; the
@@ -9,25 +9,19 @@ VAE's own sizes are always even. ffmpeg's ProRes 4:2:2 encoder corrupts the last
 use ProRes 4444. VP9 and AV1 round the chroma planes up and support odd sizes with 4:2:0.
 """
 
-import os
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 from ..errors import WriterError, excerpt, quote, suggest
 from ..shapes import Size, format_size
-from .ffmpeg import check_audio, input_arguments, listing, read_end
+from .audio_codecs import audio_arguments, find_audio_codec
+from .ffmpeg import listing
+from .frame_format import check_zscale, conversion, file_format, is_convertible, tags
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_arguments
 from .sink import SinkOptions
-from .sound import CHANNELS, SOUND_INPUT, find_sample_rate, is_sound
 
-SCALER = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
-# The tags must be set on the frames: "unknown" of the frames overrides output options such as -color_primaries.
-_TAGS = "color_primaries=bt709:color_trc=bt709"
-_RGB = ("rgb", "bgr", "gbr")  # how the names of pixel formats without a matrix start
-_COLOR = re.compile(r"yuv|nv\d|p\d|rgb|bgr|gbr")  # not gray, hardware surfaces, and what cameras record
 _SUBSAMPLED = re.compile(r"4[124][0-2]p|nv")  # those with chroma planes of half the size
 
 
@@ -41,6 +35,8 @@ class Codec:
     odd_pixel_formats: Mapping[int, str] | None = None  # for an odd width or height, if they differ; {} for none
     crf: tuple[int, int] | None = None  # the default constant quality, and the worst; 0 is the best
     has_presets: bool = False
+    has_gops: bool = True  # not every frame is a keyframe
+    min_side: int = 1  # pixels
     tag: str | None = None  # in mp4 and mov, in place of ffmpeg's own
     options: tuple[str, ...] = ()
     live_options: tuple[str, ...] = ()  # encoders otherwise hold 20 to 50 frames back
@@ -49,13 +45,16 @@ class Codec:
         """The format that the options name, or the default for frames of a size; a `WriterError` if there is none."""
         is_odd = any(side % 2 for side in size) and self.odd_pixel_formats is not None
         formats = self.odd_pixel_formats if is_odd else self.pixel_formats
+        if min(size) < self.min_side:
+            found = f"frames are {format_size(*size)}, and {self.encoder} takes {self.min_side} pixels and more"
+            raise WriterError(f"{name}: {found}; use another codec.")
         if not formats:
             raise WriterError(f"{name}: {self.encoder} takes even sizes, not {format_size(*size)}; use another codec.")
         if options.pix_fmt is None:
             return formats[options.bit_depth]
         rows = listing("-h", f"encoder={self.encoder}", error=WriterError)
         known = next((row[3:] for row in rows if row[:3] == ["Supported", "pixel", "formats:"]), [])
-        known = [each for each in known if _COLOR.match(each)]
+        known = [each for each in known if is_convertible(each)]
         if options.pix_fmt not in known:
             found = f"{self.encoder} has no pixel format {quote(options.pix_fmt)}"
             raise WriterError(f"{name}: {found}; use one of {excerpt(', '.join(known), 400)}.")
@@ -63,15 +62,6 @@ class Codec:
             found = f"{options.pix_fmt} has even sizes, not {format_size(*size)}"
             raise WriterError(f"{name}: {found}; use {formats[options.bit_depth]}, or leave the pixel format out.")
         return options.pix_fmt
-
-
-def color_filter(pixel_format: str) -> str:
-    """The ffmpeg filter that converts full-range RGB to a pixel format and tags it."""
-    if pixel_format.startswith(_RGB):
-        return f"format={pixel_format},setparams=range=pc:{_TAGS}"
-    levels = "pc" if pixel_format.startswith("yuvj") else "tv"
-    to_bt709 = f"scale=in_range=pc:out_range={levels}:out_color_matrix=bt709:flags={SCALER}"
-    return f"{to_bt709},format={pixel_format},setparams=range={levels}:colorspace=bt709:{_TAGS}"
 
 
 _FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
@@ -110,12 +100,27 @@ CODECS: dict[str, Codec] = {
         (".mov", ".mkv"),
         {8: "yuv422p10le", 10: "yuv422p10le"},  # stored as ProRes 422 HQ, and 4:4:4 as ProRes 4444
         {8: "yuv444p10le", 10: "yuv444p10le"},
+        has_gops=False,
         options=("-vendor", "apl0"),  # editors on macOS expect Apple's vendor id
     ),
     # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
-    "ffv1": Codec("ffv1", (".mkv",), {8: "bgr0", 10: "gbrp16le"}, options=("-level", "3", "-g", "1", "-slicecrc", "1")),
+    "ffv1": Codec(
+        "ffv1",
+        (".mkv",),
+        {8: "bgr0", 10: "gbrp16le"},
+        has_gops=False,
+        options=("-level", "3", "-g", "1", "-slicecrc", "1"),
+    ),
     "vp9": Codec("libvpx-vp9", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_VP9_SPEED, live_options=_VP9_LOW_DELAY),
-    "av1": Codec("libsvtav1", _WEB_ENDINGS, _YUV420, crf=(24, 63), options=_AV1_SPEED, live_options=_AV1_LOW_DELAY),
+    "av1": Codec(
+        "libsvtav1",
+        _WEB_ENDINGS,
+        _YUV420,
+        crf=(24, 63),
+        min_side=64,  # it writes outside its memory below
+        options=_AV1_SPEED,
+        live_options=_AV1_LOW_DELAY,
+    ),
     # The hardware of a Mac.
     "h264_videotoolbox": Codec(
         "h264_videotoolbox", _MPEG_ENDINGS, {8: "yuv420p"}, {}, options=_APPLE_QUALITY, live_options=_REAL_TIME
@@ -131,18 +136,7 @@ CODECS: dict[str, Codec] = {
     ),
 }
 _OTHER_NAMES = {"h265": "hevc"}
-#: The arguments of each audio codec, and the endings of the containers that support it.
-AUDIO_CODECS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "aac": (("aac", "-b:a", "192k"), (".mp4", ".mov", ".mkv")),
-    "pcm": (("pcm_s16le",), (".mov", ".mkv")),
-    "flac": (("flac",), (".mp4", ".mkv")),
-    "alac": (("alac",), (".mp4", ".mov", ".mkv")),
-    "opus": (("libopus", "-b:a", "160k"), (".webm", ".mkv")),
-}
 _PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
-# A second output: a line for each packet of the audio, in the pipe that this process reads. ffmpeg ends when it cannot
-# write them. Otherwise, if this process is killed, it goes on to the end of the audio, which may be hours long.
-_END_WITH_READER = ("-map", "1:a:0", "-c", "copy", "-flush_packets", "1", "-f", "framecrc", "pipe:1")
 
 
 def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
@@ -176,34 +170,6 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     return codec
 
 
-def find_audio_codec(name: str, ending: str, options: SinkOptions) -> tuple[str, ...]:
-    """The arguments of the audio codec that the options name, or of the default."""
-    key = (options.audio_codec or ("opus" if ending == ".webm" else "aac")).lower()
-    if key not in AUDIO_CODECS:
-        what = f"the audio codec {quote(options.audio_codec)} is not supported{suggest(key, AUDIO_CODECS)}"
-        raise WriterError(f"{name}: {what}; use one of {', '.join(AUDIO_CODECS)}.")
-    arguments, endings = AUDIO_CODECS[key]
-    if ending not in endings:
-        allowed = " or ".join(each for each, (_, known) in AUDIO_CODECS.items() if ending in known)
-        raise WriterError(
-            f"{name}: {key} sound is not supported in {ending}; use {allowed}, or a file that ends in "
-            f"{' or '.join(endings)}."
-        )
-    if options.audio_codec is not None and options.audio is None:
-        raise WriterError(f"{name}: an audio codec goes with audio; add audio, or leave it out.")
-    return arguments
-
-
-def warn_of_long_audio(name: str, num_frames: int, fps: Fraction, options: SinkOptions) -> None:
-    """Warn if the audio goes on after a video of so many frames, and the options do not cut it."""
-    if options.audio is None or options.shortest or not isinstance(options.audio, (str, os.PathLike)):
-        return
-    video, (_, audio) = num_frames / fps, read_end([*input_arguments(options.audio), "-map", "0:a:0"])
-    if audio is not None and audio > video + 1 / fps:
-        lengths = f"{name}: the video takes {float(video):.2f} s and its audio {float(audio):.2f} s"
-        warnings.warn(f"{lengths}; --shortest (shortest=True) cuts the audio.", stacklevel=5)
-
-
 def check_fragmented(name: str, ending: str) -> None:
     """Raise a `WriterError` if a file with this ending cannot be fragmented."""
     if ending not in _FRAGMENTED_ENDINGS:
@@ -221,41 +187,30 @@ def video_arguments(
         key = next(key for key, known in CODECS.items() if known is codec)
         needs = "which only builds for macOS have; use h264 or hevc" if "toolbox" in key else f"which {key} needs"
         raise WriterError(f"{name}: this ffmpeg was built without {codec.encoder}, {needs}.")
+    check_zscale(WriterError)
     arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
     if codec.crf is not None:
         arguments += ["-crf", str(codec.crf[0] if options.crf is None else options.crf)]
     if options.encoder_preset is not None:
         arguments += ["-preset", options.encoder_preset]
-    arguments += ["-vf", color_filter(codec.pixel_format(name, size, options))]
-    if options.fragmented:  # a short delay, and a key frame every second, to which a player can jump
-        arguments += [*codec.live_options, "-g", str(max(1, round(fps)))]
+    stored = file_format(codec.pixel_format(name, size, options))
+    arguments += ["-vf", ",".join([*conversion(options.frames, stored, size), tags(stored)])]
+    arguments += ["-chroma_sample_location", stored.site]
+    arguments += ["-r", str(fps)]  # ffmpeg takes 120000/1001 for 120 without it
+    if codec.encoder == "libx264" and "420" in stored.planar:  # which leaves out what is inferred without it
+        arguments += ["-bsf:v", "h264_metadata=chroma_sample_loc_type=0"]
+    if codec.has_gops:  # a keyframe every two seconds, so that players can jump; more often in what plays at once
+        arguments += ["-g", str(max(1, round((1 if options.fragmented else 2) * fps)))]
+    if options.fragmented:
+        arguments += codec.live_options
     inputs: list[str] = []
     if options.audio is not None:
-        inputs = _audio_input(name, fps, options, num_frames)
-        arguments += ["-map", "1:a:0", "-c:a", *find_audio_codec(name, ending, options)]
-        is_file = not is_sound(options.audio)  # a pipe ends with this process
-        arguments = [*(_END_WITH_READER if is_file and not options.fragmented else ()), *arguments]
+        inputs, before, after = audio_arguments(name, ending, fps, options, num_frames)
+        arguments = [*before, *arguments, *after]
     if options.metadata:
         inputs += ["-f", "ffmetadata", "-i", METADATA_INPUT]
         arguments += ["-map_metadata", "1" if options.audio is None else "2", *metadata_arguments(options.metadata)]
     return [*inputs, *arguments, *_container_arguments(ending, codec, options)]
-
-
-def _audio_input(name: str, fps: Fraction, options: SinkOptions, num_frames: int | None) -> list[str]:
-    if not isinstance(options.audio, (str, os.PathLike)):
-        rate = find_sample_rate(name, options.audio, options.sample_rate)
-        # The format is known, so that ffmpeg need not wait for more samples to find it.
-        format_ = ["-f", "f32le", "-ar", str(rate), "-ac", str(CHANNELS), "-probesize", "32"]
-        return [*format_, "-i", SOUND_INPUT]
-    check_audio(options.audio)
-    if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
-        raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
-    if not options.shortest:
-        return input_arguments(options.audio)
-    if num_frames is None:
-        raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
-    # Not ffmpeg's -shortest, which may cut the video, and cuts the audio late.
-    return ["-t", f"{float(num_frames / fps):.6f}", *input_arguments(options.audio)]
 
 
 def _container_arguments(ending: str, codec: Codec, options: SinkOptions) -> list[str]:

@@ -77,7 +77,7 @@ class _Sheet:
         """Take the next frames (n, H, W, 3), uint8 or uint16."""
         for frame in frames:
             if (place := self._places.get(self._frame)) is not None:
-                self._paste(frame if frame.dtype == np.uint8 else (frame >> 8).astype(np.uint8), place)
+                self._paste(frame if frame.dtype == np.uint8 else np.rint(frame / 257).astype(np.uint8), place)
             self._frame += 1
 
     def _paste(self, frame: np.ndarray, place: int) -> None:

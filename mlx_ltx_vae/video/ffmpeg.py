@@ -6,7 +6,6 @@ The `write_frames` of imageio-ffmpeg raises nothing for an unknown codec, and do
 import errno
 import io
 import os
-import re
 import select
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
+from ..errors import LTXVAEError, ReaderError, WriterError
 from ..files.opening import file_state
 from ..process.cleanup import Cleanup, close_in_children, kill_program, uninterrupted
 from . import waiting
@@ -223,23 +222,18 @@ def read_log(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEE
     return log
 
 
-def check_audio(path: str | os.PathLike) -> None:
-    """Raise a `WriterError` that names the file if ffmpeg cannot read the beginning of its first audio stream."""
-    if not os.path.isfile(path):
-        raise WriterError(f"{excerpt(path, 200)}: there is no such audio file.")
-    read_log(os.fspath(path), "audio", [*input_arguments(path), "-map", "0:a:0", "-frames:a", "1"], WriterError)
-
-
-def read_end(arguments: Sequence[str]) -> tuple[int, Fraction | None]:
-    """How many frames a stream of an input has if it is a video, and when it ends in seconds, if that is known.
+def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | None]:
+    """The times of a stream's packets in seconds, in the order in which they are shown, and when the last one ends.
 
     The file is read, and nothing decoded: headers state the duration of the longest stream, or estimate it.
     """
-    copy = ["-progress", "pipe:1", *arguments, "-c", "copy", "-f", "null", "-"]
-    progress = _run([*_GLOBAL_OPTIONS, "-loglevel", "error", *copy], ReaderError).stdout.decode()
-    frames = re.findall(r"^frame=(\d+)", progress, re.MULTILINE)
-    ends = re.findall(r"^out_time_us=(\d+)", progress, re.MULTILINE)
-    return int(frames[-1]) if frames else 0, Fraction(int(ends[-1]), 10**6) if ends else None
+    listed = [*_GLOBAL_OPTIONS, "-loglevel", "error", *arguments, "-c", "copy", "-f", "framecrc", "pipe:1"]
+    lines = _run(listed, ReaderError).stdout.decode().splitlines()
+    unit = Fraction(next((line.split(":")[1].strip() for line in lines if line.startswith("#tb ")), "1"))
+    rows = [line.split(",") for line in lines if not line.startswith("#")]  # stream, dts, pts, duration, bytes, sum
+    times = sorted((int(row[2]), int(row[3])) for row in rows)
+    end = max((time + length for time, length in times), default=None)
+    return [time * unit for time, _ in times], None if end is None else end * unit
 
 
 def read_ffmetadata(path: str | os.PathLike) -> str:

@@ -118,7 +118,7 @@ class NpyWriter(Sink):
     def _write_header(self) -> None:
         width, height = self.size
         shape = self.frames_written, height, width, 3
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
+        header = {"descr": self.frames.dtype.str, "fortran_order": False, "shape": shape}
         # numpy (since 1.23) pads it for a first axis of any length, so that its size does not change.
         npy_format.write_array_header_1_0(self._file, header)
 

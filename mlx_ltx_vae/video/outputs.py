@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +14,15 @@ from ..files.atomic import PartFile, check_name, writing_to
 from ..frame_rate import Rate, find_fps
 from ..process.cleanup import Cleanup
 from ..shapes import Size, format_size
-from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments, warn_of_long_audio
+from .audio_codecs import warn_of_changes
+from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments
 from .contact_sheet import ContactSheet, is_sheet, sheet_beside
 from .ffmpeg import FfmpegEncoder
 from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path
 from .live import LiveOutput, StandardOutput, Target, target_name
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_bytes, metadata_file
-from .sink import DEFAULT_OPTIONS, RAW_FORMATS, Sink, SinkOptions, check_frames
-from .sound import SOUND_INPUT, Sound, SoundPipe, SoundTrack, find_sample_rate
+from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_frames
+from .sound import SOUND_INPUT, Sound, SoundPipe, SoundTrack, clipping, find_sample_rate, warn_of_sound
 
 _SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
 _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
@@ -40,7 +42,7 @@ class FfmpegSink(Sink):
         metadata: Mapping[str, str] | None = None,
         sound: SoundPipe | None = None,
     ) -> None:
-        layout = ["-pixel_format", RAW_FORMATS[self._dtype], "-video_size", format_size(*self.size)]
+        layout = ["-pixel_format", self.frames.pixel_format, "-video_size", format_size(*self.size)]
         raw_video = ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
         self._target = target
         output = f"file:{target.path}" if isinstance(target, PartFile) else target.write
@@ -100,10 +102,10 @@ class VideoWriter(FfmpegSink):
             frames then wait, and so does who writes them.
         size: `(width, height)` in pixels; odd sizes are kept exactly (see `codecs`).
         fps: frames per second: 24, 23.976, "30000/1001" (see `parse_fps`).
-        audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video. If it is
-            longer by more than a frame, closing warns (`UserWarning`) with both lengths. Or an iterator of sound: of
-            arrays (2, n), or an `AudioStream`. It is taken as frames are written, and must be as long as these; up to
-            60 ms are filled with silence, or cut.
+        audio: a file whose first audio stream is added, whole even if it is longer or shorter than the video. Or an
+            iterator of sound: of arrays (2, n), or an `AudioStream`. It is taken as frames are written, and must be as
+            long as these; up to 60 ms are filled with silence, or cut. Closing warns (`UserWarning`) of what the codec
+            changes in it, and of a file that is longer or shorter by more than a frame.
         codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1; on a Mac
             also h264_videotoolbox and hevc_videotoolbox.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
@@ -151,8 +153,8 @@ class VideoWriter(FfmpegSink):
         )  # fmt: skip
         self._num_frames = num_frames
         self._warns_of_audio = True
-        ending = Path(self.name).suffix.lower() if is_path else ".mp4"
-        arguments = video_arguments(self.name, ending, size, self.fps, options, num_frames)
+        self._ending = Path(self.name).suffix.lower() if is_path else ".mp4"
+        arguments = video_arguments(self.name, self._ending, size, self.fps, options, num_frames)
         target = LiveOutput(path, overwrite) if fragmented else PartFile(Path(self.name), overwrite=overwrite)
         self._sound: SoundTrack | None = None
         self._pipe: SoundPipe | None = None
@@ -192,8 +194,12 @@ class VideoWriter(FfmpegSink):
         if self._num_frames not in (None, self.frames_written):
             raise WriterError(f"{self.name}: got {self.frames_written} frames, not {self._num_frames} (num_frames).")
         super()._finish()
+        peak = 0.0 if self._sound is None else self._sound.peak
         if self._warns_of_audio:
-            warn_of_long_audio(self.name, self.frames_written, self.fps, self._options)
+            with suppress(WriterError):  # the output is complete, whatever has become of an audio file
+                warn_of_changes(self.name, self._ending, self.frames_written, self.fps, self._options, peak=peak)
+        else:
+            warn_of_sound(self.name, clipping(peak))
 
 
 class GifWriter(FfmpegSink):
@@ -217,7 +223,7 @@ def open_sink(
 ) -> Sink:
     """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support.
 
-    `num_frames` is given by callers that gave it to `check_output`, which has then warned of audio that is too long.
+    `num_frames` is given by callers that gave it to `check_output`, which has then warned of the audio.
     """
     kind = check_output_options(path, options, fps=fps)
     if kind is ContactSheet:
@@ -260,7 +266,7 @@ def check_output(
 ) -> None:
     """Raise the errors of `open_sink` without creating anything. For standard output, a terminal is allowed.
 
-    With `num_frames`, warn of audio that is longer than the video.
+    With `num_frames`, warn of what is changed in an audio file, or longer or shorter than the video.
     """
     name, target = os.fspath(path), Path(path)
     kind = check_output_options(path, options, fps=fps)
@@ -273,7 +279,7 @@ def check_output(
         exact_fps = find_fps(name, fps, WriterError)
         video_arguments(*_name_and_ending(name), size, exact_fps, options, num_frames)
         if num_frames is not None:
-            warn_of_long_audio(_name_and_ending(name)[0], num_frames, exact_fps, options)
+            warn_of_changes(*_name_and_ending(name), num_frames, exact_fps, options)
     if name == "-":
         return
     check_name(target)

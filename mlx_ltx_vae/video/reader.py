@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import replace
 from enum import Enum, auto
 from fractions import Fraction
 from itertools import chain, count, islice, repeat
@@ -13,22 +14,22 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ReaderError
+from ..errors import ReaderError, quote
 from ..frame_rate import MAX_FPS, Rate, find_fps
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
-from .codecs import SCALER
-from .ffmpeg import input_arguments
+from .ffmpeg import input_arguments, read_times
 from .ffmpeg_reader import FfmpegDecoder
+from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown, turned
 from .probe import VideoInfo, describe_pixel_format, probe
-from .sink import RAW_FORMATS
 from .source import find_source
 
 _FRAMES_AT_ONCE = 8
 # A frame of a constant rate may come this much of an interval early or late without being moved to another tick.
 _JITTER = Fraction(2, 5)
 _ROUNDING = Fraction(1, 4)  # the same after a pause
-# For a stream without a tagged matrix, players assume BT.709 from either of these sizes on, and BT.601 below. ffmpeg
-# always assumes BT.601.
+#: The matrices that users can choose, by the names of the standards.
+MATRIX_NAMES = {"bt601": "smpte170m", "bt709": "bt709"}
+# From either of these sizes on, players assume BT.709 for a video without a tagged matrix.
 _HD_WIDTH, _HD_HEIGHT = 1280, 577
 
 
@@ -59,6 +60,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         multiple: both sides of the returned frames are multiples of this.
         max_frames: the largest number of frames to read; None for all.
         fps: the frame rate to convert a video to (see `parse_fps`), or that of images; None for the video's own.
+        matrix: "bt601" or "bt709", in place of the color matrix that the file states. None for the file's; one that
+            states none is read as BT.601, with a warning from 1280 pixels wide or 577 high on.
 
     Attributes:
         source_size: `(width, height)` in the file, after rotation.
@@ -82,11 +85,15 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         multiple: int = 32,
         max_frames: int | None = None,
         fps: Rate | None = None,
+        matrix: str | None = None,
     ) -> None:
         self.name = os.fspath(path)
+        if matrix not in (None, *MATRIX_NAMES):
+            raise ReaderError(f"{self.name}: the matrix {quote(matrix)} is not one of {', '.join(MATRIX_NAMES)}.")
         wanted_fps = None if fps is None else find_fps(self.name, fps, ReaderError)
         if max_frames is not None and max_frames < 1:
             raise ReaderError(f"{self.name}: cannot read {max_frames} frames; the maximum must be at least 1.")
+        check_zscale(ReaderError)
         with ExitStack() as stack:
             arguments, self._images = find_source(Path(path), stack, max_frames)
             if self._images:
@@ -97,21 +104,28 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             if num_errors:
                 late = "starts within a group of pictures; those that need pictures before it are left out."
                 warnings.warn(f"{self.name}: {late}", stacklevel=2)
-            bits, has_alpha = describe_pixel_format(info.pixel_format)
+            source = _format_as_read(self.name, info, matrix)
+            bits, has_alpha = describe_pixel_format(source.pixel_format)
             scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
             self.source_size = info.size
             self.source_fps = info.fps
             self.fps = wanted_fps or info.fps
-            self.num_frames = len(self._images) or _estimate_num_frames(info, self.fps, max_frames)
-            self.dtype = np.dtype(np.uint16 if bits > 8 else np.uint8)
-            filters = _filters(info, scaled, self.size, self.dtype, has_alpha=has_alpha or info.is_pictures)
+            # Of an animated picture the last delay may be any, and is in no header.
+            is_animated = info.is_pictures and not info.is_still
+            end = read_times([*arguments, "-map", source_stream])[1] if is_animated else None
+            seconds = info.seconds if end is None else end
+            self.num_frames = len(self._images) or _estimate_num_frames(info, seconds, self.fps, max_frames)
+            frames = RGB16 if bits > 8 else RGB8
+            self.dtype = frames.dtype
+            has_alpha = has_alpha or info.is_pictures
+            filters = _filters(source, info.size, scaled, self.size, frames, has_alpha=has_alpha)
             output = ["-map", source_stream, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
             stack.callback(self._ffmpeg.close)
             self._resources = stack.pop_all()
         self._rate: RateConverter | None = None  # what has no times has none
         if not info.is_still and self.fps is not None:
-            self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable)
+            self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable, end=end)
         self.start = Fraction(0)
         self._warns_of_rate = wanted_fps is None
         self._num_left = sys.maxsize if max_frames is None else max_frames
@@ -196,33 +210,64 @@ def _check_image(path: Path) -> None:
         decoder.finish()
 
 
-def _estimate_num_frames(info: VideoInfo, fps: Fraction | None, max_frames: int | None) -> int | None:
+def _estimate_num_frames(
+    info: VideoInfo, seconds: Fraction | None, fps: Fraction | None, max_frames: int | None
+) -> int | None:
     if info.is_still:
         return 1
-    if fps is None or info.seconds is None:
+    if fps is None or seconds is None:
         return None
-    num_frames = max(1, round(info.seconds * fps))
+    num_frames = max(1, round(seconds * fps))
     return num_frames if max_frames is None else min(num_frames, max_frames)
 
 
-def _filters(info: VideoInfo, scaled: Size, target: Size, dtype: np.dtype, *, has_alpha: bool) -> str:
-    """ffmpeg's filters from the file's frames to RGB, scaled, then cropped evenly to `target`."""
+def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameFormat:
+    """The format of a file's frames, of which `conversion` takes what it does not state. `matrix` overrides its own."""
+    tagged = info.frames
+    is_rgb = tagged.is_rgb or tagged.matrix == "gbr"  # that of gray images
+    if matrix is not None and is_rgb:
+        raise ReaderError(f"{name}: is stored as RGB, without a matrix; leave out the matrix (--matrix).")
+    if matrix is None and is_unknown(tagged.matrix) and not is_rgb:
+        matrix = "bt601"  # as ffmpeg does, and so ltx-core, imageio and OpenCV, which also write it without a tag
+        if info.size[0] >= _HD_WIDTH or info.size[1] >= _HD_HEIGHT:
+            untagged = f"{name}: does not state its color matrix, and is read as BT.601, as ffmpeg does"
+            warnings.warn(f"{untagged}; --matrix bt709 (matrix=) reads it as players do.", stacklevel=3)
+    if not is_unknown(tagged.matrix) and tagged.matrix not in MATRICES:
+        raise ReaderError(f"{name}: its color matrix ({tagged.matrix}) is not supported; convert the video first.")
+    if is_rgb:
+        matrix = "bt601"  # of no effect, but zscale wants one for gray images
+    site = tagged.site
+    if is_unknown(site):
+        site = "center" if info.is_still else "left"  # as JPEG has it, and as videos usually do
+    return replace(
+        tagged,
+        matrix="input" if matrix is None else MATRIX_NAMES[matrix],
+        levels="input",
+        site=turned(site, info.rotation),
+    )
+
+
+def _filters(
+    source: FrameFormat, size: Size, scaled: Size, target: Size, frames: FrameFormat, *, has_alpha: bool
+) -> str:
+    """ffmpeg's filters from a file's frames to RGB, scaled, then cropped evenly to `target`."""
     # None holds a frame back, since it would be lost when ffmpeg rebuilds them for another pixel format. The first
     # fails for frames of another size, which ffmpeg would otherwise rescale without a warning.
-    same_size = "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*info.size)
-    is_hd = info.size[0] >= _HD_WIDTH or info.size[1] >= _HD_HEIGHT
-    matrix = "auto" if info.has_matrix else "bt709" if is_hd else "bt601"
-
-    def scale(width: int, height: int) -> str:
-        return f"scale={width}:{height}:in_color_matrix={matrix}:flags={SCALER}"
-
-    depth, rgb = "" if dtype == np.uint8 else "16le", RAW_FORMATS[dtype]
+    same_size = "crop=w='iw*eq(iw,{})':h='ih*eq(ih,{})':exact=1".format(*size)
     filters = [same_size]
+    pixels = frames.planar if scaled == size else "gbrp16le"
     if has_alpha:  # before scaling, which would mix the colors of transparent pixels into their neighbors
-        filters += [scale(*info.size), f"format=gbrap{depth}", f"{scale(*info.size)}:alphablend=uniform_color"]
-        filters.append(f"format=gbrp{depth}")
+        pixels = frames.planar
+        if source.is_rgb:  # ffmpeg would choose a format without alpha for a palette
+            filters.append("format=gbrap|gbrap16le")
+        filters += conversion(source, replace(frames, pixel_format=pixels.replace("gbrp", "gbrap")), size)
+        filters += ["scale=alphablend=uniform_color", f"format={pixels}"]  # over black
+    else:
+        filters += conversion(source, replace(frames, pixel_format=pixels), size)
+    if scaled != size:
+        filters += [f"zscale={scaled[0]}:{scaled[1]}:filter=bicubic", f"format={frames.planar}"]
     left, top = ((scaled[axis] - target[axis]) // 2 for axis in range(2))
-    return ",".join([*filters, scale(*scaled), f"format={rgb}", f"crop={target[0]}:{target[1]}:{left}:{top}"])
+    return ",".join([*filters, f"format={frames.pixel_format}", f"crop={target[0]}:{target[1]}:{left}:{top}"])
 
 
 def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: int) -> tuple[Size, Size]:
@@ -261,10 +306,13 @@ def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: i
 class RateConverter:
     """Says how often each frame is returned at a constant rate. The time of the next frame decides, or the end.
 
-    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters.
+    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters. `end` is when
+    the last frame ends, if the file says so.
     """
 
-    def __init__(self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool) -> None:
+    def __init__(
+        self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool, end: Fraction | None = None
+    ) -> None:
         self.num_frames = 0
         self.left_out = 0  # frames that were returned at no tick
         self.repeated = 0  # how often one was returned again
@@ -273,6 +321,7 @@ class RateConverter:
         # The numbers of the frames at their own rate, in place of times, which containers round to milliseconds. That
         # would decide between two frames that are equally near, as in every second frame from 60 to 30 fps.
         self._own_fps = None if is_variable else source_fps
+        self._end = end
         self._interval = Fraction(0) if source_fps is None else 1 / source_fps
         self._start = self._time = Fraction(0)
         self._number = Fraction(-1)
@@ -293,8 +342,9 @@ class RateConverter:
         return self._times_until(tick) if self.num_frames > 1 else 0
 
     def end(self) -> int:
-        """How often the last frame is returned: as long as a frame lasts, and at least once if it is the first."""
-        after = self._tick(self._time - self._start + self._interval)
+        """How often the last frame is returned: as long as it lasts, and at least once if it is the first."""
+        end = self._time + self._interval if self._end is None or self._end <= self._time else self._end
+        after = self._tick(end - self._start)
         return self._times_until(max(after, 1))
 
     def warning(self, name: str) -> str:

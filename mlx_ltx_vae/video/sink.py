@@ -15,11 +15,9 @@ import numpy as np
 from ..errors import WriterError
 from ..files.atomic import writing_to
 from ..shapes import Size, format_size
+from .frame_format import FRAME_FORMATS, FrameFormat
 
 SinkT = TypeVar("SinkT", bound="Sink")
-_FRAME_DTYPES: dict[int, np.dtype] = {8: np.dtype(np.uint8), 10: np.dtype(np.uint16)}
-#: ffmpeg's names of frames as arrays.
-RAW_FORMATS = {np.dtype(np.uint8): "rgb24", np.dtype(np.uint16): "rgb48le"}
 _MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
 
 
@@ -40,6 +38,11 @@ class SinkOptions:
     audio_codec: str | None = None
     sample_rate: int | None = None
     contact_sheet: bool = False  # see `output_files`
+
+    @property
+    def frames(self) -> FrameFormat:
+        """The format of the frames that sinks take, once `bit_depth` is checked."""
+        return FRAME_FORMATS[self.bit_depth]
 
 
 DEFAULT_OPTIONS = SinkOptions()
@@ -110,12 +113,13 @@ class FrameQueue:
             self._changed.notify_all()
 
 
-def check_frames(name: str, size: Size, bit_depth: int) -> None:
-    """Raise a `WriterError` for frames that no sink takes."""
+def check_frames(name: str, size: Size, bit_depth: int) -> FrameFormat:
+    """The format of frames with a bit depth. Raises a `WriterError` for frames that no sink takes."""
     if min(size) < 1:
         raise WriterError(f"{name}: frames of {format_size(*size)} pixels cannot be written.")
-    if bit_depth not in _FRAME_DTYPES:
+    if bit_depth not in FRAME_FORMATS:
         raise WriterError(f"{name}: a bit depth of {bit_depth} is not supported; use 8 or 10.")
+    return FRAME_FORMATS[bit_depth]
 
 
 class Sink:
@@ -130,13 +134,11 @@ class Sink:
     _write: Callable[[Any], object]
 
     def __init__(self, name: str, size: Size, bit_depth: int) -> None:
-        check_frames(name, size, bit_depth)
+        self.frames = check_frames(name, size, bit_depth)
         self.name = name
         self.size = (size[0], size[1])
-        self.bit_depth = bit_depth
         #: Frames accepted so far. Once `close` has returned, all of them are in the output.
         self.frames_written = 0
-        self._dtype = _FRAME_DTYPES[bit_depth]
         self._closed = False
         self._owner = os.getpid()
 
@@ -146,10 +148,11 @@ class Sink:
             raise WriterError(f"{self.name}: is closed and takes no more frames.")
         self._check_owner()
         width, height = self.size
-        expected = f"takes {self._dtype} frames (n, {height}, {width}, 3)"
+        dtype = self.frames.dtype
+        expected = f"takes {dtype} frames (n, {height}, {width}, 3)"
         if not isinstance(frames, np.ndarray):
             raise WriterError(f"{self.name}: {expected} as numpy arrays, not a {type(frames).__name__}.")
-        if frames.dtype != self._dtype or frames.ndim != 4 or frames.shape[1:] != (height, width, 3):
+        if frames.dtype != dtype or frames.ndim != 4 or frames.shape[1:] != (height, width, 3):
             raise WriterError(f"{self.name}: {expected}, not {frames.dtype} {frames.shape}.")
         if len(frames):
             self._queue.put(np.ascontiguousarray(frames))

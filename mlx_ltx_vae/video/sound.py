@@ -4,8 +4,9 @@ import io
 import os
 import queue
 import threading
+import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any
@@ -22,15 +23,11 @@ CHANNELS = 2
 SOUND_INPUT = "<the sound>"
 #: Seconds by which sound may end before the picture, or after it: less than two latents.
 SLACK = Fraction(6, 100)
+_LOUDEST = 1 + 2**-15  # by a step of 16 bits above what integers have
 _LEAD = 1  # seconds of sound that are given to ffmpeg ahead of the picture
 
 #: Arrays (2, n) or (1, 2, n), or chunks of an `AudioStream`; or one such array.
 Sound = Iterable[Any]
-
-
-def is_sound(audio: object) -> bool:
-    """Whether audio is computed, rather than the path of a file."""
-    return audio is not None and not isinstance(audio, (str, os.PathLike))
 
 
 def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
@@ -39,6 +36,25 @@ def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
     if isinstance(rate, bool) or not isinstance(rate, int) or not 1 <= rate <= 768_000:
         raise WriterError(f"{name}: sound needs its sample rate as a whole number, not {rate!r}; add sample_rate=.")
     return rate
+
+
+def clipping(peak: float) -> list[str]:
+    """What is said of sound with this largest absolute sample."""
+    return [f"clipped at 1, since it reaches {peak:.4g}"] if peak > _LOUDEST else []
+
+
+def warn_of_sound(name: str, changes: Sequence[str], lengths: str = "") -> None:
+    """Warn, in one sentence, of what is changed in the sound of an output, and of its length; of nothing if that is."""
+    texts = [lengths] if lengths else []
+    if changes:
+        texts.append(f"its sound is {', '.join(changes)}")
+    if texts:
+        warnings.warn(f"{name}: {'; '.join(texts)}.", stacklevel=6)
+
+
+def find_peak(samples: np.ndarray) -> float:
+    """The largest absolute sample."""
+    return max(float(samples.max(initial=0)), -float(samples.min(initial=0)))
 
 
 def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
@@ -64,7 +80,7 @@ class SoundTrack:
     """Takes chunks of sound as they are needed, and makes them as long as the picture.
 
     Sound that ends a little before the picture is continued by silence, and one that ends a little behind it is cut.
-    `cuts` is whether sound of any greater length is.
+    `cuts` is whether sound of any greater length is. `peak` is the largest absolute sample so far.
     """
 
     def __init__(
@@ -77,6 +93,7 @@ class SoundTrack:
         self._num_frames = num_frames
         self._samples = 0  # that the chunks had so far
         self._given = 0
+        self.peak = 0.0
         self._rest: list[np.ndarray] = []  # that is not given yet
         if num_frames is not None and self._expected is not None:
             check_sound_length(name, Fraction(self._expected, sample_rate), num_frames / fps, cuts=cuts)
@@ -125,6 +142,7 @@ class SoundTrack:
             if len(part) < len(samples):
                 self._rest.append(samples[len(part) :])
             self._given += len(part)
+            self.peak = max(self.peak, find_peak(part))
             yield part
 
 

@@ -10,12 +10,12 @@ import numpy as np
 from ..errors import ReaderError
 from .ffmpeg import input_arguments
 from .ffmpeg_reader import FfmpegReader
+from .sound_probe import FILL_GAPS, find_shift
 
 _FLOAT_BYTES = 4
 _PIECE = 2**15  # samples that are read at a time
 _CHUNK_HEADER = 8  # bytes: a name, and a size
-# Silence in place of what is missing in front of sound that begins late, and in gaps. Then floats.
-_FILTERS = "aresample=async=1:first_pts=0,aformat=sample_fmts=flt:channel_layouts=mono|stereo"
+_FILTERS = f"{FILL_GAPS},aformat=sample_fmts=flt:channel_layouts=mono|stereo"
 
 
 class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
@@ -29,7 +29,8 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
         self.name = os.fspath(path)
         self.channels = self.sample_rate = 0
         self._is_closed = False
-        arguments = [*input_arguments(path), "-map", "0:a:0", "-af", _FILTERS, "-c:a", "pcm_f32le", "-f", "wav"]
+        shift = ["-itsoffset", f"{float(find_shift(path, '0:a:0')):.6f}"]
+        arguments = [*shift, *input_arguments(path), "-map", "0:a:0", "-af", _FILTERS, "-c:a", "pcm_f32le", "-f", "wav"]
         self._ffmpeg = FfmpegReader(self.name, arguments)
         try:
             self._read_header()

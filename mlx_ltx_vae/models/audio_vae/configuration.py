@@ -88,11 +88,12 @@ def configure(stated: Mapping[str, Any] | AudioConfig | None, stored: Stored) ->
     if "audio_vae" not in raw:
         if vae is None:
             raise CheckpointError(f"{stored.source}: it has a vocoder and no audio VAE; give the folder with both.")
-        raw["audio_vae"] = _infer_vae(vae, is_decoder="decoder" in stored.networks)
+        network = "decoder" if "decoder" in stored.networks else "encoder"
+        raw["audio_vae"] = _infer_vae(_Tensors(vae, f"{stored.source}: its {network}"), is_decoder=network == "decoder")
     if vocoder is None:
         raw.pop("vocoder", None)
     elif "vocoder" not in raw:
-        raw["vocoder"] = _infer_vocoder(vocoder, stored.source)
+        raw["vocoder"] = _infer_vocoder(_Tensors(vocoder, f"{stored.source}: its vocoder"), stored.source)
     config = parse_config(raw, stored.source)
     return Configuration(replace(config, generation=_generation(config.vocoder)), raw)
 
@@ -128,56 +129,74 @@ def _vocoder_from_diffusers(stated: Mapping[str, Any], *, is_extended: bool) -> 
     second = {own: stated[f"bwe_{name}"] for name, own in _GENERATOR_KEYS.items() if f"bwe_{name}" in stated}
     second |= {own: stated[name] for name, own in _EXTENSION_KEYS.items() if name in stated}
     second |= {"resblock": "AMP1", "activation": stated.get("bwe_act_fn", "snakebeta")}
-    end = stated.get("bwe_final_act_fn")
-    second |= {"apply_final_activation": end is not None, "use_tanh_at_final": end == "tanh"}
+    second["bwe_final_act_fn"] = stated.get("bwe_final_act_fn")
     second.setdefault("use_bias_at_final", False)
     return {"vocoder": first, "bwe": second}
 
 
-def _infer_vae(shapes: Shapes, *, is_decoder: bool) -> dict[str, Any]:
+class _Tensors:
+    """The shapes of the tensors of a network from which its configuration is inferred."""
+
+    def __init__(self, shapes: Shapes, owner: str) -> None:
+        self._shapes, self._owner = shapes, owner
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shapes
+
+    def conv(self, name: str, dims: int) -> tuple[int, ...]:
+        """The shape of the weight of a convolution. A `CheckpointError` if it is missing, or is none."""
+        shape = self._shapes.get(f"{name}.weight", ())
+        if len(shape) != dims + 2:
+            found = f"has tensor {name}.weight of shape {shape}" if shape else f"lacks tensor {name}.weight"
+            raise CheckpointError(
+                f"{self._owner} {found}, and there is no configuration; give the original file, or one with its "
+                "configuration."
+            )
+        return shape
+
+    def convs(self, pattern: str, dims: int) -> list[tuple[int, ...]]:
+        """The shapes of convolutions by a pattern of their names, with the numbers from 0 on."""
+        shapes: list[tuple[int, ...]] = []
+        while f"{pattern.format(len(shapes))}.weight" in self:
+            shapes.append(self.conv(pattern.format(len(shapes)), dims))
+        return shapes
+
+
+def _infer_vae(tensors: _Tensors, *, is_decoder: bool) -> dict[str, Any]:
     stem = "up" if is_decoder else "down"
-    levels = 0
-    while f"{stem}.{levels}.block.0.conv1.conv.weight" in shapes:
-        levels += 1
-    blocks = 0
-    while f"{stem}.0.block.{blocks}.conv1.conv.weight" in shapes:
-        blocks += 1
-    first, last = shapes["conv_in.conv.weight"], shapes["conv_out.conv.weight"]
+    levels = tensors.convs(f"{stem}.{{}}.block.0.conv1.conv", 2)
+    blocks = len(tensors.convs(f"{stem}.0.block.{{}}.conv1.conv", 2))
+    first, last = tensors.conv("conv_in.conv", 2), tensors.conv("conv_out.conv", 2)
     width = last[-1] if is_decoder else first[0]
-    outputs = [shapes[f"{stem}.{level}.block.0.conv1.conv.weight"][0] for level in range(levels)]
     config = {
         "ch": width,
-        "ch_mult": [max(1, each // width) for each in outputs],
+        "ch_mult": [max(1, each[0] // width) for each in levels],
         "num_res_blocks": blocks - 1 if is_decoder else blocks,
         "z_channels": first[-1] if is_decoder else last[0] // 2,
         "out_ch": last[0] if is_decoder else first[-1],
         "resolution": _RESOLUTION,
         "attn_resolutions": [
-            _RESOLUTION >> level for level in range(levels) if f"{stem}.{level}.attn.0.q.weight" in shapes
+            _RESOLUTION >> level for level in range(len(levels)) if f"{stem}.{level}.attn.0.q.weight" in tensors
         ],
-        "mid_block_add_attention": "mid.attn_1.q.weight" in shapes,
-        "norm_type": "group" if "norm_out.weight" in shapes else "pixel",
+        "mid_block_add_attention": "mid.attn_1.q.weight" in tensors,
+        "norm_type": "group" if "norm_out.weight" in tensors else "pixel",
         "causality_axis": "height",
     }
     return {"model": {"params": {"ddconfig": config}}}
 
 
-def _infer_vocoder(shapes: Shapes, source: str) -> dict[str, Any]:
-    if "bwe_generator.conv_pre.weight" not in shapes:
-        return {"resblock": "1", **_infer_generator(shapes, "", source)}
-    first = {**_infer_generator(shapes, "vocoder.", source), **_ANTIALIASED}
-    second = {**_infer_generator(shapes, "bwe_generator.", source), **_ANTIALIASED, **_EXTENSION}
-    return {"vocoder": first, "bwe": {**second, "apply_final_activation": False}}
+def _infer_vocoder(tensors: _Tensors, source: str) -> dict[str, Any]:
+    if "bwe_generator.conv_pre.weight" not in tensors:
+        return {"resblock": "1", **_infer_generator(tensors, "", source)}
+    first = {**_infer_generator(tensors, "vocoder.", source), **_ANTIALIASED}
+    second = {**_infer_generator(tensors, "bwe_generator.", source), **_ANTIALIASED, **_EXTENSION}
+    return {"vocoder": first, "bwe": second}
 
 
-def _infer_generator(shapes: Shapes, prefix: str, source: str) -> dict[str, Any]:
+def _infer_generator(tensors: _Tensors, prefix: str, source: str) -> dict[str, Any]:
     """The published generator with these shapes. Rates follow from kernels; dilations are those of all releases."""
-    kernels: list[int] = []
-    while (shape := shapes.get(f"{prefix}ups.{len(kernels)}.weight")) is not None:
-        kernels.append(shape[1])
-    blocks: list[int] = []
-    while (shape := shapes.get(f"{prefix}resblocks.{len(blocks)}.convs1.0.weight")) is not None:
-        blocks.append(shape[1])
+    kernels = [shape[1] for shape in tensors.convs(f"{prefix}ups.{{}}", 1)]
+    blocks = [shape[1] for shape in tensors.convs(f"{prefix}resblocks.{{}}.convs1.0", 1)]
     unknown = [kernel for kernel in kernels if kernel not in _RATES]
     if unknown or not kernels or len(blocks) % len(kernels):
         raise CheckpointError(
@@ -186,7 +205,7 @@ def _infer_generator(shapes: Shapes, prefix: str, source: str) -> dict[str, Any]
         )
     per_stage = len(blocks) // len(kernels)
     return {
-        "upsample_initial_channel": shapes[f"{prefix}conv_pre.weight"][0],
+        "upsample_initial_channel": tensors.conv(f"{prefix}conv_pre", 1)[0],
         "upsample_rates": [_RATES[kernel] for kernel in kernels],
         "upsample_kernel_sizes": kernels,
         "resblock_kernel_sizes": blocks[:per_stage],

@@ -17,11 +17,19 @@ from ..base import Statistics
 from ..layers.activation import pixel_norm, silu
 from ..noise import LatentNoise
 from .config import AudioConfig, Norm
-from .specs import PlaneAttentionSpec, PlaneParts, PlaneSpec, decoder_parts, decoder_spec, encoder_parts, encoder_spec
+from .specs import (
+    GROUPS,
+    PlaneAttentionSpec,
+    PlaneParts,
+    PlaneSpec,
+    decoder_parts,
+    decoder_spec,
+    encoder_parts,
+    encoder_spec,
+)
 from .spectrogram import resample, spectrogram
 
 _NORM_EPS = 1e-6
-_GROUPS = 32
 
 
 class GroupNorm(nn.Module):
@@ -33,7 +41,7 @@ class GroupNorm(nn.Module):
         self.bias = mx.zeros((channels,))
 
     def __call__(self, x: mx.array) -> mx.array:
-        wide = x.astype(mx.float32).reshape(x.shape[0], -1, _GROUPS, x.shape[-1] // _GROUPS)
+        wide = x.astype(mx.float32).reshape(x.shape[0], -1, GROUPS, x.shape[-1] // GROUPS)
         mean = wide.mean(axis=(1, 3), keepdims=True)
         variance = mx.square(wide - mean).mean(axis=(1, 3), keepdims=True)
         normalized = ((wide - mean) * mx.rsqrt(variance + _NORM_EPS)).reshape(x.shape)

@@ -7,6 +7,7 @@ result and is not known is an error.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...errors import CheckpointError, quote
@@ -19,6 +20,7 @@ _NORMS = {"pixel": Norm.PIXEL, "group": Norm.GROUP}
 # Keys with a single supported value, which every published checkpoint has.
 _FIXED_VAE = {"attn_type": "vanilla", "resamp_with_conv": True, "give_pre_end": False, "tanh_out": False}
 _FIXED_VOCODER = {"stereo": True}
+_FIXED_EXTENSION = {"bwe_final_act_fn": None}  # diffusers' name of an activation at its end
 _MAX_STAGES = 32
 
 
@@ -77,10 +79,11 @@ def _parse_vocoder(raw: Mapping[str, Any], mel: MelConfig, source: str) -> Vocod
         generator = _parse_generator(_Reader(raw, source), inputs)
         return VocoderConfig(generator, sample_rate=generator.scale * mel.sample_rate // mel.hop)
     reader = _Reader(_object(raw, "bwe", source), source)
+    reader.check_fixed(_FIXED_EXTENSION)
     first = _parse_generator(_Reader(_object(raw, "vocoder", source), source), inputs)
     bins = reader.number("num_mels", mel.bins)
     extension = ExtensionConfig(
-        generator=_parse_generator(reader, 2 * bins),
+        generator=replace(_parse_generator(reader, 2 * bins), end=End.NONE),
         hop=reader.number("hop_length"),
         window=reader.number("n_fft"),
         bins=bins,
@@ -104,7 +107,6 @@ def _parse_generator(reader: "_Reader", in_channels: int) -> GeneratorConfig:
     kind = reader.choice("resblock", {"1": False, "AMP1": True}, "1")
     if kind:
         reader.choice("activation", {"snakebeta": True}, "snakebeta")
-    end = End.TANH if reader.flag("use_tanh_at_final", True) else End.CLAMP
     rates, kernels = reader.numbers("upsample_rates"), reader.numbers("upsample_kernel_sizes")
     dilations = tuple(tuple(each) for each in reader.lists("resblock_dilation_sizes"))
     block_kernels = reader.numbers("resblock_kernel_sizes")
@@ -125,7 +127,8 @@ def _parse_generator(reader: "_Reader", in_channels: int) -> GeneratorConfig:
         block_kernels=block_kernels,
         dilations=dilations,
         is_antialiased=kind,
-        end=end if reader.flag("apply_final_activation", True) else End.NONE,
+        # `apply_final_activation` is in the files, and the reference does not read it.
+        end=End.TANH if reader.flag("use_tanh_at_final", True) else End.CLAMP,
         has_final_bias=reader.flag("use_bias_at_final", True),
     )
 

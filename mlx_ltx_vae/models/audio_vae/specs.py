@@ -9,10 +9,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...backend.machine import FLOAT32_BYTES, Backend
+from ...errors import CheckpointError
 from ...shapes import Grid
 from ...streaming.axis import Axis, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step
 from .config import AudioConfig, Causality, Norm
+
+#: Into which a group norm divides the channels.
+GROUPS = 32
 
 _ALONE = WindowSpec()
 
@@ -37,7 +41,7 @@ class PlaneSpec(LayerSpec):
 
     def work_bytes(self, step: Step) -> int:
         time, *rest = step.grid
-        positions = (time + (0 if step.is_whole else self.window(Axis.TIME).cached)) * math.prod(rest)
+        positions = (time + self.window(Axis.TIME).cached) * math.prod(rest)  # with the cache, or padding
         products = positions * math.prod(self.up) // math.prod(self.down)
         # Norm and SiLU in float32; the input of the convolution, unfolded by MLX's CPU backend; the sum with the skip.
         elements = positions * (6 if self.is_activated else 1) * self.in_channels
@@ -245,4 +249,11 @@ class _Layers:
         return frozenset({Axis.TIME}) if self._norm is Norm.GROUP else frozenset()
 
     def _norm_weights(self, name: str, width: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return ((f"{name}.weight", (width,)), (f"{name}.bias", (width,))) if self._norm is Norm.GROUP else ()
+        if self._norm is not Norm.GROUP:
+            return ()
+        if width % GROUPS:
+            raise CheckpointError(
+                f"the configuration of the audio VAE has a group norm ({name}) of {width} channels, which are no "
+                f"multiple of its {GROUPS} groups; use the configuration that belongs to the file."
+            )
+        return ((f"{name}.weight", (width,)), (f"{name}.bias", (width,)))

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,7 +16,7 @@ from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.delay import Delay, Trim
 from ...streaming.window import View, window_starts
 from ..convolution.prepared import PreparedModule
-from ..layers.activation import gated_silu, pixel_norm
+from ..layers.activation import Modulation, gated_silu, pixel_norm
 from ..layers.conv import make_window
 from ..layers.resample import depth_to_space
 from ..layers.resnet import sinusoid
@@ -29,13 +28,6 @@ from .network_specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, ML
 _NORM_EPS = 1e-6
 _ROTATION_BASE = 10000.0
 _BOUND_MARGIN = 1.1  # for rounding of normalized queries and keys
-
-
-class Modulation(NamedTuple):
-    """Scale and shift of a norm, (C,) each in float32."""
-
-    scale: mx.array
-    shift: mx.array
 
 
 class RMSNorm(nn.Module):
@@ -183,7 +175,7 @@ class NeighborhoodBlock(PreparedModule):
         first = second = None
         if modulation is not None:
             rows = modulation + self.scale_shift_table.astype(mx.float32)
-            first, second = Modulation(rows[0], rows[1]), Modulation(rows[3], rows[4])
+            first, second = (Modulation(scale=rows[at], shift=rows[at + 1]) for at in (0, 3))
         return [self._attention(context, rate, first, latent_context), pointwise(lambda x: self.feed(x, second))]
 
     def feed(self, x: mx.array, modulation: Modulation | None) -> mx.array:

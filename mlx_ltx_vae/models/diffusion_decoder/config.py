@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ...errors import CheckpointError, quote
 from ...shapes import Grid, Scaled, ScaleFactors
 from ..video_vae.config import VAEConfig
+from ..video_vae.raw_config import unknown_key
 
 #: What original checkpoints call the whole VAE and its decoder.
 CLASS_NAME, DECODER_CLASS_NAME = "CausalDiffusionVAE", "NADiffusionDecoder"
@@ -215,10 +216,7 @@ def _check(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
             raise CheckpointError(f"{what} {key} = {quote(given[key])}; only {expected!r} is supported.")
     for key in sorted(given.keys() - _KEYS.keys() - _FIXED.keys()):
         if given[key] and not key.startswith("_"):
-            raise CheckpointError(
-                f"{what} the unknown key {quote(key, 40)} = {quote(given[key])}, which could change the result; a "
-                "newer mlx_ltx_vae may know it."
-            )
+            raise unknown_key(f"{source}: the decoder of its configuration", key, given[key])
     kernels, depths = (given.get(key) for key in ("stage_kernels", "stage_depths"))
     if "stage5_kernel" not in given and isinstance(kernels, (list, tuple)) and isinstance(depths, (list, tuple)):
         given["stage5_kernel"] = kernels[-1] if len(kernels) == len(depths) > 0 else None

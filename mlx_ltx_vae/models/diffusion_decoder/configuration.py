@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import CheckpointError, quote
+from ...errors import CheckpointError
 from ..base import Configuration, Shapes, Stored
 from ..video_vae import configuration as of_conv_vae
 from ..video_vae.config import VAEConfig
+from ..video_vae.raw_config import unknown_key
 from .config import CLASS_NAME, DECODER_CLASS_NAME, DecoderConfig, DiffusionVAEConfig, parse_decoder_config
 
 _DIFFUSERS_CLASS = "LTX2VideoDiffusionDecoderModel"
@@ -53,10 +54,7 @@ def configure(
         raw = _translate(raw, stored.source)
     for key in sorted(raw.keys() - _TOP_KEYS):
         if raw[key] and not key.startswith("_"):
-            raise CheckpointError(
-                f"{stored.source}: its configuration has the unknown key {quote(key, 40)} = {quote(raw[key])}, which "
-                "could change the result; a newer mlx_ltx_vae may know it."
-            )
+            raise unknown_key(f"{stored.source}: its configuration", key, raw[key])
     decoder, encoder = _decoder(raw, stored), _encoder(raw, stored)
     if encoder and encoder.latent_channels != decoder.latent_channels:
         raise CheckpointError(
@@ -103,11 +101,13 @@ def _decoder(raw: Mapping[str, Any], stored: Stored) -> DecoderConfig:
 def _translate(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     """A config.json of diffusers in the vocabulary of the original."""
     known = {*_DIFFUSERS_KEYS.values(), *_DIFFUSERS_OTHERS}
-    unknown = sorted(key for key in raw.keys() - known if raw[key] and not key.startswith("_"))
+    if unknown := sorted(key for key in raw.keys() - known if raw[key] and not key.startswith("_")):
+        raise unknown_key(f"{source}: its config.json", unknown[0], raw[unknown[0]])
     missing = sorted(known - {"spatial_compression_ratio", "temporal_compression_ratio", "scaling_factor"} - raw.keys())
-    if unknown or missing:
-        fault = f"the unknown key {quote(unknown[0], 40)}" if unknown else f"no {missing[0]}"
-        raise CheckpointError(f"{source}: its config.json has {fault}; use the config.json that came with the weights.")
+    if missing:
+        raise CheckpointError(
+            f"{source}: its config.json has no {missing[0]}; use the config.json that came with the weights."
+        )
     strides, reductions = (raw[f"decoder_upsample_{name}"] for name in ("strides", "channel_reductions"))
     if not isinstance(strides, list) or not isinstance(reductions, list) or len(strides) != len(reductions):
         raise CheckpointError(

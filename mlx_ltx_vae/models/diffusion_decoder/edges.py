@@ -1,5 +1,7 @@
 """The two ends of the diffusion decoder: padding of the latents, and the cut that removes what becomes of it."""
 
+from collections.abc import Callable
+
 import mlx.core as mx
 
 from ...backend.mlx_utils import take
@@ -11,20 +13,21 @@ Extents = dict[Axis, tuple[int, int, int]]
 
 
 class Padding:
-    """Pads a clip in one stream to a least size, and repeats its last frame `ghosts` times. A cache of a `Stage`.
+    """Pads a clip in one stream by repeating its edges, and its last frame `ghosts` times more. A cache of a `Stage`.
 
-    In time the last frame is repeated; rows and columns at both edges, half of what is missing (rounded down) in front.
-    If the `clip` is given, it was padded before, and only the extents are of use.
+    `added` is `NetworkSpec.added`. If the `clip` is given, it was padded before, and only the extents are of use.
     """
 
-    def __init__(self, axis: Axis, least: Grid, ghosts: int, clip: Grid | None = None) -> None:
-        self._axis, self._least, self._ghosts = axis, least, ghosts
+    def __init__(
+        self, axis: Axis, added: Callable[[Axis, int], tuple[int, int]], ghosts: int, clip: Grid | None = None
+    ) -> None:
+        self._axis, self._added, self._ghosts = axis, added, ghosts
         self._seen = 0  # positions along the axis of the stream
         self._held: list[mx.array] = []  # all positions while there are too few; then the last frame
         self.closed = clip is not None
         self.extents: Extents = {}
         for each, length in zip(Axis, clip or (), strict=clip is not None):
-            self.extents[each] = (*self._missing(each, length), length)
+            self.extents[each] = (*added(each, length), length)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -40,18 +43,13 @@ class Padding:
             self._seen += x.shape[axis]
         self.closed = last
         result = self._in_time(x, last) if axis is Axis.TIME else self._in_space(x, last)
-        self.extents[axis] = (*self._missing(axis, self._seen), self._seen)
+        self.extents[axis] = (*self._added(axis, self._seen), self._seen)
         return result
-
-    def _missing(self, axis: Axis, length: int) -> tuple[int, int]:
-        missing = max(0, self._least[axis.grid] - length)
-        before = 0 if axis is Axis.TIME else missing // 2
-        return before, missing - before
 
     def _pad(self, x: mx.array, axis: Axis) -> mx.array:
         """`x` with the padding of an axis of which it has all positions."""
         length = x.shape[axis]
-        before, after = self._missing(axis, length)
+        before, after = self._added(axis, length)
         self.extents[axis] = before, after, length
         added = after + (self._ghosts if axis is Axis.TIME else 0)
         return _repeat_edges(x, axis, before, added)
@@ -63,7 +61,7 @@ class Padding:
         if not last or not self._held:
             return x
         edge = self._held.pop()
-        _, after = self._missing(Axis.TIME, self._seen)
+        _, after = self._added(Axis.TIME, self._seen)
         added = after + self._ghosts
         if not added:
             return x
@@ -74,13 +72,12 @@ class Padding:
         """Fewer positions than the least wait for the end."""
         if x is not None:
             self._held.append(x)
-        if not self._held or (self._seen < self._least[self._axis.grid] and not last):
+        before, after = self._added(self._axis, self._seen)
+        if not self._held or (before + after and not last):
             return None
         joined = self._held[0] if len(self._held) == 1 else mx.concatenate(self._held, axis=self._axis)
         self._held = []
-        if self._seen >= self._least[self._axis.grid]:
-            return joined
-        return _repeat_edges(joined, self._axis, *self._missing(self._axis, self._seen))
+        return _repeat_edges(joined, self._axis, before, after)
 
 
 class GhostCut:

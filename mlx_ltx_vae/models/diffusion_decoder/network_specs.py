@@ -9,12 +9,10 @@ from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
 from ...shapes import Grid, TileRules
 from ...streaming.axis import Axis, Border, WindowSpec
-from ..specs import LayerSpec, NetworkSpec, Step
+from ..specs import LayerSpec, NetworkSpec, Step, Weights, linear_weights
 from ..video_vae.network_specs import encoder_spec
 from .config import DecoderConfig, DiffusionVAEConfig, Prediction, StageConfig
 from .neighborhood import BLOCKS, CALLS_UNDER_WAY, computed_scores, tokens_at_once, workspace_bytes
-
-Weights = tuple[tuple[str, tuple[int, ...]], ...]
 
 #: Channels of the sinusoid of a noise level.
 SINUSOID_CHANNELS = 256
@@ -185,7 +183,11 @@ def decoder_spec(config: DecoderConfig, steps: int | None = None) -> NetworkSpec
             up=stage.up,
             trim=stage.up[0] - 1,
             ghost_frames=config.ghost_frames * config.scale.time if is_last else 0,
-            weights=_linear(f"upsamples.{index}.proj", math.prod(stage.up) * stage.out_channels, stage.channels),
+            weights=linear_weights(
+                f"upsamples.{index}.proj",
+                stage.channels,
+                math.prod(stage.up) * stage.out_channels,
+            ),
         )
         layers.append(upsample)
     for step in range(steps):
@@ -233,7 +235,7 @@ def _entry(config: DecoderConfig) -> EntrySpec:
         "conv_in",
         config.latent_channels,
         width,
-        weights=_linear("conv_in", width, config.latent_channels),
+        weights=linear_weights("conv_in", config.latent_channels, width),
         least=config.least,
         ghosts=config.ghost_frames,
     )
@@ -248,22 +250,25 @@ def _denoising_step(config: DecoderConfig, step: int, steps: int) -> list[LayerS
         stage.channels,
         noise_channels=0 if step else pixels,
         waiting_channels=waiting,
-        weights=(*_linear("conv_in_x_t", stage.channels, pixels), *_modulation(config)),
+        weights=(*linear_weights("conv_in_x_t", pixels, stage.channels), *_modulation(config)),
     )
     layers: list[LayerSpec] = [enter]
     waiting = config.context_channels + (pixels if keeps_noisy(config, step, steps) else 0)
     for block in range(stage.depth):
         layers += _block(config, stage, f"diff_blocks.{block}", waiting)
-    leave = (("norm_out.weight", (stage.channels,)), *_linear("conv_out", pixels, stage.channels))
+    leave = (
+        ("norm_out.weight", (stage.channels,)),
+        *linear_weights("conv_out", stage.channels, pixels),
+    )
     return [*layers, PredictionSpec("conv_out", stage.channels, pixels, weights=leave)]
 
 
 def _modulation(config: DecoderConfig) -> Weights:
     width = config.embedding_channels
     return (
-        *_linear("t_embedder.mlp.0", width, SINUSOID_CHANNELS),
-        *_linear("t_embedder.mlp.2", width, width),
-        *_linear("shared_adaln.proj", MODULATION_ROWS * config.pixel_stage.channels, width),
+        *linear_weights("t_embedder.mlp.0", SINUSOID_CHANNELS, width),
+        *linear_weights("t_embedder.mlp.2", width, width),
+        *linear_weights("shared_adaln.proj", width, MODULATION_ROWS * config.pixel_stage.channels),
     )
 
 
@@ -273,10 +278,12 @@ def _block(config: DecoderConfig, stage: StageConfig, name: str, waiting_channel
     time, height, width = (WindowSpec(kernel, border=Border.SHIFT) for kernel in stage.kernel)
     first: Weights = ((f"{name}.norm1.weight", (channels,)),)
     if config.is_fused:
-        first += _linear(f"{name}.attn.qkv", 3 * channels, channels)
+        first += linear_weights(f"{name}.attn.qkv", channels, 3 * channels)
     else:
-        first += tuple(weight for part in "qkv" for weight in _linear(f"{name}.attn.to_{part}", channels, channels))
-    first += _linear(f"{name}.attn.proj", channels, channels)
+        first += tuple(
+            weight for part in "qkv" for weight in linear_weights(f"{name}.attn.to_{part}", channels, channels)
+        )
+    first += linear_weights(f"{name}.attn.proj", channels, channels)
     first += ((f"{name}.attn.q_norm.weight", (head_dim,)), (f"{name}.attn.k_norm.weight", (head_dim,)))
     hidden = hidden_channels(channels)
     second: Weights = (
@@ -286,7 +293,7 @@ def _block(config: DecoderConfig, stage: StageConfig, name: str, waiting_channel
         (f"{name}.mlp.w_down.weight", (channels, hidden)),
     )
     if waiting_channels:
-        first += _linear(f"{name}.context_proj", channels, config.context_channels)
+        first += linear_weights(f"{name}.context_proj", config.context_channels, channels)
         first += ((f"{name}.scale_shift_table", (MODULATION_ROWS, channels)),)
         if config.has_gates:
             first += ((f"{name}.gate_msa", (channels,)), (f"{name}.gate_ctx", (channels,)))
@@ -301,7 +308,3 @@ def _block(config: DecoderConfig, stage: StageConfig, name: str, waiting_channel
         waiting_channels=waiting_channels,
     )
     return [attention, MLPSpec(f"{name}.mlp", channels, channels, weights=second, hidden=hidden)]
-
-
-def _linear(name: str, out_channels: int, in_channels: int) -> Weights:
-    return ((f"{name}.weight", (out_channels, in_channels)), (f"{name}.bias", (out_channels,)))

@@ -12,6 +12,7 @@ from ...streaming.driver import run_whole
 from ..base import Statistics
 from ..input_shapes import check_latent_shape
 from ..noise import LatentNoise, draw
+from ..patches import unpatchify
 from ..specs import NetworkSpec
 from .blocks import LinearUpsample, NeighborhoodBlock, Reader, RMSNorm, SharedModulation, TimestepEmbedder
 from .config import DecoderConfig, Prediction
@@ -80,7 +81,7 @@ class DiffusionDecoder(nn.Module):
         steps = context.denoising_steps or config.steps
         spec = self.spec if steps == config.steps else decoder_spec(config, steps)
         part = context.part
-        padding = Padding(axis, config.least, config.ghost_frames, part and part.clip)
+        padding = Padding(axis, spec.added, config.ghost_frames, part and part.clip)
         ghosts = GhostCut(axis, padding, config.scale, part.first_frame if part else 0)
         stages = [Stage(partial(self._enter, padding), padding)]
         for index, (blocks, upsample) in enumerate(zip(self.det_stages, self.upsamples, strict=True)):
@@ -95,7 +96,8 @@ class DiffusionDecoder(nn.Module):
         cut = Cut(axis, padding.extents, config.scale)
 
         def leave(x: mx.array | None, last: bool) -> mx.array | None:
-            return None if x is None else cut(_unpatchify(x, config.patch_size))
+            pixels = None if x is None else unpatchify(x, config.patch_size)
+            return pixels if pixels is None or part else cut(pixels)  # of tiles, the padding is cut off once blended
 
         return [*stages, Stage(leave)]
 
@@ -146,10 +148,3 @@ class DiffusionDecoder(nn.Module):
             own = Reader(delay, step * len(self.diff_blocks) + index)
             stages += block.stages(context, rate, modulation, own)
         return [*stages, Stage(lambda x, last: None if x is None else leave(x))]
-
-
-def _unpatchify(x: mx.array, size: int) -> mx.array:
-    """(B, T, H, W, 3*size*size), channels ordered (c, width, height) -> (B, T, H*size, W*size, 3)."""
-    batch, time, height, width, channels = x.shape
-    x = x.reshape(batch, time, height, width, channels // size**2, size, size).transpose(0, 1, 2, 6, 3, 5, 4)
-    return x.reshape(batch, time, height * size, width * size, -1)

@@ -12,7 +12,7 @@ from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
 from ...shapes import Grid
 from ...streaming.axis import Axis, WindowSpec
-from ..specs import LayerSpec, NetworkSpec, PaddingMode, Step, Stride
+from ..specs import LayerSpec, NetworkSpec, PaddingMode, Step, Stride, Weights, linear_weights
 from .config import PATCH, PreviewConfig
 
 #: Video frames for each latent frame. Of those for the first latent frame, all but the last are dropped.
@@ -25,8 +25,6 @@ _ONE, _THREE, _STRIDED = WindowSpec(), WindowSpec(3, 1, 1, 1), WindowSpec(3, 2, 
 _PAIR = WindowSpec(2, 1, 1, 0)  # a frame and the one before it
 _COLORS = 3 * PATCH**2
 _LAST_DECODER_LAYER, _LAST_ENCODER_LAYER = 22, 17
-
-Weights = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,7 @@ def _memory_block(name: str, width: int, group_width: int | None) -> list[LayerS
         first = replace(first, in_channels=width, windows=pairs, time_padding=PaddingMode.ZEROS)
         return [first, others[0], replace(others[1], skip_channels=width)]
     groups = width // group_width
-    inner = _linear(f"{name}.conv.0", 2 * width, width)
+    inner = linear_weights(f"{name}.conv.0", 2 * width, width)
     joined = _frame_layer(
         f"{name}.conv.0", width, width, inner, windows=(_PAIR, _ONE, _ONE), time_padding=PaddingMode.ZEROS
     )
@@ -175,13 +173,8 @@ def _memory_block(name: str, width: int, group_width: int | None) -> list[LayerS
         replace(_conv(f"{name}.conv.{index}", group_width, width), in_channels=width, groups=groups, windows=alone)
         for index in (2, 6)
     )
-    second = replace(second, weights=second.weights + _linear(f"{name}.conv.4", width, width))
+    second = replace(second, weights=second.weights + linear_weights(f"{name}.conv.4", width, width))
     return [joined, second, replace(third, skip_channels=width)]
-
-
-def _linear(name: str, in_channels: int, out_channels: int) -> Weights:
-    """A 1x1 convolution, stored as a matrix here."""
-    return ((f"{name}.weight", (out_channels, in_channels)), (f"{name}.bias", (out_channels,)))
 
 
 def _conv(name: str, in_channels: int, out_channels: int, *, has_bias: bool = True) -> FrameLayerSpec:

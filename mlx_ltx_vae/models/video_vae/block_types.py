@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 
 from ...streaming.axis import Axis, WindowSpec
 from ..convolution.rules import ConvRule, choose
-from ..specs import Activation, ConvSpec, FrameAttentionSpec, LayerSpec, PaddingMode, Stride
+from ..specs import Activation, ConvSpec, FrameAttentionSpec, LayerSpec, PaddingMode, Stride, Weights, linear_weights
 
 #: The size of every convolution.
 KERNEL = (3, 3, 3)
 _EMBEDDING = 256  # channels of the sinusoidal timestep embedding
-
-Weights = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class NetworkOptions(NamedTuple):
@@ -93,11 +91,8 @@ def conv_layer(
 def embedder_weights(name: str, channels: int) -> Weights:
     """The weights of a time embedder with `channels` output channels."""
     path = f"{name}.timestep_embedder"
-    return _linear(f"{path}.linear_1", channels, _EMBEDDING) + _linear(f"{path}.linear_2", channels, channels)
-
-
-def _linear(name: str, out_channels: int, in_channels: int) -> Weights:
-    return ((f"{name}.weight", (out_channels, in_channels)), (f"{name}.bias", (out_channels,)))
+    first = linear_weights(f"{path}.linear_1", _EMBEDDING, channels)
+    return first + linear_weights(f"{path}.linear_2", channels, channels)
 
 
 def _residual_layers(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
@@ -109,7 +104,7 @@ def _residual_layers(block: BlockConfig, options: NetworkOptions, name: str) -> 
         second += ((f"{name}.per_channel_scale2", (out_channels,)),)
     if in_channels != out_channels:
         second += ((f"{name}.norm3.norm.weight", (in_channels,)), (f"{name}.norm3.norm.bias", (in_channels,)))
-        second += _linear(f"{name}.conv_shortcut", out_channels, in_channels)
+        second += linear_weights(f"{name}.conv_shortcut", in_channels, out_channels)
     shared = {"is_modulated": options.has_timestep, "has_noise": block.inject_noise}
     outer: dict[str, Any] = {"weights": first, "activation": Activation.INPUT, **shared}
     inner: dict[str, Any] = {"weights": second, "activation": Activation.CACHED, "skip_channels": in_channels, **shared}
@@ -171,7 +166,8 @@ def _strided(block: BlockConfig, options: NetworkOptions, name: str) -> list[Lay
 def _attention(block: BlockConfig, options: NetworkOptions, name: str) -> list[LayerSpec]:
     channels = block.in_channels
     weights: Weights = ((f"{name}.norm.gamma", (channels,)),)
-    weights += _linear(f"{name}.to_qkv", 3 * channels, channels) + _linear(f"{name}.proj", channels, channels)
+    weights += linear_weights(f"{name}.to_qkv", channels, 3 * channels)
+    weights += linear_weights(f"{name}.proj", channels, channels)
     space = frozenset({Axis.HEIGHT, Axis.WIDTH})
     return [FrameAttentionSpec(name, channels, channels, unbounded=space, weights=weights)]
 

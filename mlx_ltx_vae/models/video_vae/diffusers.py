@@ -131,7 +131,9 @@ def read_diffusers_config(raw: Mapping[str, Any], source: str) -> DiffusersVAE:
         "causal_decoder": config["decoder_causal"],
         "encoder_base_channels": encoder_base,
         "decoder_base_channels": decoder_base,
-        **_padding(config, source),
+        # Stated even if they are the default: pruned block lists are of no generation.
+        "encoder_spatial_padding_mode": config.get("encoder_spatial_padding_mode", "zeros"),
+        "decoder_spatial_padding_mode": config.get("decoder_spatial_padding_mode", "zeros"),
     }
     if "_class_name" not in raw and "block_out_channels" not in raw:
         encoder = []
@@ -147,8 +149,8 @@ def _class_name(raw: Mapping[str, Any]) -> str:
 def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str, Any]:
     if class_name == _DIFFUSION_DECODER:
         raise CheckpointError(
-            f"{source}: this is the diffusion decoder of LTX-2.5 ({class_name}), which is not supported yet; use the "
-            "folder of the convolutional VAE (vae)."
+            f"{source}: its config.json is that of a diffusion decoder ({class_name}), and its tensors are those of a "
+            "convolutional VAE; use the config.json that came with the weights."
         )
     if class_name not in _DEFAULTS:
         raise CheckpointError(
@@ -157,23 +159,9 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
     defaults = _SHARED_DEFAULTS | _DEFAULTS[class_name]
     config = defaults | {key: value for key, value in raw.items() if not key.startswith("_")}
     if unknown := sorted(config.keys() - defaults.keys()):
-        raise unknown_key(unknown[0], config[unknown[0]], source)
+        raise unknown_key(f"{source}: its config.json", unknown[0], config[unknown[0]])
     check_fixed(config, _FIXED, source)
     return config
-
-
-def _padding(config: Mapping[str, Any], source: str) -> dict[str, str]:
-    """Padding keys of the original, stated even if they are the default: pruned block lists are of no generation."""
-    encoder = config.get("encoder_spatial_padding_mode", "zeros")
-    decoder = config.get("decoder_spatial_padding_mode", "zeros")
-    if encoder == decoder:
-        return {"spatial_padding_mode": decoder}
-    if decoder == ("zeros" if config["timestep_conditioning"] else "reflect"):
-        return {"encoder_spatial_padding_mode": encoder, "decoder_spatial_padding_mode": decoder}
-    raise CheckpointError(
-        f"{source}: its encoder pads with {excerpt(encoder)} and its decoder with {excerpt(decoder)}, a combination "
-        "of no published VAE; use the config.json that came with the weights."
-    )
 
 
 def _walk_encoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Part], int]:

@@ -3,7 +3,7 @@
 import re
 
 from ..base import NETWORKS, Found, Shapes
-from ..stored_names import STATISTICS, find_statistics, plain_name
+from ..stored_names import STATISTICS_PREFIXES, find_statistics, plain_name
 from .block_types import STEMS
 
 # Prefixes of a network's names: the original files, whole models of other programs, packs of MLX ports (the second for
@@ -33,7 +33,7 @@ def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
             return {
                 name: stored
                 for name, stored in inside.items()
-                if not (name.startswith(STATISTICS[0]) or plain_name(name) in _MEAN_NAMES + _STD_NAMES)
+                if not (name.startswith(STATISTICS_PREFIXES[0]) or plain_name(name) in _MEAN_NAMES + _STD_NAMES)
             }
     return {}
 

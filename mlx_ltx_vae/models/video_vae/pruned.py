@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ..base import Shape, Shapes
+from ...shapes import Shape
+from ..base import Shapes
 from .block_types import DECODER_BLOCKS, STEMS, UPSAMPLE
 from .generations import GENERATIONS
 

@@ -93,7 +93,7 @@ def check_config(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
         if key.startswith("_"):
             continue
         if raw[key]:
-            raise unknown_key(key, raw[key], source)
+            raise unknown_key(f"{source}: its configuration", key, raw[key])
         warnings.warn(
             f"{source}: the unknown configuration key {quote(key)} is switched off and ignored.", stacklevel=4
         )
@@ -109,11 +109,11 @@ def check_fixed(raw: Mapping[str, Any], fixed: Mapping[str, Any], source: str) -
             )
 
 
-def unknown_key(key: str, value: Any, source: str) -> CheckpointError:
-    """The error of a key that could change what the networks compute."""
+def unknown_key(what: str, key: str, value: Any) -> CheckpointError:
+    """The error of a key that could change what the networks compute. `what` names the configuration."""
     return CheckpointError(
-        f"{source}: its configuration has the unknown key {quote(key, 40)} = {quote(value)}, which could change the "
-        "result; a newer mlx_ltx_vae may know it."
+        f"{what} has the unknown key {quote(key, 40)} = {quote(value)}, which could change the result; update "
+        "mlx_ltx_vae, or remove the key if it changes nothing that the VAE computes."
     )
 
 
@@ -121,7 +121,7 @@ def check_block(name: str, options: Any, source: str) -> dict[str, Any]:
     """The options of a block with their values, defaults included. A number stands for `num_layers`."""
     given = options if isinstance(options, Mapping) else {"num_layers": options}
     if unknown := sorted(given.keys() - _BLOCK_OPTIONS.keys()):
-        raise CheckpointError(f"{source}: block {quote(name)} has the unknown option {quote(unknown[0])}.")
+        raise unknown_key(f"{source}: block {quote(name)}", unknown[0], given[unknown[0]])
     return _check(given, _BLOCK_OPTIONS, f"{source}: block {quote(name)}")
 
 

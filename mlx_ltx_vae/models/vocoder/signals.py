@@ -7,9 +7,8 @@ import mlx.core as mx
 import numpy as np
 
 from ...backend.device import is_cpu
+from .specs import FILTER_BLOCK
 
-#: Outputs of a filter per matrix product. More outputs take more products with zero, fewer more small matrices.
-_BLOCK = 16
 _PI_HIGH = 3.140625  # few bits, so that multiples are exact
 _PI_LOW = math.pi - _PI_HIGH
 
@@ -38,20 +37,20 @@ class Filter:
     def __init__(self, taps: np.ndarray, *, stride: int = 1) -> None:
         self._phases, self._kernel = taps.shape
         self._stride = stride
-        matrix = np.zeros((_BLOCK, self._phases, (_BLOCK - 1) * stride + self._kernel), np.float32)
-        for index in range(_BLOCK):
+        matrix = np.zeros((FILTER_BLOCK, self._phases, (FILTER_BLOCK - 1) * stride + self._kernel), np.float32)
+        for index in range(FILTER_BLOCK):
             matrix[index, :, index * stride : index * stride + self._kernel] = taps
-        self._matrix = mx.array(matrix.reshape(_BLOCK * self._phases, -1))
+        self._matrix = mx.array(matrix.reshape(FILTER_BLOCK * self._phases, -1))
 
     def __call__(self, x: mx.array) -> mx.array:
         """(B, T, C) to (B, phases * (1 + (T - K) // stride), C)."""
         batch, length, channels = x.shape
         results = 1 + (length - self._kernel) // self._stride
-        blocks = -(-results // _BLOCK)
+        blocks = -(-results // FILTER_BLOCK)
         seen = self._matrix.shape[1]
-        missing = (blocks - 1) * _BLOCK * self._stride + seen - length
+        missing = (blocks - 1) * FILTER_BLOCK * self._stride + seen - length
         x = mx.pad(x, [(0, 0), (0, missing), (0, 0)]) if missing > 0 else mx.contiguous(x)
-        strides = (x.shape[1] * channels, _BLOCK * self._stride * channels, channels, 1)
+        strides = (x.shape[1] * channels, FILTER_BLOCK * self._stride * channels, channels, 1)
         windows = mx.as_strided(x, (batch, blocks, seen, channels), strides)
         return (self._matrix @ windows).reshape(batch, -1, channels)[:, : results * self._phases]
 

@@ -17,6 +17,8 @@ from .config import ExtensionConfig, GeneratorConfig, VocoderConfig
 FILTER_TAPS = 12
 #: Input positions before and after its own that an output of such an activation depends on.
 FILTER_REACH = 5
+#: Outputs of a filter per matrix product. More outputs take more products with zero, fewer more small matrices.
+FILTER_BLOCK = 16
 #: Input positions to each side that a sample of the resampled waveform depends on.
 RESAMPLE_REACH = 7
 _END_KERNEL = 7  # of the first and the last convolution
@@ -72,6 +74,11 @@ class TransposedSpec(SignalSpec):
     def needed(self, axis: Axis, count: int) -> int:
         return math.ceil((count + self.cut) / self.rate) if axis is Axis.TIME else count
 
+    def fixed_bytes(self) -> int:
+        """What its weight takes more once it is laid out in whole blocks."""
+        added = -self.kernel % self.rate
+        return added * self.in_channels * self.out_channels * FLOAT32_BYTES
+
     def reach(self, axis: Axis) -> tuple[Fraction, Fraction]:
         if axis is not Axis.TIME:
             return Fraction(0), Fraction(0)
@@ -84,7 +91,12 @@ class TransposedSpec(SignalSpec):
 
 @dataclass(frozen=True)
 class ActivationSpec(SignalSpec):
-    """An antialiased activation, or a pointwise one in front of the next convolution."""
+    """An antialiased activation."""
+
+    def fixed_bytes(self) -> int:
+        """The matrices of its two filters: two outputs for each position, and one for two positions."""
+        up, down = FILTER_BLOCK - 1 + FILTER_TAPS // 2, 2 * (FILTER_BLOCK - 1) + FILTER_TAPS
+        return FILTER_BLOCK * (2 * up + down) * FLOAT32_BYTES
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         return math.prod(part) * self.in_channels * 4 * FILTER_TAPS
@@ -105,6 +117,9 @@ class BranchesSpec(SignalSpec):
         work = max(layer.work_bytes(step) for chain in self.chains for layer in chain)
         held = (len(self.chains) + 3) * math.prod(step.grid) * self.out_channels * FLOAT32_BYTES
         return work + held
+
+    def fixed_bytes(self) -> int:
+        return sum(layer.fixed_bytes() for chain in self.chains for layer in chain)
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         return sum(layer.multiply_adds(part, whole) for chain in self.chains for layer in chain)

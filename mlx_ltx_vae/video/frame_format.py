@@ -1,0 +1,150 @@
+"""What the numbers in frames mean, and the ffmpeg filters that convert frames from one meaning to another.
+
+The filter is zscale. swscale, which ffmpeg inserts by default, treats 8 and 16 bits as one scale shifted by 8 (white is
+65280 or 65535), which is off by 0.39 %, and places chroma half a sample off.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..errors import LTXVAEError
+from ..shapes import Size
+from .ffmpeg import listing
+
+#: ffmpeg's names of the matrices that zscale knows.
+MATRICES = frozenset(
+    ("bt709", "fcc", "bt470bg", "smpte170m", "smpte240m", "ycgco", "bt2020nc", "bt2020c", "chroma-derived-nc")
+    + ("chroma-derived-c", "ictcp", "gbr")
+)
+_PLANAR = re.compile(r"yuv(a?j?(410|411|420|422|440|444)p)((9|10|12|14|16)le)?|gbra?p((9|10|12|14|16|f16|f32)le)?")
+# Formats that only repack another one, which zscale has.
+_REPACKED = {
+    "nv12": "yuv420p", "nv21": "yuv420p", "p010le": "yuv420p10le", "nv16": "yuv422p", "nv20le": "yuv422p10le",
+    "bgr0": "gbrp", "bgra": "gbrap", "rgb24": "gbrp", "rgb48le": "gbrp16le", "rgba64le": "gbrap16le",
+}  # fmt: skip
+_WITHOUT_ZSCALE = ("yuv440p10le", "yuv440p12le")
+_RGB = re.compile("[0ax]?(2?rgb|bgr)|gbr|pal8")  # how the names of pixel formats without a matrix start
+# Where a chroma sample is among its luma samples, right and down. ffmpeg has no name for places on the right.
+_SITES = {
+    "left": (-1, 0), "topleft": (-1, -1), "center": (0, 0), "top": (0, -1), "bottomleft": (-1, 1), "bottom": (0, 1),
+    "right": (1, 0), "topright": (1, -1), "bottomright": (1, 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FrameFormat:
+    """What the numbers in frames mean, by ffmpeg's names.
+
+    Attributes:
+        pixel_format: the components, their order, bits and subsampling.
+        levels: "pc" if black and white are the least and the largest number; "tv" for 16 to 235 of 255.
+        matrix: between RGB and luma and chroma; "gbr" for RGB.
+        site: of a chroma sample among its luma samples: "left" (in the middle of the left ones), "topleft", "center".
+    """
+
+    pixel_format: str
+    levels: str = "pc"
+    matrix: str = "gbr"
+    primaries: str = "bt709"
+    transfer: str = "bt709"
+    site: str = "left"
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of raw frames (n, H, W, 3), which `RGB8` and `RGB16` have."""
+        return np.dtype({"rgb24": np.uint8, "rgb48le": np.uint16}[self.pixel_format])
+
+    @property
+    def planar(self) -> str:
+        """The pixel format with a plane for each component, which zscale takes."""
+        return _REPACKED.get(self.pixel_format, self.pixel_format)
+
+    @property
+    def is_rgb(self) -> bool:
+        return _RGB.match(self.pixel_format) is not None
+
+
+#: Frames as arrays: full-range RGB.
+RGB8, RGB16 = FrameFormat("rgb24"), FrameFormat("rgb48le")
+#: By the bit depth that users choose. 10 bits come as 16, and use all of them.
+FRAME_FORMATS = {8: RGB8, 10: RGB16}
+
+
+def check_zscale(error: type[LTXVAEError]) -> None:
+    """Raise an `error` if this ffmpeg cannot convert frames."""
+    if all(row[1:2] != ["zscale"] for row in listing("-filters", error=error)):  # type: ignore[arg-type]  # hashable
+        raise error(
+            "this ffmpeg was built without zscale, which converts colors; use the one of imageio-ffmpeg (unset "
+            "IMAGEIO_FFMPEG_EXE)."
+        )
+
+
+def is_unknown(name: str) -> bool:
+    """Whether a file does not say it."""
+    return name in ("unknown", "unspecified", "reserved")
+
+
+def is_convertible(pixel_format: str) -> bool:
+    """Whether `conversion` can end in a pixel format."""
+    is_planar = _PLANAR.fullmatch(pixel_format) is not None and pixel_format not in _WITHOUT_ZSCALE
+    return is_planar or pixel_format in _REPACKED
+
+
+def file_format(pixel_format: str) -> FrameFormat:
+    """How files store frames with a pixel format: BT.709, limited range, chroma as H.264 and HEVC have it."""
+    rgb = FrameFormat(pixel_format)
+    return rgb if rgb.is_rgb else replace(rgb, levels="pc" if pixel_format.startswith("yuvj") else "tv", matrix="bt709")
+
+
+def turned(site: str, degrees: float) -> str:
+    """Where chroma samples are once frames are turned counterclockwise, which ffmpeg does without changing the tag."""
+    right, down = _SITES[site]
+    for _ in range(round(degrees / 90) % 4):
+        right, down = down, -right
+    return next(name for name, place in _SITES.items() if place == (right, down))
+
+
+def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str]:
+    """ffmpeg's filters from one format to another, for frames `(width, height)`.
+
+    Matrix, levels, depth and chroma site are converted; primaries and transfer function stay what they are. What the
+    source has as "input" is what each frame says.
+    """
+    to_planar = [f"format={source.planar}"] if source in (RGB8, RGB16) else []
+    flip = ["hflip"] * source.site.endswith("right")
+    settings = {
+        "matrixin": source.matrix,
+        "rangein": source.levels,
+        "chromalin": source.site.replace("right", "left"),
+        "matrix": target.matrix,
+        "range": target.levels,
+        "chromal": target.site,
+        "filter": "bicubic",
+    }
+    convert = "zscale=" + ":".join(f"{name}={value}" for name, value in settings.items())
+    formats = [f"format={each}" for each in dict.fromkeys((target.planar, target.pixel_format))]
+    before, after = _whole_chroma(source, target, size)
+    return [*to_planar, *before, *flip, convert, formats[0], *flip, *after, *formats[1:]]
+
+
+def tags(target: FrameFormat) -> str:
+    """The filter that tags frames: an output option such as -color_primaries loses to "unknown" of the frames."""
+    matrix = "" if target.is_rgb else f":colorspace={target.matrix}"
+    colors = f"color_primaries={target.primaries}:color_trc={target.transfer}"
+    return f"setparams=range={target.levels}{matrix}:{colors}"
+
+
+def _whole_chroma(source: FrameFormat, target: FrameFormat, size: Size) -> tuple[list[str], list[str]]:
+    """Filters before and after zscale, which takes no part of a chroma sample, as odd sizes have."""
+    multiple = 4 if re.search("41[01]", source.pixel_format + target.pixel_format) else 2
+    width, height = size
+    right, bottom = -width % multiple, -height % multiple
+    if not right and not bottom:
+        return [], []
+    if source.is_rgb:  # the last pixels are repeated
+        pad = [f"pad={width + right}:{height + bottom}", f"fillborders=right={right}:bottom={bottom}:mode=smear"]
+        return pad, [f"crop={width}:{height}:0:0:exact=1"]
+    # ffmpeg's other filters cut odd frames; this one stretches their chroma by half a pixel over the whole picture.
+    return [f"scale=flags=bicubic+accurate_rnd,format={re.sub('4[0-4]+p', '444p', source.planar)}"], []

@@ -1,0 +1,134 @@
+"""What ffmpeg says of the sound of a file: its form, that in which an encoder stores it, and where it begins."""
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from ..errors import ReaderError, WriterError, excerpt
+from .ffmpeg import input_arguments, listing, read_log
+
+#: A filter that puts silence in place of what is missing in front of sound that begins late, and in gaps. Not of those
+#: under 0.02 s: the times of Ogg Vorbis are wrong by up to that.
+FILL_GAPS = "aresample=async=1:min_hard_comp=0.02:first_pts=0"
+_STREAM = re.compile(r"Stream #.*: Audio: (\w+).*?, (\d+) Hz, ([^,]+), (\w+)(?: \((\d+) bit\))?")
+_START = re.compile(r"Duration: .*, start: (-?\d+\.\d+)")
+_SHIFT = re.compile(r"demuxer\+ffmpeg -> .* off:(-?\d+) ")  # in microseconds
+_COUNT = re.compile(r"(\d+) channels")
+_PEAK = re.compile(r"Peak level dB: (-?\d+\.\d+)")
+_FORMAT_BITS = {"u8": 8, "s16": 16, "s32": 32, "s64": 64, "flt": 32, "dbl": 64}
+_MAX_PROBES = 32
+
+
+@dataclass(frozen=True)
+class SoundFormat:
+    """The form of an audio stream: codec, layout and sample format by ffmpeg's names."""
+
+    codec: str
+    sample_rate: int
+    layout: str
+    sample_format: str
+    bits: int  # of a sample
+
+    @property
+    def channels(self) -> int:
+        known = _channels(self.layout)
+        return known if isinstance(known, int) else len(known)
+
+    @property
+    def is_float(self) -> bool:
+        return self.sample_format.startswith(("flt", "dbl"))
+
+    @property
+    def is_lossless(self) -> bool:
+        rows = listing("-codecs", error=ReaderError)  # flags, name, description
+        return any(row[1:2] == [self.codec] and row[0].endswith("S") for row in rows)
+
+    def is_remixed(self, stored: "SoundFormat") -> bool:
+        """Whether another format has other channels. Those at the sides may be those at the back."""
+        own, other = _channels(self.layout), _channels(stored.layout)
+        return self.channels != stored.channels if isinstance(own, int) or isinstance(other, int) else own != other
+
+
+@dataclass(frozen=True)
+class ProbedSound:
+    """The first audio stream of a file, as it is and as an encoder stores it.
+
+    `shift` is how many seconds later than ffmpeg says it begins.
+    """
+
+    source: SoundFormat
+    stored: SoundFormat
+    shift: Fraction
+
+
+def probe_sound(path: str | os.PathLike, encode: Sequence[str]) -> ProbedSound:
+    """The sound of a file, for the arguments of an encoder. A `WriterError` if ffmpeg cannot read or store it."""
+    if not os.path.isfile(path):
+        raise WriterError(f"{excerpt(path, 200)}: there is no such audio file.")
+    state = os.stat(path)
+    return _probe(os.fspath(path), tuple(encode), (state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(_MAX_PROBES)
+def _probe(path: str, encode: tuple[str, ...], state: tuple[int, int]) -> ProbedSound:
+    first = [*input_arguments(path), "-map", "0:a:0", "-frames:a", "1"]
+    try:
+        log = read_log(path, "audio", ["-debug_ts", *first, *encode], WriterError)
+    except WriterError as error:
+        read_log(path, "audio", first, WriterError)
+        reason = str(error).partition("ffmpeg can read: ")[2]
+        raise WriterError(
+            f"{path}: its sound cannot be stored with this audio codec ({reason.rstrip('.')}); use another one."
+        ) from error
+    before, _, after = log.partition("Output #0")
+    return ProbedSound(_parse(path, before), _parse(path, after), _find_shift(log))
+
+
+def _parse(path: str, log: str) -> SoundFormat:
+    stream = _STREAM.search(log)
+    if stream is None:
+        raise WriterError(f"{path}: the format of its sound is not known; convert it with ffmpeg first.")
+    codec, rate, layout, sample_format, bits = stream.groups()
+    usual = _FORMAT_BITS.get(sample_format.removesuffix("p"), 32)
+    return SoundFormat(codec, int(rate), layout, sample_format, int(bits) if bits else usual)
+
+
+def find_shift(path: str | os.PathLike, stream: str) -> Fraction:
+    """How many seconds later than ffmpeg says a stream of a file begins, by the times of the whole file.
+
+    ffmpeg lets an MPEG-TS and the like begin with the stream that it reads. 0 for a file that cannot be read, which is
+    an error where it is.
+    """
+    with suppress(ReaderError):
+        first = ["-debug_ts", *input_arguments(path), "-map", stream, "-c", "copy", "-frames", "1"]
+        return _find_shift(read_log(os.fspath(path), "stream", first, ReaderError))
+    return Fraction(0)
+
+
+def _find_shift(log: str) -> Fraction:
+    start, shift = _START.search(log), _SHIFT.search(log)
+    return Fraction(-int(shift[1]), 10**6) - Fraction(start[1]) if start and shift else Fraction(0)
+
+
+def read_peak(path: str | os.PathLike) -> float:
+    """The largest absolute sample of a file's sound, which is decoded; 1 is the largest that integers have."""
+    level = ["-af", "astats=measure_perchannel=none:measure_overall=Peak_level"]
+    arguments = [*input_arguments(path), "-map", "0:a:0", *level]
+    peak = _PEAK.search(read_log(os.fspath(path), "audio", arguments, WriterError))
+    return 10 ** (float(peak[1]) / 20) if peak else 0.0  # silence has -inf
+
+
+def _channels(layout: str) -> frozenset[str] | int:
+    """The channels of a layout, or only their number if they have no places."""
+    counted = _COUNT.match(layout)
+    if counted:
+        return int(counted[1])
+    rows = listing("-layouts", error=ReaderError)  # name, channels joined by +
+    names = frozenset(next((row[1] for row in rows if row[:1] == [layout] and len(row) == 2), layout).split("+"))
+    if names & {"BL", "BR"}:
+        return names
+    return frozenset({"SL": "BL", "SR": "BR"}.get(name, name) for name in names)
