@@ -48,8 +48,6 @@ class Decode:
             self.was_cancelled = True
         except Exception as error:  # for the thread that waits
             self.error = error
-        finally:
-            mx.clear_streams()  # as MLX asks of every thread that has used it
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ import asyncio
 import io
 import os
 import tempfile
-import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +55,7 @@ class Pool:
     """
 
     def __init__(self, decodes: int, waiting: int) -> None:
-        self._decodes, self.places = decodes, decodes + waiting
+        self.places = decodes + waiting
         self.threads, self.free = ThreadPoolExecutor(decodes, "decode"), asyncio.Semaphore(decodes)
 
     @contextmanager
@@ -72,14 +71,6 @@ class Pool:
 
     def close(self) -> None:
         """End the threads, when their decodes have ended."""
-        all_here = threading.Barrier(self._decodes)
-
-        def clear() -> None:
-            all_here.wait()  # so that each thread does it once
-            mx.clear_streams()  # a thread that has used MLX does this before it ends, and cannot use MLX afterwards
-
-        for _ in range(self._decodes):
-            self.threads.submit(clear)
         self.threads.shutdown()
 
 

@@ -1,56 +1,39 @@
-"""Exact, streaming decoding and encoding of LTX video latents on MLX, in constant memory."""
+"""Exact, streaming decoding and encoding of LTX video latents on MLX, in constant memory.
 
-from .process import startup  # first, before the imports that take long
+Everything is imported when it is first used: a command is prepared before what takes long (`commands.entry`).
+"""
 
-# isort: split
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from .backend.mlx_import import MLX_ERROR, missing_names
-from .errors import (
-    CheckpointError,
-    DecodeCancelled,
-    DecodeError,
-    DeviceError,
-    DistributedError,
-    LatentsError,
-    LTXVAEError,
-    PlanError,
-    ReaderError,
-    WriterError,
-)
-from .models.video_vae.config import VAEConfig
-from .planning.audio_plan import AudioEncodePlan, AudioPlan
-from .planning.plan import DecodePlan, EncodePlan
-from .shapes import ScaleFactors
-from .video import Fit, VideoReader, VideoWriter
+from .backend.mlx_import import lazy_names
 
-if TYPE_CHECKING or MLX_ERROR is None:
+if TYPE_CHECKING:
     from .audio_vae import AudioVAE
+    from .errors import (
+        CheckpointError,
+        DecodeCancelled,
+        DecodeError,
+        DeviceError,
+        DistributedError,
+        LatentsError,
+        LTXVAEError,
+        PlanError,
+        ReaderError,
+        WriterError,
+    )
     from .latents import LatentsInfo, load_latents, save_latents
+    from .models.video_vae.config import VAEConfig
     from .pipeline.audio_run import AudioChunk, AudioStream
     from .pipeline.decode_run import DecodeStream
     from .pipeline.postprocess import FrameChunk
+    from .planning.audio_plan import AudioEncodePlan, AudioPlan
+    from .planning.plan import DecodePlan, EncodePlan
     from .preview_vae import PreviewVAE
+    from .shapes import ScaleFactors
     from .vae import VideoVAE
-elif startup.IS_COMMAND:
-    raise MLX_ERROR
-else:
-    __getattr__ = missing_names(
-        __name__,
-        "AudioChunk",
-        "AudioStream",
-        "AudioVAE",
-        "DecodeStream",
-        "FrameChunk",
-        "LatentsInfo",
-        "PreviewVAE",
-        "VideoVAE",
-        "load_latents",
-        "save_latents",
-    )
+    from .video import Fit, VideoReader, VideoWriter
 
-__version__ = version("mlx_ltx_vae")
+    __version__: str
 
 __all__ = [
     "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "EncodePlan", "load_latents", "save_latents",
@@ -61,5 +44,38 @@ __all__ = [
 ]  # fmt: skip
 
 
+_MODULES = {
+    ".audio_vae": ("AudioVAE",),
+    ".errors": (
+        "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
+        "DistributedError", "ReaderError", "WriterError",
+    ),
+    ".latents": ("LatentsInfo", "load_latents", "save_latents"),
+    ".models.video_vae.config": ("VAEConfig",),
+    ".pipeline.audio_run": ("AudioChunk", "AudioStream"),
+    ".pipeline.decode_run": ("DecodeStream",),
+    ".pipeline.postprocess": ("FrameChunk",),
+    ".planning.audio_plan": ("AudioEncodePlan", "AudioPlan"),
+    ".planning.plan": ("DecodePlan", "EncodePlan"),
+    ".preview_vae": ("PreviewVAE",),
+    ".shapes": ("ScaleFactors",),
+    ".vae": ("VideoVAE",),
+    ".video": ("Fit", "VideoReader", "VideoWriter"),
+    ".demo": ("demo",),
+    ".tiling": ("tiling",),
+}  # fmt: skip
+_get = lazy_names(__name__, {name: module for module, names in _MODULES.items() for name in names})
+
+
 def __dir__() -> list[str]:
     return [*__all__, "demo", "tiling"]
+
+
+if not TYPE_CHECKING:  # for which any name would be one of the package
+
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            from importlib.metadata import version  # which takes as long as all else here
+
+            return version(__name__)
+        return _get(name)

@@ -3,8 +3,7 @@
 import sys
 from importlib import import_module
 
-from .commands.cli import CommandParser
-from .errors import suggest
+from .commands.entry import begin
 
 #: What each command does. Each is a module with a function `main(argv)`, which returns the exit code.
 COMMANDS = {
@@ -19,10 +18,14 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` begins with, or list the commands. Returns the exit code."""
+    begin(argv)
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     if name in COMMANDS:
         module = "bench.__main__" if name == "bench" else name
         return import_module(f".{module}", __package__).main(arguments)
+    from .commands.cli import CommandParser  # only now, since it takes long
+    from .errors import suggest
+
     commands = "\n".join(f"  python -m mlx_ltx_vae.{each:8} {what}" for each, what in COMMANDS.items())
     parser = CommandParser(
         prog="python -m mlx_ltx_vae",

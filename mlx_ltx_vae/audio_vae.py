@@ -170,8 +170,9 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             raise LatentsError(f"a sample rate of {sample_rate!r} is not possible; give whole samples per second.")
         pieces = encoder.prepare(_read_pieces(waveform), sample_rate)
         with explained_device_errors():
-            packed = encode_pieces(encoder, pieces)
-        return unpack_latents(packed, self.config.channels, self.config.bins)
+            latents = unpack_latents(encode_pieces(encoder, pieces), self.config.channels, self.config.bins)
+            mx.eval(latents)  # so that another thread can use them
+        return latents
 
     def plan_encode(self, seconds: float, *, batch: int = 1) -> AudioEncodePlan:
         """Plan the encode of so many seconds of sound. Pure arithmetic; a `LatentsError` if there are none."""

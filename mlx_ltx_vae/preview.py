@@ -2,9 +2,9 @@
 
 import sys
 
-from .commands.preview_command import build_parser, main
+from .commands.entry import entry_point
 
-__all__ = ["build_parser", "main"]
+main = entry_point("mlx_ltx_vae.commands.preview_command")
 
 if __name__ == "__main__":
     sys.exit(main())

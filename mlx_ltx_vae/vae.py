@@ -195,8 +195,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         """Yield frames as they are decoded, each once and in order.
 
         Closing or cancelling the stream frees its memory. Several streams of one VAE may run interleaved, or at once in
-        several threads, and a stream that is made in one thread may run in another. Such a thread calls
-        `mx.clear_streams()` before it ends.
+        several threads, and a stream that is made in one thread may run in another. When such a thread ends, MLX's
+        streams of it are cleared.
 
         Args:
             latents: (B, C, F', H', W'), normalized; or an iterator of such arrays along time, with any F' each, which

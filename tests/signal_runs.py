@@ -24,6 +24,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from entry_points import ENTRY_POINTS
 from mlx_ltx_vae import VideoWriter, save_latents
 
 sys.path.insert(0, str(Path(__file__).parent / "fixtures"))
@@ -90,21 +91,22 @@ class Commands:
             video.write(rng.integers(0, 256, (65, 96, 96, 3), np.uint8))
         self.run("video", [])  # compiles MLX's kernels, which later runs find
 
-    def arguments(self, name: str, out: Path) -> list[object]:
-        """The arguments of a command that writes into the folder `out`, after `python`."""
-        decode = ["-m", "mlx_ltx_vae.decode", self._latents, "-m", self._checkpoint, "-q", "-o"]
-        return {
+    def command(self, name: str, out: Path, entry: str = "module") -> list[str]:
+        """A command that writes into the folder `out`, as `subprocess` takes it."""
+        decode = ["decode", self._latents, "-m", self._checkpoint, "-q", "-o"]
+        words = {
             "video": [*decode, out / "whole.mp4"],
             "live": [*decode, out / "whole.mp4", "--live"],
             "rows": [*decode, out / "whole.npy", "--order", "rows"],
             "stills": [*decode, f"{out}/whole/"],
-            "encode": ["-m", "mlx_ltx_vae.encode", self._video, "-m", self._checkpoint, "-q", "-o",
+            "encode": ["encode", self._video, "-m", self._checkpoint, "-q", "-o",
                        out / "whole.safetensors"],
-            "convert": ["-m", "mlx_ltx_vae.convert", self._checkpoint, "-q", "-o", out / "whole"],
+            "convert": ["convert", self._checkpoint, "-q", "-o", out / "whole"],
         }[name]  # fmt: skip
+        return [*ENTRY_POINTS[entry](words[0]), *map(str, words[1:])]
 
     def run(
-        self, name: str, sent: Sequence[tuple[float, signal.Signals]], *, cold: bool = False
+        self, name: str, sent: Sequence[tuple[float, signal.Signals]], *, entry: str = "module", cold: bool = False
     ) -> tuple[Outcome, float]:
         """Run a command and send its process group signals at these seconds after its start, as a terminal does.
 
@@ -122,7 +124,7 @@ class Commands:
                 (temporary / "mlx").symlink_to(self._kernels)  # what MLX compiles for the CPU, which it keeps
             start = time.monotonic()
             process = subprocess.Popen(
-                [sys.executable, *map(str, self.arguments(name, out))],
+                self.command(name, out, entry),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -149,11 +151,11 @@ class Commands:
 
     def random_runs(
         self, name: str, count: int, numbers: Sequence[signal.Signals], rng: random.Random, *, cold: bool = False
-    ) -> Iterator[tuple[signal.Signals, float, Outcome]]:
+    ) -> Iterator[tuple[str, signal.Signals, float, Outcome]]:
         """Run a command many times, with one, two or ten signals of a kind, the first at any time in its run.
 
         Yields:
-            The signal, when it came as a share of a whole run, and the outcome.
+            The entry point, the signal, when it came as a share of a whole run, and the outcome.
         """
         _, whole = self.run(name, [], cold=cold)
         for index in range(count):
@@ -163,8 +165,9 @@ class Commands:
             sent = [(first, number)]
             for _ in range(repeats - 1):
                 sent.append((sent[-1][0] + rng.choice([0, 0.005, 0.03]), number))
-            outcome, _ = self.run(name, sent, cold=cold)
-            yield number, first / whole, outcome
+            entry = rng.choice(list(ENTRY_POINTS))
+            outcome, _ = self.run(name, sent, entry=entry, cold=cold)
+            yield entry, number, first / whole, outcome
 
 
 def running(words: str) -> list[str]:
@@ -193,13 +196,13 @@ def main() -> None:
             codes: Counter[int] = Counter()
             problems: Counter[str] = Counter()
             rng = random.Random(options.seed)
-            for number, when, outcome in commands.random_runs(
+            for entry, number, when, outcome in commands.random_runs(
                 name, options.count, list(SIGNALS), rng, cold=options.cold
             ):
                 codes[outcome.returncode] += 1
                 if problem := outcome.problem(number):
                     problems["leftovers" if outcome.leftovers else "exit code or text"] += 1
-                    print(f"  {name}, {number.name} at {when:.2f}: {problem}", flush=True)
+                    print(f"  {name} ({entry}), {number.name} at {when:.2f}: {problem}", flush=True)
             print(f"{name}: {options.count} runs, exit codes {dict(codes)}, problems {dict(problems)}", flush=True)
 
 

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from entry_points import BIN, ENTRY_POINTS, OTHERS
 from mlx_ltx_vae import demo
 from mlx_versions import ignores_signals
 from signal_runs import SIGNALS, WORDS, Commands, running
 from tolerances import cpu_only
+
+WITHOUT_TERM = [number for number in SIGNALS if number != signal.SIGTERM]
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +47,12 @@ def test_no_signal_is_lost_in_cold_starts(commands):
 
 def check_runs(commands, name, count, *, cold=False):
     runs = commands.random_runs(name, count, list(SIGNALS), random.Random(count), cold=cold)
-    problems = [(number.name, round(when, 2), outcome.problem(number)) for number, when, outcome in runs]
-    assert [problem for problem in problems if problem[2]] == []
+    problems = [(entry, number.name, round(when, 2), outcome.problem(number)) for entry, number, when, outcome in runs]
+    assert [problem for problem in problems if problem[-1]] == []
 
 
-def start(*arguments, **options):
-    command = [sys.executable, "-m", "mlx_ltx_vae.decode", *map(str, arguments)]
+def start(*arguments, entry="module", **options):
+    command = [*ENTRY_POINTS[entry]("decode"), *map(str, arguments)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, **options)
 
 
@@ -60,14 +63,43 @@ def wait_for_part(process, folder):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", list(SIGNALS))
-def test_a_signal_ends_the_command_its_ffmpeg_and_its_file(tmp_path, number):
+@pytest.mark.parametrize(
+    ("entry", "number"),
+    [("module", number) for number in SIGNALS]
+    + [(entry, signal.SIGTERM) for entry in OTHERS]
+    + [pytest.param(entry, number, marks=pytest.mark.slow) for entry in OTHERS for number in WITHOUT_TERM],
+)
+def test_a_signal_ends_the_command_its_ffmpeg_and_its_file(tmp_path, entry, number):
     # FFV1 is written from the first frame on; H.264 comes so late that the command may be done.
-    process = start("--demo", "-o", tmp_path / "out.mkv", "--codec", "ffv1", "--contact-sheet")
+    process = start("--demo", "-o", tmp_path / "out.mkv", "--codec", "ffv1", "--contact-sheet", entry=entry)
     wait_for_part(process, tmp_path)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (128 + number, f"{WORDS[number]}\n")
+    assert list(tmp_path.iterdir()) == []
+    assert running(str(tmp_path)) == []
+
+
+def test_a_signal_ends_a_command_that_a_launcher_has_started(tmp_path):
+    launcher = [str(BIN / "mlx.launch"), "-n", "1", "--backend", "ring", "--"]
+    arguments = ["--demo", "-o", str(tmp_path / "out.mkv"), "--codec", "ffv1"]
+    process = subprocess.Popen(
+        [*launcher, *ENTRY_POINTS["scripts"]("decode"), *arguments],
+        stdin=subprocess.PIPE,  # open and silent: at its end, the launcher would take a core for reading it
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for_part(process, tmp_path)
+    table = subprocess.run(["ps", "-wweo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    (rank,) = [
+        int(line.split()[0])
+        for line in table.splitlines()
+        if f"mlx_ltx_vae decode {' '.join(arguments)}" in line and "mlx.launch" not in line
+    ]
+    os.kill(rank, signal.SIGTERM)
+    printed, _ = process.communicate(timeout=60)
+    assert "Traceback" not in printed
     assert list(tmp_path.iterdir()) == []
     assert running(str(tmp_path)) == []
 
@@ -81,7 +113,7 @@ def test_ffmpeg_ends_with_a_command_that_is_killed_and_the_next_one_removes_what
         file.write(b"RIFF" + struct.pack("<I", size + 36) + b"WAVEfmt " + layout + b"data" + struct.pack("<I", size))
         file.truncate(size + file.tell())
     out.mkdir()
-    arguments = [*commands.arguments("video", out)[2:-1], out / "whole.mkv", "--codec", "ffv1"]
+    arguments = [*commands.command("video", out)[3:-1], out / "whole.mkv", "--codec", "ffv1"]
     process = start(*arguments, "--audio", audio)
     wait_for_part(process, out)
     process.kill()
@@ -129,7 +161,7 @@ def test_a_signal_that_comes_while_another_is_handled_waits_for_what_is_uninterr
 import os, subprocess, sys
 from mlx_ltx_vae.process import signals, startup
 from mlx_ltx_vae.process.cleanup import uninterrupted
-startup.IS_COMMAND = True
+startup.prepare_process()
 sender = "import os, sys\\nfor _ in range(200000): os.kill(int(sys.argv[1]), 15)"
 with signals.ended_by_signals(lambda number: True), uninterrupted():
     process = subprocess.Popen([sys.executable, "-c", sender, str(os.getpid())])
@@ -148,7 +180,7 @@ def test_a_signal_is_kept_before_and_while_it_is_ignored(moment):
     code = """
 import os, signal, sys
 from mlx_ltx_vae.process import signals, startup
-startup.IS_COMMAND = True
+startup.prepare_process()
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 wait = os.waitpid
 def interrupted(*arguments):
@@ -170,7 +202,7 @@ def test_a_command_that_computes_nothing_does_not_look_for_a_compiler(tmp_path, 
 
 def test_a_command_under_nohup_survives_the_end_of_its_terminal(commands, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, *map(str, commands.arguments("video", tmp_path))],
+        commands.command("video", tmp_path),
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # as nohup does
     )
     while process.poll() is None:
@@ -193,18 +225,16 @@ assert before == [signal.getsignal(number) for number in signal.valid_signals()]
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("kind", ["module", "package", "script", "convert"])
-def test_an_interrupt_during_the_imports_prints_nothing(tmp_path, kind):
-    command = {
-        "module": [sys.executable, "-m", "mlx_ltx_vae.decode", "--demo"],
-        "package": [sys.executable, "-u", "-m", "mlx_ltx_vae", "decode", "--demo"],
-        "script": [os.path.join(os.path.dirname(sys.executable), "mlx_ltx_vae.decode"), "--demo"],
-        "convert": [sys.executable, "-m", "weights_convert", str(demo.VAE), "-o", str(tmp_path / "vae")],
-    }[kind]
+@pytest.mark.parametrize("entry", [*ENTRY_POINTS, "weights_convert"])
+def test_an_interrupt_during_the_imports_prints_nothing(tmp_path, entry):
+    if entry == "weights_convert":
+        command = [sys.executable, "-m", "weights_convert", str(demo.VAE), "-o", str(tmp_path / "vae")]
+    else:
+        command = [*ENTRY_POINTS[entry]("decode"), "--demo"]
     # Python prints each import when it is done, so that the signal comes when those that take long begin.
     environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
-    while "mlx_ltx_vae.process.startup" not in process.stderr.readline():
+    while process.stderr.readline().split("|")[-1].strip() != "mlx":
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

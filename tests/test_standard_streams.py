@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_ltx_vae import convert, decode, encode, info
-from mlx_ltx_vae.bench import __main__ as bench
+from entry_points import ENTRY_POINTS
+from mlx_ltx_vae.bench import bench_command
+from mlx_ltx_vae.commands import convert_command, decode_command, encode_command, info_command
 
 NAME = "vä漢é"
 ENCODINGS = [
@@ -20,6 +22,7 @@ ENCODINGS = [
     {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
 ]
 FULL = Path("/dev/full")
+UNWRITABLE = "error: standard output: cannot be written"
 
 
 @pytest.fixture
@@ -34,9 +37,9 @@ def files(golden, tmp_path):
 def shell(tmp_path, files):
     """`shell("decode {} -o out.mp4 2>&-", ...)`: its exit code, standard output and standard error."""
 
-    def run(line, **environment):
+    def run(line, entry="module", **environment):
         command, _, rest = line.partition(" ")
-        words = f"'{sys.executable}' -m mlx_ltx_vae.{command} " + rest.format(" ".join(files))
+        words = f"{shlex.join(ENTRY_POINTS[entry](command))} " + rest.format(" ".join(files))
         done = subprocess.run(
             ["sh", "-c", words],
             capture_output=True,
@@ -51,6 +54,15 @@ def shell(tmp_path, files):
         return done.returncode, done.stdout, done.stderr
 
     return run
+
+
+@pytest.mark.parametrize("entry", ENTRY_POINTS)
+def test_closed_and_full_standard_streams_of_every_entry_point(shell, entry):
+    """A closed standard error gives its number to no file, and standard output that cannot be written is one line."""
+    assert shell("info latents.npy 2>&- <&-", entry)[0] == 0
+    for output, reason in (("&-", "Bad file descriptor"), (FULL, "No space left on device")):
+        if output == "&-" or FULL.exists():
+            assert shell(f"info latents.npy --json >{output}", entry)[::2] == (1, f"{UNWRITABLE} ({reason}).\n")
 
 
 def test_closed_standard_error_and_input_do_not_matter(shell, tmp_path):
@@ -115,7 +127,7 @@ def test_names_are_printed_and_written_in_any_encoding(shell, tmp_path, environm
 @pytest.mark.parametrize("columns", ["0", "1", "7"])
 def test_help_fits_any_terminal(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
-    for command in (bench, convert, decode, encode, info):
+    for command in (bench_command, convert_command, decode_command, encode_command, info_command):
         assert "--help" in command.build_parser().format_help()
 
 

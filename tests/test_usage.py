@@ -11,12 +11,12 @@ import pytest
 from benchmarks.__main__ import main as benchmarks
 from mlx_ltx_vae.__main__ import COMMANDS
 from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
-from mlx_ltx_vae.bench.__main__ import main as bench
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.preview import main as preview
+from mlx_ltx_vae.bench.bench_command import main as bench
+from mlx_ltx_vae.commands.convert_command import main as convert
+from mlx_ltx_vae.commands.decode_command import main as decode
+from mlx_ltx_vae.commands.encode_command import main as encode
+from mlx_ltx_vae.commands.info_command import main as info
+from mlx_ltx_vae.commands.preview_command import main as preview
 
 MAINS = {"decode": decode, "preview": preview, "encode": encode, "info": info, "convert": convert, "bench": bench}
 

@@ -4,6 +4,8 @@ import gc
 import io
 import os
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, open_sink
-from video_files import SIZE, children, kill_children, noise, write
+from video_files import SIZE, children, kill_children, noise, run_ffmpeg, write
 
 PATIENCE = 60  # seconds, for what must happen at all
 
@@ -124,3 +126,106 @@ def test_a_dropped_reader_leaves_nothing(
         next(video)
     del video
     held.check_freed()
+
+
+FORKS = """
+import os, sys, time
+import numpy as np
+from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, open_sink
+from mlx_ltx_vae.video.wav import write_wav
+
+def fork(act):
+    if (child := os.fork()) == 0:
+        act()  # and then the interpreter of the child exits, with all its finalizers
+        sys.exit()
+    os.waitpid(child, 0)
+
+def drop():
+    global used
+    del used
+
+def leave():
+    with used:
+        raise SystemExit
+
+def attempt(act):
+    try:
+        act()
+    except Exception as error:
+        print(error, flush=True)
+
+def end_all(*acts):
+    for act in (lambda: None, drop, leave, *acts):
+        fork(act)
+
+folder, kind = sys.argv[1:]
+if kind == "wav":
+    def chunks():
+        for _ in range(3):
+            fork(lambda: None)
+            yield np.full((2, 1000), 0.5, np.float32)
+    write_wav(f"{folder}/out.wav", chunks(), sample_rate=48_000)
+    sys.exit()
+frames = np.random.default_rng(0).integers(0, 256, (30, 64, 96, 3), np.uint8)
+if kind == "reader":
+    with VideoWriter(f"{folder}/clip.mkv", size=(96, 64), fps=24, codec="ffv1") as used:
+        used.write(frames)
+    used = VideoReader(f"{folder}/clip.mkv")
+    parts = [next(used)]
+    end_all(lambda: attempt(lambda: next(used)), lambda: used.close())
+    parts += list(used)
+    assert (np.concatenate(parts) == frames).all()
+    sys.exit()
+name, options = {
+    "file": ("out.mkv", {"codec": "ffv1"}),
+    "live": ("out.mp4", {"fragmented": True}),
+    "sound": ("out.mkv", {"codec": "ffv1", "audio": iter([np.zeros((2, 60_000), np.float32)]), "sample_rate": 48_000}),
+    "gif": ("out.gif", {}),
+    "npy": ("out.npy", {}),
+    "stills": ("out/", {}),
+}[kind]
+used = open_sink(f"{folder}/{name}", size=(96, 64), fps=24, options=SinkOptions(**options))
+used.write(frames[:10])
+end_all(lambda: attempt(lambda: used.write(frames)), lambda: attempt(lambda: used.close()), lambda: used.abort())
+used.write(frames[10:])
+read_end, write_end = os.pipe()
+if (child := os.fork()) == 0:  # one that lives on
+    os.close(write_end)
+    os.read(read_end, 1)
+    os._exit(0)
+used.close()
+if kind == "live":
+    open_sink(f"{folder}/{name}", size=(96, 64), fps=24, options=SinkOptions(fragmented=True)).abort()
+    used = open_sink(f"{folder}/{name}", size=(96, 64), fps=24, options=SinkOptions(fragmented=True))
+    used.write(frames)
+    used.close()
+os.close(write_end)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "live", "sound", "gif", "npy", "stills", "wav", "reader"])
+def test_a_forked_child_leaves_what_its_parent_writes_and_reads(tmp_path: Path, kind: str) -> None:
+    """It exits, drops its copy, leaves the with-block by an error, or writes; and it may outlive the file."""
+    command = [sys.executable, "-c", FORKS, str(tmp_path), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    (output,) = tmp_path.iterdir()
+    refusals = done.stdout.splitlines()
+    assert len(refusals) == {"wav": 0, "reader": 1}.get(kind, 2)
+    assert all("by the process that opened it; open" in line for line in refusals)
+    if kind == "reader":
+        return  # it has compared what it has read
+    if kind == "wav":
+        samples = np.frombuffer(run_ffmpeg("-i", output, "-f", "s16le", "-"), np.int16)
+        assert (len(samples), set(samples)) == (6000, {16384})
+        return
+    if kind == "npy":
+        frames = np.load(output)
+    else:
+        source = output if output.is_file() else output / "%05d.png"
+        raw = run_ffmpeg("-i", source, "-map", "0:v", "-f", "rawvideo", "-pix_fmt", "rgb24", "-")
+        frames = np.frombuffer(raw, np.uint8).reshape(-1, 64, 96, 3)
+    assert len(frames) == 30
+    if kind not in ("live", "gif"):  # which are lossy
+        np.testing.assert_array_equal(frames, np.random.default_rng(0).integers(0, 256, frames.shape, np.uint8))

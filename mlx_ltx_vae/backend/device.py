@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ..errors import DeviceError
 from .machine import Backend, Machine
-from .mlx_utils import to_int
+from .mlx_utils import clear_streams_at_thread_end, to_int
 
 _WINOGRAD_BATCH = "MLX_CONV_WINOGRAD_TILE_BATCH"
 _PROBE = 4096  # elements
@@ -61,6 +61,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 def check_process() -> None:
     """Raise a `DeviceError` in a process that was forked after MLX was used, where evaluations never end."""
+    clear_streams_at_thread_end()
     if _was_forked:
         raise DeviceError(
             "this process was forked from one that had used MLX, whose threads do not exist here; start it by spawn, "
@@ -90,6 +91,7 @@ def confirm_device() -> None:
 @contextmanager
 def explained_device_errors() -> Iterator[None]:
     """Raise a `DeviceError` for errors of MLX in this block that are about memory, time, threads, or TMPDIR."""
+    clear_streams_at_thread_end()
     try:
         yield
     except RuntimeError as error:

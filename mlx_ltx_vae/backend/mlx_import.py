@@ -1,25 +1,38 @@
-"""Whether MLX can be imported. Where it cannot, plans can still be made."""
+"""Names that are imported when they are first used, and whether MLX can be. Imports nothing that takes long."""
 
-from collections.abc import Callable
-from typing import NoReturn
-
-#: What is wrong, and what to install; None where MLX can be imported.
-MLX_ERROR: ImportError | None = None
-
-try:
-    import mlx.core  # noqa: F401
-except ImportError as error:
-    MLX_ERROR = ImportError(
-        "MLX has no backend on this machine: on Linux install mlx_ltx_vae[cpu] or mlx_ltx_vae[cuda13]; on macOS MLX "
-        "needs Apple Silicon and a native (arm64) Python."
-    )
-    MLX_ERROR.__cause__ = error
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
 
 
-def missing_names(package: str, *names: str) -> Callable[[str], NoReturn]:
-    """The `__getattr__` of a package without the names that need MLX."""
+def check_mlx() -> None:
+    """Raise an `ImportError` that says what to install, where MLX cannot be imported. Plans can be made without it."""
+    try:
+        import mlx.core  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "MLX has no backend on this machine: on Linux install mlx_ltx_vae[cpu] or mlx_ltx_vae[cuda13]; on macOS "
+            "MLX needs Apple Silicon and a native (arm64) Python."
+        ) from error
 
-    def get(name: str) -> NoReturn:
-        raise (MLX_ERROR if MLX_ERROR and name in names else AttributeError(f"{package} has no attribute {name!r}"))
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package, some of whose names are imported from `modules` when they are first used.
+
+    The name of a module there stands for the module itself.
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            module = import_module(modules[name], package)
+        except ImportError:
+            check_mlx()
+            raise
+        value = module if modules[name] == f".{name}" else getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
 
     return get

@@ -1,5 +1,6 @@
 """Dtypes by name, and small MLX helpers. Gaps in MLX's type stubs are worked around only here."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,8 +55,31 @@ def take(array: mx.array, axis: int, start: int, stop: int) -> mx.array:
     return array[tuple(index)]
 
 
+class _ThreadEnd:
+    """Clears MLX's streams of the thread that has it as a local value, when that thread ends."""
+
+    def __del__(self) -> None:
+        mx.clear_streams()
+
+
+_local = threading.local()
+
+
+def clear_streams_at_thread_end() -> None:
+    """Let MLX's streams of this thread be cleared when it ends; otherwise MLX may abort the process at its exit.
+
+    Not before, since MLX fails in a thread whose streams are cleared. And not in threads that Python has not started:
+    for these, each call of Python from another language counts as a thread.
+    """
+    if not hasattr(_local, "end"):
+        thread = threading.current_thread()
+        is_own = thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)
+        _local.end = _ThreadEnd() if is_own else None
+
+
 def evaluate(what: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsError) -> None:
     """Evaluate a caller's arrays. Those of another thread are an `error`: MLX's streams belong to threads."""
+    clear_streams_at_thread_end()
     try:
         mx.eval(*arrays)
     except RuntimeError as problem:
@@ -69,6 +93,7 @@ def evaluate(what: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsErr
 
 def count_nonfinite(array: mx.array) -> int:
     """The number of NaN or infinite values. Evaluates the array."""
+    clear_streams_at_thread_end()
     return array.size - to_int(mx.isfinite(array).sum())
 
 

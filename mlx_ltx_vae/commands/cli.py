@@ -199,7 +199,7 @@ def finish_output(text: str = "") -> tuple[int, str] | None:
             sys.stdout.write(text)
             sys.stdout.flush()
     except OSError as error:
-        if startup.IS_COMMAND:  # Python writes the rest when it exits, which would be one more error
+        if startup.is_command():  # Python writes the rest when it exits, which would be one more error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return _BROKEN_PIPE, ""

@@ -29,7 +29,7 @@ def join_group(timeout: int | None) -> mx.distributed.Group | None:
     hosts = os.environ.get("MLX_HOSTFILE")
     if hosts and Path(hosts).is_file() and not Path(hosts).read_text().strip():
         return None  # `mlx.launch -n 1`, whose empty list of hosts MLX cannot read
-    timeout = timeout if startup.IS_COMMAND else None
+    timeout = timeout if startup.is_command() else None
     try:
         with _ended_by_the_system(timeout):
             group = mx.distributed.init()

@@ -46,7 +46,9 @@ class AudioLatentsFile:
         latents = MappedLatents(self._stored, None, axes="btc" if is_packed else "bctf")
         latents.source = f"{self.source}: audio latents {quote(self.tensor)}"
         values = latents[()]
-        return values[..., 0, 0] if is_packed else values[..., 0]
+        values = values[..., 0, 0] if is_packed else values[..., 0]
+        mx.eval(values)  # so that another thread can use them
+        return values
 
 
 def open_audio_latents(path: str | os.PathLike, *, is_alone: bool = False) -> AudioLatentsFile | None:

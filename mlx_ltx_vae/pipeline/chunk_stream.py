@@ -15,18 +15,27 @@ StreamT = TypeVar("StreamT", bound="ChunkStream")
 class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"], Generic[Chunk]):
     """The chunks of one decode, in order. Usable as a context manager, which closes it.
 
-    One thread at a time takes chunks; `cancel` may be called from any thread at any time.
+    One thread at a time takes chunks; `cancel` may be called from any thread at any time. `next` is a `ValueError`
+    while a chunk is being computed, as that of a generator: the latents may come from an iterator that uses the stream.
     """
 
     def __init__(self, chunks: Generator[Chunk, None, None], cancelled: threading.Event) -> None:
         self._chunks, self._cancelled = chunks, cancelled
         self._running = threading.Lock()
+        self._is_computing = False
 
     def __next__(self) -> Chunk:
+        check_cancelled(self._cancelled)
+        if self._is_computing:
+            raise ValueError("the stream is already computing a chunk; take the next one when that is done.")
         with self._running:
             check_cancelled(self._cancelled)
-            with explained_device_errors():
-                return next(self._chunks)
+            self._is_computing = True
+            try:
+                with explained_device_errors():
+                    return next(self._chunks)
+            finally:
+                self._is_computing = False
 
     def close(self) -> None:
         """End the decode and free its memory; later calls of `next` raise StopIteration.

@@ -233,7 +233,9 @@ class DecodeRun:
             if self._plan.order is Order.TIME:
                 self.check.update(piece, start)
             first, start = start, start + piece.shape[1]
-            return FrameChunk(offset + first, self._finish(piece), self.check.is_finite, self.check.explain)
+            frames = self._finish(piece)
+            mx.async_eval(frames)  # so that another thread can use them
+            return FrameChunk(offset + first, frames, self.check.is_finite, self.check.explain)
 
         yield from map(chunk, self._results() if self._plan.order is Order.TIME else self._buffered())
         expected, _, _ = self.run.network.spec.out_grid(self.run.source.grid)

@@ -73,7 +73,9 @@ class FrameChunk:
         frames = self.frames
         if bit_depth := self._bit_depth:
             frames = frames.astype(mx.float32) * (2 / _PEAKS[bit_depth]) - 1
-        return frames.transpose(0, 4, 1, 2, 3)
+        pixels = frames.transpose(0, 4, 1, 2, 3)
+        mx.async_eval(pixels)  # so that another thread can use them
+        return pixels
 
     def to_uint8(self) -> np.ndarray:
         """The frames as uint8, converted on the device: round((x + 1) * 127.5). Raises what `check` raises.

@@ -167,4 +167,5 @@ def _take_first(parts: list[mx.array], count: int) -> mx.array:
     """The first frames of some parts, which keep the others."""
     joined = mx.concatenate(parts, axis=1)
     parts[:] = [joined[:, count:]]
+    mx.async_eval(parts)  # the next piece may be taken in another thread
     return joined[:, :count]

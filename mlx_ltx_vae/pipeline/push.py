@@ -57,4 +57,6 @@ class PushedDecode:
             parts.append(chunk.pixels)
         if not parts:
             return None
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+        frames = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+        mx.async_eval(frames)  # so that another thread can use them
+        return frames

@@ -3,6 +3,8 @@
 Each is created and registered in one `uninterrupted` block. A signal that ends a command (see `signals`) waits for the
 end of such a block, removes what is registered, and lets no further block begin. In other programs, it is removed when
 its owner is collected, at the latest when the interpreter exits.
+
+A process that was forked has copies of all this, and removes nothing: it is its parent's.
 """
 
 import os
@@ -15,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import subprocess
@@ -24,6 +26,7 @@ _REMOVAL_ATTEMPTS = 100
 
 _lock = threading.RLock()
 _pending: list["Cleanup"] = []
+_closed_in_children: "weakref.WeakSet[IO[bytes]]" = weakref.WeakSet()
 
 
 def uninterrupted() -> AbstractContextManager[object]:
@@ -50,6 +53,26 @@ class Cleanup:
 
     def cancel(self) -> None:
         self._finalizer.detach()
+
+
+def close_in_children(file: IO[bytes]) -> None:
+    """Close an unbuffered file, such as a pipe or one that is locked, in processes that are forked from this one.
+
+    A pipe ends for its reader when it is closed in all processes, and so does a lock.
+    """
+    _closed_in_children.add(file)
+
+
+def _leave_to_parent() -> None:
+    global _lock
+    _lock = threading.RLock()  # another thread of the parent may have held it
+    while _pending:
+        _pending.pop().cancel()
+    for file in list(_closed_in_children):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _call(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:

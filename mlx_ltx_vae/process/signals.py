@@ -20,7 +20,7 @@ def delay_signals(function: Callable[[], object]) -> None:
     Linux drops a signal that is ignored, but keeps one that is blocked, if no other thread takes it. So this is for the
     start of a command, whose signals wait until the function has returned.
     """
-    if not startup.IS_COMMAND:
+    if not startup.is_command():
         function()
         return
     handled = [number for number in WORDS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -48,7 +48,7 @@ def ended_by_signals(is_silent: Callable[[signal.Signals], bool]) -> Iterator[No
     handler, or in one of the callbacks whose exceptions Python drops. A signal that was ignored before, as SIGHUP is
     under nohup, stays ignored.
     """
-    if not startup.IS_COMMAND:
+    if not startup.is_command():
         yield
         return
     read_end, write_end = os.pipe()
@@ -75,7 +75,7 @@ def ended_by_signals(is_silent: Callable[[signal.Signals], bool]) -> Iterator[No
 
 def die_by_termination() -> None:
     """Let SIGTERM end this process again, if it is a command that is done."""
-    if startup.IS_COMMAND and signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+    if startup.is_command() and signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

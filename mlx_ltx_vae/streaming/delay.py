@@ -66,6 +66,7 @@ class Delay:
             array = self._held.pop(0)
             if dropped < length:
                 self._held.insert(0, mx.contiguous(take(array, self._axis, dropped, length)))
+                mx.async_eval(self._held[0])  # its own stage may run only in the next piece, on another thread
             self._start += dropped
 
     def _find(self, held: list[mx.array], first: int, start: int, end: int) -> mx.array:

@@ -5,7 +5,7 @@ Sizes, positions and masks are pure Python; only `blend` needs MLX.
 
 from typing import TYPE_CHECKING
 
-from ..backend.mlx_import import MLX_ERROR, missing_names
+from ..backend.mlx_import import lazy_names
 from ..errors import TilingError
 from .config import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, parse_tile, preset
 from .helpers import (
@@ -17,10 +17,10 @@ from .helpers import (
     split_in_temporal,
 )
 
-if TYPE_CHECKING or MLX_ERROR is None:
+if TYPE_CHECKING:
     from .blend import decode_with_tiling
 else:
-    __getattr__ = missing_names(__name__, "decode_with_tiling")
+    __getattr__ = lazy_names(__name__, {"decode_with_tiling": ".blend"})
 
 __all__ = [
     "PRESETS", "DimensionIntervals", "SpatialTilingConfig", "TemporalTilingConfig", "TilingConfig", "TilingError",

@@ -1,13 +1,12 @@
-"""The ffmpeg program as a source and a sink of raw frames: the one of imageio-ffmpeg, or of IMAGEIO_FFMPEG_EXE.
+"""The ffmpeg program: the one of imageio-ffmpeg, or of IMAGEIO_FFMPEG_EXE. `ffmpeg_reader` reads what it writes.
 
 The `write_frames` of imageio-ffmpeg raises nothing for an unknown codec, and does not tell why ffmpeg fails.
 """
 
 import errno
+import io
 import os
-import re
 import select
-import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,42 +16,48 @@ from functools import lru_cache
 import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
-from ..process.cleanup import Cleanup, kill_program, uninterrupted
+from ..errors import LTXVAEError, ReaderError, WriterError
+from ..files.opening import file_state
+from ..process.cleanup import Cleanup, close_in_children, kill_program, uninterrupted
+from . import waiting
+from .ffmpeg_log import find_reason
 from .pipes import Forwarder, TailReader
 
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
-_MAX_SILENCE = 60  # seconds in which ffmpeg takes nothing and reports nothing, before it counts as dead
-_TIME = "{ni} {pts} {tb}"  # for each frame: its number in the file and its time, in units of the time base
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
 _REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EAGAIN: "end other programs, or raise the limit of processes (ulimit -u)",
 }
 _GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-nostats")
-_ADDRESS = re.compile(r"^(\[[^\]]*\] )+")  # "[vost#0:0/libx264 @ 0x55cb] [enc:libx264 @ 0x55cc] "
 # Formats that are lists, scripts and descriptions of other files and addresses, which ffmpeg would open.
 _REFERRING = {
     "hls", "dash", "webm_dash_manifest", "concat", "imf", "sdp", "sap", "rtp", "rtsp", "avisynth", "vapoursynth",
     "vobsub", "dvdvideo", "svg_pipe",
 }  # fmt: skip
-# After the cause, ffmpeg logs its consequences, one line for each of its threads.
-_CONSEQUENCE = re.compile(
-    r"Task finished|Terminating thread|Error sending frames|Nothing was written|Could not open encoder"
-    r"|Decoding error|Error (processing|submitting) packet"
-    r"|Error while opening encoder|Error selecting an encoder|Error opening (in|out)put files?\b|Conversion failed"
-    r"|Failed to configure input pad|Error reinitializing filters|To ignore this|Failed to set value|Error parsing op"
-)
 
 
 class FfmpegProcess:
-    """A running ffmpeg. The end of its log is kept, as the reason of a failure. Raises `error` if it cannot start."""
+    """A running ffmpeg. The end of its log is kept, as the reason of a failure. Raises `error` if it cannot start.
+
+    Subclasses let it write its progress into a pipe, twice a second and at the end (`-progress`).
+    """
+
+    _progress: TailReader
 
     def __init__(
-        self, name: str, error: type[LTXVAEError], arguments: Sequence[str], stdin: int, inherited: Sequence[int]
+        self,
+        name: str,
+        error: type[LTXVAEError],
+        arguments: Sequence[str],
+        inherited: Sequence[int],
+        *,
+        takes_input: bool = False,
     ) -> None:
-        self.name = name
+        self.name, self._error = name, error
+        self._owner = os.getpid()
         arguments = [*_GLOBAL_OPTIONS, "-loglevel", "repeat+error", *arguments]
+        stdin = subprocess.PIPE if takes_input else subprocess.DEVNULL
         self.process, self._end = _start(arguments, error, self, stdin, inherited)
         assert self.process.stdout is not None and self.process.stderr is not None
         self._stdout = self.process.stdout
@@ -61,18 +66,50 @@ class FfmpegProcess:
 
     def kill(self) -> None:
         """End ffmpeg at once; a transfer on another thread fails. Call `release` when no transfer is running."""
-        self.process.kill()
-        self.process.wait()
+        if self._owner == os.getpid():
+            self.process.kill()
+            self.process.wait()
 
     def release(self) -> None:
         self._end.cancel()
         self._log.join()
+        self._progress.join()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
 
+    def _wait_until(self, is_done: Callable[[], object]) -> None:
+        """Call `is_done`, which waits for a tick at most, until it is true.
+
+        An ffmpeg that gives no sign of life meanwhile is ended: one that is stopped, or that got SIGTERM and waits for
+        more sound, which only comes with more frames.
+        """
+        if not waiting.lives_until(is_done, self._signs):
+            self.kill()
+            raise self._error(f"{self.name}: {waiting.silent()}")
+
+    def _wait_for_transfer(self, descriptor: int, event: int) -> None:
+        pipe = select.poll()
+        pipe.register(descriptor, event)
+        self._wait_until(lambda: pipe.poll(1000 * waiting.TICK))
+
+    def _signs(self) -> object:
+        """What changes while ffmpeg works."""
+        return self._progress.count, self._log.count
+
+    def _wait_for_end(self) -> int:
+        """Wait until ffmpeg has ended. Returns its return code."""
+        self._wait_until(lambda: self._log.has_ended(waiting.TICK))  # at once; `Popen.wait` looks now and then
+        self._wait_until(self._has_ended)
+        return self.process.returncode
+
+    def _has_ended(self) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(waiting.TICK)
+        return self.process.returncode is not None
+
     def _reason(self) -> str:
-        return _reason(self._log.join(), self.process.returncode)
+        return find_reason(self._log.join(), self.process.returncode)
 
 
 class FfmpegEncoder(FfmpegProcess):
@@ -85,21 +122,18 @@ class FfmpegEncoder(FfmpegProcess):
     def __init__(
         self, name: str, arguments: Sequence[str], output: str | Callable[[bytes], None], inherited: Sequence[int] = ()
     ) -> None:
-        # ffmpeg writes its progress, which counts frames, to standard output twice a second and at the end.
-        arguments = ["-progress", "pipe:1", *arguments]
-        self._forwarder = None
+        arguments, self._forwarder, self._path = ["-progress", "pipe:1", *arguments], None, None
         if isinstance(output, str):
-            super().__init__(name, WriterError, [*arguments, output], subprocess.PIPE, inherited)
+            self._path = output.removeprefix("file:")
+            super().__init__(name, WriterError, [*arguments, output], inherited, takes_input=True)
         else:
-            read_end, write_end = make_pipe(WriterError)
-            self._forwarder = Forwarder(read_end, output)
-            try:
-                inherited = [*inherited, write_end]
-                super().__init__(name, WriterError, [*arguments, f"pipe:{write_end}"], subprocess.PIPE, inherited)
-            finally:
-                os.close(write_end)  # ffmpeg has its own, whose end is the end of the pipe
+            with pipe_from_ffmpeg(WriterError) as (pipe, write_end):
+                arguments, inherited = [*arguments, f"pipe:{write_end}"], [*inherited, write_end]
+                super().__init__(name, WriterError, arguments, inherited, takes_input=True)
+            self._forwarder = Forwarder(pipe, output)
         assert self.process.stdin is not None
         self._stdin = self.process.stdin
+        close_in_children(self._stdin)  # where it would keep ffmpeg waiting for more
         os.set_blocking(self._stdin.fileno(), False)
         self._progress = TailReader(self._stdout)
 
@@ -109,32 +143,25 @@ class FfmpegEncoder(FfmpegProcess):
         try:
             while data:
                 self._raise_output_error()
-                self._wait_for_room(descriptor)
+                self._wait_for_transfer(descriptor, select.POLLOUT)
                 with suppress(BlockingIOError):  # the room may be too small for now
                     data = data[os.write(descriptor, data) :]
         except OSError:
-            self.process.wait()
+            self._wait_for_end()
             raise self._failure() from None
 
-    def _wait_for_room(self, descriptor: int) -> None:
-        """Wait until ffmpeg takes more.
-
-        An ffmpeg that got SIGTERM stops to read frames, and waits for more sound, which only comes with more frames.
-        """
-        room = select.poll()
-        room.register(descriptor, select.POLLOUT)
-        reports, silence = self._progress.count, 0
-        while not room.poll(1000):  # seconds are counted here, since this process may be stopped, too
-            is_silent = self._progress.count == reports and not (self._forwarder and self._forwarder.is_consuming)
-            reports, silence = self._progress.count, silence + 1 if is_silent else 0
-            if silence >= _MAX_SILENCE:
-                self.kill()
-                raise WriterError(f"{self.name}: ffmpeg failed: it has not responded for {_MAX_SILENCE} seconds.")
+    def _signs(self) -> object:
+        if self._forwarder is not None and self._forwarder.is_consuming:
+            return object()  # ffmpeg waits for the reader of its output, which may pause
+        with suppress(OSError):
+            # At the end, ffmpeg may rewrite the file for minutes without a report.
+            return super()._signs(), None if self._path is None else file_state(self._path)
+        return super()._signs()
 
     def finish(self) -> int:
         """End the input, wait for ffmpeg and its output, and return the number of frames it reports as written."""
         self._stdin.close()
-        if self.process.wait() != 0:
+        if self._wait_for_end() != 0:
             raise self._failure()
         if self._forwarder is not None:
             self._forwarder.join()
@@ -153,7 +180,6 @@ class FfmpegEncoder(FfmpegProcess):
         super().kill()
 
     def release(self) -> None:
-        self._progress.join()
         if self._forwarder is not None:
             self._forwarder.join(_PATIENCE)
         super().release()
@@ -171,74 +197,6 @@ class FfmpegEncoder(FfmpegProcess):
         return WriterError(f"{self.name}: ffmpeg failed: {self._reason()}.")
 
 
-class FfmpegReader(FfmpegProcess):
-    """A running ffmpeg that writes to its standard output."""
-
-    def __init__(self, name: str, arguments: Sequence[str], inherited: Sequence[int] = ()) -> None:
-        super().__init__(name, ReaderError, [*arguments, "pipe:1"], subprocess.DEVNULL, inherited)
-
-    def read_into(self, buffer: memoryview) -> int:
-        """Fill a buffer of bytes and return their number, which is less than its length only at the end."""
-        descriptor, filled = self._stdout.fileno(), 0
-        while filled < len(buffer) and (count := os.readv(descriptor, [buffer[filled:]])):
-            filled += count
-        return filled
-
-    def wait(self) -> tuple[int, str]:
-        """Wait for ffmpeg, whose output has ended: its return code, and the cause that it logged, "" if nothing."""
-        code = self.process.wait()
-        self._log.join()
-        return code, self._reason() if code or self._log.count else ""
-
-    def close(self) -> None:
-        self.kill()
-        self.release()
-
-
-class FfmpegDecoder(FfmpegReader):
-    """A running ffmpeg that writes raw frames. So many lines of its log are known errors."""
-
-    def __init__(self, name: str, arguments: Sequence[str], num_known_errors: int = 0) -> None:
-        read_end, write_end = make_pipe(ReaderError)
-        self._times = open(read_end, "rb")  # noqa: SIM115
-        self._num_known_errors = num_known_errors
-        self._num_timed = 0
-        times = ["-enc_time_base", "demux", "-stats_enc_pre", f"pipe:{write_end}", "-stats_enc_pre_fmt", _TIME]
-        in_order = ["-bsf:v", "setts=ts=N"]  # ffmpeg refuses to write frames whose times do not increase
-        try:
-            # -xerror stops at the first error. (-err_detect explode finds no more errors, and hangs.)
-            super().__init__(name, ["-xerror", *arguments, *times, *in_order], [write_end])
-        except BaseException:
-            self._times.close()
-            raise
-        finally:
-            os.close(write_end)  # ffmpeg has its own
-
-    def read_times(self, num_frames: int) -> list[Fraction]:
-        """The times in seconds of the next frames, of which the last has been read."""
-        times = []
-        for expected in range(self._num_timed, self._num_timed + num_frames):
-            number, time, unit = self._times.readline().decode().split()  # written before the frame itself
-            if int(number) != expected:
-                lost = f"{self.name}: ffmpeg has lost frame {expected}"
-                raise ReaderError(f"{lost}; convert the video first: ffmpeg -i VIDEO -c:v ffv1 NEW.mkv.")
-            times.append(int(time) * Fraction(unit))
-        self._num_timed += num_frames
-        return times
-
-    def finish(self, *, is_enough: bool = False) -> None:
-        """Wait for ffmpeg, whose output has ended, or end it if it `is_enough`. Any error in its log is raised."""
-        if is_enough:
-            self.kill()
-        code, reason = self.wait()
-        if (code and not is_enough) or self._log.count > self._num_known_errors:  # of a truncated file it only logs
-            raise ReaderError(f"{self.name}: is damaged or truncated; ffmpeg says: {reason}.")
-
-    def close(self) -> None:
-        self._times.close()
-        super().close()
-
-
 @lru_cache
 def listing(*options: str, error: type[LTXVAEError]) -> list[list[str]]:
     """The words of each line that ffmpeg prints for options such as `-encoders`."""
@@ -248,7 +206,8 @@ def listing(*options: str, error: type[LTXVAEError]) -> list[list[str]]:
 
 def read_log(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEError]) -> str:
     """ffmpeg's log of reading an input without writing anything. Raises `error` if it fails."""
-    done = _run([*_GLOBAL_OPTIONS, "-loglevel", "repeat+level+info", *arguments, "-f", "null", "-"], error)
+    quiet = [*_GLOBAL_OPTIONS, "-loglevel", "repeat+level+info", "-progress", "pipe:1"]
+    done = _run([*quiet, *arguments, "-f", "null", "-"], error)
     log = done.stderr.decode(errors="replace")
     if done.returncode != 0:
         if "matches no streams" in log:
@@ -259,7 +218,7 @@ def read_log(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEE
                 f"{kind} itself."
             )
         errors = [line for line in log.splitlines() if "[error]" in line or "[fatal]" in line]
-        raise error(f"{name}: contains no {kind} that ffmpeg can read: {_reason(errors, done.returncode)}.")
+        raise error(f"{name}: contains no {kind} that ffmpeg can read: {find_reason(errors, done.returncode)}.")
     return log
 
 
@@ -279,7 +238,9 @@ def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | Non
 
 def read_ffmetadata(path: str | os.PathLike) -> str:
     """The metadata of a file in ffmpeg's format; "" if ffmpeg cannot read the file."""
-    done = _run([*_GLOBAL_OPTIONS, *input_arguments(path), "-f", "ffmetadata", "pipe:1"], ReaderError)
+    done = _run(
+        [*_GLOBAL_OPTIONS, "-progress", "pipe:2", *input_arguments(path), "-f", "ffmetadata", "pipe:1"], ReaderError
+    )
     return done.stdout.decode(errors="replace")
 
 
@@ -294,12 +255,25 @@ def input_arguments(path: str | os.PathLike) -> list[str]:
 
 def _run(arguments: Sequence[str], error: type[LTXVAEError]) -> subprocess.CompletedProcess[bytes]:
     process, end = _start(arguments, error, None, subprocess.DEVNULL, ())
+    results: list[tuple[bytes, bytes]] = []
+    num_bytes = 0
+
+    def is_done() -> bool:
+        nonlocal num_bytes
+        try:
+            results.append(process.communicate(timeout=waiting.TICK))
+        except subprocess.TimeoutExpired as expired:
+            num_bytes = len(expired.stdout or b"") + len(expired.stderr or b"")
+        return bool(results)
+
     try:
         with process:
-            stdout, stderr = process.communicate()
+            if not waiting.lives_until(is_done, lambda: num_bytes):
+                process.kill()
+                raise error(waiting.silent())
     finally:
         end()
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    return subprocess.CompletedProcess(process.args, process.returncode, *results[0])
 
 
 def _start(
@@ -318,6 +292,20 @@ def _start(
             pass_fds=inherited,
         )
         return process, Cleanup(owner, kill_program, process)
+
+
+@contextmanager
+def pipe_from_ffmpeg(error: type[LTXVAEError]) -> Iterator[tuple[io.FileIO, int]]:
+    """A pipe to read, and the number of its other end, which an ffmpeg gets that is started in the with-block."""
+    read_end, write_end = make_pipe(error)
+    pipe = io.FileIO(read_end)
+    try:
+        yield pipe, write_end
+    except BaseException:
+        pipe.close()
+        raise
+    finally:
+        os.close(write_end)  # ffmpeg has its own, whose end is the end of the pipe
 
 
 def make_pipe(error: type[LTXVAEError]) -> tuple[int, int]:
@@ -348,18 +336,9 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
 
 @lru_cache
 def _is_ffmpeg(program: str) -> bool:
-    done = subprocess.run([program, "-version"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    command, limit = [program, "-version"], waiting.MAX_SILENCE
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return False
     return done.stdout.startswith(b"ffmpeg ")
-
-
-def _reason(lines: Sequence[str], return_code: int) -> str:
-    """The last line that names a cause, without the addresses in front of it."""
-    if return_code == -signal.SIGXFSZ:
-        return "the file would be larger than the limit of this process (ulimit -f)"
-    texts = [_ADDRESS.sub("", line).rstrip(".") for line in lines if line]
-    causes = [text for text in texts if not _CONSEQUENCE.match(text)]
-    if texts:
-        return excerpt(causes[-1] if causes else texts[0], 1000)
-    if return_code < 0:
-        return f"it was ended by signal {-return_code}"
-    return f"it returned {return_code} and logged nothing"

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,7 +13,7 @@ from ..errors import WriterError
 from ..files.atomic import PartFile, check_name, create_part, remove_part, writing_to
 from ..process.cleanup import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
-from .live import StandardOutput
+from .live import StandardOutput, write_all
 from .metadata import check_metadata
 from .png import encode_png
 from .sink import Sink, SinkOptions
@@ -111,8 +110,9 @@ class NpyWriter(Sink):
         super().__init__(os.fspath(path), size, options.bit_depth)
         self._part = PartFile(Path(path), overwrite=options.overwrite)
         with writing_to(self.name):
-            self._file = self._part.path.open("wb")
-        self._write = self._file.write
+            # Unbuffered: what a forked process has in a buffer, it writes when it ends.
+            self._file = self._part.path.open("wb", buffering=0)
+        self._write = partial(write_all, self._file)
         self._write_header()
 
     def _write_header(self) -> None:
@@ -129,8 +129,7 @@ class NpyWriter(Sink):
         self._part.complete()
 
     def _discard(self) -> None:
-        with suppress(OSError):  # closing flushes the buffer, which fails again on a full disk
-            self._file.close()
+        self._file.close()
         self._part.discard()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import OutputClosed, WriterError
 from ..files.atomic import check_absent, writing_to
-from ..process.cleanup import Cleanup, remove_file, uninterrupted
+from ..process.cleanup import Cleanup, close_in_children, remove_file, uninterrupted
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks, such as some of networks
 
@@ -91,6 +91,7 @@ class LiveOutput:
             mode = "w" if overwrite or os.path.exists(target) else "x"
             with uninterrupted(), writing_to(self.name), ExitStack() as stack:
                 self._opened = stack.enter_context(io.FileIO(target, mode, opener=_open_whole))
+                close_in_children(self._opened)  # where it would stay locked
                 if stat.S_ISREG(os.fstat(self._opened.fileno()).st_mode):
                     self._path = Path(target).absolute()
                     self._lock(self._opened)

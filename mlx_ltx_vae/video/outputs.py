@@ -165,6 +165,7 @@ class VideoWriter(FfmpegSink):
         self._start(target, arguments, options.metadata, self._pipe)
 
     def write(self, frames: np.ndarray) -> None:
+        self._check_owner()
         if self._sound is not None and self._pipe is not None and not self._closed and isinstance(frames, np.ndarray):
             for samples in self._sound.until(self.frames_written + len(frames)):
                 self._pipe.put(samples)
@@ -172,6 +173,7 @@ class VideoWriter(FfmpegSink):
 
     def close(self) -> None:
         if self._sound is not None and self._pipe is not None and not self._closed and self.frames_written:
+            self._check_owner()
             try:
                 for samples in self._sound.finish(self.frames_written):
                     self._pipe.put(samples)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import IO
 
 from ..errors import WriterError
+from ..process.cleanup import close_in_children
 
 _PIPE_BYTES = 1 << 16  # what a pipe holds
 _MAX_LINE = 1 << 13  # bytes of a line of ffmpeg's log; it may name two files
@@ -15,11 +16,12 @@ _MAX_LINE = 1 << 13  # bytes of a line of ffmpeg's log; it may name two files
 class Forwarder(threading.Thread):
     """Passes on what arrives in a pipe until `is_cancelled`, and closes the pipe."""
 
-    def __init__(self, descriptor: int, consume: Callable[[bytes], None]) -> None:
+    def __init__(self, pipe: io.FileIO, consume: Callable[[bytes], None]) -> None:
         super().__init__(name="ffmpeg-output", daemon=True)
         self.error: WriterError | None = None
         self.is_cancelled = self.is_consuming = False
-        self._pipe = io.FileIO(descriptor)
+        self._pipe = pipe
+        close_in_children(pipe)  # where it would keep ffmpeg waiting for somebody to read
         self._consume = consume
         self.start()
 
@@ -48,6 +50,11 @@ class TailReader:
         """Wait for the end, and return the beginnings of the last lines."""
         self._thread.join()
         return list(self._lines)
+
+    def has_ended(self, timeout: float) -> bool:
+        """Whether the end comes within so many seconds."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         is_new = True

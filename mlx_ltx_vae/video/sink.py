@@ -140,11 +140,13 @@ class Sink:
         #: Frames accepted so far. Once `close` has returned, all of them are in the output.
         self.frames_written = 0
         self._closed = False
+        self._owner = os.getpid()
 
     def write(self, frames: np.ndarray) -> None:
         """Append frames `(n, height, width, 3)`, which must not be changed afterwards. May raise an earlier error."""
         if self._closed:
             raise WriterError(f"{self.name}: is closed and takes no more frames.")
+        self._check_owner()
         width, height = self.size
         dtype = self.frames.dtype
         expected = f"takes {dtype} frames (n, {height}, {width}, 3)"
@@ -160,6 +162,7 @@ class Sink:
         """Wait until all frames, at least one, are written, and rename the output to its target; else leave nothing."""
         if self._closed:
             return
+        self._check_owner()
         try:
             self._queue.finish()
             if self.frames_written == 0:
@@ -172,8 +175,8 @@ class Sink:
         self._closed = True
 
     def abort(self) -> None:
-        """Stop at once and leave nothing behind. Does nothing if the sink is closed."""
-        if self._closed:
+        """Stop at once and leave nothing behind. Does nothing if the sink is closed, or in a forked process."""
+        if self._closed or self._owner != os.getpid():
             return
         self._closed = True
         self._interrupt()
@@ -188,6 +191,10 @@ class Sink:
             self.close()
         else:
             self.abort()
+
+    def _check_owner(self) -> None:
+        if self._owner != os.getpid():
+            raise WriterError(f"{self.name}: is written by the process that opened it; open another file in this one.")
 
     @cached_property
     def _queue(self) -> FrameQueue:

@@ -1,5 +1,6 @@
 """Sound that is computed while a video is written: its samples, and the pipe through which ffmpeg gets them."""
 
+import io
 import os
 import queue
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import WriterError
+from ..process.cleanup import close_in_children
 from .ffmpeg import make_pipe
 
 #: The channels of all sound here.
@@ -158,7 +160,9 @@ class SoundPipe:
     _END = None
 
     def __init__(self) -> None:
-        self.read_end, self._write_end = make_pipe(WriterError)
+        self.read_end, write_end = make_pipe(WriterError)
+        self._write_end = io.FileIO(write_end, "w")
+        close_in_children(self._write_end)  # where it would keep ffmpeg waiting for more
         self._queue: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
         self._is_cancelled = False
         self._is_closed = False
@@ -187,9 +191,9 @@ class SoundPipe:
             self._thread.join()
         elif not self._is_closed:
             self._is_closed = True
-            for descriptor in (self.read_end, self._write_end):
-                with suppress(OSError):
-                    os.close(descriptor)
+            self._write_end.close()
+            with suppress(OSError):
+                os.close(self.read_end)
 
     @property
     def is_cancelled(self) -> bool:
@@ -197,9 +201,9 @@ class SoundPipe:
 
 
 def _write_all(
-    samples: "queue.SimpleQueue[np.ndarray | None]", descriptor: int, owner: "weakref.ref[SoundPipe]"
+    samples: "queue.SimpleQueue[np.ndarray | None]", write_end: io.FileIO, owner: "weakref.ref[SoundPipe]"
 ) -> None:
-    with suppress(BrokenPipeError):  # ffmpeg has failed, which is found where frames are written
+    with write_end, suppress(BrokenPipeError):  # ffmpeg has failed, which is found where frames are written
         while (part := samples.get()) is not None:
             pipe = owner()
             if pipe is not None and pipe.is_cancelled:
@@ -207,5 +211,4 @@ def _write_all(
             del pipe
             data = part.data.cast("B")
             while data:
-                data = data[os.write(descriptor, data) :]
-    os.close(descriptor)
+                data = data[os.write(write_end.fileno(), data) :]

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from ..errors import ReaderError
-from .ffmpeg import FfmpegReader, input_arguments
+from .ffmpeg import input_arguments
+from .ffmpeg_reader import FfmpegReader
 from .sound_probe import FILL_GAPS, find_shift
 
 _FLOAT_BYTES = 4

@@ -28,6 +28,8 @@ def write_wav(path: str | os.PathLike, chunks: Sound, *, sample_rate: int | None
     try:
         with writing_to(name), part.path.open("r+b") as file, wave.open(file, "wb") as output:
             output.setparams((CHANNELS, _SAMPLE_BYTES, rate, 0, "NONE", ""))
+            output.writeframes(b"")
+            file.flush()  # while a chunk is computed, the app may fork, and a process writes its buffer when it ends
             for samples in each_chunk(name, chunks):
                 count += len(samples)
                 if count * CHANNELS * _SAMPLE_BYTES > _MAX_BYTES:
@@ -35,6 +37,7 @@ def write_wav(path: str | os.PathLike, chunks: Sound, *, sample_rate: int | None
                 peak = max(peak, find_peak(samples))
                 levels = np.minimum(np.rint(np.clip(samples, -1, 1) * _SCALE), _SCALE - 1).astype("<i4")
                 output.writeframes(levels.view(np.uint8).reshape(-1, 4)[:, :_SAMPLE_BYTES].tobytes())
+                file.flush()
             if not count:
                 raise WriterError(f"{name}: the sound has no samples.")
         part.complete()
