@@ -19,6 +19,7 @@ from .models.specs import NetworkSpec
 from .network_pair import NetworkPair
 from .pipeline.audio_run import AudioRun, AudioStream, check_plan, encode_pieces, pack_latents, unpack_latents
 from .planning.audio_plan import AudioClip, AudioEncodePlan, AudioPlan, plan_audio, plan_audio_encode
+from .video.sound import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time
 
@@ -160,14 +161,15 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         Args:
             waveform: (B, 2, samples) or (2, samples) in [-1, 1], or (B, 1, samples) or (1, samples) for mono. Or an
                 iterator of such pieces of one waveform, of which one is in memory at a time.
-            sample_rate: samples per second; any rate.
+            sample_rate: samples per second, 1000 to 768000.
 
         Raises:
             LatentsError: for sound that it cannot take.
         """
         encoder = self._encoder
-        if isinstance(sample_rate, bool) or not isinstance(sample_rate, int) or sample_rate < 1:
-            raise LatentsError(f"a sample rate of {sample_rate!r} is not possible; give whole samples per second.")
+        if isinstance(sample_rate, bool) or not isinstance(sample_rate, int) or sample_rate not in SAMPLE_RATES:
+            limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]} a second"
+            raise LatentsError(f"a sample rate of {sample_rate!r} is not possible; give {limits}.")
         pieces = encoder.prepare(_read_pieces(waveform), sample_rate)
         with explained_device_errors():
             latents = unpack_latents(encode_pieces(encoder, pieces), self.config.channels, self.config.bins)

@@ -306,6 +306,7 @@ def test_an_encoder_that_sees_the_whole_clip_takes_it_in_one(audio_vae, name):
         (np.zeros((2, 0), np.float32), 48000, "the sound has 0 samples at 16000 Hz"),
         (iter([]), 48000, "the sound has 0 samples at 16000 Hz"),
         (np.zeros((2, 9600), np.float32), 0, "a sample rate of 0 is not possible"),
+        (np.zeros((2, 9600), np.float32), 999, "a sample rate of 999 is not possible; give a whole number from 1000"),
         (np.zeros((2, 9600), np.float32), 44100.0, "a sample rate of 44100.0 is not possible"),
     ],
 )

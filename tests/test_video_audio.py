@@ -1,6 +1,7 @@
 """Audio that is longer or shorter than the video: a warning, and `shortest`."""
 
 import json
+import os
 import warnings
 import wave
 from pathlib import Path
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, check_output, open_sink, outputs
+from mlx_ltx_vae.errors import ReaderError, WriterError
+from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, audio_codecs, check_output, open_sink, outputs
 from mlx_ltx_vae.video.sound_probe import find_shift
 from mlx_ltx_vae.video.sound_reader import SoundReader
 from video_files import numbered, numbers, read, run_ffmpeg
@@ -69,6 +70,30 @@ def test_longer_audio_is_a_warning_with_both_lengths(tmp_path: Path, audio: str)
     with pytest.warns(UserWarning, match=r"out.mp4: the video takes 1.00 s and its audio 1.7\d s; --shortest"):
         write(tmp_path / "out.mp4", audio=source)
     assert len(sound(tmp_path / "out.mp4")) >= 1.7 * RATE
+
+
+def test_audio_is_kept_for_a_limited_time_after_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour, which is a second here."""
+    monkeypatch.setattr(audio_codecs, "MAX_REST", 1)
+    source = make_audio(tmp_path / "a.wav", 3)
+    message = r"its audio 3.00 s, of which 1 s after the video are kept; --shortest"
+    with pytest.warns(UserWarning, match=message):
+        write(tmp_path / "out.mkv", audio=source, num_frames=NUM_FRAMES, audio_codec="pcm")
+    assert len(sound(tmp_path / "out.mkv")) == 2 * RATE
+
+
+@pytest.mark.parametrize("rate", [1, 999])
+def test_a_file_that_states_a_rate_that_no_sound_has_is_refused(tmp_path: Path, rate: int) -> None:
+    """Which would become hours, and take minutes."""
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setparams((1, 1, rate, 0, "NONE", ""))
+        file.writeframes(bytes(16_700))
+    words = f"a.wav: its sound has {rate} samples per second; expected are 1000 to 768000"
+    with pytest.raises(WriterError, match=words):
+        write(tmp_path / "out.mp4", audio=tmp_path / "a.wav")
+    with pytest.raises(ReaderError, match=words):
+        SoundReader(tmp_path / "a.wav")
+    assert os.listdir(tmp_path) == ["a.wav"]
 
 
 def test_shorter_audio_is_a_warning_with_both_lengths(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Sound that is computed while a video is written: what is heard, how long it is, and what happens if it fails."""
 
+import itertools
 import os
 import re
 import threading
@@ -207,6 +208,19 @@ def test_sound_of_another_length_is_an_error_that_says_both_and_leaves_nothing(t
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [
+        (7001, r"the video takes 2\.00 s and its sound at least 12\.\d\d s; "),
+        (0, "the sound goes on without samples; "),
+    ],
+)
+def test_sound_without_an_end_is_an_error(tmp_path, length, words):
+    with pytest.raises(WriterError, match=words):
+        write(tmp_path / "a.mp4", itertools.repeat(np.zeros((2, length), np.float32)), 24000)
+    assert not os.listdir(tmp_path)
+
+
 @pytest.mark.parametrize("taken", [0.5, 2])
 def test_a_stream_that_has_been_taken_from_is_an_error(tmp_path, taken):
     """It says how long it was, and gives less."""
@@ -320,6 +334,7 @@ def test_there_is_no_drift_over_ten_minutes():
         ("a.webm", {"audio_codec": "aac"}, "not supported in .webm; use opus, or a file that ends in .mp4 or .mov"),
         ("a.mp4", {"audio_codec": "acc"}, "the audio codec 'acc' is not supported; use one of aac, pcm"),
         ("a.mp4", {"sample_rate": None}, "sound needs its sample rate as a whole number"),
+        ("a.mp4", {"sample_rate": 999}, "as a whole number from 1000 to 768000, not 999"),
         ("a.mp4", {"audio": None, "audio_codec": "aac"}, "an audio codec goes with audio"),
     ],
 )

@@ -34,6 +34,9 @@ AUDIO_CODECS: dict[str, AudioCodec] = {
         ("libopus",), (".webm", ".mkv"), 80, layouts=("mono", "stereo", "3.0", "quad", "5.0", "5.1", "6.1", "7.1")
     ),
 }
+#: Seconds of a file's sound that are kept behind the end of the video. A small file may have days of silence.
+MAX_REST = 3600
+_MAX_FRAMES = 2**20  # more than any video has that is decoded
 _MAX_BITS = 24  # that a lossless codec stores of a sample
 # A second output: a line for each packet of the audio, in the pipe that this process reads. ffmpeg ends when it cannot
 # write them. Otherwise, if this process is killed, it goes on to the end of the audio, which may be hours long.
@@ -73,14 +76,15 @@ def audio_arguments(
         raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
     if options.shortest and num_frames is None:
         raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
-    seconds = num_frames / fps if options.shortest and num_frames is not None else None
+    video = (_MAX_FRAMES if num_frames is None else num_frames) / fps
+    seconds = video if options.shortest else None
     encoder, probed = _probe_file(name, codec, options.audio)
     source = probed.source
     end = None if seconds is None else round(seconds * source.sample_rate)
     output += [*_filters(codec, end), *_encode(codec, encoder, source.sample_rate, source.channels, bits=source.bits)]
     before = [] if options.fragmented else list(_END_WITH_READER)
     # What is read ends near there. Not ffmpeg's -shortest, which may cut the video, and cuts the audio late.
-    limit = [] if seconds is None else ["-t", f"{float(seconds):.6f}"]
+    limit = ["-t", f"{float(video + (0 if options.shortest else MAX_REST)):.6f}"]
     return [*limit, *_file_input(options.audio, probed.shift)], before, output
 
 
@@ -200,5 +204,6 @@ def _describe_lengths(
         return ""
     lengths = f"the video takes {float(video):.2f} s and its audio {float(end):.2f} s"
     if end > video:
-        return f"{lengths}; --shortest (shortest=True) cuts the audio"
+        kept = f", of which {MAX_REST} s after the video are kept" if end > video + MAX_REST else ""
+        return f"{lengths}{kept}; --shortest (shortest=True) cuts the audio"
     return f"{lengths}, and the rest is silent"

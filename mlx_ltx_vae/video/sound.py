@@ -24,6 +24,10 @@ SOUND_INPUT = "<the sound>"
 #: Seconds by which sound may end before the picture, or after it: less than two latents.
 SLACK = Fraction(6, 100)
 _LOUDEST = 1 + 2**-15  # by a step of 16 bits above what integers have
+#: Samples per second. A small file that states fewer would become hours of sound.
+SAMPLE_RATES = range(1000, 768_001)
+_MAX_EXCESS = 10  # seconds behind the picture that are counted, for the error: an iterator may have no end
+_MAX_EMPTY = 10_000  # chunks without samples in a row
 _LEAD = 1  # seconds of sound that are given to ffmpeg ahead of the picture
 
 #: Arrays (2, n) or (1, 2, n), or chunks of an `AudioStream`; or one such array.
@@ -33,8 +37,9 @@ Sound = Iterable[Any]
 def find_sample_rate(name: str, audio: object, sample_rate: int | None) -> int:
     """The rate that is given, or that of an `AudioStream`."""
     rate = getattr(audio, "sample_rate", None) if sample_rate is None else sample_rate
-    if isinstance(rate, bool) or not isinstance(rate, int) or not 1 <= rate <= 768_000:
-        raise WriterError(f"{name}: sound needs its sample rate as a whole number, not {rate!r}; add sample_rate=.")
+    if isinstance(rate, bool) or not isinstance(rate, int) or rate not in SAMPLE_RATES:
+        limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}"
+        raise WriterError(f"{name}: sound needs its sample rate as {limits}, not {rate!r}; add sample_rate=.")
     return rate
 
 
@@ -59,6 +64,7 @@ def find_peak(samples: np.ndarray) -> float:
 
 def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
     """(n, 2) float32 of each chunk that has samples. A `WriterError` for what is no sound."""
+    num_empty = 0
     for chunk in [sound] if hasattr(sound, "shape") else sound:
         given = getattr(chunk, "waveform", chunk)
         try:
@@ -72,6 +78,9 @@ def each_chunk(name: str, sound: Sound) -> Iterator[np.ndarray]:
             raise WriterError(f"{name}: takes sound (2, n) of one video, floats in [-1, 1], not {found}.")
         if not np.isfinite(samples).all():
             raise WriterError(f"{name}: the sound has values that are NaN or infinite.")
+        num_empty = 0 if samples.size else num_empty + 1
+        if num_empty > _MAX_EMPTY:
+            raise WriterError(f"{name}: the sound goes on without samples; end its iterator, or give chunks of some.")
         if samples.size:
             yield np.ascontiguousarray(samples.T, np.float32)
 
@@ -109,12 +118,12 @@ class SoundTrack:
         """The remaining samples of so many frames. Raises a `WriterError` if the lengths do not match."""
         end = self._count(num_frames)
         yield from self._take(end)
-        total = self._samples
+        video, is_whole = num_frames / self._fps, True
         if self._given == end and self._expected is not None:
-            total = self._expected
+            self._samples = self._expected
         elif not self._cuts:
-            total += sum(map(len, self._chunks))
-        check_sound_length(self._name, Fraction(total, self._rate), num_frames / self._fps, cuts=self._cuts)
+            is_whole = self._count_rest(video)
+        check_sound_length(self._name, Fraction(self._samples, self._rate), video, cuts=self._cuts, is_whole=is_whole)
         if self._given < end:
             yield np.zeros((end - self._given, CHANNELS), np.float32)
 
@@ -127,6 +136,14 @@ class SoundTrack:
     def _count(self, num_frames: int) -> int:
         """The samples of so many frames."""
         return round(num_frames * self._rate / self._fps)
+
+    def _count_rest(self, video: Fraction) -> bool:
+        """Count the remaining samples, until they are too many for a video of so many seconds. Whether that is all."""
+        for samples in self._chunks:
+            self._samples += len(samples)
+            if self._samples > (video + _MAX_EXCESS) * self._rate:
+                return False
+        return True
 
     def _take(self, end: int) -> Iterator[np.ndarray]:
         while self._given < end:
@@ -146,12 +163,16 @@ class SoundTrack:
             yield part
 
 
-def check_sound_length(name: str, sound: Fraction, video: Fraction, *, cuts: bool) -> None:
-    """Raise a `WriterError` if sound is not as long as its video, both in seconds. `cuts` allows it to be longer."""
+def check_sound_length(name: str, sound: Fraction, video: Fraction, *, cuts: bool, is_whole: bool = True) -> None:
+    """Raise a `WriterError` if sound is not as long as its video, both in seconds. `cuts` allows it to be longer.
+
+    Sound that is not whole may be longer than these seconds.
+    """
     if sound < video - SLACK or (sound > video + SLACK and not cuts):
         remedy = "give the sound of this video, or correct the frame rate (fps=, --fps)"
         remedy += "; shortest=True (--shortest) cuts longer sound" if sound > video else ""
-        raise WriterError(f"{name}: the video takes {float(video):.2f} s and its sound {float(sound):.2f} s; {remedy}.")
+        lengths = f"the video takes {float(video):.2f} s and its sound {'' if is_whole else 'at least '}"
+        raise WriterError(f"{name}: {lengths}{float(sound):.2f} s; {remedy}.")
 
 
 class SoundPipe:

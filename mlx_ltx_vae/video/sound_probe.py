@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from ..errors import ReaderError, WriterError, excerpt
+from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
 from .ffmpeg import input_arguments, listing, read_log
+from .sound import SAMPLE_RATES
 
 #: A filter that puts silence in place of what is missing in front of sound that begins late, and in gaps. Not of those
 #: under 0.02 s: the times of Ogg Vorbis are wrong by up to that.
@@ -85,7 +86,16 @@ def _probe(path: str, encode: tuple[str, ...], state: tuple[int, int]) -> Probed
             f"{path}: its sound cannot be stored with this audio codec ({reason.rstrip('.')}); use another one."
         ) from error
     before, _, after = log.partition("Output #0")
-    return ProbedSound(_parse(path, before), _parse(path, after), _find_shift(log))
+    source = _parse(path, before)
+    check_stated_rate(path, source.sample_rate, WriterError)
+    return ProbedSound(source, _parse(path, after), _find_shift(log))
+
+
+def check_stated_rate(path: str, rate: int, error: type[LTXVAEError]) -> None:
+    """Raise an `error` for a rate that no sound has, which a file states."""
+    if rate not in SAMPLE_RATES:
+        limits = f"expected are {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}"
+        raise error(f"{path}: its sound has {rate} samples per second; {limits}, so correct its header.")
 
 
 def _parse(path: str, log: str) -> SoundFormat:

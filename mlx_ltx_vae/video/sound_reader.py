@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ReaderError
 from .ffmpeg import input_arguments
 from .ffmpeg_reader import FfmpegReader
-from .sound_probe import FILL_GAPS, find_shift
+from .sound_probe import FILL_GAPS, check_stated_rate, find_shift
 
 _FLOAT_BYTES = 4
 _PIECE = 2**15  # samples that are read at a time
@@ -91,6 +91,7 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
                 self.sample_rate = int.from_bytes(content[4:8], "little")
         if not self.channels:
             raise ReaderError(f"{self.name}: its sound cannot be read; convert it with ffmpeg first.")
+        check_stated_rate(self.name, self.sample_rate, ReaderError)
 
     def _read(self, size: int) -> bytes:
         data = bytearray(size)
