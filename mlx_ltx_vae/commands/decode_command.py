@@ -1,6 +1,7 @@
 """`python -m mlx_ltx_vae.decode`: decodes latent files to videos."""
 
 import argparse
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -199,6 +200,7 @@ class DecodeTask(Task):
         share = Fraction(vae.checkpoint.spec("decoder").scale.time, config.scale.time)
         self._fps = share * (settings.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
+        item.inputs = self._sound_files()
         self.plan = self._make_plan()
         size, num_frames = self.plan.frame_size, self.plan.num_frames
         self._video: dict[str, Any] = {"size": size, "fps": self._fps, "num_frames": num_frames}
@@ -285,6 +287,11 @@ class DecodeTask(Task):
         if not sound.is_wanted and not takes_sound(output, settings.sinks):
             return None
         return find_sound(settings.sound, self._file)
+
+    def _sound_files(self) -> list[str | os.PathLike]:
+        audio = self._settings.sinks.audio
+        given = [audio] if isinstance(audio, (str, os.PathLike)) else []
+        return [*given, *(self._sound.files if self._sound else ())]
 
     def _sinks_with_sound(self) -> SinkOptions:
         """The options of the output, with no samples yet; a warning if the sound is longer than the video."""

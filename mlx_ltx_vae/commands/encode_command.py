@@ -35,6 +35,7 @@ from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..video import Fit, VideoReader
 from ..video.sound_reader import SoundReader
+from ..video.source import source_files
 from .cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
 from .items import Item, all_exist, find_pattern, has_table
 from .job import Job, LazyVAE, Task, run_job
@@ -142,7 +143,8 @@ class EncodeTask(Task):
     def __init__(self, settings: EncodeSettings, vae: LazyVAE, item: Item) -> None:
         super().__init__(vae, item)
         self._settings = settings
-        settings.audio_checkpoint  # noqa: B018  (its errors, before anything is encoded)
+        audio = settings.audio_checkpoint  # its errors, before anything is encoded
+        item.inputs = [*source_files(Path(item.source)), *(audio.files if audio else [])]
         pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
         item.cost = pixels or _bytes_on_disk(Path(item.source))
         if item.output is not None:

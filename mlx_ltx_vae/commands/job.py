@@ -26,7 +26,7 @@ from ..process.cleanup import Cleanup
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
 from .cli import print_report, print_traceback, write_line
-from .items import Item, are_many, check_outputs, make_folder, name_items, read_inputs
+from .items import Item, are_many, check_not_inputs, check_outputs, list_files, make_folder, name_items, read_inputs
 
 
 @dataclass(frozen=True)
@@ -196,6 +196,7 @@ class _Run:
             except Exception as error:
                 self._fail(item, error)
         check_outputs(items)
+        check_not_inputs(items, [*list_files(self._job.sources), *self._vae.checkpoint.files])
 
     def _deal(self, items: Sequence[Item]) -> list[int]:
         """The indices of the items that this rank takes."""

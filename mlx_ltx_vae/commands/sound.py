@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ from ..units import format_bytes, format_count, format_seconds
 from ..video.sound import Sound
 from ..video.wav import write_wav
 from .cli import print_report
-from .items import all_exist, are_many, name_items, name_outputs, read_inputs
+from .items import all_exist, are_many, check_not_inputs, list_files, name_items, name_outputs, read_inputs
 from .job import name_all, one_or_all
 
 
@@ -93,6 +94,12 @@ class FoundSound:
     model: SoundModel
     file: AudioLatentsFile
     plan: AudioPlan
+
+    @property
+    def files(self) -> list[str | os.PathLike]:
+        """All that are read for it, but that of the clip."""
+        latents, checkpoint = self.model.settings.audio_latents, self.model.checkpoint
+        return [*([latents] if latents else []), *(checkpoint.files if checkpoint else [])]
 
     def stream(self, index: int, frames: Interval | None = None, fps: Fraction | None = None) -> Sound:
         """The sound of the video with this index, or of some of its frames."""
@@ -175,6 +182,8 @@ def decode_to_wav(arguments: argparse.Namespace, settings: SoundSettings) -> Non
     (item,) = name_items(inputs, arguments.output, is_dry_run=arguments.dry_run)
     sound = find_sound_alone(SoundModel(settings, arguments.model), item.source, arguments.memory_budget)
     item.outputs = name_outputs(item.output, sound.file.batch) if item.output else []
+    item.inputs = sound.files
+    check_not_inputs([item], list_files(arguments.latents))
     item.is_skipped = arguments.skip_existing and all_exist(item.outputs)
     for output in item.outputs if arguments.no_overwrite else ():
         check_absent(output)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..errors import WriterError, excerpt, quote, suggest
+from ..files.inputs import InputFiles
 from ..shapes import Size, format_size
 from .ffmpeg import check_audio, input_arguments, listing, read_end
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_arguments
@@ -248,8 +249,7 @@ def _audio_input(name: str, fps: Fraction, options: SinkOptions, num_frames: int
         format_ = ["-f", "f32le", "-ar", str(rate), "-ac", str(CHANNELS), "-probesize", "32"]
         return [*format_, "-i", SOUND_INPUT]
     check_audio(options.audio)
-    if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
-        raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
+    InputFiles([options.audio]).check_output(name)
     if not options.shortest:
         return input_arguments(options.audio)
     if num_frames is None:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..errors import ReaderError, excerpt
@@ -15,17 +15,18 @@ _IMAGES = {
 _NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
 
 
+def source_files(path: Path) -> list[Path]:
+    """The files of a video: itself, or its images. None if they cannot be read, which `find_source` raises."""
+    with suppress(ReaderError):
+        return [path] if os.path.isfile(path) else _images(path)
+    return []
+
+
 def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[list[str], list[Path]]:
     """The arguments for ffmpeg to read `path`, and the images that it reads. `stack` removes links to them."""
     if os.path.isfile(path):  # which, unlike `Path.is_file`, takes a name that is too long
         return input_arguments(path), []
-    if os.path.isdir(path):
-        images = _images_of_folder(path)
-    elif "%" in path.name:
-        images = _images_of_pattern(path)
-    else:
-        raise ReaderError(f"{excerpt(path, 200)}: there is no such file or folder.")
-    images = images[:max_images]
+    images = _images(path)[:max_images]
     for image in images:
         # ffmpeg would end the clip at an empty image, and at one that it cannot open, without an error.
         try:
@@ -41,6 +42,14 @@ def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[l
     for number, image in enumerate(images):
         os.symlink(image.absolute(), links / (name % number))
     return ["-f", "image2", *input_arguments(Path(str(links).replace("%", "%%")) / name)], images
+
+
+def _images(path: Path) -> list[Path]:
+    if os.path.isdir(path):
+        return _images_of_folder(path)
+    if "%" in path.name:
+        return _images_of_pattern(path)
+    raise ReaderError(f"{excerpt(path, 200)}: there is no such file or folder.")
 
 
 def match_numbered(pattern: str) -> re.Pattern[str] | None:
