@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import mlx.core as mx
 import numpy as np
@@ -26,7 +26,7 @@ from .planning.options import BitDepth, ModeName, OrderName
 from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_decode, plan_encode
 from .tiling.config import TilingConfig
-from .video import open_sink
+from .video import check_output, open_sink
 from .video.sink import SinkOptions
 
 if TYPE_CHECKING:
@@ -304,7 +304,9 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         plan = self.plan(latents.shape, memory_budget=memory_budget, bit_depth=bit_depth, steps=options.get("steps"))
         output = SinkOptions(audio, codec, crf, bit_depth, overwrite=overwrite)
         stream = self.stream(latents, plan, bit_depth=bit_depth, **options)
-        with open_sink(path, size=plan.frame_size, fps=fps, options=output) as sink:
+        video: dict[str, Any] = {"size": plan.frame_size, "fps": fps, "options": output, "num_frames": plan.num_frames}
+        check_output(path, **video)
+        with open_sink(path, **video) as sink:
             for chunk in show_progress(stream, progress, plan.num_frames, name=os.fspath(path)):
                 sink.write(chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16())
 

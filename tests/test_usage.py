@@ -105,7 +105,7 @@ WRONG = [
     (decode, "clip.npy -m vae -o out.avi", "out.avi: its ending is not supported; use .mp4"),
     (decode, "clip.npy -m vae -o out", "out: is no folder and has no ending; write out/ for PNG stills, or out.mp4"),
     (decode, "clip.npy -m vae -o out.xyz --dry-run", "out.xyz: its ending is not supported"),
-    (decode, "clip.npy -m vae -o still.png", "such as %05d.png"),
+    (decode, "clip.npy -m vae -o a_%d_%d.png", "such as %05d.png"),
     (decode, "clip.npy -m vae -o a.mp4 --metadata comment", "is not KEY=VALUE"),
     (decode, "clip.npy -m vae -o a.npy --metadata a=b", "a.npy: takes no metadata"),
     (decode, "clip.npy -m vae -o a.mp4 --shortest", "add audio, or leave it out"),
