@@ -14,9 +14,10 @@ from .weight_files import (
     CONFIG_NAMES,
     WeightFiles,
     choose_file,
-    choose_weights,
     is_index,
+    list_weights,
     own_config_names,
+    prefer_convolutional,
     shards_beside,
 )
 
@@ -112,7 +113,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _open_folder(folder: Path, medium: Medium) -> list[Archive]:
-    choices = choose_weights(_names_in(folder), is_audio=medium is SOUND)
+    choices = list_weights(_names_in(folder), is_audio=medium is SOUND)
     return _open(folder, choices[0]) if len(choices) == 1 else _find_vae(folder, choices, medium)
 
 
@@ -136,11 +137,12 @@ def _find_vae(folder: Path, choices: Sequence[tuple[WeightFiles, ...]], medium: 
                 found[choice[-1][0]] = archives
         except CheckpointError as error:
             failures.append(error)
-    if len(found) > 1:
-        names = ", ".join(sorted(found))
-        raise CheckpointError(f"{folder}: several files contain a VAE; give one of {names}, as {folder}:FILE.")
-    if found:
-        return found.popitem()[1]
+    names = prefer_convolutional(sorted(found)) if medium is PICTURES else sorted(found)
+    if len(names) > 1:
+        listing = list_some(names)
+        raise CheckpointError(f"{folder}: several files contain a VAE; give one of {listing}, as {folder}:FILE.")
+    if names:
+        return found[names[0]]
     if failures:
         raise failures[0]
     shown = ", ".join(choice[-1][0] for choice in choices) or "no safetensors file"
