@@ -90,6 +90,16 @@ class Checkpoint:
         """The same, decoding to one picture per latent frame if its family can save work so."""
         return replace(self, config=self.family.stills(self.config)) if self.family.stills else self
 
+    def used(self, network: str) -> dict[str, str]:
+        """What reports say of a network that was used, JSON-serializable: its file, and what it is.
+
+        Of several shards, the file is their index, or the first of them.
+        """
+        shards = {info.path for info in self.networks[network].tensors.values()}
+        archives = [each for each in self.archives if shards <= {info.path for info in each.tensors.values()}]
+        kind = {"decoder": self.family.decoder} if network == "decoder" else {}
+        return {"file": str(archives[0].path), "generation": self.config.generation, **kind}
+
     @property
     def description(self) -> dict[str, Any]:
         """The tensors' headers and the sizes of their files, JSON-serializable: what ranks compare."""

@@ -106,7 +106,7 @@ def _choose_by_layout(sets: dict[str, WeightFiles], is_audio: bool) -> list[tupl
     """The choices in a folder of diffusers, or in a pack with a file per network; empty for other folders."""
     if is_audio:
         pairs = [[pattern.format(name) for name in ("audio_vae", "vocoder")] for pattern in _AUDIO_PAIRS]
-        return [found for pair in pairs if (found := tuple(sets[name] for name in pair if name in sets))][:1]
+        return [chosen for pair in pairs if (chosen := tuple(sets[name] for name in pair if name in sets))][:1]
     for folder in ("", "vae/"):
         if found := _set_or_variants(sets, folder + _DIFFUSERS):
             return found

@@ -218,6 +218,9 @@ class DecodeTask(Task):
         header = [list(file.info.stored_shape), file.stored_dtype, file.layout, file.normalized, str(file.info.fps)]
         return {"the latents": header, "the plans": [self.plan.as_dict(), str(self._fps), len(self._item.outputs)]}
 
+    def networks(self) -> dict[str, dict[str, str]]:
+        return super().networks() | ({} if self._sound is None else {"audio_vae": self._sound.used})
+
     def report_plan(self) -> tuple[dict[str, Any], str]:
         values, text = super().report_plan()
         if self._sound is None:

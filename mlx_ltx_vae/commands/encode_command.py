@@ -175,6 +175,10 @@ class EncodeTask(Task):
         video = self._video
         return {"the videos": [video.size, video.num_frames, str(video.fps)], "the plans": self.plan.as_dict()}
 
+    def networks(self) -> dict[str, dict[str, str]]:
+        audio = self._settings.audio_checkpoint
+        return super().networks() | ({} if audio is None else {"audio_vae": audio.used("encoder")})
+
     def report_plan(self) -> tuple[dict[str, Any], str]:
         values, text = super().report_plan()
         if self._sound_plan is None:

@@ -31,7 +31,7 @@ from ..video.sound import Sound
 from ..video.wav import write_wav
 from .cli import print_report
 from .items import all_exist, are_many, check_not_inputs, list_files, name_items, name_outputs, read_inputs
-from .job import name_all, one_or_all
+from .job import describe_networks, name_all, one_or_all
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,12 @@ class FoundSound:
         """All that are read for it, but that of the clip."""
         latents, checkpoint = self.model.settings.audio_latents, self.model.checkpoint
         return [*([latents] if latents else []), *(checkpoint.files if checkpoint else [])]
+
+    @property
+    def used(self) -> dict[str, str]:
+        """What reports say of its networks."""
+        assert self.model.checkpoint is not None
+        return self.model.checkpoint.used("decoder")
 
     def stream(self, index: int, frames: Interval | None = None, fps: Fraction | None = None) -> Sound:
         """The sound of the video with this index, or of some of its frames."""
@@ -190,7 +196,8 @@ def decode_to_wav(arguments: argparse.Namespace, settings: SoundSettings) -> Non
     if item.is_skipped:
         item.text = str(item)
     elif arguments.dry_run:
-        item.values, item.text = {"plan": sound.plan.as_dict()}, str(sound.plan)
+        item.values = {"plan": sound.plan.as_dict(), "audio_vae": sound.used}
+        item.text = f"{sound.plan}\nVAE      {describe_networks({'audio_vae': sound.used})}"
     else:
         item.values, item.text = _write_sounds(sound, item.outputs, overwrite=not arguments.no_overwrite)
     if arguments.json:
@@ -206,7 +213,7 @@ def _write_sounds(sound: FoundSound, outputs: Sequence[str], *, overwrite: bool)
     samples = [write_wav(output, sound.stream(i), overwrite=overwrite) for i, output in enumerate(outputs)][0]
     seconds, peak, rate = time.perf_counter() - start, mx.get_peak_memory(), sound.plan.sample_rate
     values: dict[str, Any] = {"samples": samples, "sample_rate": rate, "seconds": seconds, "peak_memory_bytes": peak}
-    values |= {"plan": sound.plan.as_dict(), "output": one_or_all(outputs)}
+    values |= {"plan": sound.plan.as_dict(), "audio_vae": sound.used, "output": one_or_all(outputs)}
     length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"
     text = f"{name_all(outputs)}: {length}, in {format_seconds(seconds)}; peak {format_bytes(peak)}"
-    return values, text
+    return values, f"{text}; {describe_networks({'audio_vae': sound.used})}"
