@@ -157,6 +157,10 @@ WRONG = [
     (info, "clip.npy --tensor", "--tensor: expected one argument"),
     (convert, "", "SOURCE is missing"),
     (convert, "vae", "-o FOLDER is missing"),
+    *(
+        (convert, f"vae -o out{ending}", f"out{ending}: is the name of a file, and a conversion is a folder; leave out")
+        for ending in (".safetensors", ".SAFETENSORS", ".json", ".gguf", ".npz", ".pt")
+    ),
     (convert, f"{CONVERT} --dtype float8", "--dtype: invalid choice: 'float8'"),
     (convert, f"{CONVERT} --only both", "--only: invalid choice: 'both'"),
     (convert, "--verify a", "--verify: expected 2 arguments"),
