@@ -362,11 +362,18 @@ class DecodeTask(Task):
         return plans[key]
 
     def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
-        """The frames that are wanted of a video, as `plan_decode` takes them. Like a slice, they end with the video."""
+        """The frames that are wanted of a video, as `plan_decode` takes them.
+
+        Like a slice, they end with the video; a warning if they were to end later.
+        """
         wanted = self._settings.frames
         if self._settings.first_seconds is not None:
             wanted = slice(0, ceil(self._settings.first_seconds * self._fps))
         if wanted is None:
             return None
         end = num_frames if wanted.stop is None else min(wanted.stop, num_frames)
+        if wanted.start < end < (wanted.stop or end):
+            asked, length = f"{wanted.start}:{wanted.stop}", format_count(num_frames, "frame")
+            found = f"the video has {length}, so of the frames {asked} only {end - wanted.start} are decoded"
+            warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
         return wanted.start, max(wanted.start, end)

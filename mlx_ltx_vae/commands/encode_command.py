@@ -195,7 +195,8 @@ class EncodeTask(Task):
         vae = self._vae.loaded
         bar.enter("encoding")
         start = time.perf_counter()
-        stream = vae.encode_stream(_counted(video, bar), self.plan, pad=self._settings.pad, group=ranks.group)
+        frames = _Counted(video, bar)
+        stream = vae.encode_stream(frames, self.plan, pad=self._settings.pad, group=ranks.group)
         latents = mx.concatenate(list(stream), axis=2)
         num_frames, height, width = vae.config.scale.video_grid(latents.shape[2:])
         sizes: dict[str, Any] = {"num_frames": num_frames, "height": height, "width": width}
@@ -204,6 +205,7 @@ class EncodeTask(Task):
             audio, overwrite = self._encode_sound(num_frames), not self._vae.job.no_overwrite
             save_latents(output, latents, fps=video.fps, overwrite=overwrite, audio=audio, **sizes)
         seconds = time.perf_counter() - start
+        self._warn_of_missing(frames.count)
         self._report(
             Work.ROWS,
             stream.sent_bytes,
@@ -217,6 +219,12 @@ class EncodeTask(Task):
             latent_shape=latents.shape,
             audio_latent_shape=None if audio is None else audio.shape,
         )
+
+    def _warn_of_missing(self, num_frames: int) -> None:
+        wanted = self._settings.frames or self._item.max_frames
+        if wanted is not None and num_frames < wanted:
+            found = f"the video has {format_count(num_frames, 'frame')}, and not the {wanted} that were to be encoded"
+            warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
 
     def _plan_sound(self) -> AudioEncodePlan | None:
         """The plan of the sound; None if none is wanted, or with a warning if there is none."""
@@ -275,10 +283,18 @@ def _describe_change(before: Fraction | None, after: Fraction | None) -> str:
     return f" ({float(before):.6g} to {float(after):.6g} fps, {change} frames)"
 
 
-def _counted(video: VideoReader, bar: FrameBar) -> Iterator[np.ndarray]:
-    for frames in video:
-        yield frames
-        bar.update(len(frames))
+class _Counted:
+    """The frames of a video, counted as they are taken."""
+
+    def __init__(self, video: VideoReader, bar: FrameBar) -> None:
+        self._video, self._bar = video, bar
+        self.count = 0
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for frames in self._video:
+            yield frames
+            self.count += len(frames)
+            self._bar.update(len(frames))
 
 
 def _bytes_on_disk(source: Path) -> int:
