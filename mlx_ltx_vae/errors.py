@@ -73,6 +73,8 @@ def one_line(message: object) -> str:
 
 def printable(text: str) -> str:
     """A name, or another line, with control characters escaped: a terminal obeys them, or shows other text."""
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 

@@ -10,7 +10,7 @@ from ..errors import excerpt, printable
 from ..shapes import DEFAULT_SCALE, Grid, ScaleFactors, format_size
 from ..units import format_count
 from ..video.ffmpeg import input_arguments, read_end
-from ..video.metadata import read_metadata
+from ..video.metadata import check_text, read_metadata
 from ..video.probe import VideoInfo, probe
 
 
@@ -85,6 +85,7 @@ class VideoReport:
 
 def inspect_video(path: Path, vae: Checkpoint | None) -> VideoReport:
     """Describe a video or an image. A `ReaderError` for what is none. Its frames are counted, and not decoded."""
+    check_text(path)
     arguments, stream, info, _ = probe(str(path), input_arguments(path))
     num_frames, end = read_end([*arguments, "-map", stream])
     return VideoReport(str(path), info, max(1, num_frames), end or Fraction(0), read_metadata(path), vae)

@@ -20,7 +20,7 @@ from ..errors import WriterError, excerpt, quote, suggest
 from ..files.inputs import InputFiles
 from ..shapes import Size, format_size
 from .ffmpeg import check_audio, input_arguments, listing, read_end
-from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_arguments
+from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_kept, check_metadata, metadata_arguments
 from .sink import SinkOptions
 from .sound import CHANNELS, SOUND_INPUT, find_sample_rate, is_sound
 
@@ -174,6 +174,8 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     if options.encoder_preset not in (None, *_PRESETS):
         given = quote(options.encoder_preset)
         raise WriterError(f"{name}: the encoder preset {given} is not known; use one of {', '.join(_PRESETS)}.")
+    if options.metadata:
+        check_kept(name, ending, _container_arguments(ending, options), options.metadata)
     return codec
 
 
@@ -239,7 +241,9 @@ def video_arguments(
     if options.metadata:
         inputs += ["-f", "ffmetadata", "-i", METADATA_INPUT]
         arguments += ["-map_metadata", "1" if options.audio is None else "2", *metadata_arguments(options.metadata)]
-    return [*inputs, *arguments, *_container_arguments(ending, codec, options)]
+    if codec.tag is not None and ending in _FRAGMENTED_ENDINGS:
+        arguments += ["-tag:v", codec.tag]
+    return [*inputs, *arguments, *_container_arguments(ending, options)]
 
 
 def _audio_input(name: str, fps: Fraction, options: SinkOptions, num_frames: int | None) -> list[str]:
@@ -258,7 +262,7 @@ def _audio_input(name: str, fps: Fraction, options: SinkOptions, num_frames: int
     return ["-t", f"{float(num_frames / fps):.6f}", *input_arguments(options.audio)]
 
 
-def _container_arguments(ending: str, codec: Codec, options: SinkOptions) -> list[str]:
+def _container_arguments(ending: str, options: SinkOptions) -> list[str]:
     arguments = ["-f", _FORMATS[ending]]
     if ending not in _FRAGMENTED_ENDINGS:
         return arguments
@@ -271,6 +275,4 @@ def _container_arguments(ending: str, codec: Codec, options: SinkOptions) -> lis
         flags = "+faststart"  # the index first, so that playback starts before the download ends
     if options.metadata:
         flags += "+use_metadata_tags"  # otherwise only the entries that ffmpeg knows are written
-    if codec.tag is not None:
-        arguments += ["-tag:v", codec.tag]
     return [*arguments, "-movflags", flags]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from functools import lru_cache
+from typing import IO
 
 import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
@@ -29,6 +30,8 @@ _REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EAGAIN: "end other programs, or raise the limit of processes (ulimit -u)",
 }
+_MAX_LINE, _MAX_LOG = 1 << 13, 1 << 24  # bytes of the log of an input, whose metadata may be longer
+_CONTINUED = re.compile(rb" +: ")  # another line of a value
 _GLOBAL_OPTIONS = ("-hide_banner", "-nostdin", "-y", "-nostats")
 _ADDRESS = re.compile(r"^(\[[^\]]*\] )+")  # "[vost#0:0/libx264 @ 0x55cb] [enc:libx264 @ 0x55cc] "
 # Formats that are lists, scripts and descriptions of other files and addresses, which ffmpeg would open.
@@ -248,9 +251,15 @@ def listing(*options: str, error: type[LTXVAEError]) -> list[list[str]]:
 
 def read_log(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEError]) -> str:
     """ffmpeg's log of reading an input without writing anything. Raises `error` if it fails."""
-    done = _run([*_GLOBAL_OPTIONS, "-loglevel", "repeat+level+info", *arguments, "-f", "null", "-"], error)
-    log = done.stderr.decode(errors="replace")
-    if done.returncode != 0:
+    quiet = [*_GLOBAL_OPTIONS, "-loglevel", "repeat+level+info", *arguments, "-f", "null", "-"]
+    process, end = _start(quiet, error, None, subprocess.DEVNULL, ())
+    try:
+        with process:
+            assert process.stderr is not None
+            log = _read_lines(process.stderr)
+    finally:
+        end()
+    if process.returncode != 0:
         if "matches no streams" in log:
             raise error(f"{name}: contains no {kind} stream.")
         if "Format not on whitelist" in log:
@@ -259,8 +268,21 @@ def read_log(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEE
                 f"{kind} itself."
             )
         errors = [line for line in log.splitlines() if "[error]" in line or "[fatal]" in line]
-        raise error(f"{name}: contains no {kind} that ffmpeg can read: {_reason(errors, done.returncode)}.")
+        raise error(f"{name}: contains no {kind} that ffmpeg can read: {_reason(errors, process.returncode)}.")
     return log
+
+
+def _read_lines(pipe: IO[bytes]) -> str:
+    """A log to its end. Of metadata, whose values may be long, it has the beginnings, and only so many."""
+    kept, room, is_new = [], _MAX_LOG, True
+    with open(os.dup(pipe.fileno()), "rb") as log:  # buffered, unlike the pipe
+        while piece := log.readline(_MAX_LINE):
+            is_kept = is_new and not _CONTINUED.match(piece) and room > 0
+            is_new = piece.endswith(b"\n")
+            if is_kept:
+                room -= len(piece)
+                kept.append(piece if is_new else piece + b"\n")
+    return b"".join(kept).decode(errors="replace")
 
 
 def check_audio(path: str | os.PathLike) -> None:
@@ -282,10 +304,14 @@ def read_end(arguments: Sequence[str]) -> tuple[int, Fraction | None]:
     return int(frames[-1]) if frames else 0, Fraction(int(ends[-1]), 10**6) if ends else None
 
 
-def read_ffmetadata(path: str | os.PathLike) -> str:
-    """The metadata of a file in ffmpeg's format; "" if ffmpeg cannot read the file."""
-    done = _run([*_GLOBAL_OPTIONS, *input_arguments(path), "-f", "ffmetadata", "pipe:1"], ReaderError)
-    return done.stdout.decode(errors="replace")
+def read_ffmetadata(path: str | os.PathLike, max_bytes: int) -> str:
+    """The beginning of the metadata of a file in ffmpeg's format; "" if ffmpeg cannot read the file."""
+    buffer = bytearray(max_bytes)
+    reader = FfmpegReader(os.fspath(path), [*input_arguments(path), "-f", "ffmetadata"])
+    try:
+        return buffer[: reader.read_into(memoryview(buffer))].decode(errors="replace")
+    finally:
+        reader.close()
 
 
 def input_arguments(path: str | os.PathLike) -> list[str]:

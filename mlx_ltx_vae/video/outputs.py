@@ -344,7 +344,8 @@ def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping
     """
     if not entries or check_output_options(path, options) not in (VideoWriter, StillsWriter, *_PICTURES):
         return options
-    entries = {**entries, **options.metadata}
+    own = {key.lower() for key in options.metadata}  # containers ignore the case of keys
+    entries = {**{key: value for key, value in entries.items() if key.lower() not in own}, **options.metadata}
     if options.fragmented and metadata_bytes(entries) > MAX_LIVE_METADATA:
         names = " and ".join(sorted(entries.keys() - options.metadata.keys()))
         long = f"{names} of the latents take more than {MAX_LIVE_METADATA:,} bytes"

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import ReaderError, excerpt
 from ..process.cleanup import temporary_folder
 from .ffmpeg import input_arguments
+from .metadata import check_text
 
 _IMAGES = {
     ".png": "png", ".jpg": "jpg", ".jpeg": "jpg", ".webp": "webp", ".bmp": "bmp", ".tif": "tif", ".tiff": "tif",
@@ -25,6 +26,7 @@ def source_files(path: Path) -> list[Path]:
 def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[list[str], list[Path]]:
     """The arguments for ffmpeg to read `path`, and the images that it reads. `stack` removes links to them."""
     if os.path.isfile(path):  # which, unlike `Path.is_file`, takes a name that is too long
+        check_text(path)
         return input_arguments(path), []
     images = _images(path)[:max_images]
     for image in images:
@@ -36,6 +38,7 @@ def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[l
             raise ReaderError(f"{image}: cannot be read ({error.strerror}).") from error
         if is_empty:
             raise ReaderError(f"{image}: is empty; remove it or replace it by an image.")
+        check_text(image)
     # ffmpeg reads image sequences with consecutive numbers, so it is given links of such names.
     links = stack.enter_context(temporary_folder())
     name = "%06d" + images[0].suffix
