@@ -17,6 +17,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.stored_network import LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
 from .files.atomic import part_folder, writing_to
+from .files.opening import expand_home
 from .metrics import max_difference, psnr
 from .models.base import SOUND
 from .shapes import format_size
@@ -257,7 +258,7 @@ def convert_checkpoint(
     A folder that cannot be written is a `WriterError`; other errors are those of `verify_conversion`.
     """
     check_folder_name(folder)
-    folder = Path(folder).expanduser().resolve()
+    folder = expand_home(folder).resolve()
     with part_folder(folder) as part:
         with writing_to(folder):
             (part / "config.json").write_text(json.dumps(checkpoint.raw_config, indent=2) + "\n", encoding="utf-8")

@@ -17,6 +17,7 @@ from .. import demo
 from ..distributed.ranks import Work
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files.atomic import check_absent
+from ..files.opening import is_pipe
 from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
 from ..latents.mapped import MappedLatents
@@ -179,7 +180,7 @@ class DecodeTask(Task):
         super().__init__(vae, item)
         self._settings = settings
         config, ranks = vae.checkpoint.config, vae.ranks
-        if vae.job.is_many and Path(item.source).is_fifo():
+        if vae.job.is_many and is_pipe(item.source):
             raise ItemsError(f"{item.source}: is a pipe, which can be read only once; decode it alone.")
         self._file = open_latents(
             item.source,

@@ -1,5 +1,6 @@
 """`python -m mlx_ltx_vae.encode`: encodes videos to latent files."""
 
+import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -232,7 +233,7 @@ class EncodeTask(Task):
         if settings.audio_checkpoint is None:
             return None
         fps = self._video.fps
-        if fps is not None and source.is_file():
+        if fps is not None and os.path.isfile(source):
             with SoundReader(source) as sound:
                 if sound.sample_rate:
                     seconds = float(self._num_frames / fps)
@@ -300,6 +301,6 @@ class _Counted:
 def _bytes_on_disk(source: Path) -> int:
     """Of a file, or of the files of a folder; 0 if there is none, which is an error when the item runs."""
     with suppress(OSError):
-        files = source.iterdir() if source.is_dir() else [source]
+        files = source.iterdir() if os.path.isdir(source) else [source]
         return sum(file.stat().st_size for file in files)
     return 0

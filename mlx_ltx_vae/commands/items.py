@@ -5,7 +5,7 @@ import io
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain, islice
@@ -265,17 +265,19 @@ def all_exist(outputs: Sequence[str]) -> bool:
 
 
 def _exists(output: str) -> bool:
-    path = Path(output)
-    if "%" in path.name and not path.exists():
-        path = path.parent
-    return output != "-" and (any(path.iterdir()) if path.is_dir() else path.exists())
+    path = output
+    if "%" in os.path.basename(output) and not os.path.exists(output):
+        path = os.path.dirname(output) or os.curdir
+    with suppress(OSError):  # a folder that cannot be read, which is an error where it is written
+        return output != "-" and (bool(os.listdir(path)) if os.path.isdir(path) else os.path.exists(path))
+    return False
 
 
 def checkable(output: str) -> str:
     """The output as if the nearest folder above it that exists were its own: what can be checked before it is made."""
     path = Path(output)
     folder = path.parent
-    while not folder.exists() and folder != folder.parent:
+    while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     return os.path.join(folder, path.name) + ("/" if output.endswith("/") else "")
 

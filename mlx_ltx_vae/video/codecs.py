@@ -148,6 +148,12 @@ _END_WITH_READER = ("-map", "1:a:0", "-c", "copy", "-flush_packets", "1", "-f", 
 
 def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     """The codec that the options name, in any case, or the default. A `WriterError` for options that do not fit it."""
+    for option, kind in {"codec": str, "crf": int, "encoder_preset": str, "pix_fmt": str, "audio_codec": str}.items():
+        value = getattr(options, option)
+        if value is not None and not isinstance(value, kind):
+            raise WriterError(
+                f"{name}: {option} is {quote(value)}; expected {'a name' if kind is str else 'a number'}."
+            )
     if options.fragmented:
         check_fragmented(name, ending)
     check_metadata(name, options.metadata, MAX_LIVE_METADATA if options.fragmented else None)

@@ -19,6 +19,7 @@ import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
+from ..files.opening import explain_missing
 from ..process.cleanup import Cleanup, kill_program, uninterrupted
 from .pipes import Forwarder, TailReader
 
@@ -288,7 +289,7 @@ def _read_lines(pipe: IO[bytes]) -> str:
 def check_audio(path: str | os.PathLike) -> None:
     """Raise a `WriterError` that names the file if ffmpeg cannot read the beginning of its first audio stream."""
     if not os.path.isfile(path):
-        raise WriterError(f"{excerpt(path, 200)}: there is no such audio file.")
+        raise WriterError(f"{excerpt(path, 200)}: {explain_missing(path, 'audio file')}")
     read_log(os.fspath(path), "audio", [*input_arguments(path), "-map", "0:a:0", "-frames:a", "1"], WriterError)
 
 

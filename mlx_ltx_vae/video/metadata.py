@@ -45,15 +45,19 @@ def metadata_bytes(metadata: Mapping[str, str]) -> int:
 
 def check_metadata(name: str, metadata: Mapping[str, str], max_bytes: int | None = None) -> None:
     """Raise a `WriterError` for entries that not all formats can have, and for more than `max_bytes`."""
-    if max_bytes is not None and metadata_bytes(metadata) > max_bytes:
-        raise WriterError(f"{name}: a live video takes {max_bytes:,} bytes of metadata; leave some out, or --live.")
     for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise WriterError(
+                f"{name}: metadata is text by name, not {quote(value)} by {quote(key)}; convert it to str."
+            )
         if not _KEY.fullmatch(key):
             raise WriterError(
                 f"{name}: cannot have metadata named {quote(key)}; use 1 to {_MAX_KEY} ASCII characters other than =."
             )
         if "\0" in value or not _is_unicode(value):
             raise WriterError(f"{name}: the metadata {key} has a NUL or is not Unicode text; remove what is not text.")
+    if max_bytes is not None and metadata_bytes(metadata) > max_bytes:
+        raise WriterError(f"{name}: a live video takes {max_bytes:,} bytes of metadata; leave some out, or --live.")
 
 
 def _is_unicode(text: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import WriterError
+from ..errors import WriterError, check_is_path
 from ..files.atomic import PartFile, check_absent, check_name, writing_to
 from ..frame_rate import Rate, find_fps
 from ..process.cleanup import Cleanup
@@ -289,13 +289,14 @@ def check_output(
         return
     check_name(target)
     folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
-    is_special = os.path.exists(target) and not target.is_file() and not target.is_dir()  # a named pipe
+    is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
     if not is_special and not os.access(folder, os.W_OK | os.X_OK):
         raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
 
 
 def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: Rate | None = None) -> type[Sink]:
     """The class of the sink for `path`, after all checks of the arguments alone. `fps` is None if not known yet."""
+    check_is_path(path, WriterError)
     name, ending = os.fspath(path), Path(path).suffix.lower()
     is_folder = name.endswith(("/", os.sep)) or os.path.isdir(name)
     if (ending in CONTAINER_ENDINGS and not is_folder) or (name == "-" and options.fragmented):

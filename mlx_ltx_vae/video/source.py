@@ -6,6 +6,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..errors import ReaderError, excerpt
+from ..files.opening import explain_missing
 from ..process.cleanup import temporary_folder
 from .ffmpeg import input_arguments
 from .metadata import check_text
@@ -52,7 +53,7 @@ def _images(path: Path) -> list[Path]:
         return _images_of_folder(path)
     if "%" in path.name:
         return _images_of_pattern(path)
-    raise ReaderError(f"{excerpt(path, 200)}: there is no such file or folder.")
+    raise ReaderError(f"{excerpt(path, 200)}: {explain_missing(path, 'file or folder')}")
 
 
 def match_numbered(pattern: str) -> re.Pattern[str] | None:
@@ -82,7 +83,7 @@ def _images_of_pattern(pattern: Path) -> list[Path]:
     if not numbers:
         raise ReaderError(f"{pattern}: no image matches this pattern.")
     images = [pattern.with_name(pattern.name % number) for number in range(numbers[0], numbers[-1] + 1)]
-    missing = next((image for image in images if not image.is_file()), None)
+    missing = next((image for image in images if not os.path.isfile(image)), None)
     if missing is not None:
         raise ReaderError(f"{missing}: is missing between {images[0].name} and {images[-1].name}.")
     return images
