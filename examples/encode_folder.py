@@ -31,6 +31,8 @@ def encode_folder(source: Path, target: Path, vae: VideoVAE) -> dict[Path, str]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit(__doc__)
     model = sys.argv[3] if len(sys.argv) > 3 else demo.VAE
     failed = encode_folder(Path(sys.argv[1]), Path(sys.argv[2]), VideoVAE.from_pretrained(model, decoder=False))
     sys.exit(1 if failed else 0)

@@ -63,6 +63,8 @@ def denoise(clean: mx.array, callback: Callable[[int, mx.array], None]) -> mx.ar
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     folder = Path(sys.argv[1])
     vae = PreviewVAE.from_pretrained(DEMO_PREVIEW)  # in an app: taeltx2_3.safetensors
     clean, info = load_latents(demo.LATENTS)

@@ -20,7 +20,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-import torch
+
+try:
+    import torch
+except ImportError:
+    sys.exit("train_demo_vae.py needs torch: pip install torch")
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn

@@ -15,8 +15,9 @@ from .audio_vae import AudioVAE
 from .backend.mlx_utils import count_nonfinite, dtype_name, to_bool, to_float
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.stored_network import WEIGHT_LAYOUT_KEY, WeightLayout
-from .errors import CheckpointError, CheckpointsDiffer, printable
+from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
 from .files.atomic import part_folder, writing_to
+from .files.opening import expand_home
 from .metrics import max_difference, psnr
 from .models.base import SOUND
 from .shapes import format_size
@@ -32,6 +33,7 @@ STATISTICS_TENSORS = ("per_channel_statistics.mean-of-means", "per_channel_stati
 #: The lowest PSNR in dB that is accepted for a network in a dtype, against the same network in a wider one.
 LEAST_PSNR = {mx.bfloat16: 25.0, mx.float16: 40.0}
 
+_FILE_ENDINGS = (".safetensors", ".json", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".npy")
 _SOUND_LATENTS, _SOUND_SAMPLES, _SOUND_RATE = 3, 4000, 16000
 _LATENT_GRID = (2, 2, 2)  # F', H', W': the smallest in which padding, causality and every upsampling have an effect
 
@@ -255,7 +257,8 @@ def convert_checkpoint(
 
     A folder that cannot be written is a `WriterError`; other errors are those of `verify_conversion`.
     """
-    folder = Path(folder).expanduser().resolve()
+    check_folder_name(folder)
+    folder = expand_home(folder).resolve()
     with part_folder(folder) as part:
         with writing_to(folder):
             (part / "config.json").write_text(json.dumps(checkpoint.raw_config, indent=2) + "\n", encoding="utf-8")
@@ -266,6 +269,15 @@ def convert_checkpoint(
         with writing_to(folder):
             (part / "README.md").write_text(_make_card(conversion, checkpoint), encoding="utf-8")
     return conversion
+
+
+def check_folder_name(folder: str | os.PathLike) -> None:
+    """Raise a `WriterError` for the name of a file where a folder is written, unless it ends in "/"."""
+    name = os.fspath(folder)
+    if name.lower().endswith(_FILE_ENDINGS) and not os.path.isdir(name):
+        raise WriterError(
+            f"{name}: is the name of a file, and a conversion is a folder; leave out {Path(name).suffix}."
+        )
 
 
 def write_weights(checkpoint: Checkpoint, path: Path, dtype: mx.Dtype | None, progress: Progress | None) -> Written:

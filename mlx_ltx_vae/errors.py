@@ -1,5 +1,6 @@
 """The exceptions of this package. A message is one sentence: the file or shape, what was expected, what to do."""
 
+import os
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
@@ -61,9 +62,19 @@ class TilingError(PlanError, ValueError):
 
 
 def describe_error(error: Exception) -> str:
-    """An error in one line, with the class name of errors that are not this package's own."""
+    """An error in one line, without the name of its class, which says nothing to who types a command."""
     text = excerpt(error, 1000)  # the longest part is the name of a file
-    return text if isinstance(error, LTXVAEError) else f"{type(error).__name__}: {text}".rstrip(": ")
+    if isinstance(error, LTXVAEError):
+        return text
+    if isinstance(error, MemoryError):
+        return "the memory of this machine is exhausted; end other programs, or give a smaller --memory-budget."
+    if isinstance(error, OSError):
+        names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
+        what = one_line(" and ".join(names)) if names else "a file"
+        return f"{what}: cannot be read or written ({error.strerror or text or 'the system does not say why'})."
+    return (
+        f"an error that should not happen ({text or 'without words'}); run it with --debug, and report what it shows."
+    )
 
 
 def one_line(message: object) -> str:
@@ -73,6 +84,8 @@ def one_line(message: object) -> str:
 
 def printable(text: str) -> str:
     """A name, or another line, with control characters escaped: a terminal obeys them, or shows other text."""
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
@@ -81,7 +94,7 @@ def excerpt(content: object, limit: int = 80, to_text: Callable[[object], str] =
     try:
         text = to_text(content)
     except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
-        return f"a {type(content).__name__} that is too large to show"
+        return "a value that is too large to show"
     line = one_line(text[: limit + 1])
     return line if len(line) <= limit and len(text) <= limit else f"{line[:limit]}..."
 
@@ -89,6 +102,20 @@ def excerpt(content: object, limit: int = 80, to_text: Callable[[object], str] =
 def quote(value: object, limit: int = 80) -> str:
     """As `excerpt`, of the value's `repr`: strings in quotes."""
     return excerpt(value, limit, repr)
+
+
+def name_json(value: object) -> str:
+    """What a JSON value is called."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def check_is_path(path: object, error: type[LTXVAEError]) -> None:
+    """Raise `error` for what cannot be the path of a file."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise error(
+            f"expected the path of a file, a str or a Path, and found {type(path).__name__}; check the arguments."
+        )
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

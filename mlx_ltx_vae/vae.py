@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import mlx.core as mx
 import numpy as np
@@ -18,15 +18,16 @@ from .models.noise import DEFAULT_CONVENTION, ConventionName, Noise
 from .network_pair import NetworkPair
 from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, OnFramesReady, StreamOptions, WholeOptions
 from .pipeline.encode_run import EncodePipeline, EncodeStream
-from .pipeline.latent_sources import LatentInput
-from .pipeline.postprocess import join_chunks
+from .pipeline.latent_sources import LatentInput, is_whole
+from .pipeline.postprocess import FrameChunk, join_chunks
 from .pipeline.preprocess import Frames
 from .pipeline.progress import Progress, show_progress
+from .pipeline.run import peek
 from .planning.options import BitDepth, ModeName, OrderName
 from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_decode, plan_encode
 from .tiling.config import TilingConfig
-from .video import open_sink
+from .video import check_output, check_output_options, open_sink
 from .video.sink import SinkOptions
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
     def decode_to_file(
         self,
-        latents: mx.array | np.ndarray,
+        latents: LatentInput,
         path: str | os.PathLike,
         *,
         fps: Rate = DEFAULT_FPS,
@@ -298,17 +299,34 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> None:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        A folder ("frames/") gets PNG stills. `fps`, `audio` (also an `AudioVAE.stream`), `codec`, `crf`, `bit_depth`
-        and `overwrite` are those of `VideoWriter`, and the others those of `decode`. Errors: `WriterError`.
+        They may arrive, as for `stream`, without a memory budget. A folder ("frames/") gets PNG stills. `fps`, `audio`
+        (also an `AudioVAE.stream`), `codec`, `crf`, `bit_depth` and `overwrite` are those of `VideoWriter`, and the
+        others those of `decode`. Errors: `WriterError`.
         """
-        if latents.shape[0] > 1:
-            raise LatentsError(f"{path}: is one video, and these latents are {latents.shape[0]}; write each.")
-        plan = self.plan(latents.shape, memory_budget=memory_budget, bit_depth=bit_depth, steps=options.get("steps"))
         output = SinkOptions(audio, codec, crf, bit_depth, overwrite=overwrite)
-        stream = self.stream(latents, plan, bit_depth=bit_depth, **options)
-        with open_sink(path, size=plan.frame_size, fps=fps, options=output) as sink:
-            for chunk in show_progress(stream, progress, plan.num_frames, name=os.fspath(path)):
-                sink.write(chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16())
+        check_output_options(path, output, fps=fps)
+        video: dict[str, Any] = {"fps": fps, "options": output}
+        plan = None
+        if is_whole(latents):
+            plan = self.plan(
+                latents.shape, memory_budget=memory_budget, bit_depth=bit_depth, steps=options.get("steps")
+            )
+            video |= {"size": plan.frame_size, "num_frames": plan.num_frames}
+            check_output(path, **video)
+        elif memory_budget is not None:
+            raise PlanError("a memory budget goes with whole latents; leave it out.")
+        with self.stream(latents, plan, bit_depth=bit_depth, **options) as stream:
+            chunks: Iterable[FrameChunk] = stream
+            if plan is None:
+                first, chunks = peek(stream, "there are no latents to decode.")
+                video["size"] = first.frames.shape[3], first.frames.shape[2]
+            batch = plan.latent_shape.batch if plan else first.frames.shape[0]
+            if batch > 1:
+                raise LatentsError(f"{path}: is one video, and these latents are {batch}; write each.")
+            num_frames = plan.num_frames if plan else None
+            with open_sink(path, **video) as sink:
+                for chunk in show_progress(chunks, progress, num_frames, name=os.fspath(path)):
+                    sink.write(chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16())
 
     def encode(
         self,

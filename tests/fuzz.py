@@ -6,7 +6,8 @@
 A clean error is a `LTXVAEError` with one line of at most 300 characters. It comes within two seconds of processor time,
 and after at most four times the file's size and 64 MB of new memory (measured on Linux only).
 
-Lists are given to the commands, too: what they print has no control characters, and nothing appears outside `out/`.
+Lists are given to the commands, too: what they print has no control characters and no name of a Python class, and
+nothing appears outside `out/`.
 """
 
 import argparse
@@ -56,6 +57,7 @@ _MEMORY_FACTOR, _MEMORY_CONSTANT = 4, 64e6
 _MAX_MESSAGE = 300
 _MAX_COMMAND = 900  # an error about a file of torch has the command that converts it
 _VAE = "vae-of-the-fuzzer.safetensors"
+_CLASS = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Interrupt)\b|NoneType|should not happen")  # of what is not explained
 
 
 class Hang(BaseException):
@@ -136,6 +138,8 @@ def _unclean(error: LTXVAEError, path: Path) -> tuple[str, str] | None:
         return "allocates before it refuses", text
     if not text.isprintable():
         return "a message with control characters", repr(text)
+    if _CLASS.search(text):
+        return "a message with the name of a class", text
     if len(text) > (_MAX_COMMAND if "python -c" in text else _MAX_MESSAGE):
         return f"a message of more than {_MAX_MESSAGE} characters", f"{len(text)}: {text[:1000]}"
     return None
@@ -240,6 +244,7 @@ def _run(main: Callable[[list[str]], int], *arguments: str) -> None:
     assert printed.replace("\n", "").isprintable(), f"printed control characters: {printed!r}"
     assert not any(line.startswith("9") for line in printed.splitlines()), f"printed a name in two lines: {printed!r}"
     assert code in (0, 1), code
+    assert "--debug" in arguments or not _CLASS.search(printed), f"printed the name of a class: {printed!r}"
 
 
 def _info(path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_missing_path_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["x" * 5000, "a\0b", "~no-such-user/vae.safetensors"])
 def test_what_cannot_be_a_path_is_an_error(source: str) -> None:
-    with pytest.raises(CheckpointError, match="no such file or folder|cannot be a path") as caught:
+    with pytest.raises(CheckpointError, match="no such file or folder|cannot be read") as caught:
         open_checkpoint(source)
     assert len(str(caught.value)) < 400
 

@@ -311,13 +311,38 @@ def test_the_one_file_with_a_vae_is_found_by_its_header(golden: Callable, tmp_pa
     assert open_checkpoint(tmp_path).config.generation == "LTX-2.3"
 
 
-def test_two_files_with_a_vae_are_an_error_that_names_them(golden: Callable, tmp_path: Path) -> None:
-    for name in ("a.safetensors", "b.safetensors"):
-        (tmp_path / name).write_bytes(golden("ltx2_3").checkpoint.read_bytes())
-    with pytest.raises(
-        CheckpointError, match=r"several files contain a VAE; give one of a\.safetensors, b\.safetensors"
-    ):
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a", "b"], ["a", "my-vae"], ["a", "vae"], ["model", "ltx_vae"], ["a", "model"], ["a-conv-vae", "b"],
+        ["a", "deep/er/x_vae"], ["a", "deep/er/b"], ["a_vae", "er/vae/diffusion_pytorch_model"],
+        ["ltx-2", "ltx-2.3"], ["models/vae/ltx-2.3-video-vae", "models/vae/old"],
+    ],
+)  # fmt: skip
+def test_several_files_with_a_vae_are_an_error_that_lists_them_whatever_their_names(
+    golden: Callable, tmp_path: Path, names: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / f"{name}.safetensors").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.safetensors").symlink_to(golden("ltx2_3").checkpoint)
+    save_file({"vae.lora": np.zeros(2, np.float32)}, tmp_path / "vae-lora.safetensors")
+    with pytest.raises(CheckpointError) as caught:
         open_checkpoint(tmp_path)
+    listing = ", ".join(sorted(f"{name}.safetensors" for name in names))
+    assert f"several files contain a VAE; give one of {listing}, as {tmp_path}:FILE." in str(caught.value)
+    for name in names:
+        assert open_checkpoint(f"{tmp_path}:{name}.safetensors").config.generation == "LTX-2.3"
+
+
+@pytest.mark.parametrize("name", ["a-vae", "whole", "deep/er/x", "model.fp16"])
+def test_the_one_vae_is_found_whatever_the_others_are_called(golden: Callable, tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.safetensors").parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / f"{name}.safetensors").symlink_to(golden("ltx2_3").checkpoint)
+    save_file({"lora.weight": np.zeros(2, np.float32)}, tmp_path / "vae.safetensors")
+    save_file({"lora.weight": np.zeros(2, np.float32)}, tmp_path / "model.safetensors")
+    if name == "model.fp16":
+        (tmp_path / "model.safetensors").unlink()
+    assert open_checkpoint(tmp_path).config.generation == "LTX-2.3"
 
 
 def test_an_index_is_read_over_all_its_shards(golden: Callable, weights: Callable, tmp_path: Path) -> None:

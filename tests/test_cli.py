@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import VideoVAE, demo, save_latents
+from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.commands.items import name_outputs
 from mlx_ltx_vae.decode import main
 
@@ -59,7 +60,39 @@ def test_a_lossless_video_contains_exactly_the_decoded_frames(clip, tmp_path):
     assert done.returncode == 0, done.stderr
     assert np.array_equal(read_back(out, 96, 64), frames)
     made = rf"{out}: 17 frames of 96x64, 0\.71 s at 23\.976 fps, in [\d.]+ s \(first frame after [\d.]+ s\)"
-    assert re.fullmatch(made + r"; peak [\d.]+ MB\n", done.stdout)
+    assert re.fullmatch(
+        made + r"; peak [\d.]+ MB; ltx2_3\.safetensors \(LTX-2\.3, convolutional decoder\)\n", done.stdout
+    )
+
+
+KINDS = [
+    ("ltx2_3", "LTX-2.3", "convolutional"),
+    ("ltx2_5_diffusion", "LTX-2.5 diffusion", "diffusion"),
+    ("taehv_ltx2_wide", "taeltx2_3_wide", "tiny"),
+    ("latent_rgb", "latent_rgb", "projection"),
+]
+
+
+@pytest.mark.parametrize(("case", "generation", "kind"), KINDS)
+@pytest.mark.parametrize("source", ["{0}/{1}", "{0}", "{0}:{1}"])
+def test_reports_name_the_file_the_generation_and_the_kind_of_decoder(
+    golden, tmp_path, capsys, case, generation, kind, source
+):
+    given = demo.LATENT_RGB if case == "latent_rgb" else golden(case).checkpoint
+    (tmp_path / "vaes").mkdir()
+    vae = tmp_path / "vaes" / f"{case}.safetensors"
+    vae.symlink_to(given)
+    clip = tmp_path / "clip.npy"
+    channels = open_checkpoint(vae).config.latent_channels
+    np.save(clip, np.random.default_rng(0).normal(size=(1, channels, 2, 2, 2)).astype(np.float32))
+    command = [str(clip), "-m", source.format(tmp_path / "vaes", vae.name), "-o", str(tmp_path / "out.npy")]
+    line = f"{vae.name} ({generation}, {kind} decoder)"
+    expected = {"file": str(vae), "generation": generation, "decoder": kind}
+    for options in ([], ["--dry-run"]):
+        assert main([*command, *options]) == 0
+        assert capsys.readouterr().out.endswith(f"{'VAE      ' if options else '; '}{line}\n")
+        assert main([*command, *options, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["vae"] == expected
 
 
 def test_every_mode_and_chunk_writes_the_same_array_up_to_rounding(clip, tmp_path):

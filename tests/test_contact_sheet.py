@@ -8,17 +8,20 @@ import imageio.v3 as iio
 import mlx.core as mx
 import numpy as np
 import pytest
+from PIL import Image
 
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import VideoVAE, VideoWriter, WriterError, demo, load_latents, save_latents
 from mlx_ltx_vae.commands.items import Item
 from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.video import SinkOptions, open_sink, output_files
 from mlx_ltx_vae.video.contact_sheet import GAP, LABEL_HEIGHT, LONG_SIDE, sheet_beside
 from mlx_ltx_vae.video.metadata import read_metadata
-from video_files import numbered, numbers, read
+from video_files import numbered, numbers, read, run_ffmpeg
 
 SHEET = SinkOptions(contact_sheet=True)
+RGB = ["-m", str(demo.LATENT_RGB)]
 
 
 def write(path, frames, **options):
@@ -111,6 +114,7 @@ def test_no_more_than_the_sheet_is_held(tmp_path):
                 out.write(frames.copy())
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
+        (tmp_path / "a.png").unlink()
     assert peaks[1] < 1.1 * peaks[0]
 
 
@@ -125,8 +129,9 @@ def test_a_sheet_appears_when_it_is_whole(tmp_path):
     assert names(tmp_path) == []
     path.write_bytes(b"precious")
     with pytest.raises(WriterError, match="exists, and is not to be overwritten"):
-        write(path, numbered(3), overwrite=False)
+        write(path, numbered(3))
     assert path.read_bytes() == b"precious"
+    path.unlink()
     write(path, numbered(3), metadata={"workflow": "{}"})
     assert read_metadata(path) == {"workflow": "{}"}
     with pytest.raises(WriterError, match="a contact sheet needs the number of frames"):
@@ -204,13 +209,29 @@ def test_a_batch_and_stills_have_sheets_and_metadata_goes_into_both(clips):
     assert pictures("frames.png", (64, 64), 16).shape[0] == 16
 
 
-def test_existing_sheets_follow_the_rules_of_outputs(clips, capsys):
-    clip = ["one.safetensors", *VAE, "-o", "clip.npy", "--contact-sheet"]
+@pytest.mark.parametrize("option", ["-q", "--skip-existing", "-n", "--dry-run"])
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        *((decode, [*VAE, "--contact-sheet", "-o", name]) for name in ("clip.npy", "clip.mp4", "clip/", "clip.png")),
+        (preview, [*RGB, "-o", "clip.png"]),
+    ],
+)
+def test_no_picture_is_replaced_by_a_sheet(clips, capsys, loads, main, arguments, option):
     Path("clip.png").write_bytes(b"precious")
-    assert "clip.png: exists" in failed(capsys, *clip, "-n")
-    assert run(decode, *clip, "--skip-existing", "-q") == 0  # the video is missing
+    command = ["one.safetensors", *arguments, option]
+    if (arguments[-1], option) == ("clip.png", "--skip-existing"):
+        assert run(main, *command) == 0
+    else:
+        assert "clip.png: exists, and is not to be overwritten" in failed(capsys, *command, main=main)
+    assert Path("clip.png").read_bytes() == b"precious"
+    assert not loads
+
+
+def test_existing_sheets_are_skipped_with_their_videos(clips):
+    clip = ["one.safetensors", *VAE, "-o", "clip.npy", "--contact-sheet"]
+    assert run(decode, *clip, "-q") == 0
     sheet = Path("clip.png").read_bytes()
-    assert sheet != b"precious"
     Path("clip.npy").write_bytes(b"old")
     assert run(decode, *clip, "--skip-existing", "-q") == 0
     assert Path("clip.npy").read_bytes() == b"old"
@@ -248,12 +269,57 @@ def test_many_inputs_have_sheets_and_two_of_one_name_are_refused(clips, capsys):
     assert run(decode, *table) == 0
 
 
-def test_names_without_a_flag_mean_stills_as_before(clips, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run(decode, "one.safetensors", *VAE, "-o", "sheet.png")
-    assert ended.value.code == 2
-    assert "exactly one number field, such as %05d.png" in capsys.readouterr().err
+def test_a_name_without_a_flag_is_one_frame(clips, capsys, loads):
+    several = "sheet.png: is one picture, and there are more frames; name a folder (sheet/) or a pattern (%05d.png)"
+    assert several in failed(capsys, "one.safetensors", *VAE, "-o", "sheet.png")
+    assert several in failed(capsys, "one.safetensors", *VAE, "-o", "sheet.png", "--frames", "5:7", "--dry-run")
+    assert not loads
     latents, _ = load_latents("one.safetensors")
-    with pytest.raises(WriterError, match="exactly one number field"):
-        VideoVAE.from_pretrained(demo.VAE, encoder=False).decode_to_file(latents, "sheet.png")
+    vae = VideoVAE.from_pretrained(demo.VAE, encoder=False)
+    with pytest.raises(WriterError) as caught:
+        vae.decode_to_file(latents, "sheet.png")
+    assert several in str(caught.value)
+    assert written() == []
     assert Item("a", "a").sheets == ()
+
+
+@pytest.mark.parametrize("depth", [8, 10])
+def test_one_frame_is_one_picture(clips, capsys, depth):
+    size = ["one.safetensors", *VAE, "--bit-depth", depth]
+    assert run(decode, *size, "-o", "all/", "-q") == 0
+    assert run(decode, *size, "-o", "frame.png", "--frames", "5:6", "--metadata", "comment=take 3", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["output"], report["frames"]) == ("frame.png", 1)
+    with Image.open("frame.png") as image:
+        assert (image.size, image.text) == ((64, 64), {"comment": "take 3"})
+    raw = ["-f", "rawvideo", "-pix_fmt", "rgb48le" if depth == 10 else "rgb24", "-"]
+    assert run_ffmpeg("-i", "frame.png", *raw) == run_ffmpeg("-i", "all/00005.png", *raw)
+    before = Path("frame.png").read_bytes()
+    assert "frame.png: exists" in failed(capsys, *size, "-o", "frame.png", "--frames", "6:7")
+    assert run(decode, *size, "-o", "frame.png", "--frames", "6:7", "--skip-existing", "-q") == 0
+    assert Path("frame.png").read_bytes() == before
+
+
+def test_clips_of_one_frame_are_pictures_also_many_and_in_python(clips):
+    latents = load_latents("one.safetensors")[0][:, :, :1]
+    save_latents("pair.safetensors", mx.concatenate([latents, latents]), fps=24)
+    save_latents("one.safetensors", latents, fps=24)
+    assert run(decode, "one.safetensors", "pair.safetensors", *VAE, "-o", "out/{name}.png", "-q") == 0
+    assert names("out") == ["one.png", "pair-0.png", "pair-1.png"]
+    vae = VideoVAE.from_pretrained(demo.VAE, encoder=False)
+    vae.decode_to_file(latents, "frame.png")
+    assert Path("frame.png").read_bytes() == Path("out/one.png").read_bytes() == Path("out/pair-1.png").read_bytes()
+    assert np.array_equal(iio.imread("frame.png"), vae.decode_uint8(latents)[0])
+    with pytest.raises(WriterError, match="frame.png: exists"):
+        vae.decode_to_file(latents, "frame.png")
+
+
+def test_a_second_frame_of_a_picture_is_an_error_and_leaves_nothing(tmp_path):
+    for parts in ([2], [1, 1]):
+        with (
+            pytest.raises(WriterError, match="is one picture, and there are more frames"),
+            open_sink(tmp_path / "a.png", size=(96, 64), fps=24) as out,
+        ):
+            for count in parts:
+                out.write(numbered(count))
+    assert names(tmp_path) == []

@@ -44,6 +44,17 @@ def verify_paths(source, converted, only=None) -> Verification:
     return verify_conversion(open_networks(source, only), open_networks(converted, only))
 
 
+def test_a_folder_is_not_named_like_a_file(golden, tmp_path):
+    source, path = golden("conv_16x16x4").checkpoint, tmp_path / "out.safetensors"
+    for name in (path, str(path), tmp_path / "x.JSON"):
+        with pytest.raises(WriterError, match="is the name of a file, and a conversion is a folder; leave out"):
+            convert(source, name)
+    assert names_in(tmp_path) == []
+    convert(source, tmp_path / "ltx-2.3")
+    convert(source, f"{path}/")  # said to be a folder
+    assert names_in(path) == FILES
+
+
 def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 

@@ -66,7 +66,10 @@ def test_one_command_makes_one_video_with_sound(tmp_path, video, model, capsys):
     clip = latents_file(tmp_path / "clip.safetensors", video, audio)
     out = tmp_path / "clip.mov"
     run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm")
-    assert "25 frames of 64x64, 1.0 s at 25 fps, sound at 24000 Hz, in " in capsys.readouterr().out
+    line = capsys.readouterr().out
+    assert "25 frames of 64x64, 1.0 s at 25 fps, sound at 24000 Hz, in " in line
+    pictures, sound = "ltx2_3.safetensors (LTX-2.3, convolutional decoder)", "ltx2.safetensors (LTX-2 audio, "
+    assert line.endswith(f"; {pictures}, {sound}spectrogram decoder)\n")
     assert len(read(out)) == NUM_FRAMES
     result, expected = heard(out, 24000), expected_sound(model, audio)
     assert result.shape == expected.shape == (2, 24000)
@@ -198,8 +201,11 @@ def test_sound_alone_needs_no_video_vae(tmp_path, video, model, capsys):
     assert (report["samples"], report["sample_rate"]) == (25 * 240, 24000)
     expected = expected_sound(model, audio)[:, : 25 * 240]
     assert np.abs(heard(tmp_path / "a.wav", 24000) - expected).max() < 1e-4
+    assert report["audio_vae"] == {"file": str(model), "generation": "LTX-2 audio", "decoder": "spectrogram"}
     run(clip, "--audio-model", model, "-o", tmp_path / "b.wav", "--dry-run")
-    assert "7 latents" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "7 latents" in printed
+    assert printed.endswith("VAE      ltx2.safetensors (LTX-2 audio, spectrogram decoder)\n")
     assert not (tmp_path / "b.wav").exists()
 
 

@@ -110,8 +110,8 @@ def test_report_is_one_line_and_quiet_is_none(clip, golden, tmp_path):
     command = [sys.executable, "-m", "mlx_ltx_vae.encode", path, "-m", golden("ltx2_3").checkpoint]
     done = subprocess.run([*command, "-o", tmp_path / "a.safetensors"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    made = rf"{tmp_path}/a\.safetensors: 3 latent frames from 17 frames of 96x64, in [\d.]+ s; peak [\d.]+ MB\n"
-    assert re.fullmatch(made, done.stdout)
+    made = rf"{tmp_path}/a\.safetensors: 3 latent frames from 17 frames of 96x64, in [\d.]+ s; peak [\d.]+ MB"
+    assert re.fullmatch(made + r"; ltx2_3\.safetensors \(LTX-2\.3\)\n", done.stdout)
     done = subprocess.run(
         [*command, "-o", tmp_path / "b.safetensors", "-q"], capture_output=True, text=True, check=False
     )
@@ -136,6 +136,12 @@ def test_another_rate_drops_or_repeats_frames_and_keeps_the_speed(golden, tmp_pa
         assert encode(*arguments, "--fps", fps) == 0
         assert f"from 9 frames of 96x64{change}, in" in capsys.readouterr().out
     assert_close(load_latents(tmp_path / "latents.safetensors")[0], vae.encode(frames[:9]))
+    assert encode(*arguments[:-1], "41", "-q") == 0
+    missing, dropped = capsys.readouterr().err.splitlines()[::-1]
+    assert missing == f"warning: {path}: the video has 34 frames, and not the 41 that were to be encoded."
+    assert "34 frames are not 1 + 8*k" in dropped
+    assert encode(*arguments[:-1], "33", "-q") == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_hdr_and_interlaced_videos_are_encoded_with_a_line_each(golden, tmp_path, capsys):

@@ -50,6 +50,13 @@ def latents(vae):
     return latents[:, :, :4, :3, :4]
 
 
+@pytest.mark.parametrize("name", ["encode_folder.py", "generation_app.py", "preview_while_denoising.py"])
+def test_an_example_without_arguments_says_how_it_is_called(run, name):
+    with pytest.raises(SystemExit) as ended:
+        run(name)
+    assert f"python examples/{name} " in ended.value.code
+
+
 def test_a_generation_app_decodes_with_progress(tmp_path, run):
     lines = run("generation_app.py", tmp_path / "clip.mp4")
     assert lines[-1] == "73 of 73 frames"

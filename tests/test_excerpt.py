@@ -111,6 +111,15 @@ def test_the_command_decodes_frames_of_a_file_with_their_noise(clip, tmp_path, c
         frames = run(*options)
         assert frames.shape == expected.shape
         assert np.abs(frames.astype(int) - expected).max() <= 1
+    for options, found in [
+        (["--frames", "300:400"], "of the frames 300:400 only 13 are decoded"),
+        (["--first-seconds", "7", "--fps", "50"], "of the frames 0:350 only 313 are decoded"),
+    ]:
+        assert main([*command, *options, "--dry-run", "-q"]) == 0
+        assert capsys.readouterr().err == f"warning: {path}: the video has 313 frames, so {found}.\n"
+    for options in (["--frames", "300:313"], ["--frames", "300:"], ["--first-seconds", "6.26", "--fps", "50"]):
+        assert main([*command, *options, "--dry-run", "-q"]) == 0
+        assert capsys.readouterr().err == ""
     assert main([*command, "--frames", "280:283", "--dry-run"]) == 0
     assert "video    3 frames of 64x64" in capsys.readouterr().out
     assert main([*command, "--frames", "600:"]) == 1

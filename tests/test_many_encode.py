@@ -81,7 +81,7 @@ def test_a_table_of_a_data_set_encodes_with_its_sizes_and_keeps_its_folders(vide
 def test_dry_run_of_many_videos_plans_each_and_writes_nothing(videos, capsys):
     before = names(".")
     assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "out/", "--dry-run") == 0
-    first, second, summary = capsys.readouterr().out.splitlines()
+    first, second, summary, _ = capsys.readouterr().out.splitlines()
     assert first.startswith("set/a.mkv -> out/a.safetensors: 9 frames of 64x64, exact by time, peak ")
     assert second.startswith("set/sub/b.mkv -> out/b.safetensors: 17 frames of 96x64")
     assert summary == "Inputs: 2 planned, 0 skipped, 0 failed"

@@ -107,7 +107,7 @@ WRONG = [
     (decode, "clip.npy -m vae -o out.avi", "out.avi: its ending is not supported; use .mp4"),
     (decode, "clip.npy -m vae -o out", "out: is no folder and has no ending; write out/ for PNG stills, or out.mp4"),
     (decode, "clip.npy -m vae -o out.xyz --dry-run", "out.xyz: its ending is not supported"),
-    (decode, "clip.npy -m vae -o still.png", "such as %05d.png"),
+    (decode, "clip.npy -m vae -o a_%d_%d.png", "such as %05d.png"),
     (decode, "clip.npy -m vae -o a.mp4 --metadata comment", "is not KEY=VALUE"),
     (decode, "clip.npy -m vae -o a.npy --metadata a=b", "a.npy: takes no metadata"),
     (decode, "clip.npy -m vae -o a.mp4 --shortest", "add audio, or leave it out"),
@@ -159,6 +159,10 @@ WRONG = [
     (info, "clip.npy --tensor", "--tensor: expected one argument"),
     (convert, "", "SOURCE is missing"),
     (convert, "vae", "-o FOLDER is missing"),
+    *(
+        (convert, f"vae -o out{ending}", f"out{ending}: is the name of a file, and a conversion is a folder; leave out")
+        for ending in (".safetensors", ".SAFETENSORS", ".json", ".gguf", ".npz", ".pt")
+    ),
     (convert, f"{CONVERT} --dtype float8", "--dtype: invalid choice: 'float8'"),
     (convert, f"{CONVERT} --only both", "--only: invalid choice: 'both'"),
     (convert, "--verify a", "--verify: expected 2 arguments"),

@@ -2,6 +2,8 @@
 
 import json
 import re
+import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,11 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from mlx_ltx_vae import save_latents
 from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import SinkOptions, VideoWriter, open_sink
+from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.errors import ReaderError, WriterError
+from mlx_ltx_vae.info import main as info
+from mlx_ltx_vae.inspect.video import inspect_video
+from mlx_ltx_vae.video import SinkOptions, VideoWriter, metadata, open_sink
 from mlx_ltx_vae.video.metadata import read_metadata
 from test_video_audio import make_audio, sound
 from video_files import noise, read, run_ffmpeg
@@ -76,7 +82,7 @@ values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0
 
 
 @given(entries=st.dictionaries(keys, values, max_size=5))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_comes_back(tmp_path: Path, entries: dict) -> None:
     for name in ("out.mov", "out/"):
         for old in (tmp_path / "out").glob("*"):
@@ -101,13 +107,113 @@ def test_entries_come_back_from_stills(tmp_path: Path, bit_depth: int, dtype: ty
 
 
 def test_compressed_entries_of_other_programs_are_read(tmp_path: Path) -> None:
-    from PIL.PngImagePlugin import PngInfo
-
     text = PngInfo()
     text.add_text("a", "long é " * 999, zip=True)
     text.add_itxt("b", "漢字" * 999, "ja", "B", zip=True)
     Image.fromarray(noise(1, SIZE)[0]).save(tmp_path / "a.png", pnginfo=text)
     assert read_metadata(tmp_path / "a.png") == {"a": "long é " * 999, "b": "漢字" * 999}
+
+
+#: Names that ffmpeg, or a container, has a use for.
+KEYS = [
+    "DURATION", "BPS", "NUMBER_OF_FRAMES", "alpha_mode", "album", "album_artist", "artist", "author", "comment",
+    "com.apple.quicktime.artwork", "com.apple.quicktime.make", "company_name", "compatible_brands", "compilation",
+    "composer", "copyright", "creation_time", "date", "description", "disc", "encoded_by", "encoder", "encoder-eng",
+    "encoder_options", "encoding_tool", "episode_id", "filename", "gapless_playback", "genre", "grouping",
+    "handler_name", "hd_video", "keyint-min", "keywords", "language", "lead_performer", "location", "lyrics",
+    "major_brand", "make", "media_type", "mimetype", "minor_version", "model", "network", "part_number", "performer",
+    "product_name", "product_version", "publisher", "rating", "reel_name", "rotate", "service_name", "show",
+    "stereo_mode", "synopsis", "tempo", "timecode", "title", "track", "variant_bitrate", "vendor_id", "year",
+]  # fmt: skip
+OF_ALL = {"company_name", "creation_time", "encoder", "encoder-eng", "product_name", "product_version"}
+OF_MP4 = {*OF_ALL, "com.apple.quicktime.artwork", "compatible_brands", "location", "major_brand", "minor_version"}
+OF_MATROSKA = {*OF_ALL, "DURATION", "encoding_tool", "lead_performer", "part_number", "stereo_mode"}
+REFUSED = {"out.mp4": OF_MP4, "live.mov": OF_MP4, "out.mkv": OF_MATROSKA, "out.webm": OF_MATROSKA}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_entry_is_refused_or_comes_back_from_ffmpeg(tmp_path: Path, name: str) -> None:
+    entries, refused = dict.fromkeys(KEYS, "+12.3-45.6/"), set()
+    while True:
+        options = {"fragmented": name.startswith("live"), "metadata": entries}
+        try:
+            with VideoWriter(tmp_path / name, size=SIZE, fps=24, **options) as out:
+                out.write(noise(2, SIZE))
+            break
+        except WriterError as error:
+            reason = r"(\.\w+ (drops|makes) it|metadata: ffmpeg failed)"
+            found = re.search(rf"cannot have the metadata '(.+?)' as it is, since {reason}", str(error))
+            refused.add(found[1])
+            del entries[found[1]]
+    assert refused == REFUSED[name]
+    found = {key.upper(): value for key, value in ffmetadata(tmp_path / name).items()}
+    assert {key: found.get(key.upper()) for key in entries} == entries
+
+
+@pytest.mark.parametrize(("name", "second"), [("out.mp4", "A B"), ("out.mkv", "a_b"), ("out.mkv", "A B")])
+def test_entries_that_a_container_takes_for_one_are_refused(tmp_path: Path, name: str, second: str) -> None:
+    with pytest.raises(WriterError, match="cannot have the metadata 'a b' as it is"):
+        VideoWriter(tmp_path / name, size=SIZE, fps=24, metadata={"a b": "1", second: "2"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lost_entry_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--demo", "--metadata", "creation_time=now", "-o", str(tmp_path / "out.mp4")])
+    assert ended.value.code == 2
+    assert "out.mp4: cannot have the metadata 'creation_time' as it is, since .mp4 drops it" in capsys.readouterr().err
+
+
+def peak_of_reading(path: Path) -> int:
+    tracemalloc.start()
+    try:
+        with suppress(ReaderError):
+            inspect_video(path, None)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["out.mp4", "out.mkv"])
+def test_long_text_takes_little_more_memory_than_its_length(tmp_path: Path, name: str) -> None:
+    value = json.dumps([{"text": 'a = b; #1\n"c"', "numbers": [1, 2]}] * 5_000, indent=1)
+    with VideoWriter(tmp_path / name, size=SIZE, fps=24, metadata={"workflow": value}) as out:
+        out.write(noise(1, SIZE))
+    assert peak_of_reading(tmp_path / name) < 8 * len(value) + metadata.MAX_TEXT  # which is a buffer
+    assert value in read_metadata(tmp_path / name).values()
+
+
+def test_a_png_with_more_text_than_is_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    text = PngInfo()
+    for index in range(12):
+        text.add_text(f"key {index}", "a" * 2**23, zip=True)
+    (tmp_path / "images").mkdir()
+    path = tmp_path / "images" / "a.png"
+    Image.fromarray(noise(1, SIZE)[0]).save(path, pnginfo=text)
+    assert path.stat().st_size < 200_000
+    assert peak_of_reading(path) < 2 * metadata.MAX_TEXT
+    output = ["--demo", "-o", f"{tmp_path}/x.safetensors"]
+    for command, *arguments in ([info, str(path)], [encode, str(path), *output], [encode, str(path.parent), *output]):
+        assert command(arguments) == 1
+        assert f"{path}: has more than 32 MB of compressed text; save it without." in capsys.readouterr().err
+
+
+def test_text_beyond_the_limit_is_left_out_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with VideoWriter(tmp_path / "a.mp4", size=SIZE, fps=24, metadata={"a": "x" * 3000, "b": "y" * 3000}) as out:
+        out.write(noise(1, SIZE))
+    monkeypatch.setattr(metadata, "MAX_TEXT", 4000)
+    with pytest.warns(UserWarning, match=r"a\.mp4: has more than .* MB of text; not all of it is shown"):
+        assert read_metadata(tmp_path / "a.mp4") == {"a": "x" * 3000}
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv", "a.webm"])
+def test_what_ffmpeg_says_of_itself_is_no_entry(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with VideoWriter(tmp_path / name, size=SIZE, fps=24) as out:
+        out.write(noise(1, SIZE))
+    assert "encoder" in {key.lower() for key in ffmetadata(tmp_path / name)}
+    assert read_metadata(tmp_path / name) == {}
+    monkeypatch.setattr(metadata, "read_ffmetadata", lambda *_: ";FFMETADATA1\nmajor_brand=isom\nencoder=HandBrake\n")
+    assert read_metadata(tmp_path / name) == {"encoder": "HandBrake"}
 
 
 @pytest.mark.parametrize("key", ["", "a=b", " a", "é", "a" * 80, "a\nb"])
@@ -144,6 +250,12 @@ def test_the_workflow_of_comfyui_goes_with_the_video(comfyui_latents, tmp_path: 
     assert found["prompt"] == LONG
     assert found["workflow"] == "mine=1"
     assert "other" not in found
+
+
+def test_an_entry_of_the_command_replaces_that_of_the_latents_in_any_case(comfyui_latents, tmp_path: Path) -> None:
+    latents, vae = comfyui_latents
+    assert main([str(latents), "-m", str(vae), "-o", f"{tmp_path}/a.mp4", "-q", "--metadata", "PROMPT=mine"]) == 0
+    assert read_metadata(tmp_path / "a.mp4") == {"PROMPT": "mine", "workflow": '{"nodes": []}'}
 
 
 @pytest.mark.parametrize("output", ["out.gif", "out.npy"])

@@ -136,6 +136,7 @@ def describe(config: ToyConfig) -> Description:
 
 TOY = Family(
     name="toy",
+    decoder="toy",
     kernels=((3, 3), (1, 1), (3,)),
     has_statistics=False,
     config_type=ToyConfig,

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ..errors import LatentsError, LTXVAEError
+from ..errors import LatentsError, LTXVAEError, excerpt
 
 #: What `dtype=` and `--dtype` accept.
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -89,6 +89,29 @@ def evaluate(what: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsErr
             f"the {what} are lazy arrays of another thread, and MLX cannot evaluate them in this one; call mx.eval on "
             "them where they are made."
         ) from problem
+
+
+def native_array(values: Any, what: str, error: type[LTXVAEError] = LatentsError) -> mx.array | np.ndarray:
+    """A caller's array as MLX takes it, in the byte order of this machine. An `error` for what is none of numbers."""
+    if isinstance(values, mx.array):
+        return values
+    try:
+        array = np.asanyarray(values)
+    except Exception as problem:  # each library has its own: torch a TypeError for bfloat16, and for what is on a GPU
+        raise error(
+            f"the {what} are {type(values).__name__}, of which numpy makes no array ({excerpt(problem, 120)}); pass "
+            "float32 in the memory of the CPU: tensor.detach().cpu().float()."
+        ) from problem
+    if array.dtype.kind in "OSUmM":
+        found = type(values).__name__ if values is not array else array.dtype
+        raise error(f"the {what} are {found}; expected an array of numbers.")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def to_mlx(values: Any, what: str, error: type[LTXVAEError] = LatentsError) -> mx.array:
+    """A caller's array as one of MLX, see `native_array`. That of numpy is copied."""
+    array = native_array(values, what, error)
+    return array if isinstance(array, mx.array) else mx.array(array)
 
 
 def count_nonfinite(array: mx.array) -> int:

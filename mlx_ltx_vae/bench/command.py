@@ -11,8 +11,10 @@ from typing import Any
 from tqdm import tqdm
 
 from ..backend.mlx_utils import DTYPES
+from ..checkpoint import open_checkpoint
 from ..commands.cli import add_common_options, argument_type, frame_size, memory_budget, positive, print_report
 from ..files.atomic import PartFile
+from ..files.inputs import InputFiles
 from ..tiling import PRESETS
 from .case import GENERATION_NAMES, Case
 from .plot import draw, new_figure
@@ -98,7 +100,7 @@ def report(
 ) -> None:
     """Run the jobs as `add_run_options` say, print their runs as `table` formats them, and draw decodes to `plot`."""
     publish = publisher(options)
-    plot_part = PartFile(Path(plot)) if plot else None
+    plot_part = _create(plot, options) if plot else None
     figure = new_figure() if plot else None
     results = run_interleaved(jobs, options.repeat, progress)
     if figure and plot_part:
@@ -108,12 +110,18 @@ def report(
     publish({"machine": describe_machine(), "runs": [run for runs in results for run in runs]}, table(results))
 
 
+def _create(output: str, options: argparse.Namespace) -> PartFile:
+    if model := getattr(options, "model", None):
+        InputFiles(open_checkpoint(model).files).check_output(output)
+    return PartFile(Path(output))
+
+
 def publisher(options: argparse.Namespace) -> Callable[[dict[str, Any], str], None]:
     """A function that prints a report as text, and writes it as `--json` says.
 
     The file is created at once, so that a folder that is missing is said before anything is measured.
     """
-    json_file = PartFile(Path(options.json)) if options.json and options.json != "-" else None
+    json_file = _create(options.json, options) if options.json and options.json != "-" else None
 
     def publish(document: dict[str, Any], text: str) -> None:
         if json_file:

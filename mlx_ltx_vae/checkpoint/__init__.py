@@ -54,6 +54,7 @@ class Checkpoint:
         raw_config: the configuration as a converted checkpoint states it; empty if a parsed one was given.
         networks: those that were asked for and exist.
         statistics: where mean and standard deviation of the latents are stored; None if the networks need none.
+        files: all that were read, with those of the configuration.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Checkpoint:
     networks: Mapping[str, StoredNetwork]
     statistics: tuple[TensorInfo, TensorInfo] | None
     medium: Medium = PICTURES
+    files: Sequence[Path] = ()
 
     def cast_dtype(self, network: str, dtype: str | None) -> mx.Dtype | None:
         """What the weights of a network are cast to if a user wants `dtype`; None for what they are stored in."""
@@ -87,6 +89,16 @@ class Checkpoint:
     def for_stills(self) -> "Checkpoint":
         """The same, decoding to one picture per latent frame if its family can save work so."""
         return replace(self, config=self.family.stills(self.config)) if self.family.stills else self
+
+    def used(self, network: str) -> dict[str, str]:
+        """What reports say of a network that was used, JSON-serializable: its file, and what it is.
+
+        Of several shards, the file is their index, or the first of them.
+        """
+        shards = {info.path for info in self.networks[network].tensors.values()}
+        archives = [each for each in self.archives if shards <= {info.path for info in each.tensors.values()}]
+        kind = {"decoder": self.family.decoder} if network == "decoder" else {}
+        return {"file": str(archives[0].path), "generation": self.config.generation, **kind}
 
     @property
     def description(self) -> dict[str, Any]:
@@ -187,7 +199,7 @@ def _open(
     location: Location, choose: Callable[[Family[Any]], GivenConfig], wanted: Sequence[str], medium: Medium
 ) -> Checkpoint:
     """Open archives whose configuration `choose` returns for their family."""
-    name, archives, _ = location
+    name, archives, config_files = location
     family, found = recognize(archives, medium, wanted)
     stored: dict[str, StoredNetwork] = {}
     for archive, part in zip(archives, found, strict=True):
@@ -210,7 +222,11 @@ def _open(
     statistics = _find_statistics(location, found, config.latent_channels) if family.has_statistics else None
     check_dtypes(statistics or ())
     class_name = stated.get("_class_name") if isinstance(stated, Mapping) else None
-    return Checkpoint(name, class_name, stated is None, family, config, raw, archives, networks, statistics, medium)
+    read = [path for archive in archives for path in (archive.path, *(info.path for info in archive.tensors.values()))]
+    files = list(dict.fromkeys([*read, *filter(os.path.exists, config_files)]))
+    return Checkpoint(
+        name, class_name, stated is None, family, config, raw, archives, networks, statistics, medium, files
+    )
 
 
 def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:

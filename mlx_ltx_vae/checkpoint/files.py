@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..backend.mlx_utils import DTYPES, evaluate, load_safetensors
-from ..errors import CheckpointError, excerpt, quote
+from ..backend.mlx_utils import DTYPES, evaluate, load_safetensors, to_mlx
+from ..errors import CheckpointError, excerpt, name_json, quote
 from ..files.formats import START_BYTES, Format, find_format
 from ..files.opening import FileState, file_state, open_file, read_sample, read_small_file
 from ..files.safetensors_header import read_header
@@ -99,7 +99,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path}: expected JSON ({excerpt(reason, 120)}); download it again or repair it."
         ) from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: expected a JSON object and found a {type(content).__name__}.")
+        raise CheckpointError(f"{path}: expected a JSON object and found {name_json(content)}.")
     return content
 
 
@@ -140,7 +140,7 @@ def read_tensors(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, mx.ar
         in_memory = {key: info.array for key, info in requested.items() if info.array is not None}
         if in_memory:
             for key, given in in_memory.items():
-                array = given if isinstance(given, mx.array) else mx.array(given)
+                array = to_mlx(given, f"weights {excerpt(key)}", CheckpointError)
                 evaluate("weights", array, error=CheckpointError)
                 yield key, array
             continue

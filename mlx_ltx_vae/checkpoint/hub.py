@@ -1,6 +1,7 @@
 """Checkpoints on the Hugging Face hub. `huggingface_hub` is imported where it is needed, since that takes long."""
 
 import glob
+import os
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +23,7 @@ def parse_reference(source: str) -> tuple[str, str | None] | None:
     None for what may be a path: it ends like a file, or begins with a folder.
     """
     match = _REFERENCE.fullmatch(source)
-    if match is None or Path(source.partition("/")[0]).is_dir():
+    if match is None or os.path.isdir(source.partition("/")[0]):
         return None
     if match["inner"] is None and source.lower().endswith(_FILE_ENDINGS):
         return None
@@ -105,5 +106,5 @@ def list_some(names: Sequence[str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    first_line = str(error).partition("\n")[0].rstrip(".")
-    return f"{type(error).__name__}: {first_line}"
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()  # "read timeout", if it says nothing
+    return str(error).strip().partition("\n")[0].rstrip(".") or words

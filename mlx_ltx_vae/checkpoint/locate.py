@@ -5,7 +5,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import CheckpointError, excerpt
+from ..errors import CheckpointError, check_is_path, excerpt
+from ..files.opening import expand_home, explain_missing
 from ..models.base import PICTURES, SOUND, Family, Found, Medium
 from ..models.families import families_of
 from .files import Archive, open_archive
@@ -14,9 +15,10 @@ from .weight_files import (
     CONFIG_NAMES,
     WeightFiles,
     choose_file,
-    choose_weights,
     is_index,
+    list_weights,
     own_config_names,
+    prefer_convolutional,
     shards_beside,
 )
 
@@ -38,12 +40,9 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     `source` is a file, a folder, "folder:file" for one of the VAEs in it, or "owner/name" or "owner/name:file" on the
     hub. What exists as a path is a path, colons included.
     """
-    try:
-        path = Path(source).expanduser()
-        is_folder, exists = path.is_dir(), path.exists()
-    except (OSError, RuntimeError) as error:  # a name that is too long, or the home of an unknown user
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{str(source)[:200]}: cannot be a path ({reason}); check it.") from error
+    check_is_path(source, CheckpointError)
+    path = expand_home(source)
+    is_folder, exists = os.path.isdir(path), os.path.exists(path)
     if is_folder:
         name, archives = path.resolve().name, _open_folder(path, medium)
     elif exists:
@@ -55,7 +54,8 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
         reference = parse_reference(source) if isinstance(source, str) else None
         if reference is None:
             hint = " (a file on the hub is owner/name:FILE)" if path.parts[2:] and not path.is_absolute() else ""
-            raise CheckpointError(f"{path}: no such file or folder{hint}; check the path.")
+            found = explain_missing(path, "file or folder").rstrip(".")
+            raise CheckpointError(f"{excerpt(path, 200)}: {found}{hint}; check the path.")
         name, archives = str(source), [open_archive(*paths) for paths in fetch(*reference, is_audio=medium is SOUND)]
     files = [archive.path for archive in archives]
     own = [file.with_name(config) for file in files for config in own_config_names(file.name)]
@@ -92,7 +92,7 @@ def _split(path: Path) -> tuple[Path, str] | None:
     *heads, tail = str(path).split(":")
     while heads:
         folder = Path(":".join(heads))
-        if tail and folder.is_dir():
+        if tail and os.path.isdir(folder):
             return folder, tail
         tail = f"{heads.pop()}:{tail}"
     return None
@@ -101,18 +101,23 @@ def _split(path: Path) -> tuple[Path, str] | None:
 def _open_named(folder: Path, file: str, medium: Medium) -> list[Archive]:
     """A file of a folder; of a pack with a file per network, also those that belong to it (see `choose_file`)."""
     names = _names_in(folder)
-    if not (folder / file).is_file():
+    if not os.path.isfile(folder / file):
         listing = list_some(names) or "no safetensors file at all"
         raise CheckpointError(f"{folder}: has no file {excerpt(file)}; name one as {folder}:FILE out of {listing}.")
     return _open(folder, choose_file(names, file, is_audio=medium is SOUND))
 
 
 def _names_in(folder: Path) -> list[str]:
+    try:  # `glob` passes over what cannot be read
+        os.listdir(folder)
+        os.stat(folder / os.pardir)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read ({error.strerror}); check its permissions.") from error
     return sorted(found.relative_to(folder).as_posix() for pattern in _PATTERNS for found in folder.glob(pattern))
 
 
 def _open_folder(folder: Path, medium: Medium) -> list[Archive]:
-    choices = choose_weights(_names_in(folder), is_audio=medium is SOUND)
+    choices = list_weights(_names_in(folder), is_audio=medium is SOUND)
     return _open(folder, choices[0]) if len(choices) == 1 else _find_vae(folder, choices, medium)
 
 
@@ -136,11 +141,12 @@ def _find_vae(folder: Path, choices: Sequence[tuple[WeightFiles, ...]], medium: 
                 found[choice[-1][0]] = archives
         except CheckpointError as error:
             failures.append(error)
-    if len(found) > 1:
-        names = ", ".join(sorted(found))
-        raise CheckpointError(f"{folder}: several files contain a VAE; give one of {names}, as {folder}:FILE.")
-    if found:
-        return found.popitem()[1]
+    names = prefer_convolutional(sorted(found)) if medium is PICTURES else sorted(found)
+    if len(names) > 1:
+        listing = list_some(names)
+        raise CheckpointError(f"{folder}: several files contain a VAE; give one of {listing}, as {folder}:FILE.")
+    if names:
+        return found[names[0]]
     if failures:
         raise failures[0]
     shown = ", ".join(choice[-1][0] for choice in choices) or "no safetensors file"

@@ -20,6 +20,7 @@ CONFIG_NAMES = ("config.json", "embedded_config.json")
 WeightFiles = tuple[str, ...]
 
 _INDEX = re.compile(r"(?P<stem>.+)\.safetensors\.index(?P<variant>\.[^./]+)?\.json")
+_VARIANT = re.compile(r"(?P<base>(?:.+/)?(?:model|diffusion_pytorch_model))\.[^./]+\.safetensors")
 _SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})(?=(\.[^./]+)?\.safetensors$)")
 
 # Files of the VAE alone, the best first: diffusers folders, then packs of MLX ports with one file per network.
@@ -61,15 +62,51 @@ def shard_problem(files: WeightFiles) -> str | None:
 
 
 def choose_weights(names: Sequence[str], *, is_audio: bool = False) -> list[tuple[WeightFiles, ...]]:
-    """The sets to open out of the file names of a folder (relative, with "/"): one, or one per network.
+    """The sets to download out of the file names of a repository (relative, with "/"): one, or one per network.
 
     They are those of the video VAE, or of the audio VAE and its vocoder. Files of the VAE alone are preferred to files
     of the whole model, so that 40 GB are not downloaded for 2 GB. A set is preferred to its variants, as in diffusers.
     Several choices if the names do not decide it: they differ in their last set.
     """
     sets = _weight_sets(names)
+    if found := _choose_by_layout(sets, is_audio):
+        return found
     if is_audio:
-        return _choose_audio(sets)
+        candidates = [name for name in sets if "vae" in _stem(name) and "audio" in _stem(name)]
+    else:
+        candidates = prefer_convolutional([name for name in sets if _is_vae(name)])
+    if not candidates and (found := _set_or_variants(sets, "model")):
+        return found
+    return [(sets[name],) for name in sorted(candidates or sets)]
+
+
+def list_weights(names: Sequence[str], *, is_audio: bool = False) -> list[tuple[WeightFiles, ...]]:
+    """As `choose_weights`, of a folder whose headers can be read: what only a name would decide, they decide."""
+    sets = _weight_sets(names)
+    variants = [name for name in sets if (match := _VARIANT.fullmatch(name)) and f"{match['base']}.safetensors" in sets]
+    return _choose_by_layout(sets, is_audio) or [(sets[name],) for name in sorted(sets.keys() - set(variants))]
+
+
+def prefer_convolutional(names: Sequence[str]) -> list[str]:
+    """Of VAEs, those whose decoders are convolutional by their names, with a warning; all if no name says so."""
+    chosen = [name for name in names if _is_vae(name) and "conv" in _stem(name)]
+    others = [name for name in names if name not in chosen]
+    if not chosen or not all(_is_vae(name) and not _is_pruned(name) for name in others):
+        return list(names)
+    if others:
+        warnings.warn(
+            f"{' and '.join(chosen)} is used, whose decoder is convolutional, and not {' and '.join(others)}, whose "
+            "decoder may be another one (LTX-2.5's denoises, and takes longer); to use that, give its file.",
+            stacklevel=2,
+        )
+    return chosen
+
+
+def _choose_by_layout(sets: dict[str, WeightFiles], is_audio: bool) -> list[tuple[WeightFiles, ...]]:
+    """The choices in a folder of diffusers, or in a pack with a file per network; empty for other folders."""
+    if is_audio:
+        pairs = [[pattern.format(name) for name in ("audio_vae", "vocoder")] for pattern in _AUDIO_PAIRS]
+        return [chosen for pair in pairs if (chosen := tuple(sets[name] for name in pair if name in sets))][:1]
     for folder in ("", "vae/"):
         if found := _set_or_variants(sets, folder + _DIFFUSERS):
             return found
@@ -79,20 +116,7 @@ def choose_weights(names: Sequence[str], *, is_audio: bool = False) -> list[tupl
                 first = [sets[encoder]] if encoder in sets else []
                 decoders = [name for name in sets if name == decoder or _is_pruned_decoder(name, folder)]
                 return [(*first, sets[name]) for name in decoders] or [tuple(first)]
-    vae_names = [name for name in sets if _is_vae(name)]
-    candidates = [name for name in vae_names if "conv" in _stem(name)] or vae_names
-    if 0 < len(candidates) < len(vae_names):
-        others = " and ".join(name for name in vae_names if name not in candidates)
-        warnings.warn(
-            f"{' and '.join(candidates)} is used, whose decoder is convolutional, and not {others}, whose decoder may "
-            "be another one (LTX-2.5's denoises, and takes longer); to use that, give its file.",
-            stacklevel=2,
-        )
-    if not candidates:
-        if found := _set_or_variants(sets, "model"):
-            return found
-        candidates = list(sets)
-    return [(sets[name],) for name in sorted(candidates)]
+    return []
 
 
 def choose_file(names: Sequence[str], file: str, *, is_audio: bool = False) -> tuple[WeightFiles, ...]:
@@ -100,21 +124,10 @@ def choose_file(names: Sequence[str], file: str, *, is_audio: bool = False) -> t
 
     With a decoder its encoder; with an audio VAE its vocoder, and the other way around.
     """
-    for choice in choose_weights(names, is_audio=is_audio):
+    for choice in list_weights(names, is_audio=is_audio):
         if any(file in files for files in (choice if is_audio else choice[-1:])):
             return choice
     return (shards_beside(file, names) or (file,),)
-
-
-def _choose_audio(sets: dict[str, WeightFiles]) -> list[tuple[WeightFiles, ...]]:
-    """The same for sound, where the vocoder may have a file of its own."""
-    for pattern in _AUDIO_PAIRS:
-        if chosen := tuple(sets[name] for name in map(pattern.format, ("audio_vae", "vocoder")) if name in sets):
-            return [chosen]
-    candidates = [name for name in sets if "vae" in _stem(name) and "audio" in _stem(name)]
-    if not candidates and (found := _set_or_variants(sets, "model")):
-        return found
-    return [(sets[name],) for name in sorted(candidates or sets)]
 
 
 def _weight_sets(names: Iterable[str]) -> dict[str, WeightFiles]:
@@ -147,8 +160,11 @@ def _is_vae(name: str) -> bool:
 
 def _is_pruned_decoder(name: str, folder: str) -> bool:
     """Whether a file in a pack is, by its name, a decoder that can replace the whole one."""
-    is_pruned = "pruna" in _stem(name) and "encoder" not in _stem(name)
-    return name.startswith(folder) and _is_vae(name) and is_pruned
+    return name.startswith(folder) and _is_vae(name) and _is_pruned(name) and "encoder" not in _stem(name)
+
+
+def _is_pruned(name: str) -> bool:
+    return "pruna" in _stem(name)
 
 
 def _stem(name: str) -> str:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ..backend.mlx_utils import DTYPES
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..conversion import Progress, Verification, convert_checkpoint, verify_conversion
+from ..conversion import Progress, Verification, check_folder_name, convert_checkpoint, verify_conversion
 from ..errors import CheckpointError, printable
 from ..models.base import NETWORKS, SOUND
 from ..units import format_bytes
@@ -60,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("SOURCE is missing (or --verify A B)")
     if not arguments.output:
         parser.error("-o FOLDER is missing: where to write the converted checkpoint")
+    with parser.wrong_usage():
+        check_folder_name(arguments.output)
     return run_command(_convert, arguments)
 
 

@@ -1,6 +1,7 @@
 """`python -m mlx_ltx_vae.decode`: decodes latent files to videos."""
 
 import argparse
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from .. import demo
 from ..distributed.ranks import Work
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files.atomic import check_absent
+from ..files.opening import is_pipe
 from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
 from ..latents.mapped import MappedLatents
@@ -63,7 +65,9 @@ def build_parser() -> CommandParser:
         ),
     )
     demo_files = "the small VAE and the latents that ship with the package"
-    add_input_options(parser, output="demo.mp4", demo=demo_files, more=".wav for the sound alone; ")
+    add_input_options(
+        parser, output="demo.mp4", demo=demo_files, more=".wav for the sound alone; frame.png for one frame; "
+    )
     how = parser.add_argument_group("how to decode")
     add_mode_options(how)
     add_job_options(parser, how)
@@ -178,7 +182,7 @@ class DecodeTask(Task):
         super().__init__(vae, item)
         self._settings = settings
         config, ranks = vae.checkpoint.config, vae.ranks
-        if vae.job.is_many and Path(item.source).is_fifo():
+        if vae.job.is_many and is_pipe(item.source):
             raise ItemsError(f"{item.source}: is a pipe, which can be read only once; decode it alone.")
         self._file = open_latents(
             item.source,
@@ -203,6 +207,7 @@ class DecodeTask(Task):
         share = Fraction(vae.checkpoint.spec("decoder").scale.time, config.scale.time)
         self._fps = share * (settings.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
+        item.inputs = self._sound_files()
         self.plan = self._make_plan()
         size, num_frames = self.plan.frame_size, self.plan.num_frames
         self._video: dict[str, Any] = {"size": size, "fps": self._fps, "num_frames": num_frames}
@@ -217,6 +222,9 @@ class DecodeTask(Task):
         file = self._file
         header = [list(file.info.stored_shape), file.stored_dtype, file.layout, file.normalized, str(file.info.fps)]
         return {"the latents": header, "the plans": [self.plan.as_dict(), str(self._fps), len(self._item.outputs)]}
+
+    def networks(self) -> dict[str, dict[str, str]]:
+        return super().networks() | ({} if self._sound is None else {"audio_vae": self._sound.used})
 
     def report_plan(self) -> tuple[dict[str, Any], str]:
         values, text = super().report_plan()
@@ -290,6 +298,11 @@ class DecodeTask(Task):
             return None
         return find_sound(settings.sound, self._file)
 
+    def _sound_files(self) -> list[str | os.PathLike]:
+        audio = self._settings.sinks.audio
+        given = [audio] if isinstance(audio, (str, os.PathLike)) else []
+        return [*given, *(self._sound.files if self._sound else ())]
+
     def _sinks_with_sound(self) -> SinkOptions:
         """The options of the output, with no samples yet; a warning if the sound is longer than the video."""
         sinks = self._settings.sinks
@@ -354,11 +367,18 @@ class DecodeTask(Task):
         return plans[key]
 
     def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
-        """The frames that are wanted of a video, as `plan_decode` takes them. Like a slice, they end with the video."""
+        """The frames that are wanted of a video, as `plan_decode` takes them.
+
+        Like a slice, they end with the video; a warning if they were to end later.
+        """
         wanted = self._settings.frames
         if self._settings.first_seconds is not None:
             wanted = slice(0, ceil(self._settings.first_seconds * self._fps))
         if wanted is None:
             return None
         end = num_frames if wanted.stop is None else min(wanted.stop, num_frames)
+        if wanted.start < end < (wanted.stop or end):
+            asked, length = f"{wanted.start}:{wanted.stop}", format_count(num_frames, "frame")
+            found = f"the video has {length}, so of the frames {asked} only {end - wanted.start} are decoded"
+            warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
         return wanted.start, max(wanted.start, end)

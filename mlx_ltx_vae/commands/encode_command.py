@@ -1,5 +1,6 @@
 """`python -m mlx_ltx_vae.encode`: encodes videos to latent files."""
 
+import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ from ..video import Fit, VideoReader
 from ..video.reader import MATRIX_NAMES
 from ..video.sound_probe import find_shift
 from ..video.sound_reader import SoundReader
+from ..video.source import source_files
 from .cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
 from .items import Item, all_exist, find_pattern, has_table
 from .job import Job, LazyVAE, Task, run_job
@@ -147,7 +149,8 @@ class EncodeTask(Task):
     def __init__(self, settings: EncodeSettings, vae: LazyVAE, item: Item) -> None:
         super().__init__(vae, item)
         self._settings = settings
-        settings.audio_checkpoint  # noqa: B018  (its errors, before anything is encoded)
+        audio = settings.audio_checkpoint  # its errors, before anything is encoded
+        item.inputs = [*source_files(Path(item.source)), *(audio.files if audio else [])]
         pixels = prod(item.size) * (item.max_frames or 0) if item.size else 0  # if a table states them
         item.cost = pixels or _bytes_on_disk(Path(item.source))
         if item.output is not None:
@@ -179,6 +182,10 @@ class EncodeTask(Task):
         video = self._video
         return {"the videos": [video.size, video.num_frames, str(video.fps)], "the plans": self.plan.as_dict()}
 
+    def networks(self) -> dict[str, dict[str, str]]:
+        audio = self._settings.audio_checkpoint
+        return super().networks() | ({} if audio is None else {"audio_vae": audio.used("encoder")})
+
     def report_plan(self) -> tuple[dict[str, Any], str]:
         values, text = super().report_plan()
         if self._sound_plan is None:
@@ -195,7 +202,8 @@ class EncodeTask(Task):
         vae = self._vae.loaded
         bar.enter("encoding")
         start = time.perf_counter()
-        stream = vae.encode_stream(_counted(video, bar), self.plan, pad=self._settings.pad, group=ranks.group)
+        frames = _Counted(video, bar)
+        stream = vae.encode_stream(frames, self.plan, pad=self._settings.pad, group=ranks.group)
         latents = mx.concatenate(list(stream), axis=2)
         num_frames, height, width = vae.config.scale.video_grid(latents.shape[2:])
         sizes: dict[str, Any] = {"num_frames": num_frames, "height": height, "width": width}
@@ -204,6 +212,7 @@ class EncodeTask(Task):
             audio, overwrite = self._encode_sound(num_frames), not self._vae.job.no_overwrite
             save_latents(output, latents, fps=video.fps, overwrite=overwrite, audio=audio, **sizes)
         seconds = time.perf_counter() - start
+        self._warn_of_missing(frames.count)
         self._report(
             Work.ROWS,
             stream.sent_bytes,
@@ -218,13 +227,19 @@ class EncodeTask(Task):
             audio_latent_shape=None if audio is None else audio.shape,
         )
 
+    def _warn_of_missing(self, num_frames: int) -> None:
+        wanted = self._settings.frames or self._item.max_frames
+        if wanted is not None and num_frames < wanted:
+            found = f"the video has {format_count(num_frames, 'frame')}, and not the {wanted} that were to be encoded"
+            warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
+
     def _plan_sound(self) -> AudioEncodePlan | None:
         """The plan of the sound; None if none is wanted, or with a warning if there is none."""
         settings, source = self._settings, Path(self._item.source)
         if settings.audio_checkpoint is None:
             return None
         fps = self._video.fps
-        if fps is not None and source.is_file():
+        if fps is not None and os.path.isfile(source):
             with SoundReader(source) as sound:
                 if sound.sample_rate:
                     seconds = float(self._num_frames / fps)
@@ -276,15 +291,23 @@ def _describe_change(before: Fraction | None, after: Fraction | None) -> str:
     return f" ({float(before):.6g} to {float(after):.6g} fps, {change} frames)"
 
 
-def _counted(video: VideoReader, bar: FrameBar) -> Iterator[np.ndarray]:
-    for frames in video:
-        yield frames
-        bar.update(len(frames))
+class _Counted:
+    """The frames of a video, counted as they are taken."""
+
+    def __init__(self, video: VideoReader, bar: FrameBar) -> None:
+        self._video, self._bar = video, bar
+        self.count = 0
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for frames in self._video:
+            yield frames
+            self.count += len(frames)
+            self._bar.update(len(frames))
 
 
 def _bytes_on_disk(source: Path) -> int:
     """Of a file, or of the files of a folder; 0 if there is none, which is an error when the item runs."""
     with suppress(OSError):
-        files = source.iterdir() if source.is_dir() else [source]
+        files = source.iterdir() if os.path.isdir(source) else [source]
         return sum(file.stat().st_size for file in files)
     return 0

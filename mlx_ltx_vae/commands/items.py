@@ -5,15 +5,16 @@ import io
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from ..errors import ItemsError, LatentsError, one_line, quote
 from ..files.atomic import writing_to
+from ..files.inputs import InputFiles, file_key
 from ..files.opening import read_small_file
 from ..frame_rate import find_fps
 from ..shapes import Size
@@ -40,6 +41,7 @@ class Item:
     fps: Fraction | None = None
     where: str | None = field(default=None, compare=False)  # the line of a list or table, for errors
     # Known when its task is made, as all below. Several for a batch.
+    inputs: Sequence[str | os.PathLike] = ()  # all files that are read for it
     outputs: Sequence[str] = ()
     sheets: Sequence[str] = ()  # the contact sheet of each; empty if none are wanted
     num_frames: int | None = None  # of this rank's outputs; None if it is not known yet
@@ -213,12 +215,9 @@ def name_items(items: Sequence[Item], pattern: str | None, *, is_dry_run: bool) 
     """
     items = [_with_output(item, pattern) for item in items]
     check_outputs(items)
-    sources = {os.path.realpath(item.source) for item in items} if len(items) > 1 else set()
     for item in items:
         if item.output is None and not is_dry_run:
             raise ItemsError(f"{item.source}: has no output; name a folder for it with -o.")
-        if item.output and os.path.realpath(item.output) in sources:
-            raise ItemsError(f"{item.source}: its output {item.output} is one of the inputs; name another folder.")
     return items
 
 
@@ -234,19 +233,30 @@ def check_outputs(items: Sequence[Item]) -> None:
     folders = {folder: os.path.realpath(folder) for folder in {item.folder for item in items}}
     for index, item in enumerate(items):
         for output in [*item.outputs, *item.sheets] or ([item.output] if item.output else []):
-            real = os.path.realpath(output)
-            owner = owners.setdefault(real, index)
+            owner = owners.setdefault(file_key(output), index)
             if owner != index:
                 raise ItemsError(
                     f"{items[owner].source} and {item.source} would both be written to {output}; rename one, or name "
                     "them in a list (@clips.txt), which keeps their folders."
                 )
             folder = folders[item.folder]
-            if item.where and os.path.commonpath([folder, real]) != folder:
+            if item.where and os.path.commonpath([folder, os.path.realpath(output)]) != folder:
                 raise ItemsError(
                     f"{item.where}: its output {quote(output)} is not inside the folder {item.folder or os.curdir}; "
                     "name a file in that folder, or another folder with -o."
                 )
+
+
+def check_not_inputs(items: Sequence[Item], others: Sequence[str | os.PathLike]) -> None:
+    """Check that no output of complete items is a file that is read: for any of them, or one of the others."""
+    inputs = InputFiles(chain(others, *((item.source, *item.inputs) for item in items)))
+    for output in chain.from_iterable((*item.outputs, *item.sheets) for item in items):
+        inputs.check_output(output)
+
+
+def list_files(arguments: Sequence[str]) -> list[str]:
+    """The lists and tables among the arguments."""
+    return [argument.removeprefix("@") for argument in arguments if is_list(argument)]
 
 
 def all_exist(outputs: Sequence[str]) -> bool:
@@ -255,17 +265,19 @@ def all_exist(outputs: Sequence[str]) -> bool:
 
 
 def _exists(output: str) -> bool:
-    path = Path(output)
-    if "%" in path.name and not path.exists():
-        path = path.parent
-    return output != "-" and (any(path.iterdir()) if path.is_dir() else path.exists())
+    path = output
+    if "%" in os.path.basename(output) and not os.path.exists(output):
+        path = os.path.dirname(output) or os.curdir
+    with suppress(OSError):  # a folder that cannot be read, which is an error where it is written
+        return output != "-" and (bool(os.listdir(path)) if os.path.isdir(path) else os.path.exists(path))
+    return False
 
 
 def checkable(output: str) -> str:
     """The output as if the nearest folder above it that exists were its own: what can be checked before it is made."""
     path = Path(output)
     folder = path.parent
-    while not folder.exists() and folder != folder.parent:
+    while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     return os.path.join(folder, path.name) + ("/" if output.endswith("/") else "")
 

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,7 +26,7 @@ from ..process.cleanup import Cleanup
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
 from .cli import print_report, print_traceback, write_line
-from .items import Item, are_many, check_outputs, make_folder, name_items, read_inputs
+from .items import Item, are_many, check_not_inputs, check_outputs, list_files, make_folder, name_items, read_inputs
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class LazyVAE:
         self.plans: dict[Any, Any] = {}  # by what they depend on, for items that are alike
 
     @cached_property
+    def used(self) -> dict[str, str]:
+        """What reports say of the network."""
+        return self.checkpoint.used(self.job.network)
+
+    @cached_property
     def loaded(self) -> VideoVAE:
         chosen = {network: network == self.job.network for network in ("encoder", "decoder")}
         return VideoVAE.from_pretrained(self.checkpoint, dtype=self.job.dtype, **chosen)
@@ -92,9 +97,14 @@ class Task(ABC):
     def sample(self) -> dict[str, Any]:
         """As `describe`: the contents, or parts of them."""
 
+    def networks(self) -> dict[str, dict[str, str]]:
+        """What reports say of the networks, by their names in these."""
+        return {"vae": self._vae.used}
+
     def report_plan(self) -> tuple[dict[str, Any], str]:
         """The report of a dry run, JSON-serializable and as text."""
-        return {"plan": self.plan.as_dict()}, str(self.plan)
+        networks = self.networks()
+        return {"plan": self.plan.as_dict(), **networks}, f"{self.plan}\nVAE      {describe_networks(networks)}"
 
     @abstractmethod
     def run(self, bar: FrameBar) -> None:
@@ -110,12 +120,14 @@ class Task(ABC):
         sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
         name = name_all(outputs) if outputs != ["-"] else "standard output"
         beside = f"; contact sheet {name_all(sheets)}" if sheets and sheets != outputs else ""
-        lines = [f"{name}: {done}; peak {', '.join(map(format_bytes, peaks))}{beside}"]
+        networks = self.networks()
+        lines = [f"{name}: {done}; peak {', '.join(map(format_bytes, peaks))}; {describe_networks(networks)}{beside}"]
         values |= {
             "width": self.plan.width,
             "height": self.plan.height,
             "peak_memory_bytes": peaks[0],
             "plan": self.plan.as_dict(),
+            **networks,
             "output": one_or_all(outputs),
         }
         if sheets:
@@ -130,6 +142,16 @@ class Task(ABC):
             shared = "bands of rows" if work is Work.ROWS else "whole videos"
             lines.append(f"Ranks: {ranks.size}, each {shared}; {format_bytes(sum(sent))} exchanged")
         self._item.values, self._item.text = values, "\n".join(lines)
+
+
+def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:
+    """What `Checkpoint.used` returned, as the end of a line: "vae.safetensors (LTX-2.3, convolutional decoder)"."""
+    return ", ".join(map(_describe_network, networks.values()))
+
+
+def _describe_network(used: Mapping[str, str]) -> str:
+    kind = f", {used['decoder']} decoder" if "decoder" in used else ""
+    return printable(f"{Path(used['file']).name} ({used['generation']}{kind})")
 
 
 def name_all(names: Sequence[str]) -> str:
@@ -196,6 +218,7 @@ class _Run:
             except Exception as error:
                 self._fail(item, error)
         check_outputs(items)
+        check_not_inputs(items, [*list_files(self._job.sources), *self._vae.checkpoint.files])
 
     def _deal(self, items: Sequence[Item]) -> list[int]:
         """The indices of the items that this rank takes."""
@@ -289,6 +312,7 @@ class _Run:
         done = [item.values for item in items if item.values]
         skipped, failed = sum(item.is_skipped for item in items), sum(item.error is not None for item in items)
         summary = {"items": [item.as_dict() for item in items], "skipped": skipped, "failed": failed}
+        summary["vae"] = self._vae.used
         lines = [f"Inputs: {len(done)} {'planned' if job.dry_run else 'done'}, {skipped} skipped, {failed} failed"]
         if not job.dry_run:
             frames = sum(values["frames"] for values in done)
@@ -296,6 +320,8 @@ class _Run:
             summary |= {"frames": frames, "seconds": seconds, "peak_memory_bytes": peak}
             if done:
                 lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak memory: {format_bytes(peak)}"]
+        if done:
+            lines.append(f"VAE: {describe_networks({'vae': self._vae.used})}")
         if job.json:
             print_report(json.dumps(summary))
         elif not job.quiet:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -29,8 +30,8 @@ from ..units import format_bytes, format_count, format_seconds
 from ..video.sound import Sound
 from ..video.wav import write_wav
 from .cli import print_report
-from .items import all_exist, are_many, name_items, name_outputs, read_inputs
-from .job import name_all, one_or_all
+from .items import all_exist, are_many, check_not_inputs, list_files, name_items, name_outputs, read_inputs
+from .job import describe_networks, name_all, one_or_all
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,18 @@ class FoundSound:
     model: SoundModel
     file: AudioLatentsFile
     plan: AudioPlan
+
+    @property
+    def files(self) -> list[str | os.PathLike]:
+        """All that are read for it, but that of the clip."""
+        latents, checkpoint = self.model.settings.audio_latents, self.model.checkpoint
+        return [*([latents] if latents else []), *(checkpoint.files if checkpoint else [])]
+
+    @property
+    def used(self) -> dict[str, str]:
+        """What reports say of its networks."""
+        assert self.model.checkpoint is not None
+        return self.model.checkpoint.used("decoder")
 
     def stream(self, index: int, frames: Interval | None = None, fps: Fraction | None = None) -> Sound:
         """The sound of the video with this index, or of some of its frames."""
@@ -175,13 +188,16 @@ def decode_to_wav(arguments: argparse.Namespace, settings: SoundSettings) -> Non
     (item,) = name_items(inputs, arguments.output, is_dry_run=arguments.dry_run)
     sound = find_sound_alone(SoundModel(settings, arguments.model), item.source, arguments.memory_budget)
     item.outputs = name_outputs(item.output, sound.file.batch) if item.output else []
+    item.inputs = sound.files
+    check_not_inputs([item], list_files(arguments.latents))
     item.is_skipped = arguments.skip_existing and all_exist(item.outputs)
     for output in item.outputs if arguments.no_overwrite else ():
         check_absent(output)
     if item.is_skipped:
         item.text = str(item)
     elif arguments.dry_run:
-        item.values, item.text = {"plan": sound.plan.as_dict()}, str(sound.plan)
+        item.values = {"plan": sound.plan.as_dict(), "audio_vae": sound.used}
+        item.text = f"{sound.plan}\nVAE      {describe_networks({'audio_vae': sound.used})}"
     else:
         item.values, item.text = _write_sounds(sound, item.outputs, overwrite=not arguments.no_overwrite)
     if arguments.json:
@@ -197,7 +213,7 @@ def _write_sounds(sound: FoundSound, outputs: Sequence[str], *, overwrite: bool)
     samples = [write_wav(output, sound.stream(i), overwrite=overwrite) for i, output in enumerate(outputs)][0]
     seconds, peak, rate = time.perf_counter() - start, mx.get_peak_memory(), sound.plan.sample_rate
     values: dict[str, Any] = {"samples": samples, "sample_rate": rate, "seconds": seconds, "peak_memory_bytes": peak}
-    values |= {"plan": sound.plan.as_dict(), "output": one_or_all(outputs)}
+    values |= {"plan": sound.plan.as_dict(), "audio_vae": sound.used, "output": one_or_all(outputs)}
     length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"
     text = f"{name_all(outputs)}: {length}, in {format_seconds(seconds)}; peak {format_bytes(peak)}"
-    return values, text
+    return values, f"{text}; {describe_networks({'audio_vae': sound.used})}"

@@ -32,8 +32,8 @@ def writing_to(name: str | os.PathLike, errors: type[Exception] = OSError) -> It
 
 
 def check_name(target: str | os.PathLike) -> None:
-    """Raise a `WriterError` for a name that the file system cannot have, since it is too long."""
-    with writing_to(target), suppress(FileNotFoundError, NotADirectoryError):
+    """Raise a `WriterError` for a name that the file system cannot have, since it is too long or has a NUL."""
+    with writing_to(target), writing_to(target, ValueError), suppress(FileNotFoundError, NotADirectoryError):
         os.lstat(target)
 
 

@@ -31,6 +31,30 @@ def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
     return Path(path).open("rb")
 
 
+def expand_home(path: str | os.PathLike) -> Path:
+    """The path with "~" as the user's home, if it begins with that: "./~.npy" is the name of a file."""
+    return Path(os.path.expanduser(path))
+
+
+def is_pipe(path: str | os.PathLike) -> bool:
+    """Whether there is a named pipe, as far as that can be found out."""
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def explain_missing(path: str | os.PathLike, kind: str) -> str:
+    """Why a file cannot be found, as the end of a sentence: it is not there, or a folder above it is closed."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        return f"cannot be read ({getattr(error, 'strerror', None) or error})."
+    return f"there is no such {kind}."
+
+
 def read_small_file(path: str | os.PathLike, max_bytes: int, *, pipes: bool = False) -> bytes:
     """The content of a file that is opened as `open_file`. More than `max_bytes`, which are not read, are an error."""
     with open_file(path, pipes=pipes) as file:
@@ -55,11 +79,11 @@ def read_sample(file: IO[bytes], begin: int, end: int) -> bytes:
 
 def sample_path(path: Path) -> list[tuple[str, int, str]]:
     """(name, size, hash of a sample) of a file, whose name is left out, or of each file in a folder; else nothing."""
-    if path.is_file():
+    if os.path.isfile(path):
         size = path.stat().st_size
         with path.open("rb") as file:
             return [("", size, hashlib.sha256(read_sample(file, 0, size)).hexdigest())]
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return []
     found = [(file.name, sample_path(file)) for file in sorted(path.iterdir()) if file.is_file()]
     return [(name, size, digest) for name, [(_, size, digest)] in found]

@@ -1,6 +1,7 @@
 """What a file is, as text or JSON: a checkpoint, latents, or a video. Its first bytes and tensor names decide."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from ..audio_vae import find_sound_decoder
@@ -10,6 +11,7 @@ from ..checkpoint.locate import locate, recognize
 from ..checkpoint.weight_files import is_index
 from ..errors import CheckpointError, LatentsError, ReaderError, excerpt
 from ..files.formats import START_BYTES, Format, find_format
+from ..files.opening import expand_home
 from ..latents import KNOWN_NAMES
 from ..latents.audio import AUDIO_NAMES, find_audio_latents, is_sound_alone
 from ..latents.tensor_files import open_tensor_file
@@ -39,9 +41,9 @@ def inspect(
     the scale and normalizes unnormalized latents, or of a video. `audio_vae` is that of audio latents; None for that
     of `vae`, if it has the networks.
     """
-    path = Path(source)
+    path = expand_home(source)
     file_format, is_file = _start_of(path)
-    if is_file and file_format is None and (report := _inspect_video(path.expanduser(), vae)):
+    if is_file and file_format is None and (report := _inspect_video(path, vae)):
         if (audio_vae, tensor, grid) != (None, None, None):
             raise LatentsError(
                 f"{source}: this is a video; an audio VAE, a tensor and a grid are options of latents only."
@@ -52,7 +54,7 @@ def inspect(
         try:
             location = locate(source)
         except CheckpointError:
-            audio = find_audio(source) if os.path.isdir(os.path.expanduser(source)) else None
+            audio = find_audio(source) if os.path.isdir(path) else None
             if audio is None:
                 raise
         else:
@@ -61,8 +63,7 @@ def inspect(
         if (vae, audio_vae, tensor, grid) != (None, None, None, None):
             raise CheckpointError(f"{source}: this is a checkpoint of sound, which takes no such options.")
         return audio
-    path = path.expanduser()  # which `locate` has found to be possible
-    is_single_file = path.is_file() and not is_index(path.name)
+    is_single_file = os.path.isfile(path) and not is_index(path.name)
     if location is None or (is_single_file and _has_latents(location.archives[0], tensor)):
         return _inspect_latents(path, vae, audio_vae, tensor, grid)
     if (vae, audio_vae, tensor, grid) != (None, None, None, None):
@@ -86,14 +87,11 @@ def _inspect_latents(
 
 def _start_of(path: Path) -> tuple[Format | None, bool]:
     """The format by the first bytes, and whether there is a file that can be read; `locate` reports any other."""
-    try:
-        path = path.expanduser()
-        if not path.is_file():
-            return None, False
-        with path.open("rb") as file:
-            return find_format(file.read(START_BYTES)), True
-    except (OSError, RuntimeError):
-        return None, False
+    with suppress(OSError):
+        if os.path.isfile(path):
+            with path.open("rb") as file:
+                return find_format(file.read(START_BYTES)), True
+    return None, False
 
 
 def _inspect_video(path: Path, vae: str | None) -> VideoReport | None:

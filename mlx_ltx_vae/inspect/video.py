@@ -11,7 +11,7 @@ from ..shapes import DEFAULT_SCALE, Grid, ScaleFactors, format_size
 from ..units import format_count
 from ..video.ffmpeg import input_arguments, read_times
 from ..video.frame_format import is_unknown
-from ..video.metadata import read_metadata
+from ..video.metadata import check_text, read_metadata
 from ..video.probe import VideoInfo, probe
 
 # How far of a frame a constant rate may be off.
@@ -128,6 +128,7 @@ class VideoReport:
 
 def inspect_video(path: Path, vae: Checkpoint | None) -> VideoReport:
     """Describe a video or an image. A `ReaderError` for what is none. Its frames are counted, and not decoded."""
+    check_text(path)
     arguments, stream, info, _ = probe(str(path), input_arguments(path))
     times, end = read_times([*arguments, "-map", stream])
     duration = None if info.is_still or end is None or not times else end - times[0]

@@ -22,7 +22,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from ..errors import LatentsError, WriterError, excerpt, quote
+from ..backend.mlx_utils import to_mlx
+from ..errors import LatentsError, WriterError, check_is_path, excerpt, quote
 from ..files.atomic import PartFile, writing_to
 from ..frame_rate import Rate, find_fps
 from ..shapes import Grid, LatentShape, ScaleFactors
@@ -194,7 +195,9 @@ def save_latents(
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
         WriterError: for another ending than .safetensors, an invalid frame rate, and a file that cannot be written.
     """
+    check_is_path(path, WriterError)
     check_latents_name(path)
+    latents = to_mlx(latents, "latents")
     target, name = Path(path), os.fspath(path)
     exact_fps = None if fps is None else find_fps(name, fps, WriterError)
     _check_shape(latents.shape, None, name)
@@ -205,7 +208,7 @@ def save_latents(
     stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
     metadata = {key: str(value) for key, value in stated.items() if value is not None}
     metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST}
-    sound = {} if audio is None else {AUDIO_NAMES[0]: audio}
+    sound = {} if audio is None else {AUDIO_NAMES[0]: to_mlx(audio, "audio latents")}
     part = PartFile(target, overwrite=overwrite)
     try:
         # By its path, MLX would create it again if a signal has just removed it.

@@ -127,6 +127,6 @@ def reading(file: OpenFile) -> Iterator[None]:
         raise
     except Exception as error:  # a damaged header can make each of the parsers fail in its own way
         file.check_unchanged()
-        reason = excerpt(str(error).split("\n")[0].rstrip("."), 120) or type(error).__name__
+        reason = excerpt(str(error).split("\n")[0].rstrip("."), 120) or "it is damaged"
         raise LatentsError(f"{file.source}: cannot be read as safetensors, .npy or .npz ({reason}).") from error
     file.check_unchanged()

@@ -21,7 +21,7 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy_format
 
-from ..errors import LatentsError, excerpt
+from ..errors import LatentsError, check_is_path, excerpt
 from ..files.formats import START_BYTES, Format, find_format
 from ..files.opening import file_state
 from ..files.safetensors_header import read_header
@@ -190,6 +190,7 @@ def _decompress(file: OpenFile, entry: zipfile.ZipInfo) -> OpenFile:
 
 def source_name(path: str | os.PathLike) -> str:
     """The name of a source in errors."""
+    check_is_path(path, LatentsError)
     return "standard input" if os.fspath(path) == _STANDARD_INPUT else os.fspath(path)
 
 

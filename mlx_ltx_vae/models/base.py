@@ -221,9 +221,11 @@ class Family(Generic[ConfigT]):
         stills: the same configuration for a decoder of the same weights that makes one picture per latent frame, with
             less work; None if there is none.
         computes_in_half: the networks whose values fit float16. Others compute in float32 if they are stored in it.
+        decoder: the kind of its decoder, in a word.
     """
 
     name: str
+    decoder: str
     kernels: Collection[Shape]  # sizes of its convolutions, (3, 3, 3) or (3,): these weights become channels-last
     has_statistics: bool  # its networks need the statistics of the latents, and it is an error if they are missing
     config_type: type[ConfigT]

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from itertools import count
+from numbers import Integral
 
-from ..errors import LatentsError
+from ..errors import LatentsError, quote
 from ..shapes import MAX_PIXELS, Grid, LatentShape, format_size, is_possible_size
 from ..streaming.axis import Axis, Border
 from .specs import NetworkSpec, PaddingMode
@@ -17,6 +18,8 @@ def check_latent_shape(spec: NetworkSpec, shape: Sequence[int]) -> LatentShape:
     what = f"latents have the shape ({', '.join(str(size) for size in shape)})"
     if len(shape) != 5:
         raise LatentsError(f"{what}; expected five axes (B, C, F', H', W').")
+    if not all(isinstance(size, Integral) for size in shape):
+        raise LatentsError(f"{what}; expected five whole numbers.")
     latent_shape = LatentShape(*(int(size) for size in shape))
     channels = latent_shape.channels
     if 0 in latent_shape:
@@ -84,6 +87,8 @@ def _fits(spec: NetworkSpec, axis: Axis, length: int) -> bool:
 def _check_is_shape(shape: Sequence[int], name: str) -> None:
     if getattr(shape, "ndim", 1) > 1:
         raise LatentsError(f"a plan takes the shape of {name}, not an array; pass {name}.shape.")
+    if not isinstance(shape, Sequence) and not hasattr(shape, "__array__"):
+        raise LatentsError(f"a plan takes the shape of {name}, not {quote(shape)}; pass {name}.shape.")
 
 
 def _check_reflection(spec: NetworkSpec, grid: Grid, what: str) -> None:

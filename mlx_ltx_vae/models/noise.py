@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..backend.mlx_utils import evaluate
+from ..backend.mlx_utils import evaluate, to_mlx
 from ..errors import LatentsError, quote
 from ..shapes import Grid, LatentShape, Shape
 from .patches import patchify
@@ -178,14 +178,14 @@ def draw(
         maps = {name: mx.random.normal(each.shape, key=keys[at]) for at, (name, each) in enumerate(maps.items())}
         volumes = {name: replace(each, seed=seed + at) for at, (name, each) in enumerate(volumes.items())}
         latents = partial(_draw_latents, seed, shape)
-    elif not isinstance(noise, str):
+    elif isinstance(noise, Sequence) and not isinstance(noise, str):
         wanted = _choose_wanted(shapes, tiles or {}, len(noise) - spec.has_latent_noise)
         own, given = _take_given(spec, shape, wanted, noise)
         latents = None if own is None else lambda box: own[:, :, box[0], box[1], box[2]]
         maps = {name: given[name][_WHOLE] for name in maps}
         volumes = {name: replace(each, values=given[name]) for name, each in volumes.items()}
     elif noise != "zeros":
-        raise LatentsError(f'noise is "zeros", a sequence of arrays or None, not {noise!r}.')
+        raise LatentsError(f'noise is "zeros", a sequence of arrays or None, not {quote(noise)}.')
     of_maps = {name: array.astype(dtype) for name, array in maps.items()}
     return Draws(timestep, scale, convention.is_late, of_maps, volumes, latents)
 
@@ -221,7 +221,7 @@ def _take_given(
     noise: Sequence[mx.array | np.ndarray],
 ) -> tuple[mx.array | None, dict[str, dict[Grid, mx.array]]]:
     """The latent noise, if the network takes it; maps and volumes (B, T, H, W, C) by their layer and beginning."""
-    arrays = [array if isinstance(array, mx.array) else mx.array(array) for array in noise]
+    arrays = [to_mlx(array, "noise arrays") for array in noise]
     evaluate("noise arrays", *arrays)
     sizes = [size if len(size) == 2 else (shape.batch, size[-1], *size[:-1]) for *_, size in wanted]
     pictures = [_picture(spec, name, size) for (name, *_), size in zip(wanted, sizes, strict=True)]

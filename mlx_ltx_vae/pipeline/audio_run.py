@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.device import check_process, confirm_device, freed_memory_kept, run_settings, step_settings
-from ..backend.mlx_utils import count_nonfinite, evaluate
+from ..backend.mlx_utils import count_nonfinite, evaluate, to_mlx
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder, Network, SoundEncoder
 from ..planning.audio_plan import AudioPlan
@@ -124,7 +124,7 @@ def pack_latents(latents: mx.array | np.ndarray, channels: int, bins: int) -> mx
     """(B, C, T, 1, 1) from audio latents (B, channels, T, bins) or (B, T, channels * bins), evaluated and finite."""
     if not isinstance(latents, (mx.array, np.ndarray)):
         raise LatentsError(f"audio latents are {type(latents).__name__}; expected an array (B, {channels}, T, {bins}).")
-    shape, array = tuple(latents.shape), mx.array(latents)
+    shape, array = tuple(latents.shape), to_mlx(latents, "audio latents")
     is_packed = len(shape) == 3 and shape[2] == channels * bins
     if not is_packed and (len(shape) != 4 or (shape[1], shape[3]) != (channels, bins)):
         raise LatentsError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..backend.device import check_process, confirm_device, explained_device_errors
-from ..backend.mlx_utils import to_bool
+from ..backend.mlx_utils import native_array, to_bool
 from ..distributed.ranks import RowBands
 from ..errors import LatentsError, PlanError, TilingError
 from ..models.base import Encoder
@@ -60,6 +60,8 @@ class EncodePipeline:
         """Check the options, and return the latents of a whole clip, or of frames as they arrive."""
         check_process()
         check_batch_size(self.tile_batch_size)
+        if hasattr(frames, "__array__"):  # of another library, too, which may be iterable
+            frames = native_array(frames, "frames")
         if isinstance(frames, str) or not isinstance(frames, (Frames, Iterable)):
             raise LatentsError(
                 f"frames are {type(frames).__name__}; expected an array or an iterator of them, which "

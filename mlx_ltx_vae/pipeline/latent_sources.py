@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeGuard
 import mlx.core as mx
 import numpy as np
 
-from ..backend.mlx_utils import count_nonfinite, evaluate, to_float
+from ..backend.mlx_utils import count_nonfinite, evaluate, native_array, to_float, to_mlx
 from ..errors import LatentsError
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
@@ -52,7 +52,7 @@ class LatentPreprocess:
 
     def __call__(self, latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
         """The input (B, n, h, w, C) for the part `box` of the whole latents, (B, C, n, h, w)."""
-        latents = latents if isinstance(latents, mx.array) else mx.array(latents)
+        latents = to_mlx(latents, "latents")
         # Parts that are constant, and differ, would make a picture that is not flat, which is no error either.
         is_constant = (latents == latents[:, :, :, :1, :1]).all(axis=(1, 3, 4)).any(axis=0)
         self._is_constant.update(box[0].start - self._first_frame, is_constant)
@@ -126,7 +126,7 @@ class LatentStreamSource(Source):
         self.grid = (0, self._rows.stop - self._rows.start, shape[4])
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
-        for part in self._parts:
+        for part in (native_array(part, "latents") for part in self._parts):
             self._check(part)
             for start in range(0, part.shape[2], chunk):
                 cut = part[:, :, start : start + chunk, self._rows]
@@ -149,7 +149,10 @@ def check_finite(latents: mx.array | np.ndarray) -> None:
         evaluate("latents", latents)
         bad = count_nonfinite(latents)
     else:  # frame by frame, since the check copies
-        bad = sum(int((~np.isfinite(latents[:, :, frame])).sum()) for frame in range(latents.shape[2]))
+        try:
+            bad = sum(int((~np.isfinite(latents[:, :, frame])).sum()) for frame in range(latents.shape[2]))
+        except TypeError as error:
+            raise LatentsError(f"latents are {latents.dtype}; expected float32, float16 or bfloat16.") from error
     if bad:
         raise LatentsError(f"{bad} of {latents.size} latent values are NaN or infinite.")
 
@@ -167,7 +170,7 @@ def as_latents(latents: Any) -> LatentInput:
             return latents
         return latents.view(latents.dtype) if isinstance(latents, mx.array) else latents.copy()
     if hasattr(latents, "__array__"):  # of another library
-        return as_latents(np.asarray(latents))
+        return as_latents(native_array(latents, "latents"))
     if is_whole(latents) or (isinstance(latents, Iterable) and not isinstance(latents, str)):
         return latents
     raise LatentsError(

@@ -8,7 +8,7 @@ from itertools import chain
 import mlx.core as mx
 import numpy as np
 
-from ..backend.mlx_utils import dtype_name, evaluate, to_float
+from ..backend.mlx_utils import dtype_name, evaluate, native_array, to_float
 from ..errors import LatentsError
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..planning.plan import EncodePlan
@@ -26,6 +26,7 @@ _FAR_OUT = 16
 
 def to_channels_last(frames: Frames) -> Frames:
     """A caller's frames as (B, n, H, W, 3): levels (n, H, W, 3), or floats (B, 3, n, H, W) in [-1, 1]."""
+    frames = native_array(frames, "frames")
     shape = tuple(frames.shape)
     if isinstance(frames, mx.array):
         evaluate("frames", frames)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 import numpy as np
 
+from ..backend.mlx_utils import to_mlx
 from ..errors import LatentsError
 from ..models.specs import NetworkSpec
 from ..streaming.axis import Axis
@@ -27,7 +28,7 @@ class PushedDecode:
         if getattr(latents, "ndim", 0) != 5 or latents.shape[2] < 1:
             shape = getattr(latents, "shape", type(latents).__name__)
             raise LatentsError(f"pushed latents are {shape}; expected an array (B, C, n, H', W') with n of at least 1.")
-        self._waiting.append(mx.array(latents))  # a copy of one of numpy, which the caller may assign to
+        self._waiting.append(to_mlx(latents, "latents"))  # a copy of one of numpy, which the caller may assign to
         self._seen += latents.shape[2]
         ready = self._seen
         for layer in self._spec.layers:

@@ -6,6 +6,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from ..errors import WriterError, quote, suggest
+from ..files.inputs import InputFiles
 from .ffmpeg import input_arguments, listing, read_log, read_times
 from .sink import SinkOptions
 from .sound import CHANNELS, SOUND_INPUT, clipping, find_sample_rate, warn_of_sound
@@ -72,8 +73,7 @@ def audio_arguments(
         format_ = ["-f", "f32le", "-ar", str(rate), "-ac", str(CHANNELS), "-probesize", "32"]
         encoder = _sound_encoder(name, codec, rate)
         return [*format_, "-i", SOUND_INPUT], [], [*output, *_encode(codec, encoder, rate, CHANNELS)]
-    if options.fragmented and os.path.exists(name) and os.path.samefile(options.audio, name):
-        raise WriterError(f"{name}: is also the audio file, which a fragmented video would overwrite; rename one.")
+    InputFiles([options.audio]).check_output(name)
     if options.shortest and num_frames is None:
         raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
     video = (_MAX_FRAMES if num_frames is None else num_frames) / fps

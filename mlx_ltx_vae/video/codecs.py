@@ -19,7 +19,7 @@ from ..shapes import Size, format_size
 from .audio_codecs import audio_arguments, find_audio_codec
 from .ffmpeg import listing
 from .frame_format import check_zscale, conversion, file_format, is_convertible, tags
-from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_arguments
+from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_kept, check_metadata, metadata_arguments
 from .sink import SinkOptions
 
 _SUBSAMPLED = re.compile(r"4[124][0-2]p|nv")  # those with chroma planes of half the size
@@ -141,6 +141,12 @@ _PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "s
 
 def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     """The codec that the options name, in any case, or the default. A `WriterError` for options that do not fit it."""
+    for option, kind in {"codec": str, "crf": int, "encoder_preset": str, "pix_fmt": str, "audio_codec": str}.items():
+        value = getattr(options, option)
+        if value is not None and not isinstance(value, kind):
+            raise WriterError(
+                f"{name}: {option} is {quote(value)}; expected {'a name' if kind is str else 'a number'}."
+            )
     if options.fragmented:
         check_fragmented(name, ending)
     check_metadata(name, options.metadata, MAX_LIVE_METADATA if options.fragmented else None)
@@ -167,6 +173,8 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     if options.encoder_preset not in (None, *_PRESETS):
         given = quote(options.encoder_preset)
         raise WriterError(f"{name}: the encoder preset {given} is not known; use one of {', '.join(_PRESETS)}.")
+    if options.metadata:
+        check_kept(name, ending, _container_arguments(ending, options), options.metadata)
     return codec
 
 
@@ -210,10 +218,12 @@ def video_arguments(
     if options.metadata:
         inputs += ["-f", "ffmetadata", "-i", METADATA_INPUT]
         arguments += ["-map_metadata", "1" if options.audio is None else "2", *metadata_arguments(options.metadata)]
-    return [*inputs, *arguments, *_container_arguments(ending, codec, options)]
+    if codec.tag is not None and ending in _FRAGMENTED_ENDINGS:
+        arguments += ["-tag:v", codec.tag]
+    return [*inputs, *arguments, *_container_arguments(ending, options)]
 
 
-def _container_arguments(ending: str, codec: Codec, options: SinkOptions) -> list[str]:
+def _container_arguments(ending: str, options: SinkOptions) -> list[str]:
     arguments = ["-f", _FORMATS[ending]]
     if ending not in _FRAGMENTED_ENDINGS:
         return arguments
@@ -226,6 +236,4 @@ def _container_arguments(ending: str, codec: Codec, options: SinkOptions) -> lis
         flags = "+faststart"  # the index first, so that playback starts before the download ends
     if options.metadata:
         flags += "+use_metadata_tags"  # otherwise only the entries that ffmpeg knows are written
-    if codec.tag is not None:
-        arguments += ["-tag:v", codec.tag]
     return [*arguments, "-movflags", flags]

@@ -29,7 +29,7 @@ class ContactSheet(Sink):
     """A PNG file with at most 16 pictures of a video, each with its time, in rows from left to right.
 
     They are evenly spaced, and the first and the last frame are among them. The longer side of each is 384 pixels. No
-    more than the sheet is in memory.
+    more than the sheet is in memory. It replaces no picture.
     """
 
     def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, num_frames: int, options: SinkOptions) -> None:
@@ -37,7 +37,7 @@ class ContactSheet(Sink):
         check_metadata(self.name, options.metadata)
         self._metadata, self._num_frames = options.metadata, num_frames
         self._sheet = _Sheet(size, find_fps(self.name, fps, WriterError), num_frames)
-        self._part = PartFile(Path(path), overwrite=options.overwrite)
+        self._part = PartFile(Path(path), overwrite=False)
         self._write = self._sheet.add
 
     def _finish(self) -> None:

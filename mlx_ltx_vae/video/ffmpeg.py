@@ -21,7 +21,7 @@ from ..files.opening import file_state
 from ..process.cleanup import Cleanup, close_in_children, kill_program, uninterrupted
 from . import waiting
 from .ffmpeg_log import find_reason
-from .pipes import Forwarder, TailReader
+from .pipes import Forwarder, HeadReader, TailReader
 
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
@@ -207,9 +207,19 @@ def listing(*options: str, error: type[LTXVAEError]) -> list[list[str]]:
 def read_log(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEError]) -> str:
     """ffmpeg's log of reading an input without writing anything. Raises `error` if it fails."""
     quiet = [*_GLOBAL_OPTIONS, "-loglevel", "repeat+level+info", "-progress", "pipe:1"]
-    done = _run([*quiet, *arguments, "-f", "null", "-"], error)
-    log = done.stderr.decode(errors="replace")
-    if done.returncode != 0:
+    process, end = _start([*quiet, *arguments, "-f", "null", "-"], error, None, subprocess.DEVNULL, ())
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        progress, lines = TailReader(process.stdout), HeadReader(process.stderr)
+        if not waiting.lives_until(lambda: lines.has_ended(waiting.TICK), lambda: (progress.count, lines.count)):
+            process.kill()
+            raise error(waiting.silent())
+        log = "\n".join(lines.join())
+        progress.join()
+        process.wait()
+    finally:
+        end()
+    if process.returncode != 0:
         if "matches no streams" in log:
             raise error(f"{name}: contains no {kind} stream.")
         if "Format not on whitelist" in log:
@@ -218,7 +228,7 @@ def read_log(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEE
                 f"{kind} itself."
             )
         errors = [line for line in log.splitlines() if "[error]" in line or "[fatal]" in line]
-        raise error(f"{name}: contains no {kind} that ffmpeg can read: {find_reason(errors, done.returncode)}.")
+        raise error(f"{name}: contains no {kind} that ffmpeg can read: {find_reason(errors, process.returncode)}.")
     return log
 
 
@@ -234,14 +244,6 @@ def read_times(arguments: Sequence[str]) -> tuple[list[Fraction], Fraction | Non
     times = sorted((int(row[2]), int(row[3])) for row in rows)
     end = max((time + length for time, length in times), default=None)
     return [time * unit for time, _ in times], None if end is None else end * unit
-
-
-def read_ffmetadata(path: str | os.PathLike) -> str:
-    """The metadata of a file in ffmpeg's format; "" if ffmpeg cannot read the file."""
-    done = _run(
-        [*_GLOBAL_OPTIONS, "-progress", "pipe:2", *input_arguments(path), "-f", "ffmetadata", "pipe:1"], ReaderError
-    )
-    return done.stdout.decode(errors="replace")
 
 
 def input_arguments(path: str | os.PathLike) -> list[str]:

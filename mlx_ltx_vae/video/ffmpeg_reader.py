@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from ..errors import ReaderError
-from .ffmpeg import FfmpegProcess, pipe_from_ffmpeg
+from .ffmpeg import FfmpegProcess, input_arguments, pipe_from_ffmpeg
 from .pipes import TailReader
 
 _TIME = "{ni} {pts} {tb}"  # for each frame: its number in the file and its time, in units of the time base
@@ -81,3 +81,13 @@ class FfmpegDecoder(FfmpegReader):
     def close(self) -> None:
         self._times.close()
         super().close()
+
+
+def read_ffmetadata(path: str | os.PathLike, max_bytes: int) -> str:
+    """The beginning of the metadata of a file in ffmpeg's format; "" if ffmpeg cannot read the file."""
+    buffer = bytearray(max_bytes)
+    reader = FfmpegReader(os.fspath(path), [*input_arguments(path), "-f", "ffmetadata"])
+    try:
+        return buffer[: reader.read_into(memoryview(buffer))].decode(errors="replace")
+    finally:
+        reader.close()

@@ -60,6 +60,36 @@ class StillsWriter(Sink):
         self._remove()
 
 
+class PictureWriter(Sink):
+    """The only frame of a clip, as a PNG file like one of `StillsWriter`. It replaces no picture."""
+
+    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions) -> None:
+        super().__init__(os.fspath(path), size, options.bit_depth)
+        check_metadata(self.name, options.metadata)
+        self._part = PartFile(Path(path), overwrite=False)
+        self._write = partial(_write_picture, self.name, self._part.path, options.metadata)
+
+    def _finish(self) -> None:
+        self._part.complete()
+
+    def _discard(self) -> None:
+        self._part.discard()
+
+
+def _write_picture(name: str, path: Path, metadata: Mapping[str, str], frames: np.ndarray) -> None:
+    check_one_frame(name, len(frames) + (path.stat().st_size > 0))
+    path.write_bytes(encode_png(frames[0], metadata))
+
+
+def check_one_frame(name: str, num_frames: int) -> None:
+    """Raise a `WriterError` if there are more frames than one picture takes."""
+    if num_frames > 1:
+        raise WriterError(
+            f"{name}: is one picture, and there are more frames; name a folder ({Path(name).stem}/) or a pattern "
+            "(%05d.png) for all, or decode one of them (--frames 5:6)."
+        )
+
+
 def _write_stills(pattern: Path, numbers: Iterator[int], metadata: Mapping[str, str], frames: np.ndarray) -> None:
     for frame, number in zip(frames, numbers, strict=False):  # in this order, which takes no number too many
         pattern.with_name(pattern.name % number).write_bytes(encode_png(frame, metadata))

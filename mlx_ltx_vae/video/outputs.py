@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import WriterError
-from ..files.atomic import PartFile, check_name, writing_to
+from ..errors import WriterError, check_is_path
+from ..files.atomic import PartFile, check_absent, check_name, writing_to
 from ..frame_rate import Rate, find_fps
 from ..process.cleanup import Cleanup
 from ..shapes import Size, format_size
@@ -18,13 +18,22 @@ from .audio_codecs import warn_of_changes
 from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments
 from .contact_sheet import ContactSheet, is_sheet, sheet_beside
 from .ffmpeg import FfmpegEncoder
-from .frame_files import NpyWriter, RawWriter, StillsWriter, find_stills_target, parse_stills_path
+from .frame_files import (
+    NpyWriter,
+    PictureWriter,
+    RawWriter,
+    StillsWriter,
+    check_one_frame,
+    find_stills_target,
+    parse_stills_path,
+)
 from .live import LiveOutput, StandardOutput, Target, target_name
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_bytes, metadata_file
 from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_frames
 from .sound import SOUND_INPUT, Sound, SoundPipe, SoundTrack, clipping, find_sample_rate, warn_of_sound
 
-_SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, or - for standard output"
+_SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, .png, or - for raw frames"
+_PICTURES = (ContactSheet, PictureWriter)
 _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
 
 
@@ -240,7 +249,9 @@ def open_sink(
         return GifWriter(path, size, fps, options)
     if kind is RawWriter:
         return RawWriter(size, options.bit_depth)
-    return StillsWriter(path, size, options) if kind is StillsWriter else NpyWriter(path, size, options)
+    if kind is StillsWriter:
+        return StillsWriter(path, size, options)
+    return PictureWriter(path, size, options) if kind is PictureWriter else NpyWriter(path, size, options)
 
 
 def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
@@ -250,9 +261,7 @@ def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
     """
     if not options.contact_sheet or (sheet := sheet_beside(output)) == output:
         return {output: options}
-    of_sheet = SinkOptions(
-        bit_depth=options.bit_depth, overwrite=options.overwrite, metadata=options.metadata, contact_sheet=True
-    )
+    of_sheet = SinkOptions(bit_depth=options.bit_depth, metadata=options.metadata, contact_sheet=True)
     return {sheet: of_sheet, output: options}
 
 
@@ -266,13 +275,18 @@ def check_output(
 ) -> None:
     """Raise the errors of `open_sink` without creating anything. For standard output, a terminal is allowed.
 
-    With `num_frames`, warn of what is changed in an audio file, or longer or shorter than the video.
+    With `num_frames`, warn of what is changed in an audio file, or longer or shorter than the video, and refuse one
+    picture of several frames.
     """
     name, target = os.fspath(path), Path(path)
     kind = check_output_options(path, options, fps=fps)
     check_frames(name, size, options.bit_depth)
-    if kind is ContactSheet and os.path.isdir(path):
-        raise WriterError(f"{name}: cannot be written (it is a folder).")
+    if kind in _PICTURES:
+        if os.path.isdir(path):
+            raise WriterError(f"{name}: cannot be written (it is a folder).")
+        check_absent(path)
+    if kind is PictureWriter:
+        check_one_frame(name, num_frames or 1)
     if kind is StillsWriter:
         target, _ = find_stills_target(path)
     elif kind is VideoWriter:
@@ -284,13 +298,14 @@ def check_output(
         return
     check_name(target)
     folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
-    is_special = os.path.exists(target) and not target.is_file() and not target.is_dir()  # a named pipe
+    is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
     if not is_special and not os.access(folder, os.W_OK | os.X_OK):
         raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
 
 
 def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: Rate | None = None) -> type[Sink]:
     """The class of the sink for `path`, after all checks of the arguments alone. `fps` is None if not known yet."""
+    check_is_path(path, WriterError)
     name, ending = os.fspath(path), Path(path).suffix.lower()
     is_folder = name.endswith(("/", os.sep)) or os.path.isdir(name)
     if (ending in CONTAINER_ENDINGS and not is_folder) or (name == "-" and options.fragmented):
@@ -305,8 +320,10 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
         check_metadata(name, options.metadata)
         return ContactSheet
     if is_folder or ending == ".png":
-        parse_stills_path(path)
         check_metadata(name, options.metadata)
+        if not is_folder and "%" not in Path(path).name:
+            return PictureWriter
+        parse_stills_path(path)
         return StillsWriter
     if options.metadata:
         raise WriterError(f"{name}: takes no metadata; only {', '.join(CONTAINER_ENDINGS)} and PNG stills do.")
@@ -335,9 +352,10 @@ def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping
 
     A warning if they are too long for a live video, which goes without them.
     """
-    if not entries or check_output_options(path, options) not in (VideoWriter, StillsWriter, ContactSheet):
+    if not entries or check_output_options(path, options) not in (VideoWriter, StillsWriter, *_PICTURES):
         return options
-    entries = {**entries, **options.metadata}
+    own = {key.lower() for key in options.metadata}  # containers ignore the case of keys
+    entries = {**{key: value for key, value in entries.items() if key.lower() not in own}, **options.metadata}
     if options.fragmented and metadata_bytes(entries) > MAX_LIVE_METADATA:
         names = " and ".join(sorted(entries.keys() - options.metadata.keys()))
         long = f"{names} of the latents take more than {MAX_LIVE_METADATA:,} bytes"

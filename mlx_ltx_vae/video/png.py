@@ -15,7 +15,6 @@ import numpy as np
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _RGB, _MINUS_ABOVE = 2, 2  # a color type; a filter, by which a row is stored as the difference to the one above
 _COMPRESSION = 4  # of zlib; almost three times as fast as its default, and files are at most 5 % larger
-_MAX_TEXT = 2**26  # bytes of a text that are read
 
 
 def encode_png(frame: np.ndarray, metadata: Mapping[str, str]) -> bytes:
@@ -42,18 +41,24 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))
 
 
-def read_png_text(path: Path) -> dict[str, str] | None:
-    """The entries of text of a PNG file; None for another file. Damaged text is shown as it is."""
+def is_png(path: Path) -> bool:
+    """Whether a file begins as a PNG does; False if it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(len(_SIGNATURE)) == _SIGNATURE
+    return False
+
+
+def read_png_text(path: Path, max_bytes: int) -> Iterator[tuple[str, str]]:
+    """Yield the entries of text of a PNG file, each up to `max_bytes`. Damaged text is shown as it is."""
     with path.open("rb") as file:
-        if file.read(len(_SIGNATURE)) != _SIGNATURE:
-            return None
-        return dict(_read_texts(file))
+        file.seek(len(_SIGNATURE))
+        yield from _read_texts(file, max_bytes)
 
 
-def _read_texts(file: IO[bytes]) -> Iterator[tuple[str, str]]:
+def _read_texts(file: IO[bytes], max_bytes: int) -> Iterator[tuple[str, str]]:
     while len(start := file.read(8)) == 8:
         length, kind = int.from_bytes(start[:4], "big"), start[4:]
-        if kind not in (b"tEXt", b"zTXt", b"iTXt") or length > _MAX_TEXT:
+        if kind not in (b"tEXt", b"zTXt", b"iTXt") or length > max_bytes:
             file.seek(length + 4, 1)
             continue
         key, _, text = file.read(length).partition(b"\0")
@@ -66,5 +71,5 @@ def _read_texts(file: IO[bytes]) -> Iterator[tuple[str, str]]:
             text = text[1:]
         if is_compressed:
             with suppress(zlib.error):
-                text = zlib.decompressobj().decompress(text, _MAX_TEXT)
+                text = zlib.decompressobj().decompress(text, max_bytes)
         yield key.decode("latin-1"), text.decode(encoding, "replace")

@@ -5,14 +5,15 @@ import queue
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import WriterError
+from ..errors import WriterError, quote
 from ..files.atomic import writing_to
 from ..shapes import Size, format_size
 from .frame_format import FRAME_FORMATS, FrameFormat
@@ -115,6 +116,8 @@ class FrameQueue:
 
 def check_frames(name: str, size: Size, bit_depth: int) -> FrameFormat:
     """The format of frames with a bit depth. Raises a `WriterError` for frames that no sink takes."""
+    if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(side, Integral) for side in size):
+        raise WriterError(f"{name}: the size of frames is (width, height), not {quote(size)}.")
     if min(size) < 1:
         raise WriterError(f"{name}: frames of {format_size(*size)} pixels cannot be written.")
     if bit_depth not in FRAME_FORMATS:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
+from ..files.opening import explain_missing
 from .ffmpeg import input_arguments, listing, read_log
 from .sound import SAMPLE_RATES
 
@@ -69,7 +70,7 @@ class ProbedSound:
 def probe_sound(path: str | os.PathLike, encode: Sequence[str]) -> ProbedSound:
     """The sound of a file, for the arguments of an encoder. A `WriterError` if ffmpeg cannot read or store it."""
     if not os.path.isfile(path):
-        raise WriterError(f"{excerpt(path, 200)}: there is no such audio file.")
+        raise WriterError(f"{excerpt(path, 200)}: {explain_missing(path, 'audio file')}")
     state = os.stat(path)
     return _probe(os.fspath(path), tuple(encode), (state.st_size, state.st_mtime_ns))
 

@@ -2,12 +2,14 @@
 
 import os
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..errors import ReaderError, excerpt
+from ..files.opening import explain_missing
 from ..process.cleanup import temporary_folder
 from .ffmpeg import input_arguments
+from .metadata import check_text
 
 _IMAGES = {
     ".png": "png", ".jpg": "jpg", ".jpeg": "jpg", ".webp": "webp", ".bmp": "bmp", ".tif": "tif", ".tiff": "tif",
@@ -15,17 +17,19 @@ _IMAGES = {
 _NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
 
 
+def source_files(path: Path) -> list[Path]:
+    """The files of a video: itself, or its images. None if they cannot be read, which `find_source` raises."""
+    with suppress(ReaderError):
+        return [path] if os.path.isfile(path) else _images(path)
+    return []
+
+
 def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[list[str], list[Path]]:
     """The arguments for ffmpeg to read `path`, and the images that it reads. `stack` removes links to them."""
     if os.path.isfile(path):  # which, unlike `Path.is_file`, takes a name that is too long
+        check_text(path)
         return input_arguments(path), []
-    if os.path.isdir(path):
-        images = _images_of_folder(path)
-    elif "%" in path.name:
-        images = _images_of_pattern(path)
-    else:
-        raise ReaderError(f"{excerpt(path, 200)}: there is no such file or folder.")
-    images = images[:max_images]
+    images = _images(path)[:max_images]
     for image in images:
         # ffmpeg would end the clip at an empty image, and at one that it cannot open, without an error.
         try:
@@ -35,12 +39,21 @@ def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[l
             raise ReaderError(f"{image}: cannot be read ({error.strerror}).") from error
         if is_empty:
             raise ReaderError(f"{image}: is empty; remove it or replace it by an image.")
+        check_text(image)
     # ffmpeg reads image sequences with consecutive numbers, so it is given links of such names.
     links = stack.enter_context(temporary_folder())
     name = "%06d" + images[0].suffix
     for number, image in enumerate(images):
         os.symlink(image.absolute(), links / (name % number))
     return ["-f", "image2", *input_arguments(Path(str(links).replace("%", "%%")) / name)], images
+
+
+def _images(path: Path) -> list[Path]:
+    if os.path.isdir(path):
+        return _images_of_folder(path)
+    if "%" in path.name:
+        return _images_of_pattern(path)
+    raise ReaderError(f"{excerpt(path, 200)}: {explain_missing(path, 'file or folder')}")
 
 
 def match_numbered(pattern: str) -> re.Pattern[str] | None:
@@ -70,7 +83,7 @@ def _images_of_pattern(pattern: Path) -> list[Path]:
     if not numbers:
         raise ReaderError(f"{pattern}: no image matches this pattern.")
     images = [pattern.with_name(pattern.name % number) for number in range(numbers[0], numbers[-1] + 1)]
-    missing = next((image for image in images if not image.is_file()), None)
+    missing = next((image for image in images if not os.path.isfile(image)), None)
     if missing is not None:
         raise ReaderError(f"{missing}: is missing between {images[0].name} and {images[-1].name}.")
     return images

@@ -52,6 +52,7 @@ def _describe(config: AudioConfig) -> Description:
 
 AUDIO_VAE = Family(
     name="audio_vae",
+    decoder="spectrogram",
     kernels=((3, 3), (1, 1), *((kernel,) for kernel in range(2, _MAX_KERNEL + 1))),
     has_statistics=True,
     config_type=AudioConfig,

@@ -73,6 +73,7 @@ def _by(extents: tuple[int, int, int]) -> str:
 
 DIFFUSION_VAE = Family(
     name="diffusion_decoder",
+    decoder="diffusion",
     kernels=(KERNEL,),
     has_statistics=True,
     config_type=DiffusionVAEConfig,

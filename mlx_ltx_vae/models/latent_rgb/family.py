@@ -65,6 +65,7 @@ def _describe(config: LatentRGBConfig) -> Description:
 
 LATENT_RGB = Family(
     name=_NAME,
+    decoder="projection",
     kernels=(),
     has_statistics=False,
     config_type=LatentRGBConfig,

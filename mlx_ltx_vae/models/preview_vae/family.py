@@ -140,6 +140,7 @@ def _describe_decoder(config: PreviewConfig) -> str:
 
 PREVIEW_VAE = Family(
     name="preview_vae",
+    decoder="tiny",
     kernels=((3, 3), (1, 1)),
     has_statistics=False,
     config_type=PreviewConfig,

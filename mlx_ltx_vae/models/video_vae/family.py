@@ -89,6 +89,7 @@ def _describe_block(block: BlockConfig) -> str:
 
 CONV_VAE = Family(
     name="video_vae",
+    decoder="convolutional",
     kernels=(KERNEL,),
     has_statistics=True,
     config_type=VAEConfig,
