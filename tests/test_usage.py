@@ -217,7 +217,7 @@ def test_wrong_usage_exits_with_2_and_names_the_option_in_two_lines(command, arg
 @pytest.mark.parametrize("value", ["8GB", "8G", "8 gb", "500MB", "1.5GiB", "50%"])
 def test_memory_budgets_with_a_unit_are_taken(value, capsys):
     assert decode([*DECODE.split(), "--memory-budget", value]) == 1
-    assert capsys.readouterr().err == "error: vae: no such file or folder; check the path.\n"
+    assert capsys.readouterr().err == "error: vae: there is no such file or folder; check the path.\n"
 
 
 @pytest.mark.parametrize("module", ["mlx_ltx_vae.decode", "weights_convert", "benchmarks"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg, waiting
+from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg, ffmpeg_reader, waiting
 from mlx_ltx_vae.video.ffmpeg_reader import FfmpegDecoder
 from mlx_ltx_vae.video.sound_reader import SoundReader
 from video_files import SIZE, children, kill_children, noise, save_images, write
@@ -79,7 +79,7 @@ def test_a_stopped_ffmpeg_ends_a_read(tmp_path: Path, stop: Callable[[], None], 
         lambda path: ffmpeg.read_log("in.mp4", "video", ["-i", path], ReaderError),
         lambda path: FfmpegDecoder("in.mp4", ["-i", path]).finish(),
         SoundReader,
-        ffmpeg.read_ffmetadata,
+        lambda path: ffmpeg_reader.read_ffmetadata(path, 1000),
     ],
     ids=["probe", "end", "sound", "metadata"],
 )
