@@ -1,6 +1,6 @@
 """Memory over time and time per mode as a picture."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..backend.device import backend
 from ..errors import LTXVAEError
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colors, which color-blind people can tell apart.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-
-_STEPS = 80  # points of a curve
-_NAMES = {"single": "single pass", "tiled": "tiles, each streamed", "ports": "tiles as in MLX ports"}
 
 
 def new_figure() -> "Figure":
@@ -51,29 +48,19 @@ def _draw_memory(axes: "Axes", runs: list[Run], colors: dict[str, str]) -> None:
     unit, name, digits = byte_unit(max(run["peak_bytes"] for run in runs))
     for run in sorted(runs, key=lambda run: -run["peak_bytes"]):
         held = run["total_peak_bytes"] - run["peak_bytes"]
-        seconds, values = upper_envelope(run["samples"], _STEPS)
+        seconds, active, _ = zip(*run["samples"], strict=True)
         label = f"{_name(run)}, peak {run['peak_bytes'] / unit:.{digits}f} {name}"
-        heights = [max(0, value - held) / unit for value in values]
-        axes.plot(seconds, heights, color=colors[_name(run)], linewidth=1.5, label=label)
+        heights = [max(0, each - held) / unit for each in active]
+        axes.plot(seconds, heights, color=colors[_name(run)], linewidth=1, label=label)
     axes.set(xlabel="seconds", ylabel=f"{name} in use, without weights and latents", xlim=(0, None))
     axes.set_ylim(0, axes.get_ylim()[1] * (1 + 0.08 * len(runs)))  # the legend is above the curves
     axes.legend(fontsize=9, frameon=False, loc="upper left")
 
 
-def upper_envelope(samples: list[Any], steps: int) -> tuple[list[float], list[int]]:
-    """The largest number of bytes in use in each of `steps` intervals of time, and the middles of the intervals."""
-    length = samples[-1][0] / steps
-    largest: dict[int, int] = {}
-    for seconds, active, *_ in samples:
-        step = min(int(seconds / length), steps - 1)
-        largest[step] = max(active, largest.get(step, 0))
-    return [(step + 0.5) * length for step in largest], list(largest.values())
-
-
 def _draw_times(axes: "Axes", results: list[list[Run]], colors: dict[str, str]) -> None:
-    """A bar for each case, as a ratio to the single pass if it was measured, else to the first case."""
+    """A bar for each case, as a ratio to the first case."""
     seconds = {_name(runs[0]): median(runs, "seconds") for runs in results}
-    reference = next((name for name in seconds if name == _NAMES["single"]), next(iter(seconds)))
+    reference = next(iter(seconds))
     ratios = [each / seconds[reference] for each in seconds.values()]
     bars = axes.barh(list(seconds), ratios, color=[colors[name] for name in seconds])
     axes.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], padding=3, fontsize=9)
@@ -85,4 +72,4 @@ def _draw_times(axes: "Axes", results: list[list[Run]], colors: dict[str, str]) 
 def _name(run: Run) -> str:
     order = f", by {run['order']}" if run["mode"] == "exact" else ""
     batch = f", {run['tile_batch_size']} at a time" if run["tile_batch_size"] > 1 else ""
-    return f"{_NAMES.get(run['mode'], run['mode'])}{order}{batch}"
+    return f"{run['mode']}{order}{batch}"
