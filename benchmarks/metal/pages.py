@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.metal.verdicts import clip_sums, decodes_of, list_verdicts, planned_seconds
 from mlx_ltx_vae.bench.metal.command import SCHEMA
-from mlx_ltx_vae.bench.metal.submission import check_whole, submission_name, without_names
+from mlx_ltx_vae.bench.metal.submission import SIZE, submission_name, without_names
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.files.atomic import PartFile
@@ -44,7 +44,7 @@ def submit(document: Mapping[str, Any]) -> list[str]:
         LTXVAEError: if it is not a whole measurement of a Mac.
     """
     path = ROOT / "docs" / "measurements" / submission_name(document["machine"], document["date"])
-    check_whole(path, document)
+    _check_whole(path, document)
     _write(path, json.dumps(without_names(document), indent=1, allow_nan=False) + "\n")
     return [str(path.relative_to(ROOT)), *write_pages(ROOT)]
 
@@ -58,8 +58,17 @@ def read_measurements(folder: Path) -> list[dict[str, Any]]:
     documents = []
     for path in sorted(folder.glob("*.json")):
         documents.append(read_document(path))
-        check_whole(path, documents[-1])
+        _check_whole(path, documents[-1])
     return sorted(documents, key=lambda document: (document["machine"]["processor"], document["date"]))
+
+
+def _check_whole(name: object, document: Mapping[str, Any]) -> None:
+    """Raise `LTXVAEError` unless a document is a whole measurement of a Mac."""
+    case, backend = document["case"], document["machine"]["backend"]
+    if backend != "metal":
+        raise LTXVAEError(f"{name}: was measured on {backend}, not on Apple's GPU.")
+    if case["is_quick"] or (case["width"], case["height"]) != SIZE:
+        raise LTXVAEError(f"{name}: is not a whole measurement of {SIZE[0]}x{SIZE[1]}; run it without --quick.")
 
 
 def readme_table(documents: Documents) -> str:

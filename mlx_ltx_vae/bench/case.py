@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backend.machine import Backend
 from ..backend.mlx_utils import DTYPES, DtypeName, named_parameters
-from ..checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint import open_checkpoint
 from ..latents import load_latents
 from ..models import families
 from ..models.base import NETWORKS, Config, Family, Statistics
@@ -108,7 +108,7 @@ def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> 
         checkpoint = open_checkpoint(case.model, encoder=encoder, decoder=decoder)
         if case.formulation is not None:
             rule = FixedRule(Formulation(case.formulation))
-            checkpoint = replace(checkpoint, family=_with_rule(checkpoint.family, rule))
+            checkpoint = replace(checkpoint, family=with_rule(checkpoint.family, rule))
         return VideoVAE.from_pretrained(checkpoint, dtype=case.dtype, encoder=encoder, decoder=decoder)
     module = make_random_network(case, network)
     prepare(module, keeps_dtype=case.keeps_dtype)
@@ -125,7 +125,7 @@ def make_random_network(case: Case, network: str = "decoder") -> nn.Module:
     family, config = published()[case.generation], load_config(case)
     family.spec(config, network)
     if case.formulation is not None:
-        family = _with_rule(family, FixedRule(Formulation(case.formulation)))
+        family = with_rule(family, FixedRule(Formulation(case.formulation)))
     ones = mx.ones((config.latent_channels,))
     mx.random.seed(0)
     module = family.make(config, network, Statistics(0 * ones, ones))
@@ -135,13 +135,8 @@ def make_random_network(case: Case, network: str = "decoder") -> nn.Module:
     return module
 
 
-def load_decoder(checkpoint: Checkpoint, rule: ConvRule, dtype: DtypeName | None = None) -> VideoVAE:
-    """A VAE with a checkpoint's decoder, as `VideoVAE.from_pretrained` loads it, with another rule for convolutions."""
-    checkpoint = replace(checkpoint, family=_with_rule(checkpoint.family, rule))
-    return VideoVAE.from_pretrained(checkpoint, dtype=dtype, encoder=False)
-
-
-def _with_rule(family: Family[Any], rule: ConvRule) -> Family[Any]:
+def with_rule(family: Family[Any], rule: ConvRule) -> Family[Any]:
+    """A family whose networks choose the formulations of their convolutions by another rule."""
     return replace(family, make=partial(cast(Any, family.make), rule=rule))
 
 

@@ -37,7 +37,7 @@ def add_decode_options(parser: argparse.ArgumentParser) -> None:
     tiles = parser.add_mutually_exclusive_group()
     space = "tiles of SIZE pixels that share OVERLAP pixels with their neighbors, for mode tiled"
     tiles.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
-    presets = f"tiles by name, of {', '.join(PRESETS)} (default: default)"
+    presets = f"tiles of mode tiled by name, of {', '.join(PRESETS)} (default: default)"
     tiles.add_argument("--preset", choices=PRESETS, metavar="NAME", help=presets)
     add_run_options(parser)
 

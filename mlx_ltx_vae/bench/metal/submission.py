@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import LTXVAEError
-
 #: The width and height of measurements that can be compared.
 SIZE = (768, 512)
 
@@ -19,15 +17,6 @@ def submission_name(machine: Mapping[str, Any], date: str) -> str:
     """The name of a document's file, such as apple-m3-max-2026-01-31.json."""
     processor = re.sub(r"[^a-z0-9]+", "-", machine["processor"].lower()).strip("-")
     return f"{processor}-{date}.json"
-
-
-def check_whole(name: object, document: Mapping[str, Any]) -> None:
-    """Raise `LTXVAEError` unless a document is a whole measurement of a Mac."""
-    case, backend = document["case"], document["machine"]["backend"]
-    if backend != "metal":
-        raise LTXVAEError(f"{name}: was measured on {backend}, not on Apple's GPU.")
-    if case["is_quick"] or (case["width"], case["height"]) != SIZE:
-        raise LTXVAEError(f"{name}: is not a whole measurement of {SIZE[0]}x{SIZE[1]}; run it without --quick.")
 
 
 def without_names(value: Any, key: str = "") -> Any:
