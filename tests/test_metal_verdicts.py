@@ -259,6 +259,9 @@ def test_pages_show_the_macs_that_were_submitted(document, tmp_path):
     assert "before\n<!-- measurements -->\n\nNo Mac has been measured yet." in (tmp_path / "README.md").read_text()
     path = folder / "apple-m9-max-2099-01-31.json"
     path.write_text(json.dumps(without_names(document)))
+    failed = document["convolutions"][:1] + [{**document["convolutions"][1], "error": "stopped"}]
+    other = document | {"date": "2099-02-01", "convolutions": failed}
+    (folder / "apple-m9-max-2099-02-01.json").write_text(json.dumps(without_names(other)))
     assert write_pages(tmp_path) == list(PAGES)
     readme, performance = ((tmp_path / name).read_text() for name in PAGES)
     assert "| Apple M9 Max | 64 GB  | macOS-99.1, MLX 9.9 | 2099-01-31 |" in readme and "| 10.00 " in readme

@@ -1,4 +1,4 @@
-"""What follows from the measurements of a Mac for the package. No MLX."""
+"""What follows from the measurements of a Mac for the package."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
