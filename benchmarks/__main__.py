@@ -3,10 +3,9 @@
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,17 @@ from benchmarks.scaling import DEFAULT_TFLOPS, scaling_tables
 from benchmarks.sound import SECONDS, share_jobs, share_table, sound_table, work_share
 from benchmarks.validation import validation_jobs, validation_table
 from mlx_ltx_vae.bench.case import load_config
-from mlx_ltx_vae.bench.command import MODES, add_decode_options, add_run_options, make_case, plot_file, report
+from mlx_ltx_vae.bench.command import (
+    add_decode_options,
+    add_mode_options,
+    add_run_options,
+    chosen_modes,
+    make_case,
+    plot_file,
+    report,
+)
 from mlx_ltx_vae.bench.metal.command import full_report
+from mlx_ltx_vae.bench.old_options import with_new_names
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, print_report, run_command
 from mlx_ltx_vae.errors import LTXVAEError
@@ -82,37 +90,39 @@ def build_parser() -> CommandParser:
     _add_diffusers(add("diffusers", _diffusers, theirs))
     _add_decoders(add("decoders", _decoders, "faster decoders against the full one on the same latents"))
     overlapping = add("overlap", _overlap, "whether frames are written while the next ones are decoded")
-    _add_decode_options(overlapping, frames=241, modes=["exact"])
+    _add_decode_options(overlapping, 241, ["exact"])
     overlapping.add_argument("--ffmpeg", action="store_true", help="write an mp4 too")
-    _add_decode_options(add("precision", _precision, "time, memory and accuracy of each dtype"), frames=57)
+    _add_decode_options(add("precision", _precision, "time, memory and accuracy of each dtype"), 57)
     add_run_options(add("quality", _quality, "what tiles and half precision cost in quality, on the demo clip"))
     _add_loading(add("loading", _loading, "time and memory of loading a checkpoint"))
     _add_sound(add("sound", _sound, "speed and memory of an audio VAE, and its share of a video's decode"))
     share = "sound's share of the time of a decode of 768x512, at reduced widths"
     _add_reduced(add("sound-share", partial(_reduced, share_jobs, share_table), share))
     limits = add("roofline", _roofline, "decodes against their convolutions alone, and synchronizations")
-    _add_decode_options(limits, frames=57, modes=["exact", "single"])
+    _add_decode_options(limits, 57, ["exact", "single"])
     for name, (jobs, make_table, description) in _FIXED.items():
         add_run_options(add(name, partial(_report_fixed, jobs, make_table), description))
     for name, (make_text, description) in _PRINTED.items():
         add_common_options(add(name, partial(_print_text, make_text), description))
-    _add_metal(add("metal", _metal, "what a file of python -m mlx_ltx_vae.bench --metal --json says about our rules"))
+    _add_metal(add("metal", _metal, "what a file of python -m mlx_ltx_vae.bench --metal --save says about our rules"))
     _add_scaling(add("scaling", _scaling, "a simulation of row bands on 2 to 16 machines"))
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    options = build_parser().parse_args(argv)
+    options = build_parser().parse_args(with_new_names(sys.argv[1:] if argv is None else argv))
     return run_command(options.run, options)
 
 
-def _add_decode_options(parser: argparse.ArgumentParser, *, frames: int, modes: list[str] | None = None) -> None:
+def _add_decode_options(parser: argparse.ArgumentParser, frames: int, modes: Sequence[str] = ()) -> None:
     """Options of decodes. Measurements with `modes` take several modes and lengths, the others one length."""
-    several: dict[str, Any] = {"nargs": "+", "default": [frames]} if modes else {"default": frames}
-    parser.add_argument("--frames", type=positive, metavar="N", help=f"1 + 8*k (default: {frames})", **several)
+    length = f"length of the video, 1 + 8*k{'; may be given more than once' if modes else ''} (default: {frames})"
+    several: dict[str, Any] = {"action": "append"} if modes else {"default": frames}
+    parser.add_argument("--num-frames", type=positive, metavar="N", help=length, **several)
     if modes:
-        parser.add_argument("--modes", nargs="+", choices=MODES, default=modes, help=f"default: {' '.join(modes)}")
+        add_mode_options(parser, " and ".join(modes))
+        parser.set_defaults(default_modes=modes, default_frames=frames)
     add_decode_options(parser)
 
 
@@ -143,16 +153,16 @@ def _metal(options: argparse.Namespace) -> None:
 def _add_scaling(parser: argparse.ArgumentParser) -> None:
     speed = "speed of one machine (default: %(default)s)"
     parser.add_argument("--tflops", type=positive, default=DEFAULT_TFLOPS, metavar="N", help=speed)
-    parser.add_argument("--frames", type=positive, default=121, metavar="N", help="1 + 8*k (default: 121)")
+    parser.add_argument("--num-frames", type=positive, default=121, metavar="N", help="1 + 8*k (default: 121)")
     add_common_options(parser)
 
 
 def _scaling(options: argparse.Namespace) -> None:
-    print_report(scaling_tables(options.tflops, options.frames))
+    print_report(scaling_tables(options.tflops, options.num_frames))
 
 
 def _add_against(parser: argparse.ArgumentParser) -> None:
-    _add_decode_options(parser, frames=57)
+    _add_decode_options(parser, 57)
     parser.add_argument(
         "--only", nargs="+", choices=[*OURS, *OTHERS], default=[*OURS, *OTHERS], help="the single pass always runs"
     )
@@ -160,7 +170,7 @@ def _add_against(parser: argparse.ArgumentParser) -> None:
 
 
 def _against(options: argparse.Namespace) -> None:
-    case = make_case(options, frames=options.frames)
+    case = make_case(options, frames=options.num_frames)
     with tempfile.TemporaryDirectory() as folder:
         jobs = against_jobs(case, options.only, f"{folder}/single.npy", sampled=options.plot is not None)
         report(options, jobs, against_table, options.plot)
@@ -190,14 +200,14 @@ def _diffusers(options: argparse.Namespace) -> None:
 
 
 def _add_decoders(parser: argparse.ArgumentParser) -> None:
-    _add_decode_options(parser, frames=57)
+    _add_decode_options(parser, 57)
     parser.add_argument("--latents", metavar="FILE", help="with -m, what to decode")
     files = f"with -m, a faster decoder ({', '.join(DECODERS)}) and its checkpoint, any number of times"
     parser.add_argument("--decoder", nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=files)
 
 
 def _decoders(options: argparse.Namespace) -> None:
-    case = make_case(options, frames=options.frames)
+    case = make_case(options, frames=options.num_frames)
     if unknown := dict(options.decoder).keys() - DECODERS:
         raise LTXVAEError(f"the faster decoder {unknown.pop()!r} is not known; known are {', '.join(DECODERS)}.")
     if bool(options.model) != bool(options.latents):
@@ -212,7 +222,7 @@ def _decoders(options: argparse.Namespace) -> None:
 
 
 def _precision(options: argparse.Namespace) -> None:
-    case = make_case(options, frames=options.frames)
+    case = make_case(options, frames=options.num_frames)
     with tempfile.TemporaryDirectory() as folder:
         report(options, precision_jobs(case, f"{folder}/float32.npy"), precision_table)
 
@@ -258,8 +268,9 @@ def _roofline(options: argparse.Namespace) -> None:
 def _repeating_jobs(options: argparse.Namespace, measure: Callable[..., dict[str, Any]], **extra: Any) -> list[Job]:
     """Every mode with every length, for a measurement that repeats by itself."""
     return [
-        Job(measure, make_case(options, mode, frames=frames), {"rounds": options.repeat, **extra}, once=True)
-        for frames, mode in product(options.frames, options.modes)
+        Job(measure, make_case(options, frames=frames, **fields), {"rounds": options.repeat, **extra}, once=True)
+        for frames in options.num_frames or [options.default_frames]
+        for fields in chosen_modes(options, options.default_modes)
     ]
 
 

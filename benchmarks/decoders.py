@@ -1,13 +1,15 @@
 """Decoders of the same latents: the full one of LTX-2.3, and faster ones."""
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mlx_ltx_vae.bench.case import PREVIEWS, Case
+from mlx_ltx_vae.bench.case import Case
 from mlx_ltx_vae.bench.decoding import decode
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.bench.tables import format_psnr, median, table, time_ratio
+from mlx_ltx_vae.bench.tables import format_psnr, median, table
+from mlx_ltx_vae.models.preview_vae.family import PREVIEW_VAE
 from mlx_ltx_vae.units import MB
 
 
@@ -23,7 +25,7 @@ def _preview(full: Case, *, generation: str) -> Case:
 #: The faster decoders: for each, what makes its case with random weights out of the full decoder's.
 DECODERS: dict[str, Callable[[Case], Case]] = {
     "pruna": _pruna,
-    **{name: partial(_preview, generation=name) for name in PREVIEWS},
+    **{name: partial(_preview, generation=name) for name in PREVIEW_VAE.published},
 }
 
 
@@ -38,6 +40,12 @@ def decoder_jobs(full: Case, checkpoints: Mapping[str, str], reference: str) -> 
     cases = {name: replace(full, model=checkpoint) for name, checkpoint in checkpoints.items()}
     jobs = {name: Job(decode, case, {"reference": reference}) for name, case in cases.items()}
     return {"full": Job(decode, full, {"save": reference}), **jobs}
+
+
+def time_ratio(runs: list[Run], reference: list[Run]) -> str:
+    """The median, the least and the largest of the ratios of times, each of runs of the same turn."""
+    ratios = sorted(run["seconds"] / other["seconds"] for run, other in zip(runs, reference, strict=True))
+    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
 def decoder_table(names: Sequence[str], results: list[list[Run]]) -> str:

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from benchmarks.metal_emulation import ConvOptions, EmulatedGPU, emulated
+from benchmarks.metal_emulation import ConvOptions, EmulatedGPU, emulated, load_decoder
 from mlx_ltx_vae import VideoVAE, demo
 from mlx_ltx_vae.backend.mlx_utils import DtypeName
-from mlx_ltx_vae.bench.case import Case, load_case_latents, load_decoder, load_vae
+from mlx_ltx_vae.bench.case import Case, load_case_latents, load_vae
 from mlx_ltx_vae.bench.decoding import compare
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import format_psnr, table

@@ -14,7 +14,7 @@ import mlx.core as mx
 from benchmarks.others import original_weights
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import load_safetensors
-from mlx_ltx_vae.bench.case import GENERATION_NAMES, Case, count_weight_bytes, load_config
+from mlx_ltx_vae.bench.case import Case, count_weight_bytes, load_config
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import median, table
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
@@ -26,12 +26,13 @@ T = TypeVar("T")
 def write_checkpoint(case: Case, path: Path) -> None:
     """Write the random decoder of a case as the original files store it, without an encoder."""
     weights = {f"vae.decoder.{name}": array for name, array in original_weights(case).items()}
-    channels = load_config(case).latent_channels
-    statistics = {"mean-of-means": mx.zeros((channels,)), "std-of-means": mx.ones((channels,))}
+    config = load_config(case)
+    ones = mx.ones((config.latent_channels,))
+    statistics = {"mean-of-means": 0 * ones, "std-of-means": ones}
     weights |= {f"vae.per_channel_statistics.{name}": array for name, array in statistics.items()}
-    config = {**GENERATIONS[GENERATION_NAMES[case.generation]], "decoder_base_channels": case.base_width}
+    raw = {**GENERATIONS[config.generation], "decoder_base_channels": case.base_width}
     contiguous = {name: mx.contiguous(array) for name, array in weights.items()}
-    mx.save_safetensors(str(path), contiguous, {"config": json.dumps({"vae": config})})
+    mx.save_safetensors(str(path), contiguous, {"config": json.dumps({"vae": raw})})
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -19,10 +19,14 @@ import mlx.core as mx
 from benchmarks.winograd import winograd_conv2d
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
+from mlx_ltx_vae.backend.mlx_utils import DtypeName
+from mlx_ltx_vae.bench.case import with_rule
+from mlx_ltx_vae.checkpoint import Checkpoint
 from mlx_ltx_vae.models.convolution import module, rules
-from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation
+from mlx_ltx_vae.models.convolution.rules import ConvRule, ConvShape, Formulation
 from mlx_ltx_vae.models.layers.conv import CausalConv3d
 from mlx_ltx_vae.models.specs import ConvSpec
+from mlx_ltx_vae.vae import VideoVAE
 
 # Not the emulated ones.
 _conv2d: Callable[..., mx.array] = mx.conv2d
@@ -125,6 +129,12 @@ def emulated(gpu: EmulatedGPU = EmulatedGPU()) -> Iterator[Counter[str]]:
         mx.set_default_device(mx.Device(mx.cpu))
         stack.callback(mx.set_default_device, default)
         yield emulation.routes
+
+
+def load_decoder(checkpoint: Checkpoint, rule: ConvRule, dtype: DtypeName | None = None) -> VideoVAE:
+    """A VAE with a checkpoint's decoder, as `VideoVAE.from_pretrained` loads it, with another rule for convolutions."""
+    checkpoint = replace(checkpoint, family=with_rule(checkpoint.family, rule))
+    return VideoVAE.from_pretrained(checkpoint, dtype=dtype, encoder=False)
 
 
 class _Window(NamedTuple):

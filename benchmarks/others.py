@@ -6,14 +6,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_ltx_vae.backend.mlx_utils import DTYPES, dtype_name, named_parameters
-from mlx_ltx_vae.bench.case import Case, Decode, load_config
+from mlx_ltx_vae.backend.mlx_utils import dtype_name, named_parameters
+from mlx_ltx_vae.bench.case import Case, make_random_network
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
 from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
-from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
 from mlx_ltx_vae.pipeline.postprocess import FrameChunk
 from mlx_ltx_vae.tiling import decode_with_tiling
 from mlx_ltx_vae.vae import VideoVAE
@@ -29,7 +27,7 @@ def load_ports(vae: VideoVAE, case: Case) -> FrameDecoder:
     scale = vae.config.scale
 
     def decode_tile(latents: mx.array, **_: Any) -> mx.array:
-        return Decode(vae, latents, vae.plan(latents.shape, mode="single")).decode_pixels()
+        return vae.decode(latents, vae.plan(latents.shape, mode="single"))
 
     def decode(latents: mx.array) -> Iterator[np.ndarray]:
         frames: list[np.ndarray] = []
@@ -155,10 +153,5 @@ def original_weights(case: Case) -> dict[str, mx.array]:
     if case.model:
         weights = dict(open_checkpoint(case.model, encoder=False).networks["decoder"].read())
     else:
-        mx.random.seed(0)  # as `load_vae` does
-        config = load_config(case)
-        ones = mx.ones((config.latent_channels,))
-        network = ConvDecoder(config, Statistics(0 * ones, ones))
-        network.set_dtype(DTYPES[case.dtype or "float32"])
-        weights = named_parameters(network)
+        weights = named_parameters(make_random_network(case))
     return {name: array.transpose(0, 4, 1, 2, 3) if array.ndim == 5 else array for name, array in weights.items()}

@@ -3,9 +3,7 @@
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.errors import PlanError
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
-from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
+from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.planning.plan import DecodePlan, Mode
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.units import GB
@@ -38,9 +36,9 @@ def plan_table() -> str:
 
 
 def _plan(width: int, height: int, frames: int, *, mode: str = "auto", budget: int | None = None) -> DecodePlan:
-    config = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3")
+    config = CONV_VAE.published["ltx-2.3"](128)
     return plan_decode(
-        decoder_spec(config),
+        CONV_VAE.spec(config, "decoder"),
         (1, config.latent_channels, *config.scale.latent_grid((frames, height, width))),
         # Without a budget of its own a plan aims at half of what is available, and takes the least that works.
         Machine(Backend.METAL, itemsize=2, available=None if budget is None else 2 * budget * int(GB)),

@@ -9,9 +9,7 @@ from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.models.convolution.rules import ConvShape, Formulation, winograd_elements
 from mlx_ltx_vae.models.specs import ConvSpec, NetworkSpec
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
-from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
+from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.planning.clip import Clip
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.planning.plan import DecodePlan
@@ -96,7 +94,7 @@ def scaling_tables(tflops: float = DEFAULT_TFLOPS, frames: int = 121) -> str:
         tflops: what one machine computes, in trillions of multiplications and additions per second.
         frames: length of the video.
     """
-    spec = decoder_spec(parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3"))
+    spec = CONV_VAE.spec(CONV_VAE.published["ltx-2.3"](128), "decoder")
     clips = [_make_clip(spec, width, height, frames) for width, height in _VIDEOS]
     parts = [f"**A simulation, not a measurement:** {tflops:g} TFLOP/s per machine, {frames} frames, bfloat16."]
     parts += [f"**{width}x{height}**\n\n{_size_table(clip, tflops)}" for (width, height), clip in _sized(clips)]

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from mlx_ltx_vae import demo
-from mlx_ltx_vae.bench.case import DIFFUSION, GENERATION_NAMES, Case, Decode
+from mlx_ltx_vae.bench.case import Case, Decode
 from mlx_ltx_vae.bench.decoding import decode, describe, encode, measure
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import table
+from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.units import MB
 
 
@@ -25,7 +26,7 @@ def validation_cases() -> list[Case]:
         {"order": "columns"},
         {"mode": "single", "order": "auto"},
     ]
-    grid = [{**way, "generation": name} for name in GENERATION_NAMES for way in ways]
+    grid = [{**way, "generation": name} for name in CONV_VAE.published for way in ways]
     grid += [{**way, "dtype": dtype} for dtype in ("bfloat16", "float16") for way in ways[::2]]
     grid += [{"base_width": width, **way} for width in (8, 32) for way in (ways[0], ways[2], ways[4])]
     grid += [{"base_width": 8, "dtype": "bfloat16", **way} for way in (ways[0], ways[4])]
@@ -39,7 +40,7 @@ def validation_cases() -> list[Case]:
     # Six tiles side by side, for a clip that is shorter than the network's delay, and for a longer one.
     grid += [{**tiled, "tiles": "256:64", "width": 576, "base_width": 32, "dtype": "bfloat16", "frames": 25}]
     grid += [{**tiled, "tiles": "256:64", "width": 576, "frames": 81}]
-    diffusion: dict[str, Any] = {"generation": DIFFUSION, "width": 288, "height": 224, "frames": 33}
+    diffusion: dict[str, Any] = {"generation": "ltx-2.5-diffusion", "width": 288, "height": 224, "frames": 33}
     grid += [{**diffusion, **way, "dtype": dtype} for dtype in ("float32", "bfloat16") for way in ways]
     grid += [{**diffusion, "order": "columns", "base_width": 32}]
     demo_case = Case(model=str(demo.VAE), latents=str(demo.LATENTS), width=384, height=256, frames=73, order="time")

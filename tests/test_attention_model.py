@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.metal.attention_model import CHIPS, RELEASED, attention_work, estimate, metal_table, planned_layers
+from benchmarks.metal.attention_model import CHIPS, attention_work, estimate, metal_table, planned_layers
+from mlx_ltx_vae.models.diffusion_decoder.generations import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import computed_scores
-from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, decoder_spec
+from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, network_spec
 from mlx_ltx_vae.streaming.axis import Axis
 
 KERNEL = (11, 11, 11)
@@ -33,7 +34,7 @@ def test_seconds_are_counted_work_over_rates():
     _, layers = planned_layers()
     only_products = replace(CHIPS["M3 Max"], attention=FAST, bytes=FAST, products=10)
     found = estimate(only_products, layers, 4)
-    spec, grid = decoder_spec(RELEASED), layers[0].grid
+    spec, grid = network_spec(ltx_2_5(), "decoder"), layers[0].grid
     scores = sum(
         2 * layer.spec.in_channels * computed_scores(layer.grid, layer.spec.kernel, 4)
         for layer in layers

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.metal_emulation import EmulatedGPU, emulated
+from benchmarks.metal_emulation import EmulatedGPU, emulated, load_decoder
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench.case import Case, FixedRule, load_config, load_decoder
+from mlx_ltx_vae.bench.case import Case, FixedRule, load_config
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.convolution import module, rules
 from mlx_ltx_vae.models.convolution.layout import lay_out, runs

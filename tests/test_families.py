@@ -1,6 +1,7 @@
 """A family of networks is an entry in one table: opening, planning, decoding, `info` and conversion follow."""
 
 import json
+import math
 from dataclasses import replace
 
 import mlx.core as mx
@@ -10,6 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 import toy_family
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE, save_latents
+from mlx_ltx_vae.bench.bench_command import build_parser as bench_parser
+from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.decoding import decode as measured_decode
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
 from mlx_ltx_vae.checkpoint.files import open_archive
 from mlx_ltx_vae.checkpoint.locate import recognize
@@ -24,6 +28,12 @@ from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from toy_family import TOY
 
 CHANNELS, WIDTH = 3, 8  # as many channels as taps, so that a shape alone does not say which are which
+SHAPES = {
+    "mix.weight": (WIDTH, CHANNELS, 3, 3),
+    "mix.bias": (WIDTH, 1, 1),
+    "echo.weight": (WIDTH, WIDTH, 3),
+    "color.weight": (3 * toy_family.PATCH**2, WIDTH, 1, 1),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +45,7 @@ def table(monkeypatch):
 def weights():
     """By their own names, stored channels-first, the bias with more axes than it needs."""
     generator = np.random.default_rng(0)
-    shapes = {
-        "mix.weight": (WIDTH, CHANNELS, 3, 3),
-        "mix.bias": (WIDTH, 1, 1),
-        "echo.weight": (WIDTH, WIDTH, 3),
-        "color.weight": (3 * toy_family.PATCH**2, WIDTH, 1, 1),
-    }
-    return {name: (0.3 * generator.normal(size=shape)).astype(np.float32) for name, shape in shapes.items()}
+    return {name: (0.3 * generator.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +224,11 @@ def test_unnormalized_latents_are_refused(path, latents, tmp_path, capsys):
             assert "are unnormalized, and toy.safetensors has no statistics to normalize them; give" in error
     assert info([str(stated), "-m", str(path)]) == 1
     assert "these latents are unnormalized; give -m VAE" in capsys.readouterr().err
+
+
+def test_a_published_vae_of_a_family_is_measured_by_its_name(monkeypatch):
+    toy = replace(TOY, published={"toy-1": lambda base_channels: toy_family.ToyConfig(CHANNELS, base_channels)})
+    monkeypatch.setattr(families, "FAMILIES", (*families.FAMILIES, toy))
+    assert bench_parser().parse_args(["--generation", "toy-1"]).generation == "toy-1"
+    run = measured_decode(Case(generation="toy-1", base_width=WIDTH, width=32, height=16, frames=5))
+    assert (run["frames"], run["weights_bytes"]) == (5, 4 * sum(math.prod(shape) for shape in SHAPES.values()))

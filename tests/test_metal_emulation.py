@@ -7,11 +7,10 @@ import mlx.core as mx
 import pytest
 
 from benchmarks.emulation import CONV3D, LIKE_REAL, WAYS, emulation_jobs, measure_ways
-from benchmarks.metal_emulation import ConvOptions, EmulatedGPU, emulated, round_to_tf32
+from benchmarks.metal_emulation import ConvOptions, EmulatedGPU, emulated, load_decoder, round_to_tf32
 from benchmarks.winograd import winograd_conv2d
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench.case import load_decoder
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.layers import activation
 

@@ -138,7 +138,7 @@ def test_json_is_whole_in_any_encoding(shell, tmp_path):
 
 
 def test_a_bench_that_cannot_store_its_results_fails_before_it_measures(shell, tmp_path):
-    code, out, errors = shell("bench --json out.json --plot missing/out.png --repeat 1000")
+    code, out, errors = shell("bench --save out.json --plot missing/out.png --repeat 1000")
     assert (code, out) == (1, "")
     assert errors == "error: missing/out.png: cannot be written (No such file or directory).\n"
     assert not list(tmp_path.glob("*out*"))

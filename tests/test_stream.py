@@ -154,8 +154,8 @@ def test_first_frame_leaves_after_as_many_latent_frames_as_the_plan_says(golden,
 
 def test_peak_memory_does_not_grow_with_the_clip():
     """At base width 32 in float32: flat, and below 2,000 bytes per pixel of one frame, by the package's own bench."""
-    command = [sys.executable, "-m", "mlx_ltx_vae.bench", "--size", "64x64", "--frames", "97", "161"]
-    command += ["--modes", "exact", "--repeat", "1", "--json", "-"]
+    command = [sys.executable, "-m", "mlx_ltx_vae.bench", "--size", "64x64", "--num-frames", "97"]
+    command += ["--num-frames", "161", "--mode", "exact", "--repeat", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     short, long = (run["bytes_per_pixel"] for run in json.loads(done.stdout)["runs"])
     assert abs(long - short) < 0.05 * short

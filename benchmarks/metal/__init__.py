@@ -1,1 +1,1 @@
-"""What follows from files of `python -m mlx_ltx_vae.bench --metal --json`."""
+"""What follows from files of `python -m mlx_ltx_vae.bench --metal --save`."""

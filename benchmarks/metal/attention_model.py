@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.bench.tables import table
-from mlx_ltx_vae.models.diffusion_decoder.config import DecoderConfig, Prediction, StageConfig
+from mlx_ltx_vae.models.diffusion_decoder.generations import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS, Segment, segments, shared_axis, whole_starts
-from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, MLPSpec, decoder_spec
+from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, MLPSpec, network_spec
 from mlx_ltx_vae.models.specs import LayerSpec
 from mlx_ltx_vae.planning.memory import StreamRun, cut, layer_pieces, step_results
 from mlx_ltx_vae.planning.plan import DecodePlan
@@ -29,24 +29,6 @@ from mlx_ltx_vae.streaming.axis import Axis
 
 VIDEO = (121, 512, 768)
 SIZES = (2, 3, 4, 5, 6, 8)  # queries of a block along each axis
-#: The released geometry of LTX-2.5.
-RELEASED = DecoderConfig(
-    latent_channels=128,
-    patch_size=4,
-    head_dim=64,
-    context_stages=(
-        StageConfig(2048, 4, (3, 7, 7), (1, 2, 2), 1024),
-        StageConfig(1024, 6, (3, 7, 7), (2, 1, 1), 512),
-        StageConfig(512, 4, (3, 5, 5), (2, 2, 2), 512),
-        StageConfig(512, 2, (3, 5, 5), (2, 2, 2), 256),
-    ),
-    pixel_stage=StageConfig(256, 8, (11, 11, 11)),
-    embedding_channels=384,
-    timestep_multiplier=1000.0,
-    prediction=Prediction.PICTURE,
-    steps=1,
-)
-
 _ITEMSIZE = 2
 _TILE_KEYS = 32
 _TERA, _GIGA = 1e12, 1e9
@@ -140,8 +122,9 @@ class Layer(NamedTuple):
 @lru_cache
 def planned_layers() -> tuple[DecodePlan, list[Layer]]:
     """The decode of `VIDEO` on a Mac with enough memory."""
-    spec = decoder_spec(RELEASED)
-    shape = (1, RELEASED.latent_channels, *RELEASED.scale.latent_grid(VIDEO))
+    config = ltx_2_5()
+    spec = network_spec(config, "decoder")
+    shape = (1, config.latent_channels, *config.scale.latent_grid(VIDEO))
     plan = plan_decode(spec, shape, Machine(Backend.METAL, itemsize=_ITEMSIZE), mode="exact")
     grid, axis = plan.latent_shape.grid, plan.order.axis
     run = StreamRun(axis, tuple(cut(grid[axis.grid], plan.chunk)), plan.steps, plan.prefetch, plan.machine)

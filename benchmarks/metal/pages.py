@@ -1,16 +1,14 @@
 """Files in docs/measurements/, and the tables of the README and of docs/performance.md that are made from them."""
 
-import getpass
 import json
-import platform
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.metal.sums import BEST, NETWORK, RULE, clip_sums
-from benchmarks.metal.verdicts import convolutions_of, decodes_of, list_verdicts, planned_seconds
+from benchmarks.metal.verdicts import BEST, clip_sums, decodes_of, list_verdicts, planned_seconds
 from mlx_ltx_vae.bench.metal.command import SCHEMA
+from mlx_ltx_vae.bench.metal.submission import SIZE, submission_name, without_names
+from mlx_ltx_vae.bench.metal.tasks import GPU_FORMS
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.files.atomic import PartFile
@@ -20,16 +18,12 @@ ROOT = Path(__file__).parents[2]
 NOTHING_YET = "No Mac has been measured yet."
 
 _BEGIN, _END = "<!-- measurements -->", "<!-- end of measurements -->"
-_SIZE = (768, 512)
-
-# A path from the root, from the home folder, or of Windows. "GB/s" and "macOS/arm64" are none.
-_PATH = re.compile(r"""(?<![\w.)\]])(?:~|[A-Za-z]:\\|/)[^\s'"`,;:()]+""")
 
 Documents = Sequence[Mapping[str, Any]]
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """A file that `bench --metal --json` wrote.
+    """A file that `bench --metal --save` wrote.
 
     Raises:
         LTXVAEError: for any other file.
@@ -38,7 +32,7 @@ def read_document(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
         schema, *_ = document["schema"], document["machine"]["backend"], document["case"]["is_quick"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LTXVAEError(f"{path}: is not a file that bench --metal --json wrote ({error}).") from error
+        raise LTXVAEError(f"{path}: is not a file that bench --metal --save wrote ({error}).") from error
     if schema != SCHEMA:
         raise LTXVAEError(f"{path}: has the schema {schema}; this version reads {SCHEMA}.")
     return document
@@ -50,26 +44,10 @@ def submit(document: Mapping[str, Any]) -> list[str]:
     Raises:
         LTXVAEError: if it is not a whole measurement of a Mac.
     """
-    name = re.sub(r"[^a-z0-9]+", "-", document["machine"]["processor"].lower()).strip("-")
-    path = f"docs/measurements/{name}-{document['date']}.json"
-    _check_whole(Path(path), document)
-    _write(ROOT / path, json.dumps(without_names(document), indent=1, allow_nan=False) + "\n")
-    return [path, *write_pages(ROOT)]
-
-
-def without_names(value: Any, key: str = "") -> Any:
-    """A document without the checkpoint's name, and with paths hidden, and in errors the user's and the host's name."""
-    if isinstance(value, Mapping):
-        return {name: without_names(each, name) for name, each in value.items() if name not in ("model", "latents")}
-    if isinstance(value, list):
-        return [without_names(each, key) for each in value]
-    if not isinstance(value, str):
-        return value
-    text = _PATH.sub("(a path)", value)
-    host = platform.node()
-    for name in (getpass.getuser(), host, host.split(".")[0]) if key == "error" else ():
-        text = re.sub(rf"\b{re.escape(name)}\b", "(a name)", text) if name else text
-    return text
+    path = ROOT / "docs" / "measurements" / submission_name(document["machine"], document["date"])
+    _check_whole(path, document)
+    _write(path, json.dumps(without_names(document), indent=1, allow_nan=False) + "\n")
+    return [str(path.relative_to(ROOT)), *write_pages(ROOT)]
 
 
 def read_measurements(folder: Path) -> list[dict[str, Any]]:
@@ -85,12 +63,13 @@ def read_measurements(folder: Path) -> list[dict[str, Any]]:
     return sorted(documents, key=lambda document: (document["machine"]["processor"], document["date"]))
 
 
-def _check_whole(path: Path, document: Mapping[str, Any]) -> None:
+def _check_whole(name: object, document: Mapping[str, Any]) -> None:
+    """Raise `LTXVAEError` unless a document is a whole measurement of a Mac."""
     case, backend = document["case"], document["machine"]["backend"]
     if backend != "metal":
-        raise LTXVAEError(f"{path}: was measured on {backend}, not on Apple's GPU.")
-    if case["is_quick"] or (case["width"], case["height"]) != _SIZE:
-        raise LTXVAEError(f"{path}: is not a whole measurement of {_SIZE[0]}x{_SIZE[1]}; run it without --quick.")
+        raise LTXVAEError(f"{name}: was measured on {backend}, not on Apple's GPU.")
+    if case["is_quick"] or (case["width"], case["height"]) != SIZE:
+        raise LTXVAEError(f"{name}: is not a whole measurement of {SIZE[0]}x{SIZE[1]}; run it without --quick.")
 
 
 def readme_table(documents: Documents) -> str:
@@ -117,14 +96,12 @@ def performance_tables(documents: Documents) -> str:
     """The sums of all convolutions in each formulation, and the verdicts of each Mac."""
     if not documents:
         return NOTHING_YET
-    ways = ["conv3d", "joined", "joined, tile batch 1", "joined, no Winograd", "rows", BEST, RULE]
     rows = []
     for document in documents:
-        sums = clip_sums(convolutions_of(document))
-        columns = {way: ("float16", way) for way in ways} | {f"{RULE}, {NETWORK}": (NETWORK, RULE)}
-        seconds = {column: _number(sums.get(key)) for column, key in columns.items()}
+        sums = clip_sums(document)
+        seconds = {way: _number(sums.get(way)) for way in (*GPU_FORMS, BEST)}
         rows.append({**_machine(document), "frames": str(document["case"]["frames"]), **seconds})
-    note = "Seconds of all convolutions of a decode of 768x512, in float16 but for the last column."
+    note = "Seconds of all convolutions of a decode of 768x512."
     verdicts = [f"{', '.join(_machine(document).values())}:\n\n{list_verdicts(document)}" for document in documents]
     return "\n\n".join([table(rows, [note]), *verdicts])
 

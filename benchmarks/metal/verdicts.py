@@ -1,26 +1,9 @@
-"""What follows from the measurements of a Mac for the package. No MLX."""
+"""What follows from the measurements of a Mac for the package."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.metal.sums import (
-    BEST,
-    JOINED_GAIN,
-    MAX_LARGEST_RATIO,
-    MAX_RMS_RATIO,
-    NETWORK,
-    NOISE,
-    ONE_FRAME,
-    RULE,
-    agrees,
-    clip_sums,
-    is_winograd_inaccurate,
-    package_times,
-    values_of,
-    wanted_form,
-    winograd_ratios,
-)
-from mlx_ltx_vae.bench.metal.command import describe
+from mlx_ltx_vae.bench.metal.tasks import AS_PLANNED, RULE
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.planning.memory import COMFORTABLE_CACHE_BYTES
 from mlx_ltx_vae.units import GB
@@ -28,6 +11,11 @@ from mlx_ltx_vae.units import GB
 Document = Mapping[str, Any]
 Entries = Sequence[Mapping[str, Any]]
 
+#: Differences of times below this share are no reason to change anything.
+NOISE = 0.05
+#: bfloat16 in Winograd kernels is too inaccurate beyond these multiples of the errors without.
+MAX_RMS_RATIO, MAX_LARGEST_RATIO = 1.2, 2.0
+BEST = "the best of each layer"
 #: float16 throughout is safe below this: it holds 65504, and Winograd's transforms may multiply a number by ten.
 SAFE_HALF = 6000
 
@@ -66,15 +54,8 @@ class Verdict(NamedTuple):
 
 def sums_and_verdicts(document: Document) -> str:
     """The seconds of all convolutions of the clip in each way, and all verdicts."""
-    sums = clip_sums(convolutions_of(document))
-    dtypes, ways = (list(dict.fromkeys(key[index] for key in sums)) for index in (0, 1))
-    rows = [
-        {"seconds of all convolutions": way}
-        | {dtype: f"{sums[dtype, way]:.3f}" if (dtype, way) in sums else "" for dtype in dtypes}
-        for way in ways
-    ]
-    parts = [table(rows, [f"{NETWORK}: operands in the dtypes that the package takes them in."])] if rows else []
-    return "\n\n".join([*parts, list_verdicts(document)])
+    rows = [{"convolutions": way, "seconds": f"{total:.3f}"} for way, total in clip_sums(document).items()]
+    return "\n\n".join([*([table(rows)] if rows else []), list_verdicts(document)])
 
 
 def list_verdicts(document: Document) -> str:
@@ -84,17 +65,15 @@ def list_verdicts(document: Document) -> str:
 
 def make_verdicts(document: Document) -> list[Verdict]:
     """All verdicts that a document of measurements allows."""
-    entries, is_metal = convolutions_of(document), document["machine"]["backend"] == "metal"
+    is_metal = document["machine"]["backend"] == "metal"
     return [
-        *_ways(entries, is_metal),
-        *_rule(entries),
-        *_winograd(entries, is_metal),
-        *_elementwise(document["elementwise"]),
-        *_attention(document.get("attention", ()), is_metal),
+        *_ways(document, is_metal),
+        *_rule(document),
+        *_attention(document["attention"], is_metal),
         *_decodes(document),
         *_caches(document),
         *_memory(document, is_metal),
-        *_accuracy(document["accuracy"]),
+        *_accuracy(document["accuracy"], is_metal),
         *_range(document),
     ]
 
@@ -106,13 +85,30 @@ def decodes_of(document: Document) -> dict[str, Mapping[str, Any]]:
 
 def planned_seconds(document: Document) -> float | None:
     """Seconds of the decode as planned: the faster of its runs, since a machine that got hot would favor others."""
-    found = [run["seconds"] for name, run in decodes_of(document).items() if name.startswith("as planned")]
+    found = [run["seconds"] for name, run in decodes_of(document).items() if name.startswith(AS_PLANNED)]
     return min(found, default=None)
 
 
-def convolutions_of(document: Document) -> Entries:
-    """The convolutions of which any form was measured."""
-    return [entry for entry in document["convolutions"] if "error" not in entry]
+def convolutions_of(document: Document) -> dict[str, Entries]:
+    """The convolutions, by the way in which they were computed."""
+    return {entry["name"]: entry["runs"] for entry in document["convolutions"] if "error" not in entry}
+
+
+def clip_sums(document: Document) -> dict[str, float]:
+    """Seconds that all convolutions of the clip take in each way, and in the best formulation of each layer."""
+    forms = convolutions_of(document)
+    sums = {form: sum(run["seconds"] for run in runs) for form, runs in forms.items()}
+    return sums | ({BEST: sum(best for _, best, _ in _by_layer(document))} if forms else {})
+
+
+def _by_layer(document: Document) -> Iterator[tuple[str, float, Mapping[str, Any]]]:
+    """The fastest formulation of each convolution, its seconds, and the run by the rule."""
+    forms = convolutions_of(document)
+    own = {form: runs for form, runs in forms.items() if "," not in form}  # others differ in variables of MLX
+    for index, ruled in enumerate(forms.get(RULE, ())):
+        seconds = {form: runs[index]["seconds"] for form, runs in own.items()}
+        best = min(seconds, key=lambda form: seconds[form])
+        yield best, seconds[best], ruled
 
 
 def _faster(seconds: float, reference: float) -> str:
@@ -121,81 +117,41 @@ def _faster(seconds: float, reference: float) -> str:
     return f"{abs(percent)} % {'faster' if percent >= 0 else 'slower'}"
 
 
-def _ways(entries: Entries, is_metal: bool) -> Iterator[Verdict]:
+def _ways(document: Document, is_metal: bool) -> Iterator[Verdict]:
     """Joined frames against mx.conv3d, and Winograd a frame at a time against several, over the clip."""
-    sums = clip_sums(entries)
-    for dtype in values_of(entries, "dtype"):
-        conv3d, several, single = (sums.get((dtype, way)) for way in ("conv3d", "joined", ONE_FRAME))
-        joined = single or several
-        if conv3d and joined:
-            agreed = joined <= (1 - JOINED_GAIN) * conv3d if is_metal else None
-            answer = f"{_faster(joined, conv3d)} than mx.conv3d"
-            yield Verdict(f"joined frames, {dtype}", answer, agreed, "rules.py: take CONV3D in place of JOINED")
-        if several and single:
-            agreed = single <= (1 + NOISE) * several if is_metal else None
-            answer = f"{_faster(single, several)} than as many as MLX takes"
-            change = "backend/device.py: leave MLX_CONV_WINOGRAD_TILE_BATCH unset"
-            yield Verdict(f"Winograd a frame at a time, {dtype}", answer, agreed, change)
+    joined, conv3d, several = map(clip_sums(document).get, ("joined", "conv3d", "joined, MLX's tile batch"))
+    if joined and conv3d:
+        agreed = joined <= (1 - NOISE) * conv3d if is_metal else None
+        answer = f"{_faster(joined, conv3d)} than mx.conv3d"
+        yield Verdict("joined frames", answer, agreed, "rules.py: take CONV3D in place of JOINED")
+    if joined and several:
+        agreed = joined <= (1 + NOISE) * several if is_metal else None
+        answer = f"{_faster(joined, several)} than as many as MLX takes"
+        change = "backend/device.py: leave MLX_CONV_WINOGRAD_TILE_BATCH unset"
+        yield Verdict("Winograd a frame at a time", answer, agreed, change)
 
 
-def _rule(entries: Entries) -> Iterator[Verdict]:
-    """The rule for each convolution, in the dtype in which the package takes its operands."""
-    is_inaccurate = is_winograd_inaccurate(entries)
-    known, changes = 0, []
-    for entry in entries:
-        dtype = entry["operands"]
-        wanted = wanted_form(entry, dtype, avoids_winograd=dtype == "bfloat16" and is_inaccurate)
-        agreed = agrees(entry, dtype, wanted)
-        known += agreed is not None
-        if wanted and agreed is False:
-            seconds, chosen = package_times(entry, dtype), entry["rule"][dtype]
-            gain = f"{_faster(seconds[wanted], seconds[chosen])} than {chosen}"
-            changes.append(f"{wanted} for {describe(entry)} in {dtype} ({gain})")
-    if known:
-        answer = f"fits {known - len(changes)} of {len(entries)} convolutions"
+def _rule(document: Document) -> Iterator[Verdict]:
+    """The rule for each convolution."""
+    layers = list(_by_layer(document))
+    changes = [
+        f"{best} for {run['layer']} ({_faster(seconds, run['seconds'])} than {run['rule']})"
+        for best, seconds, run in layers
+        if run["seconds"] > (1 + NOISE) * seconds
+    ]
+    if layers:
+        answer = f"fits {len(layers) - len(changes)} of {len(layers)} convolutions"
         yield Verdict("the rule", answer, not changes, f"rules.py: {'; '.join(changes)}")
-    sums = clip_sums(entries)
-    for dtype in values_of(entries, "dtype"):
-        best, chosen = sums.get((dtype, BEST)), sums.get((dtype, RULE))
-        if best and chosen:
-            answer = f"{chosen:.2f} s for the clip; the best form of each layer, however inaccurate, {best:.2f} s"
-            yield Verdict(f"the rule, {dtype}", answer)
-
-
-def _winograd(entries: Entries, is_metal: bool) -> Iterator[Verdict]:
-    """bfloat16 in Winograd kernels."""
-    ratios = winograd_ratios(entries)
-    if ratios is None:
-        return
-    is_inaccurate = is_winograd_inaccurate(entries)
-    change = "precision.py: take operands in float16 here too"
-    if is_metal:
-        change = "precision.py: keep operands in bfloat16; rules.py: allow Winograd for them"
-    answer = (
-        f"{ratios[0]:.2g} times the rms and {ratios[1]:.2g} times the largest error of bfloat16 without "
-        f"(limits {MAX_RMS_RATIO:g} and {MAX_LARGEST_RATIO:g}); "
-    )
-    answer += "operands in float16" if is_inaccurate else "accurate enough"
-    yield Verdict("bfloat16 in Winograd", answer, is_inaccurate == is_metal, change)
-
-
-def _elementwise(runs: Entries) -> Iterator[Verdict]:
-    """Each operation of the package that has another way beside it."""
-    for ours, other in zip(runs, runs[1:], strict=False):
-        if ours["is_ours"] and not other["is_ours"]:
-            answer = f"{_faster(ours['seconds'], other['seconds'])} than {other['operation']}"
-            agreed = ours["seconds"] <= (1 + NOISE) * other["seconds"]
-            change = f"models/layers: {other['operation']}, if it is as accurate"
-            yield Verdict(f"{ours['operation']}, {ours['shape'][-1]} channels", answer, agreed, change)
 
 
 def _attention(runs: Entries, is_metal: bool) -> Iterator[Verdict]:
     """The size of the diffusion decoder's blocks of queries."""
+    runs = [run for run in runs if "error" not in run]
     ours = next((run for run in runs if run["is_ours"]), None)
     if ours is None:
         return
     best = min(runs, key=lambda run: run["seconds"])
-    answer = f"{ours['size']} queries along each axis take {1e3 * ours['seconds']:.1f} ms"
+    answer = f"decodes with {ours['size']} queries along each axis take {ours['seconds']:.2f} s"
     if best is not ours:
         answer += f", and {best['size']} are {_faster(best['seconds'], ours['seconds'])}"
     agreed = ours["seconds"] <= (1 + NOISE) * best["seconds"] if is_metal else None
@@ -209,7 +165,7 @@ def _decodes(document: Document) -> Iterator[Verdict]:
     for name, change in _CHANGES.items():
         if reference is not None and name in runs:
             run = runs[name]
-            peak = run["total_peak_bytes"] / runs.get("as planned", run)["total_peak_bytes"]
+            peak = run["total_peak_bytes"] / runs.get(AS_PLANNED, run)["total_peak_bytes"]
             answer = f"{_faster(run['seconds'], reference)} than as planned, {peak:.2f} of its peak"
             agreed = run["seconds"] > (1 - NOISE) * reference if change else None
             yield Verdict(f"decode with {name}", answer, agreed, change or "")
@@ -235,8 +191,8 @@ def _caches(document: Document) -> Iterator[Verdict]:
 
 
 def _memory(document: Document, is_metal: bool) -> Iterator[Verdict]:
-    """MLX's peak and the footprint against the plan, over all decodes."""
-    runs = decodes_of(document).values()
+    """MLX's peak and the footprint against the plan, over all decodes that have one."""
+    runs = [run for run in decodes_of(document).values() if run["planned_bytes"] is not None]
     peak = max((run["total_peak_bytes"] / run["planned_bytes"] for run in runs), default=None)
     if peak is not None:
         change = "models/convolution/rules.py: scratch_bytes"
@@ -251,22 +207,26 @@ def _memory(document: Document, is_metal: bool) -> Iterator[Verdict]:
         yield Verdict("the footprint", answer, max(taken) <= 1, "planning/memory.py: _CACHE_SHARE")
 
 
-def _accuracy(entries: Entries) -> Iterator[Verdict]:
-    """The decode as planned against bfloat16 operands without Winograd."""
+def _accuracy(entries: Entries, is_metal: bool) -> Iterator[Verdict]:
+    """Decodes as planned, and with bfloat16 in Winograd kernels, against bfloat16 operands without Winograd."""
     runs = {run["name"]: run for run in entries if run.get("psnr") is not None}
-    ours, direct = runs.get("exact"), runs.get("bfloat16 given")
-    if not ours or not direct:
-        return
-    rms, largest = 10 ** ((direct["psnr"] - ours["psnr"]) / 20), ours["largest"] / direct["largest"]
-    agreed = rms <= MAX_RMS_RATIO and largest <= MAX_LARGEST_RATIO
-    answer = f"{rms:.2f} times the rms and {largest:.2f} times the largest error of bfloat16 operands without Winograd"
-    change = "precision.py: operands in bfloat16, without Winograd"
-    yield Verdict("the decode's accuracy", answer, agreed, change)
+    direct = runs.get("bfloat16 given")
+    for name, question, is_wanted, change in (
+        ("exact", "the decode's accuracy", True, "precision.py: operands in bfloat16, without Winograd"),
+        ("bfloat16 in Winograd", "bfloat16 in Winograd", not is_metal, "rules.py: allow Winograd for bfloat16"),
+    ):
+        if direct and name in runs:
+            rms = 10 ** ((direct["psnr"] - runs[name]["psnr"]) / 20)
+            largest = runs[name]["largest"] / direct["largest"]
+            is_accurate = rms <= MAX_RMS_RATIO and largest <= MAX_LARGEST_RATIO
+            answer = f"{rms:.2f} times the rms and {largest:.2f} times the largest error of bfloat16 without"
+            yield Verdict(question, answer, is_accurate is is_wanted, change)
 
 
 def _range(document: Document) -> Iterator[Verdict]:
     """Whether a decoder in float16 may overflow."""
-    sizes = [(run[name], run["layer"]) for run in document["ranges"] for name in ("input", "output")]
+    runs = convolutions_of(document).get(RULE, ())
+    sizes = [(run[name], run["layer"]) for run in runs for name in ("input", "output")]
     if any(size is None for size, _ in sizes):
         yield Verdict("the largest number", "not finite", False, "find the layer in the JSON")
     elif sizes:

@@ -1,8 +1,9 @@
 """What a run measures: a case, and its VAE, latents and plan."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -10,49 +11,19 @@ import numpy as np
 
 from ..backend.machine import Backend
 from ..backend.mlx_utils import DTYPES, DtypeName, named_parameters
-from ..checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint import open_checkpoint
 from ..latents import load_latents
-from ..models.base import Statistics
+from ..models import families
+from ..models.base import NETWORKS, Config, Family, Statistics
 from ..models.convolution.prepared import prepare
-from ..models.convolution.rules import ConvRule, ConvShape, Formulation, choose
-from ..models.diffusion_decoder.config import DiffusionVAEConfig, parse_decoder_config
-from ..models.diffusion_decoder.networks import DiffusionDecoder
-from ..models.preview_vae.config import STANDARD_WIDTHS, WIDE_WIDTHS, PreviewConfig
-from ..models.preview_vae.networks import PreviewDecoder
+from ..models.convolution.rules import ConvRule, ConvShape, Formulation
 from ..models.specs import NetworkSpec
-from ..models.video_vae.config import VAEConfig, parse_vae_config
-from ..models.video_vae.generations import GENERATIONS
-from ..models.video_vae.networks import ConvDecoder, ConvEncoder
 from ..pipeline.postprocess import FrameChunk
-from ..planning.memory import StreamRun, cut, stream_memory, with_buffer_cache
 from ..planning.options import BitDepth, OrderName
 from ..planning.plan import DecodePlan
 from ..tiling import SpatialTilingConfig, TilingConfig, preset
 from ..tiling.config import parse_tile
 from ..vae import VideoVAE
-
-#: What a generation is called on the command line, and its name in `GENERATIONS`.
-GENERATION_NAMES = {name.split()[-1].lower(): name for name in GENERATIONS}
-#: Tiny decoders, which a benchmark may name as the generation: widths and group width beside 128 base channels.
-PREVIEWS: dict[str, tuple[Sequence[int], int | None]] = {
-    "taehv": (STANDARD_WIDTHS, None),
-    "taehv-wide": (WIDE_WIDTHS, 64),
-}
-#: LTX-2.5's other decoder, which a benchmark may name too; its published geometry beside 128 base channels.
-DIFFUSION = "ltx-2.5-diffusion"
-_DIFFUSION_GEOMETRY: dict[str, Any] = {
-    "in_channels": 128,
-    "head_dim": 64,
-    "stage_channels": [2048, 1024, 512, 512, 256],
-    "stage_depths": [4, 6, 4, 2, 8],
-    "stage_kernels": [[3, 7, 7], [3, 7, 7], [3, 5, 5], [3, 5, 5]],
-    "stage5_kernel": [11, 11, 11],
-    "upsamples": [[[1, 2, 2], 2], [[2, 1, 1], 2], [[2, 2, 2], 1], [[2, 2, 2], 2]],
-    "t_emb_dim": 384,
-    "timestep_scale_multiplier": 1000,
-    "default_num_inference_steps": 1,
-}
-_FULL_BASE_WIDTH = 128
 
 
 @dataclass(frozen=True)
@@ -72,7 +43,7 @@ class Case:
     Attributes:
         model: a checkpoint, or None for random weights.
         latents: a latent file, which then determines the size and length; None for noise.
-        generation: of random weights, a key of `GENERATION_NAMES` or `PREVIEWS`, or `DIFFUSION`.
+        generation: of random weights, a key of `published`.
         base_width: base channels of random weights; the published models have 128.
         dtype: what to compute in; None for the checkpoint's own, or float32 for random weights.
         keeps_dtype: whether convolutions of random weights take their operands in `dtype` although another is more
@@ -111,95 +82,67 @@ class Case:
         return preset(self.tiles, self.height, self.width, self.frames) or TilingConfig()
 
 
-def load_config(case: Case) -> VAEConfig:
+def published() -> dict[str, Family[Any]]:
+    """The families of the published VAEs, by the names of the latter."""
+    return {name: family for family in families.FAMILIES for name in family.published}
+
+
+def load_config(case: Case) -> Config:
     """The configuration of a case's checkpoint, whose headers alone are read, or of its random weights."""
     if case.model:
-        config = open_checkpoint(case.model).config
-        assert isinstance(config, VAEConfig)
-        return config
-    widths = {"decoder_base_channels": case.base_width, "encoder_base_channels": case.base_width}
-    name = GENERATION_NAMES[case.generation]
-    return parse_vae_config({**GENERATIONS[name], **widths}, name)
+        return open_checkpoint(case.model).config
+    return published()[case.generation].published[case.generation](case.base_width)
+
+
+def load_spec(case: Case) -> NetworkSpec:
+    """The layers of a case's decoder."""
+    if case.model:
+        return open_checkpoint(case.model, encoder=False).spec("decoder")
+    return published()[case.generation].spec(load_config(case), "decoder")
 
 
 def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> VideoVAE:
     """A VAE with one of its networks: the checkpoint's, or one with the same random weights in every process."""
-    if case.model and network == "encoder":
-        return VideoVAE.from_pretrained(case.model, dtype=case.dtype, decoder=False)
-    rule = choose if case.formulation is None else FixedRule(Formulation(case.formulation))
     if case.model:
-        checkpoint = open_checkpoint(case.model, encoder=False)
-        if not isinstance(checkpoint.config, VAEConfig):
-            return VideoVAE.from_pretrained(checkpoint, dtype=case.dtype, encoder=False)
-        return load_decoder(checkpoint, rule, case.dtype)
-    if case.generation in PREVIEWS:
-        return _random_preview(case)
-    if case.generation == DIFFUSION:
-        return _random_diffusion(case)
-    config = load_config(case)
-    ones = mx.ones((config.latent_channels,))
-    statistics = Statistics(0 * ones, ones)
-    mx.random.seed(0)
-    make = ConvEncoder if network == "encoder" else ConvDecoder
-    module = make(config, statistics, rule)
-    _prepare(module, case)
-    encoder, decoder = (module, None) if isinstance(module, ConvEncoder) else (None, module)
-    return VideoVAE(config, encoder, decoder)
+        encoder, decoder = (name == network for name in NETWORKS)
+        checkpoint = open_checkpoint(case.model, encoder=encoder, decoder=decoder)
+        if case.formulation is not None:
+            rule = FixedRule(Formulation(case.formulation))
+            checkpoint = replace(checkpoint, family=with_rule(checkpoint.family, rule))
+        return VideoVAE.from_pretrained(checkpoint, dtype=case.dtype, encoder=encoder, decoder=decoder)
+    module = make_random_network(case, network)
+    prepare(module, keeps_dtype=case.keeps_dtype)
+    made: dict[str, Any] = {**dict.fromkeys(NETWORKS), network: module}
+    return VideoVAE(load_config(case), **made, keeps_dtype=case.keeps_dtype)
 
 
-def _random_preview(case: Case) -> VideoVAE:
-    """A tiny decoder with random weights, as narrow as a full one with this base width."""
+def make_random_network(case: Case, network: str = "decoder") -> nn.Module:
+    """The random network of a case, with its weights as a checkpoint stores them.
 
-    def scale(width: int) -> int:
-        return max(1, width * case.base_width // _FULL_BASE_WIDTH)
-
-    widths, group_width = PREVIEWS[case.generation]
-    n0, n1, n2, n3 = map(scale, widths)
-    config = PreviewConfig((n0, n1, n2, n3), None, group_width and scale(group_width))
-    mx.random.seed(0)
-    decoder = PreviewDecoder(config)
-    _prepare(decoder, case)
-    return VideoVAE(config, None, decoder)
-
-
-def _random_diffusion(case: Case) -> VideoVAE:
-    """The diffusion decoder with random weights, as narrow as a convolutional one with this base width."""
-    widths = [width * case.base_width // _FULL_BASE_WIDTH for width in _DIFFUSION_GEOMETRY["stage_channels"]]
-    raw = {**_DIFFUSION_GEOMETRY, "stage_channels": widths, "head_dim": min(widths[-1], 64)}
-    config = parse_decoder_config(raw, "x0", DIFFUSION, is_fused=True, has_gates=False)
+    Raises:
+        CheckpointError: if the family has no such network.
+    """
+    family, config = published()[case.generation], load_config(case)
+    family.spec(config, network)
+    if case.formulation is not None:
+        family = with_rule(family, FixedRule(Formulation(case.formulation)))
     ones = mx.ones((config.latent_channels,))
     mx.random.seed(0)
-    decoder = DiffusionDecoder(config, Statistics(0 * ones, ones))
-    _prepare(decoder, case)
-    return VideoVAE(DiffusionVAEConfig(None, config), None, decoder)
-
-
-def _prepare(module: nn.Module, case: Case) -> None:
+    module = family.make(config, network, Statistics(0 * ones, ones))
+    assert isinstance(module, nn.Module)
     module.set_dtype(DTYPES[case.dtype or "float32"])
     mx.eval(module.parameters())
-    prepare(module, keeps_dtype=case.keeps_dtype)
+    return module
 
 
-def load_decoder(checkpoint: Checkpoint, rule: ConvRule, dtype: DtypeName | None = None) -> VideoVAE:
-    """A VAE with a checkpoint's decoder, as `VideoVAE.from_pretrained` loads it, with another rule for convolutions."""
-
-    def make(config: VAEConfig, network: str, statistics: Statistics | None) -> ConvDecoder:
-        assert statistics is not None, "a checkpoint of this family has them"
-        return ConvDecoder(config, statistics, rule)
-
-    changed = replace(checkpoint, family=replace(checkpoint.family, make=make))
-    return VideoVAE.from_pretrained(changed, dtype=dtype, encoder=False)
-
-
-def loaded_network(vae: VideoVAE) -> nn.Module:
-    """The network of a VAE that has one."""
-    (network,) = (each for each in (vae.encoder, vae.decoder) if isinstance(each, nn.Module))
-    return network
+def with_rule(family: Family[Any], rule: ConvRule) -> Family[Any]:
+    """A family whose networks choose the formulations of their convolutions by another rule."""
+    return replace(family, make=partial(cast(Any, family.make), rule=rule))
 
 
 def count_weight_bytes(vae: VideoVAE) -> int:
     """Bytes of the weights of a VAE with one network."""
-    return sum(array.nbytes for array in named_parameters(loaded_network(vae)).values())
+    return sum(array.nbytes for array in named_parameters(cast(nn.Module, vae.decoder or vae.encoder)).values())
 
 
 def load_case_latents(case: Case, vae: VideoVAE) -> mx.array:
@@ -222,7 +165,10 @@ class Decode:
 
     @classmethod
     def from_case(cls, case: Case, *, bit_depth: BitDepth | None = 8) -> "Decode":
-        """Load the VAE and the latents, and plan the decode to chunks of this bit depth; None for floats."""
+        """Load the VAE and the latents, and plan the decode to chunks of this bit depth; None for floats.
+
+        The memory of a plan is not that of another `prefetch`.
+        """
         vae = load_vae(case)
         latents = load_case_latents(case, vae)
         plan = vae.plan(
@@ -235,16 +181,15 @@ class Decode:
             chunk=case.chunk,
             bit_depth=bit_depth,
         )
-        assert vae.decoder
-        return cls(vae, latents, change_plan(plan, vae.decoder.spec, case.prefetch, case.cache_limit))
+        if case.prefetch is not None:
+            plan = replace(plan, prefetch=case.prefetch)
+        if case.cache_limit is not None:
+            plan = replace(plan, memory=replace(plan.memory, buffer_cache=case.cache_limit))
+        return cls(vae, latents, plan)
 
     def run(self, *, in_float: bool = False) -> Iterator[np.ndarray]:
         """Decode. Yields frames (n, H, W, 3) uint8 on the host, as they become final, or float32 in about [-1, 1]."""
         return _frames_of(self.vae.stream(self.latents, self.plan, bit_depth=None if in_float else 8), in_float)
-
-    def decode_pixels(self) -> mx.array:
-        """Decode to pixels (1, 3, F, H, W) in about [-1, 1]."""
-        return mx.concatenate([chunk.pixels for chunk in self.vae.stream(self.latents, self.plan)], axis=2)
 
 
 def _frames_of(stream: Iterator[FrameChunk], in_float: bool) -> Iterator[np.ndarray]:
@@ -255,21 +200,3 @@ def _frames_of(stream: Iterator[FrameChunk], in_float: bool) -> Iterator[np.ndar
         # A suspended generator must not hold what it has yielded.
         del chunk
         yield frames.pop()
-
-
-def change_plan(plan: DecodePlan, spec: NetworkSpec, prefetch: int | None, cache_limit: int | None) -> DecodePlan:
-    """A plan with another prefetch, whose memory is planned anew, and another limit of MLX's buffer cache, in bytes."""
-    if prefetch is not None:
-        run = replace(stream_run(plan), prefetch=prefetch)
-        memory = stream_memory(spec, plan.latent_shape.grid, plan.latent_shape.batch, run)
-        memory = with_buffer_cache(replace(memory, inputs=plan.memory.inputs), plan.machine.backend, None)
-        plan = replace(plan, prefetch=prefetch, memory=memory)
-    if cache_limit is not None:
-        plan = replace(plan, memory=replace(plan.memory, buffer_cache=cache_limit))
-    return plan
-
-
-def stream_run(plan: DecodePlan) -> StreamRun:
-    """How an exact plan runs the network."""
-    pieces = tuple(cut(plan.latent_shape.grid[plan.order.axis.grid], plan.chunk))
-    return StreamRun(plan.order.axis, pieces, plan.steps, plan.prefetch, plan.machine)

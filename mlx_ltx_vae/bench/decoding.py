@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ _RUSAGE_FLAVOR = 4
 _RUSAGE_WORDS = 128  # more than any version has
 _FOOTPRINT_WORD, _MAX_FOOTPRINT_WORD = 9, 30
 
-Sample = tuple[float, int, int, int | None]
+Sample = tuple[float, int, int | None]
 
 
 def decode(case: Case, *, warm_up: bool = False, in_float: bool = False, **options: Any) -> dict[str, Any]:
@@ -42,24 +42,19 @@ def decode(case: Case, *, warm_up: bool = False, in_float: bool = False, **optio
         options: of `measure`.
 
     Returns:
-        What `measure` returns; order, step, prefetch; cache_limit; planned_bytes, of what MLX's peak counts, and
-        planned_total_bytes, with its buffer cache; weights_bytes; start_footprint_bytes, before anything was loaded,
-        and lifetime_footprint_bytes, of loading too.
+        What `measure` and `describe` return; start_footprint_bytes, before anything was loaded.
     """
     before, _ = footprint()
     subject = Decode.from_case(case)
     if warm_up:
         short = subject.latents[:, :, :_WARM_UP_FRAMES]
         short_plan = subject.vae.plan(short.shape, mode=case.mode, order=case.order, chunk=case.chunk)
-        for _ in Decode(subject.vae, short, short_plan).run():
-            pass
-    return {
-        **measure(subject.run(in_float=in_float), case, **options),
-        **describe(subject.plan, subject.vae),
-        "cache_limit": case.cache_limit,
-        "start_footprint_bytes": before,
-        "lifetime_footprint_bytes": footprint()[1],
-    }
+        mx.eval(subject.vae.decode(short, short_plan))
+    measured = measure(subject.run(in_float=in_float), case, **options)
+    planned = describe(subject.plan, subject.vae)
+    if case.prefetch is not None:
+        planned |= dict.fromkeys(("planned_bytes", "planned_total_bytes"))  # not planned for so many steps ahead
+    return {**measured, **planned, "start_footprint_bytes": before}
 
 
 def encode(case: Case) -> dict[str, Any]:
@@ -103,14 +98,13 @@ def measure(
     Returns:
         frames, seconds, first_frame_seconds; between_bytes, held between two chunks: the caches; total_peak_bytes of
         MLX, peak_bytes without what was in use before, bytes_per_pixel of one frame; with `sampled` samples (seconds
-        since the start, bytes in use, the most in use so far, footprint) and peak_footprint_bytes, the largest; with
-        `reference` what `compare` returns.
+        since the start, bytes in use, footprint) and peak_footprint_bytes, the largest; with `reference` what `compare`
+        returns.
     """
     held = mx.get_active_memory()
     mx.reset_peak_memory()
     arrivals, between, clip = [], [], []
-    sampling: AbstractContextManager[list[Sample]] = _samples() if sampled else nullcontext([])
-    with sampling as samples:
+    with _samples(sampled) as samples:
         start = time.perf_counter()
         for frames in chunks:
             arrivals.append((time.perf_counter() - start, len(frames)))
@@ -142,7 +136,7 @@ def measure(
 
 
 @contextmanager
-def _samples() -> Iterator[list[Sample]]:
+def _samples(sampled: bool) -> Iterator[list[Sample]]:
     samples: list[Sample] = []
     start, done = time.perf_counter(), threading.Event()
 
@@ -150,16 +144,17 @@ def _samples() -> Iterator[list[Sample]]:
         is_last = False
         while not is_last:
             is_last = done.wait(_SAMPLE_SECONDS)
-            seconds = time.perf_counter() - start
-            samples.append((seconds, mx.get_active_memory(), mx.get_peak_memory(), footprint()[0]))
+            samples.append((time.perf_counter() - start, mx.get_active_memory(), footprint()[0]))
 
     thread = threading.Thread(target=sample, daemon=True)
-    thread.start()
+    if sampled:
+        thread.start()
     try:
         yield samples
     finally:
         done.set()
-        thread.join()
+        if sampled:
+            thread.join()
 
 
 def footprint() -> tuple[int | None, int | None]:
@@ -180,7 +175,7 @@ def footprint() -> tuple[int | None, int | None]:
 
 
 def describe(plan: Plan, vae: VideoVAE) -> dict[str, Any]:
-    """What was planned, and the size of the weights."""
+    """What was planned, of which planned_total_bytes includes MLX's buffer cache, and the size of the weights."""
     return {
         "order": plan.order.value,
         "step": plan.step,
@@ -198,7 +193,7 @@ def _noise(case: Case) -> Iterator[np.ndarray]:
         yield random.integers(0, 256, (frames, case.height, case.width, 3), dtype=np.uint8)
 
 
-def compare(one: mx.array, other: mx.array, *, span: float = 2.0, rounding: float = 0.0) -> dict[str, Any]:
-    """`psnr`, None if no difference is larger than `rounding`, and `largest`, the largest difference, for JSON."""
+def compare(one: mx.array, other: mx.array, *, span: float = 2.0) -> dict[str, Any]:
+    """`psnr`, None for equal arrays, and `largest`, the largest difference, for JSON."""
     largest = max_difference(one, other)
-    return {"psnr": None if largest <= rounding else psnr(one, other, span=span), "largest": largest}
+    return {"psnr": None if largest == 0 else psnr(one, other, span=span), "largest": largest}

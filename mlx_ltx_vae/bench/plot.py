@@ -1,22 +1,15 @@
 """Memory over time and time per mode as a picture."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..backend.device import backend
 from ..errors import LTXVAEError
-from ..units import byte_unit
+from ..units import MB
 from .processes import Run
 from .tables import median
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# Okabe and Ito's colors, which color-blind people can tell apart.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-
-_STEPS = 80  # points of a curve
-_NAMES = {"single": "single pass", "tiled": "tiles, each streamed", "ports": "tiles as in MLX ports"}
 
 
 def new_figure() -> "Figure":
@@ -31,58 +24,38 @@ def new_figure() -> "Figure":
 
 
 def draw(figure: "Figure", results: list[list[Run]]) -> None:
-    """Draw the decodes of one video, given the runs of each case. The samples of a case's first run become a curve."""
-    memory, times = figure.subplots(1, 2, width_ratios=(3, 2))
-    colors = dict(zip((_name(runs[0]) for runs in results), _COLORS * len(results), strict=False))
-    _draw_memory(memory, [runs[0] for runs in results if "samples" in runs[0]], colors)
-    _draw_times(times, results, colors)
-    for axes in (memory, times):
-        axes.spines[["top", "right"]].set_visible(False)
+    """Draw the decodes of one video, given the runs of each case: the samples of the first as a curve, times as bars.
+
+    Times are ratios to the first case.
+    """
+    from matplotlib import style
+
+    with style.context("tableau-colorblind10"):
+        memory, times = figure.subplots(1, 2, width_ratios=(3, 2))
+        reference = median(results[0], "seconds")
+        for runs in results:
+            run, ratio = runs[0], median(runs, "seconds") / reference
+            (bar,) = times.barh([_name(run)], [ratio])
+            times.annotate(f" {ratio:.2f}", (ratio, bar.get_y() + bar.get_height() / 2), va="center", fontsize=9)
+            if "samples" in run:
+                seconds, active, _ = zip(*run["samples"], strict=True)
+                held = run["total_peak_bytes"] - run["peak_bytes"]
+                heights = [max(0, each - held) / MB for each in active]
+                label = f"{_name(run)}, peak {run['peak_bytes'] / MB:.0f} MB"
+                memory.plot(seconds, heights, linewidth=1, label=label, color=bar.get_facecolor())
+    memory.set(xlabel="seconds", ylabel="MB in use, without weights and latents", xlim=(0, None), ylim=(0, None))
+    memory.legend(fontsize=9, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1))
+    times.set(xlabel=f"time, {_name(results[0][0])} = 1")
+    times.margins(x=0.15)
+    times.invert_yaxis()
     run = results[0][0]
     weights = "a checkpoint" if run["model"] else f"{run['generation']} with {run['base_width']} base channels"
-    video = f"{run['frames']} frames of {run['width']}x{run['height']}"
     dtype = run["dtype"] or ("its dtype" if run["model"] else "float32")
-    title = f"{video} decoded by {weights}, {dtype}, {backend().value} backend"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-
-
-def _draw_memory(axes: "Axes", runs: list[Run], colors: dict[str, str]) -> None:
-    """Bytes in use over time, beyond those in use before."""
-    unit, name, digits = byte_unit(max(run["peak_bytes"] for run in runs))
-    for run in sorted(runs, key=lambda run: -run["peak_bytes"]):
-        held = run["total_peak_bytes"] - run["peak_bytes"]
-        seconds, values = upper_envelope(run["samples"], _STEPS)
-        label = f"{_name(run)}, peak {run['peak_bytes'] / unit:.{digits}f} {name}"
-        heights = [max(0, value - held) / unit for value in values]
-        axes.plot(seconds, heights, color=colors[_name(run)], linewidth=1.5, label=label)
-    axes.set(xlabel="seconds", ylabel=f"{name} in use, without weights and latents", xlim=(0, None))
-    axes.set_ylim(0, axes.get_ylim()[1] * (1 + 0.08 * len(runs)))  # the legend is above the curves
-    axes.legend(fontsize=9, frameon=False, loc="upper left")
-
-
-def upper_envelope(samples: list[Any], steps: int) -> tuple[list[float], list[int]]:
-    """The largest number of bytes in use in each of `steps` intervals of time, and the middles of the intervals."""
-    length = samples[-1][0] / steps
-    largest: dict[int, int] = {}
-    for seconds, active, *_ in samples:
-        step = min(int(seconds / length), steps - 1)
-        largest[step] = max(active, largest.get(step, 0))
-    return [(step + 0.5) * length for step in largest], list(largest.values())
-
-
-def _draw_times(axes: "Axes", results: list[list[Run]], colors: dict[str, str]) -> None:
-    """A bar for each case, as a ratio to the single pass if it was measured, else to the first case."""
-    seconds = {_name(runs[0]): median(runs, "seconds") for runs in results}
-    reference = next((name for name in seconds if name == _NAMES["single"]), next(iter(seconds)))
-    ratios = [each / seconds[reference] for each in seconds.values()]
-    bars = axes.barh(list(seconds), ratios, color=[colors[name] for name in seconds])
-    axes.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], padding=3, fontsize=9)
-    axes.invert_yaxis()
-    axes.set(xlabel=f"time, {reference} = 1", xlim=(0, 1.15 * max(ratios)))
-    axes.tick_params(axis="y", length=0)
+    video = f"{run['frames']} frames of {run['width']}x{run['height']} decoded by {weights}, {dtype}"
+    figure.suptitle(f"{video}, {backend().value} backend", x=0.01, ha="left", fontsize=11)
 
 
 def _name(run: Run) -> str:
     order = f", by {run['order']}" if run["mode"] == "exact" else ""
     batch = f", {run['tile_batch_size']} at a time" if run["tile_batch_size"] > 1 else ""
-    return f"{_NAMES.get(run['mode'], run['mode'])}{order}{batch}"
+    return f"{run['mode']}{order}{batch}"

@@ -50,12 +50,12 @@ def run_interleaved(jobs: Sequence[Job], repeat: int, progress: Callable[[Any], 
     turns = [(index, job) for turn in range(repeat) for index, job in enumerate(jobs) if turn == 0 or not job.once]
     results: list[list[Run]] = [[] for _ in jobs]
     for index, job in progress(turns):
-        results[index].append({"task": job.measure.__name__, **asdict(job.case), **run_fresh(job)})
+        results[index].append(run_fresh(job))
     return results
 
 
-def run_fresh(job: Job) -> dict[str, Any]:
-    """What a job measures in a process of its own.
+def run_fresh(job: Job) -> Run:
+    """Run a job in a process of its own.
 
     Raises:
         LTXVAEError: for a run that fails, with the last line of its output.
@@ -74,7 +74,7 @@ def run_fresh(job: Job) -> dict[str, Any]:
     if process.returncode:
         last = (stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         raise LTXVAEError(f"{name} of {case.frames} frames (mode {case.mode}) failed: {last}")
-    return json.loads(stdout)
+    return {"task": name, **asdict(case), **json.loads(stdout)}
 
 
 def _run_here(payload: str) -> None:

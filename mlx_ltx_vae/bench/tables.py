@@ -32,23 +32,17 @@ def median(runs: list[Run], key: str) -> float:
     return statistics.median(run[key] for run in runs)
 
 
-def time_ratio(runs: list[Run], reference: list[Run]) -> str:
-    """The median, the least and the largest of the ratios of times, each of runs of the same turn."""
-    ratios = sorted(run["seconds"] / other["seconds"] for run, other in zip(runs, reference, strict=True))
-    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-
-
 def timing_table(results: list[list[Run]], *, reference: str, notes: Sequence[str] = ()) -> str:
     """Times and peaks of decodes or encodes: medians of each case.
 
     Args:
-        reference: the mode or dtype whose time is 1, for videos of the same length.
+        reference: the name, mode or dtype whose time is 1, for videos of the same length.
         notes: further lines below the table.
     """
     baseline = {
         runs[0]["frames"]: median(runs, "seconds")
         for runs in results
-        if reference in (runs[0]["mode"], runs[0]["dtype"])
+        if reference in (runs[0].get("name"), runs[0]["mode"], runs[0]["dtype"]) and "seconds" in runs[0]
     }
     run = results[0][0]
     all_notes = [
@@ -61,24 +55,31 @@ def timing_table(results: list[list[Run]], *, reference: str, notes: Sequence[st
 
 
 def _timing_row(runs: list[Run], baseline: dict[int, float]) -> dict[str, str]:
-    run = runs[0]
-    seconds, frames = median(runs, "seconds"), run["frames"]
-    tiled = run["mode"] in ("tiled", "ports")
-    caches = run["between_bytes"] / (run["width"] * run["height"]) if "between_bytes" in run else None
+    run = dict(runs[0])
+    frames, pixels, tiled = run["frames"], run["width"] * run["height"], run["mode"] in ("tiled", "ports")
+
+    def show(key: str, digits: int, unit: float = 1) -> str:
+        return f"{run[key] / unit:.{digits}f}" if key in run else ""
+
+    if "error" not in run:
+        run |= {key: median(runs, key) for key in ("seconds", "first_frame_seconds") if key in run}
+        run |= {"peak_bytes": max(each["peak_bytes"] for each in runs)}
+        run |= {"ratio": run["seconds"] / baseline[frames]} if frames in baseline else {}
     return {
+        "name": run.get("name", ""),
         "mode": run["mode"],
         "order": run["order"] if run["mode"] == "exact" else "",
         "tiles": run["tiles"] if tiled else "",
         "dtype": run["dtype"] or "",
         "batch": str(run["tile_batch_size"]) if tiled else "",
         "frames": str(frames),
-        "seconds": f"{seconds:.2f}",
-        "ratio": f"{seconds / baseline[frames]:.2f}" if frames in baseline else "",
-        "first": f"{median(runs, 'first_frame_seconds'):.2f}" if "first_frame_seconds" in run else "",
-        "peak MB": f"{max(each['peak_bytes'] for each in runs) / MB:.1f}",
-        "B/pixel": f"{run['bytes_per_pixel']:.0f}",
-        "caches": "" if caches is None else f"{caches:.0f}",
-        "weights MB": f"{run['weights_bytes'] / MB:.0f}",
-        "largest": f"{run['largest']:.0f}" if "largest" in run else "",
+        "seconds": "failed" if "error" in run else show("seconds", 2),
+        "ratio": show("ratio", 2),
+        "first": show("first_frame_seconds", 2),
+        "peak MB": show("peak_bytes", 1, MB),
+        "B/pixel": show("bytes_per_pixel", 0),
+        "caches": show("between_bytes", 0, pixels),
+        "weights MB": show("weights_bytes", 0, MB),
+        "largest": show("largest", 3 if run.get("largest", 1) < 1 else 0),
         "PSNR": format_psnr(run["psnr"]) if "psnr" in run else "",
     }

@@ -222,6 +222,8 @@ class Family(Generic[ConfigT]):
             less work; None if there is none.
         computes_in_half: the networks whose values fit float16. Others compute in float32 if they are stored in it.
         decoder: the kind of its decoder, in a word.
+        published: the published VAEs by short names, such as "ltx-2.3". Each makes its configuration with so many base
+            channels, of which LTX-2.3 has 128; a family that has no such number scales its own widths by it.
     """
 
     name: str
@@ -237,3 +239,4 @@ class Family(Generic[ConfigT]):
     describe: Callable[[ConfigT], Description]
     stills: Callable[[ConfigT], ConfigT] | None = None
     computes_in_half: Collection[str] = ("decoder",)
+    published: Mapping[str, Callable[[int], ConfigT]] = field(default_factory=dict)

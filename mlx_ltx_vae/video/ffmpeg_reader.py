@@ -88,6 +88,9 @@ def read_ffmetadata(path: str | os.PathLike, max_bytes: int) -> str:
     buffer = bytearray(max_bytes)
     reader = FfmpegReader(os.fspath(path), [*input_arguments(path), "-f", "ffmetadata"])
     try:
-        return buffer[: reader.read_into(memoryview(buffer))].decode(errors="replace")
+        count = reader.read_into(memoryview(buffer))
+        if count < max_bytes:
+            reader.wait()
+        return buffer[:count].decode(errors="replace")
     finally:
         reader.close()

@@ -8,6 +8,7 @@ from ..video_vae.family import CONV_VAE
 from ..video_vae.networks import ConvEncoder
 from .config import DecoderConfig, DiffusionVAEConfig, StageConfig
 from .configuration import choose_config, configure
+from .generations import ltx_2_5
 from .names import find
 from .network_specs import network_spec
 from .networks import DiffusionDecoder
@@ -83,4 +84,5 @@ DIFFUSION_VAE = Family(
     spec=network_spec,
     make=_make,
     describe=_describe,
+    published={"ltx-2.5-diffusion": ltx_2_5},
 )

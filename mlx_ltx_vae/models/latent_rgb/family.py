@@ -12,6 +12,7 @@ from .network import BIAS, WEIGHT, LatentRGBDecoder, decoder_spec
 
 _NAME = "latent_rgb"  # of the family, and of its entry in a configuration
 _PREFIX = "decoder."
+_CHANNELS, _PATCH_SIZE = 128, 4  # of a projection for LTX's latents
 
 
 def _find(shapes: Shapes) -> Found:
@@ -75,4 +76,5 @@ LATENT_RGB = Family(
     spec=_spec,
     make=_make,
     describe=_describe,
+    published={"latent-rgb": lambda base_channels: LatentRGBConfig(_CHANNELS, _PATCH_SIZE)},  # it has no width
 )

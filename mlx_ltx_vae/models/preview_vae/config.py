@@ -8,9 +8,11 @@ from ...shapes import DEFAULT_SCALE, Scaled, ScaleFactors
 LTX_CHANNELS = 128
 #: Pixels per side of the patches that the networks make pictures of.
 PATCH = 4
-#: Widths of the published decoders, and the channels of a group in the wide one.
+#: Widths of the published decoders, the channels of a group in the wide one, and the width of the encoders.
 STANDARD_WIDTHS = (256, 128, 64, 64)
 WIDE_WIDTHS = (1024, 512, 256, 64)
+WIDE_GROUP_WIDTH = 64
+ENCODER_WIDTH = 64
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class PreviewConfig(Scaled):
     """
 
     decoder_widths: tuple[int, int, int, int] | None = STANDARD_WIDTHS
-    encoder_width: int | None = 64
+    encoder_width: int | None = ENCODER_WIDTH
     group_width: int | None = None
     latent_channels: int = LTX_CHANNELS
     generation: str = field(default="custom", compare=False)

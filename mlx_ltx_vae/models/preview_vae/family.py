@@ -19,7 +19,7 @@ from ..base import (
     Statistics,
     Stored,
 )
-from .config import LTX_CHANNELS, PATCH, STANDARD_WIDTHS, WIDE_WIDTHS, PreviewConfig
+from .config import ENCODER_WIDTH, LTX_CHANNELS, PATCH, STANDARD_WIDTHS, WIDE_GROUP_WIDTH, WIDE_WIDTHS, PreviewConfig
 from .network_specs import LEVELS, network_spec
 from .networks import PreviewDecoder, PreviewEncoder
 
@@ -113,6 +113,13 @@ def _make(config: PreviewConfig, network: str, statistics: Statistics | None) ->
     return PreviewEncoder(config) if network == "encoder" else PreviewDecoder(config)
 
 
+def _published(widths: tuple[int, ...], group_width: int | None, base_channels: int) -> PreviewConfig:
+    """As narrow as a conv VAE with so many base channels, of which LTX-2.3 has 128."""
+    n0, n1, n2, n3, encoder = (max(1, width * base_channels // 128) for width in (*widths, ENCODER_WIDTH))
+    group_width = group_width and max(1, group_width * base_channels // 128)
+    return PreviewConfig((n0, n1, n2, n3), encoder, group_width)
+
+
 def _describe(config: PreviewConfig) -> Description:
     entries = {"latent_channels": config.latent_channels, "patch_size": PATCH, "scale": config.scale._asdict()}
     networks = {}
@@ -152,4 +159,8 @@ PREVIEW_VAE = Family(
     describe=_describe,
     stills=partial(replace, makes_stills=True),
     computes_in_half=NETWORKS,
+    published={
+        "taehv": partial(_published, STANDARD_WIDTHS, None),
+        "taehv-wide": partial(_published, WIDE_WIDTHS, WIDE_GROUP_WIDTH),
+    },
 )

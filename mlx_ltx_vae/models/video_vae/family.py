@@ -1,6 +1,9 @@
 """The conv VAE of LTX-Video, LTX-2, LTX-2.3 and LTX-2.5, and what `info` says about it."""
 
+from functools import partial
+
 from ..base import Description, Family, Network, NetworkDescription, Statistics
+from ..convolution.rules import ConvRule, choose
 from .block_types import KERNEL, BlockConfig
 from .config import NetworkConfig, VAEConfig, parse_vae_config
 from .configuration import choose_config, configure
@@ -12,9 +15,14 @@ from .networks import ConvDecoder, ConvEncoder
 _USUAL_LATENTS = (16, 16, 24)  # of 121 frames of 768x512
 
 
-def _make(config: VAEConfig, network: str, statistics: Statistics | None) -> Network:
+def _make(config: VAEConfig, network: str, statistics: Statistics | None, rule: ConvRule = choose) -> Network:
     assert statistics is not None  # has_statistics
-    return ConvEncoder(config, statistics) if network == "encoder" else ConvDecoder(config, statistics)
+    return ConvEncoder(config, statistics, rule) if network == "encoder" else ConvDecoder(config, statistics, rule)
+
+
+def _published(name: str, base_channels: int) -> VAEConfig:
+    widths = dict.fromkeys(("decoder_base_channels", "encoder_base_channels"), base_channels)
+    return parse_vae_config({**GENERATIONS[name], **widths}, name)
 
 
 def _describe(config: VAEConfig) -> Description:
@@ -99,4 +107,5 @@ CONV_VAE = Family(
     spec=network_spec,
     make=_make,
     describe=_describe,
+    published={name.split()[-1].lower(): partial(_published, name) for name in GENERATIONS},
 )
