@@ -26,7 +26,7 @@ a RuntimeError and a `TilingError` also a ValueError.
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
@@ -36,7 +36,8 @@ from mlx.utils import tree_map
 
 from .backend.mlx_utils import named_parameters
 from .errors import PlanError, TilingError
-from .pipeline.postprocess import FrameChunk
+from .pipeline.chunk_stream import arrays_released
+from .pipeline.postprocess import FrameChunk, OnFramesReady
 from .pipeline.progress import show_progress as with_progress
 from .planning.plan import DecodePlan, Mode
 from .tiling.config import TilingConfig
@@ -98,12 +99,9 @@ def decode_tiled(
     if causal:
         raise PlanError("causal=True is not supported: a decoder pads along time as it was trained; leave it out.")
     vae = vae_of(self)
-    frames = []
-    for chunk in vae.stream(sample, _plan(vae, sample, tiling_config), timestep=_timestep(vae, timestep)):
-        frames.append(_pixels(chunk))
-        if on_frames_ready is not None:
-            on_frames_ready(frames[-1], chunk.start)
-    return mx.concatenate(frames, axis=2)
+    plan = _plan(vae, sample, tiling_config)
+    with arrays_released(), vae.stream(sample, plan, timestep=_timestep(vae, timestep)) as stream:
+        return _take_all(stream, on_frames_ready)
 
 
 def decode_and_stream(
@@ -153,6 +151,16 @@ def _timestep(vae: VideoVAE, timestep: mx.array | float | None) -> float | None:
     """The timestep for a VAE that takes one. The apps pass one to any VAE."""
     takes_one = vae.decoder is not None and vae.decoder.spec.has_timestep
     return None if timestep is None or not takes_one else float(timestep)
+
+
+def _take_all(chunks: Iterable[FrameChunk], on_frames_ready: OnFramesReady | None) -> mx.array:
+    """The pixels (B, 3, F, H, W) of all chunks, which are handed over one by one too."""
+    frames = []
+    for chunk in chunks:
+        frames.append(_pixels(chunk))
+        if on_frames_ready is not None:
+            on_frames_ready(frames[-1], chunk.start)
+    return mx.concatenate(frames, axis=2)
 
 
 def _pixels(chunk: FrameChunk) -> mx.array:

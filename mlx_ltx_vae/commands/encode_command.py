@@ -252,7 +252,7 @@ class EncodeTask(Task):
             (self._num_frames, height, width, 3),
             self._vae.machine,
             pad=self._settings.pad,
-            sound_bytes=0 if self._sound_plan is None else self._sound_plan.peak_bytes,
+            sound_bytes=0 if self._sound_plan is None else self._sound_plan.memory.active,
             **vars(options),
         )
 

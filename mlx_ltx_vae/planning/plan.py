@@ -214,6 +214,8 @@ def _memory(memory: Memory) -> str:
         "inputs": memory.inputs,
         "caches": memory.caches,
         "work": memory.work,
+        "result": memory.result,
+        "sound": memory.sound,
         "MLX's buffer cache": memory.buffer_cache,
     }
     scale = 10**digits
