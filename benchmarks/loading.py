@@ -10,11 +10,20 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from benchmarks.others import original_weights
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.backend.mlx_utils import load_safetensors
-from mlx_ltx_vae.bench.case import GENERATION_NAMES, Case, count_weight_bytes, load_config
+from mlx_ltx_vae.backend.mlx_utils import load_safetensors, named_parameters
+from mlx_ltx_vae.bench.case import (
+    DIFFUSION,
+    GENERATION_NAMES,
+    Case,
+    count_weight_bytes,
+    diffusion_config,
+    load_config,
+    load_vae,
+)
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import median, table
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
@@ -23,15 +32,29 @@ from mlx_ltx_vae.units import MB
 T = TypeVar("T")
 
 
-def write_checkpoint(case: Case, path: Path) -> None:
-    """Write the random decoder of a case as the original files store it, without an encoder."""
-    weights = {f"vae.decoder.{name}": array for name, array in original_weights(case).items()}
-    channels = load_config(case).latent_channels
+def write_checkpoint(case: Case, path: Path, *, encoder: bool = False) -> None:
+    """Write the random decoder of a case, or both networks of a convolutional one, as the original files store them."""
+    if case.generation == DIFFUSION:
+        weights, config = diffusion_weights(case), diffusion_config(case)
+        channels = config["decoder"]["in_channels"]
+    else:
+        widths = {"decoder_base_channels": case.base_width, "encoder_base_channels": case.base_width}
+        config = {**GENERATIONS[GENERATION_NAMES[case.generation]], **widths}
+        weights, channels = original_weights(case), load_config(case).latent_channels
+        weights = {f"vae.decoder.{name}": array for name, array in weights.items()}
+        if encoder:
+            weights |= {f"vae.encoder.{name}": array for name, array in original_weights(case, "encoder").items()}
     statistics = {"mean-of-means": mx.zeros((channels,)), "std-of-means": mx.ones((channels,))}
     weights |= {f"vae.per_channel_statistics.{name}": array for name, array in statistics.items()}
-    config = {**GENERATIONS[GENERATION_NAMES[case.generation]], "decoder_base_channels": case.base_width}
     contiguous = {name: mx.contiguous(array) for name, array in weights.items()}
     mx.save_safetensors(str(path), contiguous, {"config": json.dumps({"vae": config})})
+
+
+def diffusion_weights(case: Case) -> dict[str, mx.array]:
+    """The weights of a case's diffusion decoder."""
+    vae = load_vae(case)
+    assert isinstance(vae.decoder, nn.Module)
+    return {f"vae.decoder.{name}": array for name, array in named_parameters(vae.decoder).items()}
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
 from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
-from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
+from mlx_ltx_vae.models.video_vae.networks import ConvDecoder, ConvEncoder
 from mlx_ltx_vae.pipeline.postprocess import FrameChunk
 from mlx_ltx_vae.tiling import decode_with_tiling
 from mlx_ltx_vae.vae import VideoVAE
@@ -147,18 +147,18 @@ def _to_frames(pixels: mx.array) -> np.ndarray:
     return FrameChunk(0, pixels.transpose(0, 2, 3, 4, 1)).to_uint8()
 
 
-def original_weights(case: Case) -> dict[str, mx.array]:
-    """The weights of a case's decoder, named as in the original files, in torch's layout (O, I, D, H, W).
+def original_weights(case: Case, network: str = "decoder") -> dict[str, mx.array]:
+    """The weights of a case's decoder or encoder, named as in the original files, in torch's layout (O, I, D, H, W).
 
     Those of a loaded network are laid out for the device.
     """
     if case.model:
-        weights = dict(open_checkpoint(case.model, encoder=False).networks["decoder"].read())
+        weights = dict(open_checkpoint(case.model).networks[network].read())
     else:
         mx.random.seed(0)  # as `load_vae` does
         config = load_config(case)
         ones = mx.ones((config.latent_channels,))
-        network = ConvDecoder(config, Statistics(0 * ones, ones))
-        network.set_dtype(DTYPES[case.dtype or "float32"])
-        weights = named_parameters(network)
+        module = (ConvDecoder if network == "decoder" else ConvEncoder)(config, Statistics(0 * ones, ones))
+        module.set_dtype(DTYPES[case.dtype or "float32"])
+        weights = named_parameters(module)
     return {name: array.transpose(0, 4, 1, 2, 3) if array.ndim == 5 else array for name, array in weights.items()}

@@ -4,6 +4,8 @@ import copy
 import gc
 import pickle
 import shutil
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from checkpoint_files import metadata
 from mlx_ltx_vae import AudioVAE, CheckpointError, DecodeCancelled, VideoVAE
 from mlx_ltx_vae.integrations import decode_tiled
+from tolerances import cpu_only
 
 LATENTS = (1, 8, 6, 4, 6)
 SMALL = 300_000  # bytes
@@ -206,6 +209,27 @@ def test_a_copy_has_its_weights_also_where_the_file_is_gone(copied, make):
     other = make(vae)
     copied.unlink()
     assert mx.array_equal(other.encode(pixels()[:9]), vae.encode(pixels()[:9]))
+
+
+@cpu_only("the cache of a GPU is cleared before each run, too")
+def test_the_buffer_cache_is_as_before_after_a_load_and_a_run(golden):
+    script = f"""
+import mlx.core as mx
+from mlx_ltx_vae import VideoVAE
+caches = []
+vae = VideoVAE.from_pretrained({str(golden("ltx2_3").checkpoint)!r})
+caches.append(mx.get_cache_memory())
+latents = mx.random.normal((1, 8, 4, 4, 6))
+pixels = vae.decode(latents)
+caches.append(mx.get_cache_memory())
+vae.decode(latents, on_frames_ready=lambda frames, start: None)
+caches.append(mx.get_cache_memory())
+vae.encode(pixels)
+caches.append(mx.get_cache_memory())
+print(max(caches))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < SMALL
 
 
 def test_an_audio_vae_loads_its_encoder_late_too(audio_case):

@@ -15,7 +15,7 @@ from ..latents import load_latents
 from ..models.base import Statistics
 from ..models.convolution.prepared import prepare
 from ..models.convolution.rules import ConvRule, ConvShape, Formulation, choose
-from ..models.diffusion_decoder.config import DiffusionVAEConfig, parse_decoder_config
+from ..models.diffusion_decoder.config import CLASS_NAME, DECODER_CLASS_NAME, DiffusionVAEConfig, parse_decoder_config
 from ..models.diffusion_decoder.networks import DiffusionDecoder
 from ..models.preview_vae.config import STANDARD_WIDTHS, WIDE_WIDTHS, PreviewConfig
 from ..models.preview_vae.networks import PreviewDecoder
@@ -162,11 +162,18 @@ def _random_preview(case: Case) -> VideoVAE:
     return VideoVAE(config, None, decoder)
 
 
-def _random_diffusion(case: Case) -> VideoVAE:
-    """The diffusion decoder with random weights, as narrow as a convolutional one with this base width."""
+def diffusion_config(case: Case) -> dict[str, Any]:
+    """The configuration of a diffusion decoder as narrow as a convolutional one with this base width."""
     widths = [width * case.base_width // _FULL_BASE_WIDTH for width in _DIFFUSION_GEOMETRY["stage_channels"]]
-    raw = {**_DIFFUSION_GEOMETRY, "stage_channels": widths, "head_dim": min(widths[-1], 64)}
-    config = parse_decoder_config(raw, "x0", DIFFUSION, is_fused=True, has_gates=False)
+    geometry = {**_DIFFUSION_GEOMETRY, "stage_channels": widths, "head_dim": min(widths[-1], 64)}
+    decoder = {"_class_name": DECODER_CLASS_NAME, **geometry}
+    return {"_class_name": CLASS_NAME, "model_output_type": "x0", "decoder": decoder}
+
+
+def _random_diffusion(case: Case) -> VideoVAE:
+    """The diffusion decoder with random weights."""
+    raw = diffusion_config(case)
+    config = parse_decoder_config(raw["decoder"], raw["model_output_type"], DIFFUSION, is_fused=True, has_gates=False)
     ones = mx.ones((config.latent_channels,))
     mx.random.seed(0)
     decoder = DiffusionDecoder(config, Statistics(0 * ones, ones))
@@ -223,7 +230,11 @@ class Decode:
     @classmethod
     def from_case(cls, case: Case, *, bit_depth: BitDepth | None = 8) -> "Decode":
         """Load the VAE and the latents, and plan the decode to chunks of this bit depth; None for floats."""
-        vae = load_vae(case)
+        return cls.from_vae(load_vae(case), case, bit_depth=bit_depth)
+
+    @classmethod
+    def from_vae(cls, vae: VideoVAE, case: Case, *, bit_depth: BitDepth | None = 8, joined: bool = False) -> "Decode":
+        """As `from_case`, with a VAE that is loaded; `joined` is that of `VideoVAE.plan`."""
         latents = load_case_latents(case, vae)
         plan = vae.plan(
             latents.shape,
@@ -234,6 +245,7 @@ class Decode:
             tile_batch_size=case.tile_batch_size,
             chunk=case.chunk,
             bit_depth=bit_depth,
+            joined=joined,
         )
         assert vae.decoder
         return cls(vae, latents, change_plan(plan, vae.decoder.spec, case.prefetch, case.cache_limit))

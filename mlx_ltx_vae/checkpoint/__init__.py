@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..backend.device import this_machine
+from ..backend.device import give_back_cache, this_machine
 from ..backend.machine import Machine
 from ..backend.mlx_utils import (
     DTYPES,
@@ -268,6 +268,7 @@ def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> N
             if not missing[path]:
                 prepared[path].prepare(keeps_dtype=dtype is not None)
     checkpoint.check_unchanged()
+    give_back_cache()
     return network
 
 

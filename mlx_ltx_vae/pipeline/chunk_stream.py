@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import mlx.core as mx
 
-from ..backend.device import explained_device_errors
+from ..backend.device import explained_device_errors, give_back_cache
 from ..distributed.ranks import RowBands
 from ..errors import DecodeCancelled
 
@@ -62,6 +62,7 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
 
     def __exit__(self, *_: object) -> None:
         self.close()
+        give_back_cache()  # with the last chunks
 
 
 class PictureStream(ChunkStream[Chunk]):
