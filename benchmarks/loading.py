@@ -17,20 +17,31 @@ from mlx_ltx_vae.backend.mlx_utils import load_safetensors
 from mlx_ltx_vae.bench.case import Case, count_weight_bytes, load_config
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import median, table
+from mlx_ltx_vae.models.diffusion_decoder.generations import raw_ltx_2_5
+from mlx_ltx_vae.models.video_vae.config import VAEConfig
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.units import MB
 
 T = TypeVar("T")
 
 
-def write_checkpoint(case: Case, path: Path) -> None:
-    """Write the random decoder of a case as the original files store it, without an encoder."""
-    weights = {f"vae.decoder.{name}": array for name, array in original_weights(case).items()}
+def write_checkpoint(case: Case, path: Path, *, encoder: bool = False) -> None:
+    """Write the random decoder of a case, or both networks of a convolutional one, as the original files store them."""
     config = load_config(case)
+    if isinstance(config, VAEConfig):
+        widths = {"decoder_base_channels": case.base_width, "encoder_base_channels": case.base_width}
+        raw = {**GENERATIONS[config.generation], **widths}
+    else:
+        raw, encoder = raw_ltx_2_5(case.base_width), False
+    networks = ["decoder", "encoder"] if encoder else ["decoder"]
+    weights = {
+        f"vae.{network}.{name}": array
+        for network in networks
+        for name, array in original_weights(case, network).items()
+    }
     ones = mx.ones((config.latent_channels,))
     statistics = {"mean-of-means": 0 * ones, "std-of-means": ones}
     weights |= {f"vae.per_channel_statistics.{name}": array for name, array in statistics.items()}
-    raw = {**GENERATIONS[config.generation], "decoder_base_channels": case.base_width}
     contiguous = {name: mx.contiguous(array) for name, array in weights.items()}
     mx.save_safetensors(str(path), contiguous, {"config": json.dumps({"vae": raw})})
 

@@ -145,13 +145,13 @@ def _to_frames(pixels: mx.array) -> np.ndarray:
     return FrameChunk(0, pixels.transpose(0, 2, 3, 4, 1)).to_uint8()
 
 
-def original_weights(case: Case) -> dict[str, mx.array]:
-    """The weights of a case's decoder, named as in the original files, in torch's layout (O, I, D, H, W).
+def original_weights(case: Case, network: str = "decoder") -> dict[str, mx.array]:
+    """The weights of a case's decoder or encoder, named as in the original files, in torch's layout (O, I, D, H, W).
 
     Those of a loaded network are laid out for the device.
     """
     if case.model:
-        weights = dict(open_checkpoint(case.model, encoder=False).networks["decoder"].read())
+        weights = dict(open_checkpoint(case.model).networks[network].read())
     else:
-        weights = named_parameters(make_random_network(case))
+        weights = named_parameters(make_random_network(case, network))
     return {name: array.transpose(0, 4, 1, 2, 3) if array.ndim == 5 else array for name, array in weights.items()}

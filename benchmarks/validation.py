@@ -1,15 +1,20 @@
 """Planned peaks compared with measured ones."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
-from mlx_ltx_vae import demo
+from benchmarks.loading import write_checkpoint
+from mlx_ltx_vae import VideoVAE, demo
 from mlx_ltx_vae.bench.case import Case, Decode
-from mlx_ltx_vae.bench.decoding import decode, describe, encode, measure
+from mlx_ltx_vae.bench.decoding import describe, encode, measure
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
@@ -68,20 +73,73 @@ def encode_cases() -> list[Case]:
     return [replace(base, generation=name, dtype=dtype, **way) for (name, dtype), way in product(networks, ways)]
 
 
+@contextmanager
+def readme_vae(case: Case) -> Iterator[VideoVAE]:
+    """A VAE that is loaded as in README, of a file with all its networks."""
+    with TemporaryDirectory() as folder:
+        path = case.model or f"{folder}/vae.safetensors"
+        if case.model is None:
+            write_checkpoint(case, Path(path), encoder=True)
+            mx.clear_cache()
+        yield VideoVAE.from_pretrained(path, dtype=case.dtype if case.model else None)
+
+
+def stream(case: Case) -> dict[str, Any]:
+    """Decode to levels."""
+    with readme_vae(case) as vae:
+        subject = Decode.from_vae(vae, case)
+        return {**measure(subject.run(), case), **describe(subject.plan)}
+
+
 def readme_loop(case: Case) -> dict[str, Any]:
     """Decode as README does: the plan and the stream have no bit depth, and the loop's variable holds a chunk."""
-    subject = Decode.from_case(case, bit_depth=None)
+    with readme_vae(case) as vae:
+        subject = Decode.from_vae(vae, case, bit_depth=None)
 
-    def frames() -> Iterator[np.ndarray]:
-        for chunk in subject.vae.stream(subject.latents, subject.plan):
-            yield chunk.to_uint8()
+        def frames() -> Iterator[np.ndarray]:
+            for chunk in vae.stream(subject.latents, subject.plan):
+                yield chunk.to_uint8()
 
-    return {**measure(frames(), case), **describe(subject.plan, subject.vae)}
+        return {**measure(frames(), case), **describe(subject.plan)}
+
+
+def readme_decode(case: Case) -> dict[str, Any]:
+    """Decode to one array."""
+    with readme_vae(case) as vae:
+        subject = Decode.from_vae(vae, case, bit_depth=None, joined=True)
+        kept = []
+
+        def pixels() -> Iterator[np.ndarray]:
+            kept.append(vae.decode(subject.latents, subject.plan))
+            yield np.zeros(case.frames)
+
+        return {**measure(pixels(), case), **describe(subject.plan)}
+
+
+def readme_encode(case: Case) -> dict[str, Any]:
+    """Encode one array of pixels."""
+    with readme_vae(case) as vae:
+        shape = (1, 3, case.frames, case.height, case.width)
+        pixels = mx.random.uniform(-1, 1, shape, key=mx.random.key(0)).astype(vae.dtype)
+        mx.eval(pixels)
+        plan = vae.plan_encode(shape, joined=True)
+
+        def latents() -> Iterator[np.ndarray]:
+            yield np.array(vae.encode(pixels, plan)[0].astype(mx.float32)).swapaxes(0, 1)
+
+        return {**measure(latents(), case), **describe(plan)}
+
+
+def readme_frames(case: Case) -> dict[str, Any]:
+    """Encode frames as they come, or a whole video in tiles."""
+    with readme_vae(case) as vae:
+        return encode(case, vae)
 
 
 def validation_jobs() -> list[Job]:
     """One decode or encode of each case."""
-    runs = [(decode, validation_cases()), (readme_loop, loop_cases()), (encode, encode_cases())]
+    runs = [(stream, validation_cases()), (readme_loop, loop_cases()), (readme_frames, encode_cases())]
+    runs += [(readme_decode, loop_cases()), (readme_encode, encode_cases()[::3])]
     return [Job(task, case, once=True) for task, cases in runs for case in cases]
 
 

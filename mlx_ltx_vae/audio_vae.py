@@ -3,7 +3,8 @@
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -13,11 +14,21 @@ from .backend.machine import Machine
 from .backend.mlx_utils import DTYPES, DtypeName
 from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
 from .checkpoint.hub import parse_reference
+from .checkpoint.lazy import LazyNetwork
 from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
 from .models.specs import NetworkSpec
-from .network_pair import NetworkPair
-from .pipeline.audio_run import AudioRun, AudioStream, check_plan, encode_pieces, pack_latents, unpack_latents
+from .network_pair import NetworkPair, load_encoder, num_bytes
+from .pipeline.audio_run import (
+    AudioRun,
+    AudioStream,
+    check_plan,
+    encode_pieces,
+    join_sound,
+    pack_latents,
+    unpack_latents,
+)
+from .pipeline.chunk_stream import arrays_released
 from .planning.audio_plan import AudioClip, AudioEncodePlan, AudioPlan, plan_audio, plan_audio_encode
 from .video.sound import SAMPLE_RATES
 
@@ -39,7 +50,11 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
     _NAMES = ("decoder", "vocoder", "encoder")
 
     def __init__(
-        self, config: SoundConfig, encoder: SoundEncoder | None, decoder: Decoder | None, vocoder: Network | None
+        self,
+        config: SoundConfig,
+        encoder: SoundEncoder | LazyNetwork[SoundEncoder] | None,
+        decoder: Decoder | None,
+        vocoder: Network | None,
     ) -> None:
         super().__init__(config, encoder, decoder)
         self.vocoder, self.sample_rate = vocoder, config.sample_rate
@@ -65,12 +80,13 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             CheckpointError: if the source cannot be read, is no audio VAE, is incomplete, or is not supported.
         """
         source = cls._open(source, dtype, SOUND, encoder=encoder, decoder=decoder)
-        wanted = {"encoder": encoder, "decoder": decoder, "vocoder": decoder}
-        dtypes = {name: source.cast_dtype(name, dtype) for name in wanted} | {"vocoder": mx.float32}
-        networks = {name: load_network(source, name, dtypes[name]) for name, asked in wanted.items() if asked}
+        dtypes = {name: source.cast_dtype(name, dtype) for name in ("encoder", "decoder")} | {"vocoder": mx.float32}
+        networks = {name: load_network(source, name, dtypes[name]) for name in ("decoder", "vocoder") if decoder}
         return cls(
             cast(SoundConfig, source.config),
-            cast("SoundEncoder | None", networks.get("encoder")),
+            cast(Any, load_encoder(source, dtypes["encoder"], is_alone=not any(networks.values())))
+            if encoder
+            else None,
             cast("Decoder | None", networks.get("decoder")),
             networks.get("vocoder"),
         )
@@ -88,11 +104,12 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         memory_budget: str | int | None = None,
         mode: str = "auto",
         chunk: int | None = None,
+        joined: bool = False,
     ) -> AudioPlan:
         """Plan the decode of so many latents along time (25 per second). Pure arithmetic; nothing is decoded.
 
         Args:
-            memory_budget: as for `VideoVAE.plan`.
+            memory_budget, joined: as for `VideoVAE.plan`.
             mode: "auto", "exact" (streamed) or "single" (one pass, as networks with attention need).
             chunk: latents per piece; None to choose automatically.
 
@@ -100,13 +117,14 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             PlanError: if the options are invalid, or if no plan fits the budget.
         """
         decoder, vocoder = self._networks
-        weights = _num_bytes(decoder) + _num_bytes(vocoder)
+        weights = num_bytes(decoder) + num_bytes(vocoder) + self._loaded_beside(decoder, vocoder)
         return plan_audio(
             audio_clip(self.config, [decoder.spec, vocoder.spec], weights, batch, latents),
             this_machine(mx.float32, weights),
             memory_budget=memory_budget,
             mode=mode,
             chunk=chunk,
+            joined=joined,
         )
 
     def stream(
@@ -144,16 +162,13 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         memory_budget: str | int | None = None,
     ) -> mx.array:
         """Decode latents to a whole waveform (B, 2, samples) float32 in [-1, 1]. Otherwise as `stream`."""
-        if memory_budget is not None:
-            if plan is not None:
-                raise PlanError("a memory budget replaces a plan; leave one of them out.")
+        if memory_budget is not None and plan is not None:
+            raise PlanError("a memory budget replaces a plan; leave one of them out.")
+        if plan is None:
             batch, _, length, *_ = pack_latents(latents, self.config.channels, self.config.bins).shape
-            plan = self.plan(length, batch=batch, memory_budget=memory_budget)
-        chunks = [chunk.waveform for chunk in self.stream(latents, plan, unnormalized=unnormalized)]
-        waveform = mx.concatenate(chunks, axis=2)
-        with explained_device_errors():
-            mx.eval(waveform)
-        return waveform
+            plan = self.plan(length, batch=batch, memory_budget=memory_budget, joined=True)
+        with arrays_released(), self.stream(latents, plan, unnormalized=unnormalized) as stream:
+            return join_sound(stream)
 
     def encode(self, waveform: mx.array | np.ndarray | Iterable[mx.array | np.ndarray], sample_rate: int) -> mx.array:
         """Encode sound to normalized latents (B, 8, T, 16): the mean of the distribution, without sampling.
@@ -171,15 +186,17 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]} a second"
             raise LatentsError(f"a sample rate of {sample_rate!r} is not possible; give {limits}.")
         pieces = encoder.prepare(_read_pieces(waveform), sample_rate)
-        with explained_device_errors():
+        with arrays_released(), explained_device_errors():
             latents = unpack_latents(encode_pieces(encoder, pieces), self.config.channels, self.config.bins)
             mx.eval(latents)  # so that another thread can use them
         return latents
 
     def plan_encode(self, seconds: float, *, batch: int = 1) -> AudioEncodePlan:
         """Plan the encode of so many seconds of sound. Pure arithmetic; a `LatentsError` if there are none."""
-        encoder = self._encoder
-        return _plan_encode(self.config, encoder.spec, self._machine(encoder), seconds, batch)
+        encoder = self._known_encoder
+        plan = _plan_encode(self.config, encoder.spec, self._machine(encoder), seconds, batch)
+        weights = plan.memory.weights + self._loaded_beside(encoder)
+        return replace(plan, memory=replace(plan.memory, weights=weights))
 
     @property
     def _networks(self) -> tuple[Decoder, Network]:
@@ -245,10 +262,6 @@ def _plan_encode(
     weights = spec.num_weights * machine.itemsize
     clip = AudioClip(spec, weights, batch, latents, num_samples, given.sample_rate)
     return plan_audio_encode(clip, given, machine)
-
-
-def _num_bytes(network: Network) -> int:
-    return network.spec.num_weights * network.dtype.size
 
 
 def _read_pieces(waveform: object) -> Iterator[np.ndarray]:

@@ -30,7 +30,7 @@ class DecodeError(LTXVAEError):
 
 
 class DecodeCancelled(LTXVAEError):
-    """The decode was cancelled by `cancel` of its stream."""
+    """A decode or an encode was cancelled by `cancel` of its stream."""
 
 
 class DeviceError(LTXVAEError, RuntimeError):

@@ -41,8 +41,9 @@ from .backend.mlx_utils import named_parameters
 from .checkpoint import open_weights
 from .errors import CheckpointError, PlanError, TilingError, quote
 from .models.video_vae.raw_config import CLASS_NAME
+from .pipeline.chunk_stream import arrays_released
 from .pipeline.decode_run import StreamOptions
-from .pipeline.postprocess import FrameChunk
+from .pipeline.postprocess import FrameChunk, OnFramesReady
 from .pipeline.progress import show_progress as with_progress
 from .planning.plan import DecodePlan, Mode
 from .shapes import DEFAULT_SCALE
@@ -137,13 +138,9 @@ def decode_tiled(
     if causal:
         raise PlanError("causal=True is not supported: a decoder pads along time as it was trained; leave it out.")
     vae = vae_of(self)
-    frames = []
     plan = _plan(vae, sample, tiling_config)
-    for chunk in vae.stream(sample, plan, **_conditioning(vae, self, timestep)):
-        frames.append(_pixels(chunk).astype(sample.dtype))
-        if on_frames_ready is not None:
-            on_frames_ready(frames[-1], chunk.start)
-    return mx.concatenate(frames, axis=2)
+    with arrays_released(), vae.stream(sample, plan, **_conditioning(vae, self, timestep)) as stream:
+        return _take_all(stream, on_frames_ready, sample.dtype)
 
 
 def decode_and_stream(
@@ -207,6 +204,16 @@ def _conditioning(vae: VideoVAE, decoder: nn.Module, timestep: mx.array | float 
     given = getattr(decoder, "decode_timestep", None) if timestep is None else timestep
     scale = getattr(decoder, "decode_noise_scale", None)
     return StreamOptions(timestep=None if given is None else float(given), noise_scale=scale)
+
+
+def _take_all(chunks: Iterable[FrameChunk], on_frames_ready: OnFramesReady | None, dtype: mx.Dtype) -> mx.array:
+    """The pixels (B, 3, F, H, W) of all chunks, which are handed over one by one too."""
+    frames = []
+    for chunk in chunks:
+        frames.append(_pixels(chunk).astype(dtype))
+        if on_frames_ready is not None:
+            on_frames_ready(frames[-1], chunk.start)
+    return mx.concatenate(frames, axis=2)
 
 
 def _pixels(chunk: FrameChunk) -> mx.array:

@@ -1,14 +1,15 @@
 """What a VAE is loaded into: its encoder and its decoder, of which one may be missing."""
 
 import os
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 
 from .backend.device import check_process, this_machine
 from .backend.machine import Machine
 from .backend.mlx_utils import DTYPES, dtype_name
-from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint import Checkpoint, load_network, open_checkpoint
+from .checkpoint.lazy import LazyNetwork
 from .errors import CheckpointError
 from .models.base import Config, Decoder, Medium, Network
 from .units import format_bytes
@@ -23,16 +24,37 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
     _NAMES: tuple[str, ...] = ("decoder", "encoder")  # in the order of a representation
 
     def __init__(
-        self, config: ConfigT, encoder: EncoderT | None, decoder: Decoder | None, *, keeps_dtype: bool = False
+        self,
+        config: ConfigT,
+        encoder: EncoderT | LazyNetwork[EncoderT] | None,
+        decoder: Decoder | None,
+        *,
+        keeps_dtype: bool = False,
     ) -> None:
-        networks = [network for network in (decoder, encoder) if network is not None]
-        if not networks:
+        first = decoder if decoder is not None else encoder
+        if first is None:
             raise CheckpointError(f"{type(self).__name__} needs an encoder or a decoder.")
-        self.config, self.encoder, self.decoder = config, encoder, decoder
-        mx.eval([network.statistics for network in networks])  # lazy, they could be used in this thread only
-        statistics: tuple[mx.array | None, mx.array | None] = networks[0].statistics or (None, None)
+        self.config, self.decoder = config, decoder
+        self._own_encoder = encoder
+        given = [network.statistics for network in (decoder, encoder) if not isinstance(network, LazyNetwork | None)]
+        mx.eval(given)  # lazy, they could be used in this thread only
+        statistics: tuple[mx.array | None, mx.array | None] = given[0] or (None, None)
         self.mean, self.std = statistics
         self._keeps_dtype = keeps_dtype
+
+    @property
+    def encoder(self) -> EncoderT | None:
+        """The encoder, whose weights are read at its first use if a decoder was loaded with it; None without one."""
+        own = self._own_encoder
+        return own.get() if isinstance(own, LazyNetwork) else own
+
+    @encoder.setter
+    def encoder(self, encoder: EncoderT | None) -> None:
+        self._own_encoder = encoder
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `copy` and `pickle` take: with all weights, since the file may not be there where they are needed."""
+        return {**vars(self), "_own_encoder": self.encoder}
 
     @staticmethod
     def _open(
@@ -49,20 +71,30 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
     @property
     def dtype(self) -> mx.Dtype:
         """The compute dtype of the decoder, or of the encoder if no decoder is loaded."""
-        return self._decoder.dtype if self.decoder is not None else self._encoder.dtype
+        return self._decoder.dtype if self.decoder is not None else self._known_encoder.dtype
 
     def __repr__(self) -> str:
-        networks = {name: each for name in self._NAMES if (each := getattr(self, name)) is not None}
-        size = format_bytes(sum(each.spec.num_weights * each.dtype.size for each in networks.values()))
+        networks = {name: each for name, each in self._known.items() if each is not None}
+        size = format_bytes(sum(map(num_bytes, networks.values())))
         loaded = f"{' + '.join(networks)}, {dtype_name(self.dtype)}, {size}"
         return f"{type(self).__name__}({self.config.generation}, {loaded})"
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_")]
 
-    def _machine(self, network: Network) -> Machine:
-        loaded = network.spec.num_weights * network.dtype.size  # which plans count
-        return this_machine(network.dtype, loaded, keeps_dtype=self._keeps_dtype)
+    def _machine(self, network: Network | LazyNetwork[EncoderT]) -> Machine:
+        own = self._loaded_beside(network) + (0 if _is_waiting(network) else num_bytes(network))
+        return this_machine(network.dtype, own, keeps_dtype=self._keeps_dtype)
+
+    def _loaded_beside(self, *running: object) -> int:
+        """Bytes of the weights that are in memory beside those of networks that run."""
+        others = (each for each in self._known.values() if not any(each is other for other in running))
+        return sum(num_bytes(each) for each in others if each is not None and not _is_waiting(each))
+
+    @property
+    def _known(self) -> dict[str, Network | LazyNetwork[EncoderT] | None]:
+        """The networks by name, with an encoder whose weights have not been read."""
+        return {name: self._own_encoder if name == "encoder" else getattr(self, name) for name in self._NAMES}
 
     @property
     def _decoder(self) -> Decoder:
@@ -73,9 +105,34 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
         return self.decoder
 
     @property
-    def _encoder(self) -> EncoderT:
-        if self.encoder is None:
+    def _known_encoder(self) -> EncoderT | LazyNetwork[EncoderT]:
+        """The encoder, of which plans need no weights."""
+        if self._own_encoder is None:
             raise CheckpointError(
                 f"this {type(self).__name__} was loaded without an encoder; load it with encoder=True."
             )
-        return self.encoder
+        return self._own_encoder
+
+    @property
+    def _encoder(self) -> EncoderT:
+        known = self._known_encoder
+        return known.get() if isinstance(known, LazyNetwork) else known
+
+
+def load_encoder(
+    checkpoint: Checkpoint, dtype: mx.Dtype | None, *, is_alone: bool
+) -> Network | LazyNetwork[Any] | None:
+    """The encoder of a checkpoint in files without its weights, unless it is loaded alone; None if it has none."""
+    if is_alone or checkpoint.is_in_memory or "encoder" not in checkpoint.networks:
+        return load_network(checkpoint, "encoder", dtype)
+    return LazyNetwork(checkpoint, "encoder", dtype)
+
+
+def _is_waiting(network: Network | LazyNetwork[Any]) -> bool:
+    """Whether the weights of a network have not been read."""
+    return isinstance(network, LazyNetwork) and network.loaded is None
+
+
+def num_bytes(network: Network | LazyNetwork[Any]) -> int:
+    """The size of a network's weights, read or not."""
+    return network.spec.num_weights * network.dtype.size

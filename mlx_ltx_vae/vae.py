@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import mlx.core as mx
 import numpy as np
 
-from .backend.device import explained_device_errors
 from .backend.mlx_utils import DtypeName
 from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_weights
+from .checkpoint.lazy import LazyNetwork
 from .errors import LatentsError, PlanError
 from .frame_rate import DEFAULT_FPS, Rate
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.noise import DEFAULT_CONVENTION, ConventionName, Noise
-from .network_pair import NetworkPair
-from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, OnFramesReady, StreamOptions, WholeOptions
+from .network_pair import NetworkPair, load_encoder
+from .pipeline.chunk_stream import arrays_released, join_parts
+from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, StreamOptions, WholeOptions
 from .pipeline.encode_run import EncodePipeline, EncodeStream
 from .pipeline.latent_sources import LatentInput, is_whole
-from .pipeline.postprocess import FrameChunk, join_chunks
+from .pipeline.postprocess import FrameChunk, OnFramesReady, hand_over, join_chunks, join_levels, write_levels
 from .pipeline.preprocess import Frames
 from .pipeline.progress import Progress, show_progress
 from .pipeline.run import peek
@@ -50,7 +51,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     def __init__(
         self,
         config: Config,
-        encoder: Encoder | None,
+        encoder: Encoder | LazyNetwork[Encoder] | None,
         decoder: Decoder | None,
         *,
         encoder_is_promoted: bool = False,
@@ -76,17 +77,19 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             dtype: None for the checkpoint's own. On Apple GPUs, convolutions of a bfloat16 network take float16 where
                 their range allows it, which is more accurate; given explicitly, bfloat16 is used throughout. A float16
                 encoder computes in float32, since float16 may overflow there, and warns when it is used.
-            encoder, decoder: whether to load it.
+            encoder, decoder: whether to load it. Beside a decoder, the encoder's weights are read from the file when
+                they are first used; only what its header tells is checked before.
 
         Raises:
             CheckpointError: if the source cannot be read, is not a VAE, is incomplete, or is not supported.
         """
         source = cls._open(source, dtype, PICTURES, encoder=encoder, decoder=decoder)
         encoder_dtype, decoder_dtype = (source.cast_dtype(name, dtype) for name in NETWORKS)
+        loaded = load_network(source, "decoder", decoder_dtype) if decoder else None
         return cls(
             source.config,
-            cast(Encoder, load_network(source, "encoder", encoder_dtype)) if encoder else None,
-            cast(Decoder, load_network(source, "decoder", decoder_dtype)) if decoder else None,
+            cast(Any, load_encoder(source, encoder_dtype, is_alone=loaded is None)) if encoder else None,
+            cast(Decoder, loaded),
             encoder_is_promoted=encoder_dtype is mx.float32 and dtype != "float32",
             keeps_dtype=dtype is not None,
         )
@@ -114,6 +117,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         bit_depth: BitDepth | None = None,
         frames: tuple[int, int] | None = None,
         steps: int | None = None,
+        joined: bool = False,
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
@@ -130,6 +134,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             steps: of the denoising, for VAEs that denoise; None for the checkpoint's default.
             bit_depth: that of `stream`. Chunks of floats, which None means, take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
+            joined: whether all frames become one array, as by `decode`, which then counts too.
 
         Raises:
             LatentsError: if the VAE cannot decode this shape.
@@ -139,6 +144,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             self._decoder.spec,
             latent_shape,
             self._machine(self._decoder),
+            loaded_bytes=self._loaded_beside(self._decoder),
+            joined=joined,
             bit_depth=bit_depth,
             frames=frames,
             memory_budget=memory_budget,
@@ -161,21 +168,26 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         tile_batch_size: int = 1,
         pad: bool = False,
         ranks: int = 1,
+        joined: bool = False,
     ) -> EncodePlan:
         """Plan the encode of frames (B, 3, F, H, W), or (F, H, W, 3) as for uint8. Encodes stream along time.
 
-        Arguments and errors are those of `plan`, and `pad` is that of `encode`.
+        Arguments and errors are those of `plan`, and `pad` is that of `encode`. With `joined`, as `encode` runs it, all
+        latents count, and floats (B, 3, F, H, W) as an array of MLX in the encoder's dtype.
         """
+        encoder = self._known_encoder
         return plan_encode(
-            self._encoder.spec,
+            encoder.spec,
             frame_shape,
-            self._machine(self._encoder),
+            self._machine(encoder),
+            loaded_bytes=self._loaded_beside(encoder),
             memory_budget=memory_budget,
             pad=pad,
             mode=mode,
             tiling=tiling,
             tile_batch_size=tile_batch_size,
             ranks=ranks,
+            joined=joined,
         )
 
     def stream(
@@ -263,24 +275,25 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         `memory_budget` is that of `plan`, in place of a plan. `progress` is True for a progress bar on standard error,
         or a function `(done, total)` of frames.
         """
-        if plan is None and isinstance(latents, (mx.array, np.ndarray)):
-            plan = self.plan(latents.shape, memory_budget=memory_budget, steps=options.get("steps"))
+        if plan is None and is_whole(latents):
+            joined = on_frames_ready is None
+            plan = self.plan(latents.shape, memory_budget=memory_budget, steps=options.get("steps"), joined=joined)
         elif memory_budget is not None:
             raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
-        chunks = show_progress(self.stream(latents, plan, **options), progress, plan.num_frames if plan else None)
-        if on_frames_ready is None:
-            return join_chunks(chunks)
-        for chunk in chunks:
-            chunk.check()
-            on_frames_ready(chunk.pixels, chunk.start)
-        return None
+        num_frames = plan.num_frames if plan is not None and is_whole(latents) else None
+        with arrays_released(), self.stream(latents, plan, **options) as stream:
+            chunks = show_progress(stream, progress, plan.num_frames if plan else None)
+            if on_frames_ready is None:
+                return join_chunks(chunks, num_frames)
+            hand_over(chunks, on_frames_ready)
+            return None
 
     def decode_uint8(
         self, latents: LatentInput, plan: DecodePlan | None = None, **options: "Unpack[StreamOptions]"
     ) -> np.ndarray:
         """Decode to uint8 (F, H, W, 3), or (B, F, H, W, 3) for several videos. As `stream`, without `bit_depth`."""
-        frames = [chunk.to_uint8() for chunk in self.stream(latents, plan, bit_depth=8, **options)]
-        return np.concatenate(frames, axis=-4)
+        with arrays_released(), self.stream(latents, plan, bit_depth=8, **options) as stream:
+            return join_levels(stream)
 
     def decode_to_file(
         self,
@@ -315,7 +328,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             check_output(path, **video)
         elif memory_budget is not None:
             raise PlanError("a memory budget goes with whole latents; leave it out.")
-        with self.stream(latents, plan, bit_depth=bit_depth, **options) as stream:
+        with arrays_released(), self.stream(latents, plan, bit_depth=bit_depth, **options) as stream:
             chunks: Iterable[FrameChunk] = stream
             if plan is None:
                 first, chunks = peek(stream, "there are no latents to decode.")
@@ -325,8 +338,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 raise LatentsError(f"{path}: is one video, and these latents are {batch}; write each.")
             num_frames = plan.num_frames if plan else None
             with open_sink(path, **video) as sink:
-                for chunk in show_progress(chunks, progress, num_frames, name=os.fspath(path)):
-                    sink.write(chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16())
+                write_levels(show_progress(chunks, progress, num_frames, name=os.fspath(path)), sink.write, bit_depth)
 
     def encode(
         self,
@@ -356,11 +368,10 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             PlanError: if the plan was made for other frames.
             TilingError: if the tiles or the tile batch size are invalid.
         """
-        parts = self.encode_stream(pixels, plan, tiling=tiling, tile_batch_size=tile_batch_size, pad=pad, group=group)
-        latents = mx.concatenate(list(parts), axis=2)
-        with explained_device_errors():
-            mx.eval(latents)  # so that another thread can use them
-        return latents
+        # Of an iterator the number of frames is not known, and levels are no arrays of MLX.
+        pipeline = self._encode_pipeline(tiling, tile_batch_size, pad, group, joined=isinstance(pixels, mx.array))
+        with arrays_released(), pipeline.stream(pixels, plan) as stream:
+            return join_parts(stream, 2, None)
 
     def encode_stream(
         self,
@@ -377,7 +388,17 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         As `encode` of an iterator, with spatial tiles only. The plan's number of frames may differ, since memory does
         not depend on it. A `TilingError` is raised at once, a `LatentsError` at the first frames that cause it.
         """
-        make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size())
+        return self._encode_pipeline(tiling, tile_batch_size, pad, group).stream(frames, plan)
+
+    def _encode_pipeline(
+        self,
+        tiling: TilingConfig | None,
+        tile_batch_size: int,
+        pad: bool,
+        group: mx.distributed.Group | None,
+        *,
+        joined: bool = False,
+    ) -> EncodePipeline:
+        make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size(), joined=joined)
         promoted = self._encoder_is_promoted
-        pipeline = EncodePipeline(self._encoder, promoted, make_plan, tiling, tile_batch_size, pad, group)
-        return pipeline.stream(frames, plan)
+        return EncodePipeline(self._encoder, promoted, make_plan, tiling, tile_batch_size, pad, group)

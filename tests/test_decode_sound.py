@@ -23,6 +23,7 @@ from mlx_ltx_vae.pipeline import audio_run
 from mlx_ltx_vae.units import format_bytes
 from mlx_ltx_vae.video import waiting
 from test_video_sound import heard
+from tolerances import cpu_only
 from video_files import kill_children, read, run_ffmpeg
 
 GRID = (1, 4, 2, 2)  # latent channels are those of the VAE; 25 frames
@@ -165,6 +166,17 @@ def test_the_plan_has_both_and_the_budget_is_that_of_both(tmp_path, video, model
         assert float(of_sound) == pytest.approx(sound / 1e6, abs=0.05)
         assert sound / 1e6 < float(least) < (sound + pictures) / 1e6 + 0.1
     run(*command, "--memory-budget", f"{least}MB")
+
+
+@cpu_only("plans of the CPU are compared with measurements")
+def test_the_plan_of_a_video_with_sound_holds(tmp_path, video, model):
+    """In a process of its own, whose peak of memory is that of the decode."""
+    clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", str(clip), "-m", str(video), "--audio-model", str(model)]
+    command += ["-o", str(tmp_path / "a.mov"), "--json"]
+    done = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert done["plan"]["sound_bytes"] > 0
+    assert 1 <= done["plan"]["active_bytes"] / done["peak_memory_bytes"] <= 1.3
 
 
 def test_an_error_of_the_plan_says_nothing_of_the_sound(tmp_path, video, model, capsys):

@@ -15,6 +15,7 @@ import pytest
 from mlx_ltx_vae import VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main
+from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.metrics import psnr
 from mlx_ltx_vae.video import open_sink
 from tolerances import tolerance
@@ -84,10 +85,13 @@ def assert_close(result: mx.array, expected: mx.array) -> None:
     assert mx.abs(result.astype(mx.float32) - expected.astype(mx.float32)).max().item() < tolerance(1e-4)
 
 
-def test_a_video_becomes_the_latents_that_encode_gives(clip, golden, tmp_path, capsys):
+def test_a_video_becomes_the_latents_that_encode_gives(clip, golden, tmp_path, capsys, monkeypatch):
     path, frames = clip
     checkpoint = golden("ltx2_3").checkpoint
+    pieces, write = [], LatentsWriter.write
+    monkeypatch.setattr(LatentsWriter, "write", lambda to, part: pieces.append(part.shape[2]) or write(to, part))
     report, latents, info = encoded(capsys, tmp_path, path, "-m", checkpoint)
+    assert pieces == [1, 1, 1], "written as they come"
     assert_close(latents, VideoVAE.from_pretrained(checkpoint, decoder=False).encode(frames))
     assert latents.shape == (1, 8, 3, 2, 3)
     assert (info.fps, info.num_frames, info.height, info.width) == (Fraction(24000, 1001), 17, 64, 96)

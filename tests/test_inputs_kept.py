@@ -76,7 +76,7 @@ WAYS = [
     (decode, ["s.npy", "-o", "model.wav", *SOUND]),
     (preview, ["demo.npy", "-o", "demo.npy"]),
     (preview, ["demo.npy", "-o", "preview.mkv"]),
-    (bench, ["--json", "vae.safetensors"]),
+    (bench, ["--save", "vae.safetensors"]),
     (bench, ["--plot", "vae.png"]),
     (encode, ["video.mp4", "-o", "vae.safetensors"]),
     (encode, ["video.mp4", "-o", "VAE.safetensors"]),

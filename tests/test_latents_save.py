@@ -1,19 +1,23 @@
 """Writing latent files: what is written, early refusal, and nothing left behind by a failure."""
 
 import tempfile
+import tracemalloc
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import BinaryIO
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import LatentsError, WriterError
 from mlx_ltx_vae.files.atomic import PartFile
-from mlx_ltx_vae.latents import load_latents, save_latents
+from mlx_ltx_vae.latents import LatentsWriter, load_latents, save_latents, writer
 from mlx_ltx_vae.shapes import ScaleFactors
 
 
@@ -118,32 +122,77 @@ def test_invalid_latents_are_refused_and_leave_the_earlier_file(tmp_path: Path, 
 def test_an_interrupted_save_leaves_the_earlier_file(
     tmp_path: Path, latents: mx.array, monkeypatch: pytest.MonkeyPatch, problem: type[BaseException]
 ) -> None:
-    def write_a_part(file: BinaryIO, *_: object) -> None:
-        file.write(b"a part")
+    def make_a_part(*_: object) -> Iterator[bytes]:
+        yield b"a part"
         raise problem
 
     path = tmp_path / "clip.safetensors"
     path.write_text("earlier")
-    monkeypatch.setattr(mx, "save_safetensors", write_a_part)
+    monkeypatch.setattr(LatentsWriter, "_planes", make_a_part)
     with pytest.raises(problem):
         save_latents(path, latents)
     assert names(tmp_path) == ["clip.safetensors"]
     assert path.read_text() == "earlier"
 
 
-def test_a_partial_file_that_a_signal_has_removed_is_not_created_again(
-    tmp_path: Path, latents: mx.array, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save = mx.save_safetensors
-
-    def removed_first(*arguments: object) -> None:
+def test_a_partial_file_that_a_signal_has_removed_is_not_created_again(tmp_path: Path, latents: mx.array) -> None:
+    with LatentsWriter(tmp_path / "clip.safetensors") as writer:
+        writer.write(latents)
         for path in tmp_path.iterdir():
             path.unlink()
-        save(*arguments)
+        with pytest.raises(WriterError, match="cannot be written"):
+            writer.complete()
+    assert names(tmp_path) == []
 
-    monkeypatch.setattr(mx, "save_safetensors", removed_first)
-    with pytest.raises(WriterError, match="cannot be written"):
-        save_latents(tmp_path / "clip.safetensors", latents)
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("block_bytes", [1, 700, 2**25])
+def test_latents_that_come_along_time_are_one_tensor_to_other_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: type, block_bytes: int
+) -> None:
+    monkeypatch.setattr(writer, "_BLOCK_BYTES", block_bytes)
+    expected = np.random.default_rng(0).normal(size=(2, 8, 7, 3, 5)).astype(dtype)
+    audio = np.random.default_rng(1).normal(size=(2, 8, 4, 16)).astype(np.float32)
+    path = tmp_path / "clip.safetensors"
+    with LatentsWriter(path) as latents:
+        for start, end in ((0, 1), (1, 4), (4, 7)):
+            latents.write(mx.array(expected[:, :, start:end]))
+            assert not path.exists()
+        latents.complete(fps=24, audio=mx.array(audio).transpose(0, 1, 3, 2).transpose(0, 1, 3, 2))
+    found = load_file(path)
+    assert found["latents"].dtype == dtype
+    np.testing.assert_array_equal(found["latents"], expected)
+    np.testing.assert_array_equal(found["audio_latents"], audio)
+    with safe_open(path, framework="numpy") as file:
+        assert file.metadata()["fps"] == "24"
+    assert names(tmp_path) == ["clip.safetensors"]
+
+
+def test_latents_that_come_take_no_memory_that_grows_with_the_clip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_BLOCK_BYTES", 2**16)
+    part = mx.zeros((1, 128, 2, 8, 8))
+    mx.eval(part)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    tracemalloc.start()  # numpy's arrays
+    with LatentsWriter(tmp_path / "clip.safetensors") as latents:
+        for _ in range(100):
+            latents.write(part)
+        latents.complete()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "clip.safetensors").stat().st_size > 100 * part.nbytes
+    assert max(peak, mx.get_peak_memory() - before) < 10 * part.nbytes
+
+
+def test_latents_of_another_kind_do_not_follow(tmp_path: Path, latents: mx.array) -> None:
+    with LatentsWriter(tmp_path / "clip.safetensors") as out:
+        out.write(latents)
+        for other in (latents[:, :, :, 1:], latents[:, :3], latents.astype(mx.bfloat16)):
+            with pytest.raises(LatentsError, match="of another kind"):
+                out.write(other)
     assert names(tmp_path) == []
 
 

@@ -179,6 +179,7 @@ def test_the_shipped_demo_keeps_its_budget():
 def test_many_ways_are_validated():
     jobs = validation_jobs()
     assert len(jobs) >= 60
-    assert {job.measure.__name__ for job in jobs} == {"decode", "encode", "readme_loop"}
+    tasks = {"stream", "readme_loop", "readme_decode", "readme_encode", "readme_frames"}
+    assert {job.measure.__name__ for job in jobs} == tasks
     assert {job.case.mode for job in jobs} >= {"exact", "single", "tiled", "stream"}
     assert any(job.case.tile_batch_size > 1 for job in jobs)

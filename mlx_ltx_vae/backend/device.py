@@ -224,13 +224,25 @@ def freed_memory_kept() -> Iterator[None]:
 
 @contextmanager
 def run_settings() -> Iterator[None]:
-    """Clear MLX's buffer cache before and after a run, or on a CPU, where it is small, return what malloc kept."""
+    """Clear MLX's buffer cache before and after a run, and on a CPU return what malloc kept."""
     if not is_cpu():
         mx.clear_cache()
     try:
         yield
     finally:
-        if not is_cpu():
-            mx.clear_cache()
-        elif libc := _glibc():
-            libc.malloc_trim(0)
+        give_back_cache()
+
+
+def give_back_cache() -> None:
+    """Clear MLX's buffer cache, and on a CPU return to the system what malloc has kept.
+
+    A CPU's cache of at most 32 MB stays if there are other threads: to clear it waits for the streams of all threads,
+    and never ends if one of them ends meanwhile.
+    """
+    if not is_cpu():
+        mx.clear_cache()
+        return
+    if threading.active_count() == 1:
+        mx.clear_cache()
+    if libc := _glibc():
+        libc.malloc_trim(0)

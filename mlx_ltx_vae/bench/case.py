@@ -169,7 +169,11 @@ class Decode:
 
         The memory of a plan is not that of another `prefetch`.
         """
-        vae = load_vae(case)
+        return cls.from_vae(load_vae(case), case, bit_depth=bit_depth)
+
+    @classmethod
+    def from_vae(cls, vae: VideoVAE, case: Case, *, bit_depth: BitDepth | None = 8, joined: bool = False) -> "Decode":
+        """As `from_case`, with a VAE that is loaded; `joined` is that of `VideoVAE.plan`."""
         latents = load_case_latents(case, vae)
         plan = vae.plan(
             latents.shape,
@@ -180,6 +184,7 @@ class Decode:
             tile_batch_size=case.tile_batch_size,
             chunk=case.chunk,
             bit_depth=bit_depth,
+            joined=joined,
         )
         if case.prefetch is not None:
             plan = replace(plan, prefetch=case.prefetch)

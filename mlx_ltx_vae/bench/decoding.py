@@ -18,7 +18,7 @@ from ..metrics import max_difference, psnr
 from ..planning.memory import cut
 from ..planning.plan import Plan
 from ..vae import VideoVAE
-from .case import Case, Decode, count_weight_bytes, load_vae
+from .case import Case, Decode, load_vae
 
 _PART_FRAMES = 8
 _WARM_UP_FRAMES = 3  # latent frames
@@ -49,21 +49,24 @@ def decode(case: Case, *, warm_up: bool = False, in_float: bool = False, **optio
     if warm_up:
         short = subject.latents[:, :, :_WARM_UP_FRAMES]
         short_plan = subject.vae.plan(short.shape, mode=case.mode, order=case.order, chunk=case.chunk)
-        mx.eval(subject.vae.decode(short, short_plan))
+        for _ in Decode(subject.vae, short, short_plan).run():
+            pass
     measured = measure(subject.run(in_float=in_float), case, **options)
-    planned = describe(subject.plan, subject.vae)
+    planned = describe(subject.plan)
     if case.prefetch is not None:
         planned |= dict.fromkeys(("planned_bytes", "planned_total_bytes"))  # not planned for so many steps ahead
     return {**measured, **planned, "start_footprint_bytes": before}
 
 
-def encode(case: Case) -> dict[str, Any]:
+def encode(case: Case, vae: VideoVAE | None = None) -> dict[str, Any]:
     """Encode uint8 noise: as a stream (mode "stream"), or the whole video in tiles (mode "tiled").
+
+    `vae` is None for one with the case's encoder alone.
 
     Returns:
         latent_frames, and as for a decode what was measured and planned, without frames and footprints.
     """
-    vae = load_vae(case, "encoder")
+    vae = vae or load_vae(case, "encoder")
     vae.config.scale.latent_grid((case.frames, case.height, case.width))  # raises for frames that would be left out
     is_tiled = case.mode == "tiled"
     plan = vae.plan_encode(
@@ -81,7 +84,7 @@ def encode(case: Case) -> dict[str, Any]:
             yield np.array(part[0].astype(mx.float32)).swapaxes(0, 1)
 
     measured = measure(latents(), case)
-    return {"latent_frames": measured.pop("frames"), **measured, **describe(plan, vae)}
+    return {"latent_frames": measured.pop("frames"), **measured, **describe(plan)}
 
 
 def measure(
@@ -174,15 +177,15 @@ def footprint() -> tuple[int | None, int | None]:
     return (None, None) if failed else (words[_FOOTPRINT_WORD], words[_MAX_FOOTPRINT_WORD])
 
 
-def describe(plan: Plan, vae: VideoVAE) -> dict[str, Any]:
-    """What was planned, of which planned_total_bytes includes MLX's buffer cache, and the size of the weights."""
+def describe(plan: Plan) -> dict[str, Any]:
+    """What was planned, and the size of the weights."""
     return {
         "order": plan.order.value,
         "step": plan.step,
         "prefetch": plan.prefetch,
         "planned_bytes": plan.memory.active,
         "planned_total_bytes": plan.peak_bytes,
-        "weights_bytes": count_weight_bytes(vae),
+        "weights_bytes": plan.memory.weights,
     }
 
 

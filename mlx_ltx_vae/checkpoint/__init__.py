@@ -16,14 +16,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..backend.device import this_machine
+from ..backend.device import give_back_cache, this_machine
 from ..backend.machine import Machine
 from ..backend.mlx_utils import (
     DTYPES,
     count_nonfinite,
     dtype_name,
     kept_random_state,
-    named_parameters,
     to_bool,
     to_float,
 )
@@ -99,6 +98,15 @@ class Checkpoint:
         archives = [each for each in self.archives if shards <= {info.path for info in each.tensors.values()}]
         kind = {"decoder": self.family.decoder} if network == "decoder" else {}
         return {"file": str(archives[0].path), "generation": self.config.generation, **kind}
+
+    def of_network(self, name: str) -> "Checkpoint":
+        """The same with one of its networks, of which alone it keeps the headers."""
+        return replace(self, archives=(), networks={name: self.networks[name]})
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether its tensors are arrays, and not in files."""
+        return any(info.array is not None for info in self._tensors)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -229,6 +237,18 @@ def _open(
     )
 
 
+def check_headers(checkpoint: Checkpoint, name: str) -> None:
+    """Raise a `CheckpointError` unless a network has exactly the tensors that its configuration describes."""
+    stored = checkpoint.networks[name]
+    _check_names(checkpoint, name, stored.expected.keys(), stored.tensors.keys())
+    for key, shape in stored.shapes.items():
+        if shape != stored.expected[key]:
+            raise CheckpointError(
+                f"{checkpoint.name}: tensor {name}.{key} has the shape {shape}, but the configuration expects "
+                f"{stored.expected[key]}; use the configuration that belongs to the file."
+            )
+
+
 def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:
     """Make a network and load its weights, cast to `dtype` unless it is None. None if the checkpoint does not have it.
 
@@ -239,20 +259,14 @@ def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> N
     stored = checkpoint.networks.get(name)
     if stored is None:
         return None
+    check_headers(checkpoint, name)
     statistics = checkpoint.read_statistics()
     with kept_random_state():
         network = checkpoint.family.make(checkpoint.config, name, statistics)
     assert isinstance(network, nn.Module)
-    expected = {key: array.shape for key, array in named_parameters(network).items()}
-    _check_names(checkpoint, name, expected.keys(), stored.tensors.keys())
     prepared = prepared_modules(network)
-    missing = Counter(path for key in expected for path in _modules_above(key) if path in prepared)
+    missing = Counter(path for key in stored.expected for path in _modules_above(key) if path in prepared)
     for key, weight in _largest_first(stored).read():
-        if weight.shape != expected[key]:
-            raise CheckpointError(
-                f"{checkpoint.name}: tensor {name}.{key} has the shape {weight.shape}, but the configuration expects "
-                f"{expected[key]}; use the configuration that belongs to the file."
-            )
         # Evaluated one by one, so that no more than one tensor exists in two dtypes.
         weight = weight if dtype is None else weight.astype(dtype)
         module = prepared.get(_owner(key))
@@ -270,6 +284,7 @@ def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> N
             if not missing[path]:
                 prepared[path].prepare(keeps_dtype=dtype is not None)
     checkpoint.check_unchanged()
+    give_back_cache()
     return network
 
 

@@ -40,11 +40,10 @@ class StoredNetwork:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The stored shapes, those of convolution weights with channels last."""
-        stored = {name: info.shape for name, info in self.tensors.items()}
+        """The shapes of the tensors as `read` yields them."""
         return {
-            name: (shape[0], *shape[2:], shape[1]) if _is_channels_first(shape, self.layout, self.kernels) else shape
-            for name, shape in stored.items()
+            name: _sanitized_shape(info.shape, self.layout, self.kernels, self.expected.get(name))
+            for name, info in self.tensors.items()
         }
 
     @property
@@ -102,13 +101,22 @@ def sanitize(array: mx.array, layout: WeightLayout, kernels: Collection[Shape], 
 
     Those of transposed convolutions are stored with output channels first by MLX, and input channels first by torch.
     """
+    shape = _sanitized_shape(array.shape, layout, kernels, expected)
     if _is_channels_first(array.shape, layout, kernels):
         array = mx.moveaxis(array, 1, -1)
-    if expected is not None and array.shape != expected and _without_ones(array.shape) == _without_ones(expected):
-        return array.reshape(expected)
-    if expected is not None and array.ndim == 3 and array.shape != expected and array.shape == expected[::-1]:
-        return array.swapaxes(0, 2)
-    return array
+    if array.shape == shape:
+        return array
+    return array.reshape(shape) if _without_ones(array.shape) == _without_ones(shape) else array.swapaxes(0, 2)
+
+
+def _sanitized_shape(shape: Shape, layout: WeightLayout, kernels: Collection[Shape], expected: Shape | None) -> Shape:
+    """The shape of what `sanitize` makes of an array of a shape."""
+    if _is_channels_first(shape, layout, kernels):
+        shape = (shape[0], *shape[2:], shape[1])
+    is_transposed = expected is not None and len(shape) == 3 and shape == expected[::-1]
+    if expected is not None and (_without_ones(shape) == _without_ones(expected) or is_transposed):
+        return expected
+    return shape
 
 
 def _is_channels_first(shape: Shape, layout: WeightLayout, kernels: Collection[Shape]) -> bool:

@@ -353,7 +353,7 @@ class DecodeTask(Task):
         shape = self._file.shape._replace(batch=1)
         plans, spec, ranks = self._vae.plans, self._vae.checkpoint.spec("decoder"), self._vae.ranks
         frames = self._choose_frames(spec.out_grid(shape.grid)[0])
-        sound_bytes = 0 if self._sound is None else self._sound.plan.peak_bytes
+        sound_bytes = 0 if self._sound is None else self._sound.plan.memory.active
         key = (shape, frames, sound_bytes)
         if key not in plans:
             options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)

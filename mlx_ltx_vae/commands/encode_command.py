@@ -3,8 +3,8 @@
 import os
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
@@ -21,9 +21,9 @@ from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..distributed.ranks import Work
 from ..errors import CheckpointError
-from ..files.atomic import PartFile, check_absent
+from ..files.atomic import check_absent
 from ..files.opening import sample_path
-from ..latents import check_latents_name, save_latents
+from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
 from ..pipeline.progress import FrameBar
@@ -31,7 +31,7 @@ from ..planning.audio_plan import AudioEncodePlan
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import EncodePlan
 from ..planning.planner import plan_encode
-from ..shapes import Size, format_size
+from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..video import Fit, VideoReader
@@ -197,33 +197,34 @@ class EncodeTask(Task):
 
     def run(self, bar: FrameBar) -> None:
         video, ranks, (output,) = self._video, self._vae.ranks, self._item.outputs
-        if ranks.is_first:
-            PartFile(Path(output)).discard()  # an error if it cannot be written
-        vae = self._vae.loaded
-        bar.enter("encoding")
-        start = time.perf_counter()
-        frames = _Counted(video, bar)
-        stream = vae.encode_stream(frames, self.plan, pad=self._settings.pad, group=ranks.group)
-        latents = mx.concatenate(list(stream), axis=2)
-        num_frames, height, width = vae.config.scale.video_grid(latents.shape[2:])
-        sizes: dict[str, Any] = {"num_frames": num_frames, "height": height, "width": width}
-        audio = None
-        if ranks.is_first:
-            audio, overwrite = self._encode_sound(num_frames), not self._vae.job.no_overwrite
-            save_latents(output, latents, fps=video.fps, overwrite=overwrite, audio=audio, **sizes)
+        with ExitStack() as stack:
+            # Opened at once: an error if it cannot be written.
+            overwrite = not self._vae.job.no_overwrite
+            writer = stack.enter_context(LatentsWriter(output, overwrite=overwrite)) if ranks.is_first else None
+            vae = self._vae.loaded
+            bar.enter("encoding")
+            start = time.perf_counter()
+            frames = _Counted(video, bar)
+            stream = vae.encode_stream(frames, self.plan, pad=self._settings.pad, group=ranks.group)
+            shape = _write_all(stack.enter_context(stream), writer)
+            num_frames, height, width = vae.config.scale.video_grid(shape.grid)
+            audio = None
+            if writer is not None:
+                audio = self._encode_sound(num_frames)
+                writer.complete(fps=video.fps, num_frames=num_frames, height=height, width=width, audio=audio)
         seconds = time.perf_counter() - start
         self._warn_of_missing(frames.count)
         self._report(
             Work.ROWS,
             stream.sent_bytes,
-            f"{format_count(latents.shape[2], 'latent frame')}{_describe_sound(audio)} from "
+            f"{format_count(shape.frames, 'latent frame')}{_describe_sound(audio)} from "
             f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}"
             f"{_describe_change(video.source_fps, video.fps)}, in {format_seconds(seconds)}",
             frames=num_frames,
             fps=None if video.fps is None else float(video.fps),
             source_fps=None if video.source_fps is None else float(video.source_fps),
             seconds=seconds,
-            latent_shape=latents.shape,
+            latent_shape=shape,
             audio_latent_shape=None if audio is None else audio.shape,
         )
 
@@ -274,9 +275,20 @@ class EncodeTask(Task):
             (self._num_frames, height, width, 3),
             self._vae.machine,
             pad=self._settings.pad,
-            sound_bytes=0 if self._sound_plan is None else self._sound_plan.peak_bytes,
+            sound_bytes=0 if self._sound_plan is None else self._sound_plan.memory.active,
             **vars(options),
         )
+
+
+def _write_all(stream: Iterable[mx.array], writer: LatentsWriter | None) -> LatentShape:
+    """Write the latents, on the rank that has a writer, as they come. Returns the shape of all together."""
+    num_latents = 0
+    for latents in stream:
+        batch, channels, count, height, width = latents.shape
+        num_latents += count
+        if writer is not None:
+            writer.write(latents)
+    return LatentShape(batch, channels, num_latents, height, width)
 
 
 def _describe_sound(audio: mx.array | None) -> str:

@@ -13,25 +13,25 @@ Facts about the files of other programs:
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import prod
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
-from ..backend.mlx_utils import to_mlx
-from ..errors import LatentsError, WriterError, check_is_path, excerpt, quote
-from ..files.atomic import PartFile, writing_to
-from ..frame_rate import Rate, find_fps
+from ..errors import LatentsError, excerpt, quote
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .audio import AUDIO_NAMES, AudioLatentsFile, find_audio_latents, looks_like_audio
-from .mapped import MappedLatents, channel_moments, check_finite, check_readable, read_frames, sampled_frames
-from .metadata import AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_layout, find_video_sizes, parse_metadata
+from .mapped import MappedLatents, channel_moments, check_readable, read_frames, sampled_frames
+from .metadata import find_layout, find_video_sizes, parse_metadata
 from .stored import StoredArray
 from .tensor_files import open_tensor_file, source_name
+from .writer import LatentsWriter as LatentsWriter
+from .writer import check_latents_name as check_latents_name
+from .writer import check_shape
+from .writer import save_latents as save_latents
 
 KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_latent", "final_video_latent")
 _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
@@ -145,7 +145,7 @@ def open_latents(
             "of a video, or decode them alone with -o NAME.wav or AudioVAE."
         )
     layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
-    _check_shape(layout.shape, latent_channels, source)
+    check_shape(layout.shape, latent_channels, source)
     check_readable(stored, excerpt(name), source)
     sizes = find_video_sizes(metadata, layout.shape.grid, scale, source)
     workflow = {key: stated[key] for key in _WORKFLOW_KEYS if key in stated and "\0" not in stated[key]}
@@ -172,61 +172,6 @@ def load_latents(
     return file.read(statistics=statistics, unnormalized=unnormalized), file.info
 
 
-def save_latents(
-    path: str | os.PathLike,
-    latents: mx.array,
-    *,
-    fps: Rate | None = None,
-    num_frames: int | None = None,
-    height: int | None = None,
-    width: int | None = None,
-    audio: mx.array | None = None,
-    overwrite: bool = True,
-) -> None:
-    """Write normalized latents `(B, C, F', H', W')` as safetensors. The file appears under its name only when whole.
-
-    Args:
-        latents: float32, float16 or bfloat16.
-        fps: frames per second of the video (see `parse_fps`).
-        num_frames, height, width: of the video, in frames and pixels.
-        audio: latents of its sound (B, 8, T, 16), normalized.
-
-    Raises:
-        LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
-        WriterError: for another ending than .safetensors, an invalid frame rate, and a file that cannot be written.
-    """
-    check_is_path(path, WriterError)
-    check_latents_name(path)
-    latents = to_mlx(latents, "latents")
-    target, name = Path(path), os.fspath(path)
-    exact_fps = None if fps is None else find_fps(name, fps, WriterError)
-    _check_shape(latents.shape, None, name)
-    if not mx.issubdtype(latents.dtype, mx.floating):
-        raise LatentsError(f"{name}: latents are {latents.dtype}; expected float32, float16 or bfloat16.")
-    check_finite(latents, name)
-    find_video_sizes(LatentsMetadata((num_frames, height, width)), LatentShape(*latents.shape).grid, None, name)
-    stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
-    metadata = {key: str(value) for key, value in stated.items() if value is not None}
-    metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST}
-    sound = {} if audio is None else {AUDIO_NAMES[0]: to_mlx(audio, "audio latents")}
-    part = PartFile(target, overwrite=overwrite)
-    try:
-        # By its path, MLX would create it again if a signal has just removed it.
-        with writing_to(target), part.path.open("r+b") as file:
-            mx.save_safetensors(file, {"latents": latents} | sound, metadata)
-        part.complete()
-    except RuntimeError as error:  # MLX's exception for a full disk
-        raise WriterError(f"{target}: cannot be written ({str(error).rstrip('.')}).") from error
-    finally:
-        part.discard()
-
-
-def check_latents_name(path: str | os.PathLike) -> None:
-    """Raise a `WriterError` for a path that does not end in .safetensors, since MLX would append it."""
-    if Path(path).suffix != ".safetensors":
-        raise WriterError(f"{path}: latents are written as safetensors; use a name that ends in .safetensors.")
-
-
 def looks_unnormalized(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
     """Whether the channels of latents (B, C, F', H', W') have the VAE's statistics (C,) rather than 0 and 1."""
     vae_mean, vae_std = (np.array(array.astype(mx.float32)) for array in (mean, std))
@@ -243,18 +188,6 @@ def looks_unnormalized(latents: mx.array | MappedLatents, mean: mx.array, std: m
 def looks_normalized_twice(latents: mx.array | MappedLatents, mean: mx.array, std: mx.array) -> bool:
     """Whether the channels of latents that have been normalized had the statistics 0 and 1 before it."""
     return looks_unnormalized(latents, -mean / std, 1 / std)  # what normalization makes of the statistics 0 and 1
-
-
-def _check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
-    shape = tuple(shape)
-    if len(shape) == 3:
-        raise LatentsError(f"{source}: latents {shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W').")
-    if len(shape) != 5:
-        raise LatentsError(f"{source}: latents {shape} should have five axes, (B, C, F', H', W').")
-    if 0 in shape:
-        raise LatentsError(f"{source}: latents {shape} are empty; no axis may have the length 0.")
-    if latent_channels not in (None, shape[1]):
-        raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where the VAE has {latent_channels}.")
 
 
 def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import cast
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ from ..streaming.axis import Axis
 from ..streaming.chain import Chain
 from ..streaming.context import StreamContext
 from ..streaming.driver import run, run_whole
-from .chunk_stream import ChunkStream, check_cancelled
+from .chunk_stream import ChunkStream, check_cancelled, join_parts
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ class AudioRun:
         check_cancelled(self.cancelled)
         with step_settings(self.plan.memory.buffer_cache):
             yield
+
+
+def join_sound(stream: AudioStream) -> mx.array:
+    """The samples of all chunks, (B, 2, n)."""
+    return join_parts(map(attrgetter("waveform"), stream), 2, stream.num_samples)
 
 
 def encode_pieces(encoder: SoundEncoder, pieces: Iterable[mx.array]) -> mx.array:

@@ -1,19 +1,26 @@
-"""The chunks of one decode, which any thread may cancel."""
+"""The chunks of one decode or encode, which any thread may cancel."""
 
+import sys
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager
+import traceback
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Generic, TypeVar
 
-from ..backend.device import explained_device_errors
+import mlx.core as mx
+
+from ..backend.device import explained_device_errors, give_back_cache
+from ..distributed.ranks import RowBands
 from ..errors import DecodeCancelled
 
 Chunk = TypeVar("Chunk")
 StreamT = TypeVar("StreamT", bound="ChunkStream")
 
+_PACKAGE = __name__.partition(".")[0]
+
 
 class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"], Generic[Chunk]):
-    """The chunks of one decode, in order. Usable as a context manager, which closes it.
+    """The chunks of one run, in order. Usable as a context manager, which closes it.
 
     One thread at a time takes chunks; `cancel` may be called from any thread at any time. `next` is a `ValueError`
     while a chunk is being computed, as that of a generator: the latents may come from an iterator that uses the stream.
@@ -32,13 +39,13 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
             check_cancelled(self._cancelled)
             self._is_computing = True
             try:
-                with explained_device_errors():
+                with arrays_released(), explained_device_errors():
                     return next(self._chunks)
             finally:
                 self._is_computing = False
 
     def close(self) -> None:
-        """End the decode and free its memory; later calls of `next` raise StopIteration.
+        """End the run and free its memory; later calls of `next` raise StopIteration.
 
         If a chunk is being computed, in another thread, this is `cancel`.
         """
@@ -51,7 +58,7 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
             self._cancelled.set()
 
     def cancel(self) -> None:
-        """End the decode from any thread, without waiting.
+        """End the run from any thread, without waiting.
 
         The thread that takes chunks gets `DecodeCancelled`, at the end of the running step or at its next call, so that
         a file that it writes does not count as whole. Memory is freed then, or now if no chunk is being computed.
@@ -59,11 +66,78 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
         self._cancelled.set()
         self.close()
 
+    def __enter__(self: StreamT) -> StreamT:
+        return self
+
     def __exit__(self, *_: object) -> None:
         self.close()
+        give_back_cache()  # with the last chunks
+
+
+class PictureStream(ChunkStream[Chunk]):
+    """The chunks of a decode or an encode of a video.
+
+    `bands`, which exchange data with other ranks, are empty without these, and before the first chunk is computed.
+    """
+
+    def __init__(
+        self, chunks: Generator[Chunk, None, None], cancelled: threading.Event, bands: Sequence[RowBands]
+    ) -> None:
+        super().__init__(chunks, cancelled)
+        self._bands = bands
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this process has sent to other ranks so far."""
+        return sum(bands.sent_bytes for bands in self._bands)
+
+
+@contextmanager
+def arrays_released() -> Iterator[None]:
+    """Let an exception of the block keep no arrays alive: a notebook keeps the last one, with its traceback."""
+    handled = sys.exc_info()[1]
+    try:
+        yield
+    except BaseException as error:
+        each: BaseException | None = error
+        while each is not None and each is not handled:
+            for frame, _ in traceback.walk_tb(each.__traceback__):
+                # Those of callers and of their callbacks stay as they are, for a debugger.
+                if frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+                    with suppress(RuntimeError):  # it still runs
+                        frame.clear()
+            each = each.__context__
+        raise
 
 
 def check_cancelled(cancelled: threading.Event) -> None:
     """Called between the steps of a run. Any thread may set the flag."""
     if cancelled.is_set():
-        raise DecodeCancelled("the decode was cancelled.")
+        raise DecodeCancelled("the run was cancelled by its stream's cancel.")
+
+
+def join_parts(parts: Iterable[mx.array], axis: int, length: int | None) -> mx.array:
+    """All parts along an axis, evaluated.
+
+    If their `length` together is known, each takes its place as it comes, and none is held twice.
+    """
+    whole = mx.concatenate(list(parts), axis=axis) if length is None else _fill(parts, axis, length)
+    with explained_device_errors():
+        mx.eval(whole)
+    return whole
+
+
+@explained_device_errors()
+def _fill(parts: Iterable[mx.array], axis: int, length: int) -> mx.array:
+    whole, start = mx.array(()), 0
+    for part in parts:
+        if part.shape[axis] == length:
+            return part
+        if not start:
+            whole = mx.zeros([length if at == axis else size for at, size in enumerate(part.shape)], part.dtype)
+        end = start + part.shape[axis]
+        whole[(slice(None),) * axis + (slice(start, end),)] = part
+        start = end
+        del part
+        mx.eval(whole)
+    return whole

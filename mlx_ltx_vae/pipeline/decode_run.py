@@ -1,7 +1,8 @@
 """Executes a decode plan: latents in, final frames out."""
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,9 +23,17 @@ from ..planning.tiles import tile_spec
 from ..shapes import Grid
 from ..streaming.context import StreamContext
 from ..tiling.intervals import Interval
-from .chunk_stream import ChunkStream, check_cancelled
+from .chunk_stream import PictureStream, check_cancelled
 from .frame_buffer import FrameBuffer
-from .latent_sources import LatentParts, LatentPreprocess, LatentSource, LatentStreamSource, as_latents, is_whole
+from .latent_sources import (
+    LatentParts,
+    LatentPreprocess,
+    LatentSource,
+    LatentStreamSource,
+    Magnitude,
+    as_latents,
+    is_whole,
+)
 from .postprocess import (
     FrameChunk,
     OutputCheck,
@@ -70,26 +79,8 @@ class WholeOptions(StreamOptions, total=False):
     progress: Progress
 
 
-#: Called with frames (B, 3, n, H, W) and the index of the first one.
-OnFramesReady = Callable[[mx.array, int], None]
-
-
-class DecodeStream(ChunkStream[FrameChunk]):
-    """The chunks of one decode of a video, in order.
-
-    `bands`, which exchange data with other ranks, are empty without these, and before the first latents arrive.
-    """
-
-    def __init__(
-        self, chunks: Generator[FrameChunk, None, None], cancelled: threading.Event, bands: Sequence[RowBands]
-    ) -> None:
-        super().__init__(chunks, cancelled)
-        self._bands = bands
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that this process has sent to other ranks so far."""
-        return sum(bands.sent_bytes for bands in self._bands)
+class DecodeStream(PictureStream[FrameChunk]):
+    """The chunks of one decode of a video, in order."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +163,8 @@ class DecodePipeline:
         check = OutputCheck(
             decoder.spec.patch_size,
             may_be_flat=lambda: preprocess.may_be_flat()[plan.excerpt.kept.as_slice if plan.excerpt else slice(None)],
-            explain=lambda: explain_not_finite(decoder, "decoder", preprocess.largest()),
-            find_cause=lambda: find_cause(decoder, "decoder", preprocess.largest()),
+            explain=partial(_explain, weakref.ref(decoder), preprocess.largest),
+            find_cause=lambda: find_cause(decoder, "decoder", preprocess.largest.value()),
             combine=None if bands is None else bands.all_true,
         )
         mx.eval(timesteps, maps)  # another thread may run the decode, and could not evaluate what is lazy here
@@ -188,6 +179,13 @@ class DecodePipeline:
         )
         run = Run(decoder, plan, source, context, partial(check_cancelled, self.cancelled))
         return DecodeRun(run, check, bands, options.bit_depth)
+
+
+def _explain(decoder: Callable[[], Decoder | None], largest: Magnitude) -> str:
+    """Why pixels are not finite. A chunk has this, and keeps no weights alive by it."""
+    if (found := decoder()) is None:
+        return "their VAE is gone; decode again."
+    return explain_not_finite(found, "decoder", largest.value())
 
 
 def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[Grid, NoiseShapes]:

@@ -1,12 +1,14 @@
 """Executes an encode plan: frames in, normalized latents out."""
 
+import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 
 import mlx.core as mx
 
-from ..backend.device import check_process, confirm_device, explained_device_errors
+from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import native_array, to_bool
 from ..distributed.ranks import RowBands
 from ..errors import LatentsError, PlanError, TilingError
@@ -15,29 +17,14 @@ from ..planning.plan import EncodePlan
 from ..streaming.context import StreamContext
 from ..tiling.config import TilingConfig
 from ..tiling.layout import check_batch_size
+from .chunk_stream import PictureStream, check_cancelled
 from .postprocess import explain_not_finite
 from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess
 from .run import Run, make_bands
 
 
-class EncodeStream(Iterator[mx.array]):
-    """The latents of one encode, (B, C, n, H', W') each, in order along time. `bands` as of `DecodeStream`."""
-
-    def __init__(self, latents: Generator[mx.array, None, None], bands: Sequence[RowBands]) -> None:
-        self._latents = latents
-        self._bands = bands
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that this process has sent to other ranks so far."""
-        return sum(bands.sent_bytes for bands in self._bands)
-
-    def __next__(self) -> mx.array:
-        return next(self._latents)
-
-    def close(self) -> None:
-        """End the encode and free its memory; later calls of `next` raise StopIteration."""
-        self._latents.close()
+class EncodeStream(PictureStream[mx.array]):
+    """The latents of one encode, (B, C, n, H', W') each, in order along time."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +42,8 @@ class EncodePipeline:
     tile_batch_size: int
     pad: bool
     group: mx.distributed.Group | None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    bands: list[RowBands] = field(default_factory=list)  # those of the run, if it has any, once it is made
 
     def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
         """Check the options, and return the latents of a whole clip, or of frames as they arrive."""
@@ -81,13 +70,10 @@ class EncodePipeline:
                 "tiles in time take the whole clip as one array; leave out temporal_config, since a stream is exact in "
                 "time and shorter tiles save no memory."
             )
-        bands: list[RowBands] = []
-        return EncodeStream(self._encode(frames, plan, bands), bands)
+        return EncodeStream(self._encode(frames, plan), self.cancelled, self.bands)
 
-    def _encode(
-        self, frames: Frames | Iterable[Frames], plan: EncodePlan | None, joined: list[RowBands]
-    ) -> Generator[mx.array, None, None]:
-        """Yield latents in the encoder's dtype, evaluated. The bands of all ranks are appended to `joined`."""
+    def _encode(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> Generator[mx.array, None, None]:
+        """Yield latents in the encoder's dtype, evaluated."""
         encoder, preprocess = self.encoder, Preprocess(self.encoder.spec, self.encoder.dtype, self.pad)
         source = (
             ClipSource(frames, preprocess)
@@ -103,14 +89,16 @@ class EncodePipeline:
             raise PlanError(f"the plan was made for frames (B, 3, F, H, W) of {planned}; these are {shape}.")
         bands = make_bands(self.group, plan)
         if bands is not None:
-            joined.append(bands)
+            self.bands.append(bands)
             rows, scale = plan.bands[bands.rank], encoder.spec.scale.height
             preprocess.rows = slice(rows.start * scale, rows.end * scale)
-        run = Run(encoder, plan, source, StreamContext(neighbors=bands))
-        with explained_device_errors():
-            for outputs in run.results():
-                latents = encoder.to_latents(outputs if bands is None else bands.gather(outputs))
-                if not to_bool(mx.isfinite(latents).all()):
-                    raise LatentsError(f"the encoded latents are not finite: {explain_not_finite(encoder, 'encoder')}")
-                yield latents
-            confirm_device()
+        run = Run(encoder, plan, source, StreamContext(neighbors=bands), partial(check_cancelled, self.cancelled))
+
+        def to_latents(outputs: mx.array) -> mx.array:
+            latents = encoder.to_latents(outputs if bands is None else bands.gather(outputs))
+            if not to_bool(mx.isfinite(latents).all()):
+                raise LatentsError(f"the encoded latents are not finite: {explain_not_finite(encoder, 'encoder')}")
+            return latents
+
+        yield from map(to_latents, run.results())
+        confirm_device()

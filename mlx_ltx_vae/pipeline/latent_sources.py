@@ -31,10 +31,25 @@ LatentParts = Iterable[mx.array | np.ndarray]
 LatentInput = Latents | LatentParts
 
 
+class Magnitude:
+    """The largest magnitude of all arrays so far, on the device. It outlives its decode, in an error's explanation."""
+
+    def __init__(self) -> None:
+        self._largest = mx.array(0.0)
+
+    def update(self, array: mx.array) -> None:
+        self._largest = mx.maximum(self._largest, mx.abs(array).max())
+        mx.async_eval(self._largest)
+
+    def value(self) -> float:
+        return to_float(self._largest)
+
+
 class LatentPreprocess:
     """Converts parts of the latents, which may be unnormalized, to the input of a decoder's first stage.
 
-    `first_frame` is where the latents that are decoded begin in the whole latents.
+    `first_frame` is where the latents that are decoded begin in the whole latents. `largest` is their largest
+    magnitude, normalized.
     """
 
     def __init__(self, decoder: Decoder, draws: Draws, *, unnormalized: bool, first_frame: int = 0) -> None:
@@ -48,7 +63,7 @@ class LatentPreprocess:
         self._first_frame = first_frame
         self._statistics = decoder.statistics if unnormalized else None
         self._is_constant = FrameFlags()
-        self._largest = mx.array(0.0)
+        self.largest = Magnitude()
 
     def __call__(self, latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
         """The input (B, n, h, w, C) for the part `box` of the whole latents, (B, C, n, h, w)."""
@@ -58,8 +73,7 @@ class LatentPreprocess:
         self._is_constant.update(box[0].start - self._first_frame, is_constant)
         if self._statistics is not None:
             latents = self._statistics.normalize(latents)
-        self._largest = mx.maximum(self._largest, mx.abs(latents).max())
-        mx.async_eval(self._largest)
+        self.largest.update(latents)
         return self._decoder.prepare(latents, self._draws.crop(box))
 
     def may_be_flat(self) -> mx.array:
@@ -67,10 +81,6 @@ class LatentPreprocess:
         is_constant, spec = self._is_constant.all(), self._decoder.spec
         first, others = mx.repeat(is_constant[:1], spec.first_frames), mx.repeat(is_constant[1:], spec.scale.time)
         return mx.concatenate([first, others])
-
-    def largest(self) -> float:
-        """The largest magnitude of all parts so far, normalized."""
-        return to_float(self._largest)
 
 
 class LatentSource(Source):

@@ -17,6 +17,8 @@ from ..models.base import Network
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiled_memory import FRAMES_PER_CONVERSION
 from ..shapes import format_size
+from ..streaming.axis import Axis
+from .chunk_stream import join_parts
 
 _NOT_FINITE = "the decoded pixels are not finite"
 _FLAT = "the decoded pixels are one flat patch everywhere"
@@ -29,6 +31,9 @@ _PLAUSIBLE = 1e3  # normalized latents of a model stay below a tenth of this
 
 _PEAKS = {8: 255, 10: 65535}
 _DTYPES = {8: mx.uint8, 10: mx.uint16}
+
+#: Called with frames (B, 3, n, H, W) and the index of the first one.
+OnFramesReady = Callable[[mx.array, int], object]
 
 
 def to_levels(frames: mx.array, bit_depth: int) -> mx.array:
@@ -136,21 +141,42 @@ class FrameChunk:
         return levels
 
 
-def join_chunks(chunks: Iterable[FrameChunk]) -> mx.array:
-    """The pixels of all chunks, (B, 3, F, H, W), evaluated so that another thread can use them."""
-    frames, size = [], 0
-    for chunk in chunks:
-        frames.append(chunk.frames)
-        size += chunk.frames.size
-        if size >= MAX_ARRAY_ELEMENTS:
+def join_chunks(chunks: Iterable[FrameChunk], num_frames: int | None) -> mx.array:
+    """The pixels of all chunks, (B, 3, F, H, W). `num_frames` is F; None if it is not known."""
+    size = 0
+
+    def frames_of(chunk: FrameChunk) -> mx.array:
+        nonlocal size
+        frames = chunk.frames
+        size += frames.size
+        if max(size, frames[:, :1].size * (num_frames or 0)) >= MAX_ARRAY_ELEMENTS:
             raise LatentsError(
                 "the video would be an array of 2^31 elements or more, which MLX computes wrongly; take its frames "
                 "from stream, or pass on_frames_ready."
             )
-    pixels = mx.concatenate(frames, axis=1).transpose(0, 4, 1, 2, 3)
-    with explained_device_errors():
-        mx.eval(pixels)
+        return frames
+
+    pixels = join_parts(map(frames_of, chunks), Axis.TIME, num_frames).transpose(0, 4, 1, 2, 3)
+    mx.eval(pixels)  # so that another thread can use them
     return pixels
+
+
+def join_levels(chunks: Iterable[FrameChunk]) -> np.ndarray:
+    """The frames of all chunks as uint8, (F, H, W, 3), or (B, F, H, W, 3) for several videos."""
+    return np.concatenate([chunk.to_uint8() for chunk in chunks], axis=-4)
+
+
+def write_levels(chunks: Iterable[FrameChunk], write: Callable[[np.ndarray], object], bit_depth: int) -> None:
+    """Call a sink's `write` with the levels of each chunk."""
+    for chunk in chunks:
+        write(chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16())
+
+
+def hand_over(chunks: Iterable[FrameChunk], on_frames_ready: OnFramesReady) -> None:
+    """Call a function with the pixels of each chunk, checked."""
+    for chunk in chunks:
+        chunk.check()
+        on_frames_ready(chunk.pixels, chunk.start)
 
 
 class FrameFlags:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..backend.machine import Machine
+from ..backend.machine import FLOAT32_BYTES, Machine
 from ..errors import PlanError
 from ..models.specs import NetworkSpec
 from ..shapes import Grid, SoundInput
@@ -17,6 +17,7 @@ from .receptive_field import needed
 
 #: Latents per piece, the fastest first: a second of sound, in which no layer of a published network has large arrays.
 _CHUNKS = (25, 12, 6, 3, 1)
+_SAMPLE_BYTES = 2 * FLOAT32_BYTES  # stereo
 _PLANNED_PIECES = 8  # after which the memory of a stream does not grow
 
 
@@ -100,8 +101,9 @@ def plan_audio(
     memory_budget: str | int | None = None,
     mode: str = "auto",
     chunk: int | None = None,
+    joined: bool = False,
 ) -> AudioPlan:
-    """Plan a decode. `mode` is "auto", "exact" or "single".
+    """Plan a decode. `mode` is "auto", "exact" or "single". `joined` is whether all samples become one array.
 
     Raises:
         PlanError: if an option is invalid, if the networks cannot be streamed, or if no plan fits the budget.
@@ -113,7 +115,11 @@ def plan_audio(
     if memory_budget is not None:
         budget = parse_bytes(memory_budget, machine.available or 0)
     is_single = mode == "single" or layer is not None
-    plans = list(_single(clip, machine) if is_single else _exact(clip, machine, chunk))
+    result = _SAMPLE_BYTES * clip.batch * clip.num_samples if joined else 0
+    plans = [
+        replace(plan, memory=replace(plan.memory, result=result))
+        for plan in (_single(clip, machine) if is_single else _exact(clip, machine, chunk))
+    ]
     fitting = [plan for plan in plans if budget is None or plan.memory.active <= budget]
     if not fitting and memory_budget is not None:
         least = format_bytes(min(plan.memory.active for plan in plans), round_up=True)

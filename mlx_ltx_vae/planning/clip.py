@@ -1,6 +1,7 @@
 """A clip and its network, the subject of a plan. No MLX."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..backend.machine import FLOAT32_BYTES
@@ -21,9 +22,11 @@ class Clip:
 
     Attributes:
         grid: (T, H, W) of the input: of the latents, or of the video to encode.
-        held: the latents that the caller holds in memory; None for those of a file, which is read in parts.
+        held: the shape of the latents or the pixels that the caller holds in memory; None for those that are read in
+            parts, and for levels, which are no arrays of MLX.
         excerpt: the frames to decode, if they are not all; the grid and the shapes are then theirs.
         bit_depth: 8 or 10 for output in integer levels; None in the network's dtype.
+        is_joined: whether all output becomes one array, and of an encode the input is one.
     """
 
     spec: NetworkSpec
@@ -32,9 +35,10 @@ class Clip:
     latent_shape: LatentShape
     video: Grid
     is_decode: bool
-    held: LatentShape | None = None
+    held: Sequence[int] | None = None
     bit_depth: int | None = None
     excerpt: Excerpt | None = None
+    is_joined: bool = False
 
     @property
     def scale(self) -> ScaleFactors:
@@ -51,7 +55,8 @@ class Clip:
         """
         if not self.is_decode:
             frame = self.batch * self.spec.in_channels * (frame_size or math.prod(self.grid[1:]))
-            return min(chunk + 1, self.grid[0]) * frame * FLOAT32_BYTES
+            held = math.prod(self.held) * itemsize if self.held else 0
+            return min(chunk + 1, self.grid[0]) * frame * FLOAT32_BYTES + held
         extents = list(self.grid)
         extents[axis.grid] = min(chunk, extents[axis.grid])
         positions = extents[0] * frame_size if frame_size else math.prod(extents)
@@ -61,6 +66,13 @@ class Clip:
         has_noise = self.spec.has_latent_noise and axis is not Axis.TIME  # drawn by frame, for all frames of the piece
         held = math.prod(self.held) * FLOAT32_BYTES if self.held else 0
         return piece + held + (whole if has_noise else 0)
+
+    def result_bytes(self, itemsize: int) -> int:
+        """Bytes of the whole output, if it becomes one array in the network's dtype."""
+        if not self.is_joined:
+            return 0
+        frames = self.video[0] if self.is_decode else self.latent_shape.frames
+        return frames * self.out_frame * itemsize
 
     @property
     def out_frame(self) -> int:

@@ -32,9 +32,12 @@ class Memory:
     """Bytes at the peak of a run.
 
     Attributes:
+        weights: of all networks that are loaded.
         inputs: the caller's latents in float32 and the piece of them in use; for an encode, the queued frames.
         caches: the caches of all layers between two steps.
         work: one step of the largest layer including its queued input, times the number of steps in flight.
+        result: the whole output, if it becomes one array.
+        sound: what the sound beside a video takes.
         buffer_cache: maximum size of MLX's cache of freed buffers.
         idle_caches: the caches, with what waits to be consumed, between two outputs, while another stream runs.
     """
@@ -43,13 +46,15 @@ class Memory:
     inputs: int
     caches: int
     work: int
+    result: int = 0
+    sound: int = 0
     buffer_cache: int = 0
     idle_caches: int = 0
 
     @property
     def active(self) -> int:
         """Active memory, as `mx.get_peak_memory()` reports it."""
-        return self.weights + self.inputs + self.caches + self.work
+        return self.weights + self.inputs + self.caches + self.work + self.result + self.sound
 
     @property
     def total(self) -> int:

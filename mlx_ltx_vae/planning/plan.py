@@ -104,7 +104,10 @@ class Plan:
         return f"{type(self).__name__}({how}, {video}, {format_bytes(self.peak_bytes)})"
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as a JSON-serializable dict, with `peak_bytes` = `active_bytes` + `buffer_cache_bytes`."""
+        """The plan as a JSON-serializable dict, with `peak_bytes` = `active_bytes` + `buffer_cache_bytes`.
+
+        Of a video with sound, `sound_bytes` are a part of the active ones.
+        """
         return {
             "mode": self.mode.value,
             "order": self.order.value,
@@ -113,6 +116,7 @@ class Plan:
             **{name: getattr(self, name) for name in _IN_JSON},
             "active_bytes": self.memory.active,
             "buffer_cache_bytes": self.memory.buffer_cache,
+            **({"sound_bytes": self.memory.sound} if self.memory.sound else {}),
             "bands": [{"rows": [band.start, band.end]} for band in self.bands],
         }
 
@@ -214,6 +218,8 @@ def _memory(memory: Memory) -> str:
         "inputs": memory.inputs,
         "caches": memory.caches,
         "work": memory.work,
+        "result": memory.result,
+        "sound": memory.sound,
         "MLX's buffer cache": memory.buffer_cache,
     }
     scale = 10**digits

@@ -105,7 +105,9 @@ def plan_decode(
     holds_latents: bool = True,
     bit_depth: int | None = None,
     frames: tuple[int, int] | None = None,
+    joined: bool = False,
     sound_bytes: int = 0,
+    loaded_bytes: int = 0,
     **options: Any,
 ) -> DecodePlan:
     """Plan the decode of latents (B, C, F', H', W'), with the options and errors of `VideoVAE.plan`.
@@ -115,7 +117,9 @@ def plan_decode(
         holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
         bit_depth: that of the stream, whose chunks a consumer keeps while the next one is computed.
         frames: the first frame to decode, and one more than the last; None for all.
+        joined: whether all frames become one array.
         sound_bytes: what the sound that is decoded meanwhile takes of the memory.
+        loaded_bytes: of the weights of other networks that are in memory.
     """
     parsed = parse_options(**options)
     spec = choose_steps(spec, parsed.denoising_steps)
@@ -126,8 +130,8 @@ def plan_decode(
         excerpt = make_excerpt(spec, shape, frames)
         shape, num_frames = shape._replace(frames=excerpt.latents.length), excerpt.frames.length
     video, held = (num_frames, height, width), whole if holds_latents else None
-    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, bit_depth, excerpt)
-    return cast(DecodePlan, _Planner(clip, parsed, machine or Machine(), sound_bytes).choose())
+    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, bit_depth, excerpt, joined)
+    return cast(DecodePlan, _Planner(clip, parsed, machine or Machine(), sound_bytes, loaded_bytes).choose())
 
 
 def plan_encode(
@@ -136,33 +140,39 @@ def plan_encode(
     machine: Machine | None = None,
     *,
     pad: bool = False,
+    joined: bool = False,
     sound_bytes: int = 0,
+    loaded_bytes: int = 0,
     **options: Any,
 ) -> EncodePlan:
     """Plan the encode of frames (B, 3, F, H, W) or (F, H, W, 3), padded to 1 + t*k or without excess frames.
 
-    `sound_bytes` are what the sound that is encoded afterwards takes of the memory.
+    `joined` is that of `VideoVAE.plan_encode`. `sound_bytes` are what the sound that is encoded afterwards takes of the
+    memory, and `loaded_bytes` as for `plan_decode`.
     """
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
-    clip = Clip(spec, batch, grid, latents, grid, is_decode=False)
-    return cast(EncodePlan, _Planner(clip, parse_options(**options), machine or Machine(), sound_bytes).choose())
+    held = frame_shape if joined and len(frame_shape) == 5 else None
+    clip = Clip(spec, batch, grid, latents, grid, is_decode=False, held=held, is_joined=joined)
+    parsed = parse_options(**options)
+    return cast(EncodePlan, _Planner(clip, parsed, machine or Machine(), sound_bytes, loaded_bytes).choose())
 
 
 class _Planner:
     """Generates the possible plans for one clip, and chooses one."""
 
-    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine, sound_bytes: int = 0) -> None:
+    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine, sound_bytes: int, loaded_bytes: int) -> None:
         self._clip = clip
         self._sound_bytes = sound_bytes
+        self._loaded_bytes = loaded_bytes
         self._spec = clip.spec
         self._options = options
         self._machine = machine
         check_order(clip.spec, options)
         available = machine.available
-        self._budget = max(0, available - sound_bytes) // 2 if available else None
+        self._budget = available // 2 if available else None
         if options.memory_budget is not None:
-            self._budget = max(0, parse_bytes(options.memory_budget, available or 0) - sound_bytes)
+            self._budget = parse_bytes(options.memory_budget, available or 0)
 
     def choose(self) -> Plan:
         """The first way with a plan that fits the budget; within a way, a plan whose buffer cache is not tight."""
@@ -181,7 +191,7 @@ class _Planner:
             )
         least = min(seen, key=lambda plan: plan.memory.active)
         if (given := self._options.memory_budget) is not None:
-            needed = format_bytes(least.memory.active + self._sound_bytes, round_up=True)
+            needed = format_bytes(least.memory.active, round_up=True)
             budget = format_bytes(parse_bytes(given, self._machine.available or 0))
             sound = f", of which the sound takes {format_bytes(self._sound_bytes)}" if self._sound_bytes else ""
             if isinstance(given, (int, float)) and given < MB:
@@ -344,6 +354,14 @@ class _Planner:
             with suppress(TilingError):  # where the last tile would be too short
                 yield iter(list(self._tiled(tiling)))
 
+    def _with_others(self, memory: Memory) -> Memory:
+        """With what is in memory beside the run: other networks' weights, the whole output, the sound."""
+        result = self._clip.result_bytes(self._machine.itemsize)
+        # Latents are joined at the end, when the run's own arrays are gone.
+        work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
+        weights = memory.weights + self._loaded_bytes
+        return replace(memory, weights=weights, work=work, result=result, sound=self._sound_bytes)
+
     def _plan(
         self, mode: Mode, order: Order, chunk: int, memory: Memory, *, run: StreamRun, step: int = 0, **more: Any
     ) -> Plan:
@@ -354,6 +372,7 @@ class _Planner:
             more["excerpt"] = clip.excerpt
         if clip.is_decode:
             more["denoising_steps"] = self._spec.denoising_steps
+        memory = self._with_others(memory)
         is_early = mode is not Mode.SINGLE and order is Order.TIME  # whether output is final before the end
         return (DecodePlan if clip.is_decode else EncodePlan)(
             mode=mode,

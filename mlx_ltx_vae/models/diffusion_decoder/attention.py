@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 
 import mlx.core as mx
 import numpy as np
@@ -164,18 +164,22 @@ def _by_products(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.a
     return ((weights @ values) / total).astype(dtype)
 
 
-@lru_cache(maxsize=256)
 def _mask(axes: tuple[tuple[int, tuple[int, ...]], ...], kernel: Grid, axis: int) -> mx.array | None:
     """(queries, keys) of a block, whose keys lie along `axis` first: whether a key is in a query's own window.
 
     None if all are.
     """
     order = (axis, *_others(axis))
-    seen: np.ndarray = np.ones((1,) * 6, bool)
+    parts = []
     for index, ((window, offsets), width) in enumerate(zip(axes, kernel, strict=True)):
         positions = np.arange(window) - np.array(offsets)[:, None]
         shape = [1] * 6
         shape[index], shape[3 + order.index(index)] = positions.shape
-        seen = seen & ((positions >= 0) & (positions < width)).reshape(shape)
-    seen = seen.reshape(math.prod(seen.shape[:3]), -1)
-    return None if seen.all() else mx.array(seen)
+        seen = (positions >= 0) & (positions < width)
+        if not seen.all():
+            parts.append(mx.array(seen.reshape(shape)))
+    if not parts:
+        return None
+    sizes = [len(offsets) for _, offsets in axes] + [axes[each][0] for each in order]
+    whole = mx.broadcast_to(reduce(mx.logical_and, parts), sizes)
+    return whole.reshape(math.prod(sizes[:3]), math.prod(sizes[3:]))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .config import GENERATION, DiffusionVAEConfig, parse_decoder_config
+from .config import CLASS_NAME, DECODER_CLASS_NAME, GENERATION, DiffusionVAEConfig, parse_decoder_config
 
 _BASE_CHANNELS = 128  # of the conv decoder of the same latents
 _HEAD_DIM = 64
@@ -21,6 +21,19 @@ _LTX_2_5: dict[str, Any] = {
 
 def ltx_2_5(base_channels: int = _BASE_CHANNELS) -> DiffusionVAEConfig:
     """LTX-2.5's decoder without its encoder, as narrow as a conv decoder with so many base channels."""
+    raw = raw_ltx_2_5(base_channels)
+    output = raw["model_output_type"]
+    return DiffusionVAEConfig(
+        None, parse_decoder_config(raw["decoder"], output, GENERATION, is_fused=True, has_gates=False)
+    )
+
+
+def raw_ltx_2_5(base_channels: int) -> dict[str, Any]:
+    """The same, as a file states it."""
     widths = [width * base_channels // _BASE_CHANNELS for width in _LTX_2_5["stage_channels"]]
-    raw = {**_LTX_2_5, "stage_channels": widths, "head_dim": min(widths[-1], _HEAD_DIM)}
-    return DiffusionVAEConfig(None, parse_decoder_config(raw, "x0", GENERATION, is_fused=True, has_gates=False))
+    decoder = {**_LTX_2_5, "stage_channels": widths, "head_dim": min(widths[-1], _HEAD_DIM)}
+    return {
+        "_class_name": CLASS_NAME,
+        "model_output_type": "x0",
+        "decoder": {"_class_name": DECODER_CLASS_NAME, **decoder},
+    }

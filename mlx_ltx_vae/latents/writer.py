@@ -1,0 +1,178 @@
+"""Writes latents as safetensors: at once, or as they come, in memory that does not grow with the clip."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend.mlx_utils import dtype_name, to_mlx
+from ..errors import LatentsError, WriterError, check_is_path
+from ..files.atomic import PartFile, writing_to
+from ..frame_rate import Rate, find_fps
+from ..process.cleanup import uninterrupted
+from ..shapes import LatentShape
+from .audio import AUDIO_NAMES
+from .mapped import check_finite
+from .metadata import AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
+
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # as safetensors calls them
+_ALIGNMENT = 8  # bytes, of the header
+_BLOCK_BYTES = 2**25
+
+
+class LatentsWriter(AbstractContextManager["LatentsWriter"]):
+    """Writes normalized latents as they come. The file appears under its name with `complete`.
+
+    The values of a channel lie together in the file, whose header has their number. So the frames wait in a file
+    without a name beside it.
+
+    Raises:
+        WriterError: for another ending than .safetensors, and a file that cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike, *, overwrite: bool = True) -> None:
+        check_is_path(path, WriterError)
+        check_latents_name(path)
+        self._name = os.fspath(path)
+        self._part = PartFile(Path(path), overwrite=overwrite)
+        self._shape: LatentShape | None = None
+        self._dtype = mx.float32
+        try:
+            with uninterrupted(), writing_to(self._name):
+                self._frames = tempfile.TemporaryFile(dir=self._part.path.parent)  # noqa: SIM115
+        except WriterError:
+            self._part.discard()
+            raise
+
+    def write(self, latents: mx.array) -> None:
+        """Add latents (B, C, n, H', W') along time: float32, float16 or bfloat16, all alike and finite."""
+        check_shape(latents.shape, None, self._name)
+        if dtype_name(latents.dtype) not in _DTYPES:
+            raise LatentsError(f"{self._name}: latents are {latents.dtype}; expected float32, float16 or bfloat16.")
+        check_finite(latents, self._name)
+        shape = LatentShape(*latents.shape)
+        before = self._shape or shape._replace(frames=0)
+        if before._replace(frames=0) != shape._replace(frames=0) or (self._shape and latents.dtype != self._dtype):
+            raise LatentsError(f"{self._name}: latents {tuple(shape)} follow latents {tuple(before)} of another kind.")
+        self._shape, self._dtype = before._replace(frames=before.frames + shape.frames), latents.dtype
+        with writing_to(self._name):
+            for frame in range(shape.frames):
+                self._frames.write(_to_bytes(latents[:, :, frame]))
+
+    def complete(
+        self,
+        *,
+        fps: Rate | None = None,
+        num_frames: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        audio: mx.array | None = None,
+    ) -> None:
+        """Write the file, with arguments and errors of `save_latents`."""
+        assert self._shape is not None, "latents were written"
+        exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
+        find_video_sizes(LatentsMetadata((num_frames, height, width)), self._shape.grid, None, self._name)
+        stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
+        metadata = {key: str(value) for key, value in stated.items() if value is not None}
+        metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST}
+        tensors: dict[str, tuple[mx.Dtype, Sequence[int]]] = {"latents": (self._dtype, self._shape)}
+        if audio is not None:
+            tensors[AUDIO_NAMES[0]] = audio.dtype, audio.shape
+        with writing_to(self._name), self._part.path.open("r+b") as file:
+            file.write(_header(tensors, metadata))
+            for block in self._planes(self._shape):
+                file.write(block)
+            if audio is not None:
+                file.write(_to_bytes(audio))
+        self._part.complete()
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # of a full disk, where not all was written
+            self._frames.close()
+        self._part.discard()
+
+    def _planes(self, shape: LatentShape) -> Iterator[bytes]:
+        """The values channel by channel, some channels at a time."""
+        self._frames.flush()
+        num_planes = shape.batch * shape.channels
+        plane = shape.height * shape.width * self._dtype.size
+        at_once = max(1, _BLOCK_BYTES // (shape.frames * plane))
+        for first in range(0, num_planes, at_once):
+            count = min(at_once, num_planes - first)
+            block = np.empty((shape.frames, count, plane), np.uint8)
+            for frame in range(shape.frames):
+                start = (frame * num_planes + first) * plane
+                if os.preadv(self._frames.fileno(), [memoryview(block[frame]).cast("B")], start) != count * plane:
+                    raise OSError("its temporary file was cut")
+            yield block.swapaxes(0, 1).tobytes()
+
+
+def save_latents(
+    path: str | os.PathLike,
+    latents: mx.array,
+    *,
+    fps: Rate | None = None,
+    num_frames: int | None = None,
+    height: int | None = None,
+    width: int | None = None,
+    audio: mx.array | None = None,
+    overwrite: bool = True,
+) -> None:
+    """Write normalized latents `(B, C, F', H', W')` as safetensors. The file appears under its name only when whole.
+
+    Args:
+        latents: float32, float16 or bfloat16.
+        fps: frames per second of the video (see `parse_fps`).
+        num_frames, height, width: of the video, in frames and pixels.
+        audio: latents of its sound (B, 8, T, 16), normalized.
+
+    Raises:
+        LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
+        WriterError: for another ending than .safetensors, an invalid frame rate, and a file that cannot be written.
+    """
+    latents = to_mlx(latents, "latents")
+    audio = None if audio is None else to_mlx(audio, "audio latents")
+    with LatentsWriter(path, overwrite=overwrite) as writer:
+        writer.write(latents)
+        writer.complete(fps=fps, num_frames=num_frames, height=height, width=width, audio=audio)
+
+
+def check_latents_name(path: str | os.PathLike) -> None:
+    """Raise a `WriterError` for a path that does not end in .safetensors."""
+    if Path(path).suffix != ".safetensors":
+        raise WriterError(f"{path}: latents are written as safetensors; use a name that ends in .safetensors.")
+
+
+def check_shape(shape: Sequence[int], latent_channels: int | None, source: str) -> None:
+    """Raise a `LatentsError` unless a shape is (B, C, F', H', W'), with so many channels if they are known."""
+    shape = tuple(shape)
+    if len(shape) == 3:
+        raise LatentsError(f"{source}: latents {shape} look packed, (B, tokens, C); unpack them to (B, C, F', H', W').")
+    if len(shape) != 5:
+        raise LatentsError(f"{source}: latents {shape} should have five axes, (B, C, F', H', W').")
+    if 0 in shape:
+        raise LatentsError(f"{source}: latents {shape} are empty; no axis may have the length 0.")
+    if latent_channels not in (None, shape[1]):
+        raise LatentsError(f"{source}: latents {shape} have {shape[1]} channels where the VAE has {latent_channels}.")
+
+
+def _header(tensors: dict[str, tuple[mx.Dtype, Sequence[int]]], metadata: dict[str, str]) -> bytes:
+    """The header of a safetensors file with these tensors one behind the other."""
+    entries: dict[str, object] = {"__metadata__": metadata}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + dtype.size * int(np.prod(shape))
+        entries[name] = {"dtype": _DTYPES[dtype_name(dtype)], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _to_bytes(array: mx.array) -> bytes:
+    bits = {2: mx.uint16, 4: mx.uint32}[array.dtype.size]  # numpy has no bfloat16
+    return np.array(mx.contiguous(array).view(bits)).tobytes()

@@ -1,0 +1,239 @@
+"""What stays in memory: beside an exception or a chunk that somebody keeps, and of weights that nobody has used."""
+
+import copy
+import gc
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from checkpoint_files import metadata
+from mlx_ltx_vae import AudioVAE, CheckpointError, DecodeCancelled, VideoVAE
+from mlx_ltx_vae.integrations import decode_tiled
+from tolerances import cpu_only
+
+LATENTS = (1, 8, 6, 4, 6)
+SMALL = 300_000  # bytes
+
+
+@pytest.fixture(scope="module")
+def vae(golden):
+    """A VAE that has run: what a network makes at its first run stays."""
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+    vae.decode(vae.encode(pixels()[:9]))
+    return vae
+
+
+def latents():
+    array = mx.random.normal(LATENTS, key=mx.random.key(0))
+    mx.eval(array)
+    return array
+
+
+def pixels():
+    return np.zeros((41, 128, 192, 3), np.uint8)
+
+
+class Full(Exception):
+    """What a caller raises."""
+
+
+def fail(*arguments):
+    """Raise in the middle of a clip: as a callback, at the third call."""
+    del arguments  # the caller's own
+    fail.calls += 1
+    if fail.calls == 3:
+        raise Full
+
+
+def failing(parts):
+    for number, part in enumerate(parts):
+        if number == 5:
+            raise Full
+        yield part
+
+
+RUNS = {
+    "on_frames_ready": lambda vae, path: vae.decode(latents(), on_frames_ready=fail),
+    "progress": lambda vae, path: vae.decode(latents(), progress=fail),
+    "progress of a file": lambda vae, path: vae.decode_to_file(latents(), path, progress=fail),
+    "latents": lambda vae, path: vae.decode(failing(latents()[:, :, at : at + 1] for at in range(6))),
+    "a stream": lambda vae, path: list(vae.stream(failing(latents()[:, :, at : at + 1] for at in range(6)))),
+    "an app's callback": lambda vae, path: decode_tiled(vae.decoder, latents(), on_frames_ready=fail),
+    "an encode": lambda vae, path: vae.encode(failing(pixels()[at : at + 8] for at in range(0, 41, 8))),
+    "a stream of latents": lambda vae, path: list(
+        vae.encode_stream(failing(pixels()[at : at + 8] for at in range(0, 41, 8)))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_exception_that_is_kept_keeps_no_memory(vae, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("mlx_ltx_vae.integrations.vae_of", lambda decoder: vae)
+    gc.collect()
+    before, fail.calls, kept = mx.get_active_memory(), 0, None
+    gc.disable()
+    try:
+        RUNS[name](vae, tmp_path / "clip.npy")
+    except Full as error:
+        kept = error
+    finally:
+        gc.enable()
+    assert kept is not None and kept.__traceback__ is not None
+    mx.synchronize()  # of checks that were under way
+    given = np.prod(LATENTS) * 4 * 2  # latents, and the part of them in the caller's generator
+    assert mx.get_active_memory() - before < given + SMALL
+
+
+def test_a_stream_of_latents_is_closed_by_its_block_and_cancelled_from_any_thread(vae):
+    with vae.encode_stream([pixels()]) as stream:
+        next(stream)
+    assert list(stream) == []
+
+    def arriving():
+        yield pixels()[:9]
+        thread = threading.Thread(target=stream.cancel)
+        thread.start()
+        thread.join()
+        yield pixels()[9:]
+
+    stream = vae.encode_stream(arriving())
+    with pytest.raises(DecodeCancelled, match="cancelled"):
+        list(stream)
+
+
+def test_a_kept_chunk_keeps_no_weights_in_memory(golden):
+    gc.collect()
+    before = mx.get_active_memory()
+    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    stream = vae.stream(latents())
+    chunk = next(stream)
+    chunk.to_uint8()
+    weights = vae.decoder.spec.num_weights * 4
+    del stream, vae
+    left = mx.get_active_memory() - before - chunk.frames.nbytes
+    assert weights > 2 * SMALL, "or this test shows nothing"
+    assert left < SMALL
+    chunk.check()
+
+
+def test_the_encoder_is_loaded_when_it_is_first_used_and_counts_from_then_on(golden):
+    path = golden("ltx2_3").checkpoint
+    sizes = {name: sum(array.nbytes for key, array in load_file(path).items() if f".{name}." in key) for name in (
+        "encoder", "decoder")}  # fmt: skip
+    before = mx.get_active_memory()
+    vae = VideoVAE.from_pretrained(path)
+    assert mx.get_active_memory() - before < sizes["decoder"] + SMALL
+    assert vae.plan(LATENTS).memory.weights == sizes["decoder"]
+    assert vae.plan_encode((9, 64, 96, 3)).memory.weights == sizes["decoder"] + sizes["encoder"]
+    assert "encoder" in repr(vae), "which reads no weights"
+    assert mx.get_active_memory() - before < sizes["decoder"] + SMALL
+    expected = VideoVAE.from_pretrained(path, decoder=False).encode(pixels())
+    assert mx.array_equal(vae.encode(pixels()), expected)
+    assert mx.get_active_memory() - before > sizes["decoder"] + sizes["encoder"]
+    assert vae.plan(LATENTS).memory.weights == sizes["decoder"] + sizes["encoder"]
+    alone = VideoVAE.from_pretrained(path, decoder=False)
+    assert alone.plan_encode((9, 64, 96, 3)).memory.weights == sizes["encoder"]
+
+
+def test_weights_in_memory_are_loaded_at_once(weights):
+    arrays = {name: mx.array(array) for name, array in weights("ltx2_3").items()}
+    vae = VideoVAE.from_weights(arrays)
+    expected = VideoVAE.from_weights(arrays).encode(pixels()[:9])
+    for array in arrays.values():
+        array[...] = mx.nan
+    assert mx.array_equal(vae.encode(pixels()[:9]), expected)
+
+
+@pytest.fixture
+def copied(golden, tmp_path):
+    shutil.copyfile(golden("ltx2_3").checkpoint, tmp_path / "vae.safetensors")
+    return tmp_path / "vae.safetensors"
+
+
+def test_a_file_that_has_changed_before_the_encoder_is_used_is_one_error(copied):
+    vae = VideoVAE.from_pretrained(copied)
+    copied.unlink()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"vae\.safetensors: the file changed"):
+            vae.encode(pixels()[:9])
+    assert vae.decode(latents()[:, :, :2]).shape[2] == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda name, tensors: tensors.pop(name), "encoder lacks tensor conv_out"),
+        (lambda name, tensors: tensors.update({name: tensors[name][:3]}), "configuration expects"),
+        (lambda name, tensors: tensors.update({name: tensors[name].astype(np.int8)}), "int8"),
+    ],
+)
+def test_what_the_header_tells_of_the_encoder_is_refused_at_once(golden, weights, tmp_path, change, words):
+    tensors = weights("ltx2_3")
+    change("vae.encoder.conv_out.conv.weight", tensors)
+    save_file(tensors, tmp_path / "vae.safetensors", metadata(golden, "ltx2_3"))
+    with pytest.raises(CheckpointError, match=words):
+        VideoVAE.from_pretrained(tmp_path / "vae.safetensors")
+
+
+def test_threads_that_use_the_encoder_at_once_load_it_once(copied, monkeypatch):
+    from mlx_ltx_vae.checkpoint import lazy
+
+    vae, loads, load = VideoVAE.from_pretrained(copied), [], lazy.load_network
+    monkeypatch.setattr(lazy, "load_network", lambda *arguments: loads.append(arguments) or load(*arguments))
+    at_once = threading.Barrier(4)
+
+    def encode(_):
+        at_once.wait()
+        try:
+            return np.array(vae.encode(pixels()[:9]))
+        finally:
+            mx.clear_streams()
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(encode, range(4)))
+    assert len(loads) == 1
+    assert all(np.array_equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda vae: pickle.loads(pickle.dumps(vae))])  # noqa: S301
+def test_a_copy_has_its_weights_also_where_the_file_is_gone(copied, make):
+    vae = VideoVAE.from_pretrained(copied)
+    other = make(vae)
+    copied.unlink()
+    assert mx.array_equal(other.encode(pixels()[:9]), vae.encode(pixels()[:9]))
+
+
+@cpu_only("the cache of a GPU is cleared before each run, too")
+def test_the_buffer_cache_is_as_before_after_a_load_and_a_run(golden):
+    script = f"""
+import mlx.core as mx
+from mlx_ltx_vae import VideoVAE
+caches = []
+vae = VideoVAE.from_pretrained({str(golden("ltx2_3").checkpoint)!r})
+caches.append(mx.get_cache_memory())
+latents = mx.random.normal((1, 8, 4, 4, 6))
+pixels = vae.decode(latents)
+caches.append(mx.get_cache_memory())
+vae.decode(latents, on_frames_ready=lambda frames, start: None)
+caches.append(mx.get_cache_memory())
+vae.encode(pixels)
+caches.append(mx.get_cache_memory())
+print(max(caches))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < SMALL
+
+
+def test_an_audio_vae_loads_its_encoder_late_too(audio_case):
+    vae = AudioVAE.from_pretrained(audio_case("ltx2_3").checkpoint)
+    decoding = vae.plan(10).memory.weights
+    assert decoding == sum(each.spec.num_weights * each.dtype.size for each in (vae.decoder, vae.vocoder))
+    assert vae.encoder is None or vae.plan(10).memory.weights > decoding
