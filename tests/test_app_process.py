@@ -63,3 +63,22 @@ fork(lambda: load_latents({str(tmp_path / "latents.npy")!r}))
     first, *others = done.stdout.splitlines()
     assert first == "(1, 3, 1, 64, 64)"
     assert len(others) == 4 and all("spawn" in line for line in others)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems start processes by spawn")
+def test_a_fork_is_noticed_before_anything_of_the_package_is_used():
+    code = """
+import os
+import mlx.core as mx
+import mlx_ltx_vae
+mx.eval(mx.zeros(3) + 1)
+if (pid := os.fork()) == 0:
+    try:
+        mlx_ltx_vae.VideoVAE.from_pretrained("vae.safetensors")
+    except mlx_ltx_vae.DeviceError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "spawn" in done.stdout

@@ -13,6 +13,7 @@ import pytest
 
 from mlx_ltx_vae.pipeline.frame_buffer import FrameBuffer
 from mlx_ltx_vae.streaming.axis import Axis
+from tolerances import cpu_only
 
 SHAPE = (1, 17, 64, 96, 3)  # 1.3 MB in float32, a third of that in 8 bits
 SIZE = 4 * 17 * 64 * 96 * 3
@@ -73,6 +74,18 @@ def test_a_full_disk_is_refused_in_one_sentence(golden, latents, small_disk):
         file.truncate(os.path.getsize(file.name) - 2**16)
     assert "kB left)" in decode(latents, golden("ltx2_3").checkpoint, small_disk)
     assert sorted(os.listdir(small_disk)) == ["filler"]
+
+
+@cpu_only("MLX compiles kernels in files for the CPU only")
+def test_a_full_disk_for_kernels_is_one_sentence(small_disk, tmp_path):
+    fill(small_disk)
+    command = [sys.executable, "-m", "mlx_ltx_vae.decode", "--demo", "-o", str(tmp_path / "out.mp4")]
+    environment = os.environ | {"TMPDIR": str(small_disk)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    expected = "error: MLX could not compile a kernel for the CPU in the folder that the environment variable TMPDIR"
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert done.stderr.startswith(expected)
+    assert [path.name for path in tmp_path.iterdir()] == ["disk"]
 
 
 def test_a_limit_of_file_sizes_is_refused_in_one_sentence(golden, latents, tmp_path):

@@ -1,6 +1,7 @@
 """The programs that a command and the makefile use: which ffmpeg, and what is installed."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,18 @@ def test_a_wrong_ffmpeg_is_named_with_the_variable_that_chose_it(tmp_path, comma
 def test_a_missing_folder_for_temporary_files_is_named_with_its_variable(tmp_path, folder):
     done = decode_demo(tmp_path, env=os.environ | {"TMPDIR": folder})
     assert "the environment variable TMPDIR names, which is missing or read-only" in done.stderr
+
+
+@pytest.mark.parametrize("number", [6, 8, 10])
+def test_a_limit_on_open_files_is_named(tmp_path, number):
+    limit = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(number)]
+    command = [*limit, sys.executable, "-m", "mlx_ltx_vae.decode", "--demo", "-o", "out.mp4"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    # The shell by which MLX looks for its compiler may say that it cannot start.
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("sh: ")]
+    assert (done.returncode, len(errors)) == (1, 1), done.stderr
+    assert re.match(r"error: .*(Too many open files|limit of open files)", errors[0])
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.skipif(not shutil.which("prlimit") or not shutil.which("setpriv"), reason="needs both programs of Linux")

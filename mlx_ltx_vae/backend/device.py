@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from ..errors import DeviceError
 from .machine import Backend, Machine
+from .mlx_import import was_forked
 from .mlx_utils import clear_streams_at_thread_end, to_int
 
 _WINOGRAD_BATCH = "MLX_CONV_WINOGRAD_TILE_BATCH"
@@ -41,6 +42,9 @@ _EXPLANATIONS = {
     # Of the C++ library, where MLX compiles a kernel for the CPU.
     ("temp_directory_path", "cannot create directories"): "MLX keeps what it compiles for the CPU in the folder that "
     "the environment variable TMPDIR names, which is missing or read-only; set TMPDIR to another one, or unset it.",
+    ("Failed to compile function", "Failed to load compiled function"): "MLX could not compile a kernel for the CPU in "
+    "the folder that the environment variable TMPDIR names, which may be full; free space there, or set TMPDIR to "
+    "another one.",
     # Of Python and of the C++ library.
     ("can't start new thread", "Resource temporarily unavailable"): "the system refuses another thread; raise the "
     "limit on processes (ulimit -u), or end other programs.",
@@ -48,21 +52,12 @@ _EXPLANATIONS = {
 
 _malloc_lock = threading.Lock()
 _num_keeping = 0
-_was_forked = False
-
-
-def _note_fork() -> None:
-    global _was_forked
-    _was_forked = mx.get_peak_memory() > 0  # the parent has made arrays
-
-
-os.register_at_fork(after_in_child=_note_fork)
 
 
 def check_process() -> None:
     """Raise a `DeviceError` in a process that was forked after MLX was used, where evaluations never end."""
     clear_streams_at_thread_end()
-    if _was_forked:
+    if was_forked():
         raise DeviceError(
             "this process was forked from one that had used MLX, whose threads do not exist here; start it by spawn, "
             'for example with multiprocessing.get_context("spawn").'

@@ -1,9 +1,26 @@
 """Names that are imported when they are first used, and whether MLX can be. Imports nothing that takes long."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
+
+_was_forked = False
+
+
+def _note_fork() -> None:
+    global _was_forked
+    peak_memory = getattr(sys.modules.get("mlx.core"), "get_peak_memory", None)
+    _was_forked = peak_memory is not None and peak_memory() > 0  # the parent has made arrays
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def was_forked() -> bool:
+    """Whether this process was forked from one that had used MLX, and had imported this package."""
+    return _was_forked
 
 
 def check_mlx() -> None:

@@ -9,7 +9,7 @@ import os
 import select
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from fractions import Fraction
 from functools import lru_cache
 
@@ -24,6 +24,7 @@ from .ffmpeg_log import find_reason
 from .pipes import Forwarder, HeadReader, TailReader
 
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
+_PIPES = 4  # of a program: its standard streams, and one for an error of its start
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
 _REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -322,7 +323,7 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
     is_chosen = _PROGRAM_VARIABLE in os.environ
     remedy = f"correct or unset {_PROGRAM_VARIABLE}" if is_chosen else "reinstall imageio-ffmpeg"
     try:
-        program = get_ffmpeg_exe()
+        program = _find_ffmpeg()
         if is_chosen and not _is_ffmpeg(program):
             raise RuntimeError(f"{program}: is another program")
         yield program
@@ -334,6 +335,17 @@ def _ffmpeg_program(error: type[LTXVAEError]) -> Iterator[str]:
         raise error(f"ffmpeg cannot be started ({reason}); {remedy}.") from problem
     except RuntimeError as problem:
         raise error(f"ffmpeg cannot be started ({problem}); {remedy}.") from problem
+
+
+def _find_ffmpeg() -> str:
+    """Its path. Raises an `OSError` if there are not enough files left to open, as any program needs that is started.
+
+    imageio-ffmpeg starts it the first time, and otherwise remembers that there is none.
+    """
+    with ExitStack() as stack:
+        for descriptor in (each for _ in range(_PIPES) for each in os.pipe()):
+            stack.callback(os.close, descriptor)
+    return get_ffmpeg_exe()
 
 
 @lru_cache
