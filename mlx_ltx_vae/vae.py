@@ -332,8 +332,11 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             chunks: Iterable[FrameChunk] = stream
             if plan is None:
                 first, chunks = peek(stream, "there are no latents to decode.")
-                video["size"] = first.frames.shape[3], first.frames.shape[2]
-            batch = plan.latent_shape.batch if plan else first.frames.shape[0]
+                batch, _, height, width, _ = first.frames.shape
+                video["size"] = width, height
+                del first  # its buffer is free when it is written
+            else:
+                batch = plan.latent_shape.batch
             if batch > 1:
                 raise LatentsError(f"{path}: is one video, and these latents are {batch}; write each.")
             num_frames = plan.num_frames if plan else None

@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from examples.fit_latent_rgb import LARGEST, PATCH_SIZES, Clip, Projection, decode, downscale, enlarge, fit, measure
+from examples.fit_latent_rgb import (
+    LARGEST,
+    PATCH_SIZES,
+    Clip,
+    Projection,
+    decode,
+    downscale,
+    enlarge,
+    fit,
+    main,
+    measure,
+)
 from mlx_ltx_vae import VideoVAE, demo, load_latents, save_latents
 from video_files import write
 
@@ -116,6 +127,19 @@ def test_the_script_fits_latents_and_videos(tmp_path, vae):
         assert str(file.get_tensor("decoder.to_rgb.bias").dtype) == "float16"
     assert (config["scale"], config["vae"]) == ([8, 32, 32], "vae.safetensors")
     assert done.stdout.splitlines()[-1].endswith(f"{config['psnr']:.2f} dB on 1 unseen clips")
+    before = (tmp_path / "0.safetensors").read_bytes()
+    with pytest.raises(SystemExit, match=r"0\.safetensors: is one of the inputs"):
+        main(
+            [
+                "-m",
+                str(demo.VAE),
+                "--latents",
+                *(f"{tmp_path}/{index}.safetensors" for index in range(2)),
+                "-o",
+                f"{tmp_path}/0.safetensors",
+            ]
+        )
+    assert (tmp_path / "0.safetensors").read_bytes() == before
     missing = subprocess.run(
         [*line[:4], "--latents", "a.npy", "b.npy", "-o", "c.safetensors"], capture_output=True, text=True
     )
