@@ -73,7 +73,6 @@ class LayerSpec:
     has_noise: bool = False  # adds a noise map (H, W) that all frames share
     crop: int = 0  # output frames that are dropped at the end of the clip
     noise_channels: int = 0  # of noise that it takes for each position of its output; 0 for none
-    beside: int = 0  # channels of all further arrays that travel to the next layer, for each position of the output
 
     def window(self, axis: Axis) -> WindowSpec:
         return self.windows[axis.grid]
