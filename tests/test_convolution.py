@@ -37,8 +37,8 @@ from mlx_ltx_vae.models.layers.resample import (
     depth_to_space_order,
     interleave,
     patch_order,
+    patchify,
 )
-from mlx_ltx_vae.models.patches import patchify
 from mlx_ltx_vae.models.specs import ConvSpec
 from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec, encoder_spec
 from mlx_ltx_vae.streaming.context import StreamContext

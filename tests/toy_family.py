@@ -12,9 +12,9 @@ import mlx.nn as nn
 import numpy as np
 
 from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.models.base import Configuration, Description, Family, Found, NetworkDescription, Shapes, Stored
+from mlx_ltx_vae.models.base import Configuration, Description, Family, Found, NetworkDescription, Stored
 from mlx_ltx_vae.models.noise import LatentNoise
-from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
+from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, Shapes
 from mlx_ltx_vae.shapes import ScaleFactors
 from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise

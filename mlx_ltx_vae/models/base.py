@@ -13,7 +13,7 @@ import numpy as np
 from ..shapes import ScaleFactors, Shape, SoundInput
 from ..streaming.context import Stage, StreamContext
 from .noise import LatentNoise
-from .specs import NetworkSpec
+from .specs import NetworkSpec, Shapes
 
 #: The networks of a VAE.
 NETWORKS = ("encoder", "decoder")
@@ -30,9 +30,6 @@ class Medium:
 
 PICTURES = Medium("a video VAE", "vae.encoder.*, vae.decoder.* or the like", NETWORKS)
 SOUND = Medium("an audio VAE", "audio_vae.decoder.*, vocoder.* or the like", (*NETWORKS, "vocoder"))
-
-#: The shapes of tensors by name.
-Shapes = Mapping[str, Shape]
 
 
 class Statistics(NamedTuple):

@@ -6,7 +6,7 @@ counts and noise shapes are folds over that sequence (`planning/`), and the modu
 
 import enum
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
@@ -21,6 +21,8 @@ LONG_CLIP = 64
 
 #: Names and shapes of tensors.
 Weights = tuple[tuple[str, Shape], ...]
+#: The shapes of tensors by name; of convolutions channels-last, but where a family looks for its own.
+Shapes = Mapping[str, Shape]
 #: Factors along time, height and width.
 Stride = tuple[int, int, int]
 #: Positions per frame, row and column of a video.

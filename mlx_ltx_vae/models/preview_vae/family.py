@@ -15,10 +15,10 @@ from ..base import (
     Found,
     Network,
     NetworkDescription,
-    Shapes,
     Statistics,
     Stored,
 )
+from ..specs import Shapes
 from .config import LTX_CHANNELS, PATCH, STANDARD_WIDTHS, WIDE_WIDTHS, PreviewConfig
 from .network_specs import LEVELS, network_spec
 from .networks import PreviewDecoder, PreviewEncoder

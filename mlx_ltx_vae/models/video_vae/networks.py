@@ -16,10 +16,9 @@ from ..input_shapes import check_frame_shape, check_latent_shape
 from ..layers.activation import Modulation, read_modulations
 from ..layers.attention import FrameAttention
 from ..layers.conv import CausalConv3d
-from ..layers.resample import DepthToSpaceUpsample, SpaceToDepthDownsample, interleave, patch_order
+from ..layers.resample import DepthToSpaceUpsample, SpaceToDepthDownsample, interleave, patch_order, patchify
 from ..layers.resnet import ResnetBlock, ResnetStack, TimeEmbedder
 from ..noise import LatentNoise, draw
-from ..patches import patchify
 from .block_types import ATTENTION, DOWNSAMPLE, RES_CHANGE, RES_STACK, STRIDED, UPSAMPLE, BlockType
 from .config import VAEConfig
 from .network_specs import decoder_parts, decoder_spec, encoder_parts, encoder_spec
