@@ -7,15 +7,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...backend.mlx_utils import take
-from ...shapes import Grid, LatentShape, ScaleFactors
+from ...shapes import Grid, ScaleFactors
 from ...streaming.axis import Axis
 from ...streaming.context import Stage, StreamContext
 from ...streaming.delay import Delay
-from ...streaming.driver import run_whole
-from ..base import Statistics
-from ..input_shapes import check_latent_shape
+from ..base import DecoderModule, Statistics
 from ..layers.resample import unpatchify
-from ..noise import LatentNoise, draw
 from ..specs import NetworkSpec
 from .blocks import LinearUpsample, NeighborhoodBlock, Reader, RMSNorm, SharedModulation, TimestepEmbedder
 from .config import DecoderConfig, Prediction
@@ -147,7 +144,7 @@ def _repeat_edges(x: mx.array, axis: Axis, before: int, after: int) -> mx.array:
     return mx.concatenate([first] * before + [x] + [last] * after, axis=axis)
 
 
-class DiffusionDecoder(nn.Module):
+class DiffusionDecoder(DecoderModule):
     """Decodes denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3), approximately in [-1, 1].
 
     Context stages upsample the latents to the grid of patches of pixels. There the last stage turns noise into the
@@ -157,8 +154,7 @@ class DiffusionDecoder(nn.Module):
     """
 
     def __init__(self, config: DecoderConfig, statistics: Statistics) -> None:
-        super().__init__()
-        self.spec = decoder_spec(config)
+        super().__init__(decoder_spec(config), statistics)
         layers = {layer.name: layer for layer in self.spec.layers}
 
         def block(name: str, context_channels: int = 0) -> NeighborhoodBlock:
@@ -182,26 +178,11 @@ class DiffusionDecoder(nn.Module):
         self.diff_blocks = [block(f"diff_blocks.{each}", config.context_channels) for each in range(pixels.depth)]
         self.norm_out = RMSNorm(pixels.channels)
         self.conv_out = nn.Linear(pixels.channels, config.pixel_channels)
-        self.statistics = statistics
         self._config = config
 
     def __call__(self, latents: mx.array, steps: int | None = None) -> mx.array:
-        """Decode normalized latents (B, C, T, H, W) to pixels (B, 3, F, H, W) in one pass, with noise of seed 0.
-
-        Its memory grows with the clip; `VideoVAE.stream` gives the same result.
-        """
-        shape: LatentShape = check_latent_shape(self.spec, latents.shape)
-        volumes = draw(self.spec, shape, self.dtype).volumes
-        context = StreamContext(noise=volumes, denoising_steps=steps)
-        return run_whole(self.stages(context), self.prepare(latents, None)).transpose(0, 4, 1, 2, 3)
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        return self.conv_in.weight.dtype
-
-    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        assert noise is None  # has_latent_noise
-        return self.statistics.denormalize(latents).transpose(0, 2, 3, 4, 1).astype(self.dtype)
+        """As any decoder's, in a number of denoising steps."""
+        return self.decode_whole(latents, steps=steps)
 
     def stages(self, context: StreamContext) -> list[Stage]:
         config, axis = self._config, context.axis

@@ -1,6 +1,7 @@
 """The configuration of a tiny autoencoder. No MLX."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from ...shapes import DEFAULT_SCALE, Scaled, ScaleFactors
 
@@ -11,6 +12,14 @@ PATCH = 4
 #: Widths of the published decoders, and the channels of a group in the wide one.
 STANDARD_WIDTHS = (256, 128, 64, 64)
 WIDE_WIDTHS = (1024, 512, 256, 64)
+
+
+class Output(Enum):
+    """What a decoder makes of each latent frame."""
+
+    FRAMES = "frames"
+    STILLS = "stills"  # one picture, which stands for the last of its frames
+    SMALL_STILLS = "small stills"  # of 4x4 pixels per latent cell, since no layer repeats positions
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class PreviewConfig(Scaled):
     group_width: int | None = None
     latent_channels: int = LTX_CHANNELS
     generation: str = field(default="custom", compare=False)
-    makes_stills: bool = False  # the decoder makes one picture of each latent frame, in place of 8 frames
+    output: Output = Output.FRAMES
 
     @property
     def scale(self) -> ScaleFactors:

@@ -13,7 +13,7 @@ from ...errors import CheckpointError
 from ...shapes import Grid
 from ...streaming.axis import Axis, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, PaddingMode, Step, Stride, Weights, linear_weights
-from .config import PATCH, PreviewConfig
+from .config import PATCH, Output, PreviewConfig
 
 #: Video frames for each latent frame. Of those for the first latent frame, all but the last are dropped.
 FRAMES = 8
@@ -99,13 +99,12 @@ class WholeGroupsSpec(LayerSpec):
         return FRAMES * -(-count // FRAMES) if axis is Axis.TIME else count
 
 
-def decoder_spec(config: PreviewConfig, *, grows: bool = True, upsamples: bool = True) -> NetworkSpec:
-    """The decoder: normalized latents (B, T, H, W, C) to pixels (B, 8T - 7, 32H, 32W, 3).
+def decoder_spec(config: PreviewConfig) -> NetworkSpec:
+    """The decoder: normalized latents (B, T, H, W, C) to pixels (B, 8T - 7, 32H, 32W, 3), or to stills.
 
-    Args:
-        grows: whether a frame becomes two at each level; otherwise there is a picture for each latent frame.
-        upsamples: whether a position becomes 2x2 at each level.
+    A frame becomes two at each level, but not for stills; and a position 2x2, but not for small ones.
     """
+    grows, upsamples = config.output is Output.FRAMES, config.output is not Output.SMALL_STILLS
     if config.decoder_widths is None:
         raise CheckpointError("this tiny autoencoder has no decoder.")
     widths = config.decoder_widths
@@ -147,7 +146,7 @@ def encoder_spec(config: PreviewConfig) -> NetworkSpec:
 
 def network_spec(config: PreviewConfig, network: str) -> NetworkSpec:
     """The encoder or the decoder, by its name."""
-    return encoder_spec(config) if network == "encoder" else decoder_spec(config, grows=not config.makes_stills)
+    return encoder_spec(config) if network == "encoder" else decoder_spec(config)
 
 
 def _growth(name: str, width: int, grows: bool, *, is_last: bool) -> LayerSpec:
