@@ -244,7 +244,9 @@ def test_a_new_family_is_a_folder_and_an_entry_in_the_table(path, tmp_path):
     (models / "toy" / "__init__.py").touch()
     shutil.copy(toy_family.__file__, models / "toy" / "family.py")
     table = (models / "families.py").read_text()
-    table = table.replace("\nfrom .video_vae", "\nfrom .toy.family import TOY\nfrom .video_vae").replace("RGB)", "RGB, TOY)")
+    table = table.replace("\nfrom .video_vae", "\nfrom .toy.family import TOY\nfrom .video_vae").replace(
+        "RGB)", "RGB, TOY)"
+    )
     (models / "families.py").write_text(table)
 
     said = run(copy, "-m", "mlx_ltx_vae.info", str(path), "--json")

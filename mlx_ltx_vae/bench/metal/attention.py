@@ -8,8 +8,7 @@ import mlx.core as mx
 
 from ...backend.device import backend
 from ...backend.mlx_utils import DTYPES
-from ...models.diffusion_decoder.attention import attend
-from ...models.diffusion_decoder.exponentials import LARGEST_SCORE
+from ...models.diffusion_decoder.attention import LARGEST_SCORE, attend
 from ...models.diffusion_decoder.neighborhood import BLOCKS, whole_starts
 from ..case import Case
 from .kernels import Call, median_seconds

@@ -20,8 +20,7 @@ from ..base import (
 )
 from ..specs import Shapes
 from ..stored import only, read_config, whole, word
-from .config import LTX_CHANNELS, PATCH, STANDARD_WIDTHS, WIDE_WIDTHS, Output, PreviewConfig
-from .network_specs import LEVELS, network_spec
+from .config import LEVELS, LTX_CHANNELS, PATCH, STANDARD_WIDTHS, WIDE_WIDTHS, Output, PreviewConfig, network_spec
 from .networks import PreviewDecoder, PreviewEncoder
 
 _CLASS = "TAEHV"

@@ -11,7 +11,7 @@ import mlx.nn as nn
 from ...streaming.context import Stage, StreamContext, pointwise
 from ..base import DecoderModule, EncoderModule
 from ..layers.resample import depth_to_space_order, interleave
-from .config import PATCH, Output, PreviewConfig
+from .config import BLOCKS, LEVELS, PATCH, POOLS, FrameLayerSpec, Output, PreviewConfig, decoder_spec, encoder_spec
 from .layers import (
     FrameConv,
     GroupedMemoryBlock,
@@ -21,7 +21,6 @@ from .layers import (
     relu,
     whole_groups,
 )
-from .network_specs import BLOCKS, LEVELS, POOLS, FrameLayerSpec, decoder_spec, encoder_spec
 
 _LIMIT = 3  # latents are squashed to (-3, 3)
 

@@ -11,10 +11,9 @@ from ...streaming.context import Stage, StreamContext, pointwise
 from ..base import DecoderModule, EncoderModule, Layer, Statistics
 from ..convolution.rules import ConvRule, choose
 from ..layers.activation import Modulation, read_modulations
-from ..layers.attention import FrameAttention
+from ..layers.blocks import FrameAttention, ResnetBlock, ResnetStack, TimeEmbedder
 from ..layers.conv import CausalConv3d
 from ..layers.resample import DepthToSpaceUpsample, SpaceToDepthDownsample, interleave, patch_order, patchify
-from ..layers.resnet import ResnetBlock, ResnetStack, TimeEmbedder
 from .block_types import ATTENTION, DOWNSAMPLE, RES_CHANGE, RES_STACK, STRIDED, UPSAMPLE, BlockType
 from .config import VAEConfig
 from .network_specs import decoder_parts, decoder_spec, encoder_parts, encoder_spec
