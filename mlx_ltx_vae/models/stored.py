@@ -104,7 +104,10 @@ def read_config(raw: Mapping[str, Any], keys: Mapping[str, Key], what: str) -> d
                 "that came with the weights."
             )
         if name in raw and not key.is_valid(values[name]):
-            raise CheckpointError(f"{what} has {name} = {quote(values[name])}; {key.rule}.")
+            raise CheckpointError(
+                f"{what} has {name} = {quote(values[name])}; {key.rule}; use the configuration that came with the "
+                "weights."
+            )
     for name in sorted(name for name in raw.keys() - keys.keys() if not name.startswith("_")):
         if raw[name]:
             raise CheckpointError(
