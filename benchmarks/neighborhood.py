@@ -16,9 +16,8 @@ from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.bench.case import Case
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import table
-from mlx_ltx_vae.models.diffusion_decoder.attention import attend
+from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, attend, exponentials
 from mlx_ltx_vae.models.diffusion_decoder.blocks import Attention, NeighborhoodBlock
-from mlx_ltx_vae.models.diffusion_decoder.exponentials import LARGEST_SCORE, exponentials
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS, segments
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, MLPSpec, hidden_channels
 

@@ -40,7 +40,7 @@ from mlx.utils import tree_map_with_path
 from .backend.mlx_utils import named_parameters
 from .checkpoint import open_weights
 from .errors import CheckpointError, PlanError, TilingError, quote
-from .models.video_vae.raw_config import CLASS_NAME
+from .models.video_vae.config import CLASS_NAME
 from .pipeline.chunk_stream import arrays_released
 from .pipeline.decode_run import StreamOptions
 from .pipeline.postprocess import FrameChunk, OnFramesReady

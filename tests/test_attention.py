@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae.backend.machine import Machine
-from mlx_ltx_vae.models.layers.attention import FrameAttention
+from mlx_ltx_vae.models.layers.blocks import FrameAttention
 from mlx_ltx_vae.models.specs import FrameAttentionSpec, Step
 from mlx_ltx_vae.streaming.axis import Axis
 

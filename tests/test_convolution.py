@@ -16,10 +16,9 @@ from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.bench.case import Case, FixedRule, load_config
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.convolution import module, rules
-from mlx_ltx_vae.models.convolution.layout import lay_out, runs
 from mlx_ltx_vae.models.convolution.module import Conv3d
 from mlx_ltx_vae.models.convolution.precision import HalfScale, half_scale, scale_factors, scale_to_half
-from mlx_ltx_vae.models.convolution.prepared import prepare
+from mlx_ltx_vae.models.convolution.prepared import lay_out, prepare, runs
 from mlx_ltx_vae.models.convolution.rules import (
     ConvShape,
     Formulation,
@@ -37,8 +36,8 @@ from mlx_ltx_vae.models.layers.resample import (
     depth_to_space_order,
     interleave,
     patch_order,
+    patchify,
 )
-from mlx_ltx_vae.models.patches import patchify
 from mlx_ltx_vae.models.specs import ConvSpec
 from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec, encoder_spec
 from mlx_ltx_vae.streaming.context import StreamContext

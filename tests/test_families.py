@@ -2,7 +2,12 @@
 
 import json
 import math
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -232,3 +237,37 @@ def test_a_published_vae_of_a_family_is_measured_by_its_name(monkeypatch):
     assert bench_parser().parse_args(["--generation", "toy-1"]).generation == "toy-1"
     run = measured_decode(Case(generation="toy-1", base_width=WIDTH, width=32, height=16, frames=5))
     assert (run["frames"], run["weights_bytes"]) == (5, 4 * sum(math.prod(shape) for shape in SHAPES.values()))
+
+
+def run(folder, *command):
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_a_new_family_is_a_folder_and_an_entry_in_the_table(path, tmp_path):
+    """Nothing else changes: the package knows it, and the contracts about imports hold for it."""
+    pytest.importorskip("importlinter")
+    root, copy = Path(__file__).parents[1], tmp_path / "copy"
+    for name in ("benchmarks", "mlx_ltx_vae", "weights_convert"):
+        shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "assets"))
+    shutil.copy(root / "pyproject.toml", copy)
+    models = copy / "mlx_ltx_vae" / "models"
+    (models / "toy").mkdir()
+    (models / "toy" / "__init__.py").touch()
+    shutil.copy(toy_family.__file__, models / "toy" / "family.py")
+    table = (models / "families.py").read_text()
+    table = table.replace("\nfrom .video_vae", "\nfrom .toy.family import TOY\nfrom .video_vae").replace(
+        "RGB)", "RGB, TOY)"
+    )
+    (models / "families.py").write_text(table)
+
+    said = run(copy, "-m", "mlx_ltx_vae.info", str(path), "--json")
+    assert json.loads(said.stdout)["generation"] == "toy", said.stderr
+    lint = ("-c", "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports())")
+    checked = run(copy, *lint)
+    assert checked.returncode == 0, checked.stdout
+    with (copy / "mlx_ltx_vae" / "checkpoint" / "locate.py").open("a") as file:
+        file.write("\nfrom ..models.toy.family import TOY\n")
+    checked = run(copy, *lint)
+    assert checked.returncode == 1
+    assert "Networks are known by their families only BROKEN" in checked.stdout

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.models.diffusion_decoder.attention import attend
+from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, attend, exponentials
 from mlx_ltx_vae.models.diffusion_decoder.blocks import rotate
-from mlx_ltx_vae.models.diffusion_decoder.exponentials import LARGEST_SCORE, exponentials
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import (
     BLOCKS,
     calls,

@@ -324,6 +324,21 @@ def test_those_of_other_models_are_refused_by_shape(tensors, tmp_path, changes, 
         PreviewVAE.from_pretrained(path)
 
 
+@pytest.mark.parametrize(
+    ("stated", "text"),
+    [
+        ({"latent_channels": "128"}, "latent_channels = '128'; expected a whole number from 1 to 4096; use the config"),
+        ({"generation": 3}, "generation = 3; expected a string"),
+        ({"patch_size": 8}, "the unknown key 'patch_size' = 8, which could change the result"),
+    ],
+)
+def test_a_configuration_that_is_not_known_is_refused(tensors, tmp_path, stated, text):
+    path = tmp_path / "tae.safetensors"
+    save_file(tensors, path, {"config": json.dumps({"_class_name": "TAEHV", **stated})})
+    with pytest.raises(CheckpointError, match=rf"^tae\.safetensors: its configuration has {text}"):
+        PreviewVAE.from_pretrained(path)
+
+
 @pytest.mark.parametrize("is_zip", [False, True])
 def test_a_pickle_is_refused_with_the_lines_that_convert_it(tmp_path, is_zip):
     path = tmp_path / "taeltx2_3.pth"

@@ -82,9 +82,8 @@ def counted(stage, axis, lengths):
     """A stage that notes the length of each piece that it takes."""
 
     def step(x, last):
-        first = x[0] if isinstance(x, tuple) else x
-        if first is not None:
-            lengths.append(first.shape[axis])
+        if x is not None:
+            lengths.append(x.shape[axis])
         return stage.step(x, last)
 
     return Stage(step, stage)

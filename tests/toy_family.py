@@ -12,13 +12,11 @@ import mlx.nn as nn
 import numpy as np
 
 from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.models.base import Configuration, Description, Family, Found, NetworkDescription, Shapes, Stored
-from mlx_ltx_vae.models.noise import LatentNoise
-from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
+from mlx_ltx_vae.models.base import Configuration, DecoderModule, Description, Family, Found, NetworkDescription, Stored
+from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, Shapes
 from mlx_ltx_vae.shapes import ScaleFactors
 from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
-from mlx_ltx_vae.streaming.driver import run_whole
 from mlx_ltx_vae.streaming.window import Window
 
 PATCH = 4
@@ -35,28 +33,14 @@ class ToyConfig:
     spatial_scale: int = PATCH
 
 
-class ToyDecoder(nn.Module):
+class ToyDecoder(DecoderModule):
     """Every position with its neighbors in the frame, then with the two frames before, then to a patch of pixels."""
 
-    statistics = None
-
     def __init__(self, config: ToyConfig) -> None:
-        super().__init__()
+        super().__init__(spec(config, "decoder"))
         self.mix = nn.Conv2d(config.latent_channels, config.width, 3, padding=1)
         self.echo = nn.Conv1d(config.width, config.width, 3, bias=False)
         self.color = nn.Conv2d(config.width, 3 * PATCH**2, 1, bias=False)
-        self.spec = spec(config, "decoder")
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        return self.mix.weight.dtype
-
-    def __call__(self, latents: mx.array) -> mx.array:
-        return run_whole(self.stages(StreamContext()), self.prepare(latents, None)).transpose(0, 4, 1, 2, 3)
-
-    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        assert noise is None
-        return latents.astype(self.dtype).transpose(0, 2, 3, 4, 1)
 
     def stages(self, context: StreamContext) -> list[Stage]:
         window = Window(context.axis, self.spec.layers[1].window(context.axis))

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 
@@ -116,10 +115,11 @@ class MemoryDecoder(Toy):
         return mx.repeat(mx.repeat(x.flatten(1, 2), 2, axis=2), 2, axis=3)
 
 
-# (b) Two arrays: noise is refined in two passes over three layers, each of which takes the context that the first layer
-# made. All look at windows that shift inwards at the borders of the clip.
+# (b) A context: noise is refined in two passes over three layers, each of which takes what the first layer made. All
+# look at windows that shift inwards at the borders of the clip.
 
 PASSES, BLOCKS = 2, 3
+DRAWN = 6  # arrays that drawing noise takes
 LONG = WindowSpec(5, border=Border.SHIFT)
 SHORT = WindowSpec(3, border=Border.SHIFT)
 
@@ -141,14 +141,15 @@ class BoxSpec(LayerSpec):
         positions = math.prod(step.grid)
         gathered = 3 * sum(window.kernel for window in self.windows) * positions // 2
         joined = (0 if step.is_whole else self.lag(step.axis, 0)) * positions // step.grid[step.axis.grid]
-        return 2 * super().work_bytes(step) + (gathered + joined) * self.in_channels * step.machine.itemsize
+        made = positions * (1 + DRAWN if self.noise_channels else step.is_whole)  # with the context
+        return 2 * super().work_bytes(step) + (gathered + joined + made) * self.in_channels * step.machine.itemsize
 
 
 class ContextDecoder(Toy):
     def __init__(self) -> None:
         square = (WIDTH, WIDTH)
         first = BoxSpec("context", WIDTH, WIDTH, windows=(SHORT, LONG, LONG), weights=(("context", square),))
-        layers: list[LayerSpec] = [replace(first, noise_channels=WIDTH, beside=WIDTH)]
+        layers: list[LayerSpec] = [replace(first, noise_channels=WIDTH)]
         for index in range(PASSES * BLOCKS):
             block = BoxSpec(f"block_{index}", WIDTH, WIDTH, windows=(LONG, SHORT, SHORT))
             weights = tuple((f"{kind}_{index % BLOCKS}", square) for kind in ("own", "given"))
@@ -159,32 +160,29 @@ class ContextDecoder(Toy):
     def stages(self, context: StreamContext) -> list[Stage]:
         delay = Delay(context.axis, readers=PASSES * BLOCKS)
         blocks = [self.block(index, delay, context) for index in range(PASSES * BLOCKS)]
-        return [self.context(context), *blocks, pointwise(self.color)]
+        return [self.context(delay, context), *blocks, pointwise(self.color)]
 
-    def context(self, context: StreamContext) -> Stage:
+    def context(self, delay: Delay, context: StreamContext) -> Stage:
         spec = self.spec.layers[0]
         window = make_window(spec, context)
 
-        def step(x: mx.array | None, last: bool) -> tuple[mx.array, mx.array] | None:
+        def step(x: mx.array | None, last: bool) -> mx.array | None:
             view = window.push(x, last)
             if view is None:
                 return None
             made = mx.tanh(box_mean(view, spec, context) @ self.weights["context"].T)
             time, rows, columns = (view.output if axis is context.axis else 0 for axis in Axis)
+            delay.push(made)
             _, frames, height, width, _ = made.shape
-            return context.draw_noise("context", (time, rows, columns), (frames, height, width)), made
+            return context.draw_noise("context", (time, rows, columns), (frames, height, width))
 
-        return Stage(step, window)
+        return Stage(step, window, delay)
 
     def block(self, index: int, delay: Delay, context: StreamContext) -> Stage:
         spec = self.spec.layers[1 + index]
         window = make_window(spec, context)
 
-        def step(x: Any, last: bool) -> mx.array | None:
-            if index == 0 and x is not None:
-                x, made = x
-                if made is not None:
-                    delay.push(made)
+        def step(x: mx.array | None, last: bool) -> mx.array | None:
             view = window.push(x, last)
             if view is None:
                 return None

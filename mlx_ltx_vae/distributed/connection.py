@@ -12,10 +12,8 @@ from typing import NoReturn
 import mlx.core as mx
 
 from ..errors import DistributedError
-from ..process import startup
 from ..process.cleanup import clean_up_for_good, uninterrupted
 from ..process.signals import WORDS
-from .ranks import Ranks
 
 _waited = 0.0  # seconds since the ranks have exchanged something
 _is_over = False
@@ -24,22 +22,17 @@ _is_over = False
 def join_group(timeout: int | None) -> mx.distributed.Group | None:
     """The group of all processes that the launcher has started; None if this is the only one.
 
-    A command ends if the ranks exchange nothing for `timeout` seconds, see `set_time_limit`. Other programs do not.
+    With a `timeout`, the process ends if it is not connected after so many seconds.
     """
     hosts = os.environ.get("MLX_HOSTFILE")
     if hosts and Path(hosts).is_file() and not Path(hosts).read_text().strip():
         return None  # `mlx.launch -n 1`, whose empty list of hosts MLX cannot read
-    timeout = timeout if startup.is_command() else None
     try:
         with _ended_by_the_system(timeout):
             group = mx.distributed.init()
     except RuntimeError as error:
         raise DistributedError(f"the ranks cannot connect ({error}); check the hosts given to mlx.launch.") from error
-    if group.size() == 1:
-        return None
-    if timeout is not None:
-        set_time_limit(timeout, group.rank(), Ranks(group).gather(os.getpid()))
-    return group
+    return None if group.size() == 1 else group
 
 
 def is_lost_peer(error: Exception) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from ..backend.machine import Machine
 from ..backend.mlx_utils import take
 from ..errors import DistributedError, PlanError, describe_error, quote
+from ..process import startup
 from ..streaming.axis import Axis
 
 Value = TypeVar("Value")
@@ -230,11 +231,15 @@ def join_ranks(distributed: str, timeout: int) -> Ranks | None:
     """The ranks of this command; None if this process has nothing to do.
 
     `distributed` is "auto", "rows", "batch" or "off"; `timeout` the seconds after which a command ends if its ranks
-    exchange nothing.
+    exchange nothing. Other programs do not end.
     """
     rank = launched_rank()
     if rank is None:
         return Ranks()
     if distributed == Work.OFF.value:
         return Ranks() if rank == 0 else None
-    return Ranks(_connection().join_group(timeout), None if distributed == "auto" else Work(distributed))
+    limit = timeout if startup.is_command() else None
+    ranks = Ranks(_connection().join_group(limit), None if distributed == "auto" else Work(distributed))
+    if ranks.group is not None and limit is not None:
+        _connection().set_time_limit(limit, ranks.rank, ranks.gather(os.getpid()))
+    return ranks

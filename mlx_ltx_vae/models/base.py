@@ -1,19 +1,25 @@
 """The contract between networks and the rest of the package, which knows no more of them than this.
 
-A `Family` finds its networks in a checkpoint, describes and makes them. A `Network` can be planned, streamed and tiled.
+A `Family` finds its networks in a checkpoint, describes and makes them. A `Network` can be planned, streamed and tiled;
+a `DecoderModule` or an `EncoderModule` has what all networks with weights have in common.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
+from ..errors import LatentsError
 from ..shapes import ScaleFactors, Shape, SoundInput
 from ..streaming.context import Stage, StreamContext
-from .noise import LatentNoise
-from .specs import NetworkSpec
+from ..streaming.driver import run_whole
+from .input_shapes import check_frame_shape, check_latent_shape
+from .noise import LatentNoise, draw
+from .specs import NetworkSpec, Shapes
 
 #: The networks of a VAE.
 NETWORKS = ("encoder", "decoder")
@@ -30,9 +36,6 @@ class Medium:
 
 PICTURES = Medium("a video VAE", "vae.encoder.*, vae.decoder.* or the like", NETWORKS)
 SOUND = Medium("an audio VAE", "audio_vae.decoder.*, vocoder.* or the like", (*NETWORKS, "vocoder"))
-
-#: The shapes of tensors by name.
-Shapes = Mapping[str, Shape]
 
 
 class Statistics(NamedTuple):
@@ -156,6 +159,84 @@ class SoundConfig(Config, Protocol):
 
     def num_samples(self, latents: int) -> int:
         """The number of samples that so many latents decode to."""
+
+
+class NetworkModule(nn.Module, ABC):
+    """A network with weights. Its first tensors, by the order of its spec, have its dtype."""
+
+    def __init__(self, spec: NetworkSpec, statistics: Statistics | None = None) -> None:
+        super().__init__()
+        self.spec = spec
+        self.statistics = statistics
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        *_, (name, _) = next(layer.weights for layer in self.spec.layers if layer.weights)  # a bias keeps its dtype
+        value: Any = self
+        for part in name.split("."):
+            value = value[int(part) if isinstance(value, list) else part]
+        return value.dtype
+
+    @abstractmethod
+    def stages(self, context: StreamContext) -> list[Stage]:
+        """As those of `Network`."""
+
+
+class DecoderModule(NetworkModule):
+    """A `Decoder` with weights."""
+
+    def __call__(self, latents: mx.array) -> mx.array:
+        """Decode normalized latents (B, C, T, H, W) to pixels (B, 3, F, H, W) in one pass, with noise of seed 0.
+
+        Its memory grows with the clip; `VideoVAE.stream` gives the same result. Latents that it cannot take are a
+        `LatentsError`.
+        """
+        return self.decode_whole(latents)
+
+    def decode_whole(self, latents: mx.array, timestep: float | None = None, steps: int | None = None) -> mx.array:
+        """As a call; see `VideoVAE.stream` for the timestep and the denoising steps."""
+        shape = check_latent_shape(self.spec, latents.shape)
+        draws = draw(self.spec, shape, self.dtype, timestep=timestep)
+        whole = (slice(0, shape.frames), slice(0, shape.height), slice(0, shape.width))
+        context = StreamContext(
+            timesteps=draws.timesteps(shape.batch),
+            noise_maps=draws.maps,
+            noise=draws.volumes,
+            denoising_steps=steps,
+        )
+        prepared = self.prepare(latents, draws.crop(whole))
+        return run_whole(self.stages(context), prepared).transpose(0, 4, 1, 2, 3)
+
+    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
+        if noise is not None and not noise.is_late:
+            latents = noise.mix(latents.astype(mx.float32))
+        if self.statistics is not None:
+            latents = self.statistics.denormalize(latents)
+        if noise is not None and noise.is_late:
+            latents = noise.mix(latents.astype(mx.float32))
+        return latents.transpose(0, 2, 3, 4, 1).astype(self.dtype)
+
+
+class EncoderModule(NetworkModule):
+    """An `Encoder` with weights."""
+
+    def __call__(self, pixels: mx.array) -> mx.array:
+        """Encode pixels (B, 3, F, H, W) in [-1, 1] in one pass to normalized latents (B, C, F', H', W') in `dtype`.
+
+        Its memory grows with the clip; `VideoVAE.encode` gives the same. Frames that it cannot take are a
+        `LatentsError`, also those that would be left out.
+        """
+        if pixels.ndim != 5:
+            raise LatentsError(f"frames have the shape {pixels.shape}; expected (B, 3, F, H, W).")
+        check_frame_shape(self.spec, pixels.shape, pad=False)
+        if not self.spec.takes_any_length:
+            self.spec.scale.latent_grid(pixels.shape[2:])
+        frames = pixels.transpose(0, 2, 3, 4, 1).astype(self.dtype)
+        return self.to_latents(run_whole(self.stages(StreamContext()), frames))
+
+    def to_latents(self, outputs: mx.array) -> mx.array:
+        latents = outputs.transpose(0, 4, 1, 2, 3)
+        return latents if self.statistics is None else self.statistics.normalize(latents).astype(self.dtype)
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)

@@ -6,7 +6,7 @@ counts and noise shapes are folds over that sequence (`planning/`), and the modu
 
 import enum
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
@@ -21,6 +21,8 @@ LONG_CLIP = 64
 
 #: Names and shapes of tensors.
 Weights = tuple[tuple[str, Shape], ...]
+#: The shapes of tensors by name; of convolutions channels-last, but where a family looks for its own.
+Shapes = Mapping[str, Shape]
 #: Factors along time, height and width.
 Stride = tuple[int, int, int]
 #: Positions per frame, row and column of a video.
@@ -73,7 +75,6 @@ class LayerSpec:
     has_noise: bool = False  # adds a noise map (H, W) that all frames share
     crop: int = 0  # output frames that are dropped at the end of the clip
     noise_channels: int = 0  # of noise that it takes for each position of its output; 0 for none
-    beside: int = 0  # channels of all further arrays that travel to the next layer, for each position of the output
 
     def window(self, axis: Axis) -> WindowSpec:
         return self.windows[axis.grid]

@@ -135,7 +135,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     """The peak memory of one stream with an input (T, H, W), without MLX's buffer cache."""
     axis, itemsize = run.axis, run.machine.itemsize
     length, pieces = grid[axis.grid], list(run.pieces)
-    waiting = beside = 0
+    waiting = 0
     delay, rate = Fraction(0), Fraction(1)
     delays, caches, works, bursts = [], [], [], []
     extents = grid
@@ -144,7 +144,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         if run.steps is None:
             pieces = [extents[axis.grid]]
         step = max(pieces) if run.steps is None else run.steps[index]
-        position = cells * (layer.in_channels + beside) * itemsize
+        position = cells * layer.in_channels * itemsize
         # Where windows shift at the borders, the first piece and the last one are longer than the others.
         usual = max(pieces[1:-1], default=max(pieces))
         usual, burst = (each if each > step else 0 for each in (usual, max(pieces)))
@@ -155,12 +155,10 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         caches.append(batch * layer.cache_bytes(axis, extents, max(pieces), run.machine))
         step_grid = _replace(extents, axis, taken)
         work = layer.work_bytes(Step(axis, step_grid, run.steps is None, run.machine, run.is_band))
-        beside_bytes = taken * cells * beside * itemsize  # taken along, and returned by this layer or a later one
-        works.append(waiting + batch * work + beside_bytes + layer.weight_copy_bytes(run.machine))
+        works.append(waiting + batch * work + layer.weight_copy_bytes(run.machine))
         pieces = _advance(pieces, step, layer, axis)
         delay += layer.reach(axis)[1] / rate
         rate = rate * layer.up[axis.grid] / layer.down[axis.grid]
-        beside = layer.beside
         extents = layer.out_grid(extents)
     out_position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
     # The final output is checked and converted to levels in float32.

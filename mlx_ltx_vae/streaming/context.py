@@ -12,10 +12,6 @@ from .axis import Axis
 #: Where the results begin in the whole video, (F, H, W) in frames and pixels; for a batch of tiles, of each.
 Origins = tuple[Grid, ...]
 
-#: What stages pass on: an array; or several that travel together, each with its own position in the stream, of which
-#: the first decides how a piece is cut. None in place of one that has no positions yet.
-Piece = mx.array | tuple[mx.array | None, ...]
-
 
 class TilePart(NamedTuple):
     """What a stream of a network's last layers runs on: a tile of what the layers before them made of the clip."""
@@ -89,7 +85,7 @@ class Stage:
     more than one kernel's delay, so that flushing takes no more memory than any other step.
     """
 
-    def __init__(self, step: Callable[[Any, bool], Piece | None], *caches: Cache) -> None:
+    def __init__(self, step: Callable[[Any, bool], mx.array | None], *caches: Cache) -> None:
         self.step = step
         self._caches: Sequence[Cache] = caches
 
@@ -102,6 +98,6 @@ class Stage:
         return all(cache.closed for cache in self._caches)
 
 
-def pointwise(function: Callable[[Any], Piece]) -> Stage:
+def pointwise(function: Callable[[Any], mx.array]) -> Stage:
     """A stage that computes each position independently and caches nothing."""
     return Stage(lambda x, last: None if x is None else function(x))

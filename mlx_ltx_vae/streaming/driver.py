@@ -19,9 +19,9 @@ from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import take
 from ..errors import LatentsError
 from .axis import Axis
-from .context import Piece, Stage
+from .context import Stage
 
-Flow = Iterator[list[Piece]]
+Flow = Iterator[list[mx.array]]
 AroundStep = Callable[[], AbstractContextManager[object]]
 
 
@@ -53,7 +53,7 @@ def run(
     schedule = _Schedule(prefetch, around_step)
     for index, stage in enumerate(stages):
         flow = _advance(stage, flow, axis, None if steps is None else steps[index], schedule)
-    return map(_unbox, flow)
+    return map(list.pop, flow)
 
 
 def run_whole(stages: Sequence[Stage], clip: mx.array, *, around_step: AroundStep = nullcontext) -> mx.array:
@@ -62,7 +62,7 @@ def run_whole(stages: Sequence[Stage], clip: mx.array, *, around_step: AroundSte
     Raises:
         DeviceError: if the device runs out of memory, or is stopped.
     """
-    box: list[Piece] = [clip]
+    box = [clip]
     del clip
     for stage in stages:
         with around_step(), explained_device_errors():
@@ -72,18 +72,11 @@ def run_whole(stages: Sequence[Stage], clip: mx.array, *, around_step: AroundSte
             box.append(result)
             del result
             mx.eval(box)
-    return _unbox(box)
+    return box.pop()
 
 
-def _box(piece: Piece) -> list[Piece]:
+def _box(piece: mx.array) -> list[mx.array]:
     return [piece]
-
-
-def _unbox(box: list[Piece]) -> mx.array:
-    """The array in a box of the last stage, which returns no others beside it."""
-    piece = box.pop()
-    assert isinstance(piece, mx.array), "the last stage returns one array"
-    return piece
 
 
 class _Schedule:
@@ -94,14 +87,14 @@ class _Schedule:
         self._around_step = around_step
         self._under_way: deque[list[mx.array]] = deque()
 
-    def compute(self, stage: Stage, given: list[Piece], last: bool) -> list[Piece]:
+    def compute(self, stage: Stage, given: list[mx.array], last: bool) -> list[mx.array]:
         """Run a step with the piece in a box, if there is one, and evaluate its result and the stage's caches.
 
         Returns an empty list if there is no result yet.
         """
         with self._around_step():
             result = stage.step(given.pop() if given else None, last)
-            box: list[Piece] = [] if result is None else [result]
+            box = [] if result is None else [result]
             del result
             kept = stage.arrays
             if not self._prefetch:
@@ -130,12 +123,9 @@ def _advance(stage: Stage, flow: Flow, axis: Axis, step: int | None, schedule: _
 
 
 def _split(flow: Flow, axis: Axis, step: int | None) -> Flow:
-    """Cut the pieces of `flow` into pieces of at most `step` positions along `axis`.
-
-    Of several arrays, the first is cut, and the others go with its first part.
-    """
+    """Cut the pieces of `flow` into pieces of at most `step` positions along `axis`."""
     for box in flow:
-        length = _length(box[0], axis)
+        length = box[0].shape[axis]
         size = length if step is None else step
         if length <= size:
             yield box
@@ -144,21 +134,9 @@ def _split(flow: Flow, axis: Axis, step: int | None) -> Flow:
             yield [_cut(box, axis, start, min(start + size, length))]
 
 
-def _length(piece: Piece, axis: Axis) -> int:
-    first = piece[0] if isinstance(piece, tuple) else piece
-    return 0 if first is None else first.shape[axis]
-
-
-def _cut(box: list[Piece], axis: Axis, start: int, stop: int) -> Piece:
+def _cut(box: list[mx.array], axis: Axis, start: int, stop: int) -> mx.array:
     """A part of the piece in a box, which is empty after the last part."""
     piece = box.pop()
-    is_last = stop == _length(piece, axis)
-    if isinstance(piece, mx.array):
-        if not is_last:
-            box.append(piece)
-        return take(piece, axis, start, stop)
-    first, *beside = piece
-    assert first is not None, "its length is above 0"
-    if not is_last:
-        box.append((first, *(None for _ in beside)))
-    return take(first, axis, start, stop), *beside
+    if stop < piece.shape[axis]:
+        box.append(piece)
+    return take(piece, axis, start, stop)

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import CheckpointError
-from ..base import Configuration, Shapes, Stored
+from ..base import Configuration, Stored
+from ..specs import Shapes
 from ..vocoder.config import VocoderConfig
 from .config import AudioConfig
 from .raw_config import parse_config

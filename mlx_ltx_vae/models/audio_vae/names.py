@@ -2,8 +2,9 @@
 
 import re
 
-from ..base import NETWORKS, Found, Shapes
-from ..stored_names import find_statistics
+from ..base import NETWORKS, Found
+from ..specs import Shapes
+from ..stored import find_statistics
 
 # Prefixes of a network's names: the original files, whole models of other programs, and files of the audio VAE alone.
 _ROOTS = ("audio_vae.", "model.audio_vae.", "")

@@ -8,9 +8,8 @@ import mlx.core as mx
 from ...backend.device import backend
 from ...backend.machine import Backend
 from .formulations import Padding, by_columns, by_joined_frames, by_rows, by_taps
-from .layout import arrange, lay_out
 from .precision import HalfScale, half_scale, scale_factors, scale_to_half
-from .prepared import PreparedModule
+from .prepared import PreparedModule, arrange, lay_out
 from .rules import LAYOUTS, TAPS, ConvRule, ConvShape, Formulation, KernelLayout, choose
 
 

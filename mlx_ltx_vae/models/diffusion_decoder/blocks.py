@@ -17,9 +17,9 @@ from ...streaming.delay import Delay, Trim
 from ...streaming.window import View, window_starts
 from ..convolution.prepared import PreparedModule
 from ..layers.activation import Modulation, gated_silu, pixel_norm
+from ..layers.blocks import sinusoid
 from ..layers.conv import make_window
 from ..layers.resample import depth_to_space
-from ..layers.resnet import sinusoid
 from ..specs import LayerSpec, Rate
 from .attention import Queue, WindowStarts, attend
 from .neighborhood import tokens_at_once

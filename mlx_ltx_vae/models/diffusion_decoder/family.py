@@ -1,17 +1,172 @@
-"""LTX-2.5's VAE with the diffusion decoder, and what `info` says about it."""
+"""LTX-2.5's VAE with the diffusion decoder: its names and configurations in checkpoints; what `info` says."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from ..base import Description, Family, Network, NetworkDescription, Statistics
+from ...errors import CheckpointError
+from ..base import Configuration, Description, Family, Found, Network, NetworkDescription, Statistics, Stored
+from ..specs import Shapes
+from ..stored import anything, needed, read_config
 from ..video_vae.block_types import KERNEL
+from ..video_vae.config import VAEConfig
 from ..video_vae.family import CONV_VAE
 from ..video_vae.networks import ConvEncoder
-from .config import DecoderConfig, DiffusionVAEConfig, StageConfig
-from .configuration import choose_config, configure
+from .config import CLASS_NAME, DECODER_CLASS_NAME, DecoderConfig, DiffusionVAEConfig, StageConfig, parse_decoder_config
 from .generations import ltx_2_5
-from .names import find
 from .network_specs import network_spec
 from .networks import DiffusionDecoder
+
+#: A tensor that every diffusion decoder has, and no other decoder.
+_MARK = "conv_in_x_t.weight"
+_STEMS = ("det_stages.", "diff_blocks.")
+_PREFIXES = ("vae.decoder.", "model.vae.decoder.", "first_stage_model.decoder.", "vae_decoder.", "decoder.", "")
+# Tensors that are in published files, and that no decode reads: of a branch that predicts a coarse picture in training,
+# and an embedding.
+_UNUSED = ("coarse_", "type_emb")
+
+# What diffusers calls the parts of these names.
+_DIFFUSERS_PARTS = {
+    "t_embedder.timestep_embedder.linear_1.": "t_embedder.mlp.0.",
+    "t_embedder.timestep_embedder.linear_2.": "t_embedder.mlp.2.",
+    ".attn.norm_q.": ".attn.q_norm.",
+    ".attn.norm_k.": ".attn.k_norm.",
+    ".attn.to_out.0.": ".attn.proj.",
+}
+
+_DIFFUSERS_CLASS = "LTX2VideoDiffusionDecoderModel"
+
+_KEYS = dict.fromkeys(("_class_name", "dims", "model_output_type", "encoder", "decoder"), anything())
+# Keys of diffusers' config.json by those of the original. All must be stated.
+_DIFFUSERS_NAMES = {
+    "in_channels": "latent_channels",
+    "out_channels": "out_channels",
+    "patch_size": "patch_size",
+    "head_dim": "decoder_head_dim",
+    "stage_channels": "decoder_stage_channels",
+    "stage_depths": "decoder_stage_depths",
+    "stage_kernels": "decoder_stage_kernels",
+    "stage5_kernel": "decoder_stage5_kernel",
+    "t_emb_dim": "decoder_t_emb_dim",
+    "timestep_scale_multiplier": "decoder_timestep_scale_multiplier",
+    "default_num_inference_steps": "decoder_num_inference_steps",
+}
+_NEEDED = {
+    *_DIFFUSERS_NAMES.values(), "decoder_model_output_type", "decoder_upsample_strides",
+    "decoder_upsample_channel_reductions",
+}  # fmt: skip
+_DIFFUSERS_KEYS = dict.fromkeys(_NEEDED, needed(anything())) | dict.fromkeys(
+    ("spatial_compression_ratio", "temporal_compression_ratio", "scaling_factor"), anything()
+)
+
+
+def find(shapes: Shapes) -> Found:
+    """The `find` of the family: the diffusion decoder, and beside it the encoder of the conv VAE."""
+    decoder = _find_decoder(shapes)
+    if not decoder:
+        return Found({})
+    others = CONV_VAE.find(shapes)
+    encoder = others.networks.get("encoder")
+    return Found({"decoder": decoder} | ({"encoder": encoder} if encoder else {}), others.statistics)
+
+
+def _find_decoder(shapes: Shapes) -> dict[str, str]:
+    for prefix in _PREFIXES:
+        if prefix + _MARK in shapes or any(name.startswith(tuple(prefix + stem for stem in _STEMS)) for name in shapes):
+            inside = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
+            return {
+                _original_name(name): stored
+                for name, stored in inside.items()
+                if not name.startswith((*_UNUSED, "per_channel_statistics.", "latents_"))
+            }
+    return {}
+
+
+def _original_name(name: str) -> str:
+    for theirs, ours in _DIFFUSERS_PARTS.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
+    """The first configuration of a VAE with a diffusion decoder, in either vocabulary; None if there is none."""
+    for content in contents:
+        for raw in (content.get("vae"), content) if isinstance(content, Mapping) else ():
+            if isinstance(raw, Mapping) and raw.get("_class_name") in (CLASS_NAME, _DIFFUSERS_CLASS):
+                return dict(raw)
+    return None
+
+
+def configure(
+    stated: Mapping[str, Any] | DiffusionVAEConfig | None, stored: Stored
+) -> Configuration[DiffusionVAEConfig]:
+    """The decoder must be stated; the encoder is as in the conv VAE, also where it is inferred."""
+    if isinstance(stated, DiffusionVAEConfig):
+        return Configuration(stated, {})
+    raw = dict(stated or {})
+    if raw.get("_class_name") == _DIFFUSERS_CLASS:
+        raw = _translate(raw, stored.source)
+    read_config(raw, _KEYS, f"{stored.source}: its configuration")
+    decoder, encoder = _decoder(raw, stored), _encoder(raw, stored)
+    if encoder and encoder.latent_channels != decoder.latent_channels:
+        raise CheckpointError(
+            f"{stored.source}: its encoder makes latents of {encoder.latent_channels} channels and its decoder takes "
+            f"{decoder.latent_channels}, so the two do not belong together."
+        )
+    if encoder and encoder.scale != decoder.scale:
+        raise CheckpointError(
+            f"{stored.source}: its encoder scales by {tuple(encoder.scale)} and its decoder by {tuple(decoder.scale)} "
+            "(time, height, width), so the two do not belong together."
+        )
+    return Configuration(DiffusionVAEConfig(encoder, decoder), raw)
+
+
+def _encoder(raw: Mapping[str, Any], stored: Stored) -> VAEConfig | None:
+    """The encoder's configuration; None if it is neither stated nor stored."""
+    shapes = {name: each for name, each in stored.networks.items() if name == "encoder"}
+    stated = CONV_VAE.choose_config([{**raw, "_class_name": CLASS_NAME}])
+    if not shapes and not stated:
+        return None
+    wanted = [network for network in stored.wanted if network == "encoder"]
+    config = CONV_VAE.configure(stated, stored._replace(networks=shapes, wanted=wanted)).config
+    return replace(config, decoder=None)
+
+
+def _decoder(raw: Mapping[str, Any], stored: Stored) -> DecoderConfig:
+    decoder = raw.get("decoder")
+    if not isinstance(decoder, Mapping) or not decoder:
+        raise CheckpointError(
+            f"{stored.source}: this is the diffusion decoder of LTX-2.5, and its configuration is missing, without "
+            "which it decodes to static; add it as the metadata entry 'config' of the file, or as config.json beside "
+            "it, or load the encoder alone with decoder=False."
+        )
+    names: Shapes = stored.networks.get("decoder", {})
+    return parse_decoder_config(
+        decoder,
+        raw.get("model_output_type"),
+        stored.source,
+        is_fused=not any(".attn.to_q." in name for name in names),
+        has_gates=any(name.endswith(".gate_msa") for name in names),
+    )
+
+
+def _translate(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """A config.json of diffusers in the vocabulary of the original."""
+    read_config(raw, _DIFFUSERS_KEYS, f"{source}: its config.json")
+    strides, reductions = (raw[f"decoder_upsample_{name}"] for name in ("strides", "channel_reductions"))
+    if not isinstance(strides, list) or not isinstance(reductions, list) or len(strides) != len(reductions):
+        raise CheckpointError(
+            f"{source}: decoder_upsample_strides and decoder_upsample_channel_reductions of its config.json are not "
+            "lists of one length; use the config.json that came with the weights."
+        )
+    decoder = {ours: raw[theirs] for ours, theirs in _DIFFUSERS_NAMES.items()}
+    decoder["upsamples"] = [list(pair) for pair in zip(strides, reductions, strict=True)]
+    return {
+        "_class_name": CLASS_NAME,
+        "dims": 3,
+        "model_output_type": raw["decoder_model_output_type"],
+        "decoder": {"_class_name": DECODER_CLASS_NAME, **decoder},
+    }
 
 
 def _make(config: DiffusionVAEConfig, network: str, statistics: Statistics | None) -> Network:

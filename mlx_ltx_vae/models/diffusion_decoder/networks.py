@@ -1,26 +1,150 @@
-"""The diffusion decoder."""
+"""The diffusion decoder, and its two ends: padding of the latents, and the cut that removes what becomes of it."""
 
+from collections.abc import Callable
 from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...shapes import LatentShape
+from ...backend.mlx_utils import take
+from ...shapes import Grid, ScaleFactors
+from ...streaming.axis import Axis
 from ...streaming.context import Stage, StreamContext
 from ...streaming.delay import Delay
-from ...streaming.driver import run_whole
-from ..base import Statistics
-from ..input_shapes import check_latent_shape
-from ..noise import LatentNoise, draw
-from ..patches import unpatchify
+from ..base import DecoderModule, Statistics
+from ..layers.resample import unpatchify
 from ..specs import NetworkSpec
 from .blocks import LinearUpsample, NeighborhoodBlock, Reader, RMSNorm, SharedModulation, TimestepEmbedder
 from .config import DecoderConfig, Prediction
-from .edges import Cut, GhostCut, Padding
 from .network_specs import AttentionSpec, MLPSpec, decoder_spec, keeps_noisy
 
+#: For each axis, the positions of padding before and after the clip, and its own.
+Extents = dict[Axis, tuple[int, int, int]]
 
-class DiffusionDecoder(nn.Module):
+
+class Padding:
+    """Pads a clip in one stream by repeating its edges, and its last frame `ghosts` times more. A cache of a `Stage`.
+
+    `added` is `NetworkSpec.added`. If the `clip` is given, it was padded before, and only the extents are of use.
+    """
+
+    def __init__(
+        self, axis: Axis, added: Callable[[Axis, int], tuple[int, int]], ghosts: int, clip: Grid | None = None
+    ) -> None:
+        self._axis, self._added, self._ghosts = axis, added, ghosts
+        self._seen = 0  # positions along the axis of the stream
+        self._held: list[mx.array] = []  # all positions while there are too few; then the last frame
+        self.closed = clip is not None
+        self.extents: Extents = {}
+        for each, length in zip(Axis, clip or (), strict=clip is not None):
+            self.extents[each] = (*added(each, length), length)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return self._held
+
+    def push(self, x: mx.array | None, last: bool) -> mx.array | None:
+        """Add the next piece, or None at the end."""
+        axis = self._axis
+        if x is not None:
+            for other in Axis:
+                if other is not axis:
+                    x = self._pad(x, other)
+            self._seen += x.shape[axis]
+        self.closed = last
+        result = self._in_time(x, last) if axis is Axis.TIME else self._in_space(x, last)
+        self.extents[axis] = (*self._added(axis, self._seen), self._seen)
+        return result
+
+    def _pad(self, x: mx.array, axis: Axis) -> mx.array:
+        """`x` with the padding of an axis of which it has all positions."""
+        length = x.shape[axis]
+        before, after = self._added(axis, length)
+        self.extents[axis] = before, after, length
+        added = after + (self._ghosts if axis is Axis.TIME else 0)
+        return _repeat_edges(x, axis, before, added)
+
+    def _in_time(self, x: mx.array | None, last: bool) -> mx.array | None:
+        """The repeated frames follow at the end."""
+        if x is not None:
+            self._held = [mx.contiguous(take(x, Axis.TIME, x.shape[1] - 1, x.shape[1]))]
+        if not last or not self._held:
+            return x
+        edge = self._held.pop()
+        _, after = self._added(Axis.TIME, self._seen)
+        added = after + self._ghosts
+        if not added:
+            return x
+        parts = [*([] if x is None else [x]), *[edge] * added]
+        return mx.concatenate(parts, axis=1)
+
+    def _in_space(self, x: mx.array | None, last: bool) -> mx.array | None:
+        """Fewer positions than the least wait for the end."""
+        if x is not None:
+            self._held.append(x)
+        before, after = self._added(self._axis, self._seen)
+        if not self._held or (before + after and not last):
+            return None
+        joined = self._held[0] if len(self._held) == 1 else mx.concatenate(self._held, axis=self._axis)
+        self._held = []
+        return _repeat_edges(joined, self._axis, before, after)
+
+
+class GhostCut:
+    """Drops the frames that ghosts become, in one stream. They come when the length of the clip is known.
+
+    `first_frame` is that of the clip with which the stream begins.
+    """
+
+    def __init__(self, axis: Axis, padding: Padding, scale: ScaleFactors, first_frame: int = 0) -> None:
+        self._axis, self._padding, self._scale = axis, padding, scale
+        self._seen = first_frame
+
+    def __call__(self, x: mx.array) -> mx.array | None:
+        """The frames (B, T, H, W, C) of the next piece that are not ghosts; None if there are none."""
+        if self._axis is Axis.TIME and not self._padding.closed:
+            self._seen += x.shape[1]
+            return x
+        frames = self._scale.time * (sum(self._padding.extents[Axis.TIME]) - 1) + 1
+        if self._axis is Axis.TIME:
+            frames, self._seen = max(0, frames - self._seen), self._seen + x.shape[1]
+        return take(x, Axis.TIME, 0, min(frames, x.shape[1])) if frames else None
+
+
+class Cut:
+    """Cuts what became of the padding out of a stream of pixels."""
+
+    def __init__(self, axis: Axis, extents: Extents, scale: ScaleFactors) -> None:
+        self._axis, self._extents, self._scale = axis, extents, scale
+        self._seen = 0
+
+    def __call__(self, x: mx.array) -> mx.array | None:
+        """The pixels (B, T, H, W, C) of the next piece that belong to the clip; None if there are none."""
+        for axis in Axis:
+            before, after, length = self._extents[axis]
+            factor = self._scale[axis.grid]
+            first = before * factor
+            # Only a clip that is too short is padded, and all of it has arrived before the first pixels leave.
+            end = first + length * factor - (factor - 1 if axis is Axis.TIME else 0) if before + after else None
+            if axis is self._axis:
+                start, self._seen = self._seen, self._seen + x.shape[axis]
+                first, end = max(0, first - start), None if end is None else max(0, end - start)
+            if first or end is not None:
+                x = take(x, axis, first, x.shape[axis] if end is None else min(end, x.shape[axis]))
+            if not x.shape[axis]:
+                return None
+        return x
+
+
+def _repeat_edges(x: mx.array, axis: Axis, before: int, after: int) -> mx.array:
+    if not before and not after:
+        return x
+    length = x.shape[axis]
+    first, last = take(x, axis, 0, 1), take(x, axis, length - 1, length)
+    return mx.concatenate([first] * before + [x] + [last] * after, axis=axis)
+
+
+class DiffusionDecoder(DecoderModule):
     """Decodes denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3), approximately in [-1, 1].
 
     Context stages upsample the latents to the grid of patches of pixels. There the last stage turns noise into the
@@ -30,8 +154,7 @@ class DiffusionDecoder(nn.Module):
     """
 
     def __init__(self, config: DecoderConfig, statistics: Statistics) -> None:
-        super().__init__()
-        self.spec = decoder_spec(config)
+        super().__init__(decoder_spec(config), statistics)
         layers = {layer.name: layer for layer in self.spec.layers}
 
         def block(name: str, context_channels: int = 0) -> NeighborhoodBlock:
@@ -55,26 +178,11 @@ class DiffusionDecoder(nn.Module):
         self.diff_blocks = [block(f"diff_blocks.{each}", config.context_channels) for each in range(pixels.depth)]
         self.norm_out = RMSNorm(pixels.channels)
         self.conv_out = nn.Linear(pixels.channels, config.pixel_channels)
-        self.statistics = statistics
         self._config = config
 
     def __call__(self, latents: mx.array, steps: int | None = None) -> mx.array:
-        """Decode normalized latents (B, C, T, H, W) to pixels (B, 3, F, H, W) in one pass, with noise of seed 0.
-
-        Its memory grows with the clip; `VideoVAE.stream` gives the same result.
-        """
-        shape: LatentShape = check_latent_shape(self.spec, latents.shape)
-        volumes = draw(self.spec, shape, self.dtype).volumes
-        context = StreamContext(noise=volumes, denoising_steps=steps)
-        return run_whole(self.stages(context), self.prepare(latents, None)).transpose(0, 4, 1, 2, 3)
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        return self.conv_in.weight.dtype
-
-    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        assert noise is None  # has_latent_noise
-        return self.statistics.denormalize(latents).transpose(0, 2, 3, 4, 1).astype(self.dtype)
+        """As any decoder's, in a number of denoising steps."""
+        return self.decode_whole(latents, steps=steps)
 
     def stages(self, context: StreamContext) -> list[Stage]:
         config, axis = self._config, context.axis

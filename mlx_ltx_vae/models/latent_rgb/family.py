@@ -1,14 +1,91 @@
-"""Linear projections from latents to small pictures, which `examples/fit_latent_rgb.py` fits to a VAE."""
+"""Linear projections from latents to small pictures, for previews, which `examples/fit_latent_rgb.py` fits to a VAE."""
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import mlx.nn as nn
+
 from ...errors import CheckpointError, excerpt
-from ..base import Configuration, Description, Family, Found, Network, NetworkDescription, Shapes, Statistics, Stored
-from ..specs import NetworkSpec
-from .config import LatentRGBConfig, parse_config
-from .network import BIAS, WEIGHT, LatentRGBDecoder, decoder_spec
+from ...shapes import DEFAULT_SCALE, Scaled, ScaleFactors
+from ...streaming.context import Stage, StreamContext, pointwise
+from ..base import (
+    Configuration,
+    DecoderModule,
+    Description,
+    Family,
+    Found,
+    Network,
+    NetworkDescription,
+    Statistics,
+    Stored,
+)
+from ..layers.resample import interleave
+from ..specs import LayerSpec, NetworkSpec, Shapes
+from ..stored import Key, grid, is_number, read_config, word
+
+_KEYS = {"scale": grid(1024, DEFAULT_SCALE), "vae": word(), "psnr": Key(is_number, "expected a number")}
+
+
+@dataclass(frozen=True)
+class LatentRGBConfig(Scaled):
+    """A linear projection from a latent cell to a square of pixels.
+
+    Attributes:
+        patch_size: pixels per latent cell along each side of a picture.
+        cell: pixels of the video per latent cell. There is one picture for every `cell.time` frames.
+        vae: the VAE to whose decodes it was fitted.
+        psnr: in dB, of pictures that it was not fitted to, against that decode at their size.
+    """
+
+    latent_channels: int
+    patch_size: int
+    cell: ScaleFactors = DEFAULT_SCALE
+    vae: str | None = None
+    psnr: float | None = None
+    generation: str = "latent_rgb"
+
+    @property
+    def scale(self) -> ScaleFactors:
+        return self.cell
+
+
+def parse_config(raw: Mapping[str, Any], latent_channels: int, patch_size: int, source: str) -> LatentRGBConfig:
+    """The configuration from the JSON object of a checkpoint and the sizes of its tensors."""
+    values = read_config(raw, _KEYS, f"{source}: its configuration")
+    return LatentRGBConfig(latent_channels, patch_size, ScaleFactors(*values["scale"]), values["vae"], values["psnr"])
+
+
+WEIGHT, BIAS = "to_rgb.weight", "to_rgb.bias"
+
+
+class LatentRGBDecoder(DecoderModule):
+    """Projects normalized latents (B, T, H, W, C) to pixels (B, T, p*H, p*W, 3), approximately in [-1, 1].
+
+    It can also be called, on latents in the axes of the API. Checkpoint keys: `to_rgb.weight` (p*p*3, C), its rows
+    ordered (rows, columns, colors), and `to_rgb.bias` (p*p*3,).
+    """
+
+    def __init__(self, config: LatentRGBConfig) -> None:
+        super().__init__(decoder_spec(config))
+        self.to_rgb = nn.Linear(config.latent_channels, 3 * config.patch_size**2)
+        self._patch_size = config.patch_size
+
+    def stages(self, context: StreamContext) -> list[Stage]:
+        patch = (1, self._patch_size, self._patch_size)
+        return [pointwise(self.to_rgb), pointwise(partial(interleave, stride=patch))]
+
+
+def decoder_spec(config: LatentRGBConfig) -> NetworkSpec:
+    """The layers. Pictures of still latents repeat patches, so they may."""
+    channels, size = config.latent_channels, config.patch_size
+    colors = 3 * size**2
+    weights = ((WEIGHT, (colors, channels)), (BIAS, (colors,)))
+    projection = LayerSpec("to_rgb", channels, colors, weights=weights)
+    return NetworkSpec((projection, LayerSpec("patches", colors, 3, up=(1, size, size))))
+
 
 _NAME = "latent_rgb"  # of the family, and of its entry in a configuration
 _PREFIX = "decoder."

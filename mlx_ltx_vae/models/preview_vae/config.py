@@ -1,8 +1,19 @@
-"""The configuration of a tiny autoencoder. No MLX."""
+"""The configuration of a tiny autoencoder, and the layer specs of its encoder and decoder. No MLX.
 
-from dataclasses import dataclass, field
+A layer's name is its index in the checkpoint: `layers.3.conv.0` is `decoder.3.conv.0` there.
+"""
 
-from ...shapes import DEFAULT_SCALE, Scaled, ScaleFactors
+import math
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from fractions import Fraction
+from typing import Any
+
+from ...backend.machine import FLOAT32_BYTES, Backend, Machine
+from ...errors import CheckpointError
+from ...shapes import DEFAULT_SCALE, Grid, Scaled, ScaleFactors
+from ...streaming.axis import Axis, WindowSpec
+from ..specs import LayerSpec, NetworkSpec, PaddingMode, Step, Stride, Weights, linear_weights
 
 #: Channels of LTX's latents, by which files of other models are told apart.
 LTX_CHANNELS = 128
@@ -13,6 +24,14 @@ STANDARD_WIDTHS = (256, 128, 64, 64)
 WIDE_WIDTHS = (1024, 512, 256, 64)
 WIDE_GROUP_WIDTH = 64
 ENCODER_WIDTH = 64
+
+
+class Output(Enum):
+    """What a decoder makes of each latent frame."""
+
+    FRAMES = "frames"
+    STILLS = "stills"  # one picture, which stands for the last of its frames
+    SMALL_STILLS = "small stills"  # of 4x4 pixels per latent cell, since no layer repeats positions
 
 
 @dataclass(frozen=True)
@@ -31,8 +50,179 @@ class PreviewConfig(Scaled):
     group_width: int | None = None
     latent_channels: int = LTX_CHANNELS
     generation: str = field(default="custom", compare=False)
-    makes_stills: bool = False  # the decoder makes one picture of each latent frame, in place of 8 frames
+    output: Output = Output.FRAMES
 
     @property
     def scale(self) -> ScaleFactors:
         return DEFAULT_SCALE
+
+
+#: Video frames for each latent frame. Of those for the first latent frame, all but the last are dropped.
+FRAMES = 8
+#: The index in the decoder of each level's first memory block, and in the encoder of each level's pooling.
+LEVELS, POOLS = (3, 9, 15), (2, 7, 12)
+BLOCKS = 3  # memory blocks of a level
+
+_ONE, _THREE, _STRIDED = WindowSpec(), WindowSpec(3, 1, 1, 1), WindowSpec(3, 2, 1, 1)
+_PAIR = WindowSpec(2, 1, 1, 0)  # a frame and the one before it
+_COLORS = 3 * PATCH**2
+_LAST_DECODER_LAYER, _LAST_ENCODER_LAYER = 22, 17
+
+
+@dataclass(frozen=True)
+class FrameLayerSpec(LayerSpec):
+    """A layer with a convolution of single frames, or of two that are joined, which computes in float32.
+
+    `weights` has the convolution's weight (O, 3, 3, I / groups) or (O, I) first.
+    """
+
+    groups: int = 1
+    is_upsampled: bool = False  # each position of the input counts as 2x2 equal ones
+    skip_channels: int = 0  # of the skip connection that is added to the output; 0 for none
+
+    def reach(self, axis: Axis) -> tuple[Fraction, Fraction]:
+        """The neighbors of repeated positions are half a position away."""
+        before, after = super().reach(axis)
+        return (before / self.up[axis.grid], after / self.up[axis.grid]) if self.is_upsampled else (before, after)
+
+    def weight_copy_bytes(self, machine: Machine) -> int:
+        """The weights in float32; nine taps of repeated positions become 4x4 of the positions themselves."""
+        size = math.prod(self.weights[0][1]) * FLOAT32_BYTES
+        phases = 16 * size // 9 if self.is_upsampled else 0
+        return phases + (0 if machine.itemsize == FLOAT32_BYTES else size)
+
+    def multiply_adds(self, part: Grid, whole: Grid) -> int:
+        work = super().multiply_adds(part, whole)
+        return 16 * work // 9 if self.is_upsampled else work
+
+    def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
+        """Along rows and columns, the skip connection waits for the convolutions of its block."""
+        cached = super().cache_bytes(axis, grid, piece, machine)
+        if not self.skip_channels or axis is Axis.TIME:
+            return cached
+        extent = grid[axis.grid]
+        waiting = min(extent, 3 + piece) * (math.prod(grid) // extent)
+        return cached + waiting * self.skip_channels * machine.itemsize
+
+    def work_bytes(self, step: Step) -> int:
+        itemsize = step.machine.itemsize
+        extent = step.grid[step.axis.grid]
+        positions = math.prod(step.grid)
+        seen = positions // extent * (extent + (0 if step.is_whole else self.window(step.axis).cached))
+        out_channels = self.weights[0][1][0]
+        results = positions // math.prod(self.down) * (4 if self.is_upsampled else 1)
+        time, height, width = step.grid
+        joined = self.window(Axis.TIME).kernel * self.in_channels
+        padded = time * (height + 2) * (width + 2) * joined
+        # The input with what is cached, the next cache, and the skip connection.
+        own = (2 * seen * self.in_channels + seen * self.skip_channels) * itemsize
+        own += results * out_channels * itemsize if itemsize != FLOAT32_BYTES else 0
+        # In float32: the input, frames that are joined, the padded input, each group's channels together.
+        copies = 1 + (joined > self.in_channels) + (self.groups > 1) + (itemsize != FLOAT32_BYTES)
+        if self.is_upsampled:
+            copies += 4  # the 2x2 positions that an output sees
+        if math.prod(self.down) > 1 and step.machine.backend is Backend.CPU:
+            copies += 9 // math.prod(self.down)  # unfolded by MLX's CPU backend
+        # The products, one part per block of rows and joined, and after bias and activation.
+        return own + (copies * padded + 3 * results * out_channels) * FLOAT32_BYTES
+
+
+@dataclass(frozen=True)
+class WholeGroupsSpec(LayerSpec):
+    """Repeats the last frame of a clip until its frames are groups of `FRAMES`."""
+
+    def results(self, axis: Axis, length: int) -> int:
+        return FRAMES * -(-length // FRAMES) if axis is Axis.TIME else length
+
+    def ready(self, axis: Axis, seen: int) -> int:
+        return FRAMES * (seen // FRAMES) if axis is Axis.TIME else seen
+
+    def needed(self, axis: Axis, count: int) -> int:
+        return FRAMES * -(-count // FRAMES) if axis is Axis.TIME else count
+
+
+def decoder_spec(config: PreviewConfig) -> NetworkSpec:
+    """The decoder: normalized latents (B, T, H, W, C) to pixels (B, 8T - 7, 32H, 32W, 3), or to stills.
+
+    A frame becomes two at each level, but not for stills; and a position 2x2, but not for small ones.
+    """
+    grows, upsamples = config.output is Output.FRAMES, config.output is not Output.SMALL_STILLS
+    if config.decoder_widths is None:
+        raise CheckpointError("this tiny autoencoder has no decoder.")
+    widths = config.decoder_widths
+    layers: list[LayerSpec] = [_conv("layers.1", config.latent_channels, widths[0])]
+    for level, first in enumerate(LEVELS):
+        width, after = widths[level : level + 2]
+        for index in range(first, first + BLOCKS):
+            layers += _memory_block(f"layers.{index}", width, config.group_width)
+        layers.append(_growth(f"layers.{first + 4}", width, grows, is_last=level == len(LEVELS) - 1))
+        spec = _conv(f"layers.{first + 5}", width, after, has_bias=False)
+        layers.append(replace(spec, up=(1, 2, 2), is_upsampled=True) if upsamples else spec)
+    last = _conv(f"layers.{_LAST_DECODER_LAYER}", widths[-1], _COLORS)
+    layers.append(replace(last, out_channels=3, up=(1, PATCH, PATCH)))
+    return NetworkSpec(tuple(layers))
+
+
+def encoder_spec(config: PreviewConfig) -> NetworkSpec:
+    """The encoder: pixels (B, F, 32H, 32W, 3) to normalized latents (B, ceil(F / 8), H, W, C)."""
+    if config.encoder_width is None:
+        raise CheckpointError("this tiny autoencoder has no encoder.")
+    width = config.encoder_width
+    patch = WindowSpec(PATCH, PATCH)
+    layers: list[LayerSpec] = [
+        WholeGroupsSpec("whole_groups", 3, 3, windows=(WindowSpec(FRAMES, 1, 0, FRAMES - 1), _ONE, _ONE)),
+        LayerSpec("pixel_unshuffle", 3, _COLORS, down=(1, PATCH, PATCH), windows=(_ONE, patch, patch)),
+        _conv("layers.0", _COLORS, width),
+    ]
+    for first in POOLS:
+        weights = ((f"layers.{first}.conv.weight", (width, 2 * width)),)
+        pooled = (WindowSpec(2, 2), _ONE, _ONE)
+        layers.append(_frame_layer(f"layers.{first}", width, width, weights, windows=pooled, down=(2, 1, 1)))
+        strided = _conv(f"layers.{first + 1}", width, width, has_bias=False)
+        layers.append(replace(strided, down=(1, 2, 2), windows=(_ONE, _STRIDED, _STRIDED)))
+        for index in range(first + 2, first + 2 + BLOCKS):
+            layers += _memory_block(f"layers.{index}", width, None)
+    layers.append(_conv(f"layers.{_LAST_ENCODER_LAYER}", width, config.latent_channels))
+    return NetworkSpec(tuple(layers), stream_axes=(Axis.TIME,), takes_any_length=True)
+
+
+def network_spec(config: PreviewConfig, network: str) -> NetworkSpec:
+    """The encoder or the decoder, by its name."""
+    return encoder_spec(config) if network == "encoder" else decoder_spec(config)
+
+
+def _growth(name: str, width: int, grows: bool, *, is_last: bool) -> LayerSpec:
+    """Two frames of each. What comes later sees single frames, so that surplus ones are dropped here."""
+    up: Stride = (2, 1, 1) if grows else (1, 1, 1)
+    weights = ((f"{name}.conv.weight", (2 * width, width)),)
+    return _frame_layer(name, width, width, weights, up=up, trim=FRAMES - 1 if grows and is_last else 0)
+
+
+def _memory_block(name: str, width: int, group_width: int | None) -> list[LayerSpec]:
+    """Three stages: a convolution of each frame joined to the one before it, another one, and one with the skip."""
+    pairs, alone = (_PAIR, _THREE, _THREE), (_ONE, _THREE, _THREE)
+    if group_width is None:
+        first, *others = [_conv(f"{name}.conv.{index}", (1 + (index == 0)) * width, width) for index in (0, 2, 4)]
+        first = replace(first, in_channels=width, windows=pairs, time_padding=PaddingMode.ZEROS)
+        return [first, others[0], replace(others[1], skip_channels=width)]
+    groups = width // group_width
+    inner = linear_weights(f"{name}.conv.0", 2 * width, width)
+    joined = _frame_layer(
+        f"{name}.conv.0", width, width, inner, windows=(_PAIR, _ONE, _ONE), time_padding=PaddingMode.ZEROS
+    )
+    second, third = (
+        replace(_conv(f"{name}.conv.{index}", group_width, width), in_channels=width, groups=groups, windows=alone)
+        for index in (2, 6)
+    )
+    second = replace(second, weights=second.weights + linear_weights(f"{name}.conv.4", width, width))
+    return [joined, second, replace(third, skip_channels=width)]
+
+
+def _conv(name: str, in_channels: int, out_channels: int, *, has_bias: bool = True) -> FrameLayerSpec:
+    weights: Weights = ((f"{name}.weight", (out_channels, 3, 3, in_channels)),)
+    weights += ((f"{name}.bias", (out_channels,)),) if has_bias else ()
+    return _frame_layer(name, in_channels, out_channels, weights, windows=(_ONE, _THREE, _THREE))
+
+
+def _frame_layer(name: str, in_channels: int, out_channels: int, weights: Weights, **attributes: Any) -> FrameLayerSpec:
+    return FrameLayerSpec(name, in_channels, out_channels, weights=weights, **attributes)

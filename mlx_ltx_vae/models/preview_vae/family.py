@@ -15,15 +15,27 @@ from ..base import (
     Found,
     Network,
     NetworkDescription,
-    Shapes,
     Statistics,
     Stored,
 )
-from .config import ENCODER_WIDTH, LTX_CHANNELS, PATCH, STANDARD_WIDTHS, WIDE_GROUP_WIDTH, WIDE_WIDTHS, PreviewConfig
-from .network_specs import LEVELS, network_spec
+from ..specs import Shapes
+from ..stored import only, read_config, whole, word
+from .config import (
+    ENCODER_WIDTH,
+    LEVELS,
+    LTX_CHANNELS,
+    PATCH,
+    STANDARD_WIDTHS,
+    WIDE_GROUP_WIDTH,
+    WIDE_WIDTHS,
+    Output,
+    PreviewConfig,
+    network_spec,
+)
 from .networks import PreviewDecoder, PreviewEncoder
 
 _CLASS = "TAEHV"
+_KEYS = {"_class_name": only(_CLASS), "generation": word(), "latent_channels": whole(4096, LTX_CHANNELS)}
 #: By the name of its file, since it has the shapes of the other.
 _NAMES = {"taeltx2_3": "taeltx2_3", "taeltx_2": "taeltx_2"}
 _UNKNOWN = "taeltx_2 or taeltx2_3"
@@ -60,15 +72,14 @@ def configure(stated: Mapping[str, Any] | PreviewConfig | None, stored: Stored) 
     """The widths are those of the tensors. The channels of the latents are LTX's, unless others are stated."""
     if isinstance(stated, PreviewConfig):
         return Configuration(stated, {})
-    channels = (stated or {}).get("latent_channels", LTX_CHANNELS)
+    values = read_config(stated or {}, _KEYS, f"{stored.source}: its configuration")
+    channels = values["latent_channels"]
     decoder, encoder = (stored.networks.get(network, {}) for network in ("decoder", "encoder"))
     _check_shapes(stored, channels)
     widths = _decoder_widths(decoder, stored.source) if decoder else None
     group_width = _extent(decoder, f"{_STEM}{LEVELS[0]}.conv.6.weight", -1)
-    generation = (stated or {}).get("generation") or _generation(stored.source, widths)
-    config = PreviewConfig(
-        widths, _extent(encoder, _FIRST["encoder"], 0), group_width, channels, generation=str(generation)
-    )
+    generation = values["generation"] or _generation(stored.source, widths)
+    config = PreviewConfig(widths, _extent(encoder, _FIRST["encoder"], 0), group_width, channels, generation=generation)
     raw = {"_class_name": _CLASS, "generation": config.generation, "latent_channels": channels}
     return Configuration(config, raw)
 
@@ -157,7 +168,7 @@ PREVIEW_VAE = Family(
     spec=network_spec,
     make=_make,
     describe=_describe,
-    stills=partial(replace, makes_stills=True),
+    stills=partial(replace, output=Output.STILLS),
     computes_in_half=NETWORKS,
     published={
         "taehv": partial(_published, STANDARD_WIDTHS, None),

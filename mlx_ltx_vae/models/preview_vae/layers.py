@@ -14,7 +14,7 @@ from ...streaming.window import View, Window
 from ..convolution.conv2d import Conv2d
 from ..layers.conv import make_window, pad
 from ..specs import LayerSpec
-from .network_specs import FRAMES, FrameLayerSpec
+from .config import FRAMES, FrameLayerSpec
 
 Pointwise = Callable[[mx.array], mx.array]
 

@@ -1,20 +1,17 @@
 """The tiny decoder and encoder."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...errors import LatentsError
 from ...streaming.context import Stage, StreamContext, pointwise
-from ...streaming.driver import run_whole
-from ..input_shapes import check_frame_shape, check_latent_shape
+from ..base import DecoderModule, EncoderModule
 from ..layers.resample import depth_to_space_order, interleave
-from ..noise import LatentNoise
-from ..specs import NetworkSpec
-from .config import PATCH, PreviewConfig
+from .config import BLOCKS, LEVELS, PATCH, POOLS, FrameLayerSpec, Output, PreviewConfig, decoder_spec, encoder_spec
 from .layers import (
     FrameConv,
     GroupedMemoryBlock,
@@ -24,61 +21,35 @@ from .layers import (
     relu,
     whole_groups,
 )
-from .network_specs import BLOCKS, LEVELS, POOLS, FrameLayerSpec, decoder_spec, encoder_spec, network_spec
 
 _LIMIT = 3  # latents are squashed to (-3, 3)
 
 
-class PreviewDecoder(nn.Module):
+class PreviewDecoder(DecoderModule):
     """Decodes normalized latents (B, T, H, W, C) to pixels (B, 8T - 7, 32H, 32W, 3), clamped to [-1, 1].
 
     It is strictly causal: each latent frame gives its frames at once. It can also be called, on latents in the axes of
     the API. `stills` returns decoders with the same weights for cheaper previews. Checkpoint keys: `layers.i`.
     """
 
-    statistics = None  # it takes normalized latents as they are
-
-    def __init__(self, config: PreviewConfig) -> None:
-        super().__init__()
-        self.spec = network_spec(config, "decoder")
+    def __init__(self, config: PreviewConfig, layers: list[Any] | None = None) -> None:
+        super().__init__(decoder_spec(config))
         specs = {layer.name: cast(FrameLayerSpec, layer) for layer in self.spec.layers}
         block = MemoryBlock if config.group_width is None else GroupedMemoryBlock
         kinds: dict[int, Callable[..., nn.Module]] = {1: FrameConv, LEVELS[-1] + 7: _to_colors}
         for first in LEVELS:
             kinds |= dict.fromkeys(range(first, first + BLOCKS), block)
             kinds |= {first + 4: Growth, first + 5: FrameConv}
-        self.layers = _make_layers(kinds, specs)
+        self.layers = _make_layers(kinds, specs) if layers is None else layers
         self._config = config
 
-    def __call__(self, latents: mx.array) -> mx.array:
-        """Decode normalized latents (B, C, T, H, W) to pixels (B, 3, F, H, W) in one pass, whose memory grows with T.
-
-        Latents that it cannot take are a `LatentsError`.
-        """
-        check_latent_shape(self.spec, latents.shape)
-        return run_whole(self.stages(StreamContext()), self.prepare(latents, None)).transpose(0, 4, 1, 2, 3)
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        return self.layers[1].dtype
-
-    def stills(self, *, small: bool) -> "StillsDecoder":
-        """The decoder of one picture for each latent frame, which stands for the last of its frames.
-
-        A small picture has 4x4 pixels per latent cell, since no layer repeats positions.
-        """
-        return StillsDecoder(self, decoder_spec(self._config, grows=False, upsamples=not small))
-
-    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        assert noise is None
-        return latents.transpose(0, 2, 3, 4, 1).astype(self.dtype)
+    def stills(self, *, small: bool) -> "PreviewDecoder":
+        """The decoder of `Output.STILLS` or small ones with the same weights."""
+        config = replace(self._config, output=Output.SMALL_STILLS if small else Output.STILLS)
+        return PreviewDecoder(config, self.layers)
 
     def stages(self, context: StreamContext) -> list[Stage]:
-        return self.stages_of(self.spec, context)
-
-    def stages_of(self, spec: NetworkSpec, context: StreamContext) -> list[Stage]:
-        """The stages with the growth and the upsampling that a spec of this network states."""
-        specs = {layer.name: layer for layer in spec.layers}
+        specs = {layer.name: layer for layer in self.spec.layers}
         stages: list[Stage] = []
         for index, layer in enumerate(self.layers):
             own = specs.get(f"layers.{index}")
@@ -93,67 +64,21 @@ class PreviewDecoder(nn.Module):
         return stages
 
 
-class StillsDecoder:
-    """Decodes latents (B, T, H, W, C) to pictures (B, T, sH, sW, 3) in [-1, 1], with the weights of a decoder."""
-
-    statistics = None
-
-    def __init__(self, decoder: PreviewDecoder, spec: NetworkSpec) -> None:
-        self._decoder = decoder
-        self.spec = spec
-
-    def __call__(self, latents: mx.array) -> mx.array:
-        """Decode normalized latents (B, C, T, H, W) to pictures (B, 3, T, H, W) in one pass."""
-        check_latent_shape(self.spec, latents.shape)
-        return run_whole(self.stages(StreamContext()), self.prepare(latents, None)).transpose(0, 4, 1, 2, 3)
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        return self._decoder.dtype
-
-    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        return self._decoder.prepare(latents, noise)
-
-    def stages(self, context: StreamContext) -> list[Stage]:
-        return self._decoder.stages_of(self.spec, context)
-
-
-class PreviewEncoder(nn.Module):
+class PreviewEncoder(EncoderModule):
     """Encodes pixels (B, F, 32H, 32W, 3) in [-1, 1] to normalized latents (B, ceil(F / 8), H, W, C).
 
     The last frame is repeated until there are 8 for each latent frame, which sees all of them. It streams along time.
     It can also be called, on frames in the axes of the API. Checkpoint keys: `layers.i`.
     """
 
-    statistics = None
-
     def __init__(self, config: PreviewConfig) -> None:
-        super().__init__()
-        self.spec = encoder_spec(config)
+        super().__init__(encoder_spec(config))
         specs = {layer.name: cast(FrameLayerSpec, layer) for layer in self.spec.layers}
         kinds: dict[int, Callable[..., nn.Module]] = {0: FrameConv, POOLS[-1] + 5: FrameConv}
         for first in POOLS:
             kinds |= {first: Pool, first + 1: FrameConv}
             kinds |= dict.fromkeys(range(first + 2, first + 2 + BLOCKS), MemoryBlock)
         self.layers = _make_layers(kinds, specs)
-
-    def __call__(self, pixels: mx.array) -> mx.array:
-        """Encode pixels (B, 3, F, H, W) in one pass, whose memory grows with F, to latents (B, C, F', H', W').
-
-        Frames that it cannot take are a `LatentsError`.
-        """
-        if pixels.ndim != 5:
-            raise LatentsError(f"frames have the shape {pixels.shape}; expected (B, 3, F, H, W).")
-        check_frame_shape(self.spec, pixels.shape, pad=False)
-        frames = pixels.transpose(0, 2, 3, 4, 1).astype(self.dtype)
-        return self.to_latents(run_whole(self.stages(StreamContext()), frames))
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        return self.layers[0].dtype
-
-    def to_latents(self, outputs: mx.array) -> mx.array:
-        return outputs.transpose(0, 4, 1, 2, 3)
 
     def stages(self, context: StreamContext) -> list[Stage]:
         stages = [whole_groups(context), pointwise(_from_pixels)]

@@ -8,17 +8,62 @@ from typing import Any
 
 from ...errors import CheckpointError, quote
 from ...shapes import Scaled, ScaleFactors
-from ..specs import PaddingMode
-from .block_lists import StoredShapes, resolve_blocks
-from .block_types import ENCODER_BLOCKS, STRIDED, BlockConfig, NetworkOptions
+from ..specs import PaddingMode, Shapes
+from ..stored import Key, anything, flag, listing, only, read_config, whole, word
+from .block_types import ENCODER_BLOCKS, STRIDED, BlockConfig, NetworkOptions, resolve_blocks
 from .generations import name_generation
-from .raw_config import check_config
 
 _MAX_STRIDE = 64  # along each axis; published networks have 8. A plan counts the frames of a step one by one.
 
 _PADDING = {mode.value: mode for mode in PaddingMode}
 # The forms of the encoder's log-variance, which is not needed for latents: channels for each channel and for all.
 _LOG_VARIANCE = {"uniform": (0, 1), "per_channel": (1, 0), "constant": (0, 1), "none": (0, 0)}
+
+#: What the configuration of every original checkpoint calls itself.
+CLASS_NAME = "CausalVideoAutoencoder"
+
+_MAX_BLOCKS = 100
+
+
+def _is_block(value: Any) -> bool:
+    is_pair = isinstance(value, (list, tuple)) and len(value) == 2
+    return is_pair and isinstance(value[0], str) and isinstance(value[1], (int, Mapping))
+
+
+_BLOCKS = listing(_is_block, _MAX_BLOCKS, f"1 to {_MAX_BLOCKS} blocks, each [name, options]")
+_KEYS: dict[str, Key] = {
+    "_class_name": only(CLASS_NAME),
+    "dims": only(3),
+    "in_channels": only(3),
+    "out_channels": only(3),
+    "scaling_factor": only(1.0),
+    "use_quant_conv": only(False),
+    "normalize_latent_channels": only(False),
+    # Group norm is an option of ltx-core that no checkpoint uses, and a norm over the whole clip cannot be streamed.
+    "norm_layer": only("pixel_norm"),
+    "causal_encoder": only(True),
+    "latent_channels": whole(4096, 128),
+    "patch_size": whole(64, 4),
+    "encoder_base_channels": whole(2**16),
+    "decoder_base_channels": whole(2**16),
+    "timestep_conditioning": flag(False),
+    "causal_decoder": flag(False),
+    "latent_log_var": word("uniform"),
+    "spatial_padding_mode": word(),
+    "encoder_spatial_padding_mode": word(),
+    "decoder_spatial_padding_mode": word(),
+    "blocks": _BLOCKS,
+    "encoder_blocks": _BLOCKS,
+    "decoder_blocks": _BLOCKS,
+    # Of other programs: they do not change what the networks compute.
+    **dict.fromkeys(
+        (
+            "norm_num_groups", "latents_mean", "latents_std", "ltx_variant", "condition_encoder_subdir",
+            "spatial_compression_ratio", "temporal_compression_ratio", "double_z", "latent_log_var_value",
+        ),
+        anything(),
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,9 +126,12 @@ class VAEConfig(Scaled):
         return self.decoder is not None and self.decoder.options.has_timestep
 
 
-def parse_vae_config(
-    raw: Mapping[str, Any], source: str, stored: Mapping[str, StoredShapes] | None = None
-) -> VAEConfig:
+def check_config(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The known keys of a configuration with their values, defaults included. Refuses whatever is not known."""
+    return read_config(raw, _KEYS, f"{source}: its configuration")
+
+
+def parse_vae_config(raw: Mapping[str, Any], source: str, stored: Mapping[str, Shapes] | None = None) -> VAEConfig:
     """Parse the `vae` entry of a checkpoint's metadata, and fill in what it leaves implicit.
 
     The shapes of `stored` weights decide the widths, and must agree with what is stated. A key or value that is not

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, excerpt
+from ..stored import anything, only, read_config
 from .block_types import STEMS
-from .raw_config import CLASS_NAME, check_fixed, unknown_key
+from .config import CLASS_NAME
 
 _LTX_VIDEO = "AutoencoderKLLTXVideo"
 _LTX_2 = "AutoencoderKLLTX2Video"
@@ -20,9 +21,8 @@ _DIFFUSION_DECODER = "LTX2VideoDiffusionDecoderModel"
 
 # Defaults for keys that a config.json leaves out (early files leave out the decoder's): of both classes, then of each.
 _SHARED_DEFAULTS: dict[str, Any] = {
-    "in_channels": 3, "out_channels": 3, "latent_channels": 128, "patch_size": 4, "patch_size_t": 1,
-    "decoder_inject_noise": False, "timestep_conditioning": False, "encoder_causal": True,
-    "resnet_norm_eps": 1e-6, "scaling_factor": 1.0,
+    "in_channels": 3, "out_channels": 3, "latent_channels": 128, "patch_size": 4,
+    "decoder_inject_noise": False, "timestep_conditioning": False, "scaling_factor": 1.0,
     "spatial_compression_ratio": None, "temporal_compression_ratio": None,
 }  # fmt: skip
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "encoder_spatial_padding_mode": "zeros", "decoder_spatial_padding_mode": "reflect",
     },
 }  # fmt: skip
-_FIXED = {"patch_size_t": 1, "resnet_norm_eps": 1e-6, "encoder_causal": True}
+_FIXED = {"patch_size_t": only(1), "resnet_norm_eps": only(1e-6), "encoder_causal": only(True)}
 _SAME_KEYS = (  # which mean the same in the original
     "in_channels", "out_channels", "latent_channels", "patch_size", "scaling_factor", "timestep_conditioning",
 )  # fmt: skip
@@ -157,11 +157,8 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
             f"{source}: its class {excerpt(class_name)} is not supported; use an {_LTX_VIDEO} or {_LTX_2}."
         )
     defaults = _SHARED_DEFAULTS | _DEFAULTS[class_name]
-    config = defaults | {key: value for key, value in raw.items() if not key.startswith("_")}
-    if unknown := sorted(config.keys() - defaults.keys()):
-        raise unknown_key(f"{source}: its config.json", unknown[0], config[unknown[0]])
-    check_fixed(config, _FIXED, source)
-    return config
+    keys = {name: anything(value) for name, value in defaults.items()}
+    return read_config(raw, keys | _FIXED, f"{source}: its config.json")
 
 
 def _walk_encoder(class_name: str, config: Mapping[str, Any]) -> tuple[list[_Part], int]:
