@@ -53,7 +53,7 @@ def test_errors_are_one_line_and_debug_shows_the_traceback(tmp_path, capsys):
     assert main(arguments) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert re.fullmatch(r"error: .*nothing\.safetensors: no such file or folder; check the path\.", lines[0])
+    assert re.fullmatch(r"error: .*nothing\.safetensors: there is no such file or folder; check the path\.", lines[0])
     assert main([*arguments, "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
     assert names_in(tmp_path) == []

@@ -8,6 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..backend.device import give_back_cache, this_machine
+from ..backend.device import explained_device_errors, give_back_cache, this_machine
 from ..backend.machine import Machine
 from ..backend.mlx_utils import (
     DTYPES,
@@ -26,7 +27,7 @@ from ..backend.mlx_utils import (
     to_bool,
     to_float,
 )
-from ..errors import CheckpointError, excerpt, quote
+from ..errors import CheckpointError, DeviceError, excerpt, quote
 from ..models.base import NETWORKS, PICTURES, Config, Family, Found, Medium, Network, Statistics, Stored
 from ..models.convolution.prepared import prepared_modules
 from ..models.specs import NetworkSpec
@@ -310,7 +311,11 @@ def _modules_above(key: str) -> Iterator[str]:
 
 def _evaluate(checkpoint: Checkpoint, what: str, *arrays: mx.array) -> None:
     try:
-        mx.eval(arrays)
+        # Arrays in memory may be those of another thread, which is no failure of the device.
+        with nullcontext() if checkpoint.is_in_memory else explained_device_errors():
+            mx.eval(arrays)
+    except DeviceError:
+        raise
     except RuntimeError as error:
         checkpoint.check_unchanged()
         raise CheckpointError(f"{checkpoint.name}: {what} cannot be read ({excerpt(error, 120)}).") from error

@@ -344,8 +344,9 @@ class RateConverter:
     def end(self) -> int:
         """How often the last frame is returned: as long as it lasts, and at least once if it is the first."""
         end = self._time + self._interval if self._end is None or self._end <= self._time else self._end
-        after = self._tick(end - self._start)
-        return self._times_until(max(after, 1))
+        times = max(0, max(self._tick(end - self._start), 1) - self._ticks)
+        self.left_out += times == 0
+        return times
 
     def warning(self, name: str) -> str:
         """What the conversion has lost of frames at irregular times, and how to keep it; "" for a constant rate."""

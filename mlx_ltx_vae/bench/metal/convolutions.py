@@ -57,6 +57,7 @@ class _TimedConv(nn.Module):
         self._conv = conv
         self._calls: list[tuple[float, tuple[int, ...], float, float]] = []
         self.dtype, self.operands = conv.dtype, conv.operands
+        self.bias = conv.bias  # by which a network tells its dtype
 
     def __call__(self, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
         mx.eval([frames] if skip is None else [frames, skip])
