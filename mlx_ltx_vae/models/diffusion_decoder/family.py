@@ -51,10 +51,10 @@ _DIFFUSERS_NAMES = {
     "timestep_scale_multiplier": "decoder_timestep_scale_multiplier",
     "default_num_inference_steps": "decoder_num_inference_steps",
 }
-_NEEDED = {
+_NEEDED = (
     *_DIFFUSERS_NAMES.values(), "decoder_model_output_type", "decoder_upsample_strides",
     "decoder_upsample_channel_reductions",
-}  # fmt: skip
+)  # fmt: skip
 _DIFFUSERS_KEYS = dict.fromkeys(_NEEDED, needed(anything())) | dict.fromkeys(
     ("spatial_compression_ratio", "temporal_compression_ratio", "scaling_factor"), anything()
 )
