@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import metadata
-from mlx_ltx_vae import AudioVAE, CheckpointError, DecodeCancelled, VideoVAE
+from mlx_ltx_vae import AudioVAE, CheckpointError, DecodeCancelled, PlanError, VideoVAE
 from mlx_ltx_vae.integrations import decode_tiled
 from tolerances import cpu_only
 
@@ -209,6 +209,25 @@ def test_a_copy_has_its_weights_also_where_the_file_is_gone(copied, make):
     other = make(vae)
     copied.unlink()
     assert mx.array_equal(other.encode(pixels()[:9]), vae.encode(pixels()[:9]))
+
+
+@cpu_only("plans of the CPU are compared with measurements")
+def test_the_result_of_a_decode_counts_and_is_held_once_in_memory(vae):
+    given = mx.random.normal((1, 8, 20, 2, 3), key=mx.random.key(0))
+    mx.eval(given)
+    plan = vae.plan(given.shape, joined=True)
+    assert plan.memory.result == 4 * 3 * 153 * 64 * 96
+    assert plan.memory.active == vae.plan(given.shape).memory.active + plan.memory.result
+    weights = plan.memory.weights + given.nbytes
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    assert vae.decode(given, plan).nbytes == plan.memory.result
+    assert mx.get_peak_memory() - before + weights < 1.05 * plan.memory.active  # of a network as small as this
+    assert plan.memory.result > 0.2 * plan.memory.active, "which a second copy would exceed"
+    for latents in (given, given.astype(mx.float16)):
+        with pytest.raises(PlanError, match="too small"):
+            vae.decode(latents, memory_budget=plan.memory.result)
+    vae.decode(given, memory_budget=plan.memory.active, on_frames_ready=lambda frames, start: None)
 
 
 @cpu_only("the cache of a GPU is cleared before each run, too")

@@ -13,6 +13,8 @@ from mlx_ltx_vae.bench.case import Case
 from mlx_ltx_vae.bench.decoding import decode
 from mlx_ltx_vae.bench.processes import Job, run_fresh
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
+from mlx_ltx_vae.models.diffusion_decoder.generations import ltx_2_5
+from mlx_ltx_vae.models.diffusion_decoder.network_specs import decoder_spec as diffusion_spec
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
@@ -174,6 +176,16 @@ def test_the_shipped_demo_keeps_its_budget():
     run = run_fresh(Job(decode, case))
     assert run["planned_bytes"] <= 32_000_000
     assert run["total_peak_bytes"] <= 32_000_000
+
+
+def test_a_clip_that_is_padded_takes_the_memory_of_one_of_the_size_that_it_is_padded_to():
+    parsed = ltx_2_5(16).decoder
+    spec = diffusion_spec(parsed)
+    assert spec.least == (3, 7, 7)
+    for order in ("rows", "columns"):
+        small, padded = (plan_decode(spec, (1, 128, 3, *size), mode="exact", order=order) for size in ((2, 2), (7, 7)))
+        assert small.memory.caches == padded.memory.caches
+        assert small.memory.active > 0.9 * padded.memory.active
 
 
 def test_many_ways_are_validated():

@@ -56,7 +56,8 @@ class Clip:
         if not self.is_decode:
             frame = self.batch * self.spec.in_channels * (frame_size or math.prod(self.grid[1:]))
             held = math.prod(self.held) * itemsize if self.held else 0
-            return min(chunk + 1, self.grid[0]) * frame * FLOAT32_BYTES + held
+            # Frames that are given in parts are joined, and cut into pieces.
+            return min(2 * chunk + 1, self.grid[0]) * frame * FLOAT32_BYTES + held
         extents = list(self.grid)
         extents[axis.grid] = min(chunk, extents[axis.grid])
         positions = extents[0] * frame_size if frame_size else math.prod(extents)

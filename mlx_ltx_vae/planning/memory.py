@@ -134,7 +134,7 @@ def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit:
 def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> Memory:
     """The peak memory of one stream with an input (T, H, W), without MLX's buffer cache."""
     axis, itemsize = run.axis, run.machine.itemsize
-    length, pieces = grid[axis.grid], list(run.pieces)
+    pieces, longest = list(run.pieces), Fraction(grid[axis.grid])
     waiting = 0
     delay, rate = Fraction(0), Fraction(1)
     delays, caches, works, bursts = [], [], [], []
@@ -160,13 +160,14 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         delay += layer.reach(axis)[1] / rate
         rate = rate * layer.up[axis.grid] / layer.down[axis.grid]
         extents = layer.out_grid(extents)
+        longest = max(longest, extents[axis.grid] / rate)  # longer than the input if a layer pads it
     out_position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
     # The final output is checked and converted to levels in float32.
     results = out_position * max(pieces) * (itemsize + max(itemsize, 2 * FLOAT32_BYTES + 1))
     works[-1] = max(works[-1], waiting + results)
     # Between two results, a stream that yields several for each of its input pieces has not consumed what waits.
     queued = waiting if len(pieces) > len(run.pieces) else 0
-    moments = _moments(length, delays, caches if run.steps is not None else [0] * len(caches), works, bursts)
+    moments = _moments(longest, delays, caches if run.steps is not None else [0] * len(caches), works, bursts)
     cached, work = max(moments, key=sum)
     return Memory(
         weights=spec.num_weights * itemsize,
@@ -180,7 +181,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
 
 
 def _moments(
-    length: int, delays: Sequence[Fraction], caches: Sequence[int], works: Sequence[int], bursts: Sequence[int]
+    length: Fraction, delays: Sequence[Fraction], caches: Sequence[int], works: Sequence[int], bursts: Sequence[int]
 ) -> list[tuple[int, int]]:
     """The bytes of all caches, and of everything else, while each layer runs.
 

@@ -172,5 +172,7 @@ def workspace_bytes(
             # On a CPU, scores are materialized, and all is float32.
             is_cpu = backend is Backend.CPU
             rows = copied * heads // channels * FLOAT32_BYTES  # the index of each row of a copy
-            largest = max(largest, rows + ((copied + scores) * FLOAT32_BYTES if is_cpu else copied * machine.itemsize))
+            mask = _scores(part) * (1 + FLOAT32_BYTES if is_cpu else 1)
+            made = (copied + scores) * FLOAT32_BYTES if is_cpu else copied * machine.itemsize
+            largest = max(largest, rows + mask + made)
     return CALLS_UNDER_WAY[backend] * largest
