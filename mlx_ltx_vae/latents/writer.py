@@ -135,6 +135,7 @@ def save_latents(
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
         WriterError: for another ending than .safetensors, an invalid frame rate, and a file that cannot be written.
     """
+    check_is_path(path, WriterError)  # first, since arguments may be swapped
     latents = to_mlx(latents, "latents")
     audio = None if audio is None else to_mlx(audio, "audio latents")
     with LatentsWriter(path, overwrite=overwrite) as writer:
