@@ -81,11 +81,10 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         source = cls._open(source, dtype, SOUND, encoder=encoder, decoder=decoder)
         dtypes = {name: source.cast_dtype(name, dtype) for name in ("encoder", "decoder")} | {"vocoder": mx.float32}
         networks = {name: load_network(source, name, dtypes[name]) for name in ("decoder", "vocoder") if decoder}
+        is_alone = all(each is None for each in networks.values())
         return cls(
             cast(SoundConfig, source.config),
-            cast(Any, load_encoder(source, dtypes["encoder"], is_alone=not any(networks.values())))
-            if encoder
-            else None,
+            cast(Any, load_encoder(source, dtypes["encoder"], is_alone=is_alone)) if encoder else None,
             cast("Decoder | None", networks.get("decoder")),
             networks.get("vocoder"),
         )

@@ -104,7 +104,7 @@ def arrays_released() -> Iterator[None]:
 def check_cancelled(cancelled: threading.Event) -> None:
     """Called between the steps of a run. Any thread may set the flag."""
     if cancelled.is_set():
-        raise DecodeCancelled("the run was cancelled by its stream's cancel.")
+        raise DecodeCancelled("the run was cancelled.")
 
 
 def join_parts(parts: Iterable[mx.array], axis: int, length: int | None) -> mx.array:
