@@ -17,6 +17,7 @@ from ..streaming.axis import Axis
 _HELD = 0.45  # of the final output, what the consumer still refers to while the next one is computed
 _LEAST_STEP = 2**12  # elements; smaller steps take longer to start than to compute
 _MARGIN = 1.06  # for uncounted memory: small arrays, rounding of allocations to pages
+_BAND_MARGIN = 1.18  # for what waits to be sent or received; the least that held for bands of one row
 _WHOLE_MARGIN = 1.03  # the same in a single pass, whose arrays are large and few
 
 # MLX keeps freed buffers and reuses only those of nearly the same size. On Metal, active memory plus buffer cache is
@@ -152,10 +153,13 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         bursts.append(max(0, burst - usual) * position)
         taken = min(step, max(pieces))
         delays.append(delay)
-        caches.append(batch * layer.cache_bytes(axis, extents, max(pieces), run.machine))
+        # Of a band, the rows of its neighbors are cached with its own, and copied to be sent.
+        beyond = Fraction(sum(layer.halo(Axis.HEIGHT)), extents[1]) if run.is_band else Fraction(0)
+        caches.append(math.ceil(batch * layer.cache_bytes(axis, extents, max(pieces), run.machine) * (1 + beyond)))
         step_grid = _replace(extents, axis, taken)
         work = layer.work_bytes(Step(axis, step_grid, run.steps is None, run.machine, run.is_band))
-        works.append(waiting + batch * work + layer.weight_copy_bytes(run.machine))
+        halo_bytes = math.ceil(2 * beyond * taken * position)
+        works.append(waiting + batch * work + halo_bytes + layer.weight_copy_bytes(run.machine))
         pieces = _advance(pieces, step, layer, axis)
         delay += layer.reach(axis)[1] / rate
         rate = rate * layer.up[axis.grid] / layer.down[axis.grid]
@@ -169,13 +173,14 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     queued = waiting if len(pieces) > len(run.pieces) else 0
     moments = _moments(longest, delays, caches if run.steps is not None else [0] * len(caches), works, bursts)
     cached, work = max(moments, key=sum)
+    margin = _MARGIN * _BAND_MARGIN if run.is_band else _MARGIN
     return Memory(
         weights=spec.num_weights * itemsize,
         inputs=0,
-        caches=math.ceil(_MARGIN * cached) + sum(layer.fixed_bytes() for layer in spec.layers),
+        caches=math.ceil(margin * cached) + sum(layer.fixed_bytes() for layer in spec.layers),
         work=math.ceil(_WHOLE_MARGIN * work)
         if run.steps is None
-        else math.ceil(_MARGIN * work * (1 + run.prefetch)) + math.ceil(_HELD * results),
+        else math.ceil(margin * work * (1 + run.prefetch)) + math.ceil(_HELD * results),
         idle_caches=math.ceil(_MARGIN * moments[-1][0]) + queued,
     )
 
