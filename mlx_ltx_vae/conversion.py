@@ -16,8 +16,7 @@ from .backend.mlx_utils import count_nonfinite, dtype_name, to_bool, to_float
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.stored_network import WEIGHT_LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
-from .files.atomic import part_folder, writing_to
-from .files.opening import expand_home
+from .files import expand_home, part_folder, writing_to
 from .metrics import max_difference, psnr
 from .models.base import SOUND
 from .shapes import format_size

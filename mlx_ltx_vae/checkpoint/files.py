@@ -16,9 +16,17 @@ import numpy as np
 
 from ..backend.mlx_utils import DTYPES, evaluate, load_safetensors, to_mlx
 from ..errors import CheckpointError, excerpt, name_json, quote
-from ..files.formats import START_BYTES, Format, find_format
-from ..files.opening import FileState, file_state, open_file, read_sample, read_small_file
-from ..files.safetensors_header import read_header
+from ..files import (
+    START_BYTES,
+    FileState,
+    Format,
+    file_state,
+    find_format,
+    open_file,
+    read_header,
+    read_sample,
+    read_small_file,
+)
 from .weight_files import is_index, shard_problem
 
 _MAX_JSON = 16_000_000  # bytes

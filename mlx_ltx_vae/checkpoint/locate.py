@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, check_is_path, excerpt
-from ..files.opening import expand_home, explain_missing
+from ..files import expand_home, explain_missing
 from ..models.base import PICTURES, SOUND, Family, Found, Medium
 from ..models.families import families_of
 from .files import Archive, open_archive

@@ -18,9 +18,9 @@ from ..audio_vae import AudioVAE, checkpoint_clip, find_sound_decoder
 from ..backend.device import this_machine
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
-from ..distributed.ranks import Work, join_ranks
+from ..distributed import Work, join_ranks
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt
-from ..files.atomic import check_absent
+from ..files import check_absent
 from ..latents import LatentsFile
 from ..latents.audio import AudioLatentsFile, open_audio_latents
 from ..pipeline.audio_run import AudioStream

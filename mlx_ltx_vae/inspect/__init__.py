@@ -10,8 +10,7 @@ from ..checkpoint.files import Archive
 from ..checkpoint.locate import locate, recognize
 from ..checkpoint.weight_files import is_index
 from ..errors import CheckpointError, LatentsError, ReaderError, excerpt
-from ..files.formats import START_BYTES, Format, find_format
-from ..files.opening import expand_home
+from ..files import START_BYTES, Format, expand_home, find_format
 from ..latents import KNOWN_NAMES
 from ..latents.audio import AUDIO_NAMES, find_audio_latents, is_sound_alone
 from ..latents.tensor_files import open_tensor_file

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 
 from ..errors import LatentsError, excerpt
-from ..files.opening import file_state
+from ..files import file_state
 
 _BLOCK_BYTES = 2**20
 _MAX_GAP = 2**14  # bytes; to read as many takes as long as another call

@@ -22,10 +22,8 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from ..errors import LatentsError, check_is_path, excerpt
-from ..files.formats import START_BYTES, Format, find_format
-from ..files.opening import file_state
-from ..files.safetensors_header import read_header
-from ..process.cleanup import temporary_folder
+from ..files import START_BYTES, Format, file_state, find_format, read_header
+from ..process import temporary_folder
 from ..units import format_bytes
 from .metadata import METADATA_KEYS
 from .stored import OpenFile, StoredArray, reading

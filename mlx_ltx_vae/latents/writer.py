@@ -12,9 +12,9 @@ import numpy as np
 
 from ..backend.mlx_utils import dtype_name, to_mlx
 from ..errors import LatentsError, WriterError, check_is_path
-from ..files.atomic import PartFile, writing_to
+from ..files import PartFile, writing_to
 from ..frame_rate import Rate, find_fps
-from ..process.cleanup import uninterrupted
+from ..process import uninterrupted
 from ..shapes import LatentShape
 from .audio import AUDIO_NAMES
 from .mapped import check_finite
