@@ -19,7 +19,7 @@ from ..errors import ItemsError, LatentsError, PlanError
 from ..files import check_absent, is_pipe
 from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
-from ..latents.mapped import MappedLatents
+from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options

@@ -15,7 +15,7 @@ from ..errors import LatentsError, excerpt, printable
 from ..frame_rate import DEFAULT_FPS
 from ..latents import LatentsFile, open_latents
 from ..latents.audio import AudioLatentsFile
-from ..latents.mapped import MappedLatents, channel_moments, read_frames
+from ..latents.stored import MappedLatents, channel_moments, read_frames
 from ..models.base import SoundConfig
 from ..shapes import DEFAULT_SCALE, Grid, format_size
 from ..units import format_count

@@ -18,6 +18,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
+import mlx.core as mx
 import numpy as np
 from numpy.lib import format as npy_format
 
@@ -70,10 +71,10 @@ def _open_safetensors(file: OpenFile, path: Path) -> tuple[dict[str, StoredArray
         raise file.changed()
     tensors = {}
     for name, (dtype_name, shape, begin, end) in headers.items():
-        is_void = dtype_name == "bfloat16" or dtype_name.isupper()  # the file's own name for it
+        is_void = dtype_name.isupper()  # the file's own name for it
         size = (end - begin) // max(1, math.prod(shape))
-        dtype = np.dtype(f"V{size}" if is_void else dtype_name).newbyteorder("<")
-        tensors[name] = StoredArray.whole(file, dtype_name, dtype, shape, begin)
+        dtype = np.dtype("u2" if dtype_name == "bfloat16" else f"V{size}" if is_void else dtype_name)
+        tensors[name] = StoredArray.whole(file, dtype_name, dtype.newbyteorder("<"), shape, begin)
     return tensors, metadata
 
 
@@ -87,7 +88,8 @@ def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
             size = format_bytes(tensor.dtype.itemsize)
             raise LatentsError(f"{tensor.file.source}: {name} takes {size}, where a single value was expected.")
         # As the shortest text that stands for the value: 23.976 in float32 is "23.976".
-        metadata.update((name, str(values.flat[0])) for _, values in tensor.read())
+        values = np.array(tensor.read_floats().astype(mx.float32)) if tensor.name == "bfloat16" else tensor.read()
+        metadata[name] = str(values.flat[0])
     return metadata
 
 
@@ -112,7 +114,9 @@ def _read_npy(stream: IO[bytes], file: OpenFile, start: int) -> tuple[StoredArra
     shape, is_fortran, dtype = read_header(head)
     if min(shape, default=0) < 0:
         raise ValueError(f"its shape is {excerpt(shape)}")
-    size, name = head.tell(), "bfloat16" if dtype == np.dtype("V2") else dtype.name
+    size, name = head.tell(), dtype.name
+    if dtype == np.dtype("V2"):
+        dtype, name = np.dtype("<u2"), "bfloat16"
     tensor = StoredArray.whole(file, name, dtype, shape, start + size, is_fortran)
     return tensor, None if dtype.hasobject else size + math.prod(shape) * dtype.itemsize
 
@@ -156,10 +160,10 @@ class _CompressedFile(OpenFile):
         self._copy: OpenFile | None = None
         self._lock = threading.Lock()
 
-    def read_into(self, buffer: memoryview, offset: int) -> None:
+    def read(self, offset: int, size: int) -> bytes:
         with self._lock:
             self._copy = self._copy or _decompress(self._archive, self._entry)
-        self._copy.read_into(buffer, offset)
+        return self._copy.read(offset, size)
 
     def check_unchanged(self) -> None:
         self._archive.check_unchanged()
