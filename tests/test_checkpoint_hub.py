@@ -10,7 +10,7 @@ import pytest
 
 import fast_checkpoint
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.checkpoint.hub import parse_reference
+from mlx_ltx_vae.checkpoint.locate import parse_reference
 from mlx_ltx_vae.checkpoint.weight_files import choose_weights
 from mlx_ltx_vae.errors import CheckpointError
 
