@@ -4,12 +4,11 @@ The VAE is 1 to 2 GB of a 40 GB checkpoint, so a file is known by its header, an
 """
 
 import enum
-import hashlib
 import json
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -27,7 +26,6 @@ from ..files import (
     find_format,
     open_file,
     read_header,
-    read_sample,
     read_small_file,
 )
 from ..shapes import Shape
@@ -73,7 +71,13 @@ class Archive(NamedTuple):
 def open_archive(path: Path, *shards: Path) -> Archive:
     """Read the header of a file, of every shard that an index names, or of several shards, which must be complete."""
     if is_index(path.name):
-        parts = [_open_shard(path, name) for name in shard_names(path)]
+        names = shard_names(path)
+        for name in names:
+            if not os.path.isfile(path.parent / name):  # not Path.is_file, which raises for a name that is too long
+                raise CheckpointError(
+                    f"{path}: its shard {excerpt(name)} is missing; download all the files that the index names."
+                )
+        parts = [_open_file(path.parent / name) for name in names]
     elif problem := shard_problem(tuple(shard.name for shard in (path, *shards))):
         raise CheckpointError(f"{path}: {problem}.")
     else:
@@ -175,23 +179,6 @@ def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[t
         check_unchanged([info])
         array = mx.array(values.reshape(info.shape))
         yield key, array.view(mx.bfloat16) if info.dtype == "bfloat16" else array
-
-
-def sample_tensors(tensors: Sequence[TensorInfo]) -> str:
-    """A hash of a sample (see `read_sample`) of each tensor in files."""
-    digest = hashlib.sha256()
-    for info in tensors:
-        with info.path.open("rb") as file:
-            digest.update(read_sample(file, info.begin, info.end))
-    return digest.hexdigest()
-
-
-def _open_shard(index: Path, name: str) -> Archive:
-    if not os.path.isfile(index.parent / name):  # not Path.is_file, which raises for a name that is too long
-        raise CheckpointError(
-            f"{index}: its shard {excerpt(name)} is missing; download all the files that the index names."
-        )
-    return _open_file(index.parent / name)
 
 
 def _conversion(path: Path) -> str:

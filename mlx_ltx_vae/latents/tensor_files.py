@@ -56,12 +56,11 @@ def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredArray], d
     with _open_source(path) as (file, readable_path), reading(file):
         file_format = _check_format(file.read(0, START_BYTES), file.source)
         if file_format is Format.NPY:
-            return {Path(path).stem: open_npy(file)}, {}
+            return {Path(path).stem: _open_npy(file)}, {}
         if file_format is Format.ZIP:
-            tensors = open_npz(file)
-            metadata: dict[str, str] = {}
-        else:
-            tensors, metadata = _open_safetensors(file, readable_path)
+            tensors = _open_npz(file)
+            return tensors, _take_metadata(tensors)
+        tensors, metadata = _open_safetensors(file, readable_path)
         return tensors, _take_metadata(tensors) | metadata
 
 
@@ -80,9 +79,8 @@ def _open_safetensors(file: OpenFile, path: Path) -> tuple[dict[str, StoredArray
 
 def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
     """Remove the one-element tensors in which some programs store metadata, and return their values as text."""
-    names = [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]
     metadata: dict[str, str] = {}
-    for name in names:
+    for name in [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]:
         tensor = tensors.pop(name)
         if tensor.dtype.itemsize > _MAX_METADATA_BYTES:
             size = format_bytes(tensor.dtype.itemsize)
@@ -93,7 +91,7 @@ def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
     return metadata
 
 
-def open_npy(file: OpenFile) -> StoredArray:
+def _open_npy(file: OpenFile) -> StoredArray:
     """The array of a .npy file. Raises `ValueError` for an invalid header and a file that is too short for it."""
     with file.reader() as reader:
         tensor, expected = _read_npy(reader, file, 0)
@@ -121,7 +119,7 @@ def _read_npy(stream: IO[bytes], file: OpenFile, start: int) -> tuple[StoredArra
     return tensor, None if dtype.hasobject else size + math.prod(shape) * dtype.itemsize
 
 
-def open_npz(file: OpenFile) -> dict[str, StoredArray]:
+def _open_npz(file: OpenFile) -> dict[str, StoredArray]:
     """The arrays of a .npz file by name. What is stored uncompressed is read in the file itself."""
     tensors = {}
     with file.reader() as reader, zipfile.ZipFile(reader) as archive:
