@@ -13,9 +13,9 @@ import numpy as np
 from .backend.device import explained_device_errors
 from .backend.machine import Machine
 from .backend.mlx_utils import DTYPES, DtypeName
-from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
-from .checkpoint.hub import parse_reference
-from .checkpoint.lazy import LazyNetwork
+from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
+from .checkpoint.loading import LazyNetwork, load_network
+from .checkpoint.locate import parse_reference
 from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
 from .models.specs import NetworkSpec

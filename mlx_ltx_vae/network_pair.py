@@ -8,8 +8,8 @@ import mlx.core as mx
 from .backend.device import check_process, this_machine
 from .backend.machine import Machine
 from .backend.mlx_utils import DTYPES, dtype_name
-from .checkpoint import Checkpoint, load_network, open_checkpoint
-from .checkpoint.lazy import LazyNetwork
+from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint.loading import LazyNetwork, load_network
 from .errors import CheckpointError
 from .models.base import Config, Decoder, Medium, Network
 from .units import format_bytes

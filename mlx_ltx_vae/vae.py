@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from .backend.mlx_utils import DtypeName
-from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_weights
-from .checkpoint.lazy import LazyNetwork
+from .checkpoint import Arrays, Checkpoint, GivenConfig, open_weights
+from .checkpoint.loading import LazyNetwork, load_network
 from .errors import LatentsError, PlanError
 from .frame_rate import DEFAULT_FPS, Rate
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder

@@ -13,7 +13,7 @@ import numpy as np
 
 from mlx_ltx_vae import VideoVAE, save_latents
 from mlx_ltx_vae.decode import main as main_of_decode
-from mlx_ltx_vae.distributed.ranks import Ranks
+from mlx_ltx_vae.distributed import Ranks
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.pipeline.decode_run import DecodeStream
 from toy_networks import TOYS

@@ -21,7 +21,7 @@ from mlx_ltx_vae import decode as decode_command
 from mlx_ltx_vae import encode as encode_command
 from mlx_ltx_vae import info as info_command
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.files.opening import SAMPLE_BYTES, sample_path
+from mlx_ltx_vae.files import SAMPLE_BYTES, sample_path
 from mlx_ltx_vae.latents import open_latents
 from test_decode_sound import LENGTH, expected_sound, latents_file
 from test_video_sound import heard
@@ -212,23 +212,6 @@ def test_the_command_decodes_one_video_in_bands_and_reports_all_ranks(clip):
         "one.safetensors",
         "rows.npy",
     ]
-
-
-def test_alone_nothing_of_it_is_imported(clip):
-    folder, options = clip
-    script = (
-        "import sys; from mlx_ltx_vae.decode import main; code = main(sys.argv[1:]); "
-        "print(sorted(name for name in sys.modules if 'mlx_ltx_vae.distributed.' in name), code)"
-    )
-    arguments = [folder / "one.safetensors", *options, "-q", "-o", folder / "alone.npy"]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=HERE.parent,
-    )
-    assert done.stdout.splitlines()[-1] == "['mlx_ltx_vae.distributed.ranks'] 0", done.stderr
 
 
 @pytest.mark.slow
@@ -486,8 +469,8 @@ def test_a_stopped_rank_ends_all_with_one_line(folders, rank):
 def test_a_time_limit_cleans_up_and_ends_the_other_processes_of_the_launcher(tmp_path, rank, name):
     script = """
 import signal, subprocess, sys, threading
-from mlx_ltx_vae.process.cleanup import Cleanup
-from mlx_ltx_vae.distributed.connection import restart_time_limit, set_time_limit
+from mlx_ltx_vae.process import Cleanup
+from mlx_ltx_vae.distributed import restart_time_limit, set_time_limit
 peer = subprocess.Popen([sys.executable, "-c", "print('ready', flush=True); import time; time.sleep(60)"], stdout=-1)
 peer.stdout.readline()
 peer.send_signal(signal.SIGSTOP)

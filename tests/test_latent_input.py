@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_ltx_vae import DecodeCancelled, LatentsError, PlanError, VideoVAE
-from mlx_ltx_vae.checkpoint import load_network, open_checkpoint
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.checkpoint.loading import load_network
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, decode_with_tiling
 
 TOLERANCE = 2e-5

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..backend.device import compiler_search, explained_device_errors, is_cpu
-from ..distributed.ranks import launched_rank
+from ..distributed import end_time_limit, is_lost_peer, launched_rank
 from ..errors import (
     DecodeError,
     DistributedError,
@@ -37,8 +37,7 @@ from ..errors import (
 )
 from ..frame_rate import parse_fps
 from ..latents.metadata import parse_grid
-from ..process import startup
-from ..process.signals import delay_signals, die_by_termination, ended_by_signals
+from ..process import delay_signals, die_by_termination, ended_by_signals, is_command
 from ..shapes import MAX_PIXELS, is_possible_size
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from ..units import parse_bytes
@@ -199,7 +198,7 @@ def finish_output(text: str = "") -> tuple[int, str] | None:
             sys.stdout.write(text)
             sys.stdout.flush()
     except OSError as error:
-        if startup.is_command():  # Python writes the rest when it exits, which would be one more error
+        if is_command():  # Python writes the rest when it exits, which would be one more error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return _BROKEN_PIPE, ""
@@ -235,8 +234,6 @@ def _describe_for_rank(error: Exception) -> str:
     rank = _rank()
     if rank is None:
         return describe_error(error)
-    from ..distributed.connection import end_time_limit, is_lost_peer
-
     end_time_limit()
     is_lost = is_lost_peer(error)
     text = "another rank has ended before the work was done." if is_lost else describe_error(error)

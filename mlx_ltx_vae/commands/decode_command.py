@@ -15,13 +15,12 @@ from typing import Any
 
 from .. import demo
 from ..checkpoint import open_checkpoint
-from ..distributed.ranks import Work
+from ..distributed import Work
 from ..errors import ItemsError, LatentsError, PlanError
-from ..files.atomic import check_absent
-from ..files.opening import is_pipe
+from ..files import check_absent, is_pipe
 from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
-from ..latents.mapped import MappedLatents
+from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options

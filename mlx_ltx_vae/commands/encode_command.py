@@ -19,10 +19,9 @@ from .. import demo
 from ..audio_vae import AudioVAE, every_chunk, plan_sound_encode
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..distributed.ranks import Work
+from ..distributed import Work
 from ..errors import CheckpointError
-from ..files.atomic import check_absent
-from ..files.opening import sample_path
+from ..files import check_absent, sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP

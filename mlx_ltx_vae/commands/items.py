@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ItemsError, LatentsError, one_line, quote
-from ..files.atomic import writing_to
-from ..files.inputs import InputFiles, file_key
-from ..files.opening import read_small_file
+from ..files import InputFiles, file_key, read_small_file, writing_to
 from ..frame_rate import find_fps
 from ..shapes import Size
 from ..units import format_bytes, format_count

@@ -17,12 +17,12 @@ import mlx.core as mx
 
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
-from ..distributed.ranks import Ranks, Work, join_ranks
+from ..distributed import Ranks, Work, join_ranks
 from ..errors import ItemsError, describe_error, printable
 from ..models.base import Statistics
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
-from ..process.cleanup import Cleanup
+from ..process import Cleanup
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
 from .cli import print_report, print_traceback, write_line

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from ..backend.mlx_utils import DTYPES
-from ..distributed.ranks import DEFAULT_TIMEOUT, Work
+from ..distributed import DEFAULT_TIMEOUT, Work
 from .cli import add_report_options, grid, memory_budget, positive
 
 ValueT = TypeVar("ValueT")

@@ -15,9 +15,9 @@ from ..audio_vae import AudioVAE, every_chunk, find_sound_decoder, plan_checkpoi
 from ..backend.machine import Machine
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
-from ..distributed.ranks import Work
+from ..distributed import Work
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt
-from ..files.atomic import check_absent
+from ..files import check_absent
 from ..latents import LatentsFile
 from ..latents.audio import AudioLatentsFile, open_audio_latents
 from ..models.base import SoundConfig

@@ -24,9 +24,8 @@ import numpy as np
 from ..errors import LatentsError, excerpt, quote
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .audio import AUDIO_NAMES, AudioLatentsFile, find_audio_latents, looks_like_audio
-from .mapped import MappedLatents, channel_moments, check_readable, read_frames, sampled_frames
 from .metadata import find_layout, find_video_sizes, parse_metadata
-from .stored import StoredArray
+from .stored import MappedLatents, StoredArray, channel_moments, check_readable, read_frames, sampled_frames
 from .tensor_files import open_tensor_file, source_name
 from .writer import LatentsWriter as LatentsWriter
 from .writer import check_latents_name as check_latents_name
@@ -106,12 +105,12 @@ class LatentsFile:
         return MappedLatents(self._stored, statistics)
 
     def digest(self) -> str:
-        latents = MappedLatents(self._stored, None)  # as they are stored
+        """A hash of the values as they are stored."""
         frames = self.shape.frames
         step = max(1, _HASHED_VALUES * frames // prod(self.shape))
         total = hashlib.sha256()
         for start in range(0, frames, step):
-            total.update(np.array(latents[:, :, start : start + step].view(mx.uint8)).tobytes())
+            total.update(self._stored[(slice(None), slice(None), slice(start, start + step))].read().tobytes())
         return total.hexdigest()
 
 

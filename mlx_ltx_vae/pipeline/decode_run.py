@@ -11,7 +11,7 @@ from typing import Any, TypedDict, cast
 import mlx.core as mx
 
 from ..backend.device import check_process, confirm_device
-from ..distributed.ranks import RowBands
+from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
 from ..models.noise import DEFAULT_CONVENTION, ConventionName, Noise, NoiseShapes, draw

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import native_array, to_bool
-from ..distributed.ranks import RowBands
+from ..distributed import RowBands
 from ..errors import LatentsError, PlanError, TilingError
 from ..models.base import Encoder
 from ..planning.plan import EncodePlan

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..backend.device import freed_memory_kept, run_settings, step_settings
 from ..backend.mlx_utils import split
-from ..distributed.ranks import Ranks, RowBands
+from ..distributed import Ranks, RowBands
 from ..errors import LatentsError, PlanError
 from ..models.base import Network
 from ..planning.plan import DecodePlan, Mode, Order, Plan

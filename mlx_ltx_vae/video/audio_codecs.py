@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from ..errors import WriterError, quote, suggest
-from ..files.inputs import InputFiles
+from ..files import InputFiles
 from .ffmpeg import input_arguments, listing, read_log, read_times
 from .sink import SinkOptions
 from .sound import CHANNELS, SOUND_INPUT, clipping, find_sample_rate, warn_of_sound

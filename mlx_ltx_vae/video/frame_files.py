@@ -10,8 +10,8 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from ..errors import WriterError
-from ..files.atomic import PartFile, check_name, create_part, remove_part, writing_to
-from ..process.cleanup import Cleanup, remove_file, uninterrupted
+from ..files import PartFile, check_name, create_part, remove_part, writing_to
+from ..process import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
 from .live import StandardOutput, write_all
 from .metadata import check_metadata

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ReaderError, WriterError, quote
-from ..process.cleanup import temporary_folder
+from ..process import temporary_folder
 from .ffmpeg import FfmpegEncoder
 from .ffmpeg_reader import read_ffmetadata
 from .png import is_png, read_png_text

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import WriterError
-from ..process.cleanup import close_in_children
+from ..process import close_in_children
 from .ffmpeg import make_pipe
 
 #: The channels of all sound here.

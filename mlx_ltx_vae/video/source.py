@@ -6,8 +6,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..errors import ReaderError, excerpt
-from ..files.opening import explain_missing
-from ..process.cleanup import temporary_folder
+from ..files import explain_missing
+from ..process import temporary_folder
 from .ffmpeg import input_arguments
 from .metadata import check_text
 
