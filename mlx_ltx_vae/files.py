@@ -20,7 +20,7 @@ from typing import IO, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from .errors import WriterError, excerpt
+from .errors import LTXVAEError, WriterError, excerpt
 from .process import Cleanup, remove_file, remove_folder, uninterrupted
 from .units import format_bytes
 
@@ -81,6 +81,23 @@ def is_pipe(path: str | os.PathLike) -> bool:
         return stat.S_ISFIFO(os.stat(path).st_mode)
     except (OSError, ValueError):
         return False
+
+
+def standard_input(content: str, error: type[LTXVAEError]) -> IO[bytes]:
+    """Standard input, which is expected to have some content; an `error` if nothing can come from it."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # None, replaced, or closed
+        raise error(f"standard input is closed; pipe {content} into it, or name one.") from None
+    if stat.S_ISCHR(mode):
+        raise error(f"standard input is a terminal or another device; pipe {content} into it, or name one.")
+    return sys.stdin.buffer
+
+
+def copy_error(source: str, folder: Path, reason: OSError, error: type[LTXVAEError]) -> LTXVAEError:
+    """The error that a source cannot be copied to a temporary folder."""
+    text = f"{source}: cannot be copied to {folder.parent} ({reason.strerror or reason})"
+    return error(f"{text}; set TMPDIR to a larger disk, or name a file.")
 
 
 def explain_missing(path: str | os.PathLike, kind: str) -> str:

@@ -106,6 +106,8 @@ def test_the_command_decodes_frames_of_a_file_with_their_noise(clip, tmp_path, c
     for options, expected in [
         (["--frames", "280:283"], whole[280:283]),
         (["--frames", "307:"], whole[307:]),
+        (["--frames", "-6:"], whole[-6:]),
+        (["--frames", "-30:-27"], whole[-30:-27]),
         (["--first-seconds", "0.2", "--fps", "50"], whole[:10]),  # those that begin within it
     ]:
         frames = run(*options)

@@ -32,6 +32,10 @@ _PATTERNS = ("*.safetensors*", "*/*.safetensors*", "*/*/*.safetensors*")
 _NAMED_CANDIDATES = 8
 
 _REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<inner>[^:]+))?")
+# As a browser shows a repository, and a file or folder in it.
+_ADDRESS = re.compile(
+    r"https?://huggingface\.co/([^/]+/[^/?#]+)(?:/(?:blob|resolve|tree)/[^/]+/([^?#]+))?/?(?:[?#].*)?"
+)
 _FILE_ENDINGS = (".safetensors", ".json", ".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".npy", ".npz", ".latent")
 _LISTING_TIMEOUT = 20.0  # seconds
 
@@ -65,6 +69,8 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
         reference = parse_reference(source) if isinstance(source, str) else None
         if reference is None:
             hint = " (a file on the hub is owner/name:FILE)" if path.parts[2:] and not path.is_absolute() else ""
+            if isinstance(source, str) and (address := _ADDRESS.fullmatch(source)):
+                hint = f" (did you mean {':'.join(filter(None, address.groups()))}?)"
             found = explain_missing(path, "file or folder").rstrip(".")
             raise CheckpointError(f"{excerpt(path, 200)}: {found}{hint}; check the path.")
         name, archives = str(source), _open(*_fetch(*reference, medium))

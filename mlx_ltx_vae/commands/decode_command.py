@@ -55,6 +55,7 @@ _OF_SOUND = (
 def build_parser() -> CommandParser:
     """The command line."""
     parser = CommandParser(
+        first=("latents", "output", "model", "fps", "frames", "memory_budget", "codec", "crf", "audio", "dry_run"),
         prog="python -m mlx_ltx_vae.decode",
         usage="%(prog)s LATENTS... -m VAE -o OUT [options]\n       %(prog)s --demo [options]",
         description="Decode LTX video latents to videos, exactly, in memory that does not grow with the clip.",
@@ -191,6 +192,11 @@ class DecodeTask(Task):
         super().__init__(vae, item)
         self._settings = settings
         config, ranks = vae.checkpoint.config, vae.ranks
+        if vae.job.skip_existing and item.output and ranks.size == 1:
+            item.is_skipped = all_exist(list(output_files(item.output, settings.sinks)))
+            if item.is_skipped:  # before the latents are read
+                item.outputs = [item.output]
+                return
         if vae.job.is_many and is_pipe(item.source):
             raise ItemsError(f"{item.source}: is a pipe, which can be read only once; decode it alone.")
         self._file = open_latents(
@@ -379,9 +385,10 @@ class DecodeTask(Task):
             wanted = slice(0, ceil(self._settings.first_seconds * self._fps))
         if wanted is None:
             return None
-        end = num_frames if wanted.stop is None else min(wanted.stop, num_frames)
-        if wanted.start < end < (wanted.stop or end):
+        _, end, _ = wanted.indices(num_frames)
+        start = wanted.start if wanted.start >= 0 else max(0, num_frames + wanted.start)
+        if start < end < (wanted.stop or end):
             asked, length = f"{wanted.start}:{wanted.stop}", format_count(num_frames, "frame")
-            found = f"the video has {length}, so of the frames {asked} only {end - wanted.start} are decoded"
+            found = f"the video has {length}, so of the frames {asked} only {end - start} are decoded"
             warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
-        return wanted.start, max(wanted.start, end)
+        return start, max(start, end)

@@ -1,6 +1,8 @@
 """`python -m mlx_ltx_vae.encode`: encodes videos to latent files."""
 
+import argparse
 import os
+import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -37,7 +39,7 @@ from ..video.reader import MATRIX_NAMES
 from ..video.sound_probe import find_shift
 from ..video.sound_reader import SoundReader
 from ..video.source import source_files
-from .cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
+from .cli import CommandParser, examples, frame_range, frame_rate, frame_size, positive, run_command, tile, write_line
 from .items import Item, all_exist, find_pattern, has_table
 from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, add_network_options, pick, take
@@ -46,6 +48,7 @@ from .options import add_job_options, add_network_options, pick, take
 def build_parser() -> CommandParser:
     """The command line."""
     parser = CommandParser(
+        first=("video", "output", "model", "size", "fit", "frames", "fps", "audio_model", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.encode",
         usage="%(prog)s VIDEO... -m VAE -o LATENTS [options]",
         description="Encode videos to LTX latents, exactly, in memory that does not grow with the clip.",
@@ -55,9 +58,9 @@ def build_parser() -> CommandParser:
             "python -m mlx_ltx_vae.encode clips.csv -m vae/ -o latents/ --skip-existing",
         ),
     )
-    videos = """videos or GIFs, folders of images, or patterns such as %%05d.png; @clips.txt for those that a list
-        names, one a line; clips.csv for a table with a column path, and optionally output, width, height, frames,
-        fps"""
+    videos = """videos or GIFs, folders of images, or patterns such as %%05d.png; - for standard input; @clips.txt for
+        those that a list names, one a line; clips.csv for a table with a column path, and optionally output, width,
+        height, frames, fps"""
     parser.add_argument("video", nargs="+", metavar="VIDEO", help=videos)
     output = """output file, .safetensors. For several inputs: folder/ for files named after them,
         folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors"""
@@ -70,7 +73,9 @@ def build_parser() -> CommandParser:
     fit.add_argument("--resize", dest="fit", action="store_const", const=Fit.RESIZE, help=resize)
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
     fit.add_argument("--crop", dest="fit", action="store_const", const=Fit.CROP, help=crop)
-    video.add_argument("--frames", type=positive, metavar="N", help="encode the first N frames (default: all)")
+    frames = """encode these frames only, at the rate of --fps: A is the first, counted from 0, and B is one more than
+        the last; :121 for the first 121, 24: for those from 24 on (default: all)"""
+    video.add_argument("--frames", type=_frames, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
@@ -82,6 +87,22 @@ def build_parser() -> CommandParser:
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
     add_job_options(parser, how)
     return parser
+
+
+def _frames(text: str) -> slice:
+    """The type of `--frames 24:48`; also of `--frames 24` for the first 24, its old form."""
+    if text.isdecimal():
+        write_line(
+            f"warning: --frames {text} is written --frames :{text} now; the old form goes with the next release.",
+            sys.stderr,
+        )
+        return slice(0, positive(text))
+    wanted = frame_range(text)
+    if wanted.start < 0 or (wanted.stop or 0) < 0:
+        raise argparse.ArgumentTypeError(
+            f"{text} counts from the end, which is not known yet; count from the beginning"
+        )
+    return wanted
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -115,7 +136,7 @@ class EncodeSettings:
 
     size: Size | None
     fit: Fit | None
-    frames: int | None
+    frames: slice | None
     fps: Fraction | None
     matrix: str | None
     pad: bool
@@ -168,7 +189,8 @@ class EncodeTask(Task):
             size=size,
             fit=settings.fit or (Fit.RESIZE if size else Fit.EXACT),
             multiple=self._vae.checkpoint.config.spatial_scale,
-            max_frames=settings.frames or item.max_frames,
+            first_frame=settings.frames.start if settings.frames else 0,
+            max_frames=self._max_frames,
             fps=settings.fps or item.fps,
             matrix=settings.matrix,
         ) as self._video:
@@ -185,7 +207,7 @@ class EncodeTask(Task):
         return super().networks() | ({} if audio is None else {"audio_vae": audio.used("encoder")})
 
     def sample(self) -> dict[str, Any]:
-        return {"the contents of the videos": sample_path(Path(self._item.source))}
+        return {"the contents of the videos": sample_path(self._video.path)}
 
     def run(self, bar: FrameBar) -> None:
         video, ranks, (output,) = self._video, self._vae.ranks, self._item.outputs
@@ -223,14 +245,14 @@ class EncodeTask(Task):
         )
 
     def _warn_of_missing(self, num_frames: int) -> None:
-        wanted = self._settings.frames or self._item.max_frames
+        wanted = self._max_frames
         if wanted is not None and num_frames < wanted:
             found = f"the video has {format_count(num_frames, 'frame')}, and not the {wanted} that were to be encoded"
             warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
 
     def _plan_sound(self) -> list[SoundPlan]:
         """The possible plans of the sound; none if none is wanted, or with a warning if there is none."""
-        settings, source = self._settings, Path(self._item.source)
+        settings, source = self._settings, self._video.path
         checkpoint = settings.audio_checkpoint
         if checkpoint is None:
             return []
@@ -241,7 +263,7 @@ class EncodeTask(Task):
                     seconds = float(self._num_frames / fps)
                     spec, machine = checkpoint.spec("encoder"), checkpoint.machine("encoder", settings.dtype)
                     return every_chunk(partial(plan_sound_encode, spec, seconds, machine))
-        warnings.warn(f"{source}: has no sound, so only its pictures are encoded.", stacklevel=2)
+        warnings.warn(f"{self._video.name}: has no sound, so only its pictures are encoded.", stacklevel=2)
         return []
 
     def _encode_sound(self, num_frames: int) -> mx.array | None:
@@ -252,12 +274,20 @@ class EncodeTask(Task):
         audio_vae = self._settings.audio_vae
         per_second = Fraction(audio_vae.config.latents_per_second)
         num_latents = max(1, round(num_frames / fps * per_second))
-        with SoundReader(self._item.source) as sound:
+        with SoundReader(self._video.path) as sound:
             rate = sound.sample_rate
             length = max(round(num_frames * rate / fps), ceil(rate / per_second))
-            start = self._video.start + find_shift(self._item.source, "0:V:0")
+            start = self._video.start + find_shift(self._video.path, "0:V:0")
             pieces = sound.cut(max(0, round(start * rate)), length)
             return audio_vae.encode(pieces, rate, plan)[:, :, :num_latents]
+
+    @property
+    def _max_frames(self) -> int | None:
+        """The frames that are wanted; None for all."""
+        wanted = self._settings.frames
+        if wanted is None:
+            return self._item.max_frames
+        return None if wanted.stop is None else wanted.stop - wanted.start
 
     @property
     def _num_frames(self) -> int:

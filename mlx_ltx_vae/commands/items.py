@@ -61,13 +61,14 @@ class Item:
 
     def __str__(self) -> str:
         values, outputs = self.values, ", ".join(self.outputs)
+        target = f" -> {outputs}" if outputs else ""
         if self.error is not None:
             return self.error if self.error.startswith(f"{one_line(self.source)}: ") else f"{self.source}: {self.error}"
         if self.is_skipped:
             return f"{self.source}: skipped, found {outputs}"
         if "seconds" in values:
-            return f"{self.source}: {format_count(values['frames'], 'frame')}, {values['seconds']:.2f} s"
-        plan, target = values["plan"], f" -> {outputs}" if outputs else ""
+            return f"{self.source}{target}: {format_count(values['frames'], 'frame')}, {values['seconds']:.2f} s"
+        plan = values["plan"]
         how = plan["mode"] if plan["mode"] != "exact" else f"exact by {plan['order']}"
         frames = f"{format_count(plan['frames'], 'frame')} of {plan['width']}x{plan['height']}"
         return f"{self.source}{target}: {frames}, {how}, peak {format_bytes(plan['peak_bytes'])}"

@@ -122,7 +122,8 @@ class Task(ABC):
         name = name_all(outputs) if outputs != ["-"] else "standard output"
         beside = f"; contact sheet {name_all(sheets)}" if sheets and sheets != outputs else ""
         networks = self.networks()
-        lines = [f"{name}: {done}; peak {', '.join(map(format_bytes, peaks))}; {describe_networks(networks)}{beside}"]
+        peak = f"peak MLX memory {', '.join(map(format_bytes, peaks))}"
+        lines = [f"{name}: {done}; {peak}; {describe_networks(networks)}{beside}"]
         values |= {
             "peak_memory_bytes": peaks[0],
             "plan": self.plan.as_dict(),
@@ -279,9 +280,14 @@ class _Run:
 
     @contextmanager
     def _progress_bar(self, num_frames: int | None) -> Iterator[FrameBar]:
-        """A progress bar if standard error is a terminal. `num_frames` is the total; None if it is unknown."""
-        is_shown = not (self._job.quiet or self._job.json) and sys.stderr.isatty()
-        with FrameBar(total=num_frames, disable=not is_shown, dynamic_ncols=True, miniters=1) as bar:
+        """A progress bar, or lines now and then if standard error is no terminal; nothing if no report is wanted.
+
+        `num_frames` is the total; None if it is unknown.
+        """
+        is_wanted = not (self._job.quiet or self._job.json)
+        is_shown = is_wanted and sys.stderr.isatty()
+        write = partial(write_line, file=sys.stderr) if is_wanted else None
+        with FrameBar(total=num_frames, disable=not is_shown, write=write, dynamic_ncols=True, miniters=1) as bar:
             end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if is_shown else None
             yield bar
             if end_line is not None:
@@ -318,7 +324,7 @@ class _Run:
             peak = max((values["peak_memory_bytes"] for values in done), default=0)
             summary |= {"frames": frames, "seconds": seconds, "peak_memory_bytes": peak}
             if done:
-                lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak memory: {format_bytes(peak)}"]
+                lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak MLX memory: {format_bytes(peak)}"]
         if done:
             lines.append(f"VAE: {describe_networks({'vae': self._vae.used})}")
         if job.json:

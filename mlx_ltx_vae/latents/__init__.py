@@ -21,7 +21,7 @@ from math import prod
 import mlx.core as mx
 import numpy as np
 
-from ..errors import LatentsError, excerpt, quote
+from ..errors import LatentsError, excerpt, option, quote
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .audio import AUDIO_NAMES, AudioLatentsFile, find_audio_latents, looks_like_audio
 from .metadata import find_layout, find_video_sizes, parse_metadata
@@ -89,7 +89,7 @@ class LatentsFile:
             stated, given = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
             raise LatentsError(
                 f"{source}: its metadata says that these latents are {stated}, and the caller that they are {given}; "
-                "leave out unnormalized= (--unnormalized)."
+                f"leave out {option('unnormalized=', '--unnormalized')}."
             )
         is_unnormalized = self.normalized is False if unnormalized is None else unnormalized
         if not is_unnormalized:
@@ -203,5 +203,5 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
         raise LatentsError(f"{source}: has no tensors.")
     if len(candidates) > 1:
         found = f"{len(candidates)} tensors that could be the latents ({shown})"
-        raise LatentsError(f"{source}: has {found}; choose one with tensor= (--tensor).")
+        raise LatentsError(f"{source}: has {found}; choose one with {option('tensor=', '--tensor')}.")
     return candidates[0]

@@ -9,7 +9,6 @@ import os
 import shlex
 import shutil
 import stat
-import sys
 import tempfile
 import threading
 import zipfile
@@ -23,7 +22,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from ..errors import LatentsError, check_is_path, excerpt
-from ..files import START_BYTES, Format, file_state, find_format, read_header
+from ..files import START_BYTES, Format, copy_error, file_state, find_format, read_header, standard_input
 from ..process import temporary_folder
 from ..units import format_bytes
 from .metadata import METADATA_KEYS
@@ -198,7 +197,7 @@ def source_name(path: str | os.PathLike) -> str:
 def _open_source(path: str | os.PathLike) -> Iterator[tuple[OpenFile, Path]]:
     """The open file, and a path to it until the end of the block: a temporary one for a pipe and standard input."""
     source, is_standard_input = source_name(path), os.fspath(path) == _STANDARD_INPUT
-    with nullcontext(_standard_input()) if is_standard_input else _open(source) as stream:
+    with nullcontext(standard_input("a latent file", LatentsError)) if is_standard_input else _open(source) as stream:
         if not is_standard_input and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             yield OpenFile(stream, source), Path(path)
             return
@@ -211,22 +210,9 @@ def _open_source(path: str | os.PathLike) -> Iterator[tuple[OpenFile, Path]]:
                     copy.write(start)
                     shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
             except OSError as error:
-                raise LatentsError(
-                    f"{source}: cannot be copied to {folder.parent} ({error.strerror or error}); set TMPDIR to a "
-                    "larger disk, or name a file."
-                ) from error
+                raise copy_error(source, folder, error, LatentsError) from error
             with path.open("rb") as file:
                 yield OpenFile(file, source), path
-
-
-def _standard_input() -> IO[bytes]:
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # None, replaced, or closed
-        raise LatentsError("standard input is closed; pipe a latent file into it, or name one.") from None
-    if stat.S_ISCHR(mode):
-        raise LatentsError("standard input is a terminal or another device; pipe a latent file into it, or name one.")
-    return sys.stdin.buffer
 
 
 def _open(source: str) -> IO[bytes]:
