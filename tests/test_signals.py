@@ -19,7 +19,6 @@ from signal_runs import SIGNALS, WORDS, Commands, running
 from tolerances import cpu_only
 
 
-
 @pytest.fixture(scope="module")
 def commands(golden, tmp_path_factory):
     return Commands(tmp_path_factory.mktemp("commands"), golden("ltx2_3").checkpoint)
