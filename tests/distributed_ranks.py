@@ -131,7 +131,7 @@ def batch(group, checkpoint):
     before, DecodeStream.__next__ = DecodeStream.__next__, advance
     try:
         with tempfile.TemporaryDirectory() as disk, redirect_stdout(printed):
-            save_latents(f"{disk}/clip.safetensors", latents_of(vae, batch=3))
+            save_latents(f"{disk}/clip.safetensors", latents_of(vae, frames=2, height=3, batch=3))
             command = [f"{disk}/clip.safetensors", "-m", checkpoint, "-o", f"{disk}/out.npy", "--json"]
             code = main_of_decode(command)
             first = len(steps)

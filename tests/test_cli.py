@@ -73,8 +73,10 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("case", "generation", "kind"), KINDS)
-@pytest.mark.parametrize("source", ["{0}/{1}", "{0}", "{0}:{1}"])
+@pytest.mark.parametrize(
+    ("case", "generation", "kind", "source"),
+    [*((*kind, "{0}/{1}") for kind in KINDS), (*KINDS[0], "{0}"), (*KINDS[0], "{0}:{1}")],
+)
 def test_reports_name_the_file_the_generation_and_the_kind_of_decoder(
     golden, tmp_path, capsys, case, generation, kind, source
 ):
