@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import demo
+from ..checkpoint import open_checkpoint
 from ..distributed import Work
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files import check_absent, is_pipe
@@ -43,7 +44,7 @@ from .decode_options import (
 from .items import Item, all_exist, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, pick, take
-from .sound import FoundSound, SoundModel, SoundSettings, check_sound_options, decode_to_wav, find_sound
+from .sound import FoundSound, SoundModel, SoundSettings, SoundTask, check_sound_options, find_sound
 
 _OF_SOUND = (
     "model", "demo", "output", "audio_model", "audio_latents", "unnormalized", "dtype", "memory_budget", "distributed",
@@ -89,8 +90,7 @@ def main(argv: list[str] | None = None) -> int:
         missing = None if sound.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
     complete_inputs(parser, arguments, demo.VAE, "demo.mp4", missing)
     job, make_task = make_job(parser, arguments)
-    run = partial(decode_to_wav, settings=sound) if sound.is_alone else lambda _: run_job(job, make_task)
-    return run_command(run, arguments, computes=not job.dry_run)
+    return run_command(lambda _: run_job(job, make_task), arguments, computes=not job.dry_run)
 
 
 def complete_inputs(
@@ -133,9 +133,19 @@ def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job,
             checked = replace(sinks, audio=(), sample_rate=1) if may_have_sound else sinks
             for file, options in output_files(pattern, checked).items():
                 check_output_options(file, options, fps=arguments.fps)
-    job = pick(Job, arguments, network="decoder", sources=arguments.latents, pattern=pattern)
-    stream = take(arguments, "timestep", "noise_scale", "like", "bit_depth") | {"seed": arguments.seed or 0}
     model = SoundModel(sound, arguments.model)
+    job = pick(
+        Job,
+        arguments,
+        network="decoder",
+        open=model.open if sound.is_alone else partial(open_checkpoint, arguments.model, encoder=False),
+        sources=arguments.latents,
+        pattern=pattern,
+        distributed=Work.OFF.value if sound.is_alone else arguments.distributed,
+    )
+    if sound.is_alone:
+        return job, partial(SoundTask, model, arguments.memory_budget)
+    stream = take(arguments, "timestep", "noise_scale", "like", "bit_depth") | {"seed": arguments.seed or 0}
     settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=stream, sound=model)
     return job, partial(DecodeTask, settings)
 
@@ -225,12 +235,6 @@ class DecodeTask(Task):
     def networks(self) -> dict[str, dict[str, str]]:
         return super().networks() | ({} if self._sound is None else {"audio_vae": self._sound.used})
 
-    def report_plan(self) -> tuple[dict[str, Any], str]:
-        values, text = super().report_plan()
-        if self._sound is None:
-            return values, text
-        return {**values, "audio": self._sound.plan.as_dict()}, f"{text}\n\n{self._sound.plan}"
-
     def sample(self) -> dict[str, Any]:
         return {"the values of the latents": self._file.digest()}
 
@@ -248,7 +252,7 @@ class DecodeTask(Task):
             done = [self._decode(latents, bar)]
         counts, times, first_times, sent_bytes = zip(*done, strict=True)
         frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
-        rate = None if self._sound is None else self._sound.plan.sample_rate
+        rate = None if self._sound is None else self._sound.sample_rate
         self._report(
             self._work,
             sum(sent_bytes),
@@ -256,6 +260,8 @@ class DecodeTask(Task):
             f"{format_seconds(frames / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
             f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
             frames=frames,
+            width=self.plan.width,
+            height=self.plan.height,
             fps=fps,
             sample_rate=rate,
             seconds=seconds,
@@ -307,18 +313,16 @@ class DecodeTask(Task):
         sinks = self._settings.sinks
         if self._sound is None:
             return sinks
-        plan = self._sound.plan
         if self.plan.excerpt is None:
-            length, video = Fraction(plan.num_samples, plan.sample_rate), self.plan.num_frames / self._fps
-            check_sound_length(self._item.source, length, video, cuts=sinks.shortest)
-        return replace(sinks, audio=(), sample_rate=plan.sample_rate)
+            video = self.plan.num_frames / self._fps
+            check_sound_length(self._item.source, self._sound.seconds, video, cuts=sinks.shortest)
+        return replace(sinks, audio=(), sample_rate=self._sound.sample_rate)
 
     def _with_sound(self, options: SinkOptions, index: int) -> SinkOptions:
         """Those of one file, with the sound of the video or of the frames of it that are decoded, if it takes any."""
         if self._sound is None or options.audio is None:
             return options
-        frames = None if self.plan.excerpt is None else self.plan.excerpt.frames
-        return replace(options, audio=self._sound.stream(index, frames, self._fps))
+        return replace(options, audio=self._sound.stream(index, self.plan.sound))
 
     def _check_outputs(self) -> None:
         """Find out whether to skip, and raise what `open_sink` would raise, before the weights are read."""
@@ -352,8 +356,8 @@ class DecodeTask(Task):
         shape = self._file.shape._replace(batch=1)
         plans, spec, ranks = self._vae.plans, self._vae.checkpoint.spec("decoder"), self._vae.ranks
         frames = self._choose_frames(spec.out_grid(shape.grid)[0])
-        sound_bytes = 0 if self._sound is None else self._sound.plan.memory.active
-        key = (shape, frames, sound_bytes)
+        sound = [] if self._sound is None else self._sound.plans(self._vae.machine, frames, self._fps)
+        key = (shape, frames, *sound)
         if key not in plans:
             options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)
             if self._settings.preset:
@@ -362,7 +366,7 @@ class DecodeTask(Task):
                     options = replace(options, mode=Mode.TILED, tiling=tiling)
             run = {"holds_latents": False, "bit_depth": self._settings.stream["bit_depth"], "frames": frames}
             machine = self._vae.machine
-            plans[key] = plan_decode(spec, shape, machine, sound_bytes=sound_bytes, **run, **vars(options))
+            plans[key] = plan_decode(spec, shape, machine, sound=sound, **run, **vars(options))
         return plans[key]
 
     def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from .. import demo
-from ..audio_vae import AudioVAE, plan_checkpoint_encode
+from ..audio_vae import AudioVAE, every_chunk, plan_sound_encode
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..distributed import Work
@@ -26,9 +26,8 @@ from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
 from ..pipeline.progress import FrameBar
-from ..planning.audio_plan import AudioEncodePlan
 from ..planning.options import PlanOptions, parse_options
-from ..planning.plan import EncodePlan
+from ..planning.plan import AudioEncodePlan, EncodePlan, SoundPlan
 from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
@@ -104,7 +103,8 @@ def main(argv: list[str] | None = None) -> int:
         tiling = TilingConfig(arguments.tile) if arguments.tile else None
         options = take(arguments, "memory_budget", "tile_batch_size")
         plan = parse_options(mode="tiled" if tiling else "auto", tiling=tiling, **options)
-    job = pick(Job, arguments, network="encoder", sources=arguments.video, pattern=pattern)
+    model = partial(open_checkpoint, arguments.model, decoder=False)
+    job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, pattern=pattern)
     settings = pick(EncodeSettings, arguments, plan=plan)
     return run_command(lambda _: run_job(job, partial(EncodeTask, settings)), arguments, computes=not job.dry_run)
 
@@ -134,10 +134,10 @@ class EncodeSettings:
         return found
 
     @cached_property
-    def audio_vae(self) -> AudioVAE | None:
-        """The audio VAE of the job, loaded once; None if no sound is wanted."""
-        found = self.audio_checkpoint
-        return None if found is None else AudioVAE.from_pretrained(found, dtype=self.dtype, decoder=False)
+    def audio_vae(self) -> AudioVAE:
+        """The audio VAE of a job that has one, loaded once."""
+        assert self.audio_checkpoint is not None
+        return AudioVAE.from_pretrained(self.audio_checkpoint, dtype=self.dtype, decoder=False)
 
 
 class EncodeTask(Task):
@@ -173,7 +173,6 @@ class EncodeTask(Task):
             matrix=settings.matrix,
         ) as self._video:
             item.num_frames = self._video.num_frames
-            self._sound_plan = self._plan_sound()
             self.plan = self._make_plan()
             yield
 
@@ -184,12 +183,6 @@ class EncodeTask(Task):
     def networks(self) -> dict[str, dict[str, str]]:
         audio = self._settings.audio_checkpoint
         return super().networks() | ({} if audio is None else {"audio_vae": audio.used("encoder")})
-
-    def report_plan(self) -> tuple[dict[str, Any], str]:
-        values, text = super().report_plan()
-        if self._sound_plan is None:
-            return values, text
-        return {**values, "audio": self._sound_plan.as_dict()}, f"{text}\n\n{self._sound_plan}"
 
     def sample(self) -> dict[str, Any]:
         return {"the contents of the videos": sample_path(Path(self._item.source))}
@@ -220,6 +213,8 @@ class EncodeTask(Task):
             f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}"
             f"{_describe_change(video.source_fps, video.fps)}, in {format_seconds(seconds)}",
             frames=num_frames,
+            width=self.plan.width,
+            height=self.plan.height,
             fps=None if video.fps is None else float(video.fps),
             source_fps=None if video.source_fps is None else float(video.source_fps),
             seconds=seconds,
@@ -233,25 +228,28 @@ class EncodeTask(Task):
             found = f"the video has {format_count(num_frames, 'frame')}, and not the {wanted} that were to be encoded"
             warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
 
-    def _plan_sound(self) -> AudioEncodePlan | None:
-        """The plan of the sound; None if none is wanted, or with a warning if there is none."""
+    def _plan_sound(self) -> list[SoundPlan]:
+        """The possible plans of the sound; none if none is wanted, or with a warning if there is none."""
         settings, source = self._settings, Path(self._item.source)
-        if settings.audio_checkpoint is None:
-            return None
+        checkpoint = settings.audio_checkpoint
+        if checkpoint is None:
+            return []
         fps = self._video.fps
         if fps is not None and os.path.isfile(source):
             with SoundReader(source) as sound:
                 if sound.sample_rate:
                     seconds = float(self._num_frames / fps)
-                    return plan_checkpoint_encode(settings.audio_checkpoint, settings.dtype, seconds)
+                    spec, machine = checkpoint.spec("encoder"), checkpoint.machine("encoder", settings.dtype)
+                    return every_chunk(partial(plan_sound_encode, spec, seconds, machine))
         warnings.warn(f"{source}: has no sound, so only its pictures are encoded.", stacklevel=2)
-        return None
+        return []
 
     def _encode_sound(self, num_frames: int) -> mx.array | None:
         """The latents of the sound of so many frames; None if none are wanted, or there is none."""
-        audio_vae, fps = self._settings.audio_vae, self._video.fps
-        if self._sound_plan is None or audio_vae is None or fps is None:
+        plan, fps = self.plan.sound, self._video.fps
+        if not isinstance(plan, AudioEncodePlan) or fps is None:
             return None
+        audio_vae = self._settings.audio_vae
         per_second = Fraction(audio_vae.config.latents_per_second)
         num_latents = max(1, round(num_frames / fps * per_second))
         with SoundReader(self._item.source) as sound:
@@ -259,7 +257,7 @@ class EncodeTask(Task):
             length = max(round(num_frames * rate / fps), ceil(rate / per_second))
             start = self._video.start + find_shift(self._item.source, "0:V:0")
             pieces = sound.cut(max(0, round(start * rate)), length)
-            return audio_vae.encode(pieces, rate)[:, :, :num_latents]
+            return audio_vae.encode(pieces, rate, plan)[:, :, :num_latents]
 
     @property
     def _num_frames(self) -> int:
@@ -274,7 +272,7 @@ class EncodeTask(Task):
             (self._num_frames, height, width, 3),
             self._vae.machine,
             pad=self._settings.pad,
-            sound_bytes=0 if self._sound_plan is None else self._sound_plan.memory.active,
+            sound=self._plan_sound(),
             **vars(options),
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..backend.mlx_utils import DtypeName
-from ..checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint import Checkpoint
 from ..distributed import Ranks, Work, join_ranks
 from ..errors import ItemsError, describe_error, printable
 from ..models.base import Statistics
@@ -34,9 +34,9 @@ class Job:
     """What is wanted of `decode` and `encode` alike."""
 
     network: str  # "decoder" or "encoder"
+    open: Callable[[], Checkpoint]  # what it runs
     sources: Sequence[str]  # files, lists and tables, as arguments name them
     pattern: str | None  # see `find_pattern`
-    model: str
     dtype: DtypeName | None
     distributed: str
     rank_timeout: int
@@ -103,8 +103,9 @@ class Task(ABC):
 
     def report_plan(self) -> tuple[dict[str, Any], str]:
         """The report of a dry run, JSON-serializable and as text."""
-        networks = self.networks()
-        return {"plan": self.plan.as_dict(), **networks}, f"{self.plan}\nVAE      {describe_networks(networks)}"
+        networks, sound = self.networks(), self.plan.sound
+        values = {"plan": self.plan.as_dict(), **networks} | ({"audio": sound.as_dict()} if sound else {})
+        return values, f"{self.plan}\nVAE      {describe_networks(networks)}" + (f"\n\n{sound}" if sound else "")
 
     @abstractmethod
     def run(self, bar: FrameBar) -> None:
@@ -114,7 +115,7 @@ class Task(ABC):
         """Complete the item with its report. All ranks that have run it together call this.
 
         `sent_bytes` are this rank's. `done` says what was made. `values` are JSON-serializable and include the seconds,
-        and the frames of all outputs.
+        and of pictures the frames of all outputs.
         """
         ranks, outputs, sheets = self._vae.ranks, self._item.outputs, self._item.sheets
         sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
@@ -123,8 +124,6 @@ class Task(ABC):
         networks = self.networks()
         lines = [f"{name}: {done}; peak {', '.join(map(format_bytes, peaks))}; {describe_networks(networks)}{beside}"]
         values |= {
-            "width": self.plan.width,
-            "height": self.plan.height,
             "peak_memory_bytes": peaks[0],
             "plan": self.plan.as_dict(),
             **networks,
@@ -176,7 +175,7 @@ def run_job(job: Job, make_task: Callable[[LazyVAE, Item], Task]) -> None:
     is_encode = job.network == "encoder"
     listed = read_inputs(job.sources, with_sizes=is_encode)
     items = name_items(listed, job.pattern, is_dry_run=job.dry_run)
-    checkpoint = ranks.together(lambda: open_checkpoint(job.model, encoder=is_encode, decoder=not is_encode))
+    checkpoint = ranks.together(job.open)
     if job.stills:
         checkpoint = checkpoint.for_stills()
     ranks.check_same(lambda: {"the checkpoints": checkpoint.description})

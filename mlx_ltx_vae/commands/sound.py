@@ -1,37 +1,33 @@
 """The sound of a decode: which latents, which networks, and their plan."""
 
 import argparse
-import json
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, cast
 
 import mlx.core as mx
-import numpy as np
 
-from ..audio_vae import AudioVAE, checkpoint_clip, find_sound_decoder
-from ..backend.device import this_machine
+from ..audio_vae import AudioVAE, every_chunk, find_sound_decoder, plan_checkpoint
+from ..backend.machine import Machine
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
-from ..distributed import Work, join_ranks
+from ..distributed import Work
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt
 from ..files import check_absent
 from ..latents import LatentsFile
 from ..latents.audio import AudioLatentsFile, open_audio_latents
-from ..pipeline.audio_run import AudioStream
-from ..planning.audio_plan import AudioPlan, plan_audio
-from ..tiling.intervals import Interval
-from ..units import format_bytes, format_count, format_seconds
+from ..models.base import SoundConfig
+from ..pipeline.progress import FrameBar
+from ..planning.plan import AudioPlan, SoundPlan
+from ..units import format_count, format_seconds
 from ..video.sound import Sound
 from ..video.wav import write_wav
-from .cli import print_report
-from .items import all_exist, are_many, check_not_inputs, list_files, name_items, name_outputs, read_inputs
-from .job import describe_networks, name_all, one_or_all
+from .items import Item, all_exist, are_many, name_outputs
+from .job import LazyVAE, Task
 
 
 @dataclass(frozen=True)
@@ -81,41 +77,72 @@ class SoundModel:
         """That of the sound; None if none is given and that of the pictures has no audio networks."""
         return find_sound_decoder(self.settings.audio_model, self._vae)
 
+    def open(self) -> Checkpoint:
+        """As `checkpoint`, but that it is an error if there is none."""
+        if self.checkpoint is None:
+            raise CheckpointError(f"{self._vae}: audio latents need an audio VAE; name it with --audio-model.")
+        return self.checkpoint
+
     @cached_property
     def loaded(self) -> AudioVAE:
-        assert self.checkpoint is not None
-        return AudioVAE.from_pretrained(self.checkpoint, dtype=self.settings.dtype, encoder=False)
+        return AudioVAE.from_pretrained(self.open(), dtype=self.settings.dtype, encoder=False)
 
 
 @dataclass(frozen=True)
 class FoundSound:
-    """The audio latents that go with a latent file, and the plan of one of its videos."""
+    """The audio latents that go with a latent file."""
 
     model: SoundModel
     file: AudioLatentsFile
-    plan: AudioPlan
 
     @property
     def files(self) -> list[str | os.PathLike]:
         """All that are read for it, but that of the clip."""
-        latents, checkpoint = self.model.settings.audio_latents, self.model.checkpoint
-        return [*([latents] if latents else []), *(checkpoint.files if checkpoint else [])]
+        latents = self.model.settings.audio_latents
+        return [*([latents] if latents else []), *self.model.open().files]
 
     @property
     def used(self) -> dict[str, str]:
         """What reports say of its networks."""
-        assert self.model.checkpoint is not None
-        return self.model.checkpoint.used("decoder")
+        return self.model.open().used("decoder")
 
-    def stream(self, index: int, frames: Interval | None = None, fps: Fraction | None = None) -> Sound:
-        """The sound of the video with this index, or of some of its frames."""
+    @property
+    def sample_rate(self) -> int:
+        return self._config.sample_rate
+
+    @property
+    def seconds(self) -> Fraction:
+        """The length of the sound of each video."""
+        return Fraction(self._config.num_samples(self.file.length), self.sample_rate)
+
+    @property
+    def _config(self) -> SoundConfig:
+        return cast(SoundConfig, self.model.open().config)
+
+    def plan(self, machine: Machine, **options: Any) -> AudioPlan:
+        """That of the sound of one video, with the options of `plan_decode`."""
+        machine = replace(machine, itemsize=mx.float32.size)
+        dtype = self.model.settings.dtype
+        return plan_checkpoint(self.model.open(), self.file.length, machine, dtype=dtype, **options)
+
+    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[SoundPlan]:
+        """The possible ones, the fastest first, for some frames of the video; none if these have no sound."""
+        samples = None
+        if frames is not None:
+            whole = self._config.num_samples(self.file.length)
+            start, end = (min(whole, round(frame * self.sample_rate / fps)) for frame in frames)
+            if 0 <= start == end:
+                return []
+            samples = start, end
+        return every_chunk(partial(self.plan, machine, frames=samples))
+
+    def stream(self, index: int, plan: SoundPlan | None) -> Sound:
+        """The sound of the video with this index, as planned; silence without a plan."""
+        if not isinstance(plan, AudioPlan):
+            return ()
         latents = self.file.read()[index : index + 1]
         unnormalized = self.model.settings.unnormalized or self.file.normalized is False
-        stream = self.model.loaded.stream(latents, self.plan, unnormalized=unnormalized)
-        if frames is None or fps is None:
-            return stream
-        start, end = (round(frame * self.plan.sample_rate / fps) for frame in (frames.start, frames.end))
-        return cut_sound(stream, start, end - start)
+        return self.model.loaded.stream(latents, plan, unnormalized=unnormalized)
 
 
 def find_sound(model: SoundModel, clip: LatentsFile) -> FoundSound | None:
@@ -146,74 +173,43 @@ def find_sound(model: SoundModel, clip: LatentsFile) -> FoundSound | None:
     if file.batch != clip.shape.batch:
         found, expected = format_count(file.batch, "video"), clip.shape.batch
         raise LatentsError(f"{path}: has the sound of {found}, and there are {expected}; give that of each.")
-    return _plan_sound(model, file)
+    return FoundSound(model, file)
 
 
-def find_sound_alone(model: SoundModel, source: str, memory_budget: str | int | None) -> FoundSound:
-    """The sound of a latent file, which may have nothing else."""
-    settings = model.settings
-    path = settings.audio_latents or source
-    file = open_audio_latents(path, is_alone=True)
-    if file is None:
-        raise LatentsError(f"{path}: has no audio latents; name the file that has them with --audio-latents.")
-    if model.checkpoint is None:
-        raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model.")
-    return _plan_sound(model, file, memory_budget)
+class SoundTask(Task):
+    """The sound of a latent file, without the pictures, and each item of a batch in a .wav file of its own."""
 
+    plan: AudioPlan
 
-def _plan_sound(model: SoundModel, file: AudioLatentsFile, memory_budget: str | int | None = None) -> FoundSound:
-    assert model.checkpoint is not None
-    clip = checkpoint_clip(model.checkpoint, model.settings.dtype, 1, file.length)
-    return FoundSound(model, file, plan_audio(clip, this_machine(mx.float32), memory_budget=memory_budget))
+    def __init__(self, model: SoundModel, memory_budget: str | int | None, vae: LazyVAE, item: Item) -> None:
+        super().__init__(vae, item)
+        path = model.settings.audio_latents or item.source
+        file = open_audio_latents(path, is_alone=True)
+        if file is None:
+            raise LatentsError(f"{path}: has no audio latents; name the file that has them with --audio-latents.")
+        self._sound = FoundSound(model, file)
+        self.plan = self._sound.plan(vae.machine, memory_budget=memory_budget)
+        item.inputs = self._sound.files
+        item.outputs = name_outputs(item.output, file.batch) if item.output else []
+        item.is_skipped = vae.job.skip_existing and all_exist(item.outputs)
+        for output in item.outputs if vae.job.no_overwrite else ():
+            check_absent(output)
 
+    def networks(self) -> dict[str, dict[str, str]]:
+        return {"audio_vae": self._sound.used}
 
-def cut_sound(stream: AudioStream, start: int, count: int) -> Iterator[np.ndarray]:
-    """`count` samples of a stream from `start` on, (2, n) each, in place of all. Closes the stream."""
-    with stream:
-        for chunk in stream:
-            samples = np.array(chunk.waveform)[0]
-            first = max(0, start - chunk.start)
-            part = samples[:, first : max(first, start + count - chunk.start)]
-            if part.shape[1]:
-                yield part
-            if chunk.start + samples.shape[1] >= start + count:
-                return
+    def describe(self) -> dict[str, Any]:
+        return {"the plans": self.plan.as_dict()}
 
+    def sample(self) -> dict[str, Any]:
+        return {}
 
-def decode_to_wav(arguments: argparse.Namespace, settings: SoundSettings) -> None:
-    """Decode the sound of one latent file, without the pictures, and report. Of several ranks, the first does."""
-    if join_ranks(Work.OFF.value, arguments.rank_timeout) is None:
-        return
-    inputs = read_inputs(arguments.latents, with_sizes=False)
-    (item,) = name_items(inputs, arguments.output, is_dry_run=arguments.dry_run)
-    sound = find_sound_alone(SoundModel(settings, arguments.model), item.source, arguments.memory_budget)
-    item.outputs = name_outputs(item.output, sound.file.batch) if item.output else []
-    item.inputs = sound.files
-    check_not_inputs([item], list_files(arguments.latents))
-    item.is_skipped = arguments.skip_existing and all_exist(item.outputs)
-    for output in item.outputs if arguments.no_overwrite else ():
-        check_absent(output)
-    if item.is_skipped:
-        item.text = str(item)
-    elif arguments.dry_run:
-        item.values = {"plan": sound.plan.as_dict(), "audio_vae": sound.used}
-        item.text = f"{sound.plan}\nVAE      {describe_networks({'audio_vae': sound.used})}"
-    else:
-        item.values, item.text = _write_sounds(sound, item.outputs, overwrite=not arguments.no_overwrite)
-    if arguments.json:
-        print_report(json.dumps(item.values or item.as_dict()))
-    elif not arguments.quiet or arguments.dry_run:
-        print_report(item.text)
-
-
-def _write_sounds(sound: FoundSound, outputs: Sequence[str], *, overwrite: bool) -> tuple[dict[str, Any], str]:
-    """Write a .wav file of each item of a batch; the report, JSON-serializable and as text."""
-    start = time.perf_counter()
-    mx.reset_peak_memory()
-    samples = [write_wav(output, sound.stream(i), overwrite=overwrite) for i, output in enumerate(outputs)][0]
-    seconds, peak, rate = time.perf_counter() - start, mx.get_peak_memory(), sound.plan.sample_rate
-    values: dict[str, Any] = {"samples": samples, "sample_rate": rate, "seconds": seconds, "peak_memory_bytes": peak}
-    values |= {"plan": sound.plan.as_dict(), "audio_vae": sound.used, "output": one_or_all(outputs)}
-    length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"
-    text = f"{name_all(outputs)}: {length}, in {format_seconds(seconds)}; peak {format_bytes(peak)}"
-    return values, f"{text}; {describe_networks({'audio_vae': sound.used})}"
+    def run(self, bar: FrameBar) -> None:
+        bar.enter("decoding")
+        start, overwrite = time.perf_counter(), not self._vae.job.no_overwrite
+        streams = ((output, self._sound.stream(i, self.plan)) for i, output in enumerate(self._item.outputs))
+        samples = [write_wav(output, stream, overwrite=overwrite) for output, stream in streams][0]
+        seconds, rate = time.perf_counter() - start, self._sound.sample_rate
+        length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"
+        text = f"{length}, in {format_seconds(seconds)}"
+        self._report(Work.OFF, 0, text, samples=samples, sample_rate=rate, seconds=seconds)

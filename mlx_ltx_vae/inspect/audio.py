@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..audio_vae import checkpoint_clip
+from ..audio_vae import plan_checkpoint
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.locate import Location, locate, recognize
 from ..errors import CheckpointError, printable
 from ..models.base import SOUND
-from ..planning.audio_plan import AudioPlan, plan_audio
+from ..planning.plan import AudioPlan
 from ..units import format_bytes
 
 _SECONDS = (5, 20, 300)  # of sound that is planned
@@ -72,8 +72,7 @@ def inspect_audio(checkpoint: Checkpoint) -> AudioReport:
     plans = []
     if {"decoder", "vocoder"} <= checkpoint.networks.keys():
         rate = checkpoint.family.describe(checkpoint.config).entries["latents_per_second"]
-        clips = (checkpoint_clip(checkpoint, None, 1, round(seconds * rate)) for seconds in _SECONDS)
-        plans = [plan_audio(clip) for clip in clips]
+        plans = [plan_checkpoint(checkpoint, round(seconds * rate), dtype=None) for seconds in _SECONDS]
     return AudioReport(checkpoint, plans)
 
 

@@ -14,7 +14,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..errors import LatentsError
-from ..shapes import ScaleFactors, Shape, SoundInput
+from ..shapes import ScaleFactors, Shape
 from ..streaming.context import Stage, StreamContext
 from ..streaming.driver import run_whole
 from .input_shapes import check_frame_shape, check_latent_shape
@@ -129,8 +129,8 @@ class Config(Protocol):
 class SoundEncoder(Network, Protocol):
     """Encodes sound, through a spectrogram (B, T, bins, 1, channels)."""
 
-    def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int) -> Iterator[mx.array]:
-        """The input of the first stage, in pieces along time, for a waveform in pieces (B, channels, n) float32."""
+    def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int) -> Iterator[mx.array]:
+        """The input of the first stage, so many frames at a time, for a waveform in pieces (B, channels, n) float32."""
 
     def to_latents(self, outputs: mx.array) -> mx.array:
         """Normalized packed latents (B, C, T', 1, 1) in `dtype`, from what the last stage returned."""
@@ -153,9 +153,6 @@ class SoundConfig(Config, Protocol):
 
     @property
     def latents_per_second(self) -> float: ...
-
-    def encoder_input(self, latents: int) -> SoundInput:
-        """What the encoder takes for so many latents."""
 
     def num_samples(self, latents: int) -> int:
         """The number of samples that so many latents decode to."""

@@ -82,8 +82,10 @@ def choose_steps(spec: NetworkSpec, steps: int | None) -> NetworkSpec:
 
 
 def check_order(spec: NetworkSpec, options: PlanOptions) -> None:
-    """Raise a `PlanError` if the network cannot be streamed in the requested order."""
+    """Raise a `PlanError` if the network cannot be run in the requested order, or in tiles."""
     reason = options.order and why_not(spec, options.order)
+    if spec.sound is not None and options.mode is Mode.TILED:
+        reason = "sound has no tiles; use mode exact or single."
     if reason:
         raise PlanError(reason)
 

@@ -306,10 +306,10 @@ class AudioEncoder(_PlaneNetwork):
         self.down = self._levels(parts, "downsample", PlaneConv)
         self.spec = encoder_spec(config)
 
-    def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int) -> Iterator[mx.array]:
-        """The input of the first stage, in pieces along time, for a waveform in pieces (B, channels, n) float32."""
+    def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int = 256) -> Iterator[mx.array]:
+        """The input of the first stage, so many frames at a time, for a waveform in pieces (B, channels, n) float32."""
         mel = self._config.mel
-        pieces = spectrogram(resample(waveform, sample_rate, mel.sample_rate), mel)
+        pieces = spectrogram(resample(waveform, sample_rate, mel.sample_rate), mel, frames)
         return (piece.astype(self.dtype) for piece in pieces)
 
     def to_latents(self, outputs: mx.array) -> mx.array:
