@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import stat
 import sys
@@ -46,6 +47,25 @@ def find_format(start: bytes) -> Format | None:
         return Format.SAFETENSORS
     others = [known for known in Format if known is not Format.SAFETENSORS]
     return next((known for known in others if start.lstrip().startswith(known.value)), None)
+
+
+# Keeps what is no tensor (fps, sizes) as metadata, where `load_latents` finds it.
+_CONVERT = (
+    "import sys, torch; from safetensors.torch import save_file; "
+    "d = torch.load(sys.argv[1], 'cpu', weights_only=True); d = d if isinstance(d, dict) else {'latents': d}; "
+    "d = d.get('state_dict', d); t = {k: v.contiguous() for k, v in d.items() if torch.is_tensor(v)}; "
+    "save_file(t, sys.argv[2], {k: str(v) for k, v in d.items() if k not in t and v is not None})"
+)
+
+
+def torch_conversion(source: str | os.PathLike) -> str:
+    """What to do with a file of `torch.save`, which is never read here, as the end of an error."""
+    path = Path(source)
+    target = path.with_suffix(".safetensors")
+    if target == path:
+        target = target.with_stem(f"{target.stem}-converted")
+    files = (path, target) if os.path.isfile(path) else ("file.pt", "file.safetensors")  # it may be a pipe
+    return f'convert it to safetensors: python -c "{_CONVERT}" {" ".join(shlex.quote(str(name)) for name in files)}'
 
 
 SAMPLE_BYTES = 2**14  # of each of the three parts of a sample

@@ -27,6 +27,7 @@ from ..files import (
     open_file,
     read_header,
     read_small_file,
+    torch_conversion,
 )
 from ..shapes import Shape
 from .weight_files import is_index, shard_problem
@@ -181,21 +182,13 @@ def _read_by_offset(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[t
         yield key, array.view(mx.bfloat16) if info.dtype == "bfloat16" else array
 
 
-def _conversion(path: Path) -> str:
-    """The two lines that convert a pickle of weights alone."""
-    return (
-        f"; convert it to safetensors: weights = torch.load({str(path)!r}, weights_only=True); "
-        f"safetensors.torch.save_file(weights, {str(path.with_suffix('.safetensors'))!r})"
-    )
-
-
 def _open_file(path: Path) -> Archive:
     try:
         with open_file(path) as stream:
             found = find_format(stream.read(START_BYTES))
         if found in _OTHER_FORMATS:
-            is_pickle = found in (Format.ZIP, Format.PICKLE)
-            raise CheckpointError(f"{path}: this is {_OTHER_FORMATS[found]}{_conversion(path) if is_pickle else ''}.")
+            remedy = f"; {torch_conversion(path)}" if found in (Format.ZIP, Format.PICKLE) else "."
+            raise CheckpointError(f"{path}: this is {_OTHER_FORMATS[found]}{remedy}")
         if found is not Format.SAFETENSORS:
             raise CheckpointError(f"{path}: not a safetensors file; give the .safetensors file of the VAE.")
         state = file_state(path)

@@ -16,10 +16,9 @@ from ..latents.audio import AUDIO_NAMES, find_audio_latents, is_sound_alone
 from ..latents.tensor_files import open_tensor_file
 from ..shapes import Grid
 from ..video.codecs import CONTAINER_ENDINGS
-from .audio import find_audio
-from .checkpoint import inspect_checkpoint
+from .checkpoint import find_audio, inspect_checkpoint
 from .latents import inspect_audio_latents, inspect_latents
-from .report import Described, Report
+from .report import Report
 from .video import inspect_video
 
 _NAMED_TENSORS = 3
@@ -33,7 +32,7 @@ def inspect(
     audio_vae: str | None = None,
     tensor: str | None = None,
     grid: Grid | None = None,
-) -> Described:
+) -> Report:
     """Describe what `open_checkpoint`, `open_latents` or `VideoReader` (one file) accepts, with their errors.
 
     The options are those of latents, and an error for a checkpoint. `vae` is the checkpoint of latents, which states

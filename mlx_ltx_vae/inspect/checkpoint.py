@@ -1,25 +1,29 @@
-"""A description of a checkpoint, from the headers of its files and its configuration. No tensor is read."""
+"""Descriptions of checkpoints, from the headers of their files and their configuration. No tensor is read."""
 
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from ..checkpoint import Checkpoint
-from ..errors import PlanError, excerpt, printable
-from ..models.base import NETWORKS, Description
+from ..audio_vae import plan_checkpoint
+from ..checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint.files import StoredNetwork
+from ..checkpoint.locate import Location, locate, recognize
+from ..errors import CheckpointError, PlanError, excerpt, printable
+from ..models.base import NETWORKS, SOUND, Description
 from ..planning.plan import DecodePlan, Mode
 from ..planning.planner import plan_decode
 from ..planning.receptive_field import lookahead, receptive_field
 from ..shapes import Grid, format_size
 from ..units import format_bytes, format_count
-from .report import Described, Report
+from .report import Report
 
 #: (F, H, W) of videos that people make.
 _USUAL_VIDEOS = ((121, 512, 768), (121, 704, 1280), (121, 1088, 1920))
+_SECONDS = (5, 20, 300)  # of sound that is planned
 _COLUMN_WIDTH = 44
 
 
-def inspect_checkpoint(checkpoint: Checkpoint, audio: Described | None = None) -> Report:
+def inspect_checkpoint(checkpoint: Checkpoint, audio: Report | None = None) -> Report:
     """Describe a checkpoint, and what decoding with it takes on this machine. `audio` is what it has beside pictures.
 
     In JSON, `configuration` is "stated" by the file or "inferred" from its tensors; `scale` is pixels per latent cell;
@@ -89,25 +93,32 @@ def _add_networks(report: Report, checkpoint: Checkpoint, description: Descripti
     layers, storage = [], []
     entries: dict[str, dict[str, Any] | None] = dict.fromkeys(NETWORKS)
     for name, stored in networks.items():
-        parameters, described = stored.parameters_by_dtype, description.networks[name]
-        dtypes = " and ".join(dtype for dtype, _ in parameters.most_common())
+        described = description.networks[name]
         layers.append([f"{name}{missing}"])
         for layer, before, after in described.layers:
             channels = str(before) if before == after else f"{before} -> {after}"
             layers[-1].append(f"{layer:29}{channels:>12}")
-        size = f"{format_bytes(stored.num_bytes)} of {dtypes}"
-        storage.append([f"{parameters.total():,} parameters", size, f"weights ({stored.layout.value})"])
-        entries[name] = {
-            **described.entries,
-            "parameters": parameters.total(),
-            "dtypes": dict(parameters),
-            "bytes": stored.num_bytes,
-            "weight_layout": stored.layout.value,
-        }
+        storage.append([*_sizes(stored), f"weights ({stored.layout.value})"])
+        entries[name] = {**described.entries, **_describe(stored)}
     report.add("", "", **entries)
     report.add("blocks", *_side_by_side(layers))
     report.add("", "")
     report.add("stored", *_side_by_side(storage))
+
+
+def _describe(stored: StoredNetwork) -> dict[str, Any]:
+    return {
+        "parameters": stored.parameters_by_dtype.total(),
+        "dtypes": dict(stored.parameters_by_dtype),
+        "bytes": stored.num_bytes,
+        "weight_layout": stored.layout.value,
+    }
+
+
+def _sizes(stored: StoredNetwork) -> tuple[str, str]:
+    parameters = stored.parameters_by_dtype
+    dtypes = " and ".join(dtype for dtype, _ in parameters.most_common())
+    return f"{parameters.total():,} parameters", f"{format_bytes(stored.num_bytes)} of {dtypes}"
 
 
 def _side_by_side(columns: list[list[str]]) -> list[str]:
@@ -142,3 +153,41 @@ def _plan(checkpoint: Checkpoint, video: Grid) -> tuple[DecodePlan, DecodePlan |
     except PlanError:
         single = None
     return plan(), single
+
+
+def find_audio(source: str | Location) -> Report | None:
+    """The report of the audio networks of a path, or of a location that has been opened; None if it has none."""
+    try:
+        location = source if isinstance(source, Location) else locate(source, SOUND)
+        if not any(found.networks for found in recognize(location.archives, SOUND)[1]):
+            return None
+    except CheckpointError:
+        return None
+    return inspect_audio(open_checkpoint(location, medium=SOUND))
+
+
+def inspect_audio(checkpoint: Checkpoint) -> Report:
+    """Describe a checkpoint that was opened for sound. In JSON, a network that does not exist is null."""
+    report, entries = Report("audio checkpoint"), checkpoint.family.describe(checkpoint.config).entries
+    rate, per_second = entries["sample_rate"], entries["latents_per_second"]
+    source = "inferred from its tensors" if checkpoint.is_inferred else "as its configuration says"
+    report.add("file", printable(checkpoint.name), name=checkpoint.name)
+    report.add(
+        "sound",
+        f"{checkpoint.config.generation}, {source}" + (f", {rate} Hz" if rate else ""),
+        generation=checkpoint.config.generation,
+        configuration="inferred" if checkpoint.is_inferred else "stated",
+    )
+    bins = f"{entries['latent_channels']} channels of {entries['latent_bins']} bins"
+    report.add("latents", f"{bins}, {per_second:g} per second", **entries)
+    networks = {name: checkpoint.networks.get(name) for name in SOUND.networks}
+    for name, stored in networks.items():
+        report.add(name, ", ".join(_sizes(stored)) if stored else "none", **{name: stored and _describe(stored)})
+    plans = []
+    if networks["decoder"] and networks["vocoder"]:
+        plans = [plan_checkpoint(checkpoint, round(seconds * per_second), dtype=None) for seconds in _SECONDS]
+    for plan in plans:
+        first = f"first sample after {plan.lookahead} latents"
+        report.add("decode", f"{plan.seconds:.0f} s: {plan.mode.value}, peak {format_bytes(plan.peak_bytes)}, {first}")
+    report.add("", plans=[plan.as_dict() for plan in plans])
+    return report

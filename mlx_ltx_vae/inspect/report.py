@@ -1,16 +1,8 @@
 """What a file is, stated once and shown as text and as JSON."""
 
-from typing import Any, Protocol
+from typing import Any
 
 LABEL_WIDTH = 9
-
-
-class Described(Protocol):
-    """What is shown as text and as JSON."""
-
-    def as_dict(self) -> dict[str, Any]: ...
-
-    def __str__(self) -> str: ...
 
 
 class Report:
@@ -25,10 +17,10 @@ class Report:
         self._lines += [f"{'' if index else label:{LABEL_WIDTH}}{line}".rstrip() for index, line in enumerate(lines)]
         self._values |= values
 
-    def include(self, key: str, report: Described | None) -> None:
+    def include(self, key: str, report: "Report | None") -> None:
         """Add the lines of another report, and its object under a key: null without one."""
-        self._lines += [] if report is None else str(report).splitlines()
-        self._values[key] = None if report is None else report.as_dict()
+        self._lines += [] if report is None else report._lines
+        self._values[key] = None if report is None else report._values
 
     def as_dict(self) -> dict[str, Any]:
         return self._values

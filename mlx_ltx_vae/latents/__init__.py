@@ -105,12 +105,12 @@ class LatentsFile:
         return MappedLatents(self._stored, statistics)
 
     def digest(self) -> str:
-        """A hash of the values as they are stored."""
-        frames = self.shape.frames
+        """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
+        latents, frames = MappedLatents(self._stored, None), self.shape.frames
         step = max(1, _HASHED_VALUES * frames // prod(self.shape))
         total = hashlib.sha256()
         for start in range(0, frames, step):
-            total.update(self._stored[(slice(None), slice(None), slice(start, start + step))].read().tobytes())
+            total.update(np.array(latents[:, :, start : start + step].view(mx.uint8)).tobytes())
         return total.hexdigest()
 
 

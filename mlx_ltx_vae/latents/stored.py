@@ -41,9 +41,9 @@ class OpenFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """So many bytes, or fewer at the end of the file."""
-        content = b""
-        while part := os.pread(self._descriptor, size - len(content), offset + len(content)):
-            content += part
+        content = os.pread(self._descriptor, size, offset)
+        while len(content) < size and (more := os.pread(self._descriptor, size - len(content), offset + len(content))):
+            content += more
         return content
 
     def check_unchanged(self) -> None:

@@ -6,7 +6,6 @@ Pickles are never read.
 import io
 import math
 import os
-import shlex
 import shutil
 import stat
 import tempfile
@@ -22,7 +21,16 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from ..errors import LatentsError, check_is_path, excerpt
-from ..files import START_BYTES, Format, copy_error, file_state, find_format, read_header, standard_input
+from ..files import (
+    START_BYTES,
+    Format,
+    copy_error,
+    file_state,
+    find_format,
+    read_header,
+    standard_input,
+    torch_conversion,
+)
 from ..process import temporary_folder
 from ..units import format_bytes
 from .metadata import METADATA_KEYS
@@ -36,13 +44,6 @@ _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9"
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
 _PICKLE_ENDINGS = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin")
 
-# Keeps what is no tensor (fps, sizes) as metadata, where `load_latents` finds it.
-_CONVERT = (
-    "import sys, torch; from safetensors.torch import save_file; "
-    "d = torch.load(sys.argv[1], 'cpu', weights_only=True); d = d if isinstance(d, dict) else {'latents': d}; "
-    "t = {k: v.contiguous() for k, v in d.items() if torch.is_tensor(v)}; "
-    "save_file(t, sys.argv[2], {k: str(v) for k, v in d.items() if k not in t and v is not None})"
-)
 _MAX_METADATA_BYTES = 1024
 _MAX_NPY_HEADER = 2**14  # bytes; numpy itself refuses headers of more than 10,000
 _ZIP_HEADER = 30  # bytes before the name; the lengths of the name and of what follows it are the last four
@@ -251,13 +252,6 @@ def _check_format(start: bytes, source: str) -> Format:
 
 
 def _torch_error(source: str) -> LatentsError:
-    """The error for a file of `torch.save`, with the command that converts it."""
-    target = Path(source).with_suffix(".safetensors")
-    if str(target) == source:
-        target = target.with_stem(f"{target.stem}-converted")
-    files = (source, target) if os.path.isfile(source) else ("clip.pt", "clip.safetensors")  # it may be a pipe
-    names = " ".join(shlex.quote(str(name)) for name in files)
     return LatentsError(
-        f"{source}: is a pickle of torch.save, which could run any code when read; convert it to safetensors: "
-        f'python -c "{_CONVERT}" {names}'
+        f"{source}: is a pickle of torch.save, which could run any code when read; {torch_conversion(source)}"
     )
