@@ -104,7 +104,8 @@ class Clip:
         """
         extra = 0 if self.is_decode or length == 1 or self.spec.sound else 1
         if self.spec.sound is not None:
-            chunk = max(chunk * self.cell, needed(self.spec, Axis.TIME))  # all layers are flushed at once
+            # Of smaller pieces, what is flushed at once and the windows' uncut pieces take more: by measurement as much.
+            chunk = max(chunk * self.cell, math.ceil(needed(self.spec, Axis.TIME) / 2))
         rest, longest = max(0, length - chunk - extra), LONG_CLIP * chunk
         return (min(length, chunk + extra), *cut(rest if rest <= longest else longest + rest % chunk, chunk))
 
