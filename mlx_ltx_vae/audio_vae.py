@@ -150,9 +150,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             PlanError: at once, if the plan was made for other latents.
             DecodeError: while decoding, if samples are not finite.
         """
-        network, packed = self._network, pack_latents(latents, self.config.channels, self.config.bins)
-        plan = plan or self.plan(packed.shape[2], batch=packed.shape[0])
-        return stream_sound(network, plan, packed, unnormalized=unnormalized)
+        return self._stream(latents, plan, unnormalized)
 
     def decode(
         self,
@@ -165,11 +163,16 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         """Decode latents to a whole waveform (B, 2, samples) float32 in [-1, 1]. Otherwise as `stream`."""
         if memory_budget is not None and plan is not None:
             raise PlanError("a memory budget replaces a plan; leave one of them out.")
-        if plan is None:
-            batch, _, length, *_ = pack_latents(latents, self.config.channels, self.config.bins).shape
-            plan = self.plan(length, batch=batch, memory_budget=memory_budget, joined=True)
-        with arrays_released(), self.stream(latents, plan, unnormalized=unnormalized) as stream:
+        options: dict[str, Any] = {"memory_budget": memory_budget, "joined": True}
+        with arrays_released(), self._stream(latents, plan, unnormalized, **options) as stream:
             return join_parts(map(attrgetter("waveform"), stream), 2, stream.num_samples)
+
+    def _stream(
+        self, latents: mx.array | np.ndarray, plan: AudioPlan | None, unnormalized: bool, **options: Any
+    ) -> AudioStream:
+        network, packed = self._network, pack_latents(latents, self.config.channels, self.config.bins)
+        plan = plan or self.plan(packed.shape[2], batch=packed.shape[0], **options)
+        return stream_sound(network, plan, packed, unnormalized=unnormalized)
 
     def encode(
         self,
@@ -251,10 +254,8 @@ def plan_sound(
     spec: NetworkSpec, latents: int, machine: Machine | None = None, *, batch: int = 1, **options: Any
 ) -> AudioPlan:
     """Plan the decode of so many latents, with the options of `plan_decode`."""
-    if any(isinstance(number, bool) or not isinstance(number, int) for number in (latents, batch)):
-        raise LatentsError(f"{batch!r} x {latents!r} audio latents are no whole numbers; give how many along time.")
-    if latents < 1 or batch < 1:
-        raise LatentsError(f"{batch} x {latents} audio latents cannot be decoded; there must be at least one.")
+    if any(isinstance(number, bool) or not isinstance(number, int) or number < 1 for number in (latents, batch)):
+        raise LatentsError(f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on.")
     return cast(AudioPlan, plan_decode(spec, (batch, spec.in_channels, latents, 1, 1), machine, **options))
 
 

@@ -163,7 +163,7 @@ def test_the_plan_has_both_and_the_budget_is_that_of_both(tmp_path, video, model
     pictures = float(re.search(r"the least that works is ([\d.]+) MB", str(refused.value))[1])
     sound = audio_vae.plan(LENGTH, chunk=1).memory.active / 1e6
     assert sound < 0.7 * plans["audio"]["peak_bytes"] / 1e6
-    for budget in (100, 5000, round(1000 * (pictures + sound)) - 200):
+    for budget in (100, round(1000 * (pictures + sound)) - 200):
         run(*command, "--memory-budget", f"{budget}KB", code=1)
         text = capsys.readouterr().err
         given, least, of_sound = re.search(
@@ -174,14 +174,14 @@ def test_the_plan_has_both_and_the_budget_is_that_of_both(tmp_path, video, model
         assert float(of_sound) == pytest.approx(sound, abs=0.06)
         assert float(least) == pytest.approx(pictures + sound, abs=0.2)
     chunks = []
-    for budget in np.linspace(float(least), (plans["plan"]["peak_bytes"] + 1e5) / 1e6, 6):
+    for budget in np.linspace(float(least), (plans["plan"]["peak_bytes"] + 1e5) / 1e6, 3):
         run(*command, "--memory-budget", f"{budget:.1f}MB", "--json")
         both = json.loads(capsys.readouterr().out)
         assert both["plan"]["sound_bytes"] == both["audio"]["peak_bytes"]
         assert both["plan"]["peak_bytes"] < budget * 1e6 + 1e5
         chunks.append(both["audio"]["chunk"])
     assert chunks == sorted(chunks)
-    assert (chunks[0], chunks[-1]) == (6, LENGTH), "6 latents are flushed at once in any case"
+    assert (chunks[0], chunks[-1]) == (3, LENGTH), "still smaller ones take no less"
 
 
 def test_a_decode_in_a_small_budget_has_the_same_sound(tmp_path, video, model, capsys):
@@ -195,22 +195,20 @@ def test_a_decode_in_a_small_budget_has_the_same_sound(tmp_path, video, model, c
 
 
 def test_the_sound_of_some_frames_takes_no_more_latents_than_it_needs(tmp_path, video, model, monkeypatch):
-    """LTX-2 sees 38 latents behind and 5 ahead; a frame more or less than those of the sound changes nothing."""
-    audio = random_latents(201)
-    clip = latents_file(tmp_path / "clip.safetensors", video, audio, frames=26)
+    """LTX-2 sees 38 latents behind and 5 ahead. The last frame goes on 30 ms after its sound."""
+    audio = random_latents(81)
+    clip = latents_file(tmp_path / "clip.safetensors", video, audio, frames=11)
     out = tmp_path / "a.mov"
     taken, prepare = [], AudioDecoder.prepare
     monkeypatch.setattr(AudioDecoder, "prepare", lambda *given: taken.append(given[1].shape[2]) or prepare(*given))
-    run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", "--frames", "150:160")
-    assert 10 < sum(taken) <= 38 + 10 + 5 + 3
+    run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", "--frames", "65:70")
+    assert 5 < sum(taken) <= 38 + 5 + 5 + 3
     sound = np.array(AudioVAE.from_pretrained(model, encoder=False).decode(audio))[0]
-    assert heard(out, 24000).shape == (2, 9600)
-    assert np.abs(heard(out, 24000) - sound[:, 150 * 960 : 160 * 960]).max() < 1e-4
-    for frames in ("200:201", "199:201"):
-        run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", "--frames", frames)
-        count = int(frames[-3:]) - int(frames[:3])
-        expected = np.pad(sound, [(0, 0), (0, 960)])[:, int(frames[:3]) * 960 : 201 * 960]
-        assert np.abs(heard(out, 24000) - expected).max() < 1e-4, count
+    assert heard(out, 24000).shape == (2, 4800)
+    assert np.abs(heard(out, 24000) - sound[:, 65 * 960 : 70 * 960]).max() < 1e-4
+    run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", "--frames", "80:81")
+    expected = np.pad(sound, [(0, 0), (0, 960)])[:, 80 * 960 : 81 * 960]
+    assert np.abs(heard(out, 24000) - expected).max() < 1e-4
 
 
 def test_frames_behind_the_end_of_the_sound_are_silent(tmp_path, video, model):

@@ -44,7 +44,7 @@ from .decode_options import (
 from .items import Item, all_exist, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, pick, take
-from .sound import FoundSound, SoundModel, SoundSettings, SoundTask, check_sound_options, find_sound
+from .sound import FoundSound, SoundSettings, SoundTask, check_sound_options, find_sound
 
 _OF_SOUND = (
     "model", "demo", "output", "audio_model", "audio_latents", "unnormalized", "dtype", "memory_budget", "distributed",
@@ -134,20 +134,19 @@ def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job,
             checked = replace(sinks, audio=(), sample_rate=1) if may_have_sound else sinks
             for file, options in output_files(pattern, checked).items():
                 check_output_options(file, options, fps=arguments.fps)
-    model = SoundModel(sound, arguments.model)
     job = pick(
         Job,
         arguments,
         network="decoder",
-        open=model.open if sound.is_alone else partial(open_checkpoint, arguments.model, encoder=False),
+        open=sound.open if sound.is_alone else partial(open_checkpoint, arguments.model, encoder=False),
         sources=arguments.latents,
         pattern=pattern,
         distributed=Work.OFF.value if sound.is_alone else arguments.distributed,
     )
     if sound.is_alone:
-        return job, partial(SoundTask, model, arguments.memory_budget)
+        return job, partial(SoundTask, sound, arguments.memory_budget)
     stream = take(arguments, "timestep", "noise_scale", "like", "bit_depth") | {"seed": arguments.seed or 0}
-    settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=stream, sound=model)
+    settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=stream, sound=sound)
     return job, partial(DecodeTask, settings)
 
 
@@ -180,7 +179,7 @@ class DecodeSettings:
     plan: PlanOptions
     stream: Mapping[str, Any]  # options of `VideoVAE.stream`
     sinks: SinkOptions
-    sound: SoundModel
+    sound: SoundSettings
 
 
 class DecodeTask(Task):
@@ -302,12 +301,12 @@ class DecodeTask(Task):
     def _find_sound(self) -> FoundSound | None:
         """The sound of the video, unless a file has it, or the output takes none."""
         settings, output = self._settings, self._item.output or "out.mp4"
-        sound = settings.sound.settings
+        sound = settings.sound
         if settings.sinks.audio is not None or sound.is_silent:
             return None
         if not sound.is_wanted and not takes_sound(output, settings.sinks):
             return None
-        return find_sound(settings.sound, self._file)
+        return find_sound(sound, self._file)
 
     def _sound_files(self) -> list[str | os.PathLike]:
         audio = self._settings.sinks.audio
@@ -320,8 +319,8 @@ class DecodeTask(Task):
         if self._sound is None:
             return sinks
         if self.plan.excerpt is None:
-            video = self.plan.num_frames / self._fps
-            check_sound_length(self._item.source, self._sound.seconds, video, cuts=sinks.shortest)
+            length, video = Fraction(self._sound.num_samples, self._sound.sample_rate), self.plan.num_frames / self._fps
+            check_sound_length(self._item.source, length, video, cuts=sinks.shortest)
         return replace(sinks, audio=(), sample_rate=self._sound.sample_rate)
 
     def _with_sound(self, options: SinkOptions, index: int) -> SinkOptions:

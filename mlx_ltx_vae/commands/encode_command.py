@@ -23,7 +23,7 @@ from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..distributed import Work
 from ..errors import CheckpointError
-from ..files import check_absent, sample_path
+from ..files import sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
@@ -40,7 +40,7 @@ from ..video.sound_probe import find_shift
 from ..video.sound_reader import SoundReader
 from ..video.source import source_files
 from .cli import CommandParser, examples, frame_range, frame_rate, frame_size, positive, run_command, tile, write_line
-from .items import Item, all_exist, find_pattern, has_table
+from .items import Item, find_pattern, has_table
 from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, add_network_options, pick, take
 
@@ -175,10 +175,7 @@ class EncodeTask(Task):
         item.cost = pixels or _bytes_on_disk(Path(item.source))
         if item.output is not None:
             check_latents_name(item.output)
-            if vae.job.no_overwrite:
-                check_absent(item.output)
-            item.outputs = [item.output]
-            item.is_skipped = vae.job.skip_existing and all_exist(item.outputs)
+            self._name_outputs([item.output])
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -200,7 +197,7 @@ class EncodeTask(Task):
 
     def describe(self) -> dict[str, Any]:
         video = self._video
-        return {"the videos": [video.size, video.num_frames, str(video.fps)], "the plans": self.plan.as_dict()}
+        return super().describe() | {"the videos": [video.size, video.num_frames, str(video.fps)]}
 
     def networks(self) -> dict[str, dict[str, str]]:
         audio = self._settings.audio_checkpoint

@@ -19,6 +19,7 @@ from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
 from ..distributed import Ranks, Work, join_ranks
 from ..errors import ItemsError, describe_error, printable
+from ..files.atomic import check_absent
 from ..models.base import Statistics
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
@@ -26,7 +27,17 @@ from ..process import Cleanup
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
 from .cli import print_report, print_traceback, write_line
-from .items import Item, are_many, check_not_inputs, check_outputs, list_files, make_folder, name_items, read_inputs
+from .items import (
+    Item,
+    all_exist,
+    are_many,
+    check_not_inputs,
+    check_outputs,
+    list_files,
+    make_folder,
+    name_items,
+    read_inputs,
+)
 
 
 @dataclass(frozen=True)
@@ -89,13 +100,20 @@ class Task(ABC):
         """Hold the input open, and plan, until the end of the block. Nothing is written."""
         return nullcontext()
 
-    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What is the same for all ranks that run the item together, by name: what headers state, and the plan."""
+        return {"the plans": self.plan.as_dict()}
 
-    @abstractmethod
     def sample(self) -> dict[str, Any]:
         """As `describe`: the contents, or parts of them."""
+        return {}
+
+    def _name_outputs(self, outputs: list[str]) -> None:
+        """Complete the item with its outputs, and find out whether to skip it; an error if they must not exist."""
+        job, self._item.outputs = self._vae.job, outputs
+        self._item.is_skipped = job.skip_existing and all_exist(outputs)
+        for output in outputs if job.no_overwrite else ():
+            check_absent(output)
 
     def networks(self) -> dict[str, dict[str, str]]:
         """What reports say of the networks, by their names in these."""

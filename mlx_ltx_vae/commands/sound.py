@@ -17,7 +17,6 @@ from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
 from ..distributed import Work
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt
-from ..files import check_absent
 from ..latents import LatentsFile
 from ..latents.audio import AudioLatentsFile, open_audio_latents
 from ..models.base import SoundConfig
@@ -26,7 +25,7 @@ from ..planning.plan import AudioPlan, SoundPlan
 from ..units import format_count, format_seconds
 from ..video.sound import Sound
 from ..video.wav import write_wav
-from .items import Item, all_exist, are_many, name_outputs
+from .items import Item, are_many, name_outputs
 from .job import LazyVAE, Task
 
 
@@ -36,6 +35,7 @@ class SoundSettings:
 
     output: str | None
     is_silent: bool  # no sound is decoded
+    model: str | None  # the checkpoint of the pictures
     audio_model: str | None
     audio_latents: str | None
     unnormalized: bool | None
@@ -51,6 +51,22 @@ class SoundSettings:
         """Whether the output is the sound without the pictures."""
         return not self.is_silent and (self.output or "").lower().endswith(".wav")
 
+    @cached_property
+    def checkpoint(self) -> Checkpoint | None:
+        """That of the sound, opened once; None if none is given and that of the pictures has no audio networks."""
+        return find_sound_decoder(self.audio_model, self.model)
+
+    def open(self) -> Checkpoint:
+        """As `checkpoint`, but that it is an error if there is none."""
+        if self.checkpoint is None:
+            raise CheckpointError(f"{self.model}: audio latents need an audio VAE; name it with --audio-model.")
+        return self.checkpoint
+
+    @cached_property
+    def loaded(self) -> AudioVAE:
+        """The networks, loaded once."""
+        return AudioVAE.from_pretrained(self.open(), dtype=self.dtype, encoder=False)
+
 
 def check_sound_options(settings: SoundSettings, arguments: argparse.Namespace) -> None:
     """Refuse arguments of sound that do not go together."""
@@ -65,73 +81,45 @@ def check_sound_options(settings: SoundSettings, arguments: argparse.Namespace) 
         raise ItemsError("--audio is the sound of the video; leave out --audio-model and --audio-latents")
 
 
-class SoundModel:
-    """The audio networks of a job, opened and loaded once they are needed. `vae` is the checkpoint of the pictures."""
-
-    def __init__(self, settings: SoundSettings, vae: str | None) -> None:
-        self.settings = settings
-        self._vae = vae
-
-    @cached_property
-    def checkpoint(self) -> Checkpoint | None:
-        """That of the sound; None if none is given and that of the pictures has no audio networks."""
-        return find_sound_decoder(self.settings.audio_model, self._vae)
-
-    def open(self) -> Checkpoint:
-        """As `checkpoint`, but that it is an error if there is none."""
-        if self.checkpoint is None:
-            raise CheckpointError(f"{self._vae}: audio latents need an audio VAE; name it with --audio-model.")
-        return self.checkpoint
-
-    @cached_property
-    def loaded(self) -> AudioVAE:
-        return AudioVAE.from_pretrained(self.open(), dtype=self.settings.dtype, encoder=False)
-
-
 @dataclass(frozen=True)
 class FoundSound:
     """The audio latents that go with a latent file."""
 
-    model: SoundModel
+    settings: SoundSettings
     file: AudioLatentsFile
 
     @property
     def files(self) -> list[str | os.PathLike]:
         """All that are read for it, but that of the clip."""
-        latents = self.model.settings.audio_latents
-        return [*([latents] if latents else []), *self.model.open().files]
+        latents = self.settings.audio_latents
+        return [*([latents] if latents else []), *self.settings.open().files]
 
     @property
     def used(self) -> dict[str, str]:
         """What reports say of its networks."""
-        return self.model.open().used("decoder")
+        return self.settings.open().used("decoder")
 
     @property
     def sample_rate(self) -> int:
-        return self._config.sample_rate
+        return cast(SoundConfig, self.settings.open().config).sample_rate
 
     @property
-    def seconds(self) -> Fraction:
-        """The length of the sound of each video."""
-        return Fraction(self._config.num_samples(self.file.length), self.sample_rate)
-
-    @property
-    def _config(self) -> SoundConfig:
-        return cast(SoundConfig, self.model.open().config)
+    def num_samples(self) -> int:
+        """Those of each video."""
+        return cast(SoundConfig, self.settings.open().config).num_samples(self.file.length)
 
     def plan(self, machine: Machine, **options: Any) -> AudioPlan:
         """That of the sound of one video, with the options of `plan_decode`."""
         machine = replace(machine, itemsize=mx.float32.size)
-        dtype = self.model.settings.dtype
-        return plan_checkpoint(self.model.open(), self.file.length, machine, dtype=dtype, **options)
+        dtype, checkpoint = self.settings.dtype, self.settings.open()
+        return plan_checkpoint(checkpoint, self.file.length, machine, dtype=dtype, **options)
 
     def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[SoundPlan]:
         """The possible ones, the fastest first, for some frames of the video; none if these have no sound."""
         samples = None
         if frames is not None:
-            whole = self._config.num_samples(self.file.length)
-            start, end = (min(whole, round(frame * self.sample_rate / fps)) for frame in frames)
-            if 0 <= start == end:
+            start, end = (min(self.num_samples, round(frame * self.sample_rate / fps)) for frame in frames)
+            if start == end:
                 return []
             samples = start, end
         return every_chunk(partial(self.plan, machine, frames=samples))
@@ -141,16 +129,16 @@ class FoundSound:
         if not isinstance(plan, AudioPlan):
             return ()
         latents = self.file.read()[index : index + 1]
-        unnormalized = self.model.settings.unnormalized or self.file.normalized is False
-        return self.model.loaded.stream(latents, plan, unnormalized=unnormalized)
+        unnormalized = self.settings.unnormalized or self.file.normalized is False
+        return self.settings.loaded.stream(latents, plan, unnormalized=unnormalized)
 
 
-def find_sound(model: SoundModel, clip: LatentsFile) -> FoundSound | None:
+def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
     """The sound that belongs to the videos of a latent file; None if there is none and none is asked for.
 
     Audio latents in the file for which nobody asks are a warning, if they cannot be decoded.
     """
-    settings, source = model.settings, clip.info.source
+    source = clip.info.source
     try:
         given = settings.audio_latents
         file = clip.find_audio() if given is None else open_audio_latents(given, is_alone=True)
@@ -164,16 +152,16 @@ def find_sound(model: SoundModel, clip: LatentsFile) -> FoundSound | None:
         raise LatentsError(f"{path}: has no audio latents; leave out --audio-model, or name them with --audio-latents.")
     if file is None:
         return None
-    if model.checkpoint is None and given is not None:
+    if settings.checkpoint is None and given is not None:
         raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model.")
-    if model.checkpoint is None:
+    if settings.checkpoint is None:
         text = f"has audio latents ({excerpt(file.tensor)}) too; --audio-model AUDIO decodes them into the video."
         warnings.warn(f"{source}: {text}", stacklevel=2)
         return None
     if file.batch != clip.shape.batch:
         found, expected = format_count(file.batch, "video"), clip.shape.batch
         raise LatentsError(f"{path}: has the sound of {found}, and there are {expected}; give that of each.")
-    return FoundSound(model, file)
+    return FoundSound(settings, file)
 
 
 class SoundTask(Task):
@@ -181,28 +169,19 @@ class SoundTask(Task):
 
     plan: AudioPlan
 
-    def __init__(self, model: SoundModel, memory_budget: str | int | None, vae: LazyVAE, item: Item) -> None:
+    def __init__(self, settings: SoundSettings, memory_budget: str | int | None, vae: LazyVAE, item: Item) -> None:
         super().__init__(vae, item)
-        path = model.settings.audio_latents or item.source
+        path = settings.audio_latents or item.source
         file = open_audio_latents(path, is_alone=True)
         if file is None:
             raise LatentsError(f"{path}: has no audio latents; name the file that has them with --audio-latents.")
-        self._sound = FoundSound(model, file)
+        self._sound = FoundSound(settings, file)
         self.plan = self._sound.plan(vae.machine, memory_budget=memory_budget)
         item.inputs = self._sound.files
-        item.outputs = name_outputs(item.output, file.batch) if item.output else []
-        item.is_skipped = vae.job.skip_existing and all_exist(item.outputs)
-        for output in item.outputs if vae.job.no_overwrite else ():
-            check_absent(output)
+        self._name_outputs(name_outputs(item.output, file.batch) if item.output else [])
 
     def networks(self) -> dict[str, dict[str, str]]:
         return {"audio_vae": self._sound.used}
-
-    def describe(self) -> dict[str, Any]:
-        return {"the plans": self.plan.as_dict()}
-
-    def sample(self) -> dict[str, Any]:
-        return {}
 
     def run(self, bar: FrameBar) -> None:
         bar.enter("decoding")

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.device import check_process, confirm_device
-from ..backend.mlx_utils import count_nonfinite, evaluate, to_mlx
+from ..backend.mlx_utils import count_nonfinite, to_mlx
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder, Network, SoundEncoder, Statistics
 from ..models.noise import LatentNoise, draw
@@ -19,8 +19,9 @@ from ..streaming.axis import Axis
 from ..streaming.context import Stage, StreamContext
 from ..streaming.driver import run_whole
 from .chunk_stream import ChunkStream, check_cancelled, join_parts
-from .latent_sources import LatentPreprocess, LatentSource
-from .run import Run, Source
+from .encode_run import encoded
+from .latent_sources import LatentPreprocess, LatentSource, check_finite
+from .run import Run, Source, peek
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,8 @@ def stream_sound(network: Decoder, plan: AudioPlan, latents: mx.array, *, unnorm
     if plan.whole_shape != latents.shape:
         (batch, _, length, *_), (given, _, found, *_) = plan.whole_shape, latents.shape
         raise PlanError(f"the plan was made for {batch} x {length} audio latents; these are {given} x {found}.")
-    preprocess = LatentPreprocess(
-        network, draw(network.spec, plan.whole_shape, network.dtype), unnormalized=unnormalized
-    )
+    no_noise = draw(network.spec, plan.whole_shape, network.dtype)
+    preprocess = LatentPreprocess(network, no_noise, unnormalized=unnormalized)
     source = LatentSource(latents, preprocess, frames=plan.excerpt.latents if plan.excerpt else None)
     cancelled = threading.Event()
     run = Run(network, plan, source, check=partial(check_cancelled, cancelled))
@@ -124,9 +124,7 @@ def encode_sound(
     """Packed latents (B, C, T, 1, 1) of a waveform in pieces (B, channels, n) float32."""
     check_process()
     run = Run(encoder, plan, _SpectrogramSource(encoder, waveform, sample_rate))
-    latents = list(map(encoder.to_latents, run.results()))
-    if not latents:
-        raise LatentsError("the sound is too short for the network: a layer has no result.")
+    _, latents = peek(encoded(run, encoder), "the sound is too short for the network: a layer has no result.")
     return join_parts(latents, 2, None)
 
 
@@ -147,9 +145,7 @@ def pack_latents(latents: mx.array | np.ndarray, channels: int, bins: int) -> mx
         raise LatentsError(f"audio latents are {latents.dtype}; expected float32, float16 or bfloat16.")
     array = array.transpose(0, 2, 1) if is_packed else array.transpose(0, 1, 3, 2).flatten(1, 2)
     packed = mx.contiguous(array.astype(mx.float32))[..., None, None]
-    evaluate("audio latents", packed)
-    if bad := count_nonfinite(packed):
-        raise LatentsError(f"{bad} of {packed.size} values of the audio latents are NaN or infinite.")
+    check_finite(packed)
     return packed
 
 

@@ -29,6 +29,7 @@ class Clip:
         excerpt: the frames to decode, if they are not all; the grid and the shapes are then theirs.
         bit_depth: 8 or 10 for output in integer levels; None in the network's dtype.
         is_joined: whether all output becomes one array, and of an encode the input is one.
+        weight_bytes: those of all networks that are in memory; None for those of this one alone.
     """
 
     spec: NetworkSpec
@@ -41,6 +42,7 @@ class Clip:
     bit_depth: int | None = None
     excerpt: Excerpt | None = None
     is_joined: bool = False
+    weight_bytes: int | None = None
 
     @property
     def scale(self) -> ScaleFactors:
@@ -102,7 +104,8 @@ class Clip:
         """
         extra = 0 if self.is_decode or length == 1 or self.spec.sound else 1
         if self.spec.sound is not None:
-            chunk = max(chunk * self.cell, needed(self.spec, Axis.TIME))  # all layers are flushed at once
+            # Of smaller pieces, what is flushed at once and the windows' uncut pieces take more: by measurement as much.
+            chunk = max(chunk * self.cell, math.ceil(needed(self.spec, Axis.TIME) / 2))
         rest, longest = max(0, length - chunk - extra), LONG_CLIP * chunk
         return (min(length, chunk + extra), *cut(rest if rest <= longest else longest + rest % chunk, chunk))
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 from ..errors import PlanError
 from ..models.specs import NetworkSpec
 from ..tiling.config import TilingConfig
+from ..tiling.intervals import Interval
 from ..tiling.layout import check_batch_size
 from .plan import Mode, Order
 
@@ -88,6 +89,19 @@ def check_order(spec: NetworkSpec, options: PlanOptions) -> None:
         reason = "sound has no tiles; use mode exact or single."
     if reason:
         raise PlanError(reason)
+
+
+def split_rows(rows: int, ranks: int) -> tuple[Interval, ...]:
+    """Bands of latent rows, one per rank from top to bottom, as even as possible; larger ones come first.
+
+    Raises:
+        PlanError: if there are more ranks than rows.
+    """
+    if not 1 <= ranks <= rows:
+        raise PlanError(f"{ranks} ranks cannot share {rows} latent rows; use at most {rows} ranks, or mode batch.")
+    size, larger = divmod(rows, ranks)
+    starts = [rank * size + min(rank, larger) for rank in range(ranks + 1)]
+    return tuple(Interval(start, end) for start, end in zip(starts, starts[1:], strict=False))
 
 
 def why_not(spec: NetworkSpec, order: Order) -> str | None:

@@ -195,13 +195,8 @@ class SoundPlan(Plan):
         return f"{type(self).__name__}({self.mode.value}, {self.latents} latents, {format_bytes(self.peak_bytes)})"
 
     def __str__(self) -> str:
-        length = f"{format_count(self.latents, 'latent')}, {format_seconds(self.seconds)}"
-        unit, name, digits = byte_unit(self.peak_bytes)
-        return "\n".join([
-            f"sound    {length} at {self.sample_rate} Hz",
-            f"mode     {_mode(self, 'latent')}",
-            f"peak     {self.peak_bytes / unit:.{digits}f} {name}",
-        ])  # fmt: skip
+        length = f"{format_count(self.latents, 'latent')}, {format_seconds(self.seconds)} at {self.sample_rate} Hz"
+        return f"sound    {length}\nmode     {_mode(self, 'latent')}\npeak     {_memory(self.memory)}"
 
 
 @dataclass(frozen=True, repr=False)

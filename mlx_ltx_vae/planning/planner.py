@@ -31,7 +31,7 @@ from .memory import (
     stream_memory,
     with_buffer_cache,
 )
-from .options import PlanOptions, check_order, choose_steps, parse_options, why_not
+from .options import PlanOptions, check_order, choose_steps, parse_options, split_rows, why_not
 from .plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan, Mode, Order, Plan, SoundPlan
 from .receptive_field import first_output_work, needed
 from .tiled_memory import FRAMES_PER_CONVERSION, tiled_memory
@@ -56,19 +56,6 @@ MAX_ARRAY_ELEMENTS = 2**31
 # Multiply-adds of one step on a GPU: what Apple's slowest supported chip (M1, about 0.8e12 per second by a model, not
 # measured) computes in two seconds. macOS stops programs whose work occupies the GPU for several seconds.
 _STEP_MULTIPLY_ADDS = 16 * 10**11
-
-
-def split_rows(rows: int, ranks: int) -> tuple[Interval, ...]:
-    """Bands of latent rows, one per rank from top to bottom, as even as possible; larger ones come first.
-
-    Raises:
-        PlanError: if there are more ranks than rows.
-    """
-    if not 1 <= ranks <= rows:
-        raise PlanError(f"{ranks} ranks cannot share {rows} latent rows; use at most {rows} ranks, or mode batch.")
-    size, larger = divmod(rows, ranks)
-    starts = [rank * size + min(rank, larger) for rank in range(ranks + 1)]
-    return tuple(Interval(start, end) for start, end in zip(starts, starts[1:], strict=False))
 
 
 # Of the frames that ranks gather: those of each rank, padded to one height, all of them, and whole frames.
@@ -116,8 +103,8 @@ def plan_decode(
     video, held = (num_frames, height, width), tuple(whole) if holds_latents else None
     if spec.sound is not None:
         held = (2, *whole)  # as they are given, and packed
-    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, bit_depth, excerpt, joined)
-    return cast(DecodePlan, _Planner(clip, parsed, machine or Machine(), sound, weight_bytes).choose())
+    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, bit_depth, excerpt, joined, weight_bytes)
+    return cast(DecodePlan, _Planner(clip, parsed, machine or Machine(), sound).choose())
 
 
 def plan_encode(
@@ -139,26 +126,20 @@ def plan_encode(
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
     held = frame_shape if joined and len(frame_shape) == 5 and spec.sound is None else None
-    clip = Clip(spec, batch, grid, latents, grid, is_decode=False, held=held, is_joined=joined)
+    clip = Clip(
+        spec, batch, grid, latents, grid, is_decode=False, held=held, is_joined=joined, weight_bytes=weight_bytes
+    )
     parsed = parse_options(**options)
-    return cast(EncodePlan, _Planner(clip, parsed, machine or Machine(), sound, weight_bytes).choose())
+    return cast(EncodePlan, _Planner(clip, parsed, machine or Machine(), sound).choose())
 
 
 class _Planner:
     """Generates the possible plans for one clip, and chooses one."""
 
-    def __init__(
-        self,
-        clip: Clip,
-        options: PlanOptions,
-        machine: Machine,
-        sound: Sequence[SoundPlan],
-        weight_bytes: int | None,
-    ) -> None:
+    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine, sound: Sequence[SoundPlan]) -> None:
         self._clip = clip
         self._sound = sound
         self._least_sound = min(sound, key=lambda plan: plan.memory.active, default=None)
-        self._weight_bytes = weight_bytes
         self._spec = clip.spec
         self._options = options
         self._machine = machine
@@ -379,7 +360,7 @@ class _Planner:
         result = self._clip.result_bytes(self._machine.itemsize)
         # Latents are joined at the end, when the run's own arrays are gone.
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
-        weights = memory.weights if self._weight_bytes is None else self._weight_bytes
+        weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
         sound = self._least_sound.memory.active if self._least_sound else 0
         return replace(memory, weights=weights, work=work, result=result, sound=sound)
 

@@ -11,11 +11,10 @@ from ...backend.mlx_utils import take
 from ...streaming.axis import Axis
 from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.delay import Delay, Trim
-from ...streaming.driver import run_whole
 from ...streaming.window import View, Window
-from ..base import Statistics
+from ..base import DecoderModule, EncoderModule, NetworkModule, Statistics
 from ..layers.activation import pixel_norm, silu
-from ..noise import LatentNoise
+from ..specs import NetworkSpec
 from .config import AudioConfig, Norm
 from .specs import (
     GROUPS,
@@ -226,21 +225,16 @@ class _Middle(nn.Module):
         return [*self.block_1.stages(context), *attention, *self.block_2.stages(context)]
 
 
-class _PlaneNetwork(nn.Module):
+class _PlaneNetwork(NetworkModule):
     """What the encoder and the decoder have in common. Checkpoint keys: `conv_in`, `mid`, `norm_out`, `conv_out`."""
 
-    def __init__(self, config: AudioConfig, statistics: Statistics, parts: PlaneParts) -> None:
-        super().__init__()
+    def __init__(self, config: AudioConfig, spec: NetworkSpec, statistics: Statistics, parts: PlaneParts) -> None:
+        super().__init__(spec, statistics)
         self.conv_in = PlaneConv(parts.conv_in)
         self.mid = _Middle(parts, config.norm)
         self.norm_out = _make_norm(config.norm, parts.conv_out.in_channels)
         self.conv_out = PlaneConv(parts.conv_out)
-        self.statistics = statistics
         self._config = config
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        return self.conv_in.conv.bias.dtype
 
     def _levels(self, parts: PlaneParts, name: str, make_resample: Callable[..., nn.Module]) -> list[_Level]:
         """The levels by their index. What resamples one has this name, and is made of its spec."""
@@ -254,7 +248,7 @@ class _PlaneNetwork(nn.Module):
         return [levels[index] for index in sorted(levels)]
 
 
-class AudioDecoder(_PlaneNetwork):
+class AudioDecoder(_PlaneNetwork, DecoderModule):
     """Decodes packed latents (B, C, T, 1, 1) to log-mel spectrograms (B, T', 1, 1, 2 * bins), channel by channel.
 
     Checkpoint keys besides those of both: `up.i`.
@@ -262,16 +256,8 @@ class AudioDecoder(_PlaneNetwork):
 
     def __init__(self, config: AudioConfig, statistics: Statistics) -> None:
         parts = decoder_parts(config)
-        super().__init__(config, statistics, parts)
+        super().__init__(config, decoder_spec(config), statistics, parts)
         self.up = self._levels(parts, "upsample", Upsample)
-        self.spec = decoder_spec(config)
-
-    def __call__(self, latents: mx.array) -> mx.array:
-        """Decode normalized packed latents (B, C, T, 1, 1) to spectrograms (B, 2 * bins, T', 1, 1) in one pass."""
-        return run_whole(self.stages(StreamContext()), self.prepare(latents, None)).transpose(0, 4, 1, 2, 3)
-
-    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        return self.statistics.denormalize(latents).transpose(0, 2, 3, 4, 1).astype(self.dtype)
 
     def stages(self, context: StreamContext) -> list[Stage]:
         config, spec = self._config, self.spec.layers[-1]
@@ -294,7 +280,7 @@ class AudioDecoder(_PlaneNetwork):
         return [*stages, Stage(pack, trim)]
 
 
-class AudioEncoder(_PlaneNetwork):
+class AudioEncoder(_PlaneNetwork, EncoderModule):
     """Encodes log-mel spectrograms (B, T, bins, 1, 2) to the means of packed latents (B, T', 1, 1, C).
 
     Checkpoint keys besides those of both: `down.i`.
@@ -302,19 +288,14 @@ class AudioEncoder(_PlaneNetwork):
 
     def __init__(self, config: AudioConfig, statistics: Statistics) -> None:
         parts = encoder_parts(config)
-        super().__init__(config, statistics, parts)
+        super().__init__(config, encoder_spec(config), statistics, parts)
         self.down = self._levels(parts, "downsample", PlaneConv)
-        self.spec = encoder_spec(config)
 
     def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int = 256) -> Iterator[mx.array]:
         """The input of the first stage, so many frames at a time, for a waveform in pieces (B, channels, n) float32."""
         mel = self._config.mel
         pieces = spectrogram(resample(waveform, sample_rate, mel.sample_rate), mel, frames)
         return (piece.astype(self.dtype) for piece in pieces)
-
-    def to_latents(self, outputs: mx.array) -> mx.array:
-        """Normalized packed latents (B, C, T, 1, 1), from what the last stage returned."""
-        return self.statistics.normalize(outputs.transpose(0, 4, 1, 2, 3)).astype(self.dtype)
 
     def stages(self, context: StreamContext) -> list[Stage]:
         channels = self._config.channels
