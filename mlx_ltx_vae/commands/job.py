@@ -19,7 +19,7 @@ from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
 from ..distributed import Ranks, Work, join_ranks
 from ..errors import ItemsError, describe_error, printable
-from ..files.atomic import check_absent
+from ..files import check_absent
 from ..models.base import Statistics
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
