@@ -217,9 +217,9 @@ class DecodeTask(Task):
         is_batch = self._work is Work.BATCH
         self._videos = range(ranks.rank, shape.batch, ranks.size) if is_batch else range(shape.batch)
         self._writes = is_batch or ranks.is_first
-        # A decoder of previews makes fewer frames of the same seconds.
-        share = Fraction(vae.checkpoint.spec("decoder").scale.time, config.scale.time)
-        self._fps = share * (settings.fps or self._file.info.fps or DEFAULT_FPS)
+        # A decoder of previews may make fewer frames, which take as long as those of the video.
+        own, whole = vae.checkpoint.spec("decoder").out_grid(shape.grid), config.scale.video_grid(shape.grid)
+        self._fps = Fraction(own[0], whole[0]) * (settings.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
         item.inputs = self._sound_files()
         self.plan = self._make_plan()
