@@ -21,7 +21,8 @@ import numpy as np
 from .backend.machine import Machine
 from .backend.mlx_utils import take
 from .errors import DistributedError, PlanError, describe_error, quote
-from .process import WORDS, clean_up_for_good, is_command, uninterrupted
+from .process import WORDS, clean_up_for_good, uninterrupted
+from .startup import is_command
 from .streaming.axis import Axis
 
 Value = TypeVar("Value")

@@ -1,11 +1,9 @@
-"""This process as a command: its start, signals, and what it must not leave behind.
+"""What a process must not leave behind, and the signals that end a command.
 
 Partial files, temporary folders, and programs that were started are each created and registered in one `uninterrupted`
 block. A signal that ends a command waits for the end of such a block, removes what is registered, and lets no further
 block begin. In other programs, it is removed when its owner is collected, at the latest when the interpreter exits. A
 process that was forked has copies of all this, and removes nothing: it is its parent's.
-
-Imports nothing that takes long, since a command is prepared first of all.
 """
 
 import os
@@ -21,47 +19,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from .startup import STANDARD_ERROR, is_command
+
 if TYPE_CHECKING:
     import subprocess
-
-STANDARD_ERROR = 2
-
-_is_command = False
-
-
-def is_command() -> bool:
-    """Whether this process is a command, which may set signal handlers and exit."""
-    return _is_command
-
-
-def prepare_process() -> None:
-    """Make this process a command."""
-    global _is_command
-    _is_command = True
-    # Until the command begins, nothing has to be cleaned up: Ctrl-C ends the imports without a traceback.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _open_standard_files()
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
-        # Any file name is printed, also where the encoding lacks its letters. What is printed is written at the end,
-        # where errors are expected, also with `python -u`.
-        reconfigure(errors="backslashreplace", write_through=False)
-
-
-def _open_standard_files() -> None:
-    """Open what was closed at the start, so that no output file gets its number, and warnings go nowhere else."""
-    for descriptor in range(STANDARD_ERROR + 1):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            # Standard output cannot be written then, which is an error of what is printed there.
-            os.open(os.devnull, os.O_WRONLY if descriptor == STANDARD_ERROR else os.O_RDONLY)
-    if sys.stderr is None:
-        sys.stderr = open(STANDARD_ERROR, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-
 
 _REMOVAL_ATTEMPTS = 100
 

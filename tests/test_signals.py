@@ -170,8 +170,8 @@ def test_a_signal_that_comes_while_the_c_library_ignores_it_is_not_lost(tmp_path
 def test_a_signal_that_comes_while_another_is_handled_waits_for_what_is_uninterrupted():
     code = """
 import os, subprocess, sys
-from mlx_ltx_vae import process as own
-own.prepare_process()
+from mlx_ltx_vae import process as own, startup
+startup.prepare_process()
 sender = "import os, sys\\nfor _ in range(200000): os.kill(int(sys.argv[1]), 15)"
 with own.ended_by_signals(lambda number: True), own.uninterrupted():
     process = subprocess.Popen([sys.executable, "-c", sender, str(os.getpid())])
@@ -189,8 +189,8 @@ def test_a_signal_is_kept_before_and_while_it_is_ignored(moment):
     """The system drops those that wait when they become ignored."""
     code = """
 import os, signal, sys
-from mlx_ltx_vae import process as own
-own.prepare_process()
+from mlx_ltx_vae import process as own, startup
+startup.prepare_process()
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 wait = os.waitpid
 def interrupted(*arguments):

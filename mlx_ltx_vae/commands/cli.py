@@ -39,8 +39,9 @@ from ..errors import (
 )
 from ..frame_rate import parse_fps
 from ..latents.metadata import parse_grid
-from ..process import delay_signals, die_by_termination, ended_by_signals, is_command
+from ..process import delay_signals, die_by_termination, ended_by_signals
 from ..shapes import MAX_PIXELS, is_possible_size
+from ..startup import is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from ..units import parse_bytes
 from ..video.codecs import ENCODER_PRESETS
