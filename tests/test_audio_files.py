@@ -302,7 +302,7 @@ def test_info_describes_sound(audio_case, golden, tmp_path, capsys):
     assert "sound    LTX-2.3 audio, inferred from its tensors" in text
 
 
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("dtype", [None, pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_converted_folder_has_the_same_sound(audio_case, audio_vae, tmp_path, capsys, dtype):
     case = audio_case("ltx2_3")
     folder = tmp_path / "converted"

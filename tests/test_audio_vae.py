@@ -43,7 +43,7 @@ def test_a_stream_is_the_single_pass_for_every_chunk_length(audio_vae, name, err
     vae, latents = audio_vae(name), random_latents(16, batch=2)
     whole = np.array(vae.decode(latents, vae.plan(16, batch=2, mode="single")))
     assert whole.shape == (2, 2, vae.config.num_samples(16))
-    for chunk in (1, 3, 16):
+    for chunk in (1, 5):
         streamed = joined(vae.stream(latents, vae.plan(16, batch=2, chunk=chunk)))
         assert streamed.shape == whole.shape
         assert streamed.dtype == whole.dtype == np.float32
@@ -61,11 +61,10 @@ def test_in_float64_a_streamed_vocoder_is_the_single_pass(audio_case, name):
     mel = mx.array(np.random.default_rng(0).normal(size=(1, 10, 1, 1, 128)), mx.float64)
     whole = run_whole(vocoder.stages(StreamContext()), mel)
     assert whole.dtype == mx.float64
-    for size in (1, 4):
-        pieces = (mel[:, start : start + size] for start in range(0, 10, size))
-        streamed = mx.concatenate(list(run(vocoder.stages(StreamContext()), pieces)), axis=1)
-        assert streamed.shape == whole.shape
-        assert mx.abs(streamed - whole).max().item() < 1e-10, size
+    pieces = (mel[:, start : start + 4] for start in range(0, 10, 4))
+    streamed = mx.concatenate(list(run(vocoder.stages(StreamContext()), pieces)), axis=1)
+    assert streamed.shape == whole.shape
+    assert mx.abs(streamed - whole).max().item() < 1e-10
 
 
 @pytest.mark.parametrize(("name", "ahead", "rate", "per_frame"), [("ltx2", 5, 24000, 240), ("ltx2_3", 13, 48000, 480)])
@@ -128,18 +127,15 @@ def test_a_small_budget_takes_smaller_pieces_or_says_the_least_that_works(audio_
 
 
 def test_the_planned_memory_holds(audio_vae):
-    for name in ("ltx2", "ltx2_3"):
+    for name, chunk in (("ltx2", 1), ("ltx2", 5), ("ltx2_3", 1), ("ltx2_3", 15)):
         vae, latents = audio_vae(name), random_latents(30)
-        for chunk in (1, 5, 15):
-            plan = vae.plan(30, chunk=chunk)
-            before = mx.get_active_memory() - sum(
-                network.spec.num_weights * 4 for network in (vae.decoder, vae.vocoder)
-            )
-            mx.reset_peak_memory()
-            for _ in vae.stream(latents, plan):
-                pass
-            measured = mx.get_peak_memory() - before
-            assert measured < plan.memory.active < 1.32 * measured, (name, chunk)
+        plan = vae.plan(30, chunk=chunk)
+        before = mx.get_active_memory() - sum(network.spec.num_weights * 4 for network in (vae.decoder, vae.vocoder))
+        mx.reset_peak_memory()
+        for _ in vae.stream(latents, plan):
+            pass
+        measured = mx.get_peak_memory() - before
+        assert measured < plan.memory.active < 1.32 * measured, (name, chunk)
 
 
 @pytest.mark.parametrize("name", ["ltx2", "ltx2_3", "ltx2_3_options"])
@@ -147,7 +143,7 @@ def test_the_planned_memory_of_short_sound_in_a_single_pass_holds(audio_vae, nam
     """A large part of it does not grow with the sound: filters, weights as they are laid out, and padding."""
     vae = audio_vae(name)
     weights = sum(network.spec.num_weights * 4 for network in (vae.decoder, vae.vocoder))
-    for batch, length in ((1, 1), (1, 4), (3, 1), (3, 8)):
+    for batch, length in ((1, 1), (3, 4)):
         latents, plan = random_latents(length, batch=batch), vae.plan(length, batch=batch, mode="single")
         before = mx.get_active_memory() - weights
         mx.reset_peak_memory()

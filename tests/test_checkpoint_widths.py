@@ -174,7 +174,10 @@ def paths_in(value: Any, path: tuple = ()) -> list[tuple]:
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-@pytest.mark.parametrize("case", ["ltxv_0_9_0", "ltxv_0_9_1", "ltx2_3", "conv_16x16x4"])
+@pytest.mark.parametrize(
+    "case",
+    ["ltxv_0_9_1", "conv_16x16x4", *(pytest.param(case, marks=pytest.mark.slow) for case in ("ltxv_0_9_0", "ltx2_3"))],
+)
 def test_a_changed_configuration_loads_or_is_a_checkpoint_error(
     golden: Callable, weights: Callable, case: str, data: st.DataObject
 ) -> None:

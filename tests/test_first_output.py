@@ -19,8 +19,15 @@ def count_until_first(results):
     return first / sum(operations)
 
 
-@pytest.mark.parametrize("name", ["ltxv_0_9_1", "ltx2", "ltx2_3", "ltx2_3_causal"])
-@pytest.mark.parametrize(("frames", "options"), [(16, {}), (5, {}), (16, {"chunk": 4}), (1, {})])
+@pytest.mark.parametrize(
+    ("name", "frames", "options"),
+    [
+        *((name, 16, {}) for name in ("ltxv_0_9_1", "ltx2", "ltx2_3", "ltx2_3_causal")),
+        ("ltx2_3", 5, {}),
+        ("ltx2_3", 16, {"chunk": 4}),
+        ("ltx2_3_causal", 1, {}),
+    ],
+)
 def test_the_first_frame_comes_after_the_share_of_the_work_that_the_plan_states(golden, name, frames, options):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
     latents = mx.random.normal((1, 8, frames, 2, 2), key=mx.random.key(0))
@@ -38,7 +45,7 @@ def test_the_first_latents_come_after_the_share_of_the_work_that_the_plan_states
 
 def test_tiles_in_time_show_frames_after_their_first_row_of_tiles(golden):
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
-    latents = mx.random.normal((1, 8, 12, 4, 4), key=mx.random.key(0))
+    latents = mx.random.normal((1, 8, 12, 4, 2), key=mx.random.key(0))
     tiling = TilingConfig(SpatialTilingConfig(64, 0), TemporalTilingConfig(32, 8))
     plan = vae.plan(latents.shape, mode="tiled", tiling=tiling)
     assert plan.first_output_work == pytest.approx(count_until_first(vae.stream(latents, plan)), abs=0.05)

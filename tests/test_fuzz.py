@@ -8,7 +8,7 @@ from fuzz import TARGETS, fuzz, write_files, write_vae
 from fuzz_corpus import samples
 from fuzz_mutations import Damage
 from mlx_ltx_vae import LTXVAEError
-from mlx_ltx_vae.commands import cli, items, job
+from mlx_ltx_vae.commands import cli, decode_command, items, job
 from mlx_ltx_vae.errors import describe_error
 
 _GROUPS, _IN_GROUP = 5, 50
@@ -63,7 +63,7 @@ def test_the_fuzzer_finds_errors_that_are_not_explained(folder, monkeypatch, err
 
     path = folder / "clips.txt"
     path.write_text("a.npy\n")
-    monkeypatch.setattr(job, "open_checkpoint", fail)
+    monkeypatch.setattr(decode_command, "open_checkpoint", fail)
     if shown is None:
         TARGETS["run"]["dry run"](path)
         assert describe_error(error) == "a.npy: cannot be read or written (Permission denied)."

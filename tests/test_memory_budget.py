@@ -211,7 +211,6 @@ def test_what_other_arrays_hold_is_not_available(monkeypatch):
 PLANS = {
     "time": {},
     "rows": {"order": "rows"},
-    "columns": {"order": "columns"},
     "single": {"mode": "single"},
     "tiled": {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(64, 32))},
     "tiled in time": {"mode": "tiled", "tiling": TilingConfig.aggressive()},

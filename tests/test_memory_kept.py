@@ -19,7 +19,7 @@ from mlx_ltx_vae import AudioVAE, CheckpointError, DecodeCancelled, PlanError, V
 from mlx_ltx_vae.integrations import decode_tiled
 from tolerances import cpu_only
 
-LATENTS = (1, 8, 6, 4, 6)
+LATENTS = (1, 8, 6, 2, 6)
 SMALL = 300_000  # bytes
 
 
@@ -38,7 +38,7 @@ def latents():
 
 
 def pixels():
-    return np.zeros((41, 128, 192, 3), np.uint8)
+    return np.zeros((41, 64, 192, 3), np.uint8)
 
 
 class Full(Exception):
@@ -135,8 +135,8 @@ def test_the_encoder_is_loaded_when_it_is_first_used_and_counts_from_then_on(gol
     assert vae.plan_encode((9, 64, 96, 3)).memory.weights == sizes["decoder"] + sizes["encoder"]
     assert "encoder" in repr(vae), "which reads no weights"
     assert mx.get_active_memory() - before < sizes["decoder"] + SMALL
-    expected = VideoVAE.from_pretrained(path, decoder=False).encode(pixels())
-    assert mx.array_equal(vae.encode(pixels()), expected)
+    expected = VideoVAE.from_pretrained(path, decoder=False).encode(pixels()[:9])
+    assert mx.array_equal(vae.encode(pixels()[:9]), expected)
     assert mx.get_active_memory() - before > sizes["decoder"] + sizes["encoder"]
     assert vae.plan(LATENTS).memory.weights == sizes["decoder"] + sizes["encoder"]
     alone = VideoVAE.from_pretrained(path, decoder=False)

@@ -60,9 +60,8 @@ def shell(tmp_path, files):
 def test_closed_and_full_standard_streams_of_every_entry_point(shell, entry):
     """A closed standard error gives its number to no file, and standard output that cannot be written is one line."""
     assert shell("info latents.npy 2>&- <&-", entry)[0] == 0
-    for output, reason in (("&-", "Bad file descriptor"), (FULL, "No space left on device")):
-        if output == "&-" or FULL.exists():
-            assert shell(f"info latents.npy --json >{output}", entry)[::2] == (1, f"{UNWRITABLE} ({reason}).\n")
+    output, reason = (FULL, "No space left on device") if FULL.exists() else ("&-", "Bad file descriptor")
+    assert shell(f"info latents.npy --json >{output}", entry)[::2] == (1, f"{UNWRITABLE} ({reason}).\n")
 
 
 def test_closed_standard_error_and_input_do_not_matter(shell, tmp_path):
@@ -80,7 +79,7 @@ def test_a_video_does_not_get_the_number_of_a_closed_stream(shell, tmp_path):
     assert (tmp_path / "out.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 
-@pytest.mark.parametrize("line", ["decode {} -o -", "decode {} -o out.mp4", "info " + NAME + ".safetensors"])
+@pytest.mark.parametrize("line", ["decode {} -o -", "info " + NAME + ".safetensors"])
 def test_closed_standard_output_is_one_line(shell, line):
     assert shell(f"{line} >&-")[::2] == (1, "error: standard output: cannot be written (Bad file descriptor).\n")
 
@@ -115,11 +114,9 @@ def test_full_standard_error_and_output_of_many_inputs(shell, tmp_path):
 
 @pytest.mark.parametrize("environment", ENCODINGS, ids=lambda values: "-".join(values.values()))
 def test_names_are_printed_and_written_in_any_encoding(shell, tmp_path, environment):
-    code, out, errors = shell(f"info {NAME}.safetensors", **environment)
-    assert (code, errors) == (0, "")
-    assert ".safetensors, " in out.splitlines()[0]
     code, out, errors = shell("decode {} nothing漢.npy -o 'videos漢/'", **environment)
     assert code == 1
+    assert "latents.npy: 1 frame, " in out and ".safetensors (LTX-2.3, " in out
     assert len(errors.splitlines()) == 2
     assert (tmp_path / "videos漢" / "latents.mp4").exists()
 

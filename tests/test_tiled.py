@@ -50,9 +50,9 @@ def test_frames_leave_as_soon_as_no_later_tile_reaches_them(golden, vae):
 
 def test_spatial_tiles_are_exact_in_time(vae):
     """However the clip is chunked the result is the same, and away from the seams it is the single pass's."""
-    latents = mx.random.normal((1, 8, 6, 5, 7), key=mx.random.key(5))
+    latents = mx.random.normal((1, 8, 5, 3, 5), key=mx.random.key(5))
     tiling = TilingConfig(SpatialTilingConfig(96, 32))
-    whole = vae.decode(latents, vae.plan(latents.shape, mode="tiled", tiling=tiling, chunk=6))
+    whole = vae.decode(latents, vae.plan(latents.shape, mode="tiled", tiling=tiling, chunk=5))
     for chunk in (1, 2):
         plan = vae.plan(latents.shape, mode="tiled", tiling=tiling, chunk=chunk)
         assert mx.abs(vae.decode(latents, plan) - whole).max().item() < tolerance(2e-5)
@@ -62,8 +62,7 @@ def test_spatial_tiles_are_exact_in_time(vae):
     assert mx.abs(vae.decode(latents, plan) - vae.decode(latents)).max().item() < tolerance(2e-5)
 
 
-@pytest.mark.parametrize("case", ["ltx2_3_tiled", "ltxv_0_9_1"])  # the second with a timestep and noise
-@pytest.mark.parametrize("size", [2, 100])
+@pytest.mark.parametrize(("case", "size"), [("ltx2_3_tiled", 100), ("ltxv_0_9_1", 2)])  # with a timestep and noise
 def test_tiles_decoded_in_batches_give_what_tiles_one_by_one_give(golden, case, size):
     """4x7 cells in tiles of 3x3 and 2x3: two shapes, three of each, so that batches are not full."""
     vae = VideoVAE.from_pretrained(golden(case).checkpoint, encoder=False)

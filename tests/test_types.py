@@ -45,6 +45,7 @@ def assert_only_typos(lines, files):
     assert {number for _, number in found} == {3, 4, 5, 6, 7}
 
 
+@pytest.mark.slow
 def test_mypy_finds_typos_and_nothing_else(files, tmp_path):
     config = tmp_path / "mypy.ini"
     config.write_text("[mypy]\ncheck_untyped_defs = true\nignore_missing_imports = true\n")

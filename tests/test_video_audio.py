@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, audio_codecs, check_output, open_sink, outputs
@@ -121,8 +122,9 @@ def test_a_checked_output_warns_once(tmp_path: Path) -> None:
 
 
 def test_decode_warns_before_it_decodes_and_cuts_with_shortest(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    audio, out = make_audio(tmp_path / "a.wav", 9), tmp_path / "out.mp4"
-    command = ["--demo", "-o", str(out), "--audio", str(audio)]
+    audio, clip, out = make_audio(tmp_path / "a.wav", 9), tmp_path / "clip.safetensors", tmp_path / "out.mp4"
+    save_latents(clip, load_latents(demo.LATENTS)[0][:, :, :3, :2, :3], fps=24)
+    command = [str(clip), "-m", str(demo.VAE), "-o", str(out), "--audio", str(audio)]
     assert main([*command, "--dry-run", "--json"]) == 0
     captured = capsys.readouterr()
     assert captured.err.count("warning: ") == 1

@@ -217,9 +217,16 @@ def error_of_reading(path: Path, size: tuple[int, int] = SIZE, **options: object
     return float(np.abs(frames[0] / peak - picture(*grid(size)))[EDGE:-EDGE, EDGE:-EDGE].max()) * 255
 
 
-@pytest.mark.parametrize("levels", ["tv", "pc"])
-@pytest.mark.parametrize("matrix", ["bt470bg", "bt709", "bt2020nc"])
-@pytest.mark.parametrize("pixel_format", LOSSLESS)
+MATRICES = ["bt470bg", "bt709", "bt2020nc"]
+#: Each pixel format with a matrix for each range; one with all.
+TAGGED = {
+    *((each, MATRICES[(index + shift) % 3], levels)
+      for index, each in enumerate(LOSSLESS) for shift, levels in enumerate(("tv", "pc"))),
+    *(("yuv420p", matrix, levels) for matrix in MATRICES for levels in ("tv", "pc")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("pixel_format", "matrix", "levels"), sorted(TAGGED))
 def test_planes_are_read_by_the_standard(tmp_path: Path, pixel_format: str, matrix: str, levels: str) -> None:
     planes = expected_planes(pixel_format, matrix=matrix, levels=levels)
     path = store(tmp_path / "a.mkv", planes, pixel_format, SIZE, *tags_of(matrix, levels))
