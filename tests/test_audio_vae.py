@@ -127,7 +127,7 @@ def test_a_small_budget_takes_smaller_pieces_or_says_the_least_that_works(audio_
 
 
 def test_the_planned_memory_holds(audio_vae):
-    for name, chunk in (("ltx2", 1), ("ltx2", 5), ("ltx2_3", 1), ("ltx2_3", 15)):
+    for name, chunk in (("ltx2", 1), ("ltx2", 15), ("ltx2_3", 1), ("ltx2_3", 15)):
         vae, latents = audio_vae(name), random_latents(30)
         plan = vae.plan(30, chunk=chunk)
         before = mx.get_active_memory() - sum(network.spec.num_weights * 4 for network in (vae.decoder, vae.vocoder))
@@ -243,15 +243,14 @@ def test_an_excerpt_is_that_of_the_whole_and_decodes_what_it_depends_on(
 
 def test_what_is_before_an_excerpts_latents_has_no_part_in_it(audio_vae):
     """In the whole decode too: the excerpt begins where the reach of the networks does, or before that."""
-    vae, latents = audio_vae("ltx2_3"), random_latents(70)
-    plan = vae.plan(70, samples=(55 * 1920, 55 * 1920 + 1))
-    start = plan.excerpt.latents.start
-    assert 0 < start < 70 - plan.latents
+    vae, latents, sample = audio_vae("ltx2"), random_latents(52), 45 * 960
+    decoded = vae.plan(52, samples=(sample, sample + 1)).excerpt.latents
+    assert 0 < decoded.start < decoded.end < 52
     changed = latents.copy()
-    changed[:, :, :start] *= -100
-    changed[:, :, plan.excerpt.latents.end :] *= -100
-    found = [np.array(vae.decode(each))[:, :, 55 * 1920] for each in (latents, changed)]
-    assert np.abs(found[0] - found[1]).max() < tolerance(2e-5)
+    changed[:, :, : decoded.start] *= -100
+    changed[:, :, decoded.end :] *= -100
+    found = [np.array(vae.decode(each))[:, :, sample] for each in (latents, changed)]
+    assert np.abs(found[0] - found[1]).max() < tolerance(1e-5)
 
 
 def test_a_stream_that_is_cancelled_while_it_computes_ends_at_the_next_step(audio_vae, monkeypatch):

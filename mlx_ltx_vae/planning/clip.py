@@ -104,7 +104,7 @@ class Clip:
         """
         extra = 0 if self.is_decode or length == 1 or self.spec.sound else 1
         if self.spec.sound is not None:
-            # With smaller pieces, what is flushed at once and the uncut pieces of windows take as much, by measurement.
+            # Measured: smaller pieces take no less, since layers are flushed at once, and keep pieces whole.
             chunk = max(chunk * self.cell, math.ceil(needed(self.spec, Axis.TIME) / 2))
         rest, longest = max(0, length - chunk - extra), LONG_CLIP * chunk
         return (min(length, chunk + extra), *cut(rest if rest <= longest else longest + rest % chunk, chunk))

@@ -1,12 +1,11 @@
 """Stages that take each piece of a stream one after the other: alone, or several chains side by side.
 
-Unlike the driver, a chain flushes all of its stages in one step each. That step is as long as the chain's lookahead,
-which suits networks whose pieces are small, and takes far fewer steps where there are many stages.
+Unlike the driver, a chain flushes all of its stages in one step each, with the last piece. That step is longer by the
+chain's lookahead, which suits networks whose pieces are small, and takes far fewer steps where there are many stages.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import chain
 
 import mlx.core as mx
 
@@ -56,13 +55,18 @@ def run_chain(
 ) -> Iterator[mx.array]:
     """As `driver.run`, but that each stage takes whatever comes in one step."""
     running = Chain(axis, stages, around_step=around_step)
-    flow: Iterator[list[mx.array]] = chain(([piece] for piece in pieces), [[]])  # an empty list ends it
 
-    def push(box: list[mx.array]) -> list[mx.array]:
-        result = running.push(box.pop(), False) if box else running.push(None, True)
+    def push(box: list[mx.array], last: bool) -> list[mx.array]:
+        result = running.push(box.pop(), last)
         return [] if result is None else [result]
 
-    return map(list.pop, filter(None, map(push, flow)))
+    flow = ([piece] for piece in pieces)
+    box = next(flow, [])
+    while box:
+        following = next(flow, [])
+        if results := push(box, not following):
+            yield results.pop()
+        box = following
 
 
 def branches(axis: Axis, chains: Sequence[Sequence[Stage]], combine: Callable[[list[mx.array]], mx.array]) -> Stage:
