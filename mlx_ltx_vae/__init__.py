@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .latents import LatentsInfo, load_latents, save_latents
     from .models.video_vae.config import VAEConfig
     from .pipeline.audio_run import AudioChunk, AudioStream
+    from .pipeline.decode_file import DecodeReport
     from .pipeline.decode_run import DecodeStream
     from .pipeline.postprocess import FrameChunk
     from .planning.plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "EncodePlan", "load_latents", "save_latents",
-    "LatentsInfo", "AudioVAE", "AudioChunk", "AudioStream", "AudioPlan", "AudioEncodePlan",
+    "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "DecodeReport", "EncodePlan", "load_latents",
+    "save_latents", "LatentsInfo", "AudioVAE", "AudioChunk", "AudioStream", "AudioPlan", "AudioEncodePlan",
     "VideoWriter", "VideoReader", "Fit", "VAEConfig", "ScaleFactors",
     "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
     "DistributedError", "ReaderError", "WriterError",
@@ -52,6 +53,7 @@ _MODULES = {
     ".latents": ("LatentsInfo", "load_latents", "save_latents"),
     ".models.video_vae.config": ("VAEConfig",),
     ".pipeline.audio_run": ("AudioChunk", "AudioStream"),
+    ".pipeline.decode_file": ("DecodeReport",),
     ".pipeline.decode_run": ("DecodeStream",),
     ".pipeline.postprocess": ("FrameChunk",),
     ".planning.plan": ("AudioEncodePlan", "AudioPlan", "DecodePlan", "EncodePlan"),

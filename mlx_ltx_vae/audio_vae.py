@@ -5,14 +5,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import numpy as np
 
 from .backend.device import explained_device_errors
 from .backend.machine import Machine
-from .backend.mlx_utils import DTYPES, DtypeName
+from .backend.mlx_utils import DTYPES, DtypeName, GivenDtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
 from .checkpoint.locate import parse_reference
@@ -36,6 +36,9 @@ from .video.sound import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time
 _LONG = 60  # seconds, after which an encode takes no more memory but for its latents
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
@@ -67,10 +70,10 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         cls,
         source: str | os.PathLike | Checkpoint,
         *,
-        dtype: DtypeName | None = None,
+        dtype: GivenDtype = None,
         encoder: bool = True,
         decoder: bool = True,
-    ) -> "AudioVAE":
+    ) -> "Self":
         """Load an audio VAE and its vocoder.
 
         Args:
@@ -82,7 +85,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         Raises:
             CheckpointError: if the source cannot be read, is no audio VAE, is incomplete, or is not supported.
         """
-        source = cls._open(source, dtype, SOUND, encoder=encoder, decoder=decoder)
+        source, dtype = cls._open(source, dtype, SOUND, encoder=encoder, decoder=decoder)
         dtypes = {name: source.cast_dtype(name, dtype) for name in ("encoder", "decoder")} | {"vocoder": mx.float32}
         networks = {name: load_network(source, name, dtypes[name]) for name in ("decoder", "vocoder") if decoder}
         is_alone = all(each is None for each in networks.values())
@@ -94,7 +97,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         )
 
     @classmethod
-    def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: DtypeName | None = None) -> "AudioVAE":
+    def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: GivenDtype = None) -> "Self":
         """Load from arrays in memory, by the names of any supported file, with the checks of `from_pretrained`."""
         return cls.from_pretrained(open_weights(weights, config, medium=SOUND), dtype=dtype)
 

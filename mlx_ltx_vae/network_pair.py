@@ -1,13 +1,13 @@
 """What a VAE is loaded into: its encoder and its decoder, of which one may be missing."""
 
 import os
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import mlx.core as mx
 
 from .backend.device import check_process, this_machine
 from .backend.machine import Machine
-from .backend.mlx_utils import DTYPES, dtype_name
+from .backend.mlx_utils import DTYPES, DtypeName, GivenDtype, dtype_name
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.loading import LazyNetwork, load_network
 from .errors import CheckpointError
@@ -58,15 +58,16 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
 
     @staticmethod
     def _open(
-        source: str | os.PathLike | Checkpoint, dtype: str | None, medium: Medium, *, encoder: bool, decoder: bool
-    ) -> Checkpoint:
-        """The checkpoint to load, if it is not open yet, in this process and in this dtype."""
+        source: str | os.PathLike | Checkpoint, dtype: GivenDtype, medium: Medium, *, encoder: bool, decoder: bool
+    ) -> tuple[Checkpoint, DtypeName | None]:
+        """The checkpoint to load, if it is not open yet, in this process, and the name of the dtype."""
         check_process()
-        if dtype is not None and dtype not in DTYPES:
-            raise CheckpointError(f"dtype {dtype!r} is not known; expected {', '.join(DTYPES)}.")
-        if isinstance(source, Checkpoint):
-            return source
-        return open_checkpoint(source, encoder=encoder, decoder=decoder, medium=medium)
+        name = dtype_name(dtype) if isinstance(dtype, mx.Dtype) else dtype
+        if name is not None and name not in DTYPES:
+            raise CheckpointError(f"dtype {name!r} is not known; expected {', '.join(DTYPES)}.")
+        if not isinstance(source, Checkpoint):
+            source = open_checkpoint(source, encoder=encoder, decoder=decoder, medium=medium)
+        return source, cast("DtypeName | None", name)
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -99,7 +100,7 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
     def _decoder(self) -> Decoder:
         if self.decoder is None:
             raise CheckpointError(
-                f"this {type(self).__name__} was loaded without a decoder; load it with decoder=True."
+                f"this {type(self).__name__} has no decoder; load it with decoder=True, from a checkpoint that has one."
             )
         return self.decoder
 
@@ -108,7 +109,7 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
         """The encoder, of which plans need no weights."""
         if self._own_encoder is None:
             raise CheckpointError(
-                f"this {type(self).__name__} was loaded without an encoder; load it with encoder=True."
+                f"this {type(self).__name__} has no encoder; load it with encoder=True, from a checkpoint that has one."
             )
         return self._own_encoder
 

@@ -1,38 +1,45 @@
 """`VideoVAE`, the main class of the public API."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import mlx.core as mx
 import numpy as np
 
-from .backend.mlx_utils import DtypeName
+from .backend.mlx_utils import GivenDtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
-from .errors import LatentsError, PlanError
+from .errors import PlanError
 from .frame_rate import DEFAULT_FPS, Rate
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.noise import DEFAULT_CONVENTION, ConventionName, Noise
 from .network_pair import NetworkPair, load_encoder
 from .pipeline.chunk_stream import arrays_released, join_parts
-from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, StreamOptions, WholeOptions
+from .pipeline.decode_file import DecodeReport, FileDecode
+from .pipeline.decode_run import (
+    DecodeOptions,
+    DecodePipeline,
+    DecodeStream,
+    StreamOptions,
+    WholeOptions,
+    check_options,
+)
 from .pipeline.encode_run import EncodePipeline, EncodeStream
 from .pipeline.latent_sources import LatentInput, is_whole
-from .pipeline.postprocess import FrameChunk, OnFramesReady, hand_over, join_chunks, join_levels, write_levels
+from .pipeline.postprocess import OnFramesReady, hand_over, join_chunks, join_levels
 from .pipeline.preprocess import Frames
 from .pipeline.progress import Progress, show_progress
-from .pipeline.run import peek
 from .planning.options import BitDepth, ModeName, OrderName
 from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_decode, plan_encode
 from .tiling.config import TilingConfig
-from .video import check_output, check_output_options, open_sink
 from .video.sink import SinkOptions
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
 
 class VideoVAE(NetworkPair[Config, Encoder]):
@@ -65,25 +72,26 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         cls,
         source: str | os.PathLike | Checkpoint,
         *,
-        dtype: DtypeName | None = None,
+        dtype: GivenDtype = None,
         encoder: bool = True,
         decoder: bool = True,
-    ) -> "VideoVAE":
+    ) -> "Self":
         """Load a VAE.
 
         Args:
             source: a file in any supported layout (only the VAE's tensors are read, even from a 40 GB file), a folder,
                 "folder:file", a hub repository id, or an open checkpoint.
-            dtype: None for the checkpoint's own. On Apple GPUs, convolutions of a bfloat16 network take float16 where
-                their range allows it, which is more accurate; given explicitly, bfloat16 is used throughout. A float16
-                encoder computes in float32, since float16 may overflow there, and warns when it is used.
+            dtype: "bfloat16" or `mx.bfloat16`; None for the checkpoint's own. On Apple GPUs, convolutions of a bfloat16
+                network take float16 where their range allows it, which is more accurate; given explicitly, bfloat16 is
+                used throughout. A float16 encoder computes in float32, since float16 may overflow there, and warns when
+                it is used.
             encoder, decoder: whether to load it. Beside a decoder, the encoder's weights are read from the file when
                 they are first used; only what its header tells is checked before.
 
         Raises:
             CheckpointError: if the source cannot be read, is not a VAE, is incomplete, or is not supported.
         """
-        source = cls._open(source, dtype, PICTURES, encoder=encoder, decoder=decoder)
+        source, dtype = cls._open(source, dtype, PICTURES, encoder=encoder, decoder=decoder)
         encoder_dtype, decoder_dtype = (source.cast_dtype(name, dtype) for name in NETWORKS)
         loaded = load_network(source, "decoder", decoder_dtype) if decoder else None
         return cls(
@@ -95,7 +103,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         )
 
     @classmethod
-    def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: DtypeName | None = None) -> "VideoVAE":
+    def from_weights(cls, weights: Arrays, config: GivenConfig = None, *, dtype: GivenDtype = None) -> "Self":
         """Load a VAE from arrays in memory, with the checks and the `dtype` of `from_pretrained`.
 
         `weights` are arrays by name, as any supported file names and stores them; not lazy ones of another thread.
@@ -272,9 +280,11 @@ class VideoVAE(NetworkPair[Config, Encoder]):
 
         With `on_frames_ready` the result is None. It is called with (frames (B, 3, n, H, W), start index) as frames
         become final, each once and in order. An exception in it stops the decode and propagates to the caller.
-        `memory_budget` is that of `plan`, in place of a plan. `progress` is True for a progress bar on standard error,
-        or a function `(done, total)` of frames.
+        `memory_budget` is that of `plan`, in place of a plan, to which its other options go. `progress` is True for a
+        progress bar on standard error, or a function `(done, total)` of frames. NumPy has no bfloat16:
+        `np.array(pixels.astype(mx.float32))`.
         """
+        check_options("decode", options)
         if plan is None and is_whole(latents):
             joined = on_frames_ready is None
             plan = self.plan(latents.shape, memory_budget=memory_budget, steps=options.get("steps"), joined=joined)
@@ -292,6 +302,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         self, latents: LatentInput, plan: DecodePlan | None = None, **options: "Unpack[StreamOptions]"
     ) -> np.ndarray:
         """Decode to uint8 (F, H, W, 3), or (B, F, H, W, 3) for several videos. As `stream`, without `bit_depth`."""
+        check_options("decode_uint8", options)
         with arrays_released(), self.stream(latents, plan, bit_depth=8, **options) as stream:
             return join_levels(stream)
 
@@ -299,6 +310,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         self,
         latents: LatentInput,
         path: str | os.PathLike,
+        plan: DecodePlan | None = None,
         *,
         fps: Rate = DEFAULT_FPS,
         memory_budget: str | int | None = None,
@@ -307,41 +319,25 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         codec: str | None = None,
         crf: int | None = None,
         bit_depth: BitDepth = 8,
+        pix_fmt: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        shortest: bool = False,
         overwrite: bool = True,
         **options: "Unpack[StreamOptions]",
-    ) -> None:
+    ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
         They may arrive, as for `stream`, without a memory budget. A folder ("frames/") gets PNG stills. `fps`, `audio`
-        (also an `AudioVAE.stream`), `codec`, `crf`, `bit_depth` and `overwrite` are those of `VideoWriter`, and the
-        others those of `decode`. Errors: `WriterError`.
+        (also an `AudioVAE.stream`) and all up to `overwrite` are those of `VideoWriter`, and the others those of
+        `decode`; a plan is one with this `bit_depth`. Errors: `WriterError`.
         """
-        output = SinkOptions(audio, codec, crf, bit_depth, overwrite=overwrite)
-        check_output_options(path, output, fps=fps)
-        video: dict[str, Any] = {"fps": fps, "options": output}
-        plan = None
-        if is_whole(latents):
-            plan = self.plan(
-                latents.shape, memory_budget=memory_budget, bit_depth=bit_depth, steps=options.get("steps")
-            )
-            video |= {"size": plan.frame_size, "num_frames": plan.num_frames}
-            check_output(path, **video)
-        elif memory_budget is not None:
-            raise PlanError("a memory budget goes with whole latents; leave it out.")
-        with arrays_released(), self.stream(latents, plan, bit_depth=bit_depth, **options) as stream:
-            chunks: Iterable[FrameChunk] = stream
-            if plan is None:
-                first, chunks = peek(stream, "there are no latents to decode.")
-                batch, _, height, width, _ = first.frames.shape
-                video["size"] = width, height
-                del first  # its buffer is free when it is written
-            else:
-                batch = plan.latent_shape.batch
-            if batch > 1:
-                raise LatentsError(f"{path}: is one video, and these latents are {batch}; write each.")
-            num_frames = plan.num_frames if plan else None
-            with open_sink(path, **video) as sink:
-                write_levels(show_progress(chunks, progress, num_frames, name=os.fspath(path)), sink.write, bit_depth)
+        check_options("decode_to_file", options)
+        output = SinkOptions(audio, codec, crf, bit_depth, overwrite=overwrite, shortest=shortest, pix_fmt=pix_fmt)
+        if metadata is not None:
+            output = replace(output, metadata=metadata)
+        make_plan = partial(self.plan, steps=options.get("steps"))
+        run = FileDecode(make_plan, partial(self.stream, **options), path, fps, output)
+        return run.run(latents, plan, memory_budget, progress)
 
     def encode(
         self,

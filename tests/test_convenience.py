@@ -1,14 +1,18 @@
 """What makes the API pleasant: one call to a file, progress, pictures of chunks, and short descriptions."""
 
 import io
+import json
+import subprocess
 
 import imageio.v3 as iio
+import imageio_ffmpeg
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlx_ltx_vae
-from mlx_ltx_vae import LatentsError, PlanError, VideoReader, VideoVAE, WriterError
+from mlx_ltx_vae import CheckpointError, LatentsError, PlanError, VideoReader, VideoVAE, WriterError, save_latents
+from mlx_ltx_vae.decode import main as decode
 
 LATENTS = mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(0))
 
@@ -29,6 +33,57 @@ def test_a_clip_is_decoded_to_a_file_as_to_an_array(vae, tmp_path):
         frames = np.concatenate(list(video))
     assert np.array_equal(frames, vae.decode_uint8(LATENTS))
     assert done[-1] == (17, 17) and sorted(done) == done and {total for _, total in done} == {17}
+
+
+def test_a_decode_to_a_file_reports_what_the_command_prints(vae, golden, tmp_path, capsys):
+    path, latents = tmp_path / "clip.mkv", tmp_path / "clip.safetensors"
+    plan = vae.plan(LATENTS.shape, chunk=2, bit_depth=8)
+    options = {"codec": "ffv1", "pix_fmt": "gbrp10le", "metadata": {"title": "a film"}}
+    report = vae.decode_to_file(LATENTS, path, plan, fps="24000/1001", **options)
+    assert report.plan is plan
+    assert (report.output, report.frames, report.width, report.height) == (str(path), 17, 96, 64)
+    assert 0 < report.first_frame_seconds <= report.seconds
+    found = subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-i", path], capture_output=True, text=True).stderr
+    assert "gbrp10le" in found and "a film" in found
+    save_latents(latents, LATENTS, fps="24000/1001")
+    command = [str(latents), "-m", str(golden("ltx2_3").checkpoint), "-o", str(path), "--json", "--chunk", "2"]
+    assert decode(command) == 0
+    printed, value = json.loads(capsys.readouterr().out), report.as_dict()
+    assert json.loads(json.dumps(value)) == value and value.keys() <= printed.keys()
+    for key in value.keys() - {"seconds", "first_frame_seconds", "peak_memory_bytes", "plan"}:
+        assert value[key] == printed[key], key
+
+
+@pytest.mark.parametrize("name", ["decode", "decode_uint8", "decode_to_file"])
+def test_an_option_of_a_plan_is_refused_by_the_name_of_the_function(vae, name):
+    arguments = (LATENTS, "a.mp4") if name == "decode_to_file" else (LATENTS,)
+    for option in ("mode", "frames", "tiling"):
+        expected = rf"^{name}\(\) got an unexpected keyword argument '{option}'; it is one of plan"
+        with pytest.raises(TypeError, match=expected):
+            getattr(vae, name)(*arguments, **{option: None})
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'sed'$"):
+        getattr(vae, name)(*arguments, sed=1)
+
+
+def test_dtypes_are_names_or_those_of_mlx(golden):
+    for dtype in (mx.float32, mx.bfloat16, mx.float16):
+        assert VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype=dtype, encoder=False).dtype == dtype
+    with pytest.raises(CheckpointError, match="dtype 'int32' is not known; expected float32, bfloat16, float16"):
+        VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype=mx.int32)
+
+
+def test_streams_and_readers_describe_themselves(vae, tmp_path):
+    stream = vae.stream(LATENTS)
+    assert repr(stream) == "DecodeStream(not started)"
+    next(stream)
+    assert repr(stream) == "DecodeStream(started)"
+    stream.close()
+    assert repr(stream) == "DecodeStream(ended)"
+    stream.cancel()
+    assert repr(stream) == "DecodeStream(cancelled)"
+    vae.decode_to_file(LATENTS, tmp_path / "a.mkv", codec="ffv1")
+    with VideoReader(tmp_path / "a.mkv") as video:
+        assert repr(video) == f"VideoReader('{tmp_path}/a.mkv', 96x64, 24 fps, about 17 frames)"
 
 
 def test_ten_bits_and_an_existing_file(vae, tmp_path):

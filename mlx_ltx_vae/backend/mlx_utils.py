@@ -13,8 +13,10 @@ from mlx.utils import tree_flatten
 
 from ..errors import LatentsError, LTXVAEError, excerpt
 
-#: What `dtype=` and `--dtype` accept.
+#: What `--dtype` accepts.
 DtypeName = Literal["float32", "bfloat16", "float16"]
+#: What `dtype=` accepts: also `mx.float32`, `mx.bfloat16`, `mx.float16`; None for the checkpoint's own.
+GivenDtype = DtypeName | mx.Dtype | None
 DTYPES: dict[str, mx.Dtype] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 

@@ -1,5 +1,6 @@
 """The chunks of one decode or encode, which any thread may cancel."""
 
+import inspect
 import sys
 import threading
 import traceback
@@ -65,6 +66,11 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
         """
         self._cancelled.set()
         self.close()
+
+    def __repr__(self) -> str:
+        states = {inspect.GEN_CREATED: "not started", inspect.GEN_CLOSED: "ended"}
+        state = states.get(inspect.getgeneratorstate(self._chunks), "started")
+        return f"{type(self).__name__}({'cancelled' if self._cancelled.is_set() else state})"
 
     def __enter__(self: StreamT) -> StreamT:
         return self

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -16,6 +16,7 @@ from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
 from ..models.noise import DEFAULT_CONVENTION, ConventionName, Noise, NoiseShapes, draw
 from ..models.specs import LONG_CLIP, NetworkSpec
+from ..planning.options import PlanOptions
 from ..planning.plan import DecodePlan, Order
 from ..planning.tiles import tile_spec
 from ..shapes import Grid
@@ -58,6 +59,9 @@ class DecodeOptions:
     bit_depth: int | None = None
 
 
+_PLANNED = {"frames", "joined", *PlanOptions.__dataclass_fields__}  # options of `VideoVAE.plan`
+
+
 class StreamOptions(TypedDict, total=False):
     """The options of `VideoVAE.stream` that all decodes have."""
 
@@ -75,6 +79,14 @@ class WholeOptions(StreamOptions, total=False):
 
     memory_budget: str | int | None
     progress: Progress
+
+
+def check_options(function: str, options: Mapping[str, object]) -> None:
+    """Raise a `TypeError`, as Python does, unless options are `StreamOptions`."""
+    for name in options.keys() - StreamOptions.__annotations__.keys():
+        text = f"{function}() got an unexpected keyword argument {name!r}"
+        hint = f"; it is one of plan(): {function}(..., plan=vae.plan(latents.shape, {name}=...))"
+        raise TypeError(text + (hint if name in _PLANNED else ""))
 
 
 class DecodeStream(PictureStream[FrameChunk]):

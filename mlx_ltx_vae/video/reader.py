@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import ReaderError, option, quote
 from ..frame_rate import MAX_FPS, Rate, find_fps
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
+from ..units import format_count
 from .ffmpeg import input_arguments, read_times
 from .ffmpeg_reader import FfmpegDecoder
 from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown, turned
@@ -163,6 +164,11 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         first, last = chosen[0], chosen[-1]
         are_all = chosen == list(range(first, last + 1))
         return self._buffer[first : last + 1] if are_all else self._buffer[chosen]
+
+    def __repr__(self) -> str:
+        rate = "" if self.fps is None else f", {float(self.fps):.6g} fps"
+        length = "" if self.num_frames is None else f", about {format_count(self.num_frames, 'frame')}"
+        return f"VideoReader({self.name!r}, {format_size(*self.size)}{rate}{length})"
 
     def close(self) -> None:
         """Stop reading. A second call does nothing."""

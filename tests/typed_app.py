@@ -1,0 +1,137 @@
+"""An app that uses every public name: the type checkers read it, and a test runs it."""
+
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_ltx_vae import (
+    AudioChunk,
+    AudioEncodePlan,
+    AudioPlan,
+    AudioStream,
+    AudioVAE,
+    CheckpointError,
+    DecodeCancelled,
+    DecodeError,
+    DecodePlan,
+    DecodeReport,
+    DecodeStream,
+    DeviceError,
+    DistributedError,
+    EncodePlan,
+    Fit,
+    FrameChunk,
+    LatentsError,
+    LatentsInfo,
+    LTXVAEError,
+    PlanError,
+    PreviewVAE,
+    ReaderError,
+    ScaleFactors,
+    VAEConfig,
+    VideoReader,
+    VideoVAE,
+    VideoWriter,
+    WriterError,
+    demo,
+    load_latents,
+    save_latents,
+    tiling,
+)
+
+
+class FilmVAE(VideoVAE):
+    """A subclass, which the constructors return."""
+
+    def first_frame(self, latents: mx.array) -> np.ndarray:
+        plan: DecodePlan = self.plan(latents.shape, frames=(0, 1))
+        return self.decode_uint8(latents, plan)[0]
+
+
+def decode(vae: VideoVAE, latents: mx.array, folder: Path) -> int:
+    """Decode in all ways, and return the number of frames of a stream."""
+    plan = vae.plan(latents.shape, memory_budget="50%", mode="exact", order="time")
+    report: DecodeReport = vae.decode_to_file(latents, folder / "clip.mp4", plan=vae.plan(latents.shape, bit_depth=8),
+                                              metadata={"title": "a film"}, pix_fmt="yuv444p", crf=20)  # fmt: skip
+    size: tuple[int, int] = report.width, report.height
+    count = 0
+    with vae.stream(latents, plan) as stream:
+        own: DecodeStream = stream
+        for chunk in own:
+            count += show(chunk)
+    pixels = vae.decode(latents, memory_budget=plan.peak_bytes)
+    assert pixels.shape[3:] == size[::-1], (pixels.shape, size)
+    vae.decode(latents, on_frames_ready=lambda frames, start: None)
+    tiles = tiling.TilingConfig.default()
+    vae.decode(latents, vae.plan(latents.shape, mode="tiled", tiling=tiles))
+    return count
+
+
+def show(chunk: FrameChunk) -> int:
+    levels: np.ndarray = chunk.to_uint8()
+    return len(levels)
+
+
+def encode(vae: VideoVAE, video: Path, out: Path) -> LatentsInfo:
+    with VideoReader(video, size=(64, 64), fit=Fit.CROP, first_frame=0, max_frames=9) as frames:
+        plan: EncodePlan = vae.plan_encode((9, 64, 64, 3))
+        latents = mx.concatenate(list(vae.encode_stream(frames, plan)), axis=2)
+        save_latents(out, latents, fps=frames.fps or 24)
+    loaded, info = load_latents(out)
+    rate: Fraction | None = info.fps
+    assert rate is not None
+    assert loaded.shape == latents.shape
+    return info
+
+
+def preview(vae: PreviewVAE, latents: mx.array) -> mx.array | None:
+    first = vae.push(latents[:, :, :1])
+    vae.flush()
+    return first
+
+
+def hear(vae: AudioVAE, latents: mx.array, sound: mx.array) -> int:
+    plan: AudioPlan = vae.plan(latents.shape[2])
+    stream: AudioStream = vae.stream(latents, plan)
+    chunks: Iterator[AudioChunk] = stream
+    length = sum(chunk.waveform.shape[-1] for chunk in chunks)
+    encode_plan: AudioEncodePlan = vae.plan_encode(1.0)
+    vae.encode(sound, vae.sample_rate, encode_plan)
+    return length
+
+
+def write(frames: np.ndarray, path: Path) -> None:
+    with VideoWriter(path, size=(frames.shape[2], frames.shape[1]), fps=24) as out:
+        out.write(frames)
+
+
+def describe(config: VAEConfig) -> str:
+    scale: ScaleFactors = config.scale
+    return f"{config.generation}: {scale.time} frames"
+
+
+def main(folder: Path) -> int:
+    try:
+        vae = FilmVAE.from_pretrained(demo.VAE, dtype=mx.float32)
+        latents = load_latents(demo.LATENTS)[0][:, :, :2]
+        assert vae.first_frame(latents).shape == (256, 384, 3)
+        assert isinstance(vae.config, VAEConfig), describe
+        print(describe(vae.config), decode(vae, latents, folder), repr(vae.stream(latents)))
+        print(encode(vae, folder / "clip.mp4", folder / "clip.safetensors"))
+        tiny: PreviewVAE = PreviewVAE.from_pretrained(demo.LATENT_RGB)
+        frames = preview(tiny, latents)
+        write(np.zeros((9, 64, 64, 3), np.uint8), folder / "black.mp4")
+        print(None if frames is None else frames.shape, hear)
+    except (CheckpointError, LatentsError, PlanError, ReaderError, WriterError) as error:
+        print(f"cannot be done: {error}", file=sys.stderr)
+        return 1
+    except (DecodeError, DecodeCancelled, DeviceError, DistributedError) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 2
+    except LTXVAEError as error:
+        raise SystemExit(str(error)) from error
+    return 0
