@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from conftest import active_memory
 from mlx_ltx_vae.backend.machine import Machine
 from mlx_ltx_vae.models.layers.blocks import FrameAttention
 from mlx_ltx_vae.models.specs import FrameAttentionSpec, Step
@@ -48,7 +49,7 @@ def test_the_planned_memory_holds_with_one_block_and_with_several(max_scores):
     spec = replace(SPEC, max_scores=max_scores)
     layer, x = attention(spec), noise(1, 2, 32, 48, 16)
     mx.eval(layer.parameters(), x)
-    before = mx.get_active_memory()
+    before = active_memory()
     mx.reset_peak_memory()
     mx.eval(layer(x))
     taken = mx.get_peak_memory() - before

@@ -9,6 +9,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from audio_cases import random_latents
+from conftest import active_memory
 from mlx_ltx_vae import (
     AudioEncodePlan,
     AudioPlan,
@@ -130,7 +131,7 @@ def test_the_planned_memory_holds(audio_vae):
     for name, chunk in (("ltx2", 1), ("ltx2", 15), ("ltx2_3", 1), ("ltx2_3", 15)):
         vae, latents = audio_vae(name), random_latents(30)
         plan = vae.plan(30, chunk=chunk)
-        before = mx.get_active_memory() - sum(network.spec.num_weights * 4 for network in (vae.decoder, vae.vocoder))
+        before = active_memory() - sum(network.spec.num_weights * 4 for network in (vae.decoder, vae.vocoder))
         mx.reset_peak_memory()
         for _ in vae.stream(latents, plan):
             pass
@@ -145,7 +146,7 @@ def test_the_planned_memory_of_short_sound_in_a_single_pass_holds(audio_vae, nam
     weights = sum(network.spec.num_weights * 4 for network in (vae.decoder, vae.vocoder))
     for batch, length in ((1, 1), (3, 4)):
         latents, plan = random_latents(length, batch=batch), vae.plan(length, batch=batch, mode="single")
-        before = mx.get_active_memory() - weights
+        before = active_memory() - weights
         mx.reset_peak_memory()
         vae.decode(latents, plan)
         measured = mx.get_peak_memory() - before
@@ -159,7 +160,7 @@ def test_memory_is_flat(audio_vae):
         latents = random_latents(length)
         stream = vae.stream(latents, vae.plan(length, chunk=5))
         mx.reset_peak_memory()
-        before = mx.get_active_memory()
+        before = active_memory()
         for _ in stream:
             pass
         peaks.append(mx.get_peak_memory() - before)
@@ -324,7 +325,7 @@ def test_the_memory_of_a_spectrogram_is_flat(audio_vae):
     for seconds in (8, 24):
         tracemalloc.start()  # numpy's arrays
         mx.reset_peak_memory()
-        before = mx.get_active_memory()
+        before = active_memory()
         for part in encoder.prepare((piece for _ in range(seconds)), rate):
             mx.eval(part)
         peaks.append((tracemalloc.get_traced_memory()[1], mx.get_peak_memory() - before))
@@ -342,7 +343,7 @@ def test_the_planned_memory_of_an_encode_holds(audio_vae, name, mode):
         plan = vae.plan_encode(seconds)
         assert (plan.mode.value, plan.latents, plan.seconds) == (mode, round(25 * seconds), seconds)
         assert vae.encoder is not None  # its weights are in memory, as those of networks beside it are
-        before = mx.get_active_memory() - plan.memory.weights
+        before = active_memory() - plan.memory.weights
         mx.reset_peak_memory()
         vae.encode(np.zeros((2, round(seconds * rate)), np.float32), rate)
         measured = mx.get_peak_memory() - before

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.metal_emulation import EmulatedGPU, emulated, load_decoder
+from conftest import active_memory
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
@@ -137,7 +138,7 @@ def test_one_copy_lays_out_a_weight_in_any_order(layout, order):
     expected = np.array(view)[outputs].transpose(["ODHWI".index(axis) for axis in layout.value])
     for weight in (view, mx.contiguous(view)):
         mx.eval(weight)
-        held = mx.get_active_memory()
+        held = active_memory()
         mx.reset_peak_memory()
         result = mx.contiguous(lay_out(weight, KernelLayout.STORED, layout, order))
         mx.eval(result)
@@ -149,7 +150,7 @@ def test_one_copy_lays_out_a_weight_in_any_order(layout, order):
 def test_a_weight_that_is_laid_out_already_is_not_copied():
     conv = make_conv(64, 64, rule=FixedRule(Formulation.CONV3D))
     mx.eval(conv.parameters())
-    held = mx.get_active_memory()
+    held = active_memory()
     mx.reset_peak_memory()
     conv.prepare()
     assert mx.get_peak_memory() - held < 0.01 * conv.weight.nbytes

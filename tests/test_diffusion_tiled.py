@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from conftest import FIXTURES
+from conftest import FIXTURES, active_memory
 from diffusion_cases import CASES, as_numpy, given_noise, patched
 from mlx_ltx_vae import LatentsError, VideoVAE
 from mlx_ltx_vae.decode import main
@@ -272,7 +272,7 @@ def test_its_planned_peak_holds(vaes, tiling, tile_batch_size, bit_depth, dtype)
     options = {"tile_batch_size": tile_batch_size, "bit_depth": bit_depth}
     plan = vae.plan(latents.shape, mode="tiled", tiling=tiling, **options)
     mx.eval(latents, vae.decoder.parameters())
-    held = mx.get_active_memory() - vae.decoder.spec.num_weights * vae.decoder.dtype.size - latents.nbytes
+    held = active_memory() - vae.decoder.spec.num_weights * vae.decoder.dtype.size - latents.nbytes
     mx.reset_peak_memory()
     before = None
     for chunk in vae.stream(latents, plan, bit_depth=bit_depth):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import ENCODER_CASES
+from conftest import ENCODER_CASES, active_memory
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_whole
@@ -223,7 +223,7 @@ def test_memory_of_a_stream_does_not_grow_with_the_clip(vae):
     def peak(frames):
         gc.collect()
         mx.clear_cache()
-        before = mx.get_active_memory()
+        before = active_memory()
         mx.reset_peak_memory()
         levels = np.zeros((8, 64, 64, 3), np.uint8)
         for part in vae.encode_stream(levels for _ in range(frames // 8)):

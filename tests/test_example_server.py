@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 from imageio_ffmpeg import get_ffmpeg_exe
 
+from conftest import active_memory
 from examples import server
 from mlx_ltx_vae import DecodeError, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.metrics import psnr
@@ -160,16 +161,16 @@ def test_the_video_plays_before_it_is_decoded_and_has_the_frames_of_a_decode(
 
 
 def test_a_client_that_disconnects_ends_the_decode_and_ffmpeg_and_frees_memory(vae: HeldVAE, upload: bytes) -> None:
-    before = mx.get_active_memory()
+    before = active_memory()
     with serving(vae) as address:
         with post(address, upload) as response:
             next(response.iter_raw())
-            assert mx.get_active_memory() > before
+            assert active_memory() > before
         assert vae.streams[0].cancelled.wait(PATIENCE)
     assert vae.streams[0].frames < FRAMES
     assert children() == []
     vae.streams.clear()
-    assert mx.get_active_memory() <= before
+    assert active_memory() <= before
 
 
 def test_a_client_that_disconnects_before_the_first_byte_ends_the_decode(vae: HeldVAE, upload: bytes) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from checkpoint_files import Weights, as_an_mlx_port_stores, assert_same_weights
-from conftest import CONV_CASES
+from conftest import CONV_CASES, active_memory
 from mlx_ltx_vae import CheckpointError, VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_versions import streams_of_threads
@@ -244,7 +244,7 @@ def test_arrays_of_other_models_are_not_evaluated(golden: Callable, weights: Cal
     tensors = in_mlx(weights("ltx2_3"))
     mx.eval(tensors)
     tensors["model.diffusion_model.weight"] = mx.zeros(size, mx.uint8) + 1
-    before = mx.get_active_memory()
+    before = active_memory()
     mx.reset_peak_memory()
     VideoVAE.from_weights(tensors, config_of(golden, "ltx2_3"))
     assert mx.get_peak_memory() - before < size / 4

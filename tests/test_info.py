@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import as_an_mlx_port_stores
-from conftest import CONV_CASES, FIXTURES
+from conftest import CONV_CASES, FIXTURES, active_memory
 from mlx_ltx_vae import PlanError, VideoVAE, demo, save_latents
 from mlx_ltx_vae.info import main
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
@@ -300,7 +300,7 @@ def test_only_the_headers_of_a_checkpoint_are_read(
 
     for reader in ("mlx.core.load", "numpy.fromfile", "numpy.memmap"):
         monkeypatch.setattr(reader, refuse)
-    held = mx.get_active_memory()
+    held = active_memory()
     mx.reset_peak_memory()
     said = info(path)
     assert mx.get_peak_memory() - held < 1e6

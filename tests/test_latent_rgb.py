@@ -10,6 +10,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.convert import main as convert
@@ -124,7 +125,7 @@ def test_the_planned_peak_holds(tmp_path, options):
     mx.eval(latents)
     mx.synchronize()
     weight_bytes = 4 * vae.decoder.spec.num_weights
-    held = mx.get_active_memory() - weight_bytes - latents.nbytes
+    held = active_memory() - weight_bytes - latents.nbytes
     mx.reset_peak_memory()
     for chunk in vae.stream(latents, plan):
         mx.eval(chunk.frames)

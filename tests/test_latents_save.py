@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from conftest import file_size_limit
+from conftest import active_memory, file_size_limit
 from mlx_ltx_vae.errors import LatentsError, WriterError
 from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.latents import LatentsWriter, load_latents, save_latents, writer
@@ -174,7 +174,7 @@ def test_latents_that_come_take_no_memory_that_grows_with_the_clip(
     monkeypatch.setattr(writer, "_BLOCK_BYTES", 2**16)
     part = mx.zeros((1, 128, 2, 8, 8))
     mx.eval(part)
-    before = mx.get_active_memory()
+    before = active_memory()
     mx.reset_peak_memory()
     tracemalloc.start()  # numpy's arrays
     with LatentsWriter(tmp_path / "clip.safetensors") as latents:

@@ -1,5 +1,6 @@
 """The memory that loading takes, which is that of the weights. Nothing depends on how long it takes."""
 
+import gc
 import math
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 
 from benchmarks.loading import write_checkpoint
 from benchmarks.metal_emulation import emulated
+from conftest import active_memory
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.bench.case import Case, count_weight_bytes
 from mlx_ltx_vae.checkpoint import open_checkpoint
@@ -44,7 +46,8 @@ def with_channels_last(array):
 
 def measure(load):
     """The bytes that a load adds at its peak, and those of the weights."""
-    before = mx.get_active_memory()
+    gc.collect()  # arrays of earlier tests, which would otherwise be let go of during the load
+    before = active_memory()
     mx.reset_peak_memory()
     vae = load()
     return mx.get_peak_memory() - before, count_weight_bytes(vae)

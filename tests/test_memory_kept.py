@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import metadata
+from conftest import active_memory
 from mlx_ltx_vae import AudioVAE, CheckpointError, DecodeCancelled, PlanError, VideoVAE
 from mlx_ltx_vae.integrations import decode_tiled
 from tolerances import cpu_only
@@ -78,7 +79,7 @@ RUNS = {
 def test_an_exception_that_is_kept_keeps_no_memory(vae, tmp_path, monkeypatch, name):
     monkeypatch.setattr("mlx_ltx_vae.integrations.vae_of", lambda decoder: vae)
     gc.collect()
-    before, fail.calls, kept = mx.get_active_memory(), 0, None
+    before, fail.calls, kept = active_memory(), 0, None
     gc.disable()
     try:
         RUNS[name](vae, tmp_path / "clip.npy")
@@ -89,7 +90,7 @@ def test_an_exception_that_is_kept_keeps_no_memory(vae, tmp_path, monkeypatch, n
     assert kept is not None and kept.__traceback__ is not None
     mx.synchronize()  # of checks that were under way
     given = np.prod(LATENTS) * 4 * 2  # latents, and the part of them in the caller's generator
-    assert mx.get_active_memory() - before < given + SMALL
+    assert active_memory() - before < given + SMALL
 
 
 def test_a_stream_of_latents_is_closed_by_its_block_and_cancelled_from_any_thread(vae):
@@ -111,14 +112,14 @@ def test_a_stream_of_latents_is_closed_by_its_block_and_cancelled_from_any_threa
 
 def test_a_kept_chunk_keeps_no_weights_in_memory(golden):
     gc.collect()
-    before = mx.get_active_memory()
+    before = active_memory()
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
     stream = vae.stream(latents())
     chunk = next(stream)
     chunk.to_uint8()
     weights = vae.decoder.spec.num_weights * 4
     del stream, vae
-    left = mx.get_active_memory() - before - chunk.frames.nbytes
+    left = active_memory() - before - chunk.frames.nbytes
     assert weights > 2 * SMALL, "or this test shows nothing"
     assert left < SMALL
     chunk.check()
@@ -128,16 +129,16 @@ def test_the_encoder_is_loaded_when_it_is_first_used_and_counts_from_then_on(gol
     path = golden("ltx2_3").checkpoint
     sizes = {name: sum(array.nbytes for key, array in load_file(path).items() if f".{name}." in key) for name in (
         "encoder", "decoder")}  # fmt: skip
-    before = mx.get_active_memory()
+    before = active_memory()
     vae = VideoVAE.from_pretrained(path)
-    assert mx.get_active_memory() - before < sizes["decoder"] + SMALL
+    assert active_memory() - before < sizes["decoder"] + SMALL
     assert vae.plan(LATENTS).memory.weights == sizes["decoder"]
     assert vae.plan_encode((9, 64, 96, 3)).memory.weights == sizes["decoder"] + sizes["encoder"]
     assert "encoder" in repr(vae), "which reads no weights"
-    assert mx.get_active_memory() - before < sizes["decoder"] + SMALL
+    assert active_memory() - before < sizes["decoder"] + SMALL
     expected = VideoVAE.from_pretrained(path, decoder=False).encode(pixels()[:9])
     assert mx.array_equal(vae.encode(pixels()[:9]), expected)
-    assert mx.get_active_memory() - before > sizes["decoder"] + sizes["encoder"]
+    assert active_memory() - before > sizes["decoder"] + sizes["encoder"]
     assert vae.plan(LATENTS).memory.weights == sizes["decoder"] + sizes["encoder"]
     alone = VideoVAE.from_pretrained(path, decoder=False)
     assert alone.plan_encode((9, 64, 96, 3)).memory.weights == sizes["encoder"]
@@ -219,7 +220,7 @@ def test_the_result_of_a_decode_counts_and_is_held_once_in_memory(vae):
     assert plan.memory.result == 4 * 3 * 153 * 64 * 96
     assert plan.memory.active == vae.plan(given.shape).memory.active + plan.memory.result
     weights = plan.memory.weights + given.nbytes
-    before = mx.get_active_memory()
+    before = active_memory()
     mx.reset_peak_memory()
     assert vae.decode(given, plan).nbytes == plan.memory.result
     assert mx.get_peak_memory() - before + weights < 1.05 * plan.memory.active  # of a network as small as this

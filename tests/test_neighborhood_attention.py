@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import active_memory
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, attend, exponentials
 from mlx_ltx_vae.models.diffusion_decoder.blocks import rotate
@@ -139,7 +140,7 @@ def test_no_more_than_the_planned_workspace_is_allocated():
     queries = mx.random.normal((1, *grid, heads, depth))
     keys_values = mx.random.normal((1, *(length + 10 for length in grid), 2, heads, depth))
     mx.eval(queries, keys_values)
-    before = mx.get_active_memory()
+    before = active_memory()
     mx.reset_peak_memory()
     mx.eval(attend(queries, keys_values, starts, kernel, LARGEST_SCORE))
     used = mx.get_peak_memory() - before

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from conftest import active_memory
 from examples.preview_while_denoising import DEMO_PREVIEW
 from mlx_ltx_vae import CheckpointError, LatentsError, PreviewVAE, VideoVAE, demo, load_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
@@ -174,8 +175,7 @@ def test_its_planned_peak_holds(options, dtype):
     plan = vae.plan(latents.shape, **options)
     weights = sum(module.weight.nbytes for module in vae.decoder.modules() if "weight" in module)
     mx.eval(latents, vae.decoder.parameters())
-    mx.synchronize()
-    held = mx.get_active_memory() - weights - latents.nbytes
+    held = active_memory() - weights - latents.nbytes
     mx.reset_peak_memory()
     for chunk in vae.stream(latents, plan):
         mx.eval(chunk.frames)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import CONV_CASES
+from conftest import CONV_CASES, active_memory
 from mlx_ltx_vae import CheckpointError, PlanError, VideoVAE
 from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.convolution.module import Conv3d
@@ -114,14 +114,13 @@ def test_caches_do_not_pin_the_arrays_they_were_cut_from():
     block = residual_block(16)
     mx.eval(block.parameters())
     frame_bytes = 64 * 64 * 16 * 4
-    before = mx.get_active_memory()
+    before = active_memory()
     stages = block.stages(StreamContext())
     pieces = (mx.random.normal((1, 6, 64, 64, 16)) for _ in range(2))
     flow = run(stages, pieces)
     next(flow)
     next(flow)
-    mx.synchronize()
-    assert mx.get_active_memory() - before < 4.5 * frame_bytes
+    assert active_memory() - before < 4.5 * frame_bytes
 
 
 @pytest.mark.parametrize("name", ["ltx2_3", "ltx2", "ltx2_3_causal", "conv_16x16x4"])
@@ -160,8 +159,7 @@ def test_prefetch_change_no_bit_and_no_more_memory_than_planned(golden):
     assert plan.prefetch == 0
 
     def run(prefetch):
-        mx.synchronize()
-        before = mx.get_active_memory()
+        before = active_memory()
         mx.reset_peak_memory()
         frames = [chunk.to_uint8().copy() for chunk in vae.stream(latents, replace(plan, prefetch=prefetch))]
         return np.concatenate(frames), mx.get_peak_memory() - before
@@ -178,14 +176,12 @@ def test_closing_a_stream_half_way_frees_everything(golden):
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
     latents = random_latents(vae, 24, 4, 4)
     next(vae.stream(latents))  # whatever is kept once is kept now, such as the constants of what is compiled
-    mx.synchronize()
-    before = mx.get_active_memory()
+    before = active_memory()
     stream = vae.stream(latents)
     next(stream)
-    assert mx.get_active_memory() > before
+    assert active_memory() > before
     stream.close()
-    mx.synchronize()
-    assert mx.get_active_memory() <= before
+    assert active_memory() <= before
 
 
 def test_exception_in_the_callback_reaches_the_caller_and_the_next_decode_is_whole(golden):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import active_memory
 from mlx_ltx_vae import DecodeError, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.shapes import DEFAULT_SCALE
 from mlx_ltx_vae.tiling import (
@@ -263,12 +264,12 @@ def test_an_exception_that_the_caller_keeps_holds_no_frames(keep_output):
             raise RuntimeError
 
     gc.collect()
-    before = mx.get_active_memory()
+    before = active_memory()
     with pytest.raises(RuntimeError) as kept:
         decode_with_tiling(Upscaler(), latents, ALL_AXES, on_frames_ready=fail, keep_output=keep_output)
     mx.synchronize()
     group = 25 * 128 * 128 * 3 * 4
-    assert mx.get_active_memory() - before <= group + 100_000, kept  # only the frames passed to the callback
+    assert active_memory() - before <= group + 100_000, kept  # only the frames passed to the callback
 
 
 @pytest.mark.parametrize("change", ["longer", "smaller", "gray", "flat"])
@@ -314,7 +315,7 @@ def test_with_a_callback_memory_grows_by_the_returned_video_alone_and_without_it
         latents = random_latents(frames, 4, 4)
         mx.eval(latents)
         gc.collect()
-        before = mx.get_active_memory()
+        before = active_memory()
         mx.reset_peak_memory()
         decode_with_tiling(Upscaler(), latents, ALL_AXES, on_frames_ready=ignore, keep_output=keep_output)
         return mx.get_peak_memory() - before

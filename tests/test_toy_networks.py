@@ -5,6 +5,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
+from conftest import active_memory
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.machine import Machine
 from mlx_ltx_vae.errors import DecodeError, LatentsError, PlanError, TilingError
@@ -136,7 +137,7 @@ def test_its_planned_peak_holds(name, options):
     mx.eval(latents, vae.decoder.weights)
     mx.synchronize()
     weights = sum(weight.nbytes for weight in vae.decoder.weights.values())
-    held = mx.get_active_memory() - weights - latents.nbytes
+    held = active_memory() - weights - latents.nbytes
     mx.reset_peak_memory()
     for chunk in vae.stream(latents, plan):
         mx.eval(chunk.frames)

@@ -11,6 +11,7 @@ import pytest
 
 import synthetic_checkpoint
 from checkpoint_files import rewritten
+from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.models.noise import NoiseVolume, draw
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
@@ -297,7 +298,7 @@ def test_a_long_chunk_is_converted_with_the_memory_of_a_short_one(bit_depth, lev
     frames = mx.random.uniform(-1.2, 1.2, (1, 37, 64, 64, 3), key=mx.random.key(1))
     expected = np.asarray(to_levels(frames, bit_depth)[0])
     mx.reset_peak_memory()
-    before = mx.get_active_memory()
+    before = active_memory()
     chunk = FrameChunk(0, frames)
     got = chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16()
     peak = mx.get_peak_memory() - before
@@ -437,10 +438,10 @@ def test_a_network_that_loses_frames_is_noticed(vae, monkeypatch):
 def test_loading_reads_one_tensor_at_a_time(golden):
     """What is read is not kept beside what it becomes: the peak stays near the weights' own bytes."""
     mx.clear_cache()
-    before = mx.get_active_memory()
+    before = active_memory()
     mx.reset_peak_memory()
     vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
-    held = mx.get_active_memory() - before
+    held = active_memory() - before
     assert mx.get_peak_memory() - before < 1.35 * held
     assert vae.config.generation == "LTX-2.3"
 
