@@ -23,7 +23,12 @@ def main(argv: list[str] | None = None) -> int:
     if name in COMMANDS:
         module = "bench.__main__" if name == "bench" else name
         return import_module(f".{module}", __package__).main(arguments)
-    from .commands.cli import CommandParser  # only now, since it takes long
+    from .commands.cli import (  # only now, since it takes long
+        CommandParser,
+        add_common_options,
+        print_report,
+        run_command,
+    )
     from .errors import suggest
 
     commands = "\n".join(f"  python -m mlx_ltx_vae.{each:8} {what}" for each, what in COMMANDS.items())
@@ -34,11 +39,20 @@ def main(argv: list[str] | None = None) -> int:
         epilog=f"commands:\n{commands}\n\nTo begin with: python -m mlx_ltx_vae.decode --demo\n"
         "The options of a command: python -m mlx_ltx_vae.decode --help",
     )
+    shells = "print what the shell is to complete: bash, zsh or tcsh (see docs/usage.md)"
+    add_common_options(parser)
+    parser.add_argument("--completion", metavar="SHELL", help=shells)
     if name and not name.startswith("-"):
         parser.error(f"there is no command {name!r}{suggest(name, COMMANDS)}; choose one of {', '.join(COMMANDS)}")
-    parser.parse_args([name, *arguments] if name else [])
-    parser.print_help()
-    return 0
+    options = parser.parse_args([name, *arguments] if name else [])
+    if options.completion is None:
+        parser.print_help()
+        return 0
+    from .commands.completion import SHELLS, completion
+
+    if options.completion not in SHELLS:
+        parser.error(f"--completion is for {', '.join(SHELLS)}, not {options.completion}")
+    return run_command(lambda _: print_report(completion(options.completion, COMMANDS)), options)
 
 
 if __name__ == "__main__":
