@@ -16,9 +16,8 @@ from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder, Network, SoundEncoder
 from ..planning.audio_plan import AudioPlan
 from ..streaming.axis import Axis
-from ..streaming.chain import Chain
 from ..streaming.context import StreamContext
-from ..streaming.driver import run, run_whole
+from ..streaming.driver import Chain, run, run_whole
 from .chunk_stream import ChunkStream, check_cancelled, join_parts
 
 
