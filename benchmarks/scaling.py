@@ -12,8 +12,9 @@ from mlx_ltx_vae.models.specs import ConvSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.planning.clip import Clip
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
+from mlx_ltx_vae.planning.options import split_rows
 from mlx_ltx_vae.planning.plan import DecodePlan
-from mlx_ltx_vae.planning.planner import plan_decode, split_rows
+from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.streaming.axis import Axis
 from mlx_ltx_vae.units import GB, MB

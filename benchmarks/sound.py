@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_ltx_vae.audio_vae import AudioVAE, checkpoint_clip
+from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.bench.case import Case, Decode, load_case_latents
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import median, table
@@ -22,6 +22,7 @@ from mlx_ltx_vae.models.convolution.prepared import prepare
 from mlx_ltx_vae.models.specs import NetworkSpec
 from mlx_ltx_vae.models.vocoder.networks import make_vocoder
 from mlx_ltx_vae.models.vocoder.specs import End, ExtensionConfig, GeneratorConfig, VocoderConfig
+from mlx_ltx_vae.pipeline.audio_run import join_specs
 from mlx_ltx_vae.units import format_bytes, format_seconds
 
 SECONDS = (20, 300)
@@ -55,9 +56,9 @@ def sound_table(model: str, lengths: tuple[int, ...] = SECONDS) -> str:
 def work_share(model: str, vae: str) -> str:
     """The multiply-adds of a second of sound, and those of a second of the video that it belongs to."""
     audio, video = open_checkpoint(model, medium=SOUND), open_checkpoint(vae, encoder=False)
-    clip = checkpoint_clip(audio, None, 1, 1)
     rate = round(audio.family.describe(audio.config).entries["latents_per_second"])
-    sound = clip.spec.multiply_adds((10 * rate, 1, 1)) / 10
+    spec = join_specs(audio.spec("decoder"), audio.spec("vocoder"))
+    sound = spec.multiply_adds((10 * rate, 1, 1)) / 10
     scale = video.config.scale
     grid = (10 * _FPS // scale.time, _VIDEO[0] // scale.height, _VIDEO[1] // scale.width)
     pictures = video.spec("decoder").multiply_adds(grid) / 10

@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 
 from mlx_ltx_vae import Fit, LTXVAEError, VideoReader, VideoVAE, demo, load_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.files.inputs import InputFiles
+from mlx_ltx_vae.files import InputFiles
 
 PATCH_SIZES = (1, 2, 4, 8)
 LARGEST = PATCH_SIZES[-1]

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from .pipeline.audio_run import AudioChunk, AudioStream
     from .pipeline.decode_run import DecodeStream
     from .pipeline.postprocess import FrameChunk
-    from .planning.audio_plan import AudioEncodePlan, AudioPlan
-    from .planning.plan import DecodePlan, EncodePlan
+    from .planning.plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan
     from .preview_vae import PreviewVAE
     from .shapes import ScaleFactors
     from .vae import VideoVAE
@@ -55,8 +54,7 @@ _MODULES = {
     ".pipeline.audio_run": ("AudioChunk", "AudioStream"),
     ".pipeline.decode_run": ("DecodeStream",),
     ".pipeline.postprocess": ("FrameChunk",),
-    ".planning.audio_plan": ("AudioEncodePlan", "AudioPlan"),
-    ".planning.plan": ("DecodePlan", "EncodePlan"),
+    ".planning.plan": ("AudioEncodePlan", "AudioPlan", "DecodePlan", "EncodePlan"),
     ".preview_vae": ("PreviewVAE",),
     ".shapes": ("ScaleFactors",),
     ".vae": ("VideoVAE",),

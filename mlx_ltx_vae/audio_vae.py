@@ -2,37 +2,40 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from operator import attrgetter
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 
-from .backend.device import explained_device_errors, this_machine
+from .backend.device import explained_device_errors
 from .backend.machine import Machine
 from .backend.mlx_utils import DTYPES, DtypeName
-from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_checkpoint, open_weights
-from .checkpoint.hub import parse_reference
-from .checkpoint.lazy import LazyNetwork
+from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
+from .checkpoint.loading import LazyNetwork, load_network
+from .checkpoint.locate import parse_reference
 from .errors import CheckpointError, LatentsError, PlanError
 from .models.base import SOUND, Decoder, Network, SoundConfig, SoundEncoder
 from .models.specs import NetworkSpec
-from .network_pair import NetworkPair, load_encoder, num_bytes
+from .network_pair import NetworkPair, load_encoder
 from .pipeline.audio_run import (
-    AudioRun,
     AudioStream,
-    check_plan,
-    encode_pieces,
-    join_sound,
+    SoundNetwork,
+    encode_sound,
+    join_specs,
     pack_latents,
+    stream_sound,
     unpack_latents,
 )
-from .pipeline.chunk_stream import arrays_released
-from .planning.audio_plan import AudioClip, AudioEncodePlan, AudioPlan, plan_audio, plan_audio_encode
+from .pipeline.chunk_stream import arrays_released, join_parts
+from .planning.plan import AudioEncodePlan, AudioPlan, Mode, SoundPlan
+from .planning.planner import plan_decode, plan_encode
 from .video.sound import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time
+_LONG = 60  # seconds, after which an encode takes no more memory but for its latents
 
 
 class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
@@ -103,6 +106,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         memory_budget: str | int | None = None,
         mode: str = "auto",
         chunk: int | None = None,
+        samples: tuple[int, int] | None = None,
         joined: bool = False,
     ) -> AudioPlan:
         """Plan the decode of so many latents along time (25 per second). Pure arithmetic; nothing is decoded.
@@ -111,15 +115,18 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             memory_budget, joined: as for `VideoVAE.plan`.
             mode: "auto", "exact" (streamed) or "single" (one pass, as networks with attention need).
             chunk: latents per piece; None to choose automatically.
+            samples: the first sample to decode, as it is in the whole sound, and one more than the last; None for all.
 
         Raises:
             PlanError: if the options are invalid, or if no plan fits the budget.
         """
-        decoder, vocoder = self._networks
-        weights = num_bytes(decoder) + num_bytes(vocoder) + self._loaded_beside(decoder, vocoder)
-        return plan_audio(
-            audio_clip(self.config, [decoder.spec, vocoder.spec], weights, batch, latents),
-            this_machine(mx.float32, weights),
+        return plan_sound(
+            self._network.spec,
+            latents,
+            self._machine(mx.float32),
+            batch=batch,
+            frames=samples,
+            weight_bytes=self._weight_bytes(),
             memory_budget=memory_budget,
             mode=mode,
             chunk=chunk,
@@ -143,14 +150,7 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
             PlanError: at once, if the plan was made for other latents.
             DecodeError: while decoding, if samples are not finite.
         """
-        decoder, vocoder = self._networks
-        packed = pack_latents(latents, self.config.channels, self.config.bins)
-        plan = plan or self.plan(packed.shape[2], batch=packed.shape[0])
-        check_plan(plan, packed)
-        if unnormalized and decoder.statistics is not None:
-            packed = decoder.statistics.normalize(packed)
-            mx.eval(packed)
-        return AudioRun(decoder, vocoder, plan, packed).stream()
+        return self._stream(latents, plan, unnormalized)
 
     def decode(
         self,
@@ -163,46 +163,72 @@ class AudioVAE(NetworkPair[SoundConfig, SoundEncoder]):
         """Decode latents to a whole waveform (B, 2, samples) float32 in [-1, 1]. Otherwise as `stream`."""
         if memory_budget is not None and plan is not None:
             raise PlanError("a memory budget replaces a plan; leave one of them out.")
-        if plan is None:
-            batch, _, length, *_ = pack_latents(latents, self.config.channels, self.config.bins).shape
-            plan = self.plan(length, batch=batch, memory_budget=memory_budget, joined=True)
-        with arrays_released(), self.stream(latents, plan, unnormalized=unnormalized) as stream:
-            return join_sound(stream)
+        options: dict[str, Any] = {"memory_budget": memory_budget, "joined": True}
+        with arrays_released(), self._stream(latents, plan, unnormalized, **options) as stream:
+            return join_parts(map(attrgetter("waveform"), stream), 2, stream.num_samples)
 
-    def encode(self, waveform: mx.array | np.ndarray | Iterable[mx.array | np.ndarray], sample_rate: int) -> mx.array:
+    def _stream(
+        self, latents: mx.array | np.ndarray, plan: AudioPlan | None, unnormalized: bool, **options: Any
+    ) -> AudioStream:
+        network, packed = self._network, pack_latents(latents, self.config.channels, self.config.bins)
+        plan = plan or self.plan(packed.shape[2], batch=packed.shape[0], **options)
+        return stream_sound(network, plan, packed, unnormalized=unnormalized)
+
+    def encode(
+        self,
+        waveform: mx.array | np.ndarray | Iterable[mx.array | np.ndarray],
+        sample_rate: int,
+        plan: AudioEncodePlan | None = None,
+    ) -> mx.array:
         """Encode sound to normalized latents (B, 8, T, 16): the mean of the distribution, without sampling.
 
         Args:
             waveform: (B, 2, samples) or (2, samples) in [-1, 1], or (B, 1, samples) or (1, samples) for mono. Or an
                 iterator of such pieces of one waveform, of which one is in memory at a time.
             sample_rate: samples per second, 1000 to 768000.
+            plan: from `plan_encode`, for the same batch; None for the default.
 
         Raises:
             LatentsError: for sound that it cannot take.
+            PlanError: if the plan was made for another batch.
         """
         encoder = self._encoder
         if isinstance(sample_rate, bool) or not isinstance(sample_rate, int) or sample_rate not in SAMPLE_RATES:
             limits = f"a whole number from {SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]} a second"
             raise LatentsError(f"a sample rate of {sample_rate!r} is not possible; give {limits}.")
-        pieces = encoder.prepare(_read_pieces(waveform), sample_rate)
+        first = list(islice(pieces := _read_pieces(waveform), 1))
+        batch = len(first[0]) if first else 1
+        length = waveform.shape[-1] if isinstance(waveform, (mx.array, np.ndarray)) else _LONG * sample_rate
+        plan = plan or self.plan_encode(max(1, length) / sample_rate, batch=batch)
+        if plan.batch != batch:
+            raise PlanError(f"the plan was made for {plan.batch} sounds encoded at once; these are {batch}.")
         with arrays_released(), explained_device_errors():
-            latents = unpack_latents(encode_pieces(encoder, pieces), self.config.channels, self.config.bins)
+            latents = encode_sound(encoder, plan, chain(first, pieces), sample_rate)
+            latents = unpack_latents(latents, self.config.channels, self.config.bins)
             mx.eval(latents)  # so that another thread can use them
         return latents
 
-    def plan_encode(self, seconds: float, *, batch: int = 1) -> AudioEncodePlan:
-        """Plan the encode of so many seconds of sound. Pure arithmetic; a `LatentsError` if there are none."""
+    def plan_encode(self, seconds: float, *, batch: int = 1, memory_budget: str | int | None = None) -> AudioEncodePlan:
+        """Plan the encode of so many seconds of sound. Pure arithmetic; a `LatentsError` if there are none.
+
+        `memory_budget` and its error are those of `VideoVAE.plan`.
+        """
         encoder = self._known_encoder
-        plan = _plan_encode(self.config, encoder.spec, self._machine(encoder), seconds, batch)
-        weights = plan.memory.weights + self._loaded_beside(encoder)
-        return replace(plan, memory=replace(plan.memory, weights=weights))
+        return plan_sound_encode(
+            encoder.spec,
+            seconds,
+            self._machine(encoder.dtype),
+            batch=batch,
+            weight_bytes=self._weight_bytes(encoder),
+            memory_budget=memory_budget,
+        )
 
     @property
-    def _networks(self) -> tuple[Decoder, Network]:
+    def _network(self) -> SoundNetwork:
         decoder = self._decoder
         if self.vocoder is None:
             raise CheckpointError("this AudioVAE has no vocoder; load it from a file or folder that has one.")
-        return decoder, self.vocoder
+        return SoundNetwork(decoder, self.vocoder)
 
 
 def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
@@ -224,43 +250,42 @@ def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
     return found
 
 
-def checkpoint_clip(checkpoint: Checkpoint, dtype: DtypeName | None, batch: int, latents: int) -> AudioClip:
-    """What a plan needs to know of so many latents, for networks that are not loaded."""
-    specs = [checkpoint.spec(name) for name in ("decoder", "vocoder")]
-    stored = DTYPES[dtype or checkpoint.networks["decoder"].dtype]
-    weights = specs[0].num_weights * stored.size + specs[1].num_weights * mx.float32.size
-    return audio_clip(cast(SoundConfig, checkpoint.config), specs, weights, batch, latents)
+def plan_sound(
+    spec: NetworkSpec, latents: int, machine: Machine | None = None, *, batch: int = 1, **options: Any
+) -> AudioPlan:
+    """Plan the decode of so many latents, with the options of `plan_decode`."""
+    if any(isinstance(number, bool) or not isinstance(number, int) or number < 1 for number in (latents, batch)):
+        raise LatentsError(f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on.")
+    return cast(AudioPlan, plan_decode(spec, (batch, spec.in_channels, latents, 1, 1), machine, **options))
 
 
-def audio_clip(
-    config: SoundConfig, specs: Sequence[NetworkSpec], weight_bytes: int, batch: int, latents: int
-) -> AudioClip:
-    """What a plan needs to know of so many latents, for a decoder and a vocoder."""
-    if any(isinstance(number, bool) or not isinstance(number, int) for number in (latents, batch)):
-        raise LatentsError(f"{batch!r} x {latents!r} audio latents are no whole numbers; give how many along time.")
-    if latents < 1 or batch < 1:
-        raise LatentsError(f"{batch} x {latents} audio latents cannot be decoded; there must be at least one.")
-    spec = NetworkSpec(tuple(layer for each in specs for layer in each.layers), stream_axes=specs[0].stream_axes)
-    return AudioClip(spec, weight_bytes, batch, latents, config.num_samples(latents), config.sample_rate)
-
-
-def plan_checkpoint_encode(checkpoint: Checkpoint, dtype: DtypeName | None, seconds: float) -> AudioEncodePlan:
-    """The plan of an encode by networks that are not loaded."""
-    machine = checkpoint.machine("encoder", dtype)
-    return _plan_encode(cast(SoundConfig, checkpoint.config), checkpoint.spec("encoder"), machine, seconds, 1)
-
-
-def _plan_encode(
-    config: SoundConfig, spec: NetworkSpec, machine: Machine, seconds: float, batch: int
+def plan_sound_encode(
+    spec: NetworkSpec, seconds: float, machine: Machine, *, batch: int = 1, **options: Any
 ) -> AudioEncodePlan:
+    """Plan the encode of so many seconds of sound, with the options of `planner.plan_encode`."""
+    rules = spec.sound
+    assert rules is not None
     if not 0 < seconds < math.inf or batch < 1:
         raise LatentsError(f"{batch} x {seconds} seconds of sound cannot be encoded; there must be some.")
-    latents = math.ceil(seconds * config.latents_per_second)
-    given = config.encoder_input(latents)
-    num_samples = math.ceil(seconds * given.sample_rate)
-    weights = spec.num_weights * machine.itemsize
-    clip = AudioClip(spec, weights, batch, latents, num_samples, given.sample_rate)
-    return plan_audio_encode(clip, given, machine)
+    frames = spec.scale.time * math.ceil(seconds * rules.sample_rate / rules.hop / spec.scale.time)
+    shape = (batch, spec.in_channels, frames, rules.bins, 1)
+    return cast(AudioEncodePlan, plan_encode(spec, shape, machine, joined=True, **options))
+
+
+def plan_checkpoint(
+    checkpoint: Checkpoint, latents: int, machine: Machine | None = None, *, dtype: DtypeName | None, **options: Any
+) -> AudioPlan:
+    """The plan of a decode by networks that are not loaded."""
+    decoder, vocoder = (checkpoint.spec(name) for name in ("decoder", "vocoder"))
+    size = DTYPES[dtype or checkpoint.networks["decoder"].dtype].size
+    weights = decoder.num_weights * size + vocoder.num_weights * mx.float32.size
+    return plan_sound(join_specs(decoder, vocoder), latents, machine, weight_bytes=weights, **options)
+
+
+def every_chunk(make_plan: Callable[..., SoundPlan]) -> list[SoundPlan]:
+    """The plans of one sound with all possible chunks, the fastest first."""
+    plan = make_plan()
+    return [make_plan(chunk=chunk) for chunk in plan.rules.chunks] if plan.mode is Mode.EXACT else [plan]
 
 
 def _read_pieces(waveform: object) -> Iterator[np.ndarray]:

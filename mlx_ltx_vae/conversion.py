@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -14,10 +15,9 @@ from . import __version__
 from .audio_vae import AudioVAE
 from .backend.mlx_utils import count_nonfinite, dtype_name, to_bool, to_float
 from .checkpoint import Checkpoint, open_checkpoint
-from .checkpoint.stored_network import WEIGHT_LAYOUT_KEY, WeightLayout
+from .checkpoint.files import WEIGHT_LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
-from .files.atomic import part_folder, writing_to
-from .files.opening import expand_home
+from .files import expand_home, part_folder, writing_to
 from .metrics import max_difference, psnr
 from .models.base import SOUND
 from .shapes import format_size
@@ -187,34 +187,23 @@ def one_by_one(names: Sequence[str], description: str, progress: Progress | None
 
 def _run(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
     """What the networks of a VAE return for one random input, and the seconds to load them."""
-    if checkpoint.medium is SOUND:
-        return _run_sound(checkpoint)
+    is_sound = checkpoint.medium is SOUND
     start = time.perf_counter()
-    vae = VideoVAE.from_pretrained(checkpoint)
+    vae: Any = (AudioVAE if is_sound else VideoVAE).from_pretrained(checkpoint)
     seconds = time.perf_counter() - start
-    keys = mx.random.split(mx.random.key(0))
+    config, values = vae.config, [2, _SOUND_SAMPLES]
+    if is_sound:
+        latents = [config.channels, _SOUND_LATENTS, config.bins]
+    else:
+        latents, values = [config.latent_channels, *_LATENT_GRID], [3, *config.scale.video_grid(_LATENT_GRID)]
+    decode_key, encode_key = mx.random.split(mx.random.key(0))
     results = {}
-    if vae.decoder is not None:
-        latents = mx.random.normal((1, vae.config.latent_channels, *_LATENT_GRID), key=keys[0])
-        results["decode"] = mx.concatenate([chunk.pixels for chunk in vae.stream(latents)], axis=2)
+    if vae.decoder is not None and (not is_sound or vae.vocoder is not None):
+        results["decode"] = vae.decode(mx.random.normal([1, *latents], key=decode_key))
     if vae.encoder is not None:
-        grid = vae.config.scale.video_grid(_LATENT_GRID)
-        results["encode"] = vae.encode(mx.random.uniform(-1, 1, (1, 3, *grid), key=keys[1]))
-    mx.eval(results)
-    return results, seconds
-
-
-def _run_sound(checkpoint: Checkpoint) -> tuple[dict[str, mx.array], float]:
-    start = time.perf_counter()
-    vae = AudioVAE.from_pretrained(checkpoint)
-    seconds = time.perf_counter() - start
-    keys = mx.random.split(mx.random.key(0))
-    results = {}
-    if vae.decoder is not None and vae.vocoder is not None:
-        shape = (1, vae.config.channels, _SOUND_LATENTS, vae.config.bins)
-        results["decode"] = vae.decode(mx.random.normal(shape, key=keys[0]))
-    if vae.encoder is not None:
-        results["encode"] = vae.encode(mx.random.uniform(-1, 1, (1, 2, _SOUND_SAMPLES), key=keys[1]), _SOUND_RATE)
+        results["encode"] = vae.encode(
+            mx.random.uniform(-1, 1, [1, *values], key=encode_key), *[_SOUND_RATE] * is_sound
+        )
     mx.eval(results)
     return results, seconds
 

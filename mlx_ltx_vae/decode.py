@@ -1,10 +1,8 @@
 """`python -m mlx_ltx_vae.decode`: decodes latents to videos."""
 
-import sys
-
 from .commands.entry import entry_point
 
 main = entry_point("mlx_ltx_vae.commands.decode_command")
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,7 +1,8 @@
 """The exceptions of this package. A message is one sentence: the file or shape, what was expected, what to do."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -118,9 +119,33 @@ def check_is_path(path: object, error: type[LTXVAEError]) -> None:
         )
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """What a mistyped word should have been, as a remark for a message; "" if nothing known is like it."""
+_speaks_of_options = False  # messages are those of a command
+
+
+@contextmanager
+def speaking_of_options() -> Iterator[None]:
+    """Within the block, messages name the options of a command, and not arguments of Python."""
+    global _speaks_of_options
+    before, _speaks_of_options = _speaks_of_options, True
+    try:
+        yield
+    finally:
+        _speaks_of_options = before
+
+
+def option(argument: str, flag: str) -> str:
+    """What a message says of an option: the argument of Python, or the flag of a command."""
+    return flag if _speaks_of_options else argument
+
+
+def suggest(word: str, known: Iterable[str], other_names: Mapping[str, str] | None = None) -> str:
+    """What a mistyped word should have been, as a remark for a message; "" if nothing known is like it.
+
+    `other_names` are those that something known has elsewhere.
+    """
     names = list(known)
+    if other_names and word in other_names:
+        return f" (did you mean {other_names[word]}?)"
     begin = [name for name in names if name.startswith(word)] if len(word) > 2 else []
     found = begin or get_close_matches(word, names, 1, 0.75)
     return f" (did you mean {found[0]}?)" if found else ""

@@ -1,10 +1,8 @@
 """`python -m mlx_ltx_vae.info`: describes a checkpoint or a latent file."""
 
-import sys
-
 from .commands.entry import entry_point
 
 main = entry_point("mlx_ltx_vae.commands.info_command")
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -8,8 +8,8 @@ import mlx.core as mx
 from .backend.device import check_process, this_machine
 from .backend.machine import Machine
 from .backend.mlx_utils import DTYPES, dtype_name
-from .checkpoint import Checkpoint, load_network, open_checkpoint
-from .checkpoint.lazy import LazyNetwork
+from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint.loading import LazyNetwork, load_network
 from .errors import CheckpointError
 from .models.base import Config, Decoder, Medium, Network
 from .units import format_bytes
@@ -82,14 +82,13 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_")]
 
-    def _machine(self, network: Network | LazyNetwork[EncoderT]) -> Machine:
-        own = self._loaded_beside(network) + (0 if _is_waiting(network) else num_bytes(network))
-        return this_machine(network.dtype, own, keeps_dtype=self._keeps_dtype)
+    def _machine(self, dtype: mx.Dtype) -> Machine:
+        return this_machine(dtype, self._weight_bytes(), keeps_dtype=self._keeps_dtype)
 
-    def _loaded_beside(self, *running: object) -> int:
-        """Bytes of the weights that are in memory beside those of networks that run."""
-        others = (each for each in self._known.values() if not any(each is other for other in running))
-        return sum(num_bytes(each) for each in others if each is not None and not _is_waiting(each))
+    def _weight_bytes(self, running: object = None) -> int:
+        """Bytes of the weights that are in memory, with those of a network that runs."""
+        known = (each for each in self._known.values() if each is not None)
+        return sum(num_bytes(each) for each in known if each is running or not _is_waiting(each))
 
     @property
     def _known(self) -> dict[str, Network | LazyNetwork[EncoderT] | None]:

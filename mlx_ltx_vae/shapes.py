@@ -66,13 +66,23 @@ class Scaled(ABC):
         return self.scale.height
 
 
-class SoundInput(NamedTuple):
-    """What an encoder of sound takes: a spectrogram, in pieces along time."""
+class SoundRules(NamedTuple):
+    """How sound is run through a network, whose layers each take a piece in one step (`streaming.driver`).
 
-    sample_rate: int
-    grid: Grid  # (T, bins, 1)
-    piece: int  # frames
-    piece_bytes: int  # of memory that is needed to make one, per batch item
+    A decoder makes `samples`. The last three are of an encoder, which takes the frames of a spectrogram.
+    """
+
+    sample_rate: int  # of the waveform that it makes, or that the spectrogram is made of
+    chunks: tuple[int, ...]  # possible numbers of latents per piece, the fastest first
+    samples: tuple[int, int] = (0, 0)  # of the first latent, and of each other one
+    hop: int = 1  # samples per frame
+    bins: int = 1  # frequencies
+    frame_bytes: int = 0  # of memory that is needed to make a frame, per batch item
+
+    def num_samples(self, latents: int) -> int:
+        """Those of so many latents."""
+        first, others = self.samples
+        return first + others * (latents - 1)
 
 
 class TileRules(NamedTuple):

@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from .backend.mlx_utils import DtypeName
-from .checkpoint import Arrays, Checkpoint, GivenConfig, load_network, open_weights
-from .checkpoint.lazy import LazyNetwork
+from .checkpoint import Arrays, Checkpoint, GivenConfig, open_weights
+from .checkpoint.loading import LazyNetwork, load_network
 from .errors import LatentsError, PlanError
 from .frame_rate import DEFAULT_FPS, Rate
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
@@ -143,8 +143,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         return plan_decode(
             self._decoder.spec,
             latent_shape,
-            self._machine(self._decoder),
-            loaded_bytes=self._loaded_beside(self._decoder),
+            self._machine(self._decoder.dtype),
+            weight_bytes=self._weight_bytes(self._decoder),
             joined=joined,
             bit_depth=bit_depth,
             frames=frames,
@@ -179,8 +179,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         return plan_encode(
             encoder.spec,
             frame_shape,
-            self._machine(encoder),
-            loaded_bytes=self._loaded_beside(encoder),
+            self._machine(encoder.dtype),
+            weight_bytes=self._weight_bytes(encoder),
             memory_budget=memory_budget,
             pad=pad,
             mode=mode,

@@ -13,7 +13,7 @@ import numpy as np
 
 from mlx_ltx_vae import VideoVAE, save_latents
 from mlx_ltx_vae.decode import main as main_of_decode
-from mlx_ltx_vae.distributed.ranks import Ranks
+from mlx_ltx_vae.distributed import Ranks
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.pipeline.decode_run import DecodeStream
 from toy_networks import TOYS
@@ -131,7 +131,7 @@ def batch(group, checkpoint):
     before, DecodeStream.__next__ = DecodeStream.__next__, advance
     try:
         with tempfile.TemporaryDirectory() as disk, redirect_stdout(printed):
-            save_latents(f"{disk}/clip.safetensors", latents_of(vae, batch=3))
+            save_latents(f"{disk}/clip.safetensors", latents_of(vae, frames=2, height=3, batch=3))
             command = [f"{disk}/clip.safetensors", "-m", checkpoint, "-o", f"{disk}/out.npy", "--json"]
             code = main_of_decode(command)
             first = len(steps)

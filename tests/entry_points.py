@@ -13,5 +13,7 @@ ENTRY_POINTS = {
     "scripts": lambda name: [str(BIN / "mlx_ltx_vae"), name],
     "function": lambda name: [sys.executable, "-c", f"import sys, mlx_ltx_vae.{name} as m; sys.exit(m.main())"],
 }
-#: All but the first, which most tests use.
-OTHERS = [name for name in ENTRY_POINTS if name != "module"]
+
+#: What to write to the standard input of `mlx.launch`, which must then stay open: it fills the pipes to the ranks. The
+#: launcher takes a core for each rank that could be written to, and one for reading its own input when that has ended.
+LAUNCHER_INPUT = bytes(2**16)

@@ -122,9 +122,9 @@ def test_plans_are_validated(measure, monkeypatch):
     monkeypatch.setattr(validation, "loop_cases", lambda: [case])
     monkeypatch.setattr(validation, "encode_cases", lambda: [replace(case, mode="stream")])
     runs, printed = measure("validate-plan")
-    assert [run["task"] for run in runs] == ["decode", "readme_loop", "encode"]
+    assert [run["task"] for run in runs] == ["stream", "readme_loop", "readme_frames", "readme_decode", "readme_encode"]
     assert all(run["planned_bytes"] > 0 and run["total_peak_bytes"] > 0 for run in runs)
-    assert "3 cases; planned / measured between" in printed
+    assert "5 cases; planned / measured between" in printed
 
 
 @pytest.mark.slow

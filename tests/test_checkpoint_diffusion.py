@@ -44,11 +44,13 @@ def expected(golden):
 
 
 @pytest.mark.parametrize("prefix", ["", "model.vae."])
-def test_every_prefix_is_found(golden, expected, tmp_path, prefix):
+def test_every_prefix_is_found(golden, tmp_path, prefix):
     case = golden(GATED)
     tensors = renamed(load_file(case.checkpoint), lambda name: prefix + name.removeprefix("vae."))
     path = write(case, tmp_path / "vae.safetensors", tensors=tensors)
-    assert mx.array_equal(decoded(path), expected[GATED])
+    read, original = (dict(open_checkpoint(each).networks["decoder"].read()) for each in (path, case.checkpoint))
+    assert read.keys() == original.keys()
+    assert all(mx.array_equal(array, original[name]) for name, array in read.items())
 
 
 def to_diffusers(case, tensors):
@@ -133,6 +135,8 @@ def test_gates_are_multiplied_into_the_matrices_once_loaded(golden, tmp_path, dt
         if "bias" in linear:
             bias = tensors[f"vae.decoder.diff_blocks.1.{path}.bias"] * scale
             np.testing.assert_allclose(as_numpy(linear.bias), bias, rtol=near, atol=1e-7)
+    if dtype == "bfloat16":
+        return
     assert convert([str(golden(GATED).checkpoint), "-o", str(tmp_path / "mlx"), "-q"]) == 0
     converted = dict(open_checkpoint(tmp_path / "mlx").networks["decoder"].read())
     for name in ("gate_msa", "attn.proj.weight", "mlp.w_down.weight", "context_proj.bias"):
@@ -215,6 +219,8 @@ def test_a_conversion_is_verified_and_decodes_alike(golden, expected, tmp_path, 
     assert convert([*arguments, *(["--only", only] if only else [])]) == 0
     if only == "encoder":
         assert VideoVAE.from_pretrained(tmp_path / "mlx").decoder is None
+    elif only == "decoder":
+        assert VideoVAE.from_pretrained(tmp_path / "mlx").encoder is None
     else:
         assert mx.array_equal(decoded(tmp_path / "mlx"), expected[GATED])
 
@@ -241,12 +247,12 @@ def test_the_command_takes_steps_and_a_seed(golden, tmp_path, capsys):
     latents = tmp_path / "clip.safetensors"
     save_latents(latents, LATENTS)
     frames = {}
-    for name, options in {"a": [], "b": ["--seed", "1"], "c": ["--steps", "3"]}.items():
+    for name, options in {"a": [], "b": ["--seed", "1"], "c": ["--steps", "1"]}.items():
         output = tmp_path / f"{name}.npy"
         command = [str(latents), "-m", str(golden(GATED).checkpoint), "-o", str(output), *options, "--json"]
         assert decode(command) == 0
         plan = json.loads(capsys.readouterr().out)["plan"]
-        assert plan["denoising_steps"] == (3 if name == "c" else 2)
+        assert plan["denoising_steps"] == (1 if name == "c" else 2)
         frames[name] = np.load(output).astype(int)
     assert frames["a"].shape == (9, 96, 96, 3)
     assert all((frames["a"] != frames[name]).mean() > 0.1 for name in "bc")

@@ -10,9 +10,10 @@ import pytest
 
 import fast_checkpoint
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.checkpoint.hub import parse_reference
+from mlx_ltx_vae.checkpoint.locate import parse_reference
 from mlx_ltx_vae.checkpoint.weight_files import choose_weights
 from mlx_ltx_vae.errors import CheckpointError
+from mlx_ltx_vae.models.base import SOUND
 
 LTX_VIDEO = [
     "README.md",
@@ -249,6 +250,17 @@ def test_only_the_vae_and_its_configuration_are_downloaded(
         "vae_decoder.safetensors",
         "vae_encoder.safetensors",
     ]
+
+
+@pytest.mark.parametrize("named", ["audio_vae", "vocoder"])
+def test_a_file_of_sound_is_downloaded_with_the_one_that_belongs_to_it(
+    audio_case: Callable, remote: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    for part in ("audio_vae", "vocoder"):
+        shutil.copy(audio_case("ltx2").checkpoint, remote / f"{part}.safetensors")
+    fetched = serve(monkeypatch, remote, remote.parent / "cache")
+    open_checkpoint(f"owner/name:{named}.safetensors", medium=SOUND)
+    assert sorted(fetched) == ["audio_vae.safetensors", "vocoder.safetensors"]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_lossless_video_contains_exactly_the_decoded_frames(clip, tmp_path):
     assert np.array_equal(read_back(out, 96, 64), frames)
     made = rf"{out}: 17 frames of 96x64, 0\.71 s at 23\.976 fps, in [\d.]+ s \(first frame after [\d.]+ s\)"
     assert re.fullmatch(
-        made + r"; peak [\d.]+ MB; ltx2_3\.safetensors \(LTX-2\.3, convolutional decoder\)\n", done.stdout
+        made + r"; peak MLX memory [\d.]+ MB; ltx2_3\.safetensors \(LTX-2\.3, convolutional decoder\)\n", done.stdout
     )
 
 
@@ -73,8 +73,10 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("case", "generation", "kind"), KINDS)
-@pytest.mark.parametrize("source", ["{0}/{1}", "{0}", "{0}:{1}"])
+@pytest.mark.parametrize(
+    ("case", "generation", "kind", "source"),
+    [*((*kind, "{0}/{1}") for kind in KINDS), (*KINDS[0], "{0}"), (*KINDS[0], "{0}:{1}")],
+)
 def test_reports_name_the_file_the_generation_and_the_kind_of_decoder(
     golden, tmp_path, capsys, case, generation, kind, source
 ):
@@ -142,7 +144,7 @@ def test_packed_and_unnormalized_latents_decode_to_the_same_video(clip, tmp_path
     mx.save_safetensors(str(marked), {"latents": foreign}, {"normalized": "false"})
     assert main([str(marked), "-m", str(checkpoint), "-o", str(out), "-q"]) == 0
     assert np.abs(np.load(out).astype(int) - frames).max() <= 1
-    assert "leave out unnormalized" in refused(capsys, path, "-m", checkpoint, "-o", out, "--unnormalized")
+    assert "leave out --unnormalized" in refused(capsys, path, "-m", checkpoint, "-o", out, "--unnormalized")
 
 
 def test_tiles_and_budgets_determine_the_plan(clip, tmp_path, capsys):
@@ -222,6 +224,47 @@ def test_of_two_decodes_into_one_folder_one_succeeds(clip, tmp_path):
     assert sorted(process.returncode for process in processes) == [0, 1]
     assert sorted(map(len, errors)) == [0, 1]
     assert sorted(path.name for path in out.iterdir()) == [f"{index:05d}.png" for index in range(len(frames))]
+
+
+@pytest.mark.parametrize(
+    ("options", "suggestion"),
+    [
+        (["--codec", "libx264"], "(did you mean h264?)"),
+        (["--codec", "libsvtav1"], "(did you mean av1?)"),
+        (["--dtype", "bf16"], "(did you mean bfloat16?)"),
+        (["--preset", "slow"], "(did you mean --encoder-preset slow?)"),
+        (["-v"], "(did you mean --version?)"),
+        (["--frames", "5"], "such as :5 for the first 5 frames"),
+        (["--frames", "-3:-5"], "-3:-5 has no frame"),
+    ],
+)
+def test_names_of_other_programs_get_a_suggestion(tmp_path, capsys, options, suggestion):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--demo", "-o", str(tmp_path / "out.mkv"), *options])
+    assert suggestion in capsys.readouterr().err
+
+
+def test_an_address_of_the_hub_gets_a_suggestion(clip, tmp_path, capsys):
+    for path, reference in [
+        ("", ""),
+        ("/tree/main/vae", ":vae"),
+        ("/blob/main/vae/a.safetensors?x=1", ":vae/a.safetensors"),
+    ]:
+        arguments = [str(clip[0]), "-m", f"https://huggingface.co/owner/name{path}", "-o", str(tmp_path / "out.mp4")]
+        assert main(arguments) == 1
+        assert f"(did you mean owner/name{reference}?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["decode", "encode"])
+def test_the_short_help_is_a_screen_and_points_to_the_whole(command):
+    def lines(option):
+        arguments = [sys.executable, "-m", f"mlx_ltx_vae.{command}", option]
+        return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    short, whole = lines("-h"), lines("--help")
+    assert len(short) < 40 < len(whole)
+    assert short[-1] == f'"python -m mlx_ltx_vae.{command} --help" shows all options.'
+    assert {"-o", "-m", "--frames"} <= {word.strip(",") for line in short for word in line.split()[:1]}
 
 
 def test_quiet_prints_nothing(clip, tmp_path, capfd):

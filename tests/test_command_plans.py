@@ -16,10 +16,11 @@ from mlx_ltx_vae.models.convolution import rules
 from mlx_ltx_vae.planning.planner import plan_decode
 
 SIZE = (1920, 1088)
+VIDEO_SIZE = (960, 544)
 DTYPES = [None, "float32", "bfloat16", "float16"]
 
 
-@pytest.fixture(params=["float32", "bfloat16", "float16", "mixed"])
+@pytest.fixture
 def checkpoint(request, golden, tmp_path):
     """A checkpoint that stores its weights in one dtype, or all in float16 but for the first layers."""
     weights, metadata = mx.load(str(golden("ltx2_3").checkpoint), return_metadata=True)
@@ -34,16 +35,20 @@ def checkpoint(request, golden, tmp_path):
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Latents and a video of `SIZE`."""
+    """Latents of `SIZE` and a video."""
     folder = tmp_path_factory.mktemp("inputs")
     latents, video = folder / "clip.npy", folder / "clip.mkv"
     np.save(latents, np.zeros((1, 8, 3, SIZE[1] // 32, SIZE[0] // 32), np.float32))
-    with VideoWriter(video, size=SIZE, fps=24, codec="ffv1") as out:
-        out.write(np.zeros((9, SIZE[1], SIZE[0], 3), np.uint8))
+    with VideoWriter(video, size=VIDEO_SIZE, fps=24, codec="ffv1") as out:
+        out.write(np.zeros((9, VIDEO_SIZE[1], VIDEO_SIZE[0], 3), np.uint8))
     return latents, video
 
 
-@pytest.mark.parametrize("backend", [Backend.CPU, Backend.METAL])
+@pytest.mark.parametrize(
+    ("checkpoint", "backend"),
+    [("mixed", Backend.CPU), *((name, Backend.METAL) for name in ("float32", "bfloat16", "float16", "mixed"))],
+    indirect=["checkpoint"],
+)
 def test_a_command_plans_what_the_api_plans(checkpoint, inputs, tmp_path, capsys, monkeypatch, backend):
     monkeypatch.setattr(device, "backend", lambda: backend)
     monkeypatch.setattr(device, "available_memory", lambda own=0: 2**36)
@@ -66,7 +71,7 @@ def test_a_command_plans_what_the_api_plans(checkpoint, inputs, tmp_path, capsys
         assert planned(decode, latents, *options) == json.loads(json.dumps(plan)), dtype
         peaks.add(plan["peak_bytes"])
         encoder = VideoVAE.from_pretrained(checkpoint, dtype=dtype, decoder=False)
-        plan = encoder.plan_encode((9, SIZE[1], SIZE[0], 3)).as_dict()
+        plan = encoder.plan_encode((9, VIDEO_SIZE[1], VIDEO_SIZE[0], 3)).as_dict()
         assert planned(encode, video, "-o", tmp_path / "out.safetensors", *options) == json.loads(json.dumps(plan)), (
             dtype
         )

@@ -19,7 +19,7 @@ from checkpoint_files import assert_same_checkpoint, metadata, read_weights, wri
 from conftest import CONV_CASES
 from mlx_ltx_vae import CheckpointError, VideoVAE, WriterError, __version__
 from mlx_ltx_vae import checkpoint as opening
-from mlx_ltx_vae.checkpoint import open_checkpoint, stored_network
+from mlx_ltx_vae.checkpoint import files, open_checkpoint
 from mlx_ltx_vae.conversion import Comparison, Conversion, Verification, convert_checkpoint, verify_conversion
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from test_checkpoint_diffusers import write_folder
@@ -194,7 +194,7 @@ def test_a_converted_file_is_loaded_without_inferring_or_changing_its_layout(gol
         raise AssertionError
 
     monkeypatch.setattr(opening, "infer_layout", forbidden)
-    monkeypatch.setattr(stored_network.mx, "moveaxis", forbidden)
+    monkeypatch.setattr(files.mx, "moveaxis", forbidden)
     for source in (tmp_path / "vae", tmp_path / "vae" / "model.safetensors"):
         assert read_weights(open_checkpoint(source), "encoder")
     with pytest.raises(AssertionError):

@@ -15,7 +15,7 @@ def test_the_command_converts_and_verifies(golden, tmp_path):
     assert f"{folder}: decoder (LTX-2.3), 86 tensors in float32" in done.stdout
     assert "Verified: 86 of 86 tensors equal bit for bit; decode identical\n" in done.stdout
     assert re.search(r" in float32, [0-9.]+ MB, in ", done.stdout)
-    assert re.search(r"\nPeak memory: [0-9.]+ MB\n$", done.stdout)
+    assert re.search(r"\nPeak MLX memory: [0-9.]+ MB\n$", done.stdout)
     again = run_cli("--verify", source, folder, "--only", "decoder")
     assert again.returncode == 0
     assert again.stdout.splitlines()[0] == done.stdout.splitlines()[1]

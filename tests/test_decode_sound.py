@@ -16,9 +16,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from audio_cases import random_latents
-from mlx_ltx_vae import AudioVAE, VideoVAE
+from mlx_ltx_vae import AudioVAE, PlanError, VideoVAE
 from mlx_ltx_vae.audio_vae import AudioVAE as LoadedVAE
 from mlx_ltx_vae.decode import main
+from mlx_ltx_vae.models.audio_vae.networks import AudioDecoder
 from mlx_ltx_vae.pipeline import audio_run
 from mlx_ltx_vae.units import format_bytes
 from mlx_ltx_vae.video import waiting
@@ -42,9 +43,9 @@ def model(audio_case):
     return audio_case("ltx2").checkpoint
 
 
-def latents_file(path, video, audio=None, *, name="final_audio_latent", batch=1, **metadata):
+def latents_file(path, video, audio=None, *, name="final_audio_latent", batch=1, frames=GRID[1], **metadata):
     channels = VideoVAE.from_pretrained(video, encoder=False).config.latent_channels
-    shape = (batch, channels, *GRID[1:])
+    shape = (batch, channels, frames, *GRID[2:])
     arrays = {"final_video_latent": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
     if audio is not None:
         arrays[name] = audio
@@ -147,15 +148,22 @@ def test_a_batch_becomes_videos_with_the_sound_of_each(tmp_path, video, model):
 
 
 def test_the_plan_has_both_and_the_budget_is_that_of_both(tmp_path, video, model, capsys):
+    """The sound is decoded in smaller pieces before the budget is too small, as the picture is."""
     clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
     command = [clip, "-m", video, "--audio-model", model, "--dry-run"]
     run(*command, "--json")
     plans = json.loads(capsys.readouterr().out)
-    assert plans["audio"]["latents"] == LENGTH
+    assert plans["audio"]["latents"] == plans["audio"]["chunk"] == LENGTH
     run(*command)
     assert "25 latents, 0.97 s at 24000 Hz" in capsys.readouterr().out
-    sound, pictures = (plans[name]["peak_bytes"] for name in ("audio", "plan"))
-    for budget in (100, sound // 1000, sound // 1000 + 100):
+    audio_vae = AudioVAE.from_pretrained(model, encoder=False)
+    with pytest.raises(PlanError) as refused:
+        VideoVAE.from_pretrained(video, encoder=False).plan((1, *plans["plan"]["latent_shape"][1:]), bit_depth=8,
+                                                            memory_budget=1000)  # fmt: skip
+    pictures = float(re.search(r"the least that works is ([\d.]+) MB", str(refused.value))[1])
+    sound = audio_vae.plan(LENGTH, chunk=1).memory.active / 1e6
+    assert sound < 0.7 * plans["audio"]["peak_bytes"] / 1e6
+    for budget in (100, round(1000 * (pictures + sound)) - 200):
         run(*command, "--memory-budget", f"{budget}KB", code=1)
         text = capsys.readouterr().err
         given, least, of_sound = re.search(
@@ -163,9 +171,56 @@ def test_the_plan_has_both_and_the_budget_is_that_of_both(tmp_path, video, model
             r"of which the sound takes ([\d.]+) MB", text
         ).groups()  # fmt: skip
         assert given == format_bytes(budget * 1000)
-        assert float(of_sound) == pytest.approx(sound / 1e6, abs=0.05)
-        assert sound / 1e6 < float(least) < (sound + pictures) / 1e6 + 0.1
-    run(*command, "--memory-budget", f"{least}MB")
+        assert float(of_sound) == pytest.approx(sound, abs=0.06)
+        assert float(least) == pytest.approx(pictures + sound, abs=0.2)
+    chunks = []
+    for budget in np.linspace(float(least), (plans["plan"]["peak_bytes"] + 1e5) / 1e6, 3):
+        run(*command, "--memory-budget", f"{budget:.1f}MB", "--json")
+        both = json.loads(capsys.readouterr().out)
+        assert both["plan"]["sound_bytes"] == both["audio"]["peak_bytes"]
+        assert both["plan"]["peak_bytes"] < budget * 1e6 + 1e5
+        chunks.append(both["audio"]["chunk"])
+    assert chunks == sorted(chunks)
+    assert (chunks[0], chunks[-1]) == (3, LENGTH), "still smaller ones take no less"
+
+
+def test_a_decode_in_a_small_budget_has_the_same_sound(tmp_path, video, model, capsys):
+    audio = random_latents(LENGTH)
+    clip = latents_file(tmp_path / "clip.safetensors", video, audio)
+    command = [clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mov", "--audio-codec", "pcm"]
+    run(*command, "--memory-budget", "1KB", code=1)
+    (least,) = re.findall(r"least that works is ([\d.]+ MB)", capsys.readouterr().err)
+    run(*command, "--memory-budget", least.replace(" ", ""))
+    assert np.abs(heard(tmp_path / "a.mov", 24000) - expected_sound(model, audio)).max() < 1e-4
+
+
+def test_the_sound_of_some_frames_takes_no_more_latents_than_it_needs(tmp_path, video, model, monkeypatch):
+    """LTX-2 sees 38 latents behind and 5 ahead. The last frame goes on 30 ms after its sound."""
+    audio = random_latents(81)
+    clip = latents_file(tmp_path / "clip.safetensors", video, audio, frames=11)
+    out = tmp_path / "a.mov"
+    taken, prepare = [], AudioDecoder.prepare
+    monkeypatch.setattr(AudioDecoder, "prepare", lambda *given: taken.append(given[1].shape[2]) or prepare(*given))
+    run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", "--frames", "65:70")
+    assert 5 < sum(taken) <= 38 + 5 + 5 + 3
+    sound = np.array(AudioVAE.from_pretrained(model, encoder=False).decode(audio))[0]
+    assert heard(out, 24000).shape == (2, 4800)
+    assert np.abs(heard(out, 24000) - sound[:, 65 * 960 : 70 * 960]).max() < 1e-4
+    run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", "--frames", "80:81")
+    expected = np.pad(sound, [(0, 0), (0, 960)])[:, 80 * 960 : 81 * 960]
+    assert np.abs(heard(out, 24000) - expected).max() < 1e-4
+
+
+def test_frames_behind_the_end_of_the_sound_are_silent(tmp_path, video, model):
+    """It ends 30 ms before the picture, of which a frame takes 17 ms."""
+    clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH), fps="60", frames=8)
+    out = tmp_path / "a.mov"
+    run(
+        clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm", "--frames", "56:57", "--fps", "57"
+    )
+    sound = heard(out, 24000)
+    assert sound.shape[1] == round(24000 / 57)
+    assert not sound.any()
 
 
 @cpu_only("plans of the CPU are compared with measurements")
@@ -327,16 +382,16 @@ def test_the_sound_is_the_same_whatever_way_the_picture_is_decoded(tmp_path, vid
 @pytest.mark.parametrize(("number", "fragmented"), [(signal.SIGKILL, []), (signal.SIGTERM, ["--live"])])
 def test_an_ffmpeg_that_dies_in_a_decode_with_sound_is_an_error(tmp_path, video, model, capsys, monkeypatch, number,
                                                                 fragmented):  # fmt: skip
-    chunks, decode_chunks = [], audio_run.AudioRun._chunks
+    chunks, decode_chunks = [], audio_run._chunks
 
-    def slow_chunks(run):
-        for chunk in decode_chunks(run):
+    def slow_chunks(*arguments):
+        for chunk in decode_chunks(*arguments):
             chunks.append(chunk.start)
             if len(chunks) == 2:
                 kill_children(number)
             yield chunk
 
-    monkeypatch.setattr(audio_run.AudioRun, "_chunks", slow_chunks)
+    monkeypatch.setattr(audio_run, "_chunks", slow_chunks)
     monkeypatch.setattr(waiting, "MAX_SILENCE", 3)  # after SIGTERM it may wait for sound
     clip = tmp_path / "clip.safetensors"
     channels = VideoVAE.from_pretrained(video, encoder=False).config.latent_channels

@@ -16,7 +16,9 @@ from mlx_ltx_vae.models.diffusion_decoder.blocks import Reader
 from mlx_ltx_vae.models.diffusion_decoder.config import parse_decoder_config
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import decoder_spec, hidden_channels
 from mlx_ltx_vae.models.diffusion_decoder.networks import DiffusionDecoder
+from mlx_ltx_vae.models.noise import draw
 from mlx_ltx_vae.planning.planner import plan_decode
+from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.streaming.axis import Axis
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_whole
@@ -69,14 +71,14 @@ def test_the_published_geometry_agrees_with_the_reference(golden, vaes):
         assert np.abs(result - expected).max() < tolerance(2e-4), check["name"]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_stream_of_two_steps_is_the_single_pass(vaes, order):
+def test_a_stream_of_two_steps_is_the_single_pass_in_every_order(vaes):
     vae = vaes(CASES[1])
     latents = mx.random.normal((1, 8, 3, 3, 3), key=mx.random.key(1))
     single = vae.decode(latents, vae.plan(latents.shape, mode="single"), seed=3)
     assert single.shape == (1, 3, 17, 96, 96)
-    streamed = vae.decode(latents, vae.plan(latents.shape, mode="exact", order=order), seed=3)
-    assert mx.abs(streamed - single).max().item() < tolerance(1e-4)
+    for order in ORDERS:
+        streamed = vae.decode(latents, vae.plan(latents.shape, mode="exact", order=order), seed=3)
+        assert mx.abs(streamed - single).max().item() < tolerance(1e-4), order
 
 
 @pytest.mark.slow
@@ -121,20 +123,28 @@ def test_latents_that_arrive_are_decoded_by_time(vaes):
 
 
 def test_noise_is_a_function_of_seed_and_position(vaes):
-    """A wider clip has the noise of a narrower one where they overlap: zero latents look the same there."""
-    vae = vaes(CASES[0])
-    narrow, wide = (vae.decode(mx.zeros((1, 8, 3, 3, width)), seed=9) for width in (8, 10))
-    assert mx.abs(wide[..., :64] - narrow[..., :64]).max().item() < tolerance(1e-4)
-    other = vae.decode(mx.zeros((1, 8, 3, 3, 8)), seed=10)
+    """A wider clip has the noise of a narrower one where they overlap."""
+    spec = vaes(CASES[0]).decoder.spec
+
+    def noise(width, seed):
+        (volume,) = draw(spec, LatentShape(1, 8, 3, 3, width), mx.float32, seed=seed).volumes.values()
+        return volume(((0, 0, 0),), (0, 0, 0), (17, 24, 8 * width))
+
+    narrow, wide, other = noise(3, 9), noise(4, 9), noise(3, 10)
+    assert mx.array_equal(wide[:, :, :, :24], narrow)
     assert mx.abs(other - narrow).max().item() > 0.1
+    latents = mx.zeros((1, 8, 3, 3, 3))
+    given = [narrow.transpose(0, 4, 1, 2, 3)]
+    vae = vaes(CASES[0])
+    assert mx.abs(vae.decode(latents, seed=9) - vae.decode(latents, noise=given)).max().item() < tolerance(1e-5)
 
 
 def test_a_part_of_a_clip_is_that_of_the_whole(vaes):
     vae = vaes(CASES[1])
-    latents = mx.random.normal((1, 8, 16, 3, 3), key=mx.random.key(1))
+    latents = mx.random.normal((1, 8, 10, 3, 3), key=mx.random.key(1))
     whole = vae.decode(latents, vae.plan(latents.shape, steps=1))
     plan = vae.plan(latents.shape, frames=(60, 70), order="time", steps=1)
-    assert plan.excerpt.latents.length < 16
+    assert plan.excerpt.latents.start > 0
     assert mx.abs(vae.decode(latents, plan) - whole[:, :, 60:70]).max().item() < tolerance(1e-4)
 
 
@@ -186,8 +196,7 @@ def test_its_planned_peak_holds(vaes, name, options, dtype):
     latents = mx.random.normal((1, 8, 6, 7, 9), key=mx.random.key(1))
     plan = vae.plan(latents.shape, **options)
     mx.eval(latents)
-    weights = vae.decoder.spec.num_weights * vae.decoder.dtype.size
-    held = mx.get_active_memory() - weights - latents.nbytes
+    held = mx.get_active_memory() - plan.memory.weights - latents.nbytes
     mx.reset_peak_memory()
     for chunk in vae.stream(latents, plan):
         mx.eval(chunk.frames)

@@ -8,6 +8,7 @@ starts is run alone.
 import os
 import re
 import shlex
+import shutil
 import sys
 import wave
 from pathlib import Path
@@ -57,10 +58,17 @@ RUN = [words for words in FOUND if words[0] in COMMANDS]
 PARSED = [words for words in FOUND if words[0] in PARSERS and words != ("benchmarks",)]
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The working folder, with the files that the commands name."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with the files that the commands name."""
+    folder = tmp_path_factory.mktemp("files")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_files(folder)
+    return folder
+
+
+def write_files(folder):
     frames, rows, columns = SHAPE
     latents = load_latents(demo.LATENTS)[0][:, :, :frames, :rows, :columns]
     save_latents("clip.safetensors", latents, fps=24)
@@ -72,8 +80,8 @@ def folder(tmp_path, monkeypatch):
         np.save(name, array)
     np.savez("clip.npz", latents=array)
     Path("more.txt").write_text("a.npy\n".replace("a", "clip"))
-    write(tmp_path / "clip.mov", noise(9, (64, 64)), codec="prores")
-    write(tmp_path / "clip.mp4", noise(9, (64, 64)))
+    write(folder / "clip.mov", noise(9, (64, 64)), codec="prores")
+    write(folder / "clip.mp4", noise(9, (64, 64)))
     Path("clips.csv").write_text("path\nclip.mov\n")
     models = (
         "ltx-2-19b-dev.safetensors",
@@ -88,8 +96,14 @@ def folder(tmp_path, monkeypatch):
     with wave.open("voice.wav", "wb") as sound:
         sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
         sound.writeframes(bytes(8000))
-    for path in tmp_path.rglob("*"):
+    for path in folder.rglob("*"):
         os.utime(path, (OLD, OLD), follow_symlinks=False)
+
+
+@pytest.fixture
+def folder(files, tmp_path, monkeypatch):
+    """The working folder, with such files of its own."""
+    monkeypatch.chdir(shutil.copytree(files, tmp_path, symlinks=True, dirs_exist_ok=True))
     return tmp_path
 
 

@@ -49,15 +49,15 @@ def single_pass(vae, pixels):
 @pytest.mark.parametrize("name", ENCODER_CASES)
 def test_an_iterator_of_frames_gives_the_single_pass_for_every_chunking(golden, name):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
-    pixels = random_pixels(1 + 3 * vae.config.time_scale, 64, 64)
+    pixels = random_pixels(1 + 2 * vae.config.time_scale, 64, 64)
     expected = single_pass(vae, pixels)
     assert largest_difference(vae.encode(pixels), expected) < tolerance(1e-5)
-    for length in (3, 8):
+    for length in (1, 7):
         pieces = cut(pixels, [length] * (pixels.shape[2] // length))
         assert largest_difference(vae.encode(iter(pieces)), expected) < tolerance(1e-5), length
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(lengths=st.lists(st.integers(1, 12), max_size=6), batch=st.integers(1, 2))
 def test_an_iterator_may_bring_any_number_of_frames_at_a_time(vae, lengths, batch):
     pixels = random_pixels(17, 32, 32, batch=batch)
@@ -107,8 +107,8 @@ def test_frames_over_are_left_out_with_a_warning_that_counts_them(vae, as_iterat
     assert mx.array_equal(latents, vae.encode(pixels[:, :, :9]))
 
 
-@pytest.mark.parametrize("frames", [1, 2, 9, 12, 16])
-@pytest.mark.parametrize("tiling", [None, SPATIAL, TilingConfig(temporal_config=TemporalTilingConfig(16, 8))])
+@pytest.mark.parametrize("frames", [1, 2, 9, 12])
+@pytest.mark.parametrize("tiling", [None, TilingConfig(temporal_config=TemporalTilingConfig(16, 8))])
 def test_padding_repeats_the_last_frame(vae, frames, tiling, recwarn):
     pixels = random_pixels(frames)
     missing = -(frames - 1) % 8
@@ -119,8 +119,9 @@ def test_padding_repeats_the_last_frame(vae, frames, tiling, recwarn):
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 100])
-@pytest.mark.parametrize("name", ["tiled_encode_all", "tiled_encode_time"])
+@pytest.mark.parametrize(
+    ("name", "batch"), [("tiled_encode_all", 1), ("tiled_encode_all", 3), ("tiled_encode_time", 2)]
+)
 def test_tiled_encode_agrees_with_the_reference_within_1e_4(golden, name, batch):
     case = golden("ltx2_3_tiled")
     vae = VideoVAE.from_pretrained(case.checkpoint, decoder=False)
@@ -131,23 +132,23 @@ def test_tiled_encode_agrees_with_the_reference_within_1e_4(golden, name, batch)
     assert np.abs(case.select(result, check) - case.arrays[check["expected"]]).max() < tolerance(1e-4)
 
 
-@pytest.mark.parametrize(("size", "items"), [(2, 1), (3, 1), (50, 1), (2, 2)])
-def test_tiles_in_batches_give_what_tiles_one_by_one_give(vae, size, items):
+@pytest.mark.parametrize(("frames", "items", "sizes"), [(9, 1, (2, 50)), (1, 2, (3,))])
+def test_tiles_in_batches_give_what_tiles_one_by_one_give(vae, frames, items, sizes):
     """256x128 in tiles of 96 that share 32: four shapes, batches that are not full, and batches of one."""
-    pixels = random_pixels(9, 128, 256, batch=items)
-    one_by_one = vae.encode(pixels, tiling=SPATIAL)
-    assert largest_difference(vae.encode(pixels, tiling=SPATIAL, tile_batch_size=size), one_by_one) < tolerance(1e-5)
+    pixels = random_pixels(frames, 128, 256, batch=items)
+    expected = vae.encode(pixels, tiling=SPATIAL)
+    for size in sizes:
+        batched = vae.encode(pixels, tiling=SPATIAL, tile_batch_size=size)
+        assert largest_difference(batched, expected) < tolerance(1e-5), size
 
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_tiles_of_a_stream_are_those_of_the_whole_clip(vae, size):
     pixels = random_pixels(17, 64, 128)
     expected = vae.encode(pixels, tiling=SPATIAL)
-    options = {"tiling": SPATIAL, "tile_batch_size": size}
-    for lengths in ([], [3, 10, 1]):
-        assert largest_difference(vae.encode(iter(cut(pixels, lengths)), **options), expected) < tolerance(1e-5)
-    parts = list(vae.encode_stream(cut(pixels, [5, 5, 5]), **options))
+    parts = list(vae.encode_stream(cut(pixels, [3, 10, 1]), tiling=SPATIAL, tile_batch_size=size))
     assert len(parts) > 1
+    assert largest_difference(mx.concatenate(parts, axis=2), expected) < tolerance(1e-5)
 
 
 def test_a_network_is_called_once_for_each_batch_of_tiles(vae, monkeypatch):

@@ -1,6 +1,7 @@
 """The encode command, end to end: a video in, a latent file out, read back and decoded again."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -114,7 +115,9 @@ def test_report_is_one_line_and_quiet_is_none(clip, golden, tmp_path):
     command = [sys.executable, "-m", "mlx_ltx_vae.encode", path, "-m", golden("ltx2_3").checkpoint]
     done = subprocess.run([*command, "-o", tmp_path / "a.safetensors"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    made = rf"{tmp_path}/a\.safetensors: 3 latent frames from 17 frames of 96x64, in [\d.]+ s; peak [\d.]+ MB"
+    made = (
+        rf"{tmp_path}/a\.safetensors: 3 latent frames from 17 frames of 96x64, in [\d.]+ s; peak MLX memory [\d.]+ MB"
+    )
     assert re.fullmatch(made + r"; ltx2_3\.safetensors \(LTX-2\.3\)\n", done.stdout)
     done = subprocess.run(
         [*command, "-o", tmp_path / "b.safetensors", "-q"], capture_output=True, text=True, check=False
@@ -131,7 +134,7 @@ def test_another_rate_drops_or_repeats_frames_and_keeps_the_speed(golden, tmp_pa
     assert (report["frames"], report["fps"], report["source_fps"]) == (17, 30, 60)
     assert info.fps == 30
     assert_close(latents, vae.encode(frames[::2]))
-    arguments = [path, "-m", checkpoint, "-o", tmp_path / "latents.safetensors", "--frames", "9"]
+    arguments = [path, "-m", checkpoint, "-o", tmp_path / "latents.safetensors", "--frames", ":9"]
     for fps, change in [
         ("23.976", " (60 to 23.976 fps, dropping frames)"),
         ("120", " (60 to 120 fps, repeating frames)"),
@@ -140,11 +143,11 @@ def test_another_rate_drops_or_repeats_frames_and_keeps_the_speed(golden, tmp_pa
         assert encode(*arguments, "--fps", fps) == 0
         assert f"from 9 frames of 96x64{change}, in" in capsys.readouterr().out
     assert_close(load_latents(tmp_path / "latents.safetensors")[0], vae.encode(frames[:9]))
-    assert encode(*arguments[:-1], "41", "-q") == 0
+    assert encode(*arguments[:-1], ":41", "-q") == 0
     missing, dropped = capsys.readouterr().err.splitlines()[::-1]
     assert missing == f"warning: {path}: the video has 34 frames, and not the 41 that were to be encoded."
     assert "34 frames are not 1 + 8*k" in dropped
-    assert encode(*arguments[:-1], "33", "-q") == 0
+    assert encode(*arguments[:-1], ":33", "-q") == 0
     assert capsys.readouterr().err == ""
 
 
@@ -234,9 +237,38 @@ def test_frames_that_are_over_are_left_out_with_a_line_or_filled_up(golden, tmp_
     report, latents, _ = encoded(capsys, tmp_path, path, "-m", checkpoint, "--pad")
     assert report["frames"] == 25
     assert_close(latents, vae.encode(np.concatenate([frames, *[frames[-1:]] * 5])))
-    report, latents, _ = encoded(capsys, tmp_path, path, "-m", checkpoint, "--frames", "9")
+    report, latents, _ = encoded(capsys, tmp_path, path, "-m", checkpoint, "--frames", ":9")
     assert report["frames"] == 9
     assert_close(latents, vae.encode(frames[:9]))
+
+
+def test_frames_of_the_middle_are_encoded(clip, golden, tmp_path, capsys):
+    path, frames = clip
+    arguments = (path, "-m", golden("ltx2_3").checkpoint)
+    vae = VideoVAE.from_pretrained(arguments[2], decoder=False)
+    for wanted, expected in [("3:12", frames[3:12]), ("8:", frames[8:]), (":9", frames[:9])]:
+        report, latents, _ = encoded(capsys, tmp_path, *arguments, "--frames", wanted)
+        assert report["frames"] == 9
+        assert_close(latents, vae.encode(expected))
+    out = ["-o", tmp_path / "latents.safetensors"]
+    assert encode(*arguments, *out, "--frames", "9", "-q") == 0
+    assert capsys.readouterr().err.startswith("warning: --frames 9 is written --frames :9 now")
+    with pytest.raises(SystemExit, match="2"):
+        encode(*arguments, *out, "--frames", "-9:")
+    assert "-9: counts from the end" in capsys.readouterr().err
+
+
+def test_a_video_comes_from_standard_input(clip, golden, tmp_path):
+    path, frames = clip
+    checkpoint, out = golden("ltx2_3").checkpoint, tmp_path / "latents.safetensors"
+    command = [sys.executable, "-m", "mlx_ltx_vae.encode", "-", "-m", checkpoint, "-o", out, "-q"]
+    done = subprocess.run(command, input=path.read_bytes(), capture_output=True, env={**os.environ, "TMPDIR": tmp_path})
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert_close(load_latents(out)[0], VideoVAE.from_pretrained(checkpoint, decoder=False).encode(frames))
+    for given, found in [(b"", b"error: standard input is empty"), (b"words", b"error: standard input: ")]:
+        done = subprocess.run(command, input=given, capture_output=True, env={**os.environ, "TMPDIR": tmp_path})
+        assert (done.returncode, done.stderr[: len(found)]) == (1, found)
+    assert not list(tmp_path.glob("mlx_ltx_vae-*"))
 
 
 def test_sizes_are_refused_or_made_to_fit(golden, tmp_path, capsys):

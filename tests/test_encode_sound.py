@@ -50,6 +50,17 @@ def test_the_sound_of_a_video_goes_into_its_latent_file_and_back(tmp_path, golde
     assert heard(tmp_path / "b.mov", 24000).shape == (2, 24000)
 
 
+def test_the_sound_of_some_frames_is_theirs(tmp_path, golden, model):
+    sound = tone(1, RATE)
+    video, out = make_video(tmp_path / "a.mov", sound), tmp_path / "a.safetensors"
+    arguments = ["-m", str(golden("ltx2_3").checkpoint), "--audio-model", str(model), "--frames", "10:19"]
+    assert encode([str(video), *arguments, "-o", str(out), "-q"]) == 0
+    levels = np.rint(sound * 2**15) / 2**15
+    part = levels[:, RATE * 10 // FPS : RATE * 19 // FPS]
+    expected = np.array(AudioVAE.from_pretrained(model).encode(part, RATE))[:, :, :9]
+    assert np.abs(load_file(out)["audio_latents"] - expected).max() < 1e-2
+
+
 def test_the_plan_counts_the_sound(tmp_path, golden, model, capsys):
     """The sound is in the report of a dry run, and within the budget."""
     video = make_video(tmp_path / "a.mov", tone(1, RATE))
@@ -171,6 +182,6 @@ def test_a_wrong_audio_model_is_an_error_before_anything_is_encoded(tmp_path, go
 def test_a_video_of_one_short_frame_has_one_latent(tmp_path, golden, model):
     run_ffmpeg("-f", "lavfi", "-i", "testsrc=s=64x64:r=60:d=0.1", "-f", "lavfi", "-i", "sine=r=48000:d=0.1",
                "-c:v", "ffv1", "-c:a", "flac", tmp_path / "a.mkv")  # fmt: skip
-    arguments = ["-m", str(golden("ltx2_3").checkpoint), "--audio-model", str(model), "--frames", "1"]
+    arguments = ["-m", str(golden("ltx2_3").checkpoint), "--audio-model", str(model), "--frames", ":1"]
     assert encode([str(tmp_path / "a.mkv"), *arguments, "-o", str(tmp_path / "a.safetensors")]) == 0
     assert load_file(tmp_path / "a.safetensors")["audio_latents"].shape == (1, 8, 1, 16)

@@ -52,7 +52,7 @@ def test_frames_are_those_of_the_whole_decode_from_fewer_latents(golden, name):
     spec = vae.decoder.spec  # what the first latent frames add is less than a rounding error
     before, scale = receptive_field(spec).frames_before, spec.scale.time
     for frame in range(400, 400 + 2 * scale):
-        excerpt = make_excerpt(spec, LatentShape(1, 8, 200, 2, 2), (frame, frame + 1))
+        excerpt = make_excerpt(spec, LatentShape(1, 8, 200, 2, 2), 8 * 200, (frame, frame + 1))
         first_seen = math.ceil(math.ceil(frame / scale) - before)
         assert first_seen - 1 <= excerpt.latents.start <= first_seen
         assert frame == excerpt.latents.start * scale + excerpt.skipped
@@ -106,6 +106,8 @@ def test_the_command_decodes_frames_of_a_file_with_their_noise(clip, tmp_path, c
     for options, expected in [
         (["--frames", "280:283"], whole[280:283]),
         (["--frames", "307:"], whole[307:]),
+        (["--frames", "-6:"], whole[-6:]),
+        (["--frames", "-30:-27"], whole[-30:-27]),
         (["--first-seconds", "0.2", "--fps", "50"], whole[:10]),  # those that begin within it
     ]:
         frames = run(*options)

@@ -11,7 +11,7 @@ from mlx_ltx_vae import LTXVAEError
 from mlx_ltx_vae.commands import cli, items, job
 from mlx_ltx_vae.errors import describe_error
 
-_GROUPS, _IN_GROUP = 10, 50
+_GROUPS, _IN_GROUP = 5, 50
 
 
 @pytest.fixture

@@ -388,7 +388,7 @@ def test_packed_latents_take_a_grid_and_a_file_of_several_a_name(
     path = tmp_path / "several.safetensors"
     save_file({"a": np.ones((1, 12, 8), np.float32), "b": np.ones(3, np.float32)}, path)
     assert "found 2 tensors (a, b)" in refused(path)
-    assert "give it as grid=(F', H', W'), or --grid FxHxW" in refused(path, "--tensor", "a")
+    assert "give it as --grid FxHxW" in refused(path, "--tensor", "a")
     said = info(path, "--tensor", "a", "--grid", "3x2x2")
     assert (said["layout"], said["shape"]) == ("(B, tokens, C)", [1, 8, 3, 2, 2])
 

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_ltx_vae.commands.items import Item, all_exist, find_pattern, name_items
 from mlx_ltx_vae.commands.items import read_inputs as read
-from mlx_ltx_vae.distributed.ranks import Ranks
+from mlx_ltx_vae.distributed import Ranks
 from mlx_ltx_vae.errors import ItemsError
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_ltx_vae import DecodeCancelled, LatentsError, PlanError, VideoVAE
-from mlx_ltx_vae.checkpoint import load_network, open_checkpoint
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.checkpoint.loading import load_network
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, decode_with_tiling
 
 TOLERANCE = 2e-5
@@ -55,7 +56,7 @@ class Mapped:
 
 @pytest.mark.parametrize("make", [np.array, mx.array, lambda latents: Foreign(np.array(latents))])
 def test_what_a_caller_assigns_to_an_array_after_the_call_is_not_decoded(vae, make):
-    latents = make(latents_of(vae))
+    latents = make(latents_of(vae, 2))
     expected = vae.decode(latents)
     stream = vae.stream(latents)
     latents[:] = 0
@@ -85,7 +86,7 @@ def test_complex_latents_are_refused(vae, dtype):
 
 
 @pytest.mark.parametrize("name", ["ltx2_3", "ltxv_0_9_1"])
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(cuts=st.lists(st.integers(1, 3), min_size=1, max_size=3), chunk=st.none() | st.integers(1, 3))
 def test_latents_that_arrive_decode_as_one_array_does(golden, name, cuts, chunk):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
@@ -156,13 +157,12 @@ def test_what_is_no_latents_is_refused(vae):
     [
         {"mode": "exact", "order": "time"},
         {"mode": "exact", "order": "rows"},
-        {"mode": "exact", "order": "columns"},
         {"mode": "single"},
         {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(64, 32), TemporalTilingConfig(16, 8))},
     ],
 )
 def test_a_file_is_read_in_the_parts_that_the_plan_needs(noisy_vae, options):
-    latents = latents_of(noisy_vae, 4, 2, 3)
+    latents = latents_of(noisy_vae, 3, 2, 3)
     plan = noisy_vae.plan(latents.shape, **options)
     mapped = Mapped(latents)
     assert_close(noisy_vae.decode(mapped, plan), noisy_vae.decode(latents, plan))
@@ -171,7 +171,7 @@ def test_a_file_is_read_in_the_parts_that_the_plan_needs(noisy_vae, options):
 
 def test_unnormalized_latents_are_normalized_with_the_vaes_statistics(vae, noisy_vae):
     for model in (vae, noisy_vae):
-        latents = latents_of(model)
+        latents = latents_of(model, 2)
         expected = model.decode(latents)
         assert_close(model.decode(denormalized(model, latents), unnormalized=True), expected, 1e-4)
         assert not np.allclose(model.decode(denormalized(model, latents)), expected, atol=0.1)
@@ -179,8 +179,8 @@ def test_unnormalized_latents_are_normalized_with_the_vaes_statistics(vae, noisy
 
 def test_the_convention_of_diffusers_mixes_noise_into_denormalized_latents(noisy_vae):
     """As its pipelines do: the timestep is 0 by default, and the noise scale is the timestep."""
-    latents, noise = latents_of(noisy_vae), mx.random.normal((1, 8, 4, 2, 3), key=mx.random.key(1))
-    maps = [mx.zeros(shape) for shape in noisy_vae.decoder.spec.noise_shapes((4, 2, 3)).values()]
+    latents, noise = latents_of(noisy_vae, 1), mx.random.normal((1, 8, 1, 2, 3), key=mx.random.key(1))
+    maps = [mx.zeros(shape) for shape in noisy_vae.decoder.spec.noise_shapes((1, 2, 3)).values()]
 
     def decode(latents, *, scale, timestep):
         """The pipeline of diffusers in our words, on a decoder that adds no noise itself."""

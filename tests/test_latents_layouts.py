@@ -188,7 +188,7 @@ def test_arrays_of_several_elements_are_not_metadata(tmp_path: Path) -> None:
 def test_error_for_packed_latents_without_a_grid_says_how_to_give_it(tmp_path: Path) -> None:
     sizes = dict(zip(TRAINER_KEYS, ("17", "128", "160"), strict=True))  # the video's
     path = write(tmp_path / "clip.safetensors", {"latents": pack(make_latents())}, sizes)
-    with pytest.raises(LatentsError, match=r"\(1, 60, 7\) are packed, \(B, tokens, C\), .* grid=.* or --grid FxHxW"):
+    with pytest.raises(LatentsError, match=r"\(1, 60, 7\) are packed, \(B, tokens, C\), .* give it as grid=\(F"):
         load_latents(path, latent_channels=CHANNELS)
     result, info = load_latents(path, latent_channels=CHANNELS, grid=GRID)
     assert_same(result, make_latents())
@@ -233,7 +233,7 @@ def test_a_grid_decides_between_two_layouts(tmp_path: Path, shape: tuple) -> Non
     stored = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     path = write(tmp_path / "clip.safetensors", {"latents": stored})
     names = {5: r"\(B, C, F', H', W'\) or \(B, F', H', W', C\)", 4: r"\(C, F', H', W'\) or \(F', H', W', C\)"}
-    with pytest.raises(LatentsError, match=f"could be {names[len(shape)]}, .* --grid"):
+    with pytest.raises(LatentsError, match=f"could be {names[len(shape)]}, .* \\(grid=\\)"):
         load_latents(path, latent_channels=7)
     batched = stored.reshape(1, 7, 3, 4, 7)
     assert_same(load_latents(path, latent_channels=7, grid=(3, 4, 7))[0], batched)

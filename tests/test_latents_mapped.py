@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import looks_normalized_twice, looks_unnormalized, mapped, open_latents, tensor_files
+from mlx_ltx_vae.latents import looks_normalized_twice, looks_unnormalized, open_latents, tensor_files
 from mlx_ltx_vae.latents import stored as stored_arrays
 from test_latents_layouts import STORED_AS
 
@@ -242,16 +242,16 @@ def test_unnormalized_latents_are_noticed_in_a_file_as_in_an_array(tmp_path: Pat
 
 
 def test_at_most_eight_frames_spread_over_the_clip_are_looked_at(tmp_path: Path) -> None:
-    assert mapped.sampled_frames(3) == [0, 1, 2]
-    assert mapped.sampled_frames(8) == list(range(8))
-    frames = mapped.sampled_frames(1000)
+    assert stored_arrays.sampled_frames(3) == [0, 1, 2]
+    assert stored_arrays.sampled_frames(8) == list(range(8))
+    frames = stored_arrays.sampled_frames(1000)
     assert len(frames) == 8
     assert (min(frames), max(frames)) == (62, 937)
 
 
 def test_moments_of_frames_are_those_of_all_values() -> None:
     latents = make_latents((2, CHANNELS, 9, 3, 4)) * 3 + 100 + np.arange(9).reshape(-1, 1, 1)
-    means, stds = mapped.channel_moments(mapped.read_frames(mx.array(latents), range(9)))
+    means, stds = stored_arrays.channel_moments(stored_arrays.read_frames(mx.array(latents), range(9)))
     assert means == pytest.approx(latents.mean(axis=(0, 2, 3, 4), dtype=np.float64), rel=1e-6)
     assert stds == pytest.approx(latents.std(axis=(0, 2, 3, 4), dtype=np.float64), rel=1e-5)
 

@@ -1,8 +1,10 @@
 """Metadata of latent files: both readings of the sizes are taken, and what contradicts the latents is refused."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -100,3 +102,9 @@ def test_values_that_mean_nothing_are_refused_by_name(tmp_path: Path, key: str, 
     with pytest.raises(LatentsError, match=f"clip.safetensors: its metadata has {key} = ") as refusal:
         load_latents(write(tmp_path, {key: value}))
     assert "\n" not in str(refusal.value)
+
+
+def test_a_frame_rate_that_is_stored_in_bfloat16_is_read(tmp_path: Path) -> None:
+    tensors = {"latents": mx.ones((1, 7, *GRID)), "fps": mx.array([23.5], mx.bfloat16)}
+    mx.save_safetensors(str(tmp_path / "clip.safetensors"), tensors)
+    assert load_latents(tmp_path / "clip.safetensors")[1].fps == Fraction(47, 2)

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import LatentsError, WriterError
-from mlx_ltx_vae.files.atomic import PartFile
+from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.latents import LatentsWriter, load_latents, save_latents, writer
 from mlx_ltx_vae.shapes import ScaleFactors
 

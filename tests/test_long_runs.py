@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from conftest import FIXTURES, synthetic_checkpoint
 from fuzz_corpus import CHANNELS, small_config, small_weights
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.process.cleanup import remove_folder
+from mlx_ltx_vae.process import remove_folder
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 from mlx_ltx_vae.video import SinkOptions, VideoReader, open_sink
 

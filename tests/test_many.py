@@ -40,13 +40,13 @@ def test_many_files_become_the_videos_that_each_becomes_alone_with_one_load(clip
     assert captured.err == ""
     *lines, summary, frames, peak, vae = captured.out.splitlines()
     assert [re.sub(r"[\d.]+ s$", "S", line) for line in lines] == [
-        "one.safetensors: 1 frame, S",
-        "two.safetensors: 9 frames, S",
-        "three.safetensors: 17 frames, S",
+        "one.safetensors -> out/one.npy: 1 frame, S",
+        "two.safetensors -> out/two.npy: 9 frames, S",
+        "three.safetensors -> out/three.npy: 17 frames, S",
     ]
     assert summary == "Inputs: 3 done, 0 skipped, 0 failed"
     assert re.fullmatch(r"Frames: 27, [\d.]+ frames-per-sec", frames)
-    assert re.fullmatch(r"Peak memory: [\d.]+ MB", peak)
+    assert re.fullmatch(r"Peak MLX memory: [\d.]+ MB", peak)
     assert vae == "VAE: vae.safetensors (custom, convolutional decoder)"
     assert names("out") == ["one.npy", "three.npy", "two.npy"]
     for source in sources:
@@ -300,13 +300,23 @@ def test_debug_shows_the_traceback_of_an_item(clips, capsys):
     assert capsys.readouterr().err.count("Traceback") == 2
 
 
+def test_what_exists_is_skipped_before_it_is_read(clips, capsys):
+    Path("out").mkdir()
+    Path("out/broken.mp4").write_bytes(b"a video")
+    assert run(decode, "broken.npy", "one.safetensors", *VAE, "-o", "out/", "--skip-existing") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "broken.npy: skipped, found out/broken.mp4"
+    assert lines[1].startswith("one.safetensors -> out/one.mp4: 1 frame")
+    assert Path("out/broken.mp4").read_bytes() == b"a video"
+
+
 def test_one_progress_bar_counts_the_frames_of_all(clips):
     sources = ["one.safetensors", "two.safetensors", "broken.npy"]
     code, out, shown = run_on_terminal(100, "mlx_ltx_vae.decode", *sources, *VAE, "-o", "out/")
     assert code == 1
     assert "10/10" in shown
     assert "2 of 3 two.mp4 " in shown
-    assert out.splitlines()[0].startswith("one.safetensors: 1 frame")
+    assert out.splitlines()[0].startswith("one.safetensors -> out/one.mp4: 1 frame")
 
 
 _DECODE_AND_ANNOUNCE = """

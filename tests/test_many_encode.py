@@ -33,8 +33,8 @@ def test_many_videos_become_latents_and_a_broken_one_does_not_stop_them(videos, 
     assert run(encode, *arguments) == 1
     captured = capsys.readouterr()
     first, second, summary, *_ = captured.out.splitlines()
-    assert first.startswith("set/a.mkv: 9 frames, ")
-    assert second.startswith("set/sub/b.mkv: 17 frames, ")
+    assert first.startswith("set/a.mkv -> latents/a.safetensors: 9 frames, ")
+    assert second.startswith("set/sub/b.mkv -> latents/b.safetensors: 17 frames, ")
     assert summary == "Inputs: 2 done, 0 skipped, 1 failed"
     broken, last = captured.err.splitlines()
     assert broken.startswith("error: set/broken.mp4: ")
@@ -74,7 +74,7 @@ def test_a_table_of_a_data_set_encodes_with_its_sizes_and_keeps_its_folders(vide
     assert (second["width"], second["height"], second["frames"], second["fps"]) == (64, 32, 9, 15)
     assert (second["source_fps"], second["latent_shape"]) == (30, [1, 64, 2, 1, 2])
     assert (first["width"], first["frames"], first["fps"]) == (64, 9, 24)
-    assert run(encode, "set/clips.csv", "--demo", "-o", "other/", "--size", "32x32", "--frames", "1", "-q") == 0
+    assert run(encode, "set/clips.csv", "--demo", "-o", "other/", "--size", "32x32", "--frames", ":1", "-q") == 0
     assert shape("other/sub/b.safetensors") == (1, 64, 1, 1, 1), "the command's options come first"
 
 

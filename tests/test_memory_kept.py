@@ -184,10 +184,10 @@ def test_what_the_header_tells_of_the_encoder_is_refused_at_once(golden, weights
 
 
 def test_threads_that_use_the_encoder_at_once_load_it_once(copied, monkeypatch):
-    from mlx_ltx_vae.checkpoint import lazy
+    from mlx_ltx_vae.checkpoint import loading
 
-    vae, loads, load = VideoVAE.from_pretrained(copied), [], lazy.load_network
-    monkeypatch.setattr(lazy, "load_network", lambda *arguments: loads.append(arguments) or load(*arguments))
+    vae, loads, load = VideoVAE.from_pretrained(copied), [], loading.load_network
+    monkeypatch.setattr(loading, "load_network", lambda *arguments: loads.append(arguments) or load(*arguments))
     at_once = threading.Barrier(4)
 
     def encode(_):

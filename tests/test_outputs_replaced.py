@@ -14,7 +14,7 @@ import pytest
 from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.process.cleanup import remove_folder
+from mlx_ltx_vae.process import remove_folder
 from mlx_ltx_vae.video import SinkOptions, VideoWriter, open_sink
 from video_files import SIZE, noise, numbered, numbers, read
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.files.atomic import PartFile, part_folder
+from mlx_ltx_vae.files import PartFile, part_folder
 from mlx_ltx_vae.video.frame_files import StillsWriter
 from mlx_ltx_vae.video.sink import SinkOptions
 
 KEEPS = """
 import sys
 from pathlib import Path
-from mlx_ltx_vae.files.atomic import PartFile
+from mlx_ltx_vae.files import PartFile
 parts = [PartFile(Path(name)) for name in sys.argv[1:]]
 print(flush=True)
 sys.stdin.read()

@@ -80,8 +80,7 @@ def test_float32_agrees_with_the_author_s_results(golden, name):
         assert np.abs(got - expected).max() < tolerance(limit), check
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("float16", 0.005), ("bfloat16", 0.03)])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "dtype", "limit"), [(CASES[0], "bfloat16", 0.03), (CASES[1], "float16", 0.005)])
 def test_half_precision_agrees_with_the_author_s_results(golden, name, dtype, limit, recwarn):
     for check, got, expected in compare_all(golden, name, dtype, ["exact"]):
         error = np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2))
@@ -110,8 +109,7 @@ def test_an_upsampled_convolution_gives_what_one_of_repeated_positions_gives():
     ) < tolerance(1e-5)
 
 
-@pytest.mark.parametrize("order", ["time", "rows", "columns"])
-@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize(("order", "chunk"), [("time", 1), ("time", 3), ("rows", 1), ("columns", 1)])
 def test_it_streams_exactly_in_every_order(vae, order, chunk):
     latents = latents_of(batch=2)
     single = vae.decode(latents, vae.plan(latents.shape, mode="single"))
@@ -160,8 +158,15 @@ def test_a_pixel_sees_no_further_than_its_receptive_field_says(vae):
     assert columns[0] < 20 * 32 - reach + 64  # and about as far
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "single"}, {"order": "rows"}, {"chunk": 3}])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({}, mx.float32),
+        ({"mode": "single"}, mx.float32),
+        ({"order": "rows"}, mx.float16),
+        ({"chunk": 3}, mx.float16),
+    ],
+)
 def test_its_planned_peak_holds(options, dtype):
     vae = make(PreviewConfig((64, 48, 32, 32), None, None, CHANNELS))
     vae.decoder.set_dtype(dtype)
@@ -182,7 +187,7 @@ def test_its_planned_peak_holds(options, dtype):
 
 def test_memory_does_not_grow_with_the_clip(vae):
     peaks = []
-    for frames in (10, 60):
+    for frames in (8, 24):
         mx.synchronize()
         mx.reset_peak_memory()
         for chunk in vae.stream(latents_of(1) for _ in range(frames)):
@@ -350,8 +355,8 @@ def test_a_pickle_is_refused_with_the_lines_that_convert_it(tmp_path, is_zip):
     with pytest.raises(CheckpointError) as caught:
         PreviewVAE.from_pretrained(path)
     target = path.with_suffix(".safetensors")
-    assert f"weights = torch.load({str(path)!r}, weights_only=True); " in str(caught.value)
-    assert f"safetensors.torch.save_file(weights, {str(target)!r})" in str(caught.value)
+    assert "torch.load(sys.argv[1], 'cpu', weights_only=True); " in str(caught.value)
+    assert str(caught.value).endswith(f" {path} {target}")
 
 
 def test_the_demo_s_preview_looks_like_the_demo():

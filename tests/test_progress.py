@@ -8,6 +8,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_ltx_vae import save_latents
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.pipeline import progress
 from mlx_ltx_vae.pipeline.progress import FrameBar
 from terminals import run_on_terminal
 
@@ -33,6 +35,22 @@ def test_a_terminal_shows_the_file_the_phase_and_what_is_left(golden, tmp_path, 
     assert re.fullmatch(f"{name}: reading weights", phases[0])
     assert re.fullmatch(f"{name}: decoding", phases[1])
     assert re.fullmatch(last, phases[-1])
+
+
+def test_standard_error_that_is_a_file_has_a_line_now_and_then(golden, tmp_path, capsys, monkeypatch):
+    save_latents(tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(1)))
+    command = [str(tmp_path / "clip.safetensors"), "-m", str(golden("ltx2_3").checkpoint), "--chunk", "1", "-o"]
+    assert decode([*command, str(tmp_path / "a.npy")]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
+    assert decode([*command, str(tmp_path / "b.npy")]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1
+    assert all(re.fullmatch(r"b\.npy: \d+ of 17 frames done", line) for line in lines)
+    assert lines[-1] == "b.npy: 17 of 17 frames done"
+    for quiet in ("-q", "--json"):
+        assert decode([*command, str(tmp_path / "c.npy"), quiet]) == 0
+        assert capsys.readouterr().err == ""
 
 
 def test_what_is_left_is_estimated_from_the_first_frames_on(monkeypatch):

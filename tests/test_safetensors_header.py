@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from mlx_ltx_vae.files.safetensors_header import TensorHeader, read_header
+from mlx_ltx_vae.files import TensorHeader, read_header
 
 
 def write_raw(path: Path, header: object, size: int) -> Path:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlx_ltx_vae
-from mlx_ltx_vae import LTXVAEError, VideoReader, demo, load_latents
+from mlx_ltx_vae import LTXVAEError, VideoReader, demo, load_latents, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.video.sound_probe import probe_sound
@@ -50,13 +50,14 @@ def watched(tmp_path_factory):
     for folder in folders.values():
         folder.mkdir()
     write(folders["target"] / "clip.mkv", noise(9, (64, 64)))
-    target = str(folders["target"])
+    target, vae = str(folders["target"]), str(demo.VAE)
+    save_latents(f"{target}/latents.safetensors", load_latents(demo.LATENTS)[0][:, :, :2, :3, :4])
     commands = [
-        ["decode", "--demo", "-o", f"{target}/clip.mp4", "--order", "rows", "-q"],
-        ["decode", "--demo", "-o", f"{target}/stills/", "-q"],
+        ["decode", f"{target}/latents.safetensors", "-m", vae, "-o", f"{target}/clip.mp4", "--order", "rows", "-q"],
+        ["decode", f"{target}/latents.safetensors", "-m", vae, "-o", f"{target}/stills/", "-q"],
         ["encode", f"{target}/clip.mkv", "--demo", "-o", f"{target}/clip.safetensors", "-q"],
         ["info", f"{target}/clip.safetensors", "--json"],
-        ["convert", str(demo.VAE), "-o", f"{target}/converted"],
+        ["convert", vae, "-o", f"{target}/converted"],
     ]
     surroundings = {"TMPDIR": str(folders["temporary"]), "HOME": str(folders["home"])}
     done = subprocess.run(

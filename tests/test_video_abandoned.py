@@ -27,7 +27,7 @@ class Held:
     """What this process holds, to be compared with what it holds later."""
 
     def __init__(self, folder: Path) -> None:
-        gc.collect()
+        gc.freeze()  # so that the garbage of later is found at once
         self.folder, self.threads = folder, set(threading.enumerate())
         self.before = self.now()
 
@@ -37,6 +37,7 @@ class Held:
     def check_freed(self) -> None:
         """Threads end by themselves, and close what they read; programs and files must be gone already."""
         gc.collect()
+        gc.unfreeze()
         assert children() == self.before[0]
         for thread in set(threading.enumerate()) - self.threads:
             thread.join(PATIENCE)

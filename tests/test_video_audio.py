@@ -67,7 +67,7 @@ def test_shortest_ends_the_audio_with_the_video_and_keeps_all_frames(
 @pytest.mark.parametrize("audio", ["a.wav", "a.mp3", "a.m4a", "a.mp4"])
 def test_longer_audio_is_a_warning_with_both_lengths(tmp_path: Path, audio: str) -> None:
     source = make_audio(tmp_path / audio, 1.7)
-    with pytest.warns(UserWarning, match=r"out.mp4: the video takes 1.00 s and its audio 1.7\d s; --shortest"):
+    with pytest.warns(UserWarning, match=r"out.mp4: the video takes 1.00 s and its audio 1.7\d s; shortest=True"):
         write(tmp_path / "out.mp4", audio=source)
     assert len(sound(tmp_path / "out.mp4")) >= 1.7 * RATE
 
@@ -76,7 +76,7 @@ def test_audio_is_kept_for_a_limited_time_after_the_video(tmp_path: Path, monkey
     """An hour, which is a second here."""
     monkeypatch.setattr(audio_codecs, "MAX_REST", 1)
     source = make_audio(tmp_path / "a.wav", 3)
-    message = r"its audio 3.00 s, of which 1 s after the video are kept; --shortest"
+    message = r"its audio 3.00 s, of which 1 s after the video are kept; shortest=True"
     with pytest.warns(UserWarning, match=message):
         write(tmp_path / "out.mkv", audio=source, num_frames=NUM_FRAMES, audio_codec="pcm")
     assert len(sound(tmp_path / "out.mkv")) == 2 * RATE

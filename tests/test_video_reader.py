@@ -150,6 +150,23 @@ def test_no_more_than_max_frames_are_read(tmp_path: Path, max_frames: int) -> No
     assert "cannot read 0 frames" in refusal(path, max_frames=0)
 
 
+def test_the_middle_of_a_video_is_read_at_the_rate_that_is_wanted(tmp_path: Path) -> None:
+    path = write(tmp_path / "clip.mp4", numbered(20))
+    assert numbers(read(path, first_frame=5, max_frames=9)) == list(range(5, 14))
+    assert numbers(read(path, first_frame=9)) == list(range(9, 20))
+    assert numbers(read(path, first_frame=3, fps=12)) == list(range(6, 20, 2))
+    assert numbers(read(path, first_frame=3, fps=48)) == [1, *np.repeat(range(2, 20), 2)]
+    with VideoReader(path, first_frame=5, max_frames=9) as video:
+        assert video.num_frames == 9
+        next(video)
+        assert video.start == Fraction(5, 24)
+    images = write(tmp_path / "i_%05d.png", numbered(5))
+    assert numbers(read(images, first_frame=2)) == [2, 3, 4]
+    for source, num_frames in ((path, 20), (images, 5)):
+        assert f"ends with frame {num_frames - 1}, before frame 30" in refusal(source, first_frame=30)
+    assert "cannot begin with frame -1" in refusal(path, first_frame=-1)
+
+
 def test_memory_does_not_grow_with_the_clip(tmp_path: Path) -> None:
     path = write(tmp_path / "clip.mp4", numbered(48, (512, 512)))
     piece = 8 * 512 * 512 * 3

@@ -17,13 +17,13 @@ def test_error_for_a_size_that_does_not_fit_lists_the_options(tmp_path: Path) ->
     path = write(tmp_path / "clip.mkv", numbered(1, (100, 49)), codec="ffv1")
     text = refusal(path)
     assert text.startswith(f"{path}: is 100x49, and both sides must be multiples of 32; ")
-    for option in ("96x64 (--resize)", "96x32 (--crop)", "--size WxH"):
+    for option in ("96x64 (fit=Fit.RESIZE)", "96x32 (fit=Fit.CROP)", "(size=)"):
         assert option in text
     assert "not 128x64" in refusal(path, size=(128, 64))
     assert "100x50; both sides must be multiples of 32" in refusal(path, size=(100, 50), fit=Fit.RESIZE)
     small = write(tmp_path / "small.mkv", numbered(1, (100, 20)), codec="ffv1")
     assert "100x20 cannot be cropped to multiples of 32; resize it to 96x32" in refusal(small, fit=Fit.CROP)
-    assert "--crop" not in refusal(small)
+    assert "CROP" not in refusal(small)
 
 
 @pytest.mark.parametrize(("ending", "codec"), [(".mp4", "h264"), (".mkv", "h264"), (".mkv", "ffv1"), (".gif", None)])

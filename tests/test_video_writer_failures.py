@@ -16,7 +16,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.files.atomic import PartFile
+from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.video import Sink, SinkOptions, VideoReader, VideoWriter, codecs, ffmpeg, open_sink, outputs
 from mlx_ltx_vae.video.ffmpeg_reader import FfmpegDecoder
 from video_files import children, kill_children

@@ -1,8 +1,6 @@
 """`python -m weights_convert`: see `mlx_ltx_vae.convert`."""
 
-import sys
-
 from mlx_ltx_vae.convert import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -11,7 +11,7 @@ from mlx_ltx_vae.bench.metal.submission import SIZE, submission_name, without_na
 from mlx_ltx_vae.bench.metal.tasks import GPU_FORMS
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.errors import LTXVAEError
-from mlx_ltx_vae.files.atomic import PartFile
+from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.units import GB
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from comfy_api.latest import InputImpl, io, ui
 from PIL import Image
 
 from mlx_ltx_vae import DecodePlan, EncodePlan, LatentsError, VideoReader, VideoVAE, VideoWriter
-from mlx_ltx_vae.files.opening import FileState, file_state
+from mlx_ltx_vae.files import FileState, file_state
 from mlx_ltx_vae.frame_rate import parse_fps
 from mlx_ltx_vae.latents.audio import looks_like_audio
 from mlx_ltx_vae.units import format_bytes

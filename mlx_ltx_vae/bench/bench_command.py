@@ -8,8 +8,8 @@ from itertools import product
 from pathlib import Path
 
 from ..commands.cli import CommandParser, examples, positive, run_command
-from ..distributed.ranks import launched_rank
-from ..process.cleanup import temporary_folder
+from ..distributed import launched_rank
+from ..process import temporary_folder
 from .command import add_decode_options, add_mode_options, chosen_modes, make_case, plot_file, report
 from .decoding import decode, encode
 from .metal import command as metal

@@ -13,8 +13,7 @@ from tqdm import tqdm
 from ..backend.mlx_utils import DTYPES
 from ..checkpoint import open_checkpoint
 from ..commands.cli import add_common_options, frame_size, memory_budget, positive, print_report, tile
-from ..files.atomic import PartFile
-from ..files.inputs import InputFiles
+from ..files import InputFiles, PartFile
 from ..planning.options import ModeName, OrderName
 from ..tiling import PRESETS
 from .case import Case, published

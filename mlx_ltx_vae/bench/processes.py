@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from ..backend.device import backend
 from ..errors import LTXVAEError
-from ..process.cleanup import Cleanup, kill_program, uninterrupted
+from ..process import Cleanup, kill_program, uninterrupted
 from .case import Case
 
 #: A case's fields, the name of the function as `task`, and what it measured.

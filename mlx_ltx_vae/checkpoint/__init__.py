@@ -1,12 +1,12 @@
-"""Open a checkpoint: its configuration and where its tensors are stored. Load its networks, strictly.
+"""Open a checkpoint: its configuration and where its tensors are stored.
 
 Whatever is missing, damaged, ambiguous or not supported is a `CheckpointError`.
 """
 
+import hashlib
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -14,26 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
-from ..backend.device import explained_device_errors, give_back_cache, this_machine
+from ..backend.device import explained_device_errors, this_machine
 from ..backend.machine import Machine
-from ..backend.mlx_utils import (
-    DTYPES,
-    count_nonfinite,
-    dtype_name,
-    kept_random_state,
-    to_bool,
-    to_float,
-)
+from ..backend.mlx_utils import DTYPES, count_nonfinite, dtype_name, to_bool
 from ..errors import CheckpointError, DeviceError, excerpt, quote
-from ..models.base import NETWORKS, PICTURES, Config, Family, Found, Medium, Network, Statistics, Stored
-from ..models.convolution.prepared import prepared_modules
+from ..files import read_sample
+from ..models.base import NETWORKS, PICTURES, Config, Family, Found, Medium, Statistics, Stored
 from ..models.specs import NetworkSpec
-from .files import Archive, TensorInfo, check_dtypes, check_unchanged, read_json, read_tensors, sample_tensors
+from .files import (
+    Archive,
+    StoredNetwork,
+    TensorInfo,
+    check_dtypes,
+    check_unchanged,
+    infer_layout,
+    read_json,
+    read_tensors,
+    stated_layout,
+)
 from .locate import Location, locate, recognize
-from .stored_network import StoredNetwork, infer_layout, stated_layout
 
 #: Arrays by name, as an app holds them.
 Arrays = Mapping[str, mx.array | np.ndarray]
@@ -118,8 +119,12 @@ class Checkpoint:
         return {"config": self.raw_config, "sizes": [path.stat().st_size for path in paths], "tensors": tensors}
 
     def sample(self) -> str:
-        """A hash of a sample of each tensor, the statistics included. The tensors must be in files."""
-        return sample_tensors(self._tensors)
+        """A hash of a sample of each tensor, which must be in files, the statistics included."""
+        digest = hashlib.sha256()
+        for info in self._tensors:
+            with info.path.open("rb") as file:
+                digest.update(read_sample(file, info.begin, info.end))
+        return digest.hexdigest()
 
     def check_unchanged(self) -> None:
         check_unchanged(self._tensors)
@@ -129,13 +134,25 @@ class Checkpoint:
         tensors = [stored.tensors[name] for stored in self.networks.values() for name in sorted(stored.tensors)]
         return [*tensors, *(self.statistics or ())]
 
+    def evaluate(self, what: str, *arrays: mx.array) -> None:
+        """Evaluate tensors of it. A `CheckpointError` if they cannot be read."""
+        try:
+            # Arrays in memory may be those of another thread, which is no failure of the device.
+            with nullcontext() if self.is_in_memory else explained_device_errors():
+                mx.eval(arrays)
+        except DeviceError:
+            raise
+        except RuntimeError as error:
+            self.check_unchanged()
+            raise CheckpointError(f"{self.name}: {what} cannot be read ({excerpt(error, 120)}).") from error
+
     def read_statistics(self) -> Statistics | None:
         """Those of the latents, each (C,) float32 and finite, standard deviations above 0; None if none are needed."""
         if self.statistics is None:
             return None
         arrays = dict(read_tensors(dict(zip(("mean", "std"), self.statistics, strict=True))))
         mean, std = (arrays[name].reshape(-1).astype(mx.float32) for name in ("mean", "std"))
-        _evaluate(self, "the statistics", mean, std)
+        self.evaluate("the statistics", mean, std)
         for info, array in zip(self.statistics, (mean, std), strict=True):
             if count_nonfinite(array) or (array is std and not to_bool((array > 0).all())):
                 raise CheckpointError(
@@ -236,112 +253,6 @@ def _open(
     return Checkpoint(
         name, class_name, stated is None, family, config, raw, archives, networks, statistics, medium, files
     )
-
-
-def check_headers(checkpoint: Checkpoint, name: str) -> None:
-    """Raise a `CheckpointError` unless a network has exactly the tensors that its configuration describes."""
-    stored = checkpoint.networks[name]
-    _check_names(checkpoint, name, stored.expected.keys(), stored.tensors.keys())
-    for key, shape in stored.shapes.items():
-        if shape != stored.expected[key]:
-            raise CheckpointError(
-                f"{checkpoint.name}: tensor {name}.{key} has the shape {shape}, but the configuration expects "
-                f"{stored.expected[key]}; use the configuration that belongs to the file."
-            )
-
-
-def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:
-    """Make a network and load its weights, cast to `dtype` unless it is None. None if the checkpoint does not have it.
-
-    Weights are laid out for the default device; without a `dtype`, they may get a more accurate one of
-    the same size. A tensor that is missing, unexpected, of another shape, unreadable, not finite, or zero is an error,
-    and so is a file that has changed since its header was read.
-    """
-    stored = checkpoint.networks.get(name)
-    if stored is None:
-        return None
-    check_headers(checkpoint, name)
-    statistics = checkpoint.read_statistics()
-    with kept_random_state():
-        network = checkpoint.family.make(checkpoint.config, name, statistics)
-    assert isinstance(network, nn.Module)
-    prepared = prepared_modules(network)
-    missing = Counter(path for key in stored.expected for path in _modules_above(key) if path in prepared)
-    for key, weight in _largest_first(stored).read():
-        # Evaluated one by one, so that no more than one tensor exists in two dtypes.
-        weight = weight if dtype is None else weight.astype(dtype)
-        module = prepared.get(_owner(key))
-        if module is None:
-            weight = mx.contiguous(weight)
-        _evaluate(checkpoint, f"tensor {name}.{key}", weight)
-        if problem := _problem(weight):
-            is_half = dtype is not None and dtype == mx.float16
-            remedy = "use bfloat16 or float32" if is_half else "download the file again"
-            raise CheckpointError(f"{checkpoint.name}: tensor {name}.{key} {problem}; {remedy}.")
-        network.load_weights([(key, weight)], strict=False)
-        del weight
-        for path in filter(prepared.__contains__, _modules_above(key)):
-            missing[path] -= 1
-            if not missing[path]:
-                prepared[path].prepare(keeps_dtype=dtype is not None)
-    checkpoint.check_unchanged()
-    give_back_cache()
-    return network
-
-
-def _largest_first(stored: StoredNetwork) -> StoredNetwork:
-    """A network to be read module by module, the largest first: at the end there is no room for two layouts of them."""
-    sizes: Counter[str] = Counter()
-    for key, info in stored.tensors.items():
-        sizes[_owner(key)] += math.prod(info.shape)
-    ordered = sorted(stored.tensors.items(), key=lambda item: (-sizes[_owner(item[0])], item[0]))
-    return replace(stored, tensors=dict(ordered))
-
-
-def _owner(key: str) -> str:
-    """The path of the module that has a parameter."""
-    return key.rpartition(".")[0]
-
-
-def _modules_above(key: str) -> Iterator[str]:
-    """The paths of the modules that contain a parameter, the innermost first."""
-    while key := _owner(key):
-        yield key
-
-
-def _evaluate(checkpoint: Checkpoint, what: str, *arrays: mx.array) -> None:
-    try:
-        # Arrays in memory may be those of another thread, which is no failure of the device.
-        with nullcontext() if checkpoint.is_in_memory else explained_device_errors():
-            mx.eval(arrays)
-    except DeviceError:
-        raise
-    except RuntimeError as error:
-        checkpoint.check_unchanged()
-        raise CheckpointError(f"{checkpoint.name}: {what} cannot be read ({excerpt(error, 120)}).") from error
-
-
-def _check_names(checkpoint: Checkpoint, network: str, expected: Set[str], stored: Set[str]) -> None:
-    missing, unexpected = sorted(expected - stored), sorted(stored - expected)
-    if names := missing or unexpected:
-        fault = "lacks" if missing else "has the unexpected"
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise CheckpointError(
-            f"{checkpoint.name}: its {network} {fault} tensor {excerpt(names[0])}{more}, so "
-            "the file does not match its configuration; download both again from one release."
-        )
-
-
-def _problem(weight: mx.array) -> str | None:
-    """What no trained weight is; None if there is nothing wrong with it."""
-    total = to_float(weight.sum())
-    if total and math.isfinite(total):  # every weight is finite and one is not 0: one pass, so that loading stays fast
-        return None
-    if bad := count_nonfinite(weight):
-        return f"has {bad} of {weight.size} values that are NaN or infinite"
-    if weight.ndim > 2 and not to_bool(weight.any()):
-        return "is zero everywhere"
-    return None
 
 
 def _check_found(location: Location, wanted: Sequence[str], found: Set[str], medium: Medium) -> None:

@@ -1,20 +1,25 @@
-"""Find and open the files of a checkpoint: a file, a folder, or a hub repository."""
+"""Find and open the files of a checkpoint: a file, a folder, or a repository of the Hugging Face hub.
 
+`huggingface_hub` is imported where it is needed, since that takes long.
+"""
+
+import glob
 import os
+import re
 from collections.abc import Collection, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, check_is_path, excerpt
-from ..files.opening import expand_home, explain_missing
+from ..files import expand_home, explain_missing
 from ..models.base import PICTURES, SOUND, Family, Found, Medium
 from ..models.families import families_of
-from .files import Archive, open_archive
-from .hub import fetch, list_some, parse_reference
+from .files import Archive, open_archive, shard_names
 from .weight_files import (
     CONFIG_NAMES,
     WeightFiles,
     choose_file,
+    choose_weights,
     is_index,
     list_weights,
     own_config_names,
@@ -24,6 +29,15 @@ from .weight_files import (
 
 # The depth of the deepest published layout: vae/decoder/model.safetensors.
 _PATTERNS = ("*.safetensors*", "*/*.safetensors*", "*/*/*.safetensors*")
+_NAMED_CANDIDATES = 8
+
+_REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<inner>[^:]+))?")
+# As a browser shows a repository, and a file or folder in it.
+_ADDRESS = re.compile(
+    r"https?://huggingface\.co/([^/]+/[^/?#]+)(?:/(?:blob|resolve|tree)/[^/]+/([^?#]+))?/?(?:[?#].*)?"
+)
+_FILE_ENDINGS = (".safetensors", ".json", ".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".npy", ".npz", ".latent")
+_LISTING_TIMEOUT = 20.0  # seconds
 
 
 class Location(NamedTuple):
@@ -45,8 +59,9 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
     is_folder, exists = os.path.isdir(path), os.path.exists(path)
     if is_folder:
         name, archives = path.resolve().name, _open_folder(path, medium)
-    elif exists:
-        name, archives = path.name, [_open_file(path)]
+    elif exists:  # a file or an index; for a shard, the whole set
+        shards = shards_beside(path.name, (found.name for found in path.parent.glob("*.safetensors")))
+        name, archives = path.name, _open(path.parent, [shards or (path.name,)])
     elif named := _split(path):
         is_folder, (path, file) = True, named
         name, archives = f"{path.resolve().name}:{file}", _open_named(path, file, medium)
@@ -54,9 +69,11 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
         reference = parse_reference(source) if isinstance(source, str) else None
         if reference is None:
             hint = " (a file on the hub is owner/name:FILE)" if path.parts[2:] and not path.is_absolute() else ""
+            if isinstance(source, str) and (address := _ADDRESS.fullmatch(source)):
+                hint = f" (did you mean {':'.join(filter(None, address.groups()))}?)"
             found = explain_missing(path, "file or folder").rstrip(".")
             raise CheckpointError(f"{excerpt(path, 200)}: {found}{hint}; check the path.")
-        name, archives = str(source), [open_archive(*paths) for paths in fetch(*reference, is_audio=medium is SOUND)]
+        name, archives = str(source), _open(*_fetch(*reference, medium))
     files = [archive.path for archive in archives]
     own = [file.with_name(config) for file in files for config in own_config_names(file.name)]
     folders = dict.fromkeys([file.parent for file in files] + ([path] if is_folder else []))
@@ -81,10 +98,13 @@ def recognize(
     return max(results, key=rank)
 
 
-def _open_file(path: Path) -> Archive:
-    """A file or an index; for a shard, the whole set."""
-    shards = shards_beside(path.name, (found.name for found in path.parent.glob("*.safetensors")))
-    return open_archive(*(path.parent / name for name in shards or (path.name,)))
+def list_some(names: Sequence[str]) -> str:
+    """The first names, for an error message."""
+    return ", ".join(names[:_NAMED_CANDIDATES]) + (" ..." if len(names) > _NAMED_CANDIDATES else "")
+
+
+def _open(folder: Path, sets: Sequence[WeightFiles]) -> list[Archive]:
+    return [open_archive(*(folder / name for name in files)) for files in sets]
 
 
 def _split(path: Path) -> tuple[Path, str] | None:
@@ -98,15 +118,6 @@ def _split(path: Path) -> tuple[Path, str] | None:
     return None
 
 
-def _open_named(folder: Path, file: str, medium: Medium) -> list[Archive]:
-    """A file of a folder; of a pack with a file per network, also those that belong to it (see `choose_file`)."""
-    names = _names_in(folder)
-    if not os.path.isfile(folder / file):
-        listing = list_some(names) or "no safetensors file at all"
-        raise CheckpointError(f"{folder}: has no file {excerpt(file)}; name one as {folder}:FILE out of {listing}.")
-    return _open(folder, choose_file(names, file, is_audio=medium is SOUND))
-
-
 def _names_in(folder: Path) -> list[str]:
     try:  # `glob` passes over what cannot be read
         os.listdir(folder)
@@ -116,17 +127,20 @@ def _names_in(folder: Path) -> list[str]:
     return sorted(found.relative_to(folder).as_posix() for pattern in _PATTERNS for found in folder.glob(pattern))
 
 
+def _open_named(folder: Path, file: str, medium: Medium) -> list[Archive]:
+    """A file of a folder; of a pack with a file per network, also those that belong to it (see `choose_file`)."""
+    names = _names_in(folder)
+    if not os.path.isfile(folder / file):
+        listing = list_some(names) or "no safetensors file at all"
+        raise CheckpointError(f"{folder}: has no file {excerpt(file)}; name one as {folder}:FILE out of {listing}.")
+    return _open(folder, choose_file(names, file, is_audio=medium is SOUND))
+
+
 def _open_folder(folder: Path, medium: Medium) -> list[Archive]:
+    """The one choice in a folder whose last set has a VAE by its headers. Shards that an index names are no choices."""
     choices = list_weights(_names_in(folder), is_audio=medium is SOUND)
-    return _open(folder, choices[0]) if len(choices) == 1 else _find_vae(folder, choices, medium)
-
-
-def _open(folder: Path, sets: Sequence[WeightFiles]) -> list[Archive]:
-    return [open_archive(*(folder / name for name in files)) for files in sets]
-
-
-def _find_vae(folder: Path, choices: Sequence[tuple[WeightFiles, ...]], medium: Medium) -> list[Archive]:
-    """The one choice whose last set has a VAE by its headers. Shards that an index names are not choices."""
+    if len(choices) == 1:
+        return _open(folder, choices[0])
     found: dict[str, list[Archive]] = {}
     failures: list[CheckpointError] = []
     in_indexes: set[Path] = set()
@@ -151,3 +165,89 @@ def _find_vae(folder: Path, choices: Sequence[tuple[WeightFiles, ...]], medium: 
         raise failures[0]
     shown = ", ".join(choice[-1][0] for choice in choices) or "no safetensors file"
     raise CheckpointError(f"{folder}: expected a safetensors file with {medium.noun} and found {shown}; give the file.")
+
+
+def parse_reference(source: str) -> tuple[str, str | None] | None:
+    """The repository `owner/name` in "owner/name[:inner]", and the file or folder in it that is named, if any.
+
+    None for what may be a path: it ends like a file, or begins with a folder.
+    """
+    match = _REFERENCE.fullmatch(source)
+    if match is None or os.path.isdir(source.partition("/")[0]):
+        return None
+    if match["inner"] is None and source.lower().endswith(_FILE_ENDINGS):
+        return None
+    return match["repo"], match["inner"]
+
+
+def _fetch(repo: str, inner: str | None, medium: Medium) -> tuple[Path, tuple[WeightFiles, ...]]:
+    """The folder and the sets of weight files of the VAE in it, downloaded or cached, with the configuration beside."""
+    names, is_offline = _list_files(repo)
+    sets = _choose(repo, inner, names, is_audio=medium is SOUND)
+    files = [PurePosixPath(name) for files in sets for name in files]
+    beside = {str(file.with_name(name)) for file in files for name in (*own_config_names(file.name), *CONFIG_NAMES)}
+    folder = _download(repo, [*map(str, files), *sorted(beside.intersection(names))], is_offline)
+    for index in files:
+        if is_index(index.name):
+            _download(repo, [str(index.with_name(shard)) for shard in shard_names(folder / index)], is_offline)
+    return folder, sets
+
+
+def _list_files(repo: str) -> tuple[list[str], bool]:
+    """The file names of a repository, and whether they are those in the cache, since the hub cannot be reached."""
+    import huggingface_hub as hub
+
+    try:
+        siblings = hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT).siblings
+        return [sibling.rfilename for sibling in siblings or ()], False
+    except Exception as error:  # no network, repository or access: the classes differ between releases
+        try:
+            # No patterns match no files, so that a cache with some of the files is accepted.
+            cached = Path(hub.snapshot_download(repo, allow_patterns=[], local_files_only=True))
+        except Exception:
+            raise CheckpointError(
+                f"{repo}: there is no such path, and the hub repository cannot be read ({_reason(error)}) and is not "
+                "in the cache; check the name, log in with `hf auth login` if it is gated, or give a local file."
+            ) from error
+    return [path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file()], True
+
+
+def _download(repo: str, names: Sequence[str], is_offline: bool) -> Path:
+    """The folder of the snapshot, which then has these files."""
+    import huggingface_hub as hub
+
+    patterns = [glob.escape(name) for name in names]
+    try:
+        folder = Path(hub.snapshot_download(repo, allow_patterns=patterns, local_files_only=is_offline))
+    except Exception as error:
+        raise CheckpointError(
+            f"{repo}: cannot download {list_some(names)} ({_reason(error)}); check the network, or log in with "
+            "`hf auth login` if the repository is gated."
+        ) from error
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise CheckpointError(
+            f"{repo}: {list_some(missing)} cannot be downloaded, because the repository does not have it or the hub "
+            "cannot be reached; check the network."
+        )
+    return folder
+
+
+def _choose(repo: str, inner: str | None, names: Sequence[str], *, is_audio: bool) -> tuple[WeightFiles, ...]:
+    if inner is not None and inner in names:
+        return choose_file(names, inner, is_audio=is_audio)
+    inside = f"{inner.rstrip('/')}/" if inner else ""
+    candidates = [name.removeprefix(inside) for name in names if name.startswith(inside)]
+    choices = choose_weights(candidates, is_audio=is_audio)
+    if len(choices) == 1:
+        return tuple(tuple(inside + name for name in files) for files in choices[0])
+    firsts = [inside + choice[-1][0] for choice in choices]
+    listing = list_some(firsts or [name for name in names if name.endswith(".safetensors")])
+    what = f"has no {inner}" if inner and not candidates else "has several files that may be the VAE, or none"
+    raise CheckpointError(
+        f"{repo}: the repository {what}; name one as {repo}:FILE out of {listing or 'no safetensors file at all'}."
+    )
+
+
+def _reason(error: Exception) -> str:
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()  # "read timeout", if it says nothing
+    return str(error).strip().partition("\n")[0].rstrip(".") or words

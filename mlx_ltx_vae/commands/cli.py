@@ -10,8 +10,9 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from fractions import Fraction
 from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
@@ -21,7 +22,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..backend.device import compiler_search, explained_device_errors, is_cpu
-from ..distributed.ranks import launched_rank
+from ..distributed import end_time_limit, is_lost_peer, launched_rank
 from ..errors import (
     DecodeError,
     DistributedError,
@@ -33,33 +34,63 @@ from ..errors import (
     one_line,
     printable,
     quote,
+    speaking_of_options,
     suggest,
 )
 from ..frame_rate import parse_fps
 from ..latents.metadata import parse_grid
-from ..process import startup
-from ..process.signals import delay_signals, die_by_termination, ended_by_signals
+from ..process import delay_signals, die_by_termination, ended_by_signals
 from ..shapes import MAX_PIXELS, is_possible_size
+from ..startup import is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from ..units import parse_bytes
+from ..video.codecs import ENCODER_PRESETS
 
 Value = TypeVar("Value")
 
+_RANGE = r"(-?[0-9]{1,9})?:(-?[0-9]{1,9})?"
+#: Names that options and dtypes have in other programs.
+_OTHER_OPTIONS = {"-v": "--version", "-r": "--fps"}
+_OTHER_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 _BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
 
 class CommandParser(argparse.ArgumentParser):
     """The parser of every command, with `--version`. Wrong usage is two lines on standard error, and exit code 2."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, first: Collection[str] = (), **options: Any) -> None:
+        """Make a parser whose `-h` shows the options of the destinations `first` alone; all if there are none."""
         options = {name: _as_called(value) for name, value in options.items()}
         width = min(shutil.get_terminal_size().columns, 80) - 2
-        super().__init__(allow_abbrev=False, formatter_class=partial(_HelpFormatter, width=width), **options)
+        formatter = partial(_HelpFormatter, width=width)
+        super().__init__(allow_abbrev=False, add_help=False, formatter_class=formatter, **options)
+        self._first = first
+        if first:
+            self.add_argument("-h", action=_ShortHelp, help="show the options that are needed most")
+        names = ["--help"] if first else ["-h", "--help"]
+        self.add_argument(*names, action="help", help=f"show {'all options' if first else 'this help'}")
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
+
+    def format_short_help(self) -> str:
+        """The usage, and the options that are needed most, on one screen."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        formatter.start_section("options that are needed most")
+        for action in self._actions:
+            if action.dest in self._first and action.help:
+                shown = copy(action)
+                shown.help = re.split(r"; |\. | \(|: ", action.help)[0]
+                formatter.add_argument(shown)
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        formatter.add_text(f'"{self.prog} --help" shows all options.')
+        return formatter.format_help()
 
     def parse_inputs(self, argv: list[str] | None) -> argparse.Namespace:
         """Parse inputs before, between and after options. "--" ends the options: what follows are names of files."""
         arguments = sys.argv[1:] if argv is None else argv
+        arguments = _with_joined_ranges(arguments)
         if "--" in arguments:
             # argparse's intermixed parsing forgets the mark, and no name looks like an option behind a folder.
             end = arguments.index("--")
@@ -84,26 +115,31 @@ class CommandParser(argparse.ArgumentParser):
 
     def _suggestion(self, message: str) -> str:
         """What a mistyped option or choice in argparse's message should have been."""
-        if match := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
+        if match := re.match(r"unrecognized arguments: (-[^\s=]+)", message):
             shown = self._option_string_actions.items()
-            return suggest(match[1], [name for name, action in shown if action.help is not argparse.SUPPRESS])
-        if match := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
-            return suggest(match[1], [choice.strip("'") for choice in match[2].split(", ")])
+            options = [name for name, action in shown if action.help is not argparse.SUPPRESS]
+            return suggest(match[1], options, _OTHER_OPTIONS)
+        if match := re.match(r"argument (\S+): invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            option, word, choices = match.groups()
+            if option == "--preset" and word in ENCODER_PRESETS:
+                return f" (did you mean --encoder-preset {word}?)"
+            return suggest(word, [choice.strip("'") for choice in choices.split(", ")], _OTHER_DTYPES)
         return ""
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:
         """Turn the package's errors in this block into wrong usage: for what the command line alone determines."""
         try:
-            yield
+            with speaking_of_options():
+                yield
         except LTXVAEError as error:
             self.error(str(error))
         except OSError as error:  # such as a name that is too long
             self.error(f"{error.filename}: {error.strerror}")
 
-    def print_help(self, file: object = None) -> None:
+    def print_help(self, file: object = None, *, is_short: bool = False) -> None:
         # argparse passes over an error. A help that is longer than the buffer of standard output has it here.
-        if problem := finish_output(self.format_help()):
+        if problem := finish_output(self.format_short_help() if is_short else self.format_help()):
             super().exit(*problem)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
@@ -120,6 +156,29 @@ def _as_called(text: str) -> str:
         return text
     text = text.replace("python -m mlx_ltx_vae.", "mlx_ltx_vae " if script == "mlx_ltx_vae" else "mlx_ltx_vae.")
     return text.replace("python -m mlx_ltx_vae", "mlx_ltx_vae")
+
+
+def _with_joined_ranges(arguments: Sequence[str]) -> list[str]:
+    """Arguments in which a range that begins with a minus sign is no option: `--frames -10:` is `--frames=-10:`."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] == "--frames" and re.fullmatch(_RANGE, argument):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
+class _ShortHelp(argparse.Action):
+    """The action of `-h`."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, CommandParser)
+        parser.print_help(is_short=True)
+        parser.exit()
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -170,7 +229,7 @@ def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Name
         if computes and is_cpu():
             delay_signals(compiler_search())
         # After the block signals are ignored, so that an error is the only line.
-        with explained_device_errors(), ended_by_signals(_is_silent), warnings.catch_warnings():
+        with explained_device_errors(), ended_by_signals(_is_silent), warnings.catch_warnings(), speaking_of_options():
             warnings.showwarning = _show_warning
             command(arguments)
     except KeyboardInterrupt:  # where another program calls the command's function
@@ -199,7 +258,7 @@ def finish_output(text: str = "") -> tuple[int, str] | None:
             sys.stdout.write(text)
             sys.stdout.flush()
     except OSError as error:
-        if startup.is_command():  # Python writes the rest when it exits, which would be one more error
+        if is_command():  # Python writes the rest when it exits, which would be one more error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return _BROKEN_PIPE, ""
@@ -235,8 +294,6 @@ def _describe_for_rank(error: Exception) -> str:
     rank = _rank()
     if rank is None:
         return describe_error(error)
-    from ..distributed.connection import end_time_limit, is_lost_peer
-
     end_time_limit()
     is_lost = is_lost_peer(error)
     text = "another rank has ended before the work was done." if is_lost else describe_error(error)
@@ -293,10 +350,10 @@ def positive(text: str) -> int:
 
 
 def frame_range(text: str) -> slice:
-    """The type of `--frames 24:48`: the first frame and one more than the last; either may be left out."""
-    if match := re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", text):
-        first, end = (int(number) if number else None for number in match.groups())
-        if end is None or (first or 0) < end:
+    """The type of `--frames 24:48`, as Python slices: either end may be left out, or count from the end (-10:)."""
+    if match := re.fullmatch(_RANGE, text):
+        first, end = (None if number is None else int(number) for number in match.groups())
+        if end is None or (first or 0) < end or (first or 0) >= 0 > end:
             return slice(first or 0, end)
         raise argparse.ArgumentTypeError(f"{text} has no frame; the second number is one more than the last frame")
     hint = "such as 24:48 for the frames 24 to 47"

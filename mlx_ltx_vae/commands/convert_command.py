@@ -106,7 +106,7 @@ def _report(arguments: argparse.Namespace, values: dict[str, Any], summary: str,
         print_report(
             f"{summary}Verified: {verification}\n"
             f"Loading: {after:.2f} s, the source {before:.2f} s\n"
-            f"Peak memory: {format_bytes(peak)}"
+            f"Peak MLX memory: {format_bytes(peak)}"
         )
 
 

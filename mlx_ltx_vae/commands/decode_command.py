@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import demo
-from ..distributed.ranks import Work
+from ..checkpoint import open_checkpoint
+from ..distributed import Work
 from ..errors import ItemsError, LatentsError, PlanError
-from ..files.atomic import check_absent
-from ..files.opening import is_pipe
+from ..files import check_absent, is_pipe
 from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
-from ..latents.mapped import MappedLatents
+from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
@@ -44,7 +44,7 @@ from .decode_options import (
 from .items import Item, all_exist, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, pick, take
-from .sound import FoundSound, SoundModel, SoundSettings, check_sound_options, decode_to_wav, find_sound
+from .sound import FoundSound, SoundSettings, SoundTask, check_sound_options, find_sound
 
 _OF_SOUND = (
     "model", "demo", "output", "audio_model", "audio_latents", "unnormalized", "dtype", "memory_budget", "distributed",
@@ -55,6 +55,7 @@ _OF_SOUND = (
 def build_parser() -> CommandParser:
     """The command line."""
     parser = CommandParser(
+        first=("latents", "output", "model", "fps", "frames", "memory_budget", "codec", "crf", "audio", "dry_run"),
         prog="python -m mlx_ltx_vae.decode",
         usage="%(prog)s LATENTS... -m VAE -o OUT [options]\n       %(prog)s --demo [options]",
         description="Decode LTX video latents to videos, exactly, in memory that does not grow with the clip.",
@@ -90,8 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         missing = None if sound.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
     complete_inputs(parser, arguments, demo.VAE, "demo.mp4", missing)
     job, make_task = make_job(parser, arguments)
-    run = partial(decode_to_wav, settings=sound) if sound.is_alone else lambda _: run_job(job, make_task)
-    return run_command(run, arguments, computes=not job.dry_run)
+    return run_command(lambda _: run_job(job, make_task), arguments, computes=not job.dry_run)
 
 
 def complete_inputs(
@@ -134,10 +134,19 @@ def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job,
             checked = replace(sinks, audio=(), sample_rate=1) if may_have_sound else sinks
             for file, options in output_files(pattern, checked).items():
                 check_output_options(file, options, fps=arguments.fps)
-    job = pick(Job, arguments, network="decoder", sources=arguments.latents, pattern=pattern)
+    job = pick(
+        Job,
+        arguments,
+        network="decoder",
+        open=sound.open if sound.is_alone else partial(open_checkpoint, arguments.model, encoder=False),
+        sources=arguments.latents,
+        pattern=pattern,
+        distributed=Work.OFF.value if sound.is_alone else arguments.distributed,
+    )
+    if sound.is_alone:
+        return job, partial(SoundTask, sound, arguments.memory_budget)
     stream = take(arguments, "timestep", "noise_scale", "like", "bit_depth") | {"seed": arguments.seed or 0}
-    model = SoundModel(sound, arguments.model)
-    settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=stream, sound=model)
+    settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=stream, sound=sound)
     return job, partial(DecodeTask, settings)
 
 
@@ -170,7 +179,7 @@ class DecodeSettings:
     plan: PlanOptions
     stream: Mapping[str, Any]  # options of `VideoVAE.stream`
     sinks: SinkOptions
-    sound: SoundModel
+    sound: SoundSettings
 
 
 class DecodeTask(Task):
@@ -182,6 +191,11 @@ class DecodeTask(Task):
         super().__init__(vae, item)
         self._settings = settings
         config, ranks = vae.checkpoint.config, vae.ranks
+        if vae.job.skip_existing and item.output and ranks.size == 1:
+            item.is_skipped = all_exist(list(output_files(item.output, settings.sinks)))
+            if item.is_skipped:  # before the latents are read
+                item.outputs = [item.output]
+                return
         if vae.job.is_many and is_pipe(item.source):
             raise ItemsError(f"{item.source}: is a pipe, which can be read only once; decode it alone.")
         self._file = open_latents(
@@ -203,9 +217,9 @@ class DecodeTask(Task):
         is_batch = self._work is Work.BATCH
         self._videos = range(ranks.rank, shape.batch, ranks.size) if is_batch else range(shape.batch)
         self._writes = is_batch or ranks.is_first
-        # A decoder of previews makes fewer frames of the same seconds.
-        share = Fraction(vae.checkpoint.spec("decoder").scale.time, config.scale.time)
-        self._fps = share * (settings.fps or self._file.info.fps or DEFAULT_FPS)
+        # A decoder of previews may make fewer frames, which take as long as those of the video.
+        own, whole = vae.checkpoint.spec("decoder").out_grid(shape.grid), config.scale.video_grid(shape.grid)
+        self._fps = Fraction(own[0], whole[0]) * (settings.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
         item.inputs = self._sound_files()
         self.plan = self._make_plan()
@@ -226,12 +240,6 @@ class DecodeTask(Task):
     def networks(self) -> dict[str, dict[str, str]]:
         return super().networks() | ({} if self._sound is None else {"audio_vae": self._sound.used})
 
-    def report_plan(self) -> tuple[dict[str, Any], str]:
-        values, text = super().report_plan()
-        if self._sound is None:
-            return values, text
-        return {**values, "audio": self._sound.plan.as_dict()}, f"{text}\n\n{self._sound.plan}"
-
     def sample(self) -> dict[str, Any]:
         return {"the values of the latents": self._file.digest()}
 
@@ -249,7 +257,7 @@ class DecodeTask(Task):
             done = [self._decode(latents, bar)]
         counts, times, first_times, sent_bytes = zip(*done, strict=True)
         frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
-        rate = None if self._sound is None else self._sound.plan.sample_rate
+        rate = None if self._sound is None else self._sound.sample_rate
         self._report(
             self._work,
             sum(sent_bytes),
@@ -257,6 +265,8 @@ class DecodeTask(Task):
             f"{format_seconds(frames / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
             f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
             frames=frames,
+            width=self.plan.width,
+            height=self.plan.height,
             fps=fps,
             sample_rate=rate,
             seconds=seconds,
@@ -291,12 +301,12 @@ class DecodeTask(Task):
     def _find_sound(self) -> FoundSound | None:
         """The sound of the video, unless a file has it, or the output takes none."""
         settings, output = self._settings, self._item.output or "out.mp4"
-        sound = settings.sound.settings
+        sound = settings.sound
         if settings.sinks.audio is not None or sound.is_silent:
             return None
         if not sound.is_wanted and not takes_sound(output, settings.sinks):
             return None
-        return find_sound(settings.sound, self._file)
+        return find_sound(sound, self._file)
 
     def _sound_files(self) -> list[str | os.PathLike]:
         audio = self._settings.sinks.audio
@@ -308,18 +318,16 @@ class DecodeTask(Task):
         sinks = self._settings.sinks
         if self._sound is None:
             return sinks
-        plan = self._sound.plan
         if self.plan.excerpt is None:
-            length, video = Fraction(plan.num_samples, plan.sample_rate), self.plan.num_frames / self._fps
+            length, video = Fraction(self._sound.num_samples, self._sound.sample_rate), self.plan.num_frames / self._fps
             check_sound_length(self._item.source, length, video, cuts=sinks.shortest)
-        return replace(sinks, audio=(), sample_rate=plan.sample_rate)
+        return replace(sinks, audio=(), sample_rate=self._sound.sample_rate)
 
     def _with_sound(self, options: SinkOptions, index: int) -> SinkOptions:
         """Those of one file, with the sound of the video or of the frames of it that are decoded, if it takes any."""
         if self._sound is None or options.audio is None:
             return options
-        frames = None if self.plan.excerpt is None else self.plan.excerpt.frames
-        return replace(options, audio=self._sound.stream(index, frames, self._fps))
+        return replace(options, audio=self._sound.stream(index, self.plan.sound))
 
     def _check_outputs(self) -> None:
         """Find out whether to skip, and raise what `open_sink` would raise, before the weights are read."""
@@ -353,8 +361,8 @@ class DecodeTask(Task):
         shape = self._file.shape._replace(batch=1)
         plans, spec, ranks = self._vae.plans, self._vae.checkpoint.spec("decoder"), self._vae.ranks
         frames = self._choose_frames(spec.out_grid(shape.grid)[0])
-        sound_bytes = 0 if self._sound is None else self._sound.plan.memory.active
-        key = (shape, frames, sound_bytes)
+        sound = [] if self._sound is None else self._sound.plans(self._vae.machine, frames, self._fps)
+        key = (shape, frames, *sound)
         if key not in plans:
             options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)
             if self._settings.preset:
@@ -363,7 +371,7 @@ class DecodeTask(Task):
                     options = replace(options, mode=Mode.TILED, tiling=tiling)
             run = {"holds_latents": False, "bit_depth": self._settings.stream["bit_depth"], "frames": frames}
             machine = self._vae.machine
-            plans[key] = plan_decode(spec, shape, machine, sound_bytes=sound_bytes, **run, **vars(options))
+            plans[key] = plan_decode(spec, shape, machine, sound=sound, **run, **vars(options))
         return plans[key]
 
     def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
@@ -376,9 +384,10 @@ class DecodeTask(Task):
             wanted = slice(0, ceil(self._settings.first_seconds * self._fps))
         if wanted is None:
             return None
-        end = num_frames if wanted.stop is None else min(wanted.stop, num_frames)
-        if wanted.start < end < (wanted.stop or end):
+        _, end, _ = wanted.indices(num_frames)
+        start = wanted.start if wanted.start >= 0 else max(0, num_frames + wanted.start)
+        if start < end < (wanted.stop or end):
             asked, length = f"{wanted.start}:{wanted.stop}", format_count(num_frames, "frame")
-            found = f"the video has {length}, so of the frames {asked} only {end - wanted.start} are decoded"
+            found = f"the video has {length}, so of the frames {asked} only {end - start} are decoded"
             warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
-        return wanted.start, max(wanted.start, end)
+        return start, max(start, end)

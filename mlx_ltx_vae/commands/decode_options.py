@@ -27,7 +27,7 @@ def add_input_options(parser: CommandParser, *, output: str, demo: str, model: s
     files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for those that a list
         names, one a line; clips.csv for a table with a column path, and optionally output"""
     parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
-    formats = f"""the format is that of the ending: .mp4 .mov .mkv .webm .gif .npy; {more}folder/ or %%05d.png for
+    formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif or .npy; {more}folder/ or %%05d.png for
         stills; - for raw frames on standard output (default with --demo: {output}). For several inputs: folder/ for
         videos named after them, folder/clip.mp4; or a pattern such as folder/{{name}}.mkv, or folder/{{name}}/ for
         stills"""
@@ -37,7 +37,7 @@ def add_input_options(parser: CommandParser, *, output: str, demo: str, model: s
     parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     some = parser.add_mutually_exclusive_group()
     frames = """decode these frames only, as they are in the whole video: A is the first, counted from 0, and B is one
-        more than the last; :48 for the first 48, 24: for those from 24 on"""
+        more than the last; :48 for the first 48, 24: for those from 24 on, -24: for the last 24"""
     some.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
     some.add_argument("--first-seconds", type=duration, metavar="S", help="decode only the first S seconds, at --fps")
     add_latents_options(parser)

@@ -1,6 +1,8 @@
 """`python -m mlx_ltx_vae.encode`: encodes videos to latent files."""
 
+import argparse
 import os
+import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -16,20 +18,18 @@ import mlx.core as mx
 import numpy as np
 
 from .. import demo
-from ..audio_vae import AudioVAE, plan_checkpoint_encode
+from ..audio_vae import AudioVAE, every_chunk, plan_sound_encode
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..distributed.ranks import Work
+from ..distributed import Work
 from ..errors import CheckpointError
-from ..files.atomic import check_absent
-from ..files.opening import sample_path
+from ..files import sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
 from ..pipeline.progress import FrameBar
-from ..planning.audio_plan import AudioEncodePlan
 from ..planning.options import PlanOptions, parse_options
-from ..planning.plan import EncodePlan
+from ..planning.plan import AudioEncodePlan, EncodePlan, SoundPlan
 from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
@@ -39,8 +39,8 @@ from ..video.reader import MATRIX_NAMES
 from ..video.sound_probe import find_shift
 from ..video.sound_reader import SoundReader
 from ..video.source import source_files
-from .cli import CommandParser, examples, frame_rate, frame_size, positive, run_command, tile
-from .items import Item, all_exist, find_pattern, has_table
+from .cli import CommandParser, examples, frame_range, frame_rate, frame_size, positive, run_command, tile, write_line
+from .items import Item, find_pattern, has_table
 from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, add_network_options, pick, take
 
@@ -48,6 +48,7 @@ from .options import add_job_options, add_network_options, pick, take
 def build_parser() -> CommandParser:
     """The command line."""
     parser = CommandParser(
+        first=("video", "output", "model", "size", "fit", "frames", "fps", "audio_model", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.encode",
         usage="%(prog)s VIDEO... -m VAE -o LATENTS [options]",
         description="Encode videos to LTX latents, exactly, in memory that does not grow with the clip.",
@@ -57,9 +58,9 @@ def build_parser() -> CommandParser:
             "python -m mlx_ltx_vae.encode clips.csv -m vae/ -o latents/ --skip-existing",
         ),
     )
-    videos = """videos or GIFs, folders of images, or patterns such as %%05d.png; @clips.txt for those that a list
-        names, one a line; clips.csv for a table with a column path, and optionally output, width, height, frames,
-        fps"""
+    videos = """videos or GIFs, folders of images, or patterns such as %%05d.png; - for standard input; @clips.txt for
+        those that a list names, one a line; clips.csv for a table with a column path, and optionally output, width,
+        height, frames, fps"""
     parser.add_argument("video", nargs="+", metavar="VIDEO", help=videos)
     output = """output file, .safetensors. For several inputs: folder/ for files named after them,
         folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors"""
@@ -72,7 +73,9 @@ def build_parser() -> CommandParser:
     fit.add_argument("--resize", dest="fit", action="store_const", const=Fit.RESIZE, help=resize)
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
     fit.add_argument("--crop", dest="fit", action="store_const", const=Fit.CROP, help=crop)
-    video.add_argument("--frames", type=positive, metavar="N", help="encode the first N frames (default: all)")
+    frames = """encode these frames only, at the rate of --fps: A is the first, counted from 0, and B is one more than
+        the last; :121 for the first 121, 24: for those from 24 on (default: all)"""
+    video.add_argument("--frames", type=_frames, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
@@ -84,6 +87,22 @@ def build_parser() -> CommandParser:
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
     add_job_options(parser, how)
     return parser
+
+
+def _frames(text: str) -> slice:
+    """The type of `--frames 24:48`; also of `--frames 24` for the first 24, its old form."""
+    if text.isdecimal():
+        write_line(
+            f"warning: --frames {text} is written --frames :{text} now; the old form goes with the next release.",
+            sys.stderr,
+        )
+        return slice(0, positive(text))
+    wanted = frame_range(text)
+    if wanted.start < 0 or (wanted.stop or 0) < 0:
+        raise argparse.ArgumentTypeError(
+            f"{text} counts from the end, which is not known yet; count from the beginning"
+        )
+    return wanted
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -105,7 +124,8 @@ def main(argv: list[str] | None = None) -> int:
         tiling = TilingConfig(arguments.tile) if arguments.tile else None
         options = take(arguments, "memory_budget", "tile_batch_size")
         plan = parse_options(mode="tiled" if tiling else "auto", tiling=tiling, **options)
-    job = pick(Job, arguments, network="encoder", sources=arguments.video, pattern=pattern)
+    model = partial(open_checkpoint, arguments.model, decoder=False)
+    job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, pattern=pattern)
     settings = pick(EncodeSettings, arguments, plan=plan)
     return run_command(lambda _: run_job(job, partial(EncodeTask, settings)), arguments, computes=not job.dry_run)
 
@@ -116,7 +136,7 @@ class EncodeSettings:
 
     size: Size | None
     fit: Fit | None
-    frames: int | None
+    frames: slice | None
     fps: Fraction | None
     matrix: str | None
     pad: bool
@@ -135,10 +155,10 @@ class EncodeSettings:
         return found
 
     @cached_property
-    def audio_vae(self) -> AudioVAE | None:
-        """The audio VAE of the job, loaded once; None if no sound is wanted."""
-        found = self.audio_checkpoint
-        return None if found is None else AudioVAE.from_pretrained(found, dtype=self.dtype, decoder=False)
+    def audio_vae(self) -> AudioVAE:
+        """The audio VAE of a job that has one, loaded once."""
+        assert self.audio_checkpoint is not None
+        return AudioVAE.from_pretrained(self.audio_checkpoint, dtype=self.dtype, decoder=False)
 
 
 class EncodeTask(Task):
@@ -155,10 +175,7 @@ class EncodeTask(Task):
         item.cost = pixels or _bytes_on_disk(Path(item.source))
         if item.output is not None:
             check_latents_name(item.output)
-            if vae.job.no_overwrite:
-                check_absent(item.output)
-            item.outputs = [item.output]
-            item.is_skipped = vae.job.skip_existing and all_exist(item.outputs)
+            self._name_outputs([item.output])
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -169,31 +186,25 @@ class EncodeTask(Task):
             size=size,
             fit=settings.fit or (Fit.RESIZE if size else Fit.EXACT),
             multiple=self._vae.checkpoint.config.spatial_scale,
-            max_frames=settings.frames or item.max_frames,
+            first_frame=settings.frames.start if settings.frames else 0,
+            max_frames=self._max_frames,
             fps=settings.fps or item.fps,
             matrix=settings.matrix,
         ) as self._video:
             item.num_frames = self._video.num_frames
-            self._sound_plan = self._plan_sound()
             self.plan = self._make_plan()
             yield
 
     def describe(self) -> dict[str, Any]:
         video = self._video
-        return {"the videos": [video.size, video.num_frames, str(video.fps)], "the plans": self.plan.as_dict()}
+        return super().describe() | {"the videos": [video.size, video.num_frames, str(video.fps)]}
 
     def networks(self) -> dict[str, dict[str, str]]:
         audio = self._settings.audio_checkpoint
         return super().networks() | ({} if audio is None else {"audio_vae": audio.used("encoder")})
 
-    def report_plan(self) -> tuple[dict[str, Any], str]:
-        values, text = super().report_plan()
-        if self._sound_plan is None:
-            return values, text
-        return {**values, "audio": self._sound_plan.as_dict()}, f"{text}\n\n{self._sound_plan}"
-
     def sample(self) -> dict[str, Any]:
-        return {"the contents of the videos": sample_path(Path(self._item.source))}
+        return {"the contents of the videos": sample_path(self._video.path)}
 
     def run(self, bar: FrameBar) -> None:
         video, ranks, (output,) = self._video, self._vae.ranks, self._item.outputs
@@ -221,6 +232,8 @@ class EncodeTask(Task):
             f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}"
             f"{_describe_change(video.source_fps, video.fps)}, in {format_seconds(seconds)}",
             frames=num_frames,
+            width=self.plan.width,
+            height=self.plan.height,
             fps=None if video.fps is None else float(video.fps),
             source_fps=None if video.source_fps is None else float(video.source_fps),
             seconds=seconds,
@@ -229,38 +242,49 @@ class EncodeTask(Task):
         )
 
     def _warn_of_missing(self, num_frames: int) -> None:
-        wanted = self._settings.frames or self._item.max_frames
+        wanted = self._max_frames
         if wanted is not None and num_frames < wanted:
             found = f"the video has {format_count(num_frames, 'frame')}, and not the {wanted} that were to be encoded"
             warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
 
-    def _plan_sound(self) -> AudioEncodePlan | None:
-        """The plan of the sound; None if none is wanted, or with a warning if there is none."""
-        settings, source = self._settings, Path(self._item.source)
-        if settings.audio_checkpoint is None:
-            return None
+    def _plan_sound(self) -> list[SoundPlan]:
+        """The possible plans of the sound; none if none is wanted, or with a warning if there is none."""
+        settings, source = self._settings, self._video.path
+        checkpoint = settings.audio_checkpoint
+        if checkpoint is None:
+            return []
         fps = self._video.fps
         if fps is not None and os.path.isfile(source):
             with SoundReader(source) as sound:
                 if sound.sample_rate:
                     seconds = float(self._num_frames / fps)
-                    return plan_checkpoint_encode(settings.audio_checkpoint, settings.dtype, seconds)
-        warnings.warn(f"{source}: has no sound, so only its pictures are encoded.", stacklevel=2)
-        return None
+                    spec, machine = checkpoint.spec("encoder"), checkpoint.machine("encoder", settings.dtype)
+                    return every_chunk(partial(plan_sound_encode, spec, seconds, machine))
+        warnings.warn(f"{self._video.name}: has no sound, so only its pictures are encoded.", stacklevel=2)
+        return []
 
     def _encode_sound(self, num_frames: int) -> mx.array | None:
         """The latents of the sound of so many frames; None if none are wanted, or there is none."""
-        audio_vae, fps = self._settings.audio_vae, self._video.fps
-        if self._sound_plan is None or audio_vae is None or fps is None:
+        plan, fps = self.plan.sound, self._video.fps
+        if not isinstance(plan, AudioEncodePlan) or fps is None:
             return None
+        audio_vae = self._settings.audio_vae
         per_second = Fraction(audio_vae.config.latents_per_second)
         num_latents = max(1, round(num_frames / fps * per_second))
-        with SoundReader(self._item.source) as sound:
+        with SoundReader(self._video.path) as sound:
             rate = sound.sample_rate
             length = max(round(num_frames * rate / fps), ceil(rate / per_second))
-            start = self._video.start + find_shift(self._item.source, "0:V:0")
+            start = self._video.start + find_shift(self._video.path, "0:V:0")
             pieces = sound.cut(max(0, round(start * rate)), length)
-            return audio_vae.encode(pieces, rate)[:, :, :num_latents]
+            return audio_vae.encode(pieces, rate, plan)[:, :, :num_latents]
+
+    @property
+    def _max_frames(self) -> int | None:
+        """The frames that are wanted; None for all."""
+        wanted = self._settings.frames
+        if wanted is None:
+            return self._item.max_frames
+        return None if wanted.stop is None else wanted.stop - wanted.start
 
     @property
     def _num_frames(self) -> int:
@@ -275,7 +299,7 @@ class EncodeTask(Task):
             (self._num_frames, height, width, 3),
             self._vae.machine,
             pad=self._settings.pad,
-            sound_bytes=0 if self._sound_plan is None else self._sound_plan.memory.active,
+            sound=self._plan_sound(),
             **vars(options),
         )
 

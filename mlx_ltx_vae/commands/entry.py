@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from ..backend.mlx_import import check_mlx
-from ..process.startup import prepare_process
+from ..startup import prepare_process
 
 
 def entry_point(module: str) -> Callable[..., int]:

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ItemsError, LatentsError, one_line, quote
-from ..files.atomic import writing_to
-from ..files.inputs import InputFiles, file_key
-from ..files.opening import read_small_file
+from ..files import InputFiles, file_key, read_small_file, writing_to
 from ..frame_rate import find_fps
 from ..shapes import Size
 from ..units import format_bytes, format_count
@@ -63,13 +61,14 @@ class Item:
 
     def __str__(self) -> str:
         values, outputs = self.values, ", ".join(self.outputs)
+        target = f" -> {outputs}" if outputs else ""
         if self.error is not None:
             return self.error if self.error.startswith(f"{one_line(self.source)}: ") else f"{self.source}: {self.error}"
         if self.is_skipped:
             return f"{self.source}: skipped, found {outputs}"
         if "seconds" in values:
-            return f"{self.source}: {format_count(values['frames'], 'frame')}, {values['seconds']:.2f} s"
-        plan, target = values["plan"], f" -> {outputs}" if outputs else ""
+            return f"{self.source}{target}: {format_count(values['frames'], 'frame')}, {values['seconds']:.2f} s"
+        plan = values["plan"]
         how = plan["mode"] if plan["mode"] != "exact" else f"exact by {plan['order']}"
         frames = f"{format_count(plan['frames'], 'frame')} of {plan['width']}x{plan['height']}"
         return f"{self.source}{target}: {frames}, {how}, peak {format_bytes(plan['peak_bytes'])}"

@@ -16,17 +16,28 @@ from typing import Any
 import mlx.core as mx
 
 from ..backend.mlx_utils import DtypeName
-from ..checkpoint import Checkpoint, open_checkpoint
-from ..distributed.ranks import Ranks, Work, join_ranks
+from ..checkpoint import Checkpoint
+from ..distributed import Ranks, Work, join_ranks
 from ..errors import ItemsError, describe_error, printable
+from ..files import check_absent
 from ..models.base import Statistics
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
-from ..process.cleanup import Cleanup
+from ..process import Cleanup
 from ..units import format_bytes, format_rate
 from ..vae import VideoVAE
 from .cli import print_report, print_traceback, write_line
-from .items import Item, are_many, check_not_inputs, check_outputs, list_files, make_folder, name_items, read_inputs
+from .items import (
+    Item,
+    all_exist,
+    are_many,
+    check_not_inputs,
+    check_outputs,
+    list_files,
+    make_folder,
+    name_items,
+    read_inputs,
+)
 
 
 @dataclass(frozen=True)
@@ -34,9 +45,9 @@ class Job:
     """What is wanted of `decode` and `encode` alike."""
 
     network: str  # "decoder" or "encoder"
+    open: Callable[[], Checkpoint]  # what it runs
     sources: Sequence[str]  # files, lists and tables, as arguments name them
     pattern: str | None  # see `find_pattern`
-    model: str
     dtype: DtypeName | None
     distributed: str
     rank_timeout: int
@@ -89,13 +100,20 @@ class Task(ABC):
         """Hold the input open, and plan, until the end of the block. Nothing is written."""
         return nullcontext()
 
-    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What is the same for all ranks that run the item together, by name: what headers state, and the plan."""
+        return {"the plans": self.plan.as_dict()}
 
-    @abstractmethod
     def sample(self) -> dict[str, Any]:
         """As `describe`: the contents, or parts of them."""
+        return {}
+
+    def _name_outputs(self, outputs: list[str]) -> None:
+        """Complete the item with its outputs, and find out whether to skip it; an error if they must not exist."""
+        job, self._item.outputs = self._vae.job, outputs
+        self._item.is_skipped = job.skip_existing and all_exist(outputs)
+        for output in outputs if job.no_overwrite else ():
+            check_absent(output)
 
     def networks(self) -> dict[str, dict[str, str]]:
         """What reports say of the networks, by their names in these."""
@@ -103,8 +121,9 @@ class Task(ABC):
 
     def report_plan(self) -> tuple[dict[str, Any], str]:
         """The report of a dry run, JSON-serializable and as text."""
-        networks = self.networks()
-        return {"plan": self.plan.as_dict(), **networks}, f"{self.plan}\nVAE      {describe_networks(networks)}"
+        networks, sound = self.networks(), self.plan.sound
+        values = {"plan": self.plan.as_dict(), **networks} | ({"audio": sound.as_dict()} if sound else {})
+        return values, f"{self.plan}\nVAE      {describe_networks(networks)}" + (f"\n\n{sound}" if sound else "")
 
     @abstractmethod
     def run(self, bar: FrameBar) -> None:
@@ -114,17 +133,16 @@ class Task(ABC):
         """Complete the item with its report. All ranks that have run it together call this.
 
         `sent_bytes` are this rank's. `done` says what was made. `values` are JSON-serializable and include the seconds,
-        and the frames of all outputs.
+        and of pictures the frames of all outputs.
         """
         ranks, outputs, sheets = self._vae.ranks, self._item.outputs, self._item.sheets
         sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
         name = name_all(outputs) if outputs != ["-"] else "standard output"
         beside = f"; contact sheet {name_all(sheets)}" if sheets and sheets != outputs else ""
         networks = self.networks()
-        lines = [f"{name}: {done}; peak {', '.join(map(format_bytes, peaks))}; {describe_networks(networks)}{beside}"]
+        peak = f"peak MLX memory {', '.join(map(format_bytes, peaks))}"
+        lines = [f"{name}: {done}; {peak}; {describe_networks(networks)}{beside}"]
         values |= {
-            "width": self.plan.width,
-            "height": self.plan.height,
             "peak_memory_bytes": peaks[0],
             "plan": self.plan.as_dict(),
             **networks,
@@ -176,7 +194,7 @@ def run_job(job: Job, make_task: Callable[[LazyVAE, Item], Task]) -> None:
     is_encode = job.network == "encoder"
     listed = read_inputs(job.sources, with_sizes=is_encode)
     items = name_items(listed, job.pattern, is_dry_run=job.dry_run)
-    checkpoint = ranks.together(lambda: open_checkpoint(job.model, encoder=is_encode, decoder=not is_encode))
+    checkpoint = ranks.together(job.open)
     if job.stills:
         checkpoint = checkpoint.for_stills()
     ranks.check_same(lambda: {"the checkpoints": checkpoint.description})
@@ -280,9 +298,14 @@ class _Run:
 
     @contextmanager
     def _progress_bar(self, num_frames: int | None) -> Iterator[FrameBar]:
-        """A progress bar if standard error is a terminal. `num_frames` is the total; None if it is unknown."""
-        is_shown = not (self._job.quiet or self._job.json) and sys.stderr.isatty()
-        with FrameBar(total=num_frames, disable=not is_shown, dynamic_ncols=True, miniters=1) as bar:
+        """A progress bar, or lines now and then if standard error is no terminal; nothing if no report is wanted.
+
+        `num_frames` is the total; None if it is unknown.
+        """
+        is_wanted = not (self._job.quiet or self._job.json)
+        is_shown = is_wanted and sys.stderr.isatty()
+        write = partial(write_line, file=sys.stderr) if is_wanted else None
+        with FrameBar(total=num_frames, disable=not is_shown, write=write, dynamic_ncols=True, miniters=1) as bar:
             end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if is_shown else None
             yield bar
             if end_line is not None:
@@ -319,7 +342,7 @@ class _Run:
             peak = max((values["peak_memory_bytes"] for values in done), default=0)
             summary |= {"frames": frames, "seconds": seconds, "peak_memory_bytes": peak}
             if done:
-                lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak memory: {format_bytes(peak)}"]
+                lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak MLX memory: {format_bytes(peak)}"]
         if done:
             lines.append(f"VAE: {describe_networks({'vae': self._vae.used})}")
         if job.json:

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from ..backend.mlx_utils import DTYPES
-from ..distributed.ranks import DEFAULT_TIMEOUT, Work
+from ..distributed import DEFAULT_TIMEOUT, Work
 from .cli import add_report_options, grid, memory_budget, positive
 
 ValueT = TypeVar("ValueT")
@@ -47,6 +47,7 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
     group.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and stop")
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--skip-existing", action="store_true", help="leave out inputs whose output exists")
+    existing.add_argument("-y", "--overwrite", action="store_true", help="replace outputs that exist (default)")
     absent = "fail for inputs whose output exists, and replace nothing"
     existing.add_argument("-n", "--no-overwrite", action="store_true", help=absent)
     add_report_options(parser)

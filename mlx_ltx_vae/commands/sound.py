@@ -1,37 +1,32 @@
 """The sound of a decode: which latents, which networks, and their plan."""
 
 import argparse
-import json
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, cast
 
 import mlx.core as mx
-import numpy as np
 
-from ..audio_vae import AudioVAE, checkpoint_clip, find_sound_decoder
-from ..backend.device import this_machine
+from ..audio_vae import AudioVAE, every_chunk, find_sound_decoder, plan_checkpoint
+from ..backend.machine import Machine
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
-from ..distributed.ranks import Work, join_ranks
+from ..distributed import Work
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt
-from ..files.atomic import check_absent
 from ..latents import LatentsFile
 from ..latents.audio import AudioLatentsFile, open_audio_latents
-from ..pipeline.audio_run import AudioStream
-from ..planning.audio_plan import AudioPlan, plan_audio
-from ..tiling.intervals import Interval
-from ..units import format_bytes, format_count, format_seconds
+from ..models.base import SoundConfig
+from ..pipeline.progress import FrameBar
+from ..planning.plan import AudioPlan, SoundPlan
+from ..units import format_count, format_seconds
 from ..video.sound import Sound
 from ..video.wav import write_wav
-from .cli import print_report
-from .items import all_exist, are_many, check_not_inputs, list_files, name_items, name_outputs, read_inputs
-from .job import describe_networks, name_all, one_or_all
+from .items import Item, are_many, name_outputs
+from .job import LazyVAE, Task
 
 
 @dataclass(frozen=True)
@@ -40,6 +35,7 @@ class SoundSettings:
 
     output: str | None
     is_silent: bool  # no sound is decoded
+    model: str | None  # the checkpoint of the pictures
     audio_model: str | None
     audio_latents: str | None
     unnormalized: bool | None
@@ -55,6 +51,22 @@ class SoundSettings:
         """Whether the output is the sound without the pictures."""
         return not self.is_silent and (self.output or "").lower().endswith(".wav")
 
+    @cached_property
+    def checkpoint(self) -> Checkpoint | None:
+        """That of the sound, opened once; None if none is given and that of the pictures has no audio networks."""
+        return find_sound_decoder(self.audio_model, self.model)
+
+    def open(self) -> Checkpoint:
+        """As `checkpoint`, but that it is an error if there is none."""
+        if self.checkpoint is None:
+            raise CheckpointError(f"{self.model}: audio latents need an audio VAE; name it with --audio-model.")
+        return self.checkpoint
+
+    @cached_property
+    def loaded(self) -> AudioVAE:
+        """The networks, loaded once."""
+        return AudioVAE.from_pretrained(self.open(), dtype=self.dtype, encoder=False)
+
 
 def check_sound_options(settings: SoundSettings, arguments: argparse.Namespace) -> None:
     """Refuse arguments of sound that do not go together."""
@@ -69,61 +81,64 @@ def check_sound_options(settings: SoundSettings, arguments: argparse.Namespace) 
         raise ItemsError("--audio is the sound of the video; leave out --audio-model and --audio-latents")
 
 
-class SoundModel:
-    """The audio networks of a job, opened and loaded once they are needed. `vae` is the checkpoint of the pictures."""
-
-    def __init__(self, settings: SoundSettings, vae: str | None) -> None:
-        self.settings = settings
-        self._vae = vae
-
-    @cached_property
-    def checkpoint(self) -> Checkpoint | None:
-        """That of the sound; None if none is given and that of the pictures has no audio networks."""
-        return find_sound_decoder(self.settings.audio_model, self._vae)
-
-    @cached_property
-    def loaded(self) -> AudioVAE:
-        assert self.checkpoint is not None
-        return AudioVAE.from_pretrained(self.checkpoint, dtype=self.settings.dtype, encoder=False)
-
-
 @dataclass(frozen=True)
 class FoundSound:
-    """The audio latents that go with a latent file, and the plan of one of its videos."""
+    """The audio latents that go with a latent file."""
 
-    model: SoundModel
+    settings: SoundSettings
     file: AudioLatentsFile
-    plan: AudioPlan
 
     @property
     def files(self) -> list[str | os.PathLike]:
         """All that are read for it, but that of the clip."""
-        latents, checkpoint = self.model.settings.audio_latents, self.model.checkpoint
-        return [*([latents] if latents else []), *(checkpoint.files if checkpoint else [])]
+        latents = self.settings.audio_latents
+        return [*([latents] if latents else []), *self.settings.open().files]
 
     @property
     def used(self) -> dict[str, str]:
         """What reports say of its networks."""
-        assert self.model.checkpoint is not None
-        return self.model.checkpoint.used("decoder")
+        return self.settings.open().used("decoder")
 
-    def stream(self, index: int, frames: Interval | None = None, fps: Fraction | None = None) -> Sound:
-        """The sound of the video with this index, or of some of its frames."""
+    @property
+    def sample_rate(self) -> int:
+        return cast(SoundConfig, self.settings.open().config).sample_rate
+
+    @property
+    def num_samples(self) -> int:
+        """Those of each video."""
+        return cast(SoundConfig, self.settings.open().config).num_samples(self.file.length)
+
+    def plan(self, machine: Machine, **options: Any) -> AudioPlan:
+        """That of the sound of one video, with the options of `plan_decode`."""
+        machine = replace(machine, itemsize=mx.float32.size)
+        dtype, checkpoint = self.settings.dtype, self.settings.open()
+        return plan_checkpoint(checkpoint, self.file.length, machine, dtype=dtype, **options)
+
+    def plans(self, machine: Machine, frames: tuple[int, int] | None, fps: Fraction) -> list[SoundPlan]:
+        """The possible ones, the fastest first, for some frames of the video; none if these have no sound."""
+        samples = None
+        if frames is not None:
+            start, end = (min(self.num_samples, round(frame * self.sample_rate / fps)) for frame in frames)
+            if start == end:
+                return []
+            samples = start, end
+        return every_chunk(partial(self.plan, machine, frames=samples))
+
+    def stream(self, index: int, plan: SoundPlan | None) -> Sound:
+        """The sound of the video with this index, as planned; silence without a plan."""
+        if not isinstance(plan, AudioPlan):
+            return ()
         latents = self.file.read()[index : index + 1]
-        unnormalized = self.model.settings.unnormalized or self.file.normalized is False
-        stream = self.model.loaded.stream(latents, self.plan, unnormalized=unnormalized)
-        if frames is None or fps is None:
-            return stream
-        start, end = (round(frame * self.plan.sample_rate / fps) for frame in (frames.start, frames.end))
-        return cut_sound(stream, start, end - start)
+        unnormalized = self.settings.unnormalized or self.file.normalized is False
+        return self.settings.loaded.stream(latents, plan, unnormalized=unnormalized)
 
 
-def find_sound(model: SoundModel, clip: LatentsFile) -> FoundSound | None:
+def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:
     """The sound that belongs to the videos of a latent file; None if there is none and none is asked for.
 
     Audio latents in the file for which nobody asks are a warning, if they cannot be decoded.
     """
-    settings, source = model.settings, clip.info.source
+    source = clip.info.source
     try:
         given = settings.audio_latents
         file = clip.find_audio() if given is None else open_audio_latents(given, is_alone=True)
@@ -137,83 +152,43 @@ def find_sound(model: SoundModel, clip: LatentsFile) -> FoundSound | None:
         raise LatentsError(f"{path}: has no audio latents; leave out --audio-model, or name them with --audio-latents.")
     if file is None:
         return None
-    if model.checkpoint is None and given is not None:
+    if settings.checkpoint is None and given is not None:
         raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model.")
-    if model.checkpoint is None:
+    if settings.checkpoint is None:
         text = f"has audio latents ({excerpt(file.tensor)}) too; --audio-model AUDIO decodes them into the video."
         warnings.warn(f"{source}: {text}", stacklevel=2)
         return None
     if file.batch != clip.shape.batch:
         found, expected = format_count(file.batch, "video"), clip.shape.batch
         raise LatentsError(f"{path}: has the sound of {found}, and there are {expected}; give that of each.")
-    return _plan_sound(model, file)
+    return FoundSound(settings, file)
 
 
-def find_sound_alone(model: SoundModel, source: str, memory_budget: str | int | None) -> FoundSound:
-    """The sound of a latent file, which may have nothing else."""
-    settings = model.settings
-    path = settings.audio_latents or source
-    file = open_audio_latents(path, is_alone=True)
-    if file is None:
-        raise LatentsError(f"{path}: has no audio latents; name the file that has them with --audio-latents.")
-    if model.checkpoint is None:
-        raise CheckpointError(f"{path}: these audio latents need an audio VAE; name it with --audio-model.")
-    return _plan_sound(model, file, memory_budget)
+class SoundTask(Task):
+    """The sound of a latent file, without the pictures, and each item of a batch in a .wav file of its own."""
 
+    plan: AudioPlan
 
-def _plan_sound(model: SoundModel, file: AudioLatentsFile, memory_budget: str | int | None = None) -> FoundSound:
-    assert model.checkpoint is not None
-    clip = checkpoint_clip(model.checkpoint, model.settings.dtype, 1, file.length)
-    return FoundSound(model, file, plan_audio(clip, this_machine(mx.float32), memory_budget=memory_budget))
+    def __init__(self, settings: SoundSettings, memory_budget: str | int | None, vae: LazyVAE, item: Item) -> None:
+        super().__init__(vae, item)
+        path = settings.audio_latents or item.source
+        file = open_audio_latents(path, is_alone=True)
+        if file is None:
+            raise LatentsError(f"{path}: has no audio latents; name the file that has them with --audio-latents.")
+        self._sound = FoundSound(settings, file)
+        self.plan = self._sound.plan(vae.machine, memory_budget=memory_budget)
+        item.inputs = self._sound.files
+        self._name_outputs(name_outputs(item.output, file.batch) if item.output else [])
 
+    def networks(self) -> dict[str, dict[str, str]]:
+        return {"audio_vae": self._sound.used}
 
-def cut_sound(stream: AudioStream, start: int, count: int) -> Iterator[np.ndarray]:
-    """`count` samples of a stream from `start` on, (2, n) each, in place of all. Closes the stream."""
-    with stream:
-        for chunk in stream:
-            samples = np.array(chunk.waveform)[0]
-            first = max(0, start - chunk.start)
-            part = samples[:, first : max(first, start + count - chunk.start)]
-            if part.shape[1]:
-                yield part
-            if chunk.start + samples.shape[1] >= start + count:
-                return
-
-
-def decode_to_wav(arguments: argparse.Namespace, settings: SoundSettings) -> None:
-    """Decode the sound of one latent file, without the pictures, and report. Of several ranks, the first does."""
-    if join_ranks(Work.OFF.value, arguments.rank_timeout) is None:
-        return
-    inputs = read_inputs(arguments.latents, with_sizes=False)
-    (item,) = name_items(inputs, arguments.output, is_dry_run=arguments.dry_run)
-    sound = find_sound_alone(SoundModel(settings, arguments.model), item.source, arguments.memory_budget)
-    item.outputs = name_outputs(item.output, sound.file.batch) if item.output else []
-    item.inputs = sound.files
-    check_not_inputs([item], list_files(arguments.latents))
-    item.is_skipped = arguments.skip_existing and all_exist(item.outputs)
-    for output in item.outputs if arguments.no_overwrite else ():
-        check_absent(output)
-    if item.is_skipped:
-        item.text = str(item)
-    elif arguments.dry_run:
-        item.values = {"plan": sound.plan.as_dict(), "audio_vae": sound.used}
-        item.text = f"{sound.plan}\nVAE      {describe_networks({'audio_vae': sound.used})}"
-    else:
-        item.values, item.text = _write_sounds(sound, item.outputs, overwrite=not arguments.no_overwrite)
-    if arguments.json:
-        print_report(json.dumps(item.values or item.as_dict()))
-    elif not arguments.quiet or arguments.dry_run:
-        print_report(item.text)
-
-
-def _write_sounds(sound: FoundSound, outputs: Sequence[str], *, overwrite: bool) -> tuple[dict[str, Any], str]:
-    """Write a .wav file of each item of a batch; the report, JSON-serializable and as text."""
-    start = time.perf_counter()
-    mx.reset_peak_memory()
-    samples = [write_wav(output, sound.stream(i), overwrite=overwrite) for i, output in enumerate(outputs)][0]
-    seconds, peak, rate = time.perf_counter() - start, mx.get_peak_memory(), sound.plan.sample_rate
-    values: dict[str, Any] = {"samples": samples, "sample_rate": rate, "seconds": seconds, "peak_memory_bytes": peak}
-    values |= {"plan": sound.plan.as_dict(), "audio_vae": sound.used, "output": one_or_all(outputs)}
-    length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"
-    text = f"{name_all(outputs)}: {length}, in {format_seconds(seconds)}; peak {format_bytes(peak)}"
-    return values, f"{text}; {describe_networks({'audio_vae': sound.used})}"
+    def run(self, bar: FrameBar) -> None:
+        bar.enter("decoding")
+        start, overwrite = time.perf_counter(), not self._vae.job.no_overwrite
+        streams = ((output, self._sound.stream(i, self.plan)) for i, output in enumerate(self._item.outputs))
+        samples = [write_wav(output, stream, overwrite=overwrite) for output, stream in streams][0]
+        seconds, rate = time.perf_counter() - start, self._sound.sample_rate
+        length = f"{format_seconds(samples / rate)} of sound at {rate} Hz"
+        text = f"{length}, in {format_seconds(seconds)}"
+        self._report(Work.OFF, 0, text, samples=samples, sample_rate=rate, seconds=seconds)

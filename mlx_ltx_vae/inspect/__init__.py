@@ -10,18 +10,16 @@ from ..checkpoint.files import Archive
 from ..checkpoint.locate import locate, recognize
 from ..checkpoint.weight_files import is_index
 from ..errors import CheckpointError, LatentsError, ReaderError, excerpt
-from ..files.formats import START_BYTES, Format, find_format
-from ..files.opening import expand_home
+from ..files import START_BYTES, Format, expand_home, find_format
 from ..latents import KNOWN_NAMES
 from ..latents.audio import AUDIO_NAMES, find_audio_latents, is_sound_alone
 from ..latents.tensor_files import open_tensor_file
 from ..shapes import Grid
 from ..video.codecs import CONTAINER_ENDINGS
-from .audio import AudioReport, find_audio
-from .audio_latents import AudioLatentsReport
-from .checkpoint import CheckpointReport, inspect_checkpoint
-from .latents import LatentsReport, inspect_latents
-from .video import VideoReport, inspect_video
+from .checkpoint import find_audio, inspect_checkpoint
+from .latents import inspect_audio_latents, inspect_latents
+from .report import Report
+from .video import inspect_video
 
 _NAMED_TENSORS = 3
 _PICTURE_ENDINGS = (*CONTAINER_ENDINGS, ".gif", ".png", ".jpg", ".jpeg", ".webp")
@@ -34,7 +32,7 @@ def inspect(
     audio_vae: str | None = None,
     tensor: str | None = None,
     grid: Grid | None = None,
-) -> CheckpointReport | AudioReport | LatentsReport | AudioLatentsReport | VideoReport:
+) -> Report:
     """Describe what `open_checkpoint`, `open_latents` or `VideoReader` (one file) accepts, with their errors.
 
     The options are those of latents, and an error for a checkpoint. `vae` is the checkpoint of latents, which states
@@ -73,7 +71,7 @@ def inspect(
 
 def _inspect_latents(
     path: Path, vae: str | None, audio_vae: str | None, tensor: str | None, grid: Grid | None
-) -> LatentsReport | AudioLatentsReport:
+) -> Report:
     checkpoint, of_sound = None if vae is None else open_checkpoint(vae), find_sound_decoder(audio_vae, vae)
     if (tensor, grid) == (None, None):
         tensors, stated = open_tensor_file(path)
@@ -81,7 +79,7 @@ def _inspect_latents(
         if is_sound_alone(shapes, None if checkpoint is None else checkpoint.config.latent_channels):
             file = find_audio_latents(tensors, stated, str(path), is_alone=True)
             assert file is not None
-            return AudioLatentsReport(file, of_sound)
+            return inspect_audio_latents(file, of_sound)
     return inspect_latents(path, checkpoint, of_sound, tensor=tensor, grid=grid)
 
 
@@ -94,7 +92,7 @@ def _start_of(path: Path) -> tuple[Format | None, bool]:
     return None, False
 
 
-def _inspect_video(path: Path, vae: str | None) -> VideoReport | None:
+def _inspect_video(path: Path, vae: str | None) -> Report | None:
     """None for a file that neither is a video nor is named as one."""
     try:
         return inspect_video(path, None if vae is None else open_checkpoint(vae))

@@ -1,10 +1,10 @@
-"""A description of a latent file: what it states, statistics of its values, and the video that it decodes to."""
+"""Descriptions of latents of videos and of sound: what the file states, statistics, and what they decode to."""
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -14,132 +14,127 @@ from ..checkpoint import Checkpoint
 from ..errors import LatentsError, excerpt, printable
 from ..frame_rate import DEFAULT_FPS
 from ..latents import LatentsFile, open_latents
-from ..latents.mapped import MappedLatents, channel_moments, read_frames
-from ..shapes import DEFAULT_SCALE, Grid, ScaleFactors, format_size
-from .audio_latents import AudioLatentsReport
+from ..latents.audio import AudioLatentsFile
+from ..latents.stored import MappedLatents, channel_moments, read_frames
+from ..models.base import SoundConfig
+from ..shapes import DEFAULT_SCALE, Grid, format_size
+from ..units import format_count
+from ..video.sound import SLACK
+from .report import Report
 
 # Normalized latents have a standard deviation near 1 in every channel; in a plain or still clip some are smaller.
 _MIN_USUAL_STD, _MAX_USUAL_STD = 1 / 3, 3.0
-
-
-@dataclass(frozen=True)
-class LatentsReport:
-    """What a latent file is. `print(report)` shows it. `statistics` are of the normalized latents; see `as_dict`."""
-
-    file: LatentsFile
-    statistics: dict[str, float]
-    vae: Checkpoint | None
-    audio: AudioLatentsReport | None  # beside them
-
-    @property
-    def scale(self) -> ScaleFactors:
-        return DEFAULT_SCALE if self.vae is None else self.vae.config.scale
-
-    @property
-    def video_grid(self) -> Grid:
-        """(F, H, W) of each video."""
-        return self.scale.video_grid(self.file.shape.grid)
-
-    @property
-    def seconds(self) -> float:
-        """The length of each video, at the file's frame rate or the default one."""
-        return float(self.video_grid[0] / (self.file.info.fps or DEFAULT_FPS))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as a JSON object.
-
-        `fps`, `normalized` and `stated` are what the file states, null where it states nothing. `statistics` are of all
-        values; the lowest and highest ones are of single channels. `video` is one item of the batch: its `vae` is null
-        if none was given and the usual `scale` was assumed; without `fps` its `seconds` are at 24 frames per second.
-        `audio` are the audio latents beside them, as `AudioLatentsReport` describes them; null without any.
-        """
-        file, info, (frames, height, width) = self.file, self.file.info, self.video_grid
-        return {
-            "kind": "latents",
-            "name": info.source,
-            "tensor": info.tensor,
-            "stored_shape": list(info.stored_shape),
-            "stored_dtype": file.stored_dtype,
-            "layout": file.layout,
-            "shape": list(file.shape),
-            "fps": None if info.fps is None else float(info.fps),
-            "normalized": file.normalized,
-            "stated": {"frames": info.num_frames, "width": info.width, "height": info.height},
-            "statistics": self.statistics,
-            "video": {
-                "frames": frames,
-                "width": width,
-                "height": height,
-                "seconds": self.seconds,
-                "scale": self.scale._asdict(),
-                "vae": None if self.vae is None else self.vae.name,
-            },
-            "audio": None if self.audio is None else self.audio.as_dict(),
-        }
-
-    def __str__(self) -> str:
-        info, values = self.file.info, self.statistics
-        normalized = (
-            "normalized, as the file states" if self.file.normalized else "assumed normalized: the file does not say"
-        )
-        if self.file.normalized is False and self.vae is not None:
-            normalized = f"unnormalized in the file; normalized with {printable(self.vae.name)}:"
-        unusual = values["channels_far_from_1"]
-        batch, channels, frames, rows, columns = self.file.shape
-        videos = f"{batch} x " if batch > 1 else ""
-        hint = ": perhaps not normalized, or a plain, still clip" if 2 * unusual > channels else ""
-        return "\n".join(
-            [
-                f"file     {printable(info.source)}",
-                f"tensor   {excerpt(info.tensor)}, {info.stored_shape} {self.file.stored_dtype}, "
-                f"read as {self.file.layout}",
-                f"latents  {videos}{channels} channels, {frames} x {rows} x {columns} (frames x rows x columns)",
-                f"values   {normalized}",
-                f"         mean {values['mean']:.3f}, std {values['std']:.3f}, all finite, "
-                f"from {values['min']:.2f} to {values['max']:.2f}",
-                f"channel  means from {values['lowest_channel_mean']:.2f} to {values['highest_channel_mean']:.2f}, "
-                f"std from {values['lowest_channel_std']:.2f} to {values['highest_channel_std']:.2f}",
-                f"         {unusual} of {channels} channels have a std far from 1{hint}",
-                f"video    {videos}{self._describe_video()}",
-                *([] if self.audio is None else self.audio.lines()),
-            ]
-        )
-
-    def _describe_video(self) -> str:
-        info, (frames, height, width) = self.file.info, self.video_grid
-        rate = f"{float(info.fps):.5g} fps" if info.fps else f"{float(DEFAULT_FPS):g} fps, as the file has no rate"
-        cell = f"{self.scale.time} frames of {format_size(self.scale.width, self.scale.height)} pixels a cell"
-        lines = [
-            f"{frames} frames of {format_size(width, height)}, {self.seconds:.2f} s at {rate}",
-            f"with {printable(self.vae.name)}: {cell}"
-            if self.vae
-            else f"at the usual scale, {cell}; -m VAE to be sure",
-        ]
-        stated = info.num_frames, info.height, info.width
-        if None not in stated and stated != self.video_grid:
-            lines.append(f"the file states {info.num_frames} frames of {info.width}x{info.height}")
-        return "\n         ".join(lines)
+_NORMALIZED = {
+    True: "normalized, as the file states",
+    False: "unnormalized, as the file states",
+    None: "assumed normalized: the file does not say",
+}
+_LATENTS_PER_SECOND = 25  # of sound, in every release, as the following
+_MISSING_SECONDS = Fraction(3, 100)  # by which sound is shorter than its latents, since the first one makes less
 
 
 def inspect_latents(
     path: Path, vae: Checkpoint | None, audio_vae: Checkpoint | None, *, tensor: str | None, grid: Grid | None
-) -> LatentsReport:
+) -> Report:
     """Describe a latent file. Arguments as `open_latents`; errors as it and `LatentsFile.read`.
 
     `audio_vae` is the checkpoint of the audio latents in it. A warning if they cannot be read.
+
+    In JSON, `fps`, `normalized` and `stated` are what the file states, null where it states nothing. `statistics` are
+    of all normalized values; the lowest and highest ones are of single channels. `video` is one item of the batch: its
+    `vae` is null if none was given and the usual `scale` was assumed; without `fps` its `seconds` are at 24 frames per
+    second. `audio` are the audio latents beside them, as `inspect_audio_latents` describes them; null without any.
     """
     channels, scale = (None, None) if vae is None else (vae.config.latent_channels, vae.config.scale)
     file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid, scale=scale)
     statistics = None if vae is None else vae.read_statistics()
     if file.normalized is False and statistics is None:
         raise LatentsError(f"{path}: these latents are unnormalized; give -m VAE, whose statistics normalize them.")
-    report = LatentsReport(file, _statistics(file.map(statistics=statistics)), vae, None)
+    report = Report("latents")
+    _add_file(report, file)
+    how = _NORMALIZED[file.normalized]
+    if file.normalized is False and vae is not None:
+        how = f"unnormalized in the file; normalized with {printable(vae.name)}:"
+    _add_statistics(report, file, how, _statistics(file.map(statistics=statistics)))
+    seconds = _add_video(report, file, vae)
     try:
         audio = file.find_audio()
     except LatentsError as error:
         warnings.warn(str(error), stacklevel=2)
-        return report
-    return report if audio is None else replace(report, audio=AudioLatentsReport(audio, audio_vae, report.seconds))
+        audio = None
+    nested = None if audio is None else inspect_audio_latents(audio, audio_vae, seconds)
+    report.include("audio", nested)
+    return report
+
+
+def _add_file(report: Report, file: LatentsFile) -> None:
+    info, (_, channels, frames, rows, columns) = file.info, file.shape
+    items = f"{file.shape.batch} x " if file.shape.batch > 1 else ""
+    report.add("file", printable(info.source), name=info.source)
+    report.add(
+        "tensor",
+        f"{excerpt(info.tensor)}, {info.stored_shape} {file.stored_dtype}, read as {file.layout}",
+        tensor=info.tensor,
+        stored_shape=list(info.stored_shape),
+        stored_dtype=file.stored_dtype,
+        layout=file.layout,
+    )
+    report.add(
+        "latents",
+        f"{items}{channels} channels, {frames} x {rows} x {columns} (frames x rows x columns)",
+        shape=list(file.shape),
+        fps=None if info.fps is None else float(info.fps),
+        normalized=file.normalized,
+        stated={"frames": info.num_frames, "width": info.width, "height": info.height},
+    )
+
+
+def _add_statistics(report: Report, file: LatentsFile, normalized: str, values: dict[str, float]) -> None:
+    unusual, channels = values["channels_far_from_1"], file.shape.channels
+    hint = ": perhaps not normalized, or a plain, still clip" if 2 * unusual > channels else ""
+    report.add("values", normalized, _describe(values), statistics=values)
+    report.add(
+        "channel",
+        f"means from {values['lowest_channel_mean']:.2f} to {values['highest_channel_mean']:.2f}, "
+        f"std from {values['lowest_channel_std']:.2f} to {values['highest_channel_std']:.2f}",
+        f"{unusual} of {channels} channels have a std far from 1{hint}",
+    )
+
+
+def _add_video(report: Report, file: LatentsFile, vae: Checkpoint | None) -> float:
+    """Add the video, and return its seconds."""
+    info, scale = file.info, DEFAULT_SCALE if vae is None else vae.config.scale
+    fps = info.fps or DEFAULT_FPS
+    video = frames, height, width = scale.video_grid(file.shape.grid)
+    seconds = float(frames / fps)
+    items = f"{file.shape.batch} x " if file.shape.batch > 1 else ""
+    rate = f"{float(fps):.5g} fps" if info.fps else f"{float(fps):g} fps, as the file has no rate"
+    cell = f"{scale.time} frames of {format_size(scale.width, scale.height)} pixels a cell"
+    origin = f"with {printable(vae.name)}: {cell}" if vae else f"at the usual scale, {cell}; -m VAE to be sure"
+    stated = (info.num_frames, info.height, info.width)
+    differs = None not in stated and stated != video
+    report.add(
+        "video",
+        f"{items}{frames} frames of {format_size(width, height)}, {seconds:.2f} s at {rate}",
+        origin,
+        *[f"the file states {info.num_frames} frames of {info.width}x{info.height}"] * differs,
+        video={
+            "frames": frames,
+            "width": width,
+            "height": height,
+            "seconds": seconds,
+            "scale": scale._asdict(),
+            "vae": vae and vae.name,
+        },
+    )
+    return seconds
+
+
+def _describe(values: dict[str, float]) -> str:
+    return (
+        f"mean {values['mean']:.3f}, std {values['std']:.3f}, all finite, "
+        f"from {values['min']:.2f} to {values['max']:.2f}"
+    )
 
 
 def _statistics(latents: MappedLatents) -> dict[str, float]:
@@ -164,3 +159,59 @@ def _statistics(latents: MappedLatents) -> dict[str, float]:
         "highest_channel_std": float(stds.max()),
         "channels_far_from_1": int(((stds < _MIN_USUAL_STD) | (stds > _MAX_USUAL_STD)).sum()),
     }
+
+
+def inspect_audio_latents(file: AudioLatentsFile, vae: Checkpoint | None, video_seconds: float | None = None) -> Report:
+    """Describe audio latents. `vae` is the checkpoint that decodes them, if it is known.
+
+    `video_seconds` is the length of the video that is in the same file; None for sound alone.
+
+    In JSON, `normalized` is null where the file does not state it. `statistics` are of all values, as they are stored.
+    `sound` is one item of the batch: without the `vae` of sound, the length is that of the published releases, and
+    `samples` and `sample_rate` are null.
+    """
+    seconds = float(Fraction(file.length, _LATENTS_PER_SECOND) - _MISSING_SECONDS)
+    samples, rate = None, None
+    origin = f"at the usual {_LATENTS_PER_SECOND} latents per second; --audio-model AUDIO to be sure"
+    if vae is not None:
+        config = cast(SoundConfig, vae.config)
+        samples, rate = config.num_samples(file.length), config.sample_rate
+        seconds = samples / rate
+        origin = f"with {printable(vae.name)}: {samples} samples at {rate} Hz"
+    array = file.read().astype(mx.float32)
+    functions = {"mean": mx.mean, "std": mx.std, "min": mx.min, "max": mx.max}
+    values = {name: to_float(function(array)) for name, function in functions.items()}
+    report = Report("audio latents")
+    report.add("file", *[printable(file.source)] * (video_seconds is None), name=file.source)
+    report.add(
+        "audio",
+        f"{excerpt(file.tensor)}, {file.stored_shape} {file.stored_dtype}, read as {file.layout}",
+        _NORMALIZED[file.normalized],
+        _describe(values),
+        tensor=file.tensor,
+        stored_shape=list(file.stored_shape),
+        stored_dtype=file.stored_dtype,
+        layout=file.layout,
+        batch=file.batch,
+        latents=file.length,
+        normalized=file.normalized,
+        statistics=values,
+    )
+    items = f"{file.batch} x " if file.batch > 1 else ""
+    report.add(
+        "sound",
+        f"{items}{format_count(file.length, 'latent')}, {seconds:.2f} s{_compare(seconds, video_seconds)}",
+        origin,
+        sound={"seconds": seconds, "samples": samples, "sample_rate": rate, "vae": vae and vae.name},
+    )
+    return report
+
+
+def _compare(seconds: float, video_seconds: float | None) -> str:
+    """Whether sound ends before or after its video."""
+    if video_seconds is None:
+        return ""
+    difference = seconds - video_seconds
+    how = "after" if difference > 0 else "before"
+    limit = "" if abs(difference) <= SLACK else f"; a decode fills or cuts at most {float(SLACK):g} s"
+    return f", which ends {abs(difference):.2f} s {how} the video{limit}"

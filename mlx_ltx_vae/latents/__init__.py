@@ -21,12 +21,11 @@ from math import prod
 import mlx.core as mx
 import numpy as np
 
-from ..errors import LatentsError, excerpt, quote
+from ..errors import LatentsError, excerpt, option, quote
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .audio import AUDIO_NAMES, AudioLatentsFile, find_audio_latents, looks_like_audio
-from .mapped import MappedLatents, channel_moments, check_readable, read_frames, sampled_frames
 from .metadata import find_layout, find_video_sizes, parse_metadata
-from .stored import StoredArray
+from .stored import MappedLatents, StoredArray, channel_moments, check_readable, read_frames, sampled_frames
 from .tensor_files import open_tensor_file, source_name
 from .writer import LatentsWriter as LatentsWriter
 from .writer import check_latents_name as check_latents_name
@@ -90,7 +89,7 @@ class LatentsFile:
             stated, given = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
             raise LatentsError(
                 f"{source}: its metadata says that these latents are {stated}, and the caller that they are {given}; "
-                "leave out unnormalized= (--unnormalized)."
+                f"leave out {option('unnormalized=', '--unnormalized')}."
             )
         is_unnormalized = self.normalized is False if unnormalized is None else unnormalized
         if not is_unnormalized:
@@ -106,8 +105,8 @@ class LatentsFile:
         return MappedLatents(self._stored, statistics)
 
     def digest(self) -> str:
-        latents = MappedLatents(self._stored, None)  # as they are stored
-        frames = self.shape.frames
+        """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
+        latents, frames = MappedLatents(self._stored, None), self.shape.frames
         step = max(1, _HASHED_VALUES * frames // prod(self.shape))
         total = hashlib.sha256()
         for start in range(0, frames, step):
@@ -204,5 +203,5 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
         raise LatentsError(f"{source}: has no tensors.")
     if len(candidates) > 1:
         found = f"{len(candidates)} tensors that could be the latents ({shown})"
-        raise LatentsError(f"{source}: has {found}; choose one with tensor= (--tensor).")
+        raise LatentsError(f"{source}: has {found}; choose one with {option('tensor=', '--tensor')}.")
     return candidates[0]

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 
 from ..errors import LatentsError, excerpt, quote
-from .mapped import MappedLatents, check_readable
 from .metadata import parse_metadata
-from .stored import StoredArray
+from .stored import StoredArray, check_finite, check_plausible, check_readable
 from .tensor_files import open_tensor_file, source_name
 
 #: Names of audio latents beside those of a video, the final ones first.
@@ -38,16 +37,15 @@ class AudioLatentsFile:
     batch: int
     length: int  # along time
     normalized: bool | None  # what the metadata states
-    _stored: StoredArray = field(repr=False)  # (B, 8, T, 16, 1), or packed (B, T, 128, 1, 1)
+    _stored: StoredArray = field(repr=False)  # (B, 8, T, 16), or packed (B, T, 128)
 
     def read(self) -> mx.array:
         """(B, 8, T, 16), or packed (B, T, 128), as they are stored. A `LatentsError` if they are not finite."""
-        is_packed = self._stored.shape[3] == 1
-        latents = MappedLatents(self._stored, None, axes="btc" if is_packed else "bctf")
-        latents.source = f"{self.source}: audio latents {quote(self.tensor)}"
-        values = latents[()]
-        values = values[..., 0, 0] if is_packed else values[..., 0]
-        mx.eval(values)  # so that another thread can use them
+        source = f"{self.source}: audio latents {quote(self.tensor)}"
+        values = self._stored.read_floats()
+        if self._stored.name == "uint16":
+            check_plausible([values], source)
+        check_finite(values, source, axes="btc" if values.ndim == 3 else "bctf")
         return values
 
 
@@ -70,14 +68,14 @@ def find_audio_latents(
     if not names:
         return None
     name, stored = names[0], tensors[names[0]]
-    shape, strides, item = stored.shape, stored.strides, stored.dtype.itemsize
-    layout = "(B, 8, T, 16)"
-    if _is_audio_shape(shape) and len(shape) == 3:
-        shape, strides, layout = (1, *shape), (0, *strides), "(8, T, 16)"
-    if len(shape) == 4 and (shape[1], shape[3]) == (_CHANNELS, _BINS):
-        length, rest = shape[2], 1
-    elif len(shape) == 3 and shape[2] == _CHANNELS * _BINS:
-        length, rest, layout = shape[1], 2, "(B, T, 128)"
+    whole, layout = stored, "(B, 8, T, 16)"
+    if _is_audio_shape(stored.shape) and len(stored.shape) == 3:
+        whole, layout = replace(stored, shape=(1, *stored.shape), strides=(0, *stored.strides)), "(8, T, 16)"
+    batch, *rest = whole.shape or (0,)
+    if len(rest) == 3 and (rest[0], rest[2]) == (_CHANNELS, _BINS):
+        length = rest[1]
+    elif len(rest) == 2 and rest[1] == _CHANNELS * _BINS:
+        length, layout = rest[0], "(B, T, 128)"
     else:
         what = (
             f"audio latents {quote(name)} have" if name in AUDIO_NAMES else f"has no audio latents: {quote(name)} has"
@@ -86,12 +84,11 @@ def find_audio_latents(
             f"{source}: {what} the shape {excerpt(stored.shape)}; expected (B, {_CHANNELS}, T, {_BINS}), or packed "
             f"(B, T, {_CHANNELS * _BINS})."
         )
-    if 0 in shape:
+    if 0 in stored.shape:
         raise LatentsError(f"{source}: audio latents {quote(name)} are empty.")
     check_readable(stored, f"audio latents {quote(name)}", source)
-    whole = replace(stored, shape=(*shape, *(1,) * rest), strides=(*strides, *(item,) * rest))
     normalized = parse_metadata(dict(stated), source).normalized
-    return AudioLatentsFile(source, name, stored.shape, stored.name, layout, shape[0], length, normalized, whole)
+    return AudioLatentsFile(source, name, stored.shape, stored.name, layout, batch, length, normalized, whole)
 
 
 def is_sound_alone(shapes: Mapping[str, Sequence[int]], latent_channels: int | None) -> bool:

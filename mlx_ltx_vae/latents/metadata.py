@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from ..errors import LatentsError, excerpt, quote
+from ..errors import LatentsError, excerpt, option, quote
 from ..frame_rate import parse_fps
 from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors
 from .stored import StoredArray
@@ -102,7 +102,7 @@ def find_layout(
         layouts = _layouts_with_grid(layouts, grid, source)
     fitting = [layout for layout in layouts if layout.sizes["C"] == latent_channels] or layouts[:1]
     if len(fitting) > 1:
-        by_grid = "give their grid (grid=, or --grid FxHxW), or " if grid is None else ""
+        by_grid = f"give their grid ({option('grid=', '--grid FxHxW')}), or " if grid is None else ""
         raise LatentsError(
             f"{source}: latents {shape} could be {' or '.join(map(str, fitting))}, as both axes have "
             f"{latent_channels}; {by_grid}write them with save_latents, which stores the layout."
@@ -115,10 +115,9 @@ def find_layout(
         found = f"read as packed {layout}, have {channels} channels"
         raise LatentsError(f"{source}: latents {shape}, {found} where the VAE has {latent_channels}.")
     if grid is None:
-        raise LatentsError(
-            f"{source}: latents {shape} are packed, {layout}, and the file does not state their grid; give it "
-            "as grid=(F', H', W'), or --grid FxHxW."
-        )
+        way = option("grid=(F', H', W')", "--grid FxHxW")
+        found = f"latents {shape} are packed, {layout}, and the file does not state their grid"
+        raise LatentsError(f"{source}: {found}; give it as {way}.")
     return replace(layout, packed_grid=grid)
 
 
@@ -130,7 +129,7 @@ def _layouts_with_grid(layouts: list[Layout], grid: Grid, source: str) -> list[L
         tokens = f", {math.prod(grid)} tokens" if "N" in layouts[0].sizes else ""
         raise LatentsError(
             f"{source}: latents {tuple(layouts[0].sizes.values())}, read as {' or '.join(map(str, layouts))}, do not "
-            f"have the grid {_format_grid(grid)}{tokens}; correct it (grid=, or --grid FxHxW)."
+            f"have the grid {_format_grid(grid)}{tokens}; correct it ({option('grid=', '--grid FxHxW')})."
         )
     return fitting
 
@@ -200,8 +199,8 @@ def _merge_grids(first: Grid | None, second: Grid | None, source: str) -> Grid |
         return second if first is None else first
     if tuple(first) != tuple(second):
         raise LatentsError(
-            f"{source}: the latent grid is given as {_format_grid(first)} and as {_format_grid(second)} (in the "
-            "metadata, grid= or --grid); give one."
+            f"{source}: the latent grid is given as {_format_grid(first)} and as {_format_grid(second)}, by the "
+            f"metadata, {option('grid=', '--grid')} or the caller; give one."
         )
     return first
 

@@ -6,10 +6,8 @@ Pickles are never read.
 import io
 import math
 import os
-import shlex
 import shutil
 import stat
-import sys
 import tempfile
 import threading
 import zipfile
@@ -18,14 +16,22 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
+import mlx.core as mx
 import numpy as np
 from numpy.lib import format as npy_format
 
 from ..errors import LatentsError, check_is_path, excerpt
-from ..files.formats import START_BYTES, Format, find_format
-from ..files.opening import file_state
-from ..files.safetensors_header import read_header
-from ..process.cleanup import temporary_folder
+from ..files import (
+    START_BYTES,
+    Format,
+    copy_error,
+    file_state,
+    find_format,
+    read_header,
+    standard_input,
+    torch_conversion,
+)
+from ..process import temporary_folder
 from ..units import format_bytes
 from .metadata import METADATA_KEYS
 from .stored import OpenFile, StoredArray, reading
@@ -38,13 +44,6 @@ _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9"
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
 _PICKLE_ENDINGS = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin")
 
-# Keeps what is no tensor (fps, sizes) as metadata, where `load_latents` finds it.
-_CONVERT = (
-    "import sys, torch; from safetensors.torch import save_file; "
-    "d = torch.load(sys.argv[1], 'cpu', weights_only=True); d = d if isinstance(d, dict) else {'latents': d}; "
-    "t = {k: v.contiguous() for k, v in d.items() if torch.is_tensor(v)}; "
-    "save_file(t, sys.argv[2], {k: str(v) for k, v in d.items() if k not in t and v is not None})"
-)
 _MAX_METADATA_BYTES = 1024
 _MAX_NPY_HEADER = 2**14  # bytes; numpy itself refuses headers of more than 10,000
 _ZIP_HEADER = 30  # bytes before the name; the lengths of the name and of what follows it are the last four
@@ -57,12 +56,11 @@ def open_tensor_file(path: str | os.PathLike) -> tuple[dict[str, StoredArray], d
     with _open_source(path) as (file, readable_path), reading(file):
         file_format = _check_format(file.read(0, START_BYTES), file.source)
         if file_format is Format.NPY:
-            return {Path(path).stem: open_npy(file)}, {}
+            return {Path(path).stem: _open_npy(file)}, {}
         if file_format is Format.ZIP:
-            tensors = open_npz(file)
-            metadata: dict[str, str] = {}
-        else:
-            tensors, metadata = _open_safetensors(file, readable_path)
+            tensors = _open_npz(file)
+            return tensors, _take_metadata(tensors)
+        tensors, metadata = _open_safetensors(file, readable_path)
         return tensors, _take_metadata(tensors) | metadata
 
 
@@ -72,28 +70,28 @@ def _open_safetensors(file: OpenFile, path: Path) -> tuple[dict[str, StoredArray
         raise file.changed()
     tensors = {}
     for name, (dtype_name, shape, begin, end) in headers.items():
-        is_void = dtype_name == "bfloat16" or dtype_name.isupper()  # the file's own name for it
+        is_void = dtype_name.isupper()  # the file's own name for it
         size = (end - begin) // max(1, math.prod(shape))
-        dtype = np.dtype(f"V{size}" if is_void else dtype_name).newbyteorder("<")
-        tensors[name] = StoredArray.whole(file, dtype_name, dtype, shape, begin)
+        dtype = np.dtype("u2" if dtype_name == "bfloat16" else f"V{size}" if is_void else dtype_name)
+        tensors[name] = StoredArray.whole(file, dtype_name, dtype.newbyteorder("<"), shape, begin)
     return tensors, metadata
 
 
 def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
     """Remove the one-element tensors in which some programs store metadata, and return their values as text."""
-    names = [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]
     metadata: dict[str, str] = {}
-    for name in names:
+    for name in [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]:
         tensor = tensors.pop(name)
         if tensor.dtype.itemsize > _MAX_METADATA_BYTES:
             size = format_bytes(tensor.dtype.itemsize)
             raise LatentsError(f"{tensor.file.source}: {name} takes {size}, where a single value was expected.")
         # As the shortest text that stands for the value: 23.976 in float32 is "23.976".
-        metadata.update((name, str(values.flat[0])) for _, values in tensor.read())
+        values = np.array(tensor.read_floats().astype(mx.float32)) if tensor.name == "bfloat16" else tensor.read()
+        metadata[name] = str(values.flat[0])
     return metadata
 
 
-def open_npy(file: OpenFile) -> StoredArray:
+def _open_npy(file: OpenFile) -> StoredArray:
     """The array of a .npy file. Raises `ValueError` for an invalid header and a file that is too short for it."""
     with file.reader() as reader:
         tensor, expected = _read_npy(reader, file, 0)
@@ -114,12 +112,14 @@ def _read_npy(stream: IO[bytes], file: OpenFile, start: int) -> tuple[StoredArra
     shape, is_fortran, dtype = read_header(head)
     if min(shape, default=0) < 0:
         raise ValueError(f"its shape is {excerpt(shape)}")
-    size, name = head.tell(), "bfloat16" if dtype == np.dtype("V2") else dtype.name
+    size, name = head.tell(), dtype.name
+    if dtype == np.dtype("V2"):
+        dtype, name = np.dtype("<u2"), "bfloat16"
     tensor = StoredArray.whole(file, name, dtype, shape, start + size, is_fortran)
     return tensor, None if dtype.hasobject else size + math.prod(shape) * dtype.itemsize
 
 
-def open_npz(file: OpenFile) -> dict[str, StoredArray]:
+def _open_npz(file: OpenFile) -> dict[str, StoredArray]:
     """The arrays of a .npz file by name. What is stored uncompressed is read in the file itself."""
     tensors = {}
     with file.reader() as reader, zipfile.ZipFile(reader) as archive:
@@ -158,10 +158,10 @@ class _CompressedFile(OpenFile):
         self._copy: OpenFile | None = None
         self._lock = threading.Lock()
 
-    def read_into(self, buffer: memoryview, offset: int) -> None:
+    def read(self, offset: int, size: int) -> bytes:
         with self._lock:
             self._copy = self._copy or _decompress(self._archive, self._entry)
-        self._copy.read_into(buffer, offset)
+        return self._copy.read(offset, size)
 
     def check_unchanged(self) -> None:
         self._archive.check_unchanged()
@@ -198,7 +198,7 @@ def source_name(path: str | os.PathLike) -> str:
 def _open_source(path: str | os.PathLike) -> Iterator[tuple[OpenFile, Path]]:
     """The open file, and a path to it until the end of the block: a temporary one for a pipe and standard input."""
     source, is_standard_input = source_name(path), os.fspath(path) == _STANDARD_INPUT
-    with nullcontext(_standard_input()) if is_standard_input else _open(source) as stream:
+    with nullcontext(standard_input("a latent file", LatentsError)) if is_standard_input else _open(source) as stream:
         if not is_standard_input and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             yield OpenFile(stream, source), Path(path)
             return
@@ -211,22 +211,9 @@ def _open_source(path: str | os.PathLike) -> Iterator[tuple[OpenFile, Path]]:
                     copy.write(start)
                     shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
             except OSError as error:
-                raise LatentsError(
-                    f"{source}: cannot be copied to {folder.parent} ({error.strerror or error}); set TMPDIR to a "
-                    "larger disk, or name a file."
-                ) from error
+                raise copy_error(source, folder, error, LatentsError) from error
             with path.open("rb") as file:
                 yield OpenFile(file, source), path
-
-
-def _standard_input() -> IO[bytes]:
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # None, replaced, or closed
-        raise LatentsError("standard input is closed; pipe a latent file into it, or name one.") from None
-    if stat.S_ISCHR(mode):
-        raise LatentsError("standard input is a terminal or another device; pipe a latent file into it, or name one.")
-    return sys.stdin.buffer
 
 
 def _open(source: str) -> IO[bytes]:
@@ -265,13 +252,6 @@ def _check_format(start: bytes, source: str) -> Format:
 
 
 def _torch_error(source: str) -> LatentsError:
-    """The error for a file of `torch.save`, with the command that converts it."""
-    target = Path(source).with_suffix(".safetensors")
-    if str(target) == source:
-        target = target.with_stem(f"{target.stem}-converted")
-    files = (source, target) if os.path.isfile(source) else ("clip.pt", "clip.safetensors")  # it may be a pipe
-    names = " ".join(shlex.quote(str(name)) for name in files)
     return LatentsError(
-        f"{source}: is a pickle of torch.save, which could run any code when read; convert it to safetensors: "
-        f'python -c "{_CONVERT}" {names}'
+        f"{source}: is a pickle of torch.save, which could run any code when read; {torch_conversion(source)}"
     )

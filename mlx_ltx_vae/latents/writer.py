@@ -12,13 +12,13 @@ import numpy as np
 
 from ..backend.mlx_utils import dtype_name, to_mlx
 from ..errors import LatentsError, WriterError, check_is_path
-from ..files.atomic import PartFile, writing_to
+from ..files import PartFile, writing_to
 from ..frame_rate import Rate, find_fps
-from ..process.cleanup import uninterrupted
+from ..process import uninterrupted
 from ..shapes import LatentShape
 from .audio import AUDIO_NAMES
-from .mapped import check_finite
 from .metadata import AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
+from .stored import check_finite
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # as safetensors calls them
 _ALIGNMENT = 8  # bytes, of the header

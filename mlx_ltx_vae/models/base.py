@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..errors import LatentsError
-from ..shapes import ScaleFactors, Shape, SoundInput
+from ..shapes import ScaleFactors, Shape
 from ..streaming.context import Stage, StreamContext
 from ..streaming.driver import run_whole
 from .input_shapes import check_frame_shape, check_latent_shape
@@ -150,8 +150,8 @@ class SoundEncoder(Encoder):
     """Encodes sound, through a spectrogram (B, T, bins, 1, channels), to packed latents (B, C, T', 1, 1)."""
 
     @abstractmethod
-    def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int) -> Iterator[mx.array]:
-        """The input of the first stage, in pieces along time, for a waveform in pieces (B, channels, n) float32."""
+    def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int = 256) -> Iterator[mx.array]:
+        """The input of the first stage, so many frames at a time, for a waveform in pieces (B, channels, n) float32."""
 
 
 class Config(Protocol):
@@ -194,9 +194,6 @@ class SoundConfig(Config, Protocol):
 
     @property
     def latents_per_second(self) -> float: ...
-
-    def encoder_input(self, latents: int) -> SoundInput:
-        """What the encoder takes for so many latents."""
 
     def num_samples(self, latents: int) -> int:
         """The number of samples that so many latents decode to."""

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
-from ..shapes import Grid, ScaleFactors, Shape, TileRules
+from ..shapes import Grid, ScaleFactors, Shape, SoundRules, TileRules
 from ..streaming.axis import Axis, Border, WindowSpec
 from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
@@ -279,6 +279,7 @@ class NetworkSpec:
     least: Grid = (1, 1, 1)
     takes_least_memory: bool = False
     tiles: TileRules = TileRules()
+    sound: SoundRules | None = None  # None for pictures
     denoising_steps: int | None = None  # None if it does not denoise
     # The same network with another number of denoising steps.
     with_steps: Callable[[int], "NetworkSpec"] | None = field(default=None, compare=False, repr=False)
@@ -295,7 +296,7 @@ class NetworkSpec:
     def scale(self) -> ScaleFactors:
         ups = (math.prod(layer.up[axis] for layer in self.layers) for axis in range(3))
         downs = (math.prod(layer.down[axis] for layer in self.layers) for axis in range(3))
-        return ScaleFactors(*(max(up, down) for up, down in zip(ups, downs, strict=True)))
+        return ScaleFactors(*(max(up, down) // min(up, down) for up, down in zip(ups, downs, strict=True)))
 
     @property
     def first_frames(self) -> int:

@@ -1,24 +1,26 @@
-"""Executes an audio plan: packed latents in, final samples out."""
+"""Executes the plans of sound: packed latents in, final samples out; and pieces of sound in, packed latents out."""
 
 import threading
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import cast
+from dataclasses import dataclass, replace
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 
-from ..backend.device import check_process, confirm_device, freed_memory_kept, run_settings, step_settings
-from ..backend.mlx_utils import count_nonfinite, evaluate, to_mlx
+from ..backend.device import check_process, confirm_device
+from ..backend.mlx_utils import count_nonfinite, to_mlx
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder, Network, SoundEncoder
-from ..planning.audio_plan import AudioPlan
+from ..models.noise import LatentNoise, draw
+from ..models.specs import NetworkSpec
+from ..planning.plan import AudioEncodePlan, AudioPlan
 from ..streaming.axis import Axis
-from ..streaming.context import StreamContext
-from ..streaming.driver import Chain, run, run_whole
+from ..streaming.context import Stage, StreamContext
 from .chunk_stream import ChunkStream, check_cancelled, join_parts
+from .encode_run import encoded
+from .latent_sources import LatentPreprocess, LatentSource, check_finite
+from .run import Run, Source, peek
 
 
 @dataclass(frozen=True)
@@ -37,92 +39,81 @@ class AudioStream(ChunkStream[AudioChunk]):
         self.sample_rate, self.num_samples = plan.sample_rate, plan.num_samples
 
 
-@dataclass(frozen=True)
-class AudioRun:
-    """The execution of one decode: packed latents (B, C, T, 1, 1) through a decoder and a vocoder."""
+class SoundNetwork(Decoder):
+    """An audio decoder and its vocoder as one `Decoder`, of packed latents (B, C, T, 1, 1) to (B, T', 1, 1, 2)."""
 
-    decoder: Decoder
-    vocoder: Network
-    plan: AudioPlan
-    latents: mx.array
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    dtype = mx.float32  # of the vocoder
 
-    def stream(self) -> AudioStream:
-        check_process()
-        return AudioStream(self._chunks(), self.cancelled, self.plan)
+    def __init__(self, decoder: Decoder, vocoder: Network) -> None:
+        super().__init__(join_specs(decoder.spec, vocoder.spec), decoder.statistics)
+        self.decoder, self.vocoder = decoder, vocoder
 
-    def _chunks(self) -> Generator[AudioChunk, None, None]:
-        """Yield every sample once, in order."""
-        done = 0
+    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
+        return self.decoder.prepare(latents, noise)
 
-        def chunk(box: list[mx.array]) -> AudioChunk:
-            nonlocal done
-            samples = box.pop()[:, :, 0, 0].transpose(0, 2, 1)
-            first, done = done, done + samples.shape[2]
-            mx.eval(samples)
-            if bad := count_nonfinite(samples):
-                raise DecodeError(
-                    f"{bad} of the samples {first} to {done} are NaN or infinite; check that the latents and the audio "
-                    "VAE belong together, or use dtype float32."
-                )
-            return AudioChunk(first, samples)
-
-        with run_settings():
-            yield from map(chunk, self._boxes())
-        if done != self.plan.num_samples:
-            raise DecodeError(f"{done} samples came out of the network, and {self.plan.num_samples} should have.")
-        confirm_device()
-
-    def _boxes(self) -> Iterator[list[mx.array]]:
-        """The results in lists of one. While the stream waits for its caller, malloc is as usual."""
-        results = self._results()
-        while True:
-            with freed_memory_kept():
-                box = [result for result in [next(results, None)] if result is not None]
-            if not box:
-                return
-            yield box
-
-    def _results(self) -> Iterator[mx.array]:
-        stages = [*self.decoder.stages(StreamContext()), *self.vocoder.stages(StreamContext())]
-        chain = Chain(Axis.TIME, stages, around_step=self._around_step)
-        for start in range(0, self.plan.latents, self.plan.chunk):
-            stop = min(start + self.plan.chunk, self.plan.latents)
-            piece = self.decoder.prepare(self.latents[:, :, start:stop], None)
-            box = [chain.push(piece, stop == self.plan.latents)]
-            del piece
-            if box[0] is not None:
-                yield cast(mx.array, box.pop())
-
-    @contextmanager
-    def _around_step(self) -> Iterator[None]:
-        check_cancelled(self.cancelled)
-        with step_settings(self.plan.memory.buffer_cache):
-            yield
+    def stages(self, context: StreamContext) -> list[Stage]:
+        return [*self.decoder.stages(context), *self.vocoder.stages(context)]
 
 
-def join_sound(stream: AudioStream) -> mx.array:
-    """The samples of all chunks, (B, 2, n)."""
-    return join_parts(map(attrgetter("waveform"), stream), 2, stream.num_samples)
+def join_specs(decoder: NetworkSpec, vocoder: NetworkSpec) -> NetworkSpec:
+    """The spec of a `SoundNetwork`."""
+    return replace(decoder, layers=decoder.layers + vocoder.layers)
 
 
-def encode_pieces(encoder: SoundEncoder, pieces: Iterable[mx.array]) -> mx.array:
-    """Packed latents (B, C, T, 1, 1) of a spectrogram in pieces along time, which take memory one after the other.
+def stream_sound(network: Decoder, plan: AudioPlan, latents: mx.array, *, unnormalized: bool) -> AudioStream:
+    """Decode packed latents (B, C, T, 1, 1) lazily. A `PlanError` if the plan was made for others."""
+    check_process()
+    if plan.whole_shape != latents.shape:
+        (batch, _, length, *_), (given, _, found, *_) = plan.whole_shape, latents.shape
+        raise PlanError(f"the plan was made for {batch} x {length} audio latents; these are {given} x {found}.")
+    no_noise = draw(network.spec, plan.whole_shape, network.dtype)
+    preprocess = LatentPreprocess(network, no_noise, unnormalized=unnormalized)
+    source = LatentSource(latents, preprocess, frames=plan.excerpt.latents if plan.excerpt else None)
+    cancelled = threading.Event()
+    run = Run(network, plan, source, check=partial(check_cancelled, cancelled))
+    return AudioStream(_chunks(run, plan), cancelled, plan)
 
-    An encoder that sees the whole clip takes it in a single pass.
-    """
-    stages = encoder.stages(StreamContext())
-    with run_settings():
-        if encoder.spec.unbounded_layer(Axis.TIME) is None:
-            results = run(stages, pieces, axis=Axis.TIME)
-        else:
-            results = iter([run_whole(stages, mx.concatenate(list(pieces), axis=1))])
-        parts = list(map(encoder.to_latents, results))
-    if not parts:
-        raise LatentsError("the sound is too short for the network: a layer has no result.")
-    latents = mx.concatenate(parts, axis=2)
-    mx.eval(latents)
-    return latents
+
+def _chunks(run: Run, plan: AudioPlan) -> Generator[AudioChunk, None, None]:
+    """Yield every sample once, in order."""
+    first = done = plan.excerpt.frames.start if plan.excerpt else 0
+
+    def chunk(frames: mx.array) -> AudioChunk:
+        nonlocal done
+        samples = frames[:, :, 0, 0].transpose(0, 2, 1)
+        start, done = done, done + samples.shape[2]
+        mx.eval(samples)
+        if bad := count_nonfinite(samples):
+            raise DecodeError(
+                f"{bad} of the samples {start} to {done} are NaN or infinite; check that the latents and the audio VAE "
+                "belong together, or use dtype float32."
+            )
+        return AudioChunk(start, samples)
+
+    yield from map(chunk, run.results())
+    if done - first != plan.num_samples:
+        raise DecodeError(f"{done - first} samples came out of the network, and {plan.num_samples} should have.")
+    confirm_device()
+
+
+class _SpectrogramSource(Source):
+    """Sound as the input of an encoder: the spectrogram of a waveform in pieces (B, channels, n) float32."""
+
+    def __init__(self, encoder: SoundEncoder, waveform: Iterable[np.ndarray], sample_rate: int) -> None:
+        self._encoder, self._waveform, self._rate = encoder, waveform, sample_rate
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        return self._encoder.prepare(self._waveform, self._rate, chunk * self._encoder.spec.scale.time)
+
+
+def encode_sound(
+    encoder: SoundEncoder, plan: AudioEncodePlan, waveform: Iterable[np.ndarray], sample_rate: int
+) -> mx.array:
+    """Packed latents (B, C, T, 1, 1) of a waveform in pieces (B, channels, n) float32."""
+    check_process()
+    run = Run(encoder, plan, _SpectrogramSource(encoder, waveform, sample_rate))
+    _, latents = peek(encoded(run, encoder), "the sound is too short for the network: a layer has no result.")
+    return join_parts(latents, 2, None)
 
 
 def pack_latents(latents: mx.array | np.ndarray, channels: int, bins: int) -> mx.array:
@@ -142,9 +133,7 @@ def pack_latents(latents: mx.array | np.ndarray, channels: int, bins: int) -> mx
         raise LatentsError(f"audio latents are {latents.dtype}; expected float32, float16 or bfloat16.")
     array = array.transpose(0, 2, 1) if is_packed else array.transpose(0, 1, 3, 2).flatten(1, 2)
     packed = mx.contiguous(array.astype(mx.float32))[..., None, None]
-    evaluate("audio latents", packed)
-    if bad := count_nonfinite(packed):
-        raise LatentsError(f"{bad} of {packed.size} values of the audio latents are NaN or infinite.")
+    check_finite(packed)
     return packed
 
 
@@ -152,12 +141,3 @@ def unpack_latents(packed: mx.array, channels: int, bins: int) -> mx.array:
     """(B, C, T, 1, 1) to (B, channels, T, bins)."""
     batch, _, length, *_ = packed.shape
     return packed.reshape(batch, channels, bins, length).transpose(0, 1, 3, 2)
-
-
-def check_plan(plan: AudioPlan, packed: mx.array) -> None:
-    """Raise a `PlanError` if a plan was made for other latents."""
-    if (plan.batch, plan.latents) != (packed.shape[0], packed.shape[2]):
-        raise PlanError(
-            f"the plan was made for {plan.batch} x {plan.latents} audio latents; these are {packed.shape[0]} x "
-            f"{packed.shape[2]}."
-        )

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import mlx.core as mx
 
 from ..backend.device import explained_device_errors, give_back_cache
-from ..distributed.ranks import RowBands
+from ..distributed import RowBands
 from ..errors import DecodeCancelled
 
 Chunk = TypeVar("Chunk")

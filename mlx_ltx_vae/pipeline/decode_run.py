@@ -3,17 +3,15 @@
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
-from operator import itemgetter
+from itertools import chain
 from typing import Any, TypedDict, cast
 
 import mlx.core as mx
 
 from ..backend.device import check_process, confirm_device
-from ..distributed.ranks import RowBands
+from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
 from ..models.noise import DEFAULT_CONVENTION, ConventionName, Noise, NoiseShapes, draw
@@ -235,7 +233,7 @@ class DecodeRun:
             mx.async_eval(frames)  # so that another thread can use them
             return FrameChunk(offset + first, frames, self.check.is_finite, self.check.explain)
 
-        yield from map(chunk, self._results() if self._plan.order is Order.TIME else self._buffered())
+        yield from map(chunk, self.run.results() if self._plan.order is Order.TIME else self._buffered())
         expected, _, _ = self.run.network.spec.out_grid(self.run.source.grid)
         expected = excerpt.frames.length if excerpt else expected
         if start != expected:
@@ -246,24 +244,6 @@ class DecodeRun:
     @property
     def _plan(self) -> DecodePlan:
         return cast(DecodePlan, self.run.plan)
-
-    def _results(self) -> Iterator[mx.array]:
-        """The results of the run, of an excerpt without the frames before and after it."""
-        if self._plan.excerpt is None:
-            return self.run.results()
-        kept = self._plan.excerpt.kept
-        if self._plan.order is Order.TIME:
-            return self._until(kept)
-        return map(itemgetter((slice(None), kept.as_slice)), self.run.results())
-
-    def _until(self, kept: Interval) -> Iterator[mx.array]:
-        """Yield some frames of a run along time, and end it with the last of them."""
-        start = 0
-        with closing(self.run.results()) as results:
-            while start < kept.end and (box := list(islice(results, 1))):
-                first, start = start, start + box[0].shape[1]
-                if start > kept.start:
-                    yield box.pop()[:, max(0, kept.start - first) : kept.end - first]
 
     @property
     def _dtype(self) -> mx.Dtype:
@@ -286,7 +266,7 @@ class DecodeRun:
         shape = (plan.latent_shape.batch, *plan.video_grid, self.run.network.spec.out_channels)
         with FrameBuffer(shape, self._dtype) as buffer:
             start = 0
-            for part in self._results():
+            for part in self.run.results():
                 self.check.update(part, 0)
                 buffer.write(self._finish(part), axis, start)
                 start += part.shape[axis]

@@ -10,9 +10,9 @@ import mlx.core as mx
 
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import native_array, to_bool
-from ..distributed.ranks import RowBands
+from ..distributed import RowBands
 from ..errors import LatentsError, PlanError, TilingError
-from ..models.base import Encoder
+from ..models.base import Encoder, SoundEncoder
 from ..planning.plan import EncodePlan
 from ..streaming.context import StreamContext
 from ..tiling.config import TilingConfig
@@ -93,12 +93,19 @@ class EncodePipeline:
             rows, scale = plan.bands[bands.rank], encoder.spec.scale.height
             preprocess.rows = slice(rows.start * scale, rows.end * scale)
         run = Run(encoder, plan, source, StreamContext(neighbors=bands), partial(check_cancelled, self.cancelled))
+        yield from encoded(run, encoder, bands)
 
-        def to_latents(outputs: mx.array) -> mx.array:
-            latents = encoder.to_latents(outputs if bands is None else bands.gather(outputs))
-            if not to_bool(mx.isfinite(latents).all()):
-                raise LatentsError(f"the encoded latents are not finite: {explain_not_finite(encoder, 'encoder')}")
-            return latents
 
-        yield from map(to_latents, run.results())
-        confirm_device()
+def encoded(
+    run: Run, encoder: Encoder | SoundEncoder, bands: RowBands | None = None
+) -> Generator[mx.array, None, None]:
+    """Yield the latents of a run in the encoder's dtype, evaluated; a `LatentsError` if they are not finite."""
+
+    def to_latents(outputs: mx.array) -> mx.array:
+        latents = encoder.to_latents(outputs if bands is None else bands.gather(outputs))
+        if not to_bool(mx.isfinite(latents).all()):
+            raise LatentsError(f"the encoded latents are not finite: {explain_not_finite(encoder, 'encoder')}")
+        return latents
+
+    yield from map(to_latents, run.results())
+    confirm_device()

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import PlanError
-from ..process.cleanup import uninterrupted
+from ..process import uninterrupted
 from ..streaming.axis import Axis
 from ..units import format_bytes
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, to_bool, to_list
 from ..errors import DecodeError, LatentsError
-from ..files.atomic import writing_to
+from ..files import writing_to
 from ..models.base import Network
 from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiled_memory import FRAMES_PER_CONVERSION

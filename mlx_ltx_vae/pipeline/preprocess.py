@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import dtype_name, evaluate, native_array, to_float
-from ..errors import LatentsError
+from ..errors import LatentsError, option
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..planning.plan import EncodePlan
 from ..shapes import ScaleFactors, format_size
@@ -88,9 +88,10 @@ class Preprocess:
         if usable > count:
             rest = mx.concatenate([rest] + [rest[:, -1:]] * (usable - count), axis=1)
         elif usable < count:
+            left_out = "the last is" if count - usable == 1 else f"the last {count - usable} are"
             warnings.warn(
-                f"{count} frames are not 1 + {self.scale.time}*k; the last {count - usable} are left out "
-                "(pad=True or --pad repeats the last frame instead).",
+                f"{count} frames are not 1 + {self.scale.time}*k; {left_out} left out "
+                f"({option('pad=True', '--pad')} repeats the last frame instead).",
                 stacklevel=2,
             )
             rest = rest[:, : usable - count]

@@ -1,5 +1,6 @@
-"""The progress bar: frames done, frames per second, and the time that is left."""
+"""The progress bar, or lines of a log: frames done, frames per second, and the time that is left."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ Progress = bool | Callable[[int, int], object]
 
 _NARROW = 60  # columns, below which there is no room for a bar
 _MIN_NAME = 6
+SECONDS_PER_LINE = 60  # of a log
 
 
 class FrameBar(tqdm):
@@ -24,6 +26,14 @@ class FrameBar(tqdm):
 
     _label = _name = _phase = ""
     _first: tuple[int, float] | None = None  # the frames that came first, and when
+
+    def __init__(
+        self, *, total: int | None, disable: bool = False, write: Callable[[str], object] | None = None, **options: Any
+    ) -> None:
+        """Make a bar, which may be disabled; `write` is then given a line about every minute."""
+        super().__init__(total=total, disable=disable, **options)
+        self.total, self._write = total, write
+        self._num_written, self._written = 0, time.monotonic()
 
     def start(self, name: str, phase: str, *, label: str = "") -> None:
         """Show the name of a file after a label, and what is done until its first frame comes."""
@@ -38,6 +48,12 @@ class FrameBar(tqdm):
     def update(self, n: float | None = 1) -> bool | None:
         if self._first is None and not self.disable and n:
             self._first = int(n), self._time()
+        if self.disable and self._write is not None:
+            self._num_written += int(n or 0)
+            if time.monotonic() - self._written >= SECONDS_PER_LINE:
+                self._written = time.monotonic()
+                done = f"{self._num_written} of {self.total}" if self.total else f"{self._num_written}"
+                self._write(f"{self._label}{self._name}: {done} frames done")
         return super().update(n)
 
     @property

@@ -14,14 +14,14 @@ import numpy as np
 
 from ..backend.device import freed_memory_kept, run_settings, step_settings
 from ..backend.mlx_utils import split
-from ..distributed.ranks import Ranks, RowBands
+from ..distributed import Ranks, RowBands
 from ..errors import LatentsError, PlanError
 from ..models.base import Network
-from ..planning.plan import DecodePlan, Mode, Plan
+from ..planning.plan import DecodePlan, Mode, Order, Plan
 from ..shapes import Grid
 from ..streaming.axis import Axis
 from ..streaming.context import StreamContext, TilePart
-from ..streaming.driver import run, run_whole
+from ..streaming.driver import run, run_chain, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
 from ..tiling.intervals import Interval
 from ..tiling.layout import Tile, TileBox, TileLayout, tile_batches
@@ -110,11 +110,29 @@ class Run:
     context: StreamContext = field(default_factory=StreamContext)
     check: Callable[[], None] = lambda: None
 
-    def results(self) -> Generator[mx.array, None, None]:
-        """Yield the network's output, (B, T, H, W, C) each, in order along the axis of the plan's order.
+    def results(self) -> Iterator[mx.array]:
+        """The network's output, (B, T, H, W, C) each, in order along the axis of the plan's order.
 
-        The dtype is float32 if tiles are blended, otherwise that of the network.
+        Of an excerpt, those are the frames that it keeps. The dtype is float32 if tiles are blended, otherwise that of
+        the network.
         """
+        excerpt = self.plan.excerpt if isinstance(self.plan, DecodePlan) else None
+        if excerpt is None:
+            return self._results()
+        if self.plan.order is Order.TIME:
+            return self._until(excerpt.kept)
+        return map(itemgetter((slice(None), excerpt.kept.as_slice)), self._results())
+
+    def _until(self, kept: Interval) -> Iterator[mx.array]:
+        """Yield some frames of a run along time, and end it with the last of them."""
+        start = 0
+        with closing(self._results()) as results:
+            while start < kept.end and (box := list(islice(results, 1))):
+                first, start = start, start + box[0].shape[1]
+                if start > kept.start:
+                    yield box.pop()[:, max(0, kept.start - first) : kept.end - first]
+
+    def _results(self) -> Generator[mx.array, None, None]:
         with run_settings():
             if self.plan.mode is Mode.SINGLE:
                 results = self._single()
@@ -155,9 +173,11 @@ class Run:
     def _stream(
         self, pieces: Iterator[mx.array], context: StreamContext, layers: slice = slice(None)
     ) -> Iterator[mx.array]:
-        plan = self.plan
+        plan, stages = self.plan, self.network.stages(replace(context, axis=self._axis))[layers]
+        if self.network.spec.sound is not None:
+            return run_chain(stages, pieces, axis=self._axis, around_step=self._around_step)
         return run(
-            self.network.stages(replace(context, axis=self._axis))[layers],
+            stages,
             pieces,
             axis=self._axis,
             steps=plan.steps[layers],

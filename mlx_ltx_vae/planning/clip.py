@@ -9,8 +9,10 @@ from ..models.specs import LONG_CLIP, NetworkSpec
 from ..shapes import Grid, LatentShape, ScaleFactors, format_size
 from ..streaming.axis import Axis
 from ..tiling.layout import Tile
+from ..units import format_count
 from .excerpt import Excerpt
 from .memory import cut
+from .receptive_field import needed
 
 _DECODE_CHUNK = 1  # latent positions; 1 takes the least memory between layers
 _ENCODE_CHUNK = 8  # frames, rounded to a multiple of the time scale
@@ -27,6 +29,7 @@ class Clip:
         excerpt: the frames to decode, if they are not all; the grid and the shapes are then theirs.
         bit_depth: 8 or 10 for output in integer levels; None in the network's dtype.
         is_joined: whether all output becomes one array, and of an encode the input is one.
+        weight_bytes: those of all networks that are in memory; None for those of this one alone.
     """
 
     spec: NetworkSpec
@@ -39,6 +42,7 @@ class Clip:
     bit_depth: int | None = None
     excerpt: Excerpt | None = None
     is_joined: bool = False
+    weight_bytes: int | None = None
 
     @property
     def scale(self) -> ScaleFactors:
@@ -46,6 +50,8 @@ class Clip:
 
     def describe(self) -> str:
         frames, height, width = self.video
+        if self.spec.sound is not None:
+            return format_count(self.latent_shape.frames, "audio latent")
         return f"{frames} frames of {format_size(width, height)}"
 
     def input_bytes(self, itemsize: int, chunk: int, *, axis: Axis = Axis.TIME, frame_size: int | None = None) -> int:
@@ -53,6 +59,7 @@ class Clip:
 
         `itemsize` is that of the network's dtype, and `frame_size` the positions of a set of crops in place of frames.
         """
+        chunk *= self.cell
         if not self.is_decode:
             frame = self.batch * self.spec.in_channels * (frame_size or math.prod(self.grid[1:]))
             held = math.prod(self.held) * itemsize if self.held else 0
@@ -80,7 +87,14 @@ class Clip:
         """Elements of one output frame of the whole batch."""
         return self.batch * self.spec.out_channels * math.prod(self.spec.out_grid(self.grid)[1:])
 
+    @property
+    def cell(self) -> int:
+        """Input positions of what chunks count: latents of any sound, and those or frames of pictures."""
+        return 1 if self.is_decode or self.spec.sound is None else self.scale.time
+
     def default_chunk(self) -> int:
+        if self.spec.sound is not None:
+            return 1
         return _DECODE_CHUNK if self.is_decode else self.scale.time * max(1, _ENCODE_CHUNK // self.scale.time)
 
     def pieces(self, length: int, chunk: int) -> tuple[int, ...]:
@@ -88,7 +102,10 @@ class Clip:
 
         Those in the middle of a long clip are left out: they are like those before them.
         """
-        extra = 0 if self.is_decode or length == 1 else 1
+        extra = 0 if self.is_decode or length == 1 or self.spec.sound else 1
+        if self.spec.sound is not None:
+            # With smaller pieces, what is flushed at once and the uncut pieces of windows take as much, by measurement.
+            chunk = max(chunk * self.cell, math.ceil(needed(self.spec, Axis.TIME) / 2))
         rest, longest = max(0, length - chunk - extra), LONG_CLIP * chunk
         return (min(length, chunk + extra), *cut(rest if rest <= longest else longest + rest % chunk, chunk))
 

@@ -1,6 +1,7 @@
 """Some frames of a clip, and the latent frames that they depend on. Pure arithmetic, no MLX."""
 
 import math
+from fractions import Fraction
 from typing import NamedTuple
 
 from ..errors import PlanError
@@ -39,14 +40,14 @@ class Excerpt(NamedTuple):
         )
 
 
-def make_excerpt(spec: NetworkSpec, shape: LatentShape, frames: tuple[int, int]) -> Excerpt:
+def make_excerpt(spec: NetworkSpec, shape: LatentShape, num_frames: int, frames: tuple[int, int]) -> Excerpt:
     """The excerpt of the frames from one to before another; a `PlanError` if the video does not have them."""
-    num_frames, _, _ = spec.out_grid(shape.grid)
     first, end = frames
     if not 0 <= first < end <= num_frames:
+        units, whole = ("frames", "video") if spec.sound is None else ("samples", "sound")
         raise PlanError(
-            f"frames {first}:{end} are not in the video, which has {num_frames}; give the first, and one more than the "
-            f"last, within 0:{num_frames}."
+            f"{units} {first}:{end} are not in the {whole}, which has {num_frames}; give the first, and one more than "
+            f"the last, within 0:{num_frames}."
         )
     start = _first_latent(spec, first)
     skipped = first - start * spec.scale.time
@@ -59,12 +60,15 @@ def make_excerpt(spec: NetworkSpec, shape: LatentShape, frames: tuple[int, int])
 def _first_latent(spec: NetworkSpec, frame: int) -> int:
     """The last latent frame at which a decode may begin without a difference in a frame."""
     affected = 0  # leading positions that depend on what comes before the beginning
+    rate, step = Fraction(1), 1  # positions per latent frame, and latent frames at which all strides begin anew
     for layer in spec.layers:
         window = layer.window(Axis.TIME)
-        if Axis.TIME in layer.unbounded or layer.down[0] != 1 or window.stride != 1:
+        if Axis.TIME in layer.unbounded or layer.down[0] != window.stride:
             return 0
         behind = window.behind
         if window.border is Border.SHIFT:  # at the end of the clip it moves back
             behind = max(behind, window.kernel - 1)
-        affected = max(0, (affected + behind) * layer.up[0] - layer.trim)
-    return max(0, math.floor((frame - affected) / spec.scale.time))
+        step = math.lcm(step, (rate / window.stride).denominator)
+        affected = max(0, math.ceil((affected + behind) / window.stride) * layer.up[0] - layer.trim)
+        rate = rate * layer.up[0] / layer.down[0]
+    return max(0, math.floor((frame - affected) / spec.scale.time) // step * step)

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 from ..errors import PlanError
 from ..models.specs import NetworkSpec
 from ..tiling.config import TilingConfig
+from ..tiling.intervals import Interval
 from ..tiling.layout import check_batch_size
 from .plan import Mode, Order
 
@@ -82,10 +83,25 @@ def choose_steps(spec: NetworkSpec, steps: int | None) -> NetworkSpec:
 
 
 def check_order(spec: NetworkSpec, options: PlanOptions) -> None:
-    """Raise a `PlanError` if the network cannot be streamed in the requested order."""
+    """Raise a `PlanError` if the network cannot be run in the requested order, or in tiles."""
     reason = options.order and why_not(spec, options.order)
+    if spec.sound is not None and options.mode is Mode.TILED:
+        reason = "sound has no tiles; use mode exact or single."
     if reason:
         raise PlanError(reason)
+
+
+def split_rows(rows: int, ranks: int) -> tuple[Interval, ...]:
+    """Bands of latent rows, one per rank from top to bottom, as even as possible; larger ones come first.
+
+    Raises:
+        PlanError: if there are more ranks than rows.
+    """
+    if not 1 <= ranks <= rows:
+        raise PlanError(f"{ranks} ranks cannot share {rows} latent rows; use at most {rows} ranks, or mode batch.")
+    size, larger = divmod(rows, ranks)
+    starts = [rank * size + min(rank, larger) for rank in range(ranks + 1)]
+    return tuple(Interval(start, end) for start, end in zip(starts, starts[1:], strict=False))
 
 
 def why_not(spec: NetworkSpec, order: Order) -> str | None:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backend.machine import Machine
-from ..shapes import Grid, LatentShape, format_size
+from ..shapes import Grid, LatentShape, SoundRules, format_size
 from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.intervals import Interval
 from ..tiling.layout import TileLayout
-from ..units import byte_unit, format_bytes, format_count
+from ..units import byte_unit, format_bytes, format_count, format_seconds
 from .excerpt import Excerpt
 from .memory import Memory, is_cache_tight
 
@@ -60,6 +60,7 @@ class Plan:
         redundant_work: input positions that are computed more than once, as a fraction of all input positions.
         memory: estimated peak memory of the run, of each rank.
         bands: the latent rows of each rank; empty if one process has the whole picture.
+        sound: the plan of the sound beside a video.
     """
 
     mode: Mode
@@ -82,6 +83,7 @@ class Plan:
     calls: int = 1
     redundant_work: float = 0.0
     bands: tuple[Interval, ...] = ()
+    sound: "SoundPlan | None" = None
 
     @property
     def frame_size(self) -> tuple[int, int]:
@@ -154,6 +156,73 @@ class EncodePlan(Plan):
 
     def __str__(self) -> str:
         return _describe(self, "frame", "latent frame")
+
+
+@dataclass(frozen=True, repr=False)
+class SoundPlan(Plan):
+    """What plans of sound have in common. The grid of frames is (T, 1, 1), and chunks count latents."""
+
+    rules: SoundRules = SoundRules(0, ())
+
+    @property
+    def batch(self) -> int:
+        return self.latent_shape.batch
+
+    @property
+    def latents(self) -> int:
+        """Their number along time."""
+        return self.latent_shape.frames
+
+    @property
+    def sample_rate(self) -> int:
+        """That of the samples, or of those that a spectrogram is made of."""
+        return self.rules.sample_rate
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_frames * self.rules.hop
+
+    @property
+    def seconds(self) -> float:
+        return self.num_samples / self.sample_rate
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as a JSON-serializable dict."""
+        names = ("batch", "latents", "num_samples", "sample_rate", "chunk", "lookahead", "peak_bytes")
+        return {"mode": self.mode.value, **{name: getattr(self, name) for name in names}}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.mode.value}, {self.latents} latents, {format_bytes(self.peak_bytes)})"
+
+    def __str__(self) -> str:
+        length = f"{format_count(self.latents, 'latent')}, {format_seconds(self.seconds)} at {self.sample_rate} Hz"
+        return f"sound    {length}\nmode     {_mode(self, 'latent')}\npeak     {_memory(self.memory)}"
+
+
+@dataclass(frozen=True, repr=False)
+class AudioPlan(SoundPlan, DecodePlan):
+    """How audio latents are decoded. `print(plan)` explains it.
+
+    Attributes:
+        batch, latents: the latents' number, and that along time; of an `excerpt`, those that are decoded.
+        num_samples, sample_rate, seconds: of the sound that is made.
+        chunk: latents per piece.
+        lookahead: latents that are required before the first sample is final.
+        memory: estimated peak memory.
+    """
+
+    def as_dict(self) -> dict[str, Any]:
+        first = {"first_sample": self.excerpt.frames.start} if self.excerpt else {}
+        return super().as_dict() | first
+
+    def __str__(self) -> str:
+        samples = f"\nsamples  {self.excerpt}" if self.excerpt else ""
+        return f"{super().__str__()}{samples}\nfirst    sample after {format_count(self.lookahead, 'latent')}"
+
+
+@dataclass(frozen=True, repr=False)
+class AudioEncodePlan(SoundPlan, EncodePlan):
+    """How sound is encoded, with the attributes of `AudioPlan`. `sample_rate` is that of the spectrogram."""
 
 
 def _describe(plan: Plan, unit: str, output: str) -> str:

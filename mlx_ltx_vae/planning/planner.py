@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from ..backend.machine import Backend, Machine
 from ..errors import PlanError, TilingError
@@ -20,17 +20,19 @@ from .clip import Clip
 from .excerpt import make_excerpt
 from .memory import (
     Memory,
+    Pace,
     StreamRun,
     is_cache_tight,
     largest_layer,
     largest_step,
     layer_pieces,
     make_steps,
+    paces,
     stream_memory,
     with_buffer_cache,
 )
-from .options import PlanOptions, check_order, choose_steps, parse_options, why_not
-from .plan import DecodePlan, EncodePlan, Mode, Order, Plan
+from .options import PlanOptions, check_order, choose_steps, parse_options, split_rows, why_not
+from .plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan, Mode, Order, Plan, SoundPlan
 from .receptive_field import first_output_work, needed
 from .tiled_memory import FRAMES_PER_CONVERSION, tiled_memory
 from .tiles import (
@@ -56,41 +58,6 @@ MAX_ARRAY_ELEMENTS = 2**31
 _STEP_MULTIPLY_ADDS = 16 * 10**11
 
 
-def split_rows(rows: int, ranks: int) -> tuple[Interval, ...]:
-    """Bands of latent rows, one per rank from top to bottom, as even as possible; larger ones come first.
-
-    Raises:
-        PlanError: if there are more ranks than rows.
-    """
-    if not 1 <= ranks <= rows:
-        raise PlanError(f"{ranks} ranks cannot share {rows} latent rows; use at most {rows} ranks, or mode batch.")
-    size, larger = divmod(rows, ranks)
-    starts = [rank * size + min(rank, larger) for rank in range(ranks + 1)]
-    return tuple(Interval(start, end) for start, end in zip(starts, starts[1:], strict=False))
-
-
-class _Pace(NamedTuple):
-    """How much of the clip is processed at a time, see `Plan`.
-
-    A convolution also processes the cached positions of its window; activating them again for every single position
-    costs time. Without prefetch, a GPU is idle between steps. `chunk` counts default pieces.
-    """
-
-    step: int
-    prefetch: int
-    chunk: int = 1
-
-
-# Fastest first. On a GPU, larger steps use Metal's fast convolutions better: those work on tiles of 6x6 outputs and
-# transform their filters once per step. The figures follow a model of Metal's kernels and were not measured on a Mac.
-_ON_GPU = (_Pace(4, 1, 2), _Pace(2, 1), _Pace(1, 1), _Pace(1, 0))
-_PACES = {
-    Backend.CPU: (_Pace(2, 0), _Pace(1, 0)),
-    Backend.METAL: _ON_GPU,
-    Backend.CUDA: _ON_GPU,
-}
-_ROWS_ON_GPU = (_Pace(6, 1), *_ON_GPU[1:])
-
 # Of the frames that ranks gather: those of each rank, padded to one height, all of them, and whole frames.
 _GATHERED_COPIES = 3
 _READ_COPIES = 2  # of frames from the disk: those that are read, and those before them, which the caller may hold
@@ -106,32 +73,38 @@ def plan_decode(
     bit_depth: int | None = None,
     frames: tuple[int, int] | None = None,
     joined: bool = False,
-    sound_bytes: int = 0,
-    loaded_bytes: int = 0,
+    sound: Sequence[SoundPlan] = (),
+    weight_bytes: int | None = None,
     **options: Any,
 ) -> DecodePlan:
     """Plan the decode of latents (B, C, F', H', W'), with the options and errors of `VideoVAE.plan`.
+
+    Those of sound are (B, C, T, 1, 1), and the plan is an `AudioPlan`.
 
     Args:
         machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
         holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
         bit_depth: that of the stream, whose chunks a consumer keeps while the next one is computed.
-        frames: the first frame to decode, and one more than the last; None for all.
-        joined: whether all frames become one array.
-        sound_bytes: what the sound that is decoded meanwhile takes of the memory.
-        loaded_bytes: of the weights of other networks that are in memory.
+        frames: the first frame or sample to decode, and one more than the last; None for all.
+        joined: whether all output becomes one array.
+        sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
+        weight_bytes: those of all networks that are in memory; None for those of this one alone.
     """
     parsed = parse_options(**options)
     spec = choose_steps(spec, parsed.denoising_steps)
     whole = shape = check_latent_shape(spec, latent_shape)
     num_frames, height, width = spec.out_grid(shape.grid)
+    if spec.sound is not None:
+        num_frames = spec.sound.num_samples(shape.frames)
     excerpt = None
     if frames is not None:
-        excerpt = make_excerpt(spec, shape, frames)
+        excerpt = make_excerpt(spec, shape, num_frames, frames)
         shape, num_frames = shape._replace(frames=excerpt.latents.length), excerpt.frames.length
-    video, held = (num_frames, height, width), whole if holds_latents else None
-    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, bit_depth, excerpt, joined)
-    return cast(DecodePlan, _Planner(clip, parsed, machine or Machine(), sound_bytes, loaded_bytes).choose())
+    video, held = (num_frames, height, width), tuple(whole) if holds_latents else None
+    if spec.sound is not None:
+        held = (2, *whole)  # as they are given, and packed
+    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, bit_depth, excerpt, joined, weight_bytes)
+    return cast(DecodePlan, _Planner(clip, parsed, machine or Machine(), sound).choose())
 
 
 def plan_encode(
@@ -141,30 +114,32 @@ def plan_encode(
     *,
     pad: bool = False,
     joined: bool = False,
-    sound_bytes: int = 0,
-    loaded_bytes: int = 0,
+    sound: Sequence[SoundPlan] = (),
+    weight_bytes: int | None = None,
     **options: Any,
 ) -> EncodePlan:
     """Plan the encode of frames (B, 3, F, H, W) or (F, H, W, 3), padded to 1 + t*k or without excess frames.
 
-    `joined` is that of `VideoVAE.plan_encode`. `sound_bytes` are what the sound that is encoded afterwards takes of the
-    memory, and `loaded_bytes` as for `plan_decode`.
+    Those of a spectrogram are (B, C, T, bins, 1), and the plan is an `AudioEncodePlan`. `joined` is that of
+    `VideoVAE.plan_encode`, and the others are those of `plan_decode`.
     """
     batch, grid = check_frame_shape(spec, frame_shape, pad=pad)
     latents = LatentShape(batch, spec.out_channels, *spec.out_grid(grid))
-    held = frame_shape if joined and len(frame_shape) == 5 else None
-    clip = Clip(spec, batch, grid, latents, grid, is_decode=False, held=held, is_joined=joined)
+    held = frame_shape if joined and len(frame_shape) == 5 and spec.sound is None else None
+    clip = Clip(
+        spec, batch, grid, latents, grid, is_decode=False, held=held, is_joined=joined, weight_bytes=weight_bytes
+    )
     parsed = parse_options(**options)
-    return cast(EncodePlan, _Planner(clip, parsed, machine or Machine(), sound_bytes, loaded_bytes).choose())
+    return cast(EncodePlan, _Planner(clip, parsed, machine or Machine(), sound).choose())
 
 
 class _Planner:
     """Generates the possible plans for one clip, and chooses one."""
 
-    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine, sound_bytes: int, loaded_bytes: int) -> None:
+    def __init__(self, clip: Clip, options: PlanOptions, machine: Machine, sound: Sequence[SoundPlan]) -> None:
         self._clip = clip
-        self._sound_bytes = sound_bytes
-        self._loaded_bytes = loaded_bytes
+        self._sound = sound
+        self._least_sound = min(sound, key=lambda plan: plan.memory.active, default=None)
         self._spec = clip.spec
         self._options = options
         self._machine = machine
@@ -175,7 +150,10 @@ class _Planner:
             self._budget = parse_bytes(options.memory_budget, available or 0)
 
     def choose(self) -> Plan:
-        """The first way with a plan that fits the budget; within a way, a plan whose buffer cache is not tight."""
+        """The first way with a plan that fits the budget; within a way, a plan whose buffer cache is not tight.
+
+        The sound takes a small part of the time, and so the least memory where the pictures need the rest.
+        """
         seen: list[Plan] = []
         backend = self._machine.backend
         for way in self._ways():
@@ -183,7 +161,8 @@ class _Planner:
             seen += plans
             fitting = [plan for plan in plans if self._budget is None or plan.memory.total <= self._budget]
             if fitting:
-                return next((plan for plan in fitting if not is_cache_tight(plan.memory, backend)), fitting[0])
+                plan = next((plan for plan in fitting if not is_cache_tight(plan.memory, backend)), fitting[0])
+                return self._with_more_sound(plan)
         if not seen:
             raise PlanError(
                 f"{self._clip.describe()} cannot be computed: a single step would have an array of 2^31 elements, "
@@ -193,7 +172,7 @@ class _Planner:
         if (given := self._options.memory_budget) is not None:
             needed = format_bytes(least.memory.active, round_up=True)
             budget = format_bytes(parse_bytes(given, self._machine.available or 0))
-            sound = f", of which the sound takes {format_bytes(self._sound_bytes)}" if self._sound_bytes else ""
+            sound = f", of which the sound takes {format_bytes(least.memory.sound)}" if least.sound else ""
             if isinstance(given, (int, float)) and given < MB:
                 budget = f'{given} bytes (write "8GB" for gigabytes)'
             raise PlanError(
@@ -201,6 +180,16 @@ class _Planner:
                 f"that works is {needed} ({least.mode.value} by {least.order.value}){sound}."
             )
         return replace(least, memory=with_buffer_cache(least.memory, backend, None))
+
+    def _with_more_sound(self, plan: Plan) -> Plan:
+        """The plan with the fastest plan of the sound in what it leaves of the budget."""
+        if plan.sound is None:
+            return plan
+        left = math.inf if self._budget is None else self._budget - plan.memory.total
+        most = plan.memory.sound + left
+        sound = next(each for each in self._sound if each.memory.active <= most)
+        memory = replace(plan.memory, sound=sound.memory.active)
+        return replace(plan, sound=sound, memory=with_buffer_cache(memory, self._machine.backend, self._budget))
 
     def _ways(self) -> Iterator[Iterator[Plan]]:
         """The ways that the options allow, best first; each is an iterator of its plans, fastest first."""
@@ -217,12 +206,14 @@ class _Planner:
         orders = [order] if order else list(Order)
         streamable = [each for each in orders if why_not(self._spec, each) is None]
         if not streamable:
+            if mode is Mode.EXACT or self._options.chunk is not None:
+                raise PlanError(str(why_not(self._spec, order or Order.TIME)))
             yield iter([self._single()])
         if self._spec.takes_least_memory:
             streamable.sort(key=lambda each: min((plan.memory.active for plan in self._exact(each)), default=0))
         for each in streamable:
             yield self._exact(each)
-        if mode is None and order is None and self._options.chunk is None:
+        if mode is None and order is None and self._options.chunk is None and self._spec.sound is None:
             yield from self._last_resort()
 
     def _single(self) -> Plan:
@@ -233,9 +224,9 @@ class _Planner:
                 f"a single pass of {clip.describe()} would give one layer {largest / 1e6:.0f} million elements, but "
                 f"only {MAX_LAYER_ELEMENTS / 1e6:.0f} million are safe; use mode exact, which gives the same result."
             )
-        frames = clip.grid[0]
+        frames, chunk = clip.grid[0], clip.grid[0] // clip.cell
         run = StreamRun(Axis.TIME, (frames,), None, 0, self._machine)
-        return self._plan(Mode.SINGLE, Order.TIME, frames, self._stream_memory(clip, run, frames), run=run)
+        return self._plan(Mode.SINGLE, Order.TIME, chunk, self._stream_memory(clip, run, chunk), run=run)
 
     def _exact(self, order: Order, ranks: int = 1) -> Iterator[Plan]:
         """One stream; with several ranks, one for each band of rows, in lockstep: all take the largest band's steps."""
@@ -248,11 +239,11 @@ class _Planner:
             clip = replace(clip, grid=(clip.grid[0], row * bands[0].length, clip.grid[2]))
         length = clip.grid[axis.grid]
         for pace in self._paces(axis):
-            chunk = min(self._chunk(pace), length)
-            steps = self._steps(clip.grid, axis, pace.step)
+            chunk = self._chunk(pace) if clip.cell > 1 else min(self._chunk(pace), length)
+            pieces = clip.pieces(length, chunk)
+            steps = self._steps(clip.grid, axis, pace.step, pieces)
             if largest_step(self._spec, clip.grid, axis, clip.batch, steps) >= MAX_ARRAY_ELEMENTS:
                 continue
-            pieces = clip.pieces(length, chunk)
             run = StreamRun(axis, pieces, steps, pace.prefetch, self._machine, is_band=ranks > 1)
             memory = self._stream_memory(clip, run, chunk)
             if bands:  # a piece of whole frames as levels: as each rank gives them, gathered and joined
@@ -271,15 +262,22 @@ class _Planner:
                     f"{layer.least_band(Axis.HEIGHT)}; use fewer ranks."
                 )
 
-    def _paces(self, axis: Axis) -> tuple[_Pace, ...]:
-        paces = _PACES[self._machine.backend]
-        return _ROWS_ON_GPU if paces is _ON_GPU and axis is not Axis.TIME else paces
+    def _paces(self, axis: Axis) -> Sequence[Pace]:
+        if self._spec.sound is not None:
+            return [Pace(0, 0, chunk) for chunk in self._spec.sound.chunks]
+        return paces(self._machine.backend, axis)
 
-    def _chunk(self, pace: _Pace) -> int:
+    def _chunk(self, pace: Pace) -> int:
         return self._options.chunk or pace.chunk * self._clip.default_chunk()
 
-    def _steps(self, grid: Grid, axis: Axis, step: int) -> tuple[int, ...]:
-        """Positions per step of each layer, within the limits of a layer's size and, on a GPU, of a step's work."""
+    def _steps(self, grid: Grid, axis: Axis, step: int, pieces: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Positions per step of each layer, within the limits of a layer's size and, on a GPU, of a step's work.
+
+        Layers of sound take whole `pieces`.
+        """
+        if self._spec.sound is not None:
+            whole = StreamRun(axis, pieces, (MAX_ARRAY_ELEMENTS,) * len(self._spec.layers), 0, self._machine)
+            return tuple(map(max, layer_pieces(self._spec, grid, whole)))[:-1]
         batch = self._clip.batch
         steps = make_steps(self._spec, grid, axis, step, MAX_LAYER_ELEMENTS // batch)
         if self._machine.backend is Backend.CPU:
@@ -295,6 +293,9 @@ class _Planner:
 
     def _stream_memory(self, clip: Clip, run: StreamRun, chunk: int) -> Memory:
         memory = stream_memory(self._spec, clip.grid, clip.batch, run)
+        if self._spec.sound is not None:  # a piece of a spectrogram is made before the network takes it
+            made = clip.batch * min(chunk * clip.cell, clip.grid[0]) * self._spec.sound.frame_bytes
+            memory = replace(memory, work=max(memory.work, made))
         if run.axis is not Axis.TIME:  # of a light network, the whole frames that are read at the end are the peak
             frames = min(FRAMES_PER_CONVERSION, clip.video[0]) * clip.out_frame
             level = self._machine.itemsize if clip.bit_depth is None else -(-clip.bit_depth // 8)
@@ -359,8 +360,9 @@ class _Planner:
         result = self._clip.result_bytes(self._machine.itemsize)
         # Latents are joined at the end, when the run's own arrays are gone.
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
-        weights = memory.weights + self._loaded_bytes
-        return replace(memory, weights=weights, work=work, result=result, sound=self._sound_bytes)
+        weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
+        sound = self._least_sound.memory.active if self._least_sound else 0
+        return replace(memory, weights=weights, work=work, result=result, sound=sound)
 
     def _plan(
         self, mode: Mode, order: Order, chunk: int, memory: Memory, *, run: StreamRun, step: int = 0, **more: Any
@@ -370,11 +372,14 @@ class _Planner:
         outputs = clip.excerpt.skipped + 1 if clip.excerpt else 1  # with the first that is wanted
         if clip.excerpt is not None:
             more["excerpt"] = clip.excerpt
+        kind: type[Plan] = DecodePlan if clip.is_decode else EncodePlan
         if clip.is_decode:
             more["denoising_steps"] = self._spec.denoising_steps
+        if self._spec.sound is not None:
+            kind, more["rules"] = AudioPlan if clip.is_decode else AudioEncodePlan, self._spec.sound
         memory = self._with_others(memory)
         is_early = mode is not Mode.SINGLE and order is Order.TIME  # whether output is final before the end
-        return (DecodePlan if clip.is_decode else EncodePlan)(
+        return kind(
             mode=mode,
             order=order,
             latent_shape=clip.latent_shape,
@@ -385,9 +390,10 @@ class _Planner:
             step=step,
             steps=run.steps or (),
             prefetch=run.prefetch,
-            lookahead=needed(self._spec, Axis.TIME, outputs) if is_early else clip.grid[0],
+            lookahead=min(needed(self._spec, Axis.TIME, outputs), clip.grid[0]) if is_early else clip.grid[0],
             first_output_work=first_output_work(self._spec, clip.grid, outputs) if is_early else 1.0,
             memory=with_buffer_cache(memory, self._machine.backend, self._budget),
             machine=self._machine,
+            sound=self._least_sound,
             **more,
         )

@@ -8,13 +8,14 @@ Pieces travel in one-element lists, and the consumer pops them, so that a suspen
 their arrays can be freed. Elsewhere in the package, arrays that are yielded pass through `map` for the same reason: a
 suspended `for` would hold its variable.
 
-Unlike `run`, a `Chain` flushes all of its stages in one step each, with the last piece. That step is longer by the
-chain's lookahead, which suits networks whose pieces are small, and takes far fewer steps where there are many stages.
+Unlike `run`, a `Chain` flushes all of its stages in one step each. That step is as long as the chain's lookahead, which
+suits networks whose pieces are small, and takes far fewer steps where there are many stages.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 
 import mlx.core as mx
 
@@ -171,14 +172,28 @@ class Chain:
         return box.pop()
 
     def _step(self, stage: Stage, x: mx.array | None, last: bool) -> mx.array | None:
-        results = [stage.step(x, last)]
-        while last and not stage.closed:
-            results.append(stage.step(None, True))
-        arrays = [result for result in results if isinstance(result, mx.array)]
-        joined = mx.concatenate(arrays, axis=self._axis) if len(arrays) > 1 else arrays[0] if arrays else None
         with self._around_step():
+            results = [stage.step(x, last)]
+            while last and not stage.closed:
+                results.append(stage.step(None, True))
+            arrays = [result for result in results if isinstance(result, mx.array)]
+            joined = mx.concatenate(arrays, axis=self._axis) if len(arrays) > 1 else arrays[0] if arrays else None
             mx.eval(arrays if joined is None else joined, stage.arrays)
         return joined
+
+
+def run_chain(
+    stages: Sequence[Stage], pieces: Iterable[mx.array], *, axis: Axis, around_step: AroundStep
+) -> Iterator[mx.array]:
+    """As `run`, but that each stage takes whatever comes in one step."""
+    running = Chain(axis, stages, around_step=around_step)
+    flow: Iterator[list[mx.array]] = chain(([piece] for piece in pieces), [[]])  # an empty list ends it
+
+    def push(box: list[mx.array]) -> list[mx.array]:
+        result = running.push(box.pop(), False) if box else running.push(None, True)
+        return [] if result is None else [result]
+
+    return map(list.pop, filter(None, map(push, flow)))
 
 
 def branches(axis: Axis, chains: Sequence[Sequence[Stage]], combine: Callable[[list[mx.array]], mx.array]) -> Stage:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from ..errors import WriterError, quote, suggest
-from ..files.inputs import InputFiles
+from ..errors import WriterError, option, quote, suggest
+from ..files import InputFiles
 from .ffmpeg import input_arguments, listing, read_log, read_times
 from .sink import SinkOptions
 from .sound import CHANNELS, SOUND_INPUT, clipping, find_sample_rate, warn_of_sound
@@ -205,5 +205,5 @@ def _describe_lengths(
     lengths = f"the video takes {float(video):.2f} s and its audio {float(end):.2f} s"
     if end > video:
         kept = f", of which {MAX_REST} s after the video are kept" if end > video + MAX_REST else ""
-        return f"{lengths}{kept}; --shortest (shortest=True) cuts the audio"
+        return f"{lengths}{kept}; {option('shortest=True', '--shortest')} cuts the audio"
     return f"{lengths}, and the rest is silent"

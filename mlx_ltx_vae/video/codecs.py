@@ -136,7 +136,7 @@ CODECS: dict[str, Codec] = {
     ),
 }
 _OTHER_NAMES = {"h265": "hevc"}
-_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
+ENCODER_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
 
 def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
@@ -156,7 +156,8 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     key = (options.codec or ("vp9" if ending == ".webm" else "h264")).lower()
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
-        what = f"the codec {quote(options.codec)} is not supported{suggest(key, [*CODECS, *_OTHER_NAMES])}"
+        known, encoders = [*CODECS, *_OTHER_NAMES], {codec.encoder: each for each, codec in CODECS.items()}
+        what = f"the codec {quote(options.codec)} is not supported{suggest(key, known, encoders)}"
         raise WriterError(f"{name}: {what}; use one of {', '.join(CODECS)}.")
     codec = CODECS[key]
     if ending not in codec.endings:
@@ -170,9 +171,9 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
         raise WriterError(f"{name}: {key} has a bit depth of {depths}, not {options.bit_depth}; use another codec.")
     if options.encoder_preset is not None and not codec.has_presets:
         raise WriterError(f"{name}: {codec.encoder} has no presets; leave out the encoder preset, or use h264 or hevc.")
-    if options.encoder_preset not in (None, *_PRESETS):
+    if options.encoder_preset not in (None, *ENCODER_PRESETS):
         given = quote(options.encoder_preset)
-        raise WriterError(f"{name}: the encoder preset {given} is not known; use one of {', '.join(_PRESETS)}.")
+        raise WriterError(f"{name}: the encoder preset {given} is not known; use one of {', '.join(ENCODER_PRESETS)}.")
     if options.metadata:
         check_kept(name, ending, _container_arguments(ending, options), options.metadata)
     return codec

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import WriterError
-from ..files.atomic import PartFile
+from ..files import PartFile
 from ..frame_rate import Rate, find_fps
 from ..shapes import Size
 from .metadata import check_metadata

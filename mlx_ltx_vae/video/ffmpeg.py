@@ -17,8 +17,8 @@ import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from ..errors import LTXVAEError, ReaderError, WriterError
-from ..files.opening import file_state
-from ..process.cleanup import Cleanup, close_in_children, kill_program, uninterrupted
+from ..files import file_state
+from ..process import Cleanup, close_in_children, kill_program, uninterrupted
 from . import waiting
 from .ffmpeg_log import find_reason
 from .pipes import Forwarder, HeadReader, TailReader

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format as npy_format
 
-from ..errors import WriterError
-from ..files.atomic import PartFile, check_name, create_part, remove_part, writing_to
-from ..process.cleanup import Cleanup, remove_file, uninterrupted
+from ..errors import WriterError, option
+from ..files import PartFile, check_name, create_part, remove_part, writing_to
+from ..process import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
 from .live import StandardOutput, write_all
 from .metadata import check_metadata
@@ -86,7 +86,7 @@ def check_one_frame(name: str, num_frames: int) -> None:
     if num_frames > 1:
         raise WriterError(
             f"{name}: is one picture, and there are more frames; name a folder ({Path(name).stem}/) or a pattern "
-            "(%05d.png) for all, or decode one of them (--frames 5:6)."
+            f"(%05d.png) for all, or decode one of them ({option('frames=(5, 6)', '--frames 5:6')})."
         )
 
 

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import OutputClosed, WriterError
-from ..files.atomic import check_absent, writing_to
-from ..process.cleanup import Cleanup, close_in_children, remove_file, uninterrupted
+from ..files import check_absent, writing_to
+from ..process import Cleanup, close_in_children, remove_file, uninterrupted
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without locks, such as some of networks
 

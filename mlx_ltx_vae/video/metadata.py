@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ReaderError, WriterError, quote
-from ..process.cleanup import temporary_folder
+from ..errors import ReaderError, WriterError, option, quote
+from ..process import temporary_folder
 from .ffmpeg import FfmpegEncoder
 from .ffmpeg_reader import read_ffmetadata
 from .png import is_png, read_png_text
@@ -58,7 +58,8 @@ def check_metadata(name: str, metadata: Mapping[str, str], max_bytes: int | None
         if "\0" in value or not _is_unicode(value):
             raise WriterError(f"{name}: the metadata {key} has a NUL or is not Unicode text; remove what is not text.")
     if max_bytes is not None and metadata_bytes(metadata) > max_bytes:
-        raise WriterError(f"{name}: a live video takes {max_bytes:,} bytes of metadata; leave some out, or --live.")
+        way = option("fragmented=True", "--live")
+        raise WriterError(f"{name}: a live video takes {max_bytes:,} bytes of metadata; leave some out, or {way}.")
 
 
 def _is_unicode(text: str) -> bool:

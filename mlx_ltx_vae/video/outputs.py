@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import WriterError, check_is_path
-from ..files.atomic import PartFile, check_absent, check_name, writing_to
+from ..files import PartFile, check_absent, check_name, writing_to
 from ..frame_rate import Rate, find_fps
-from ..process.cleanup import Cleanup
+from ..process import Cleanup
 from ..shapes import Size, format_size
 from .audio_codecs import warn_of_changes
 from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments

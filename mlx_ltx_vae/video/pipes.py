@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import IO
 
 from ..errors import WriterError
-from ..process.cleanup import close_in_children
+from ..process import close_in_children
 
 _PIPE_BYTES = 1 << 16  # what a pipe holds
 _MAX_LINE = 1 << 13  # bytes of a line of ffmpeg's log; it may name two files

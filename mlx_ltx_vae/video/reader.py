@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ReaderError, quote
+from ..errors import ReaderError, option, quote
 from ..frame_rate import MAX_FPS, Rate, find_fps
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from .ffmpeg import input_arguments, read_times
 from .ffmpeg_reader import FfmpegDecoder
 from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown, turned
 from .probe import VideoInfo, describe_pixel_format, probe
-from .source import find_source
+from .source import copy_standard_input, find_source
 
 _FRAMES_AT_ONCE = 8
 # A frame of a constant rate may come this much of an interval early or late without being moved to another tick.
@@ -55,25 +55,29 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
     within a group of pictures is read from its first whole picture, with a warning. Closing the reader ends ffmpeg.
 
     Args:
-        path: a video or GIF, a folder of images (in natural order: 2 before 10), or a pattern such as `a_%05d.png`.
+        path: a video or GIF, a folder of images (in natural order: 2 before 10), or a pattern such as `a_%05d.png`;
+            "-" for a video on standard input, which is copied to the folder for temporary files.
         size: `(width, height)` of the returned frames; None for the video's own size, or the nearest valid one.
         multiple: both sides of the returned frames are multiples of this.
-        max_frames: the largest number of frames to read; None for all.
+        first_frame: the first frame to return, counted from 0 at the rate `fps`; those before it are read and dropped.
+        max_frames: the largest number of frames to return; None for all.
         fps: the frame rate to convert a video to (see `parse_fps`), or that of images; None for the video's own.
         matrix: "bt601" or "bt709", in place of the color matrix that the file states. None for the file's; one that
             states none is read as BT.601, with a warning from 1280 pixels wide or 577 high on.
 
     Attributes:
+        path: the file, folder or pattern; until the reader is closed, a file with what comes from standard input.
         source_size: `(width, height)` in the file, after rotation.
         source_fps: frames per second in the file, exactly (on average if it varies); None for images.
         fps: frames per second that are returned; None for images without a given rate.
         num_frames: approximate; None if it is unknown.
-        start: the time of the first frame in the file, in seconds, once it is read; 0 for images.
+        start: the time in the file of the first frame that is returned, in seconds, once it is; 0 for images.
         dtype: uint8; uint16 over the full range if the source has more than 8 bits.
 
     Raises:
         ReaderError: for a file that cannot be read and a size that cannot be fitted; while iterating, for a file that
-            is damaged or truncated, an image that cannot be read, and images of different sizes.
+            is damaged or truncated, that ends before `first_frame`, an image that cannot be read, and images of
+            different sizes.
     """
 
     def __init__(
@@ -83,19 +87,24 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         size: Size | None = None,
         fit: Fit = Fit.EXACT,
         multiple: int = 32,
+        first_frame: int = 0,
         max_frames: int | None = None,
         fps: Rate | None = None,
         matrix: str | None = None,
     ) -> None:
-        self.name = os.fspath(path)
+        self.name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
         if matrix not in (None, *MATRIX_NAMES):
             raise ReaderError(f"{self.name}: the matrix {quote(matrix)} is not one of {', '.join(MATRIX_NAMES)}.")
         wanted_fps = None if fps is None else find_fps(self.name, fps, ReaderError)
         if max_frames is not None and max_frames < 1:
             raise ReaderError(f"{self.name}: cannot read {max_frames} frames; the maximum must be at least 1.")
+        if first_frame < 0:
+            raise ReaderError(f"{self.name}: cannot begin with frame {first_frame}; the first is 0.")
         check_zscale(ReaderError)
+        end_frame = None if max_frames is None else first_frame + max_frames
         with ExitStack() as stack:
-            arguments, self._images = find_source(Path(path), stack, max_frames)
+            self.path = copy_standard_input(stack) if os.fspath(path) == "-" else Path(path)
+            arguments, self._images = find_source(self.path, stack, end_frame)
             if self._images:
                 _check_image(self._images[0])  # ffmpeg would skip it and describe the next one
             arguments, source_stream, info, num_errors = probe(self.name, arguments)
@@ -114,7 +123,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             is_animated = info.is_pictures and not info.is_still
             end = read_times([*arguments, "-map", source_stream])[1] if is_animated else None
             seconds = info.seconds if end is None else end
-            self.num_frames = len(self._images) or _estimate_num_frames(info, seconds, self.fps, max_frames)
+            num_frames = len(self._images) or _estimate_num_frames(info, seconds, self.fps, end_frame)
+            self.num_frames = None if num_frames is None else max(1, num_frames - first_frame)
             frames = RGB16 if bits > 8 else RGB8
             self.dtype = frames.dtype
             has_alpha = has_alpha or info.is_pictures
@@ -129,6 +139,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         self.start = Fraction(0)
         self._warns_of_rate = wanted_fps is None
         self._num_left = sys.maxsize if max_frames is None else max_frames
+        self._first_frame, self._num_dropped = first_frame, 0
         self._num_read = 0
         self._has_ended = False
         # Held from one read to the next is the last frame: the time of the next decides how often it is returned.
@@ -171,8 +182,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         self._has_ended = len(held) + num_frames < len(buffer)
         self._buffer = buffer[: len(held) + num_frames]
         times = self._ffmpeg.read_times(num_frames)
-        if times and not len(held) and self._rate is not None:
-            self.start = times[0]
+        if times and not len(held) and self.fps is not None and self._rate is not None:
+            self.start = times[0] + self._first_frame / self.fps
         # For each frame, how often the one before it is returned; the first of all has none before it.
         counts = [1 if self._rate is None else self._rate.add(time) for time in times][1 - len(held) :]
         if self._has_ended:
@@ -182,7 +193,14 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
                 counts.append(1 if self._rate is None else self._rate.end())
             if self._rate is not None and self._warns_of_rate and (text := self._rate.warning(self.name)):
                 warnings.warn(text, stacklevel=3)
-        return chain.from_iterable(map(repeat, count(), counts))
+        indices = chain.from_iterable(map(repeat, count(), counts))
+        dropped = min(sum(counts), self._first_frame - self._num_dropped)
+        self._num_dropped += dropped
+        if self._has_ended and dropped == sum(counts) and self._first_frame:
+            raise ReaderError(
+                f"{self.name}: ends with frame {self._num_dropped - 1}, before frame {self._first_frame}."
+            )
+        return islice(indices, dropped, None)
 
     def _check_end(self, rest: int) -> None:
         """Raise an error if ffmpeg has failed. `rest` is the number of bytes after the last whole frame."""
@@ -226,12 +244,13 @@ def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameForm
     tagged = info.frames
     is_rgb = tagged.is_rgb or tagged.matrix == "gbr"  # that of gray images
     if matrix is not None and is_rgb:
-        raise ReaderError(f"{name}: is stored as RGB, without a matrix; leave out the matrix (--matrix).")
+        raise ReaderError(f"{name}: is stored as RGB, without a matrix; leave out {option('matrix=', '--matrix')}.")
     if matrix is None and is_unknown(tagged.matrix) and not is_rgb:
         matrix = "bt601"  # as ffmpeg does, and so ltx-core, imageio and OpenCV, which also write it without a tag
         if info.size[0] >= _HD_WIDTH or info.size[1] >= _HD_HEIGHT:
             untagged = f"{name}: does not state its color matrix, and is read as BT.601, as ffmpeg does"
-            warnings.warn(f"{untagged}; --matrix bt709 (matrix=) reads it as players do.", stacklevel=3)
+            way = option('matrix="bt709"', "--matrix bt709")
+            warnings.warn(f"{untagged}; {way} reads it as players do.", stacklevel=3)
     if not is_unknown(tagged.matrix) and tagged.matrix not in MATRICES:
         raise ReaderError(f"{name}: its color matrix ({tagged.matrix}) is not supported; convert the video first.")
     if is_rgb:
@@ -276,6 +295,7 @@ def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: i
         raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; both sides must be multiples of {multiple}.")
     if wanted is not None and not is_possible_size(wanted):
         raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; frames have at most {MAX_PIXELS:,} pixels.")
+    resize = option("fit=Fit.RESIZE", "--resize")
     width, height = source
     within = width // multiple * multiple, height // multiple * multiple
     nearest = max(1, round(width / multiple)) * multiple, max(1, round(height / multiple)) * multiple
@@ -290,15 +310,15 @@ def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: i
         if 0 in within:
             raise ReaderError(
                 f"{name}: {format_size(*source)} cannot be cropped to multiples of {multiple}; resize it to "
-                f"{format_size(*nearest)} (--resize) or to another size (--size WxH)."
+                f"{format_size(*nearest)} ({resize}) or to another size ({option('size=', '--size WxH')})."
             )
         return source, within
     if source != (wanted or within):
         expected = f"both sides must be multiples of {multiple}" if wanted is None else f"not {format_size(*wanted)}"
-        crop = "" if 0 in within else f", crop it to {format_size(*within)} (--crop)"
+        crop = "" if 0 in within else f", crop it to {format_size(*within)} ({option('fit=Fit.CROP', '--crop')})"
         raise ReaderError(
-            f"{name}: is {format_size(*source)}, and {expected}; resize it to {format_size(*nearest)} (--resize)"
-            f"{crop}, or choose a size (--size WxH)."
+            f"{name}: is {format_size(*source)}, and {expected}; resize it to {format_size(*nearest)} ({resize})"
+            f"{crop}, or choose a size ({option('size=', '--size WxH')})."
         )
     return source, source
 

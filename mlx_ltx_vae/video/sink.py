@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import WriterError, quote
-from ..files.atomic import writing_to
+from ..files import writing_to
 from ..shapes import Size, format_size
 from .frame_format import FRAME_FORMATS, FrameFormat
 

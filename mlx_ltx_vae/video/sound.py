@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import WriterError
-from ..process.cleanup import close_in_children
+from ..errors import WriterError, option
+from ..process import close_in_children
 from .ffmpeg import make_pipe
 
 #: The channels of all sound here.
@@ -169,8 +169,8 @@ def check_sound_length(name: str, sound: Fraction, video: Fraction, *, cuts: boo
     Sound that is not whole may be longer than these seconds.
     """
     if sound < video - SLACK or (sound > video + SLACK and not cuts):
-        remedy = "give the sound of this video, or correct the frame rate (fps=, --fps)"
-        remedy += "; shortest=True (--shortest) cuts longer sound" if sound > video else ""
+        remedy = f"give the sound of this video, or correct the frame rate ({option('fps=', '--fps')})"
+        remedy += f"; {option('shortest=True', '--shortest')} cuts longer sound" if sound > video else ""
         lengths = f"the video takes {float(video):.2f} s and its sound {'' if is_whole else 'at least '}"
         raise WriterError(f"{name}: {lengths}{float(sound):.2f} s; {remedy}.")
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt
-from ..files.opening import explain_missing
+from ..files import explain_missing
 from .ffmpeg import input_arguments, listing, read_log
 from .sound import SAMPLE_RATES
 

@@ -2,12 +2,13 @@
 
 import os
 import re
+import shutil
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..errors import ReaderError, excerpt
-from ..files.opening import explain_missing
-from ..process.cleanup import temporary_folder
+from ..files import copy_error, explain_missing, standard_input
+from ..process import temporary_folder
 from .ffmpeg import input_arguments
 from .metadata import check_text
 
@@ -22,6 +23,21 @@ def source_files(path: Path) -> list[Path]:
     with suppress(ReaderError):
         return [path] if os.path.isfile(path) else _images(path)
     return []
+
+
+def copy_standard_input(stack: ExitStack) -> Path:
+    """Copy the video that comes from standard input to a file, which `stack` removes: ffmpeg has to seek in it."""
+    stream = standard_input("a video", ReaderError)
+    folder = stack.enter_context(temporary_folder())
+    path = folder / "video"
+    try:
+        with path.open("wb") as copy:
+            shutil.copyfileobj(stream, copy)
+    except OSError as error:
+        raise copy_error("standard input", folder, error, ReaderError) from error
+    if not path.stat().st_size:
+        raise ReaderError("standard input is empty; pipe a video into it, or name one.")
+    return path
 
 
 def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[list[str], list[Path]]:

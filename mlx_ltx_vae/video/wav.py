@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import WriterError
-from ..files.atomic import PartFile, writing_to
+from ..files import PartFile, writing_to
 from .sound import CHANNELS, Sound, clipping, each_chunk, find_peak, find_sample_rate, warn_of_sound
 
 _SAMPLE_BYTES = 3

@@ -16,8 +16,8 @@ from ...backend.device import backend
 from ...backend.machine import Backend
 from ...commands.cli import CommandParser, examples, positive, run_command, write_line
 from ...errors import LTXVAEError
-from ...files.atomic import PartFile
-from ...process.cleanup import temporary_folder
+from ...files import PartFile
+from ...process import temporary_folder
 from ...units import GB
 from ..command import add_output_options, add_vae_options, make_case, progress, publisher
 from ..processes import describe_machine, run_fresh

@@ -10,14 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...backend.machine import FLOAT32_BYTES
 from ...errors import CheckpointError
-from ...shapes import Scaled, ScaleFactors, SoundInput
+from ...shapes import Scaled, ScaleFactors
 from ..stored import Key, choice, flag, is_list, is_number, is_whole, listing, needed, only, read_config, whole
 from ..vocoder.specs import End, ExtensionConfig, GeneratorConfig, VocoderConfig
-
-#: Frames of a spectrogram that are made at a time.
-MEL_PIECE = 256
 
 
 class Norm(enum.Enum):
@@ -100,14 +96,6 @@ class AudioConfig(Scaled):
         """The number of mel frames that so many latents decode to."""
         first = self.time_scale if self.causality is Causality.NONE else 1
         return first + self.time_scale * (latents - 1)
-
-    def encoder_input(self, latents: int) -> SoundInput:
-        """What the encoder takes for so many latents."""
-        frames = self.time_scale * latents
-        grid = (frames, self.mel.bins, 1)
-        # Cut out, windowed, and as complex frequencies.
-        windows = min(frames, MEL_PIECE) * self.audio_channels * self.mel.window
-        return SoundInput(self.mel.sample_rate, grid, MEL_PIECE, 3 * FLOAT32_BYTES * windows)
 
     def num_samples(self, latents: int) -> int:
         """The number of samples that so many latents decode to."""

@@ -224,9 +224,9 @@ class AudioEncoder(SoundEncoder):
         self._config = config
         _add_modules(self, encoder_parts(config))
 
-    def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int) -> Iterator[mx.array]:
+    def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int = 256) -> Iterator[mx.array]:
         mel = self._config.mel
-        pieces = spectrogram(resample(waveform, sample_rate, mel.sample_rate), mel)
+        pieces = spectrogram(resample(waveform, sample_rate, mel.sample_rate), mel, frames)
         return (piece.astype(self.dtype) for piece in pieces)
 
     def stages(self, context: StreamContext) -> list[Stage]:

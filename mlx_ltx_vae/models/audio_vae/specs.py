@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...backend.machine import FLOAT32_BYTES, Backend
 from ...errors import CheckpointError
-from ...shapes import Grid
+from ...shapes import Grid, SoundRules
 from ...streaming.axis import Axis, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step, Weights, linear_weights
 from .config import AudioConfig, Causality, Norm
@@ -19,6 +19,8 @@ from .config import AudioConfig, Causality, Norm
 GROUPS = 32
 
 _ALONE = WindowSpec()
+_DECODE_CHUNKS = (25, 12, 6, 3, 1)  # a second of sound, in which no layer of a published network has large arrays
+_ENCODE_CHUNKS = (64, 25, 6, 1)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,14 @@ def decoder_spec(config: AudioConfig) -> NetworkSpec:
         windows=(_ALONE, WindowSpec(mel, mel, 0, mel - made[1]), _ALONE),
         crop=crop,
     )
-    return NetworkSpec((unpack, *layers, pack), stream_axes=(Axis.TIME,))
+    samples = (0, 0)
+    if config.vocoder is not None:
+        samples = config.num_samples(1), config.num_samples(2) - config.num_samples(1)
+    return NetworkSpec(
+        (unpack, *layers, pack),
+        stream_axes=(Axis.TIME,),
+        sound=SoundRules(config.sample_rate, _DECODE_CHUNKS, samples),
+    )
 
 
 def encoder_spec(config: AudioConfig) -> NetworkSpec:
@@ -123,7 +132,14 @@ def encoder_spec(config: AudioConfig) -> NetworkSpec:
     bins = config.bins
     windows = (_ALONE, WindowSpec(bins, bins), _ALONE)
     pack = LayerSpec("pack", 2 * config.channels, config.latent_channels, down=(1, bins, 1), windows=windows)
-    return NetworkSpec((*_layers(encoder_parts(config)), pack), stream_axes=(Axis.TIME,))
+    mel = config.mel
+    frame_bytes = 3 * FLOAT32_BYTES * config.audio_channels * mel.window  # cut out, windowed, and in frequencies
+    return NetworkSpec(
+        (*_layers(encoder_parts(config)), pack),
+        stream_axes=(Axis.TIME,),
+        takes_any_length=True,
+        sound=SoundRules(mel.sample_rate, _ENCODE_CHUNKS, hop=mel.hop, bins=mel.bins, frame_bytes=frame_bytes),
+    )
 
 
 def _layers(parts: Sequence[Part]) -> list[LayerSpec]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import LatentsError
 from ..vocoder.layers import ROLLOFF, ZERO_CROSSINGS, windowed_sinc
-from .config import MEL_PIECE, MelConfig
+from .config import MelConfig
 
 _FLOOR = 1e-5
 _GATHERED_VALUES = 2**20  # as many as are multiplied at a time
@@ -16,8 +16,8 @@ _GATHERED_VALUES = 2**20  # as many as are multiplied at a time
 _STEP, _CORNER, _LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
 
 
-def spectrogram(pieces: Iterable[np.ndarray], config: MelConfig) -> Iterator[mx.array]:
-    """The log-mel spectrogram (B, n, bins, 1, channels) of a waveform, in pieces along time.
+def spectrogram(pieces: Iterable[np.ndarray], config: MelConfig, frames: int) -> Iterator[mx.array]:
+    """The log-mel spectrogram (B, n, bins, 1, channels) of a waveform, so many frames at a time.
 
     The waveform comes in pieces (B, channels, samples) of any lengths and has the rate of `config`. Frames are
     centered, and the ends reflected.
@@ -25,7 +25,7 @@ def spectrogram(pieces: Iterable[np.ndarray], config: MelConfig) -> Iterator[mx.
     window = mx.array(0.5 - 0.5 * np.cos(2 * np.pi * np.arange(config.window) / config.window), mx.float32)
     basis = mx.array(mel_basis(config).T.astype(np.float32))
     reflected = _reflected(pieces, config.window // 2, config.sample_rate)
-    for part in _overlapping(reflected, config.window, config.hop, MEL_PIECE):
+    for part in _overlapping(reflected, config.window, config.hop, frames):
         batch, channels, length = part.shape
         count = 1 + (length - config.window) // config.hop
         strides = (channels * length, length, config.hop, 1)

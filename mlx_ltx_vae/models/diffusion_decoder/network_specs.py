@@ -95,9 +95,12 @@ class AttentionSpec(LayerSpec):
         made += 2 * positions * self.head_dim * FLOAT32_BYTES  # cosines and sines
         if step.machine.backend is Backend.CPU and size != FLOAT32_BYTES:
             # Norms, rotations, products, keys and values are in float32; fitted to measurements.
-            made += ((2 * seen + 7 * positions) if step.is_whole else 4 * seen + positions) * channels * FLOAT32_BYTES
+            made += (
+                ((2 * seen + 7 * positions) if step.is_whole else 7 * seen // 2 + positions) * channels * FLOAT32_BYTES
+            )
         if step.is_whole:
-            made += positions * (channels + self.waiting_channels) * size
+            # What waits, and an array that is not yet freed when the next one is allocated.
+            made += positions * (2 * channels + self.waiting_channels) * size
         moving = None if step.is_whole else step.axis.grid
         heads = channels // self.head_dim
         workspace = workspace_bytes(step.grid, self.kernel, channels, heads, step.machine, moving)

@@ -1,0 +1,137 @@
+"""Load the networks of a checkpoint, strictly: at once, or when they are first used."""
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Generic, TypeVar, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..backend.device import check_process, give_back_cache
+from ..backend.mlx_utils import DTYPES, count_nonfinite, kept_random_state, to_bool, to_float
+from ..errors import CheckpointError, excerpt
+from ..models.base import Network
+from ..models.convolution.prepared import prepared_modules
+from . import Checkpoint
+from .files import StoredNetwork
+
+NetworkT = TypeVar("NetworkT", bound=Network)
+
+
+class LazyNetwork(Generic[NetworkT]):
+    """A network of a checkpoint in files, whose headers are checked at once, and whose weights are read once by `get`.
+
+    `spec` and `dtype` are the network's. Any thread may call `get`, which raises what `load_network` raises.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> None:
+        check_headers(checkpoint, name)
+        self.spec = checkpoint.spec(name)
+        self.dtype = dtype or DTYPES[checkpoint.networks[name].dtype]
+        self._arguments = checkpoint.of_network(name), name, dtype
+        self._lock = threading.Lock()
+        self.loaded: NetworkT | None = None
+
+    def get(self) -> NetworkT:
+        """The network, with its weights."""
+        with self._lock:
+            if self.loaded is None:
+                check_process()
+                loaded = cast(NetworkT, load_network(*self._arguments))
+                mx.eval(loaded.statistics)  # lazy, they could be used in this thread only
+                self.loaded = loaded
+            return self.loaded
+
+
+def check_headers(checkpoint: Checkpoint, name: str) -> None:
+    """Raise a `CheckpointError` unless a network has exactly the tensors that its configuration describes."""
+    stored = checkpoint.networks[name]
+    expected, found = stored.expected.keys(), stored.tensors.keys()
+    missing = sorted(expected - found)
+    if names := missing or sorted(found - expected):
+        fault = "lacks" if missing else "has the unexpected"
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise CheckpointError(
+            f"{checkpoint.name}: its {name} {fault} tensor {excerpt(names[0])}{more}, so "
+            "the file does not match its configuration; download both again from one release."
+        )
+    for key, shape in stored.shapes.items():
+        if shape != stored.expected[key]:
+            raise CheckpointError(
+                f"{checkpoint.name}: tensor {name}.{key} has the shape {shape}, but the configuration expects "
+                f"{stored.expected[key]}; use the configuration that belongs to the file."
+            )
+
+
+def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:
+    """Make a network and load its weights, cast to `dtype` unless it is None. None if the checkpoint does not have it.
+
+    Weights are laid out for the default device; without a `dtype`, they may get a more accurate one of
+    the same size. A tensor that is missing, unexpected, of another shape, unreadable, not finite, or zero is an error,
+    and so is a file that has changed since its header was read.
+    """
+    stored = checkpoint.networks.get(name)
+    if stored is None:
+        return None
+    check_headers(checkpoint, name)
+    statistics = checkpoint.read_statistics()
+    with kept_random_state():
+        network = checkpoint.family.make(checkpoint.config, name, statistics)
+    assert isinstance(network, nn.Module)
+    prepared = prepared_modules(network)
+    missing = Counter(path for key in stored.expected for path in _modules_above(key) if path in prepared)
+    for key, weight in _largest_first(stored).read():
+        # Evaluated one by one, so that no more than one tensor exists in two dtypes.
+        weight = weight if dtype is None else weight.astype(dtype)
+        module = prepared.get(_owner(key))
+        if module is None:
+            weight = mx.contiguous(weight)
+        checkpoint.evaluate(f"tensor {name}.{key}", weight)
+        if problem := _problem(weight):
+            is_half = dtype is not None and dtype == mx.float16
+            remedy = "use bfloat16 or float32" if is_half else "download the file again"
+            raise CheckpointError(f"{checkpoint.name}: tensor {name}.{key} {problem}; {remedy}.")
+        network.load_weights([(key, weight)], strict=False)
+        del weight
+        for path in filter(prepared.__contains__, _modules_above(key)):
+            missing[path] -= 1
+            if not missing[path]:
+                prepared[path].prepare(keeps_dtype=dtype is not None)
+    checkpoint.check_unchanged()
+    give_back_cache()
+    return network
+
+
+def _largest_first(stored: StoredNetwork) -> StoredNetwork:
+    """A network to be read module by module, the largest first: at the end there is no room for two layouts of them."""
+    sizes: Counter[str] = Counter()
+    for key, info in stored.tensors.items():
+        sizes[_owner(key)] += math.prod(info.shape)
+    ordered = sorted(stored.tensors.items(), key=lambda item: (-sizes[_owner(item[0])], item[0]))
+    return replace(stored, tensors=dict(ordered))
+
+
+def _owner(key: str) -> str:
+    """The path of the module that has a parameter."""
+    return key.rpartition(".")[0]
+
+
+def _modules_above(key: str) -> Iterator[str]:
+    """The paths of the modules that contain a parameter, the innermost first."""
+    while key := _owner(key):
+        yield key
+
+
+def _problem(weight: mx.array) -> str | None:
+    """What no trained weight is; None if there is nothing wrong with it."""
+    total = to_float(weight.sum())
+    if total and math.isfinite(total):  # every weight is finite and one is not 0: one pass, so that loading stays fast
+        return None
+    if bad := count_nonfinite(weight):
+        return f"has {bad} of {weight.size} values that are NaN or infinite"
+    if weight.ndim > 2 and not to_bool(weight.any()):
+        return "is zero everywhere"
+    return None

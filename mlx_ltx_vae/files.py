@@ -1,0 +1,379 @@
+"""Files: opened only if they are files, unchanged while they are read, and whole when they appear under a name."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import stat
+import sys
+import tempfile
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from .errors import LTXVAEError, WriterError, excerpt
+from .process import Cleanup, remove_file, remove_folder, uninterrupted
+from .units import format_bytes
+
+START_BYTES = 32  # that `find_format` needs, if the file has them
+
+
+class Format(Enum):
+    """What a file of the format starts with. A safetensors file starts with the length of its header."""
+
+    SAFETENSORS = b"{"
+    NPY = b"\x93NUMPY"
+    ZIP = b"PK"  # also .npz, and what torch.save writes
+    PICKLE = b"\x80"
+    GIT_LFS = b"version https://git-lfs"
+    GGUF = b"GGUF"
+    WEB_PAGE = b"<"
+
+
+def find_format(start: bytes) -> Format | None:
+    """The format of a file that starts with these bytes; None if it is another one."""
+    # The length may begin as any other format does, but a header follows it.
+    if start[8:9] == Format.SAFETENSORS.value:
+        return Format.SAFETENSORS
+    others = [known for known in Format if known is not Format.SAFETENSORS]
+    return next((known for known in others if start.lstrip().startswith(known.value)), None)
+
+
+# Keeps what is no tensor (fps, sizes) as metadata, where `load_latents` finds it.
+_CONVERT = (
+    "import sys, torch; from safetensors.torch import save_file; "
+    "d = torch.load(sys.argv[1], 'cpu', weights_only=True); d = d if isinstance(d, dict) else {'latents': d}; "
+    "d = d.get('state_dict', d); t = {k: v.contiguous() for k, v in d.items() if torch.is_tensor(v)}; "
+    "save_file(t, sys.argv[2], {k: str(v) for k, v in d.items() if k not in t and v is not None})"
+)
+
+
+def torch_conversion(source: str | os.PathLike) -> str:
+    """What to do with a file of `torch.save`, which is never read here, as the end of an error."""
+    path = Path(source)
+    target = path.with_suffix(".safetensors")
+    if target == path:
+        target = target.with_stem(f"{target.stem}-converted")
+    files = (path, target) if os.path.isfile(path) else ("file.pt", "file.safetensors")  # it may be a pipe
+    return f'convert it to safetensors: python -c "{_CONVERT}" {" ".join(shlex.quote(str(name)) for name in files)}'
+
+
+SAMPLE_BYTES = 2**14  # of each of the three parts of a sample
+
+#: Device, number, size and time of the last change.
+FileState = tuple[int, int, int, int]
+
+
+def file_state(file: int | str | os.PathLike) -> FileState:
+    """What an open file, or the file of a path, keeps as long as it is neither replaced nor written to."""
+    status = os.stat(file)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def open_file(path: str | os.PathLike, *, pipes: bool = False) -> IO[bytes]:
+    """Open a regular file, also through links, or a pipe if `pipes` are allowed. Anything else is an `OSError`."""
+    mode = os.stat(path).st_mode  # before it is opened, which may have effects
+    if stat.S_ISFIFO(mode) and not pipes:
+        raise OSError(errno.EINVAL, "a pipe in place of a file", os.fspath(path))
+    if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "a device or a socket in place of a file", os.fspath(path))
+    return Path(path).open("rb")
+
+
+def expand_home(path: str | os.PathLike) -> Path:
+    """The path with "~" as the user's home, if it begins with that: "./~.npy" is the name of a file."""
+    return Path(os.path.expanduser(path))
+
+
+def is_pipe(path: str | os.PathLike) -> bool:
+    """Whether there is a named pipe, as far as that can be found out."""
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def standard_input(content: str, error: type[LTXVAEError]) -> IO[bytes]:
+    """Standard input, which is expected to have some content; an `error` if nothing can come from it."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # None, replaced, or closed
+        raise error(f"standard input is closed; pipe {content} into it, or name one.") from None
+    if stat.S_ISCHR(mode):
+        raise error(f"standard input is a terminal or another device; pipe {content} into it, or name one.")
+    return sys.stdin.buffer
+
+
+def copy_error(source: str, folder: Path, reason: OSError, error: type[LTXVAEError]) -> LTXVAEError:
+    """The error that a source cannot be copied to a temporary folder."""
+    text = f"{source}: cannot be copied to {folder.parent} ({reason.strerror or reason})"
+    return error(f"{text}; set TMPDIR to a larger disk, or name a file.")
+
+
+def explain_missing(path: str | os.PathLike, kind: str) -> str:
+    """Why a file cannot be found, as the end of a sentence: it is not there, or a folder above it is closed."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        return f"cannot be read ({getattr(error, 'strerror', None) or error})."
+    return f"there is no such {kind}."
+
+
+def read_small_file(path: str | os.PathLike, max_bytes: int, *, pipes: bool = False) -> bytes:
+    """The content of a file that is opened as `open_file`. More than `max_bytes`, which are not read, are an error."""
+    with open_file(path, pipes=pipes) as file:
+        is_larger = os.fstat(file.fileno()).st_size > max_bytes  # a file with holes: nothing is allocated
+        content = b"" if is_larger else file.read(max_bytes + 1)
+    if is_larger or len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {format_bytes(max_bytes)}", os.fspath(path))
+    return content
+
+
+def read_sample(file: IO[bytes], begin: int, end: int) -> bytes:
+    """The first, the middle and the last 16 kB between two positions of a file, which may have 40 GB."""
+    if end - begin <= 3 * SAMPLE_BYTES:
+        file.seek(begin)
+        return file.read(end - begin)
+    sample = b""
+    for start in (begin, (begin + end - SAMPLE_BYTES) // 2, end - SAMPLE_BYTES):
+        file.seek(start)
+        sample += file.read(SAMPLE_BYTES)
+    return sample
+
+
+def sample_path(path: Path) -> list[tuple[str, int, str]]:
+    """(name, size, hash of a sample) of a file, whose name is left out, or of each file in a folder; else nothing."""
+    if os.path.isfile(path):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            return [("", size, hashlib.sha256(read_sample(file, 0, size)).hexdigest())]
+    if not os.path.isdir(path):
+        return []
+    found = [(file.name, sample_path(file)) for file in sorted(path.iterdir()) if file.is_file()]
+    return [(name, size, digest) for name, [(_, size, digest)] in found]
+
+
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64", "BOOL": "bool",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+}  # fmt: skip
+_MAX_BYTES, _MAX_TENSORS = 2**24, 2**16  # of a header: more than ten times those of any whole model
+
+
+class TensorHeader(NamedTuple):
+    """A tensor of a file, known by the header."""
+
+    dtype: str  # "float32", "bfloat16", "uint8"; for what neither numpy nor MLX has, the file's name, as "F8_E4M3"
+    shape: tuple[int, ...]
+    begin: int  # where its values begin and end in the file
+    end: int
+
+
+def read_header(path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
+    """The tensors of a safetensors file by name, in the order of their data, and its metadata; else a `ValueError`."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        start = stream.read(min(length, _MAX_BYTES + 1))
+    if len(start) > _MAX_BYTES or start.count(b'"data_offsets"') > _MAX_TENSORS:  # seconds and gigabytes to parse
+        raise ValueError(f"header too large; expected at most {_MAX_BYTES >> 20} MB and {_MAX_TENSORS} tensors")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names, metadata = file.offset_keys(), file.metadata() or {}
+    except SafetensorError as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        if "file not fully covered" in reason:
+            reason = f"it has {path.stat().st_size} bytes, not as many as its header says: it is truncated or damaged"
+        raise ValueError(excerpt(reason, 120)) from error
+    entries, tensors = json.loads(start), {}
+    for name in names:
+        dtype, (begin, end) = entries[name]["dtype"], entries[name]["data_offsets"]
+        shape = tuple(entries[name]["shape"])
+        tensors[name] = TensorHeader(_DTYPES.get(dtype, dtype), shape, 8 + length + begin, 8 + length + end)
+    return tensors, metadata
+
+
+_STANDARD_STREAM = "-"
+_Identity = tuple[int, int]  # device and number
+
+
+def file_key(path: str | os.PathLike) -> str:
+    """The same for names that are one file through links, or on a file system that ignores case: as on most Macs."""
+    return unicodedata.normalize("NFC", os.path.realpath(path)).casefold()
+
+
+class InputFiles:
+    """Files that are read, by name and by what the file system knows them as. "-" is standard input."""
+
+    def __init__(self, paths: Iterable[str | os.PathLike]) -> None:
+        self._names: set[str] = set()
+        self._identities: set[_Identity] = set()
+        for path in paths:
+            if path != _STANDARD_STREAM:
+                self._names.add(file_key(path))
+            if found := _identity(0 if path == _STANDARD_STREAM else path):
+                self._identities.add(found)
+
+    def check_output(self, output: str | os.PathLike) -> None:
+        """Raise a `WriterError` if an output, of which "-" is standard output, is one of the files."""
+        is_stream = output == _STANDARD_STREAM
+        is_input = not is_stream and file_key(output) in self._names
+        if is_input or _identity(1 if is_stream else output) in self._identities:
+            name = "standard output" if is_stream else output
+            raise WriterError(f"{name}: is one of the inputs, which are never replaced; choose another output.")
+
+
+def _identity(file: str | os.PathLike | int) -> _Identity | None:
+    """None for what is no regular file: nothing is lost there."""
+    with suppress(OSError, ValueError):  # ValueError: a NUL in the name, which is an error where it is opened
+        status = os.stat(file)
+        if stat.S_ISREG(status.st_mode):
+            return status.st_dev, status.st_ino
+    return None
+
+
+_MAX_STEM = 200  # bytes
+_MAX_ENDING = 20  # characters
+_LOCK_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # never of what a link points to; a pipe is not waited for
+
+
+@contextmanager
+def writing_to(name: str | os.PathLike, errors: type[Exception] = OSError) -> Iterator[None]:
+    """Turn errors, by default those of the operating system, into a `WriterError` that names the target."""
+    try:
+        yield
+    except WriterError:
+        raise
+    except errors as error:
+        reason = getattr(error, "strerror", None) or error
+        raise WriterError(f"{name}: cannot be written ({reason}).") from error
+
+
+def check_name(target: str | os.PathLike) -> None:
+    """Raise a `WriterError` for a name that the file system cannot have, since it is too long or has a NUL."""
+    with writing_to(target), writing_to(target, ValueError), suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(target)
+
+
+def check_absent(target: str | os.PathLike) -> None:
+    """Raise a `WriterError` for a file that exists. Named pipes, devices and folders are never replaced anyway."""
+    if os.path.isfile(target):
+        raise WriterError(f"{target}: exists, and is not to be overwritten; remove it or choose another name.")
+
+
+def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, int]:
+    """Create a hidden, partial file or folder beside `target`, so that a rename stays on one file system.
+
+    It is locked until `remove_part`, or the end of this process, after which the next one for the same target removes
+    it. Its name has the same ending and at most 255 bytes.
+    """
+    stem = os.fsencode(target.stem)[:_MAX_STEM].decode(sys.getfilesystemencoding(), "ignore")
+    head, tail = f".{stem}.", f".part{target.suffix if len(target.suffix) <= _MAX_ENDING else ''}"
+    _remove_abandoned(target.parent, re.compile(re.escape(head) + "[0-9a-f]{8}" + re.escape(tail)))
+    while True:
+        path = target.with_name(head + secrets.token_hex(4) + tail)
+        create(path)
+        with suppress(FileNotFoundError):
+            lock = os.open(path, _LOCK_FLAGS)
+            with suppress(OSError):  # on file systems without locks, nobody can take it for abandoned
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists():  # another process may have removed it before it was locked
+                return path, lock
+            os.close(lock)
+
+
+def remove_part(path: Path, lock: int) -> None:
+    """Remove what `create_part` has created, unless it has been renamed, and unlock it."""
+    if path.is_dir():
+        remove_folder(path)
+    else:
+        remove_file(path)
+    os.close(lock)
+
+
+def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
+    with suppress(OSError):
+        for entry in os.listdir(folder):
+            if name.fullmatch(entry):
+                with suppress(OSError):  # it is locked, or another user's
+                    path = folder / entry
+                    lock = os.open(path, _LOCK_FLAGS)
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except OSError:
+                        os.close(lock)
+                    else:
+                        remove_part(path, lock)
+
+
+class PartFile:
+    """An empty file beside `target`, to be filled and then renamed. It is removed with this object.
+
+    It is created at once, so that a missing or read-only folder is refused before any work is done. A symbolic link
+    stays, and the file that it points to is replaced. A named pipe or a device stays too, and gets the bytes of the
+    file when it is whole, which until then is in the folder for temporary files. Without `overwrite`, a file at
+    `target` is refused, also one that appears meanwhile.
+    """
+
+    def __init__(self, target: Path, *, overwrite: bool = True) -> None:
+        if os.path.isdir(target):
+            raise WriterError(f"{target}: cannot be written (it is a folder).")
+        check_name(target)
+        if not overwrite:
+            check_absent(target)
+        self.target = target
+        self._overwrite = overwrite
+        self._real = Path(os.path.realpath(target))
+        self._is_special = os.path.exists(target) and not os.path.isfile(target)
+        beside = self._real.with_suffix(target.suffix)
+        if self._is_special:
+            beside = Path(tempfile.gettempdir(), target.name)
+        with uninterrupted(), writing_to(target):
+            self.path, lock = create_part(beside, lambda path: path.open("xb").close())
+            self._remove = Cleanup(self, remove_part, self.path, lock)
+
+    def complete(self) -> None:
+        if self._is_special:
+            with writing_to(self.target), self.path.open("rb") as whole, self.target.open("wb") as target:
+                shutil.copyfileobj(whole, target)
+            self._remove()
+            return
+        with uninterrupted(), writing_to(self.target):
+            if not self._overwrite:
+                self._real.open("xb").close()  # takes the name, or fails: a rename would replace another file
+            os.replace(self.path, self._real)
+            self._remove()
+
+    def discard(self) -> None:
+        self._remove()
+
+
+@contextmanager
+def part_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder on the same disk, which is renamed to `folder` on success and deleted on failure."""
+    with writing_to(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise WriterError(f"{folder}: it exists and is not an empty folder; remove it or choose another name.")
+        with uninterrupted():
+            parent, lock = create_part(folder, Path.mkdir)
+            remove = Cleanup(None, remove_part, parent, lock)
+    try:
+        part = parent / folder.name  # which errors name
+        part.mkdir()
+        yield part
+        with uninterrupted(), writing_to(folder):
+            part.rename(folder)
+    finally:
+        remove()

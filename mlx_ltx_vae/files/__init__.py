@@ -1,1 +1,0 @@
-"""Files: opened only if they are files, unchanged while they are read, and whole when they appear under a name."""
