@@ -39,7 +39,7 @@ from mlx_ltx_vae.models.layers.conv import (
     patchify,
 )
 from mlx_ltx_vae.models.specs import ConvSpec
-from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec, encoder_spec
+from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run
 from tolerances import tolerance

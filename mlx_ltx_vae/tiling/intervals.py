@@ -1,6 +1,7 @@
 """Splits one axis into overlapping intervals, and weights their positions. Pure Python, no MLX."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isclose
 from typing import NamedTuple
 
@@ -109,3 +110,31 @@ def complementary(intervals: Sequence[Interval], masks: Sequence[Mask]) -> tuple
 def _ramp(length: int) -> list[float]:
     """Evenly rising weights between 0 and 1, both excluded."""
     return [step / (length + 1) for step in range(1, length + 1)]
+
+
+# For apps with their own loop over tiles: names, arguments and results of the MLX ports' tilers.
+
+
+@dataclass
+class DimensionIntervals:
+    """The overlapping intervals of one axis: one list per property, with an entry per interval."""
+
+    starts: list[int]
+    ends: list[int]  # one past the last position
+    left_ramps: list[int]  # positions over which the interval fades in
+    right_ramps: list[int]
+
+    @classmethod
+    def of(cls, intervals: Sequence[Interval]) -> "DimensionIntervals":
+        """These intervals."""
+        return cls(*map(list, zip(*intervals, strict=True)))
+
+
+def split_in_spatial(size: int, overlap: int, dimension_size: int) -> DimensionIntervals:
+    """Split height or width, `dimension_size` cells long, into intervals of `size` cells that share `overlap`."""
+    return DimensionIntervals.of(split(dimension_size, size, overlap))
+
+
+def split_in_temporal(size: int, overlap: int, dimension_size: int) -> DimensionIntervals:
+    """As `split_in_spatial`, for latent frames: all intervals but the first start one frame earlier, for context."""
+    return DimensionIntervals.of(make_causal(split(dimension_size, size, overlap)))

@@ -23,8 +23,7 @@ from ..layers.conv import (
 )
 from ..layers.weights import add_weights
 from .block_types import ATTENTION, DOWNSAMPLE, RES_CHANGE, RES_STACK, STRIDED, UPSAMPLE, BlockType
-from .config import VAEConfig
-from .network_specs import decoder_parts, decoder_spec, encoder_parts, encoder_spec
+from .config import VAEConfig, decoder_parts, decoder_spec, encoder_parts, encoder_spec
 
 #: For each type, what makes a block's module from its layer specs.
 BLOCK_MODULES: dict[BlockType, Callable[..., nn.Module]] = {
