@@ -16,8 +16,7 @@ from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.bench.case import Case, FixedRule, load_config
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.convolution import conv3d, rules
-from mlx_ltx_vae.models.convolution.conv3d import Conv3d
-from mlx_ltx_vae.models.convolution.precision import HalfScale, half_scale, scale_factors, scale_to_half
+from mlx_ltx_vae.models.convolution.conv3d import Conv3d, HalfScale, half_scale, scale_factors, scale_to_half
 from mlx_ltx_vae.models.convolution.prepared import lay_out, prepare, runs
 from mlx_ltx_vae.models.convolution.rules import (
     ConvShape,

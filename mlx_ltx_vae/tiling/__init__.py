@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..backend.mlx_import import lazy_names
 from ..errors import TilingError
 from .config import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, parse_tile, preset
-from .intervals import DimensionIntervals, split_in_spatial, split_in_temporal
+from .layout import DimensionIntervals, split_in_spatial, split_in_temporal
 
 if TYPE_CHECKING:
     from .blend import compute_trapezoidal_mask_1d, decode_with_tiling, map_spatial_slice, map_temporal_slice

@@ -16,8 +16,18 @@ from ..backend.device import is_memory_short
 from ..errors import DecodeError, LatentsError, PlanError, TilingError
 from ..shapes import ScaleFactors
 from .config import TilingConfig
-from .intervals import Interval, Mask, trapezoid
-from .layout import BlendAxis, Tile, TileAxis, TileLayout, space_axis, tile_batches, time_axis
+from .layout import (
+    BlendAxis,
+    Interval,
+    Mask,
+    Tile,
+    TileAxis,
+    TileLayout,
+    space_axis,
+    tile_batches,
+    time_axis,
+    trapezoid,
+)
 
 #: Gives the results (B, n, h, w, C) of tiles of equal shape, one per tile, in a list that the caller empties.
 RunTiles = Callable[[list[Tile]], list[mx.array]]
