@@ -22,7 +22,7 @@ from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.backend.mlx_utils import DtypeName
 from mlx_ltx_vae.bench.case import with_rule
 from mlx_ltx_vae.checkpoint import Checkpoint
-from mlx_ltx_vae.models.convolution import module, rules
+from mlx_ltx_vae.models.convolution import conv3d, rules
 from mlx_ltx_vae.models.convolution.rules import ConvRule, ConvShape, Formulation
 from mlx_ltx_vae.models.layers.conv import CausalConv3d
 from mlx_ltx_vae.models.specs import ConvSpec
@@ -121,7 +121,7 @@ def emulated(gpu: EmulatedGPU = EmulatedGPU()) -> Iterator[Counter[str]]:
                 stack.enter_context(patch.object(loaded, "is_cpu", lambda: False))
         stack.enter_context(patch.object(mx.metal, "is_available", lambda: True))
         if gpu.formulation is Formulation.CONV3D:
-            stack.enter_context(patch.object(module, "add_bias", _add_one_by_one))
+            stack.enter_context(patch.object(conv3d, "add_bias", _add_one_by_one))
         for name in ("conv2d", "conv3d", "matmul", "addmm"):
             stack.enter_context(patch.object(mx, name, getattr(emulation, name)))
         stack.enter_context(patch.object(mx.array, "__matmul__", lambda one, other: emulation.matmul(one, other)))

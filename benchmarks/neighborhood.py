@@ -18,8 +18,9 @@ from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, attend, exponentials
 from mlx_ltx_vae.models.diffusion_decoder.blocks import Attention, NeighborhoodBlock
+from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS, segments
-from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, MLPSpec, hidden_channels
+from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, MLPSpec, decoder_spec, hidden_channels
 
 _KERNEL, _HEADS, _DEPTH = (11, 11, 11), 4, 64
 _GRIDS = ((2, 32, 48), (4, 32, 48))
@@ -43,11 +44,12 @@ def measure_attention(case: Case, *, grid: list[int]) -> dict[str, Any]:
     starts = (range(time_extent), range(height), range(width))
     channels = _HEADS * _DEPTH
     hidden = hidden_channels(channels)
-    specs = (
-        AttentionSpec("attn", channels, channels, head_dim=_DEPTH),
-        MLPSpec("mlp", channels, channels, hidden=hidden),
-    )
-    block, tokens = NeighborhoodBlock(*specs, is_fused=True), mx.random.normal((1, *grid, channels))
+    decoder = ltx_2_5().decoder
+    assert decoder is not None
+    layers = {layer.name: layer for layer in decoder_spec(decoder).layers}
+    attention, mlp = (layers[f"diff_blocks.0.{name}"] for name in ("attn", "mlp"))
+    assert isinstance(attention, AttentionSpec) and isinstance(mlp, MLPSpec)
+    block, tokens = NeighborhoodBlock(attention, mlp), mx.random.normal((1, *grid, channels))
     scores = mx.random.uniform(-_BOUND, _BOUND, _SAMPLE)
     left, right = mx.random.normal((_MATRIX, _MATRIX)), mx.random.normal((_MATRIX, _MATRIX))
     mx.eval(queries, keys_values, tokens, scores, left, right, block.parameters())

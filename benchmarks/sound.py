@@ -20,8 +20,8 @@ from mlx_ltx_vae.models.audio_vae.networks import AudioDecoder
 from mlx_ltx_vae.models.base import SOUND, Statistics
 from mlx_ltx_vae.models.convolution.prepared import prepare
 from mlx_ltx_vae.models.specs import NetworkSpec
-from mlx_ltx_vae.models.vocoder.config import End, ExtensionConfig, GeneratorConfig, VocoderConfig
-from mlx_ltx_vae.models.vocoder.extension import make_vocoder
+from mlx_ltx_vae.models.vocoder.networks import make_vocoder
+from mlx_ltx_vae.models.vocoder.specs import End, ExtensionConfig, GeneratorConfig, VocoderConfig
 from mlx_ltx_vae.pipeline.audio_run import join_specs
 from mlx_ltx_vae.units import format_bytes, format_seconds
 

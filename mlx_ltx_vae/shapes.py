@@ -67,7 +67,7 @@ class Scaled(ABC):
 
 
 class SoundRules(NamedTuple):
-    """How sound is run through a network, whose layers each take a piece in one step (`streaming.chain`).
+    """How sound is run through a network, whose layers each take a piece in one step (`streaming.driver`).
 
     A decoder makes `samples`. The last three are of an encoder, which takes the frames of a spectrogram.
     """

@@ -19,15 +19,8 @@ from .models.noise import DEFAULT_CONVENTION, ConventionName, Noise
 from .network_pair import NetworkPair, load_encoder
 from .pipeline.chunk_stream import arrays_released, join_parts
 from .pipeline.decode_file import DecodeReport, FileDecode
-from .pipeline.decode_run import (
-    DecodeOptions,
-    DecodePipeline,
-    DecodeStream,
-    StreamOptions,
-    WholeOptions,
-    check_options,
-)
-from .pipeline.encode_run import EncodePipeline, EncodeStream
+from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, StreamOptions, WholeOptions, check_options
+from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream
 from .pipeline.latent_sources import LatentInput, is_whole
 from .pipeline.postprocess import OnFramesReady, hand_over, join_chunks, join_levels
 from .pipeline.preprocess import Frames
@@ -247,7 +240,16 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             DecodeCancelled: while decoding, if the stream's `cancel` was called.
             DeviceError: while decoding, if the device runs out of memory, or is stopped.
         """
-        options = DecodeOptions(timestep, seed, noise, noise_scale, like, unnormalized, steps, bit_depth)
+        options = DecodeOptions(
+            timestep=timestep,
+            seed=seed,
+            noise=noise,
+            noise_scale=noise_scale,
+            like=like,
+            unnormalized=unnormalized,
+            steps=steps,
+            bit_depth=bit_depth,
+        )
         make_plan = partial(self.plan, ranks=1 if group is None else group.size(), steps=steps)
         return DecodePipeline(self._decoder, make_plan, options, group).stream(latents, plan)
 
@@ -285,11 +287,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         `np.array(pixels.astype(mx.float32))`.
         """
         check_options("decode", options)
-        if plan is None and is_whole(latents):
-            joined = on_frames_ready is None
-            plan = self.plan(latents.shape, memory_budget=memory_budget, steps=options.get("steps"), joined=joined)
-        elif memory_budget is not None:
-            raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
+        joined, steps = on_frames_ready is None, options.get("steps")
+        plan = self._default_plan(latents, plan, memory_budget, steps=steps, joined=joined)
         num_frames = plan.num_frames if plan is not None and is_whole(latents) else None
         with arrays_released(), self.stream(latents, plan, **options) as stream:
             chunks = show_progress(stream, progress, plan.num_frames if plan else None)
@@ -332,22 +331,16 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         `decode`; a plan is one with this `bit_depth`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
-        output = SinkOptions(audio, codec, crf, bit_depth, overwrite=overwrite, shortest=shortest, pix_fmt=pix_fmt)
-        if metadata is not None:
-            output = replace(output, metadata=metadata)
-        make_plan = partial(self.plan, steps=options.get("steps"))
-        run = FileDecode(make_plan, partial(self.stream, **options), path, fps, output)
-        return run.run(latents, plan, memory_budget, progress)
+        output = SinkOptions(audio=audio, codec=codec, crf=crf, bit_depth=bit_depth, overwrite=overwrite)
+        file = FileDecode(path, fps, replace(output, pix_fmt=pix_fmt, shortest=shortest, metadata=metadata or {}))
+        plan = self._default_plan(latents, plan, memory_budget, bit_depth=bit_depth, steps=options.get("steps"))
+        if plan is not None and is_whole(latents):
+            file.check(plan)
+        with arrays_released(), self.stream(latents, plan, bit_depth=bit_depth, **options) as stream:
+            return file.write(stream, plan, progress)
 
     def encode(
-        self,
-        pixels: Frames | Iterable[Frames],
-        plan: EncodePlan | None = None,
-        *,
-        tiling: TilingConfig | None = None,
-        tile_batch_size: int = 1,
-        pad: bool = False,
-        group: mx.distributed.Group | None = None,
+        self, pixels: Frames | Iterable[Frames], plan: EncodePlan | None = None, **options: "Unpack[EncodeOptions]"
     ) -> mx.array:
         """Encode frames to normalized latents (B, C, 1 + k, H/s, W/s): the mean of the distribution, without sampling.
 
@@ -368,36 +361,31 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             TilingError: if the tiles or the tile batch size are invalid.
         """
         # Of an iterator the number of frames is not known, and levels are no arrays of MLX.
-        pipeline = self._encode_pipeline(tiling, tile_batch_size, pad, group, joined=isinstance(pixels, mx.array))
+        pipeline = self._encode_pipeline(options, joined=isinstance(pixels, mx.array))
         with arrays_released(), pipeline.stream(pixels, plan) as stream:
             return join_parts(stream, 2, None)
 
     def encode_stream(
-        self,
-        frames: Frames | Iterable[Frames],
-        plan: EncodePlan | None = None,
-        *,
-        tiling: TilingConfig | None = None,
-        tile_batch_size: int = 1,
-        pad: bool = False,
-        group: mx.distributed.Group | None = None,
+        self, frames: Frames | Iterable[Frames], plan: EncodePlan | None = None, **options: "Unpack[EncodeOptions]"
     ) -> EncodeStream:
         """Yield latents (B, C, n, H/s, W/s) as they are encoded, in order, in memory that does not grow with the clip.
 
         As `encode` of an iterator, with spatial tiles only. The plan's number of frames may differ, since memory does
         not depend on it. A `TilingError` is raised at once, a `LatentsError` at the first frames that cause it.
         """
-        return self._encode_pipeline(tiling, tile_batch_size, pad, group).stream(frames, plan)
+        return self._encode_pipeline(options).stream(frames, plan)
 
-    def _encode_pipeline(
-        self,
-        tiling: TilingConfig | None,
-        tile_batch_size: int,
-        pad: bool,
-        group: mx.distributed.Group | None,
-        *,
-        joined: bool = False,
-    ) -> EncodePipeline:
+    def _encode_pipeline(self, options: EncodeOptions, *, joined: bool = False) -> EncodePipeline:
+        group = options.get("group")
         make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size(), joined=joined)
-        promoted = self._encoder_is_promoted
-        return EncodePipeline(self._encoder, promoted, make_plan, tiling, tile_batch_size, pad, group)
+        return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, **options)
+
+    def _default_plan(
+        self, latents: LatentInput, plan: DecodePlan | None, memory_budget: str | int | None, **options: Any
+    ) -> DecodePlan | None:
+        """The plan of whole latents if none is given; None for those that arrive."""
+        if plan is None and is_whole(latents):
+            return self.plan(latents.shape, memory_budget=memory_budget, **options)
+        if memory_budget is not None:
+            raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
+        return plan

@@ -10,10 +10,11 @@ import pytest
 from conftest import active_memory
 from mlx_ltx_vae.backend.machine import Machine
 from mlx_ltx_vae.models.layers.blocks import FrameAttention
-from mlx_ltx_vae.models.specs import FrameAttentionSpec, Step
+from mlx_ltx_vae.models.specs import PaddingMode, Step
+from mlx_ltx_vae.models.video_vae.block_types import ATTENTION, BlockConfig, NetworkOptions
 from mlx_ltx_vae.streaming.axis import Axis
 
-SPEC = FrameAttentionSpec("attention", 16, 16)
+(SPEC,) = ATTENTION.specs(BlockConfig(ATTENTION, 16, 16), NetworkOptions(False, PaddingMode.ZEROS), "attention")
 
 
 def attention(spec=SPEC):

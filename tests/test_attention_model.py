@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.metal.attention_model import CHIPS, attention_work, estimate, metal_table, planned_layers
-from mlx_ltx_vae.models.diffusion_decoder.generations import ltx_2_5
+from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import computed_scores
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, network_spec
 from mlx_ltx_vae.streaming.axis import Axis

@@ -205,11 +205,11 @@ def test_other_files_are_refused(golden, tensors, config, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("causality_axis", "width-compatibility", "expected height or width or none"),
-        ("norm_type", "layer", "expected pixel or group"),
+        ("causality_axis", "width-compatibility", "expected 'height' or 'width' or 'none'"),
+        ("norm_type", "layer", "expected 'pixel' or 'group'"),
         ("ch", 0, "expected a whole number from 1"),
         ("ch_mult", [1, "2"], "expected a list of whole numbers above 0"),
-        ("attn_type", "linear", "the only value that is supported"),
+        ("attn_type", "linear", "only 'vanilla' is supported"),
     ],
 )
 def test_a_configuration_that_is_not_supported_is_refused(audio_case, tmp_path, key, value, message):
@@ -263,7 +263,7 @@ def test_an_activation_behind_the_extension_is_refused(audio_case, tmp_path):
     case = audio_case("ltx2_3")
     vae, vocoder = diffusers_config(case.manifest["config"])
     path = save(load_file(case.checkpoint), tmp_path / "a.safetensors")
-    for end, message in ((None, None), ("tanh", "bwe_final_act_fn = 'tanh', expected None, the only value")):
+    for end, message in ((None, None), ("tanh", "bwe_final_act_fn = 'tanh'; only None is supported")):
         (tmp_path / "config.json").write_text(json.dumps({"audio_vae": None, **vocoder, "bwe_final_act_fn": end}))
         with pytest.raises(CheckpointError, match=message) if message else nullcontext():
             open_checkpoint(path, medium=SOUND)

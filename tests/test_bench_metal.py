@@ -19,7 +19,7 @@ from mlx_ltx_vae.bench.case import Case, Decode, load_spec
 from mlx_ltx_vae.bench.metal import command, convolutions, tasks
 from mlx_ltx_vae.bench.processes import describe_machine
 from mlx_ltx_vae.errors import LTXVAEError
-from mlx_ltx_vae.models.convolution.module import Conv3d
+from mlx_ltx_vae.models.convolution.conv3d import Conv3d
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS
 from mlx_ltx_vae.models.specs import Activation
 

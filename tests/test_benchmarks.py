@@ -19,7 +19,7 @@ from mlx_ltx_vae import VideoVAE, demo
 from mlx_ltx_vae.bench.case import Case, load_vae
 from mlx_ltx_vae.checkpoint import open_weights
 from mlx_ltx_vae.latents import save_latents
-from mlx_ltx_vae.models.convolution.module import Conv3d
+from mlx_ltx_vae.models.convolution.conv3d import Conv3d
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS

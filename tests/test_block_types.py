@@ -12,8 +12,7 @@ from mlx_ltx_vae.models.base import Statistics
 from mlx_ltx_vae.models.specs import LayerSpec
 from mlx_ltx_vae.models.video_vae import block_types, networks
 from mlx_ltx_vae.models.video_vae.block_types import BlockName, BlockType
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec, encoder_spec
+from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
 from mlx_ltx_vae.models.video_vae.networks import ConvDecoder, ConvEncoder
 from mlx_ltx_vae.planning.receptive_field import lookahead, receptive_field
 from mlx_ltx_vae.streaming.axis import Axis, WindowSpec

@@ -14,8 +14,7 @@ from checkpoint_files import metadata
 from mlx_ltx_vae import conversion
 from mlx_ltx_vae.conversion import Comparison
 from mlx_ltx_vae.errors import CheckpointsDiffer
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
+from mlx_ltx_vae.models.video_vae.config import decoder_spec, parse_vae_config
 from test_convert import convert, verify_paths
 from tolerances import ON_CPU
 

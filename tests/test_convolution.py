@@ -16,9 +16,8 @@ from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.bench.case import Case, FixedRule, load_config
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.models.convolution import module, rules
-from mlx_ltx_vae.models.convolution.module import Conv3d
-from mlx_ltx_vae.models.convolution.precision import HalfScale, half_scale, scale_factors, scale_to_half
+from mlx_ltx_vae.models.convolution import conv3d, rules
+from mlx_ltx_vae.models.convolution.conv3d import Conv3d, HalfScale, half_scale, scale_factors, scale_to_half
 from mlx_ltx_vae.models.convolution.prepared import lay_out, prepare, runs
 from mlx_ltx_vae.models.convolution.rules import (
     ConvShape,
@@ -30,8 +29,8 @@ from mlx_ltx_vae.models.convolution.rules import (
     winograd_elements,
 )
 from mlx_ltx_vae.models.layers.activation import Modulation, norm_bound
-from mlx_ltx_vae.models.layers.conv import CausalConv3d
-from mlx_ltx_vae.models.layers.resample import (
+from mlx_ltx_vae.models.layers.conv import (
+    CausalConv3d,
     DepthToSpaceUpsample,
     depth_to_space,
     depth_to_space_order,
@@ -40,7 +39,7 @@ from mlx_ltx_vae.models.layers.resample import (
     patchify,
 )
 from mlx_ltx_vae.models.specs import ConvSpec
-from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec, encoder_spec
+from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run
 from tolerances import tolerance
@@ -344,7 +343,7 @@ def test_a_power_of_two_changes_no_bit_unless_values_leave_the_range(monkeypatch
         conv.prepare()
         expected = conv(x, (0, 1, 1)).astype(mx.float32)
         factors, inverses = scale_factors(x, conv._scale)
-        monkeypatch.setattr(module, "scale_factors", lambda *_: (factor * factors, inverses / factor))
+        monkeypatch.setattr(conv3d, "scale_factors", lambda *_: (factor * factors, inverses / factor))
         result = conv(x, (0, 1, 1)).astype(mx.float32)
         mx.eval(expected, result)
     difference, power = mx.square(result - expected).mean(), mx.square(expected).mean()

@@ -11,16 +11,18 @@ from safetensors.numpy import load_file
 from conftest import FIXTURES
 from diffusion_cases import CASES, as_numpy, decode_check, decodes, given_noise, relative_rms
 from mlx_ltx_vae import LatentsError, PlanError, VideoVAE
-from mlx_ltx_vae.models.diffusion_decoder.blocks import NeighborhoodBlock, Reader, SharedModulation, TimestepEmbedder
+from mlx_ltx_vae.models.base import Statistics
+from mlx_ltx_vae.models.diffusion_decoder.blocks import Reader
 from mlx_ltx_vae.models.diffusion_decoder.config import parse_decoder_config
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import decoder_spec, hidden_channels
+from mlx_ltx_vae.models.diffusion_decoder.networks import DiffusionDecoder
 from mlx_ltx_vae.models.noise import draw
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.streaming.axis import Axis
 from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.delay import Delay
 from mlx_ltx_vae.streaming.driver import run_whole
+from mlx_ltx_vae.streaming.window import Delay
 from synthetic_checkpoint import make_inputs, make_weights, select
 from tolerances import cpu_only, tolerance
 
@@ -245,19 +247,13 @@ def test_blocks_of_the_published_widths_agree_with_the_reference():
     weights = {name.removeprefix("vae.decoder."): mx.array(array) for name, array in make_weights(manifest).items()}
     decoder = manifest["vae_config"]["decoder"]
     config = parse_decoder_config(decoder, "x0", "file", is_fused=True, has_gates=False)
-    layers = {layer.name: layer for layer in decoder_spec(config).layers}
-    shared = TimestepEmbedder(config.embedding_channels), SharedModulation(config.embedding_channels, 256)
-    for module, name in zip(shared, ("t_embedder.", "shared_adaln."), strict=True):
-        module.load_weights(below(weights, name))
-    embedder, adaln = shared
+    network = DiffusionDecoder(config, Statistics(mx.zeros(128), mx.ones(128)))
+    embedder, adaln = network.t_embedder, network.shared_adaln
+    for name in ("t_embedder", "shared_adaln"):
+        network.at(name).load_weights(below(weights, f"{name}."))
     for check in manifest["checks"]:
         name, is_denoising = check["block"], "context" in check
-        block = NeighborhoodBlock(
-            layers[f"{name}.attn"],
-            layers[f"{name}.mlp"],
-            is_fused=True,
-            context_channels=config.context_channels if is_denoising else 0,
-        )
+        block = network.at(name)
         block.load_weights(below(weights, f"{name}."))
         modulation, delay = None, Delay(Axis.TIME)
         if is_denoising:

@@ -10,9 +10,8 @@ from benchmarks.metal_emulation import EmulatedGPU, emulated
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.models.specs import ConvSpec
-from mlx_ltx_vae.models.video_vae.config import parse_vae_config
+from mlx_ltx_vae.models.video_vae.config import decoder_spec, parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
-from mlx_ltx_vae.models.video_vae.network_specs import decoder_spec
 from mlx_ltx_vae.planning.planner import plan_decode
 from tolerances import gpu_only, tolerance
 

@@ -15,9 +15,8 @@ from mlx_ltx_vae.backend.mlx_utils import take
 from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.streaming.axis import Axis, Border, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
-from mlx_ltx_vae.streaming.delay import Delay
 from mlx_ltx_vae.streaming.driver import run, run_whole
-from mlx_ltx_vae.streaming.window import Window
+from mlx_ltx_vae.streaming.window import Delay, Window
 from tolerances import tolerance
 
 LENGTH = 9

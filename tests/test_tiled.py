@@ -9,8 +9,7 @@ from mlx_ltx_vae.pipeline.latent_sources import LatentSource
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
-from mlx_ltx_vae.tiling.intervals import Interval
-from mlx_ltx_vae.tiling.layout import Tile
+from mlx_ltx_vae.tiling.layout import Interval, Tile
 from tolerances import tolerance
 
 

@@ -21,8 +21,7 @@ from mlx_ltx_vae.tiling import (
     decode_with_tiling,
 )
 from mlx_ltx_vae.tiling.blend import SpatialBlender, blend_tiles
-from mlx_ltx_vae.tiling.intervals import split
-from mlx_ltx_vae.tiling.layout import TileLayout, space_axis
+from mlx_ltx_vae.tiling.layout import TileLayout, space_axis, split
 from test_tiling_geometry import config_of
 from tolerances import tolerance
 

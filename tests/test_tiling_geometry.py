@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 from conftest import FIXTURES
 from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors, TileRules
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
-from mlx_ltx_vae.tiling.intervals import complementary, grow_last, make_causal, split, sums, trapezoid, trapezoids
-from mlx_ltx_vae.tiling.layout import TileLayout, space_axis, time_axis
+from mlx_ltx_vae.tiling.layout import (
+    TileLayout,
+    complementary,
+    grow_last,
+    make_causal,
+    space_axis,
+    split,
+    sums,
+    time_axis,
+    trapezoid,
+    trapezoids,
+)
 
 TABLES = json.loads((FIXTURES / "tiling_tables.json").read_text())
 

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.models.base import Configuration, DecoderModule, Description, Family, Found, NetworkDescription, Stored
+from mlx_ltx_vae.models.base import Configuration, Decoder, Description, Family, Found, NetworkDescription, Stored
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, Shapes
 from mlx_ltx_vae.shapes import ScaleFactors
 from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
@@ -33,7 +33,7 @@ class ToyConfig:
     spatial_scale: int = PATCH
 
 
-class ToyDecoder(DecoderModule):
+class ToyDecoder(Decoder):
     """Every position with its neighbors in the frame, then with the two frames before, then to a patch of pixels."""
 
     def __init__(self, config: ToyConfig) -> None:

@@ -1,10 +1,9 @@
 """Three decoders that the package has never seen. Each has layers of a kind of its own, and is written against the
-protocols alone: two-dimensional convolutions with a memory, attention windows with a context, and one-dimensional
+base classes alone: two-dimensional convolutions with a memory, attention windows with a context, and one-dimensional
 signals.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,16 +11,14 @@ from functools import partial
 import mlx.core as mx
 
 from mlx_ltx_vae.backend.machine import Machine
-from mlx_ltx_vae.models.base import Decoder, Statistics
+from mlx_ltx_vae.models.base import Decoder
 from mlx_ltx_vae.models.layers.conv import make_window, pad
 from mlx_ltx_vae.models.noise import LatentNoise
 from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec, PaddingMode, Step
 from mlx_ltx_vae.shapes import Grid
 from mlx_ltx_vae.streaming.axis import Axis, Border, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
-from mlx_ltx_vae.streaming.delay import Delay, Trim
-from mlx_ltx_vae.streaming.driver import run_whole
-from mlx_ltx_vae.streaming.window import View, Window, window_starts
+from mlx_ltx_vae.streaming.window import Delay, Trim, View, Window, window_starts
 
 WIDTH = 6
 THREE = WindowSpec(3, 1, 1, 1)
@@ -36,25 +33,14 @@ def random_weights(spec: NetworkSpec) -> dict[str, mx.array]:
     }
 
 
-class Toy(ABC):
+class Toy(Decoder):
     """What the three have in common: random weights, and latents that are taken as they are."""
 
     dtype = mx.float32
-    statistics: Statistics | None = None
 
     def __init__(self, spec: NetworkSpec) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.weights = random_weights(spec)
-
-    def __call__(self, latents: mx.array) -> mx.array:
-        return run_whole(self.stages(StreamContext()), self.prepare(latents, None)).transpose(0, 4, 1, 2, 3)
-
-    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        return latents.transpose(0, 2, 3, 4, 1).astype(self.dtype)
-
-    @abstractmethod
-    def stages(self, context: StreamContext) -> list[Stage]:
-        """The stages from latents to pixels, as `Decoder.stages`."""
 
 
 # (a) Two-dimensional convolutions. Each memory block sees the frame before; growth makes two frames of each; in the end

@@ -247,7 +247,7 @@ class DecodeTask(Task):
         ranks = self._vae.ranks
         latents = self._file.map(statistics=self._vae.statistics, unnormalized=self._settings.unnormalized)
         self._check_statistics(latents)
-        self._vae.loaded  # noqa: B018  (before the clock starts)
+        self._vae.load()  # before the clock starts
         bar.enter("decoding")
         if self._work is Work.BATCH:
             ranks.work_alone()
@@ -280,7 +280,7 @@ class DecodeTask(Task):
         group = self._vae.ranks.group if self._work is Work.ROWS else None
         for index in self._videos:
             start = time.perf_counter()
-            chunks = self._vae.loaded.stream(latents.item(index), self.plan, group=group, **options)
+            chunks = self._vae.load().stream(latents.item(index), self.plan, group=group, **options)
             files = self._files[index].items() if self._writes else ()
             with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
                 sinks = [

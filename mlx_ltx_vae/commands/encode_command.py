@@ -212,7 +212,7 @@ class EncodeTask(Task):
             # Opened at once: an error if it cannot be written.
             overwrite = not self._vae.job.no_overwrite
             writer = stack.enter_context(LatentsWriter(output, overwrite=overwrite)) if ranks.is_first else None
-            vae = self._vae.loaded
+            vae = self._vae.load()
             bar.enter("encoding")
             start = time.perf_counter()
             frames = _Counted(video, bar)

@@ -57,7 +57,6 @@ class Job:
     json: bool
     quiet: bool
     debug: bool
-    stills: bool  # one picture per latent frame is enough
 
     @property
     def is_many(self) -> bool:
@@ -72,16 +71,19 @@ class LazyVAE:
         self.job, self.checkpoint, self.ranks = job, checkpoint, ranks
         self.machine = ranks.smallest(checkpoint.machine(job.network, job.dtype))
         self.plans: dict[Any, Any] = {}  # by what they depend on, for items that are alike
+        self._loaded: VideoVAE | None = None
 
     @cached_property
     def used(self) -> dict[str, str]:
         """What reports say of the network."""
         return self.checkpoint.used(self.job.network)
 
-    @cached_property
-    def loaded(self) -> VideoVAE:
-        chosen = {network: network == self.job.network for network in ("encoder", "decoder")}
-        return VideoVAE.from_pretrained(self.checkpoint, dtype=self.job.dtype, **chosen)
+    def load(self) -> VideoVAE:
+        """The network with its weights, which are read once."""
+        if self._loaded is None:
+            chosen = {network: network == self.job.network for network in ("encoder", "decoder")}
+            self._loaded = VideoVAE.from_pretrained(self.checkpoint, dtype=self.job.dtype, **chosen)
+        return self._loaded
 
     @cached_property
     def statistics(self) -> Statistics | None:
@@ -195,8 +197,6 @@ def run_job(job: Job, make_task: Callable[[LazyVAE, Item], Task]) -> None:
     listed = read_inputs(job.sources, with_sizes=is_encode)
     items = name_items(listed, job.pattern, is_dry_run=job.dry_run)
     checkpoint = ranks.together(job.open)
-    if job.stills:
-        checkpoint = checkpoint.for_stills()
     ranks.check_same(lambda: {"the checkpoints": checkpoint.description})
     ranks.check_same(lambda: {"the weights": checkpoint.sample()})
     vae = LazyVAE(job, checkpoint, Ranks() if job.is_many else ranks)
@@ -222,7 +222,7 @@ class _Run:
             return
         own = self._deal(items)
         if not self._job.dry_run and any(items[index].is_pending for index in own):
-            self._vae.loaded  # noqa: B018  (so that an error of the weights is not one of each item)
+            self._vae.load()  # so that an error of the weights is not one of each item
         self._run_many([items[index] for index in own])
         self._join(items, own)
         if self._ranks.is_first:

@@ -51,7 +51,6 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
     absent = "fail for inputs whose output exists, and replace nothing"
     existing.add_argument("-n", "--no-overwrite", action="store_true", help=absent)
     add_report_options(parser)
-    parser.set_defaults(stills=False)  # of `Job`
 
 
 def take(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

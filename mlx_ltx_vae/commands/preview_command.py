@@ -1,5 +1,7 @@
 """`python -m mlx_ltx_vae.preview`: latents to a small clip or a contact sheet, by a decoder that takes seconds."""
 
+from dataclasses import replace
+
 from .. import demo
 from ..video import is_sheet
 from . import decode_command
@@ -46,7 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_inputs(argv)
     decode_command.complete_inputs(parser, arguments, demo.LATENT_RGB, "preview.mp4", _CHOICES)
     arguments.is_silent = True
-    # Whose pictures need no more than one of each latent frame.
-    arguments.contact_sheet = arguments.stills = is_sheet(arguments.output or "")
+    arguments.contact_sheet = is_sheet(arguments.output or "")
     job, make_task = decode_command.make_job(parser, arguments)
+    if arguments.contact_sheet:  # whose pictures need no more than one of each latent frame
+        open_whole = job.open
+        job = replace(job, open=lambda: open_whole().for_stills())
     return run_command(lambda _: run_job(job, make_task), arguments, computes=not job.dry_run)

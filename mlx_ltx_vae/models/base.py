@@ -1,7 +1,6 @@
 """The contract between networks and the rest of the package, which knows no more of them than this.
 
-A `Family` finds its networks in a checkpoint, describes and makes them. A `Network` can be planned, streamed and tiled;
-a `DecoderModule` or an `EncoderModule` has what all networks with weights have in common.
+A `Family` finds its networks in a checkpoint, describes and makes them. A `Network` can be planned, streamed and tiled.
 """
 
 from abc import ABC, abstractmethod
@@ -53,26 +52,31 @@ class Statistics(NamedTuple):
         return latents.astype(mx.float32) * std + mean
 
 
-class Layer(Protocol):
-    """A module of a network."""
+class Network(nn.Module, ABC):
+    """An encoder or a decoder. Its first tensors, by the order of its spec, have its dtype.
 
-    def stages(self, context: StreamContext) -> list[Stage]:
-        """The layer's forward pass for a new stream: one stage per spec, with empty caches."""
+    Attributes:
+        statistics: those of its latents; None if it takes or returns normalized latents as they are.
+    """
 
-
-class Network(Protocol):
-    """An encoder or a decoder. One that is loaded from a checkpoint is an `mlx.nn.Module` too."""
-
-    @property
-    def spec(self) -> NetworkSpec: ...
-
-    @property
-    def dtype(self) -> mx.Dtype: ...
+    def __init__(self, spec: NetworkSpec, statistics: Statistics | None = None) -> None:
+        super().__init__()
+        self.spec = spec
+        self.statistics = statistics
 
     @property
-    def statistics(self) -> Statistics | None:
-        """Those of its latents; None if it takes or returns normalized latents as they are."""
+    def dtype(self) -> mx.Dtype:
+        *_, (name, _) = next(layer.weights for layer in self.spec.layers if layer.weights)  # a bias keeps its dtype
+        return self.at(name).dtype
 
+    def at(self, path: str) -> Any:
+        """The module or the array with this path, by which a checkpoint names it."""
+        value: Any = self
+        for part in path.split("."):
+            value = value[int(part) if isinstance(value, list) else part]
+        return value
+
+    @abstractmethod
     def stages(self, context: StreamContext) -> list[Stage]:
         """The forward pass of a new stream, with empty caches.
 
@@ -80,27 +84,74 @@ class Network(Protocol):
         """
 
 
-class Decoder(Network, Protocol):
+class Decoder(Network):
     """Decodes latents to pixels (B, T, H, W, 3), approximately in [-1, 1]."""
 
-    def __call__(self, latents: mx.array, /) -> mx.array:
-        """Decode a whole clip in one pass, normalized latents (B, C, T, H, W) to pixels (B, 3, F, H, W)."""
+    def __call__(self, latents: mx.array) -> mx.array:
+        """Decode normalized latents (B, C, T, H, W) to pixels (B, 3, F, H, W) in one pass, with noise of seed 0.
+
+        Its memory grows with the clip; `VideoVAE.stream` gives the same result. Latents that it cannot take are a
+        `LatentsError`.
+        """
+        return self.decode_whole(latents)
+
+    def decode_whole(self, latents: mx.array, timestep: float | None = None, steps: int | None = None) -> mx.array:
+        """As a call; see `VideoVAE.stream` for the timestep and the denoising steps."""
+        shape = check_latent_shape(self.spec, latents.shape)
+        draws = draw(self.spec, shape, self.dtype, timestep=timestep)
+        whole = (slice(0, shape.frames), slice(0, shape.height), slice(0, shape.width))
+        context = StreamContext(
+            timesteps=draws.timesteps(shape.batch),
+            noise_maps=draws.maps,
+            noise=draws.volumes,
+            denoising_steps=steps,
+        )
+        prepared = self.prepare(latents, draws.crop(whole))
+        return run_whole(self.stages(context), prepared).transpose(0, 4, 1, 2, 3)
 
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         """The input of the first stage (B, T, H, W, C) in `dtype`, for all normalized latents or a part of them.
 
         `latents` are (B, C, T, H, W); `noise` is theirs, and None if `spec.has_latent_noise` is false.
         """
+        if noise is not None and not noise.is_late:
+            latents = noise.mix(latents.astype(mx.float32))
+        if self.statistics is not None:
+            latents = self.statistics.denormalize(latents)
+        if noise is not None and noise.is_late:
+            latents = noise.mix(latents.astype(mx.float32))
+        return latents.transpose(0, 2, 3, 4, 1).astype(self.dtype)
 
 
-class Encoder(Network, Protocol):
+class Encoder(Network):
     """Encodes pixels (B, T, H, W, 3) in [-1, 1]."""
 
-    def __call__(self, pixels: mx.array, /) -> mx.array:
-        """Encode a whole clip in one pass, pixels (B, 3, F, H, W) to normalized latents (B, C, T, H, W)."""
+    def __call__(self, pixels: mx.array) -> mx.array:
+        """Encode pixels (B, 3, F, H, W) in [-1, 1] in one pass to normalized latents (B, C, F', H', W') in `dtype`.
+
+        Its memory grows with the clip; `VideoVAE.encode` gives the same. Frames that it cannot take are a
+        `LatentsError`, also those that would be left out.
+        """
+        if pixels.ndim != 5:
+            raise LatentsError(f"frames have the shape {pixels.shape}; expected (B, 3, F, H, W).")
+        check_frame_shape(self.spec, pixels.shape, pad=False)
+        if not self.spec.takes_any_length:
+            self.spec.scale.latent_grid(pixels.shape[2:])
+        frames = pixels.transpose(0, 2, 3, 4, 1).astype(self.dtype)
+        return self.to_latents(run_whole(self.stages(StreamContext()), frames))
 
     def to_latents(self, outputs: mx.array) -> mx.array:
         """Normalized latents (B, C, T', H', W') in `dtype`, from what the last stage returned (B, T', H', W', C)."""
+        latents = outputs.transpose(0, 4, 1, 2, 3)
+        return latents if self.statistics is None else self.statistics.normalize(latents).astype(self.dtype)
+
+
+class SoundEncoder(Encoder):
+    """Encodes sound, through a spectrogram (B, T, bins, 1, channels), to packed latents (B, C, T', 1, 1)."""
+
+    @abstractmethod
+    def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int = 256) -> Iterator[mx.array]:
+        """The input of the first stage, so many frames at a time, for a waveform in pieces (B, channels, n) float32."""
 
 
 class Config(Protocol):
@@ -126,16 +177,6 @@ class Config(Protocol):
         """The published VAE that this is, or "custom"."""
 
 
-class SoundEncoder(Network, Protocol):
-    """Encodes sound, through a spectrogram (B, T, bins, 1, channels)."""
-
-    def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int) -> Iterator[mx.array]:
-        """The input of the first stage, so many frames at a time, for a waveform in pieces (B, channels, n) float32."""
-
-    def to_latents(self, outputs: mx.array) -> mx.array:
-        """Normalized packed latents (B, C, T', 1, 1) in `dtype`, from what the last stage returned."""
-
-
 class SoundConfig(Config, Protocol):
     """The parsed configuration of an audio VAE. `latent_channels` are those of packed latents, channels * bins."""
 
@@ -156,84 +197,6 @@ class SoundConfig(Config, Protocol):
 
     def num_samples(self, latents: int) -> int:
         """The number of samples that so many latents decode to."""
-
-
-class NetworkModule(nn.Module, ABC):
-    """A network with weights. Its first tensors, by the order of its spec, have its dtype."""
-
-    def __init__(self, spec: NetworkSpec, statistics: Statistics | None = None) -> None:
-        super().__init__()
-        self.spec = spec
-        self.statistics = statistics
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        *_, (name, _) = next(layer.weights for layer in self.spec.layers if layer.weights)  # a bias keeps its dtype
-        value: Any = self
-        for part in name.split("."):
-            value = value[int(part) if isinstance(value, list) else part]
-        return value.dtype
-
-    @abstractmethod
-    def stages(self, context: StreamContext) -> list[Stage]:
-        """As those of `Network`."""
-
-
-class DecoderModule(NetworkModule):
-    """A `Decoder` with weights."""
-
-    def __call__(self, latents: mx.array) -> mx.array:
-        """Decode normalized latents (B, C, T, H, W) to pixels (B, 3, F, H, W) in one pass, with noise of seed 0.
-
-        Its memory grows with the clip; `VideoVAE.stream` gives the same result. Latents that it cannot take are a
-        `LatentsError`.
-        """
-        return self.decode_whole(latents)
-
-    def decode_whole(self, latents: mx.array, timestep: float | None = None, steps: int | None = None) -> mx.array:
-        """As a call; see `VideoVAE.stream` for the timestep and the denoising steps."""
-        shape = check_latent_shape(self.spec, latents.shape)
-        draws = draw(self.spec, shape, self.dtype, timestep=timestep)
-        whole = (slice(0, shape.frames), slice(0, shape.height), slice(0, shape.width))
-        context = StreamContext(
-            timesteps=draws.timesteps(shape.batch),
-            noise_maps=draws.maps,
-            noise=draws.volumes,
-            denoising_steps=steps,
-        )
-        prepared = self.prepare(latents, draws.crop(whole))
-        return run_whole(self.stages(context), prepared).transpose(0, 4, 1, 2, 3)
-
-    def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
-        if noise is not None and not noise.is_late:
-            latents = noise.mix(latents.astype(mx.float32))
-        if self.statistics is not None:
-            latents = self.statistics.denormalize(latents)
-        if noise is not None and noise.is_late:
-            latents = noise.mix(latents.astype(mx.float32))
-        return latents.transpose(0, 2, 3, 4, 1).astype(self.dtype)
-
-
-class EncoderModule(NetworkModule):
-    """An `Encoder` with weights."""
-
-    def __call__(self, pixels: mx.array) -> mx.array:
-        """Encode pixels (B, 3, F, H, W) in [-1, 1] in one pass to normalized latents (B, C, F', H', W') in `dtype`.
-
-        Its memory grows with the clip; `VideoVAE.encode` gives the same. Frames that it cannot take are a
-        `LatentsError`, also those that would be left out.
-        """
-        if pixels.ndim != 5:
-            raise LatentsError(f"frames have the shape {pixels.shape}; expected (B, 3, F, H, W).")
-        check_frame_shape(self.spec, pixels.shape, pad=False)
-        if not self.spec.takes_any_length:
-            self.spec.scale.latent_grid(pixels.shape[2:])
-        frames = pixels.transpose(0, 2, 3, 4, 1).astype(self.dtype)
-        return self.to_latents(run_whole(self.stages(StreamContext()), frames))
-
-    def to_latents(self, outputs: mx.array) -> mx.array:
-        latents = outputs.transpose(0, 4, 1, 2, 3)
-        return latents if self.statistics is None else self.statistics.normalize(latents).astype(self.dtype)
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)

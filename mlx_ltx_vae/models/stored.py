@@ -69,9 +69,9 @@ def grid(high: int, default: Sequence[int] | None = None) -> Key:
     return Key(lambda value: is_grid(value, high), f"expected three whole numbers from 1 to {high}", default)
 
 
-def choice(*known: Any) -> Key:
+def choice(*known: Any, default: Any = None) -> Key:
     """One of some values."""
-    return Key(lambda value: value in known, f"expected {' or '.join(map(repr, known))}")
+    return Key(lambda value: value in known, f"expected {' or '.join(map(repr, known))}", default)
 
 
 def only(value: Any) -> Key:
@@ -89,11 +89,13 @@ def needed(key: Key) -> Key:
     return key._replace(is_needed=True)
 
 
-def read_config(raw: Mapping[str, Any], keys: Mapping[str, Key], what: str) -> dict[str, Any]:
+def read_config(
+    raw: Mapping[str, Any], keys: Mapping[str, Key], what: str, *, refuses_others: bool = True
+) -> dict[str, Any]:
     """The values of `keys` in a configuration, defaults included; what is not valid is a `CheckpointError`.
 
-    So is a key that is not known, since it could change what the networks compute, unless it is switched off or private
-    (`_diffusers_version`). `what` names the configuration in errors.
+    So is, with `refuses_others`, a key that is not known, since it could change what the networks compute, unless it is
+    switched off or private (`_diffusers_version`). `what` names the configuration in errors.
     """
     values = {}
     for name, key in keys.items():
@@ -108,7 +110,8 @@ def read_config(raw: Mapping[str, Any], keys: Mapping[str, Key], what: str) -> d
                 f"{what} has {name} = {quote(values[name])}; {key.rule}; use the configuration that came with the "
                 "weights."
             )
-    for name in sorted(name for name in raw.keys() - keys.keys() if not name.startswith("_")):
+    others = raw.keys() - keys.keys() if refuses_others else ()
+    for name in sorted(name for name in others if not name.startswith("_")):
         if raw[name]:
             raise CheckpointError(
                 f"{what} has the unknown key {quote(name, 40)} = {quote(raw[name])}, which could change the result; "

@@ -11,13 +11,12 @@ import numpy as np
 from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import count_nonfinite, to_mlx
 from ..errors import DecodeError, LatentsError, PlanError
-from ..models.base import Decoder, Network, SoundEncoder, Statistics
+from ..models.base import Decoder, Network, SoundEncoder
 from ..models.noise import LatentNoise, draw
 from ..models.specs import NetworkSpec
 from ..planning.plan import AudioEncodePlan, AudioPlan
 from ..streaming.axis import Axis
 from ..streaming.context import Stage, StreamContext
-from ..streaming.driver import run_whole
 from .chunk_stream import ChunkStream, check_cancelled, join_parts
 from .encode_run import encoded
 from .latent_sources import LatentPreprocess, LatentSource, check_finite
@@ -40,25 +39,14 @@ class AudioStream(ChunkStream[AudioChunk]):
         self.sample_rate, self.num_samples = plan.sample_rate, plan.num_samples
 
 
-@dataclass(frozen=True)
-class SoundNetwork:
+class SoundNetwork(Decoder):
     """An audio decoder and its vocoder as one `Decoder`, of packed latents (B, C, T, 1, 1) to (B, T', 1, 1, 2)."""
-
-    decoder: Decoder
-    vocoder: Network
 
     dtype = mx.float32  # of the vocoder
 
-    @property
-    def spec(self) -> NetworkSpec:
-        return join_specs(self.decoder.spec, self.vocoder.spec)
-
-    @property
-    def statistics(self) -> Statistics | None:
-        return self.decoder.statistics
-
-    def __call__(self, latents: mx.array) -> mx.array:
-        return run_whole(self.stages(StreamContext()), self.prepare(latents, None)).transpose(0, 4, 1, 2, 3)
+    def __init__(self, decoder: Decoder, vocoder: Network) -> None:
+        super().__init__(join_specs(decoder.spec, vocoder.spec), decoder.statistics)
+        self.decoder, self.vocoder = decoder, vocoder
 
     def prepare(self, latents: mx.array, noise: LatentNoise | None) -> mx.array:
         return self.decoder.prepare(latents, noise)

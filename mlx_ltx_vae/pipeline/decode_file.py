@@ -2,21 +2,19 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 import mlx.core as mx
 
-from ..errors import LatentsError, PlanError
+from ..errors import LatentsError
 from ..frame_rate import Rate, parse_fps
 from ..planning.plan import DecodePlan
 from ..video import check_output, check_output_options, open_sink
 from ..video.sink import SinkOptions
-from .chunk_stream import arrays_released
 from .decode_run import DecodeStream
-from .latent_sources import LatentInput, is_whole
 from .postprocess import FrameChunk, write_levels
 from .progress import Progress, show_progress
 from .run import peek
@@ -52,53 +50,47 @@ class DecodeReport:
         return {**vars(self), "fps": float(self.fps), "plan": plan}
 
 
-@dataclass(frozen=True)
+@dataclass
 class FileDecode:
-    """Decodes latents to a file; see `VideoVAE.decode_to_file`. `make_plan` and `stream` are those of the VAE."""
+    """Writes a decode to a file; see `VideoVAE.decode_to_file`. A `WriterError` for options that it cannot have."""
 
-    make_plan: Callable[..., DecodePlan]
-    stream: Callable[..., DecodeStream]
     path: str | os.PathLike
     fps: Rate
     output: SinkOptions
+    start: float = field(default_factory=time.perf_counter)
+    video: dict[str, Any] = field(default_factory=dict)
 
-    def run(
-        self, latents: LatentInput, plan: DecodePlan | None, memory_budget: str | int | None, progress: Progress
-    ) -> DecodeReport:
-        start, bit_depth = time.perf_counter(), self.output.bit_depth
+    def __post_init__(self) -> None:
         check_output_options(self.path, self.output, fps=self.fps)
-        video: dict[str, Any] = {"fps": self.fps, "options": self.output}
-        if plan is None and is_whole(latents):
-            plan = self.make_plan(latents.shape, memory_budget=memory_budget, bit_depth=bit_depth)
-        elif memory_budget is not None:
-            raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
-        if plan is not None and is_whole(latents):
-            video |= {"size": plan.frame_size, "num_frames": plan.num_frames}
-            check_output(self.path, **video)
+
+    def check(self, plan: DecodePlan) -> None:
+        """Raise what writing would raise, for the frames of a plan. Those of latents that arrive are not known yet."""
+        self.video = {"size": plan.frame_size, "num_frames": plan.num_frames}
+        check_output(self.path, fps=self.fps, options=self.output, **self.video)
+
+    def write(self, stream: DecodeStream, plan: DecodePlan | None, progress: Progress) -> DecodeReport:
+        """Write all chunks."""
         first_frame, num_frames = 0.0, 0
 
         def counted(chunk: FrameChunk) -> FrameChunk:
             nonlocal first_frame, num_frames
-            first_frame = first_frame or time.perf_counter() - start
+            first_frame = first_frame or time.perf_counter() - self.start
             num_frames += chunk.frames.shape[1]
             return chunk
 
-        with arrays_released(), self.stream(latents, plan, bit_depth=bit_depth) as stream:
-            chunks: Iterable[FrameChunk] = stream
-            if "size" not in video:
-                first, chunks = peek(stream, "there are no latents to decode.")
-                batch, _, height, width, _ = first.frames.shape
-                video["size"] = width, height
-                del first  # its buffer is free when it is written
-            else:
-                batch = plan.latent_shape.batch if plan else 1
-            if batch > 1:
-                raise LatentsError(f"{self.path}: is one video, and these latents are {batch}; write each.")
-            total = video.get("num_frames")
-            shown = show_progress(map(counted, chunks), progress, total, name=os.fspath(self.path))
-            with open_sink(self.path, **video) as sink:
-                write_levels(shown, sink.write, bit_depth)
-        width, height = video["size"]
-        seconds, peak = time.perf_counter() - start, mx.get_peak_memory()
-        rate = parse_fps(self.fps)
+        chunks: Iterable[FrameChunk] = stream
+        batch = plan.latent_shape.batch if plan else 1
+        if not self.video:
+            first, chunks = peek(stream, "there are no latents to decode.")
+            batch, _, height, width, _ = first.frames.shape
+            self.video["size"] = width, height
+            del first  # its buffer is free when it is written
+        if batch > 1:
+            raise LatentsError(f"{self.path}: is one video, and these latents are {batch}; write each.")
+        total = self.video.get("num_frames")
+        shown = show_progress(map(counted, chunks), progress, total, name=os.fspath(self.path))
+        with open_sink(self.path, fps=self.fps, options=self.output, **self.video) as sink:
+            write_levels(shown, sink.write, self.output.bit_depth)
+        width, height = self.video["size"]
+        seconds, peak, rate = time.perf_counter() - self.start, mx.get_peak_memory(), parse_fps(self.fps)
         return DecodeReport(os.fspath(self.path), num_frames, width, height, rate, seconds, first_frame, peak, plan)

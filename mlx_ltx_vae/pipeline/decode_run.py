@@ -21,7 +21,7 @@ from ..planning.plan import DecodePlan, Order
 from ..planning.tiles import tile_spec
 from ..shapes import Grid
 from ..streaming.context import StreamContext
-from ..tiling.intervals import Interval
+from ..tiling.layout import Interval
 from .chunk_stream import PictureStream, check_cancelled
 from .frame_buffer import FrameBuffer
 from .latent_sources import (

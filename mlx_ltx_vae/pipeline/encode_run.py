@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypedDict
 
 import mlx.core as mx
 
@@ -23,6 +24,15 @@ from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess
 from .run import Run, make_bands
 
 
+class EncodeOptions(TypedDict, total=False):
+    """The options of `VideoVAE.encode`, which documents them."""
+
+    tiling: TilingConfig | None
+    tile_batch_size: int
+    pad: bool
+    group: mx.distributed.Group | None
+
+
 class EncodeStream(PictureStream[mx.array]):
     """The latents of one encode, (B, C, n, H', W') each, in order along time."""
 
@@ -38,10 +48,10 @@ class EncodePipeline:
     encoder: Encoder
     is_promoted: bool
     make_plan: Callable[..., EncodePlan]
-    tiling: TilingConfig | None
-    tile_batch_size: int
-    pad: bool
-    group: mx.distributed.Group | None
+    tiling: TilingConfig | None = None
+    tile_batch_size: int = 1
+    pad: bool = False
+    group: mx.distributed.Group | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
     bands: list[RowBands] = field(default_factory=list)  # those of the run, if it has any, once it is made
 

@@ -11,8 +11,7 @@ from ..errors import LatentsError
 from ..models.base import Decoder
 from ..models.noise import Draws, LatentBox
 from ..streaming.axis import Axis
-from ..tiling.intervals import Interval
-from ..tiling.layout import TileBox
+from ..tiling.layout import Interval, TileBox
 from .postprocess import FrameFlags
 from .run import Source
 

@@ -20,12 +20,10 @@ from ..models.base import Network
 from ..planning.plan import DecodePlan, Mode, Order, Plan
 from ..shapes import Grid
 from ..streaming.axis import Axis
-from ..streaming.chain import run_chain
 from ..streaming.context import StreamContext, TilePart
-from ..streaming.driver import run, run_whole
+from ..streaming.driver import run, run_chain, run_whole
 from ..tiling.blend import SpatialBlender, blend_tiles
-from ..tiling.intervals import Interval
-from ..tiling.layout import Tile, TileBox, TileLayout, tile_batches
+from ..tiling.layout import Interval, Tile, TileBox, TileLayout, tile_batches
 
 Part = TypeVar("Part")
 

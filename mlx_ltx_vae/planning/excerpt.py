@@ -8,7 +8,7 @@ from ..errors import PlanError
 from ..models.specs import NetworkSpec
 from ..shapes import LatentShape
 from ..streaming.axis import Axis, Border
-from ..tiling.intervals import Interval
+from ..tiling.layout import Interval
 from .receptive_field import needed
 
 

@@ -7,8 +7,7 @@ from typing import Any, Literal, TypeVar
 from ..errors import PlanError
 from ..models.specs import NetworkSpec
 from ..tiling.config import TilingConfig
-from ..tiling.intervals import Interval
-from ..tiling.layout import check_batch_size
+from ..tiling.layout import Interval, check_batch_size
 from .plan import Mode, Order
 
 #: What the arguments `mode`, `order` and `bit_depth` accept.

@@ -8,8 +8,7 @@ from ..backend.machine import Machine
 from ..shapes import Grid, LatentShape, SoundRules, format_size
 from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
-from ..tiling.intervals import Interval
-from ..tiling.layout import TileLayout
+from ..tiling.layout import Interval, TileLayout
 from ..units import byte_unit, format_bytes, format_count, format_seconds
 from .excerpt import Excerpt
 from .memory import Memory, is_cache_tight

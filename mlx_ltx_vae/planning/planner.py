@@ -13,8 +13,7 @@ from ..models.specs import NetworkSpec
 from ..shapes import Grid, LatentShape
 from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
-from ..tiling.intervals import Interval
-from ..tiling.layout import tile_batches
+from ..tiling.layout import Interval, tile_batches
 from ..units import MB, format_bytes, parse_bytes
 from .clip import Clip
 from .excerpt import make_excerpt

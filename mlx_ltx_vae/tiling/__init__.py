@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING
 from ..backend.mlx_import import lazy_names
 from ..errors import TilingError
 from .config import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, parse_tile, preset
-from .helpers import (
-    DimensionIntervals,
-    compute_trapezoidal_mask_1d,
-    map_spatial_slice,
-    map_temporal_slice,
-    split_in_spatial,
-    split_in_temporal,
-)
+from .layout import DimensionIntervals, split_in_spatial, split_in_temporal
 
 if TYPE_CHECKING:
-    from .blend import decode_with_tiling
+    from .blend import compute_trapezoidal_mask_1d, decode_with_tiling, map_spatial_slice, map_temporal_slice
 else:
-    __getattr__ = lazy_names(__name__, {"decode_with_tiling": ".blend"})
+    _LAZY = ("compute_trapezoidal_mask_1d", "decode_with_tiling", "map_spatial_slice", "map_temporal_slice")
+    __getattr__ = lazy_names(__name__, dict.fromkeys(_LAZY, ".blend"))
 
 __all__ = [
     "PRESETS", "DimensionIntervals", "SpatialTilingConfig", "TemporalTilingConfig", "TilingConfig", "TilingError",

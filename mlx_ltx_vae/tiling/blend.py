@@ -13,11 +13,21 @@ from typing import Any
 import mlx.core as mx
 
 from ..backend.device import is_memory_short
-from ..errors import DecodeError, LatentsError, PlanError
+from ..errors import DecodeError, LatentsError, PlanError, TilingError
 from ..shapes import ScaleFactors
 from .config import TilingConfig
-from .intervals import Mask
-from .layout import BlendAxis, Tile, TileLayout, tile_batches
+from .layout import (
+    BlendAxis,
+    Interval,
+    Mask,
+    Tile,
+    TileAxis,
+    TileLayout,
+    space_axis,
+    tile_batches,
+    time_axis,
+    trapezoid,
+)
 
 #: Gives the results (B, n, h, w, C) of tiles of equal shape, one per tile, in a list that the caller empties.
 RunTiles = Callable[[list[Tile]], list[mx.array]]
@@ -225,3 +235,31 @@ def _add_into(frames: mx.array, where: tuple[slice, ...], addend: mx.array) -> N
 def _check_shape(array: mx.array, expected: tuple[int, ...], what: str) -> None:
     if array.shape != expected:
         raise DecodeError(f"{what} has the shape {array.shape}, but {expected} was expected for this layout.")
+
+
+def compute_trapezoidal_mask_1d(
+    length: int, ramp_left: int, ramp_right: int, left_starts_from_0: bool = False
+) -> mx.array:
+    """A float32 mask (length,) that rises over `ramp_left` positions, stays at 1, and falls over `ramp_right`.
+
+    Ramps longer than the mask are shortened to it, and negative ramps count as 0.
+    """
+    if length < 1:
+        raise TilingError(f"a mask of length {length} has no positions; it must have at least 1.")
+    return mx.array(trapezoid(length, max(ramp_left, 0), max(ramp_right, 0), from_zero=left_starts_from_0))
+
+
+def map_spatial_slice(begin: int, end: int, left_ramp: int, right_ramp: int, scale: int) -> tuple[slice, mx.array]:
+    """The pixels of an interval of latent cells, as a slice, and their mask, at `scale` pixels per cell."""
+    return _slice_and_mask(space_axis([Interval(begin, end, left_ramp, right_ramp)], scale))
+
+
+def map_temporal_slice(begin: int, end: int, left_ramp: int, right_ramp: int, scale: int) -> tuple[slice, mx.array]:
+    """The frames of an interval of latent frames, as a slice, and their mask, at `scale` frames per latent frame."""
+    return _slice_and_mask(time_axis([Interval(begin, end, left_ramp, right_ramp)], scale))
+
+
+def _slice_and_mask(axis: TileAxis) -> tuple[slice, mx.array]:
+    (interval,) = axis.pixels
+    mask = compute_trapezoidal_mask_1d(interval.length, interval.left_ramp, interval.right_ramp, axis.from_zero)
+    return interval.as_slice, mask

@@ -10,8 +10,7 @@ import mlx.nn as nn
 
 from ...backend.device import backend
 from ...backend.mlx_utils import to_float
-from ...models.convolution.formulations import Padding
-from ...models.convolution.module import Conv3d
+from ...models.convolution.conv3d import Conv3d, Padding
 from ...models.convolution.rules import ConvShape, choose
 from ...models.layers.conv import CausalConv3d
 from ...models.specs import Activation

@@ -1,10 +1,19 @@
-"""The configuration of an audio VAE and its vocoder. No MLX."""
+"""The configuration of an audio VAE and its vocoder, and how JSON states it. No MLX.
+
+    {"audio_vae": {"model": {"params": {"ddconfig": {...}}}, "preprocessing": {...}}, "vocoder": {...}}
+
+The vocoder of LTX-2 is one JSON object; that of later releases has a `vocoder` and a `bwe` in it.
+"""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+from ...errors import CheckpointError
 from ...shapes import Scaled, ScaleFactors
-from ..vocoder.config import VocoderConfig
+from ..stored import Key, choice, flag, is_list, is_number, is_whole, listing, needed, only, read_config, whole
+from ..vocoder.specs import End, ExtensionConfig, GeneratorConfig, VocoderConfig
 
 
 class Norm(enum.Enum):
@@ -92,3 +101,185 @@ class AudioConfig(Scaled):
         """The number of samples that so many latents decode to."""
         assert self.vocoder is not None
         return self.vocoder.num_samples(self.mel_frames(latents))
+
+
+_MAX, _MAX_RATE, _MAX_STAGES = 2**16, 10**6, 32
+_CAUSALITIES = {"height": Causality.TIME, "width": Causality.FREQUENCY, "none": Causality.NONE, None: Causality.NONE}
+
+
+def _is_positive(value: Any) -> bool:
+    return is_whole(value, _MAX)
+
+
+_NUMBER, _RATE = needed(whole(_MAX)), needed(whole(_MAX_RATE))
+_NUMBERS = needed(listing(_is_positive, _MAX_STAGES, "whole numbers above 0"))
+_USUAL = MelConfig()
+_FREQUENCY = Key(lambda value: is_number(value) and 0 <= value <= _MAX_RATE, f"expected a number from 0 to {_MAX_RATE}")
+
+_VAE_KEYS = {
+    "attn_type": only("vanilla"),
+    "resamp_with_conv": only(True),
+    "give_pre_end": only(False),
+    "tanh_out": only(False),
+    "ch": _NUMBER,
+    "ch_mult": _NUMBERS,
+    "num_res_blocks": _NUMBER,
+    "z_channels": _NUMBER,
+    "out_ch": whole(_MAX, 2),
+    "resolution": whole(_MAX, 256),
+    "attn_resolutions": Key(
+        lambda value: not value or is_list(value, _is_positive, _MAX_STAGES), "expected a list of whole numbers above 0"
+    ),
+    "norm_type": choice(*(norm.value for norm in Norm), default=Norm.PIXEL.value),
+    "causality_axis": choice(*_CAUSALITIES, default="height"),
+    "mid_block_add_attention": flag(True),
+    "mel_bins": whole(_MAX),
+}
+# Of what makes the spectrogram. Where that is not stated, as published.
+_MEL_KEYS = {
+    "audio": {"sampling_rate": whole(_MAX_RATE, _USUAL.sample_rate)},
+    "stft": {"hop_length": whole(_MAX, _USUAL.hop), "filter_length": whole(_MAX, _USUAL.window)},
+    "mel": {
+        "n_mel_channels": whole(_MAX, _USUAL.bins),
+        "mel_fmin": _FREQUENCY._replace(default=_USUAL.low),
+        "mel_fmax": _FREQUENCY._replace(default=_USUAL.high),
+    },
+}
+# `apply_final_activation` is in the files, and the reference does not read it.
+_GENERATOR_KEYS = {
+    "stereo": only(True),
+    "resblock": choice("1", "AMP1", default="1"),
+    "upsample_rates": _NUMBERS,
+    "upsample_kernel_sizes": _NUMBERS,
+    "resblock_dilation_sizes": needed(
+        listing(lambda value: is_list(value, _is_positive, _MAX_STAGES), _MAX_STAGES, "lists of whole numbers")
+    ),
+    "resblock_kernel_sizes": _NUMBERS,
+    "upsample_initial_channel": _NUMBER,
+    "use_tanh_at_final": flag(True),
+    "use_bias_at_final": flag(True),
+}
+_EXTENSION_KEYS = {
+    "bwe_final_act_fn": only(None),  # diffusers' name of an activation at its end
+    "num_mels": whole(_MAX),
+    "hop_length": _NUMBER,
+    "n_fft": _NUMBER,
+    "win_size": whole(_MAX),
+    "input_sampling_rate": _RATE,
+    "output_sampling_rate": _RATE,
+}
+
+
+def parse_config(raw: Mapping[str, Any], source: str) -> AudioConfig:
+    """The configuration that a JSON object states. Raises a `CheckpointError` for what is wrong or not supported."""
+    model = _object(raw, "audio_vae", source)
+    params = _object(_object(model, "model", source), "params", source)
+    values = _read(_object(params, "ddconfig", source), _VAE_KEYS, source)
+    multipliers, attended = tuple(values["ch_mult"]), values["attn_resolutions"] or ()
+    mel = _parse_mel(model.get("preprocessing"), values["mel_bins"], source)
+    scale = 2 ** (len(multipliers) - 1)
+    if mel.bins % scale:
+        raise CheckpointError(
+            f"{source}: {mel.bins} mel bins are not a multiple of {scale}; correct its configuration."
+        )
+    levels = (level for level in range(len(multipliers)) if values["resolution"] >> level in attended)
+    vocoder = raw.get("vocoder")
+    return AudioConfig(
+        channels=values["z_channels"],
+        width=values["ch"],
+        multipliers=multipliers,
+        num_blocks=values["num_res_blocks"],
+        mel=mel,
+        audio_channels=values["out_ch"],
+        norm=Norm(values["norm_type"]),
+        causality=_CAUSALITIES[values["causality_axis"]],
+        attention_levels=frozenset(levels),
+        has_mid_attention=values["mid_block_add_attention"],
+        vocoder=None if vocoder is None else _parse_vocoder(_object(raw, "vocoder", source), mel, source),
+    )
+
+
+def _parse_mel(preprocessing: Any, bins: int | None, source: str) -> MelConfig:
+    stated = preprocessing if isinstance(preprocessing, Mapping) else {}
+    values: dict[str, Any] = {}
+    for name, keys in _MEL_KEYS.items():
+        part = stated.get(name)
+        values |= _read(part if isinstance(part, Mapping) else {}, keys, source)
+    return MelConfig(
+        sample_rate=values["sampling_rate"],
+        hop=values["hop_length"],
+        window=values["filter_length"],
+        bins=bins or values["n_mel_channels"],
+        low=float(values["mel_fmin"]),
+        high=float(values["mel_fmax"]),
+    )
+
+
+def _parse_vocoder(raw: Mapping[str, Any], mel: MelConfig, source: str) -> VocoderConfig:
+    inputs = 2 * mel.bins
+    if "bwe" not in raw:
+        generator = _parse_generator(raw, inputs, source)
+        return VocoderConfig(generator, sample_rate=generator.scale * mel.sample_rate // mel.hop)
+    second = _object(raw, "bwe", source)
+    values = _read(second, _EXTENSION_KEYS, source)
+    first = _parse_generator(_object(raw, "vocoder", source), inputs, source)
+    bins = values["num_mels"] or mel.bins
+    extension = ExtensionConfig(
+        generator=replace(_parse_generator(second, 2 * bins, source), end=End.NONE),
+        hop=values["hop_length"],
+        window=values["n_fft"],
+        bins=bins,
+        input_rate=values["input_sampling_rate"],
+        output_rate=values["output_sampling_rate"],
+    )
+    made = first.scale * mel.sample_rate // mel.hop
+    if made != extension.input_rate or extension.hop * extension.output_rate != extension.generator.scale * made:
+        raise CheckpointError(
+            f"{source}: its vocoder makes {made} samples per second, then {extension.generator.scale} of "
+            f"{extension.hop}, but states rates of {extension.input_rate} and {extension.output_rate}; correct its "
+            "configuration."
+        )
+    if values["win_size"] not in (None, extension.window):
+        raise CheckpointError(f"{source}: a win_size other than the n_fft {extension.window} is not supported.")
+    return VocoderConfig(first, extension.output_rate, extension)
+
+
+def _parse_generator(raw: Mapping[str, Any], in_channels: int, source: str) -> GeneratorConfig:
+    values = _read(raw, _GENERATOR_KEYS, source)
+    is_antialiased = values["resblock"] == "AMP1"
+    if is_antialiased:
+        _read(raw, {"activation": only("snakebeta")}, source)
+    rates, kernels = tuple(values["upsample_rates"]), tuple(values["upsample_kernel_sizes"])
+    dilations, block_kernels = values["resblock_dilation_sizes"], values["resblock_kernel_sizes"]
+    width = values["upsample_initial_channel"]
+    is_consistent = len(rates) == len(kernels) and len(block_kernels) == len(dilations) and width % 2 ** len(rates) == 0
+    if not is_consistent or any(
+        kernel < rate or (kernel - rate) % 2 for rate, kernel in zip(rates, kernels, strict=True)
+    ):
+        raise CheckpointError(
+            f"{source}: a vocoder with rates {list(rates)}, kernels {list(kernels)} and {width} channels is not "
+            "possible; correct its configuration."
+        )
+    return GeneratorConfig(
+        in_channels=in_channels,
+        width=width,
+        rates=rates,
+        kernels=kernels,
+        block_kernels=tuple(block_kernels),
+        dilations=tuple(map(tuple, dilations)),
+        is_antialiased=is_antialiased,
+        end=End.TANH if values["use_tanh_at_final"] else End.CLAMP,
+        has_final_bias=values["use_bias_at_final"],
+    )
+
+
+def _read(raw: Mapping[str, Any], keys: Mapping[str, Key], source: str) -> dict[str, Any]:
+    """The files have many other keys, of training too."""
+    return read_config(raw, keys, f"{source}: its configuration", refuses_others=False)
+
+
+def _object(raw: Mapping[str, Any], key: str, source: str) -> Mapping[str, Any]:
+    value = raw.get(key)
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"{source}: its configuration has no object {key!r}; use that of the original file.")
+    return value

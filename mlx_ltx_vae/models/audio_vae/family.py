@@ -1,17 +1,289 @@
-"""The audio VAE and the vocoder of LTX-2, LTX-2.3 and LTX-2.5, and what `info` says about them."""
+"""The audio VAE and the vocoder of LTX-2, LTX-2.3 and LTX-2.5: how checkpoints name and state them; what `info` says.
+
+A configuration is as the original states it, in the vocabulary of diffusers, or inferred from the tensors.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from ...errors import CheckpointError
-from ..base import Description, Family, Network, NetworkDescription, Statistics
-from ..specs import NetworkSpec
-from ..vocoder.extension import make_vocoder
-from ..vocoder.specs import vocoder_spec
-from .config import AudioConfig
-from .configuration import choose_config, configure
-from .names import find
+from ..base import NETWORKS, Configuration, Description, Family, Found, Network, NetworkDescription, Statistics, Stored
+from ..specs import NetworkSpec, Shapes
+from ..stored import find_statistics
+from ..vocoder.networks import make_vocoder
+from ..vocoder.specs import VocoderConfig, vocoder_spec
+from .config import AudioConfig, parse_config
 from .networks import AudioDecoder, AudioEncoder
 from .specs import decoder_spec, encoder_spec
 
+# Prefixes of a network's names: the original files, whole models of other programs, and files of the audio VAE alone.
+_ROOTS = ("audio_vae.", "model.audio_vae.", "")
+_VOCODER_PREFIXES = ("vocoder.", "audio_vae.vocoder.", "model.vocoder.", "")
+_VOCODER_PARTS = ("vocoder.", "bwe_generator.", "mel_stft.")
+_GENERATOR_STEMS = ("conv_pre.", "ups.", "resblocks.", "act_post.", "conv_post.")
+_FIRST, _SECOND = "vocoder.conv_pre.weight", "bwe_generator.conv_pre.weight"
+_MEAN_NAMES = ("mean_of_means", "latents_mean")
+_STD_NAMES = ("std_of_means", "latents_std")
+# The names of diffusers for those of the original files.
+_DIFFUSERS = (
+    (re.compile(r"\bconv_in\b"), "conv_pre"),
+    (re.compile(r"\bconv_out\b"), "conv_post"),
+    (re.compile(r"\bact_out\b"), "act_post"),
+    (re.compile(r"\bupsamplers\b"), "ups"),
+    (re.compile(r"\bresnets\b"), "resblocks"),
+    (re.compile(r"\bdownsample\.filter\b"), "downsample.lowpass.filter"),
+)
+
+_VAE_CLASS, _VOCODER_CLASS = "AutoencoderKLLTX2Audio", "LTX2Vocoder"
+# The rate of each published transposed convolution, by its kernel.
+_RATES = {16: 6, 15: 5, 12: 6, 11: 5, 8: 2, 4: 2}
+_DILATIONS = [1, 3, 5]
+_RESOLUTION = 256
+_EXTENSION = {
+    "input_sampling_rate": 16000,
+    "output_sampling_rate": 48000,
+    "hop_length": 80,
+    "n_fft": 512,
+    "win_size": 512,
+    "num_mels": 64,
+}
+_ANTIALIASED = {"resblock": "AMP1", "activation": "snakebeta", "use_tanh_at_final": False, "use_bias_at_final": False}
+# diffusers' names of what a generator's configuration states.
+_GENERATOR_KEYS = {
+    "hidden_channels": "upsample_initial_channel",
+    "upsample_factors": "upsample_rates",
+    "upsample_kernel_sizes": "upsample_kernel_sizes",
+    "resnet_kernel_sizes": "resblock_kernel_sizes",
+    "resnet_dilations": "resblock_dilation_sizes",
+    "final_bias": "use_bias_at_final",
+}
+_VAE_KEYS = {
+    "base_channels": "ch",
+    "output_channels": "out_ch",
+    "ch_mult": "ch_mult",
+    "num_res_blocks": "num_res_blocks",
+    "attn_resolutions": "attn_resolutions",
+    "in_channels": "in_channels",
+    "resolution": "resolution",
+    "latent_channels": "z_channels",
+    "norm_type": "norm_type",
+    "causality_axis": "causality_axis",
+    "mid_block_add_attention": "mid_block_add_attention",
+    "mel_bins": "mel_bins",
+}
+_EXTENSION_KEYS = {
+    "filter_length": "n_fft",
+    "hop_length": "hop_length",
+    "window_length": "win_size",
+    "num_mel_channels": "num_mels",
+    "input_sampling_rate": "input_sampling_rate",
+    "output_sampling_rate": "output_sampling_rate",
+}
 _MAX_KERNEL = 32
+
+
+def find(shapes: Shapes) -> Found:
+    """The `find` of the family: encoder, decoder and vocoder, and the statistics of the latents."""
+    networks = {network: names for network in NETWORKS if (names := _find_network(shapes, network))}
+    if vocoder := _find_vocoder(shapes):
+        networks["vocoder"] = vocoder
+    return Found(networks, find_statistics(shapes, _ROOTS, _MEAN_NAMES, _STD_NAMES))
+
+
+def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
+    for prefix in (f"{root}{network}." for root in _ROOTS):
+        inside = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
+        conv_in = inside.get("conv_in.conv.weight")
+        if conv_in is not None and len(shapes[conv_in]) == 4 and "mid.block_1.conv1.conv.weight" in inside:
+            return inside
+    return {}
+
+
+def _find_vocoder(shapes: Shapes) -> dict[str, str]:
+    candidates = [_inside(shapes, prefix) for prefix in _VOCODER_PREFIXES]
+    for names in candidates:
+        if _SECOND in names and _FIRST in names:
+            return names
+        if _SECOND in names and "conv_pre.weight" in names:  # an MLX pack, with the first generator one level up
+            return {
+                name if name.startswith(_VOCODER_PARTS) else f"vocoder.{name}": stored for name, stored in names.items()
+            }
+    return next((names for names in candidates if "conv_pre.weight" in names), {})
+
+
+def _inside(shapes: Shapes, prefix: str) -> dict[str, str]:
+    """Tensors with a prefix by the original names; without a prefix, those that can be a vocoder's."""
+    names = {_original_name(name.removeprefix(prefix)): name for name in shapes if name.startswith(prefix)}
+    return {
+        name: stored
+        for name, stored in names.items()
+        if not name.endswith(".inverse_basis")  # nothing uses it
+        and (prefix or name.startswith((*_VOCODER_PARTS, *_GENERATOR_STEMS)))
+    }
+
+
+def _original_name(name: str) -> str:
+    for pattern, original in _DIFFUSERS:
+        name = pattern.sub(original, name)
+    return name
+
+
+def choose_config(contents: Iterable[object]) -> Mapping[str, Any] | None:
+    """The `choose_config` of the family: audio VAE and vocoder may be stated in a file each."""
+    stated: dict[str, Any] = {}
+    for content in contents:
+        if not isinstance(content, Mapping):
+            continue
+        inner = content.get("vae")
+        if isinstance(inner, Mapping) and "audio_vae" in inner:  # of a converted checkpoint
+            content = inner
+        name = str(content.get("_class_name"))
+        if isinstance(content.get("audio_vae"), Mapping):
+            stated.setdefault("audio_vae", content["audio_vae"])
+        elif name == _VAE_CLASS:
+            stated.setdefault("audio_vae", _vae_from_diffusers(content))
+        if isinstance(content.get("vocoder"), Mapping):
+            stated.setdefault("vocoder", content["vocoder"])
+        elif name.startswith(_VOCODER_CLASS):
+            stated.setdefault("vocoder", _vocoder_from_diffusers(content, is_extended=name != _VOCODER_CLASS))
+    return stated or None
+
+
+def configure(stated: Mapping[str, Any] | AudioConfig | None, stored: Stored) -> Configuration[AudioConfig]:
+    """The `configure` of the family: what is not stated is inferred from the tensors."""
+    if isinstance(stated, AudioConfig):
+        return Configuration(stated, {})
+    raw = dict(stated or {})
+    vae = stored.networks.get("decoder") or stored.networks.get("encoder")
+    vocoder = stored.networks.get("vocoder")
+    if "audio_vae" not in raw:
+        if vae is None:
+            raise CheckpointError(f"{stored.source}: it has a vocoder and no audio VAE; give the folder with both.")
+        network = "decoder" if "decoder" in stored.networks else "encoder"
+        raw["audio_vae"] = _infer_vae(_Tensors(vae, f"{stored.source}: its {network}"), is_decoder=network == "decoder")
+    if vocoder is None:
+        raw.pop("vocoder", None)
+    elif "vocoder" not in raw:
+        raw["vocoder"] = _infer_vocoder(_Tensors(vocoder, f"{stored.source}: its vocoder"), stored.source)
+    config = parse_config(raw, stored.source)
+    return Configuration(replace(config, generation=_generation(config.vocoder)), raw)
+
+
+def _generation(vocoder: VocoderConfig | None) -> str:
+    if vocoder is None:
+        return "audio VAE without a vocoder"
+    return "LTX-2 audio" if vocoder.extension is None else "LTX-2.3 audio"
+
+
+def _vae_from_diffusers(stated: Mapping[str, Any]) -> dict[str, Any]:
+    config = {own: stated[name] for name, own in _VAE_KEYS.items() if stated.get(name) is not None}
+    usual = {"norm_type": "pixel", "causality_axis": stated.get("causality_axis"), "mid_block_add_attention": False}
+    audio = {"sampling_rate": stated.get("sample_rate", 16000)}
+    stft = {"hop_length": stated.get("mel_hop_length", 160)}
+    return {
+        "model": {"params": {"ddconfig": usual | config}},
+        "preprocessing": {"audio": audio, "stft": stft},
+    }
+
+
+def _vocoder_from_diffusers(stated: Mapping[str, Any], *, is_extended: bool) -> dict[str, Any]:
+    """diffusers states no activation at the end of the first of two generators, which must be clamped."""
+    first = {own: stated[name] for name, own in _GENERATOR_KEYS.items() if name in stated}
+    is_antialiased = stated.get("act_fn", "snakebeta" if is_extended else "leaky_relu") != "leaky_relu"
+    first["resblock"] = "AMP1" if is_antialiased else "1"
+    if is_antialiased:
+        first["activation"] = stated.get("act_fn", "snakebeta")
+    first["use_tanh_at_final"] = stated.get("final_act_fn", None if is_extended else "tanh") == "tanh"
+    if not is_extended:
+        return first
+    first.setdefault("use_bias_at_final", False)
+    second = {own: stated[f"bwe_{name}"] for name, own in _GENERATOR_KEYS.items() if f"bwe_{name}" in stated}
+    second |= {own: stated[name] for name, own in _EXTENSION_KEYS.items() if name in stated}
+    second |= {"resblock": "AMP1", "activation": stated.get("bwe_act_fn", "snakebeta")}
+    second["bwe_final_act_fn"] = stated.get("bwe_final_act_fn")
+    second.setdefault("use_bias_at_final", False)
+    return {"vocoder": first, "bwe": second}
+
+
+class _Tensors:
+    """The shapes of the tensors of a network from which its configuration is inferred."""
+
+    def __init__(self, shapes: Shapes, owner: str) -> None:
+        self._shapes, self._owner = shapes, owner
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shapes
+
+    def conv(self, name: str, dims: int) -> tuple[int, ...]:
+        """The shape of the weight of a convolution. A `CheckpointError` if it is missing, or is none."""
+        shape = self._shapes.get(f"{name}.weight", ())
+        if len(shape) != dims + 2:
+            found = f"has tensor {name}.weight of shape {shape}" if shape else f"lacks tensor {name}.weight"
+            raise CheckpointError(
+                f"{self._owner} {found}, and there is no configuration; give the original file, or one with its "
+                "configuration."
+            )
+        return shape
+
+    def convs(self, pattern: str, dims: int) -> list[tuple[int, ...]]:
+        """The shapes of convolutions by a pattern of their names, with the numbers from 0 on."""
+        shapes: list[tuple[int, ...]] = []
+        while f"{pattern.format(len(shapes))}.weight" in self:
+            shapes.append(self.conv(pattern.format(len(shapes)), dims))
+        return shapes
+
+
+def _infer_vae(tensors: _Tensors, *, is_decoder: bool) -> dict[str, Any]:
+    stem = "up" if is_decoder else "down"
+    levels = tensors.convs(f"{stem}.{{}}.block.0.conv1.conv", 2)
+    blocks = len(tensors.convs(f"{stem}.0.block.{{}}.conv1.conv", 2))
+    first, last = tensors.conv("conv_in.conv", 2), tensors.conv("conv_out.conv", 2)
+    width = last[-1] if is_decoder else first[0]
+    config = {
+        "ch": width,
+        "ch_mult": [max(1, each[0] // width) for each in levels],
+        "num_res_blocks": blocks - 1 if is_decoder else blocks,
+        "z_channels": first[-1] if is_decoder else last[0] // 2,
+        "out_ch": last[0] if is_decoder else first[-1],
+        "resolution": _RESOLUTION,
+        "attn_resolutions": [
+            _RESOLUTION >> level for level in range(len(levels)) if f"{stem}.{level}.attn.0.q.weight" in tensors
+        ],
+        "mid_block_add_attention": "mid.attn_1.q.weight" in tensors,
+        "norm_type": "group" if "norm_out.weight" in tensors else "pixel",
+        "causality_axis": "height",
+    }
+    return {"model": {"params": {"ddconfig": config}}}
+
+
+def _infer_vocoder(tensors: _Tensors, source: str) -> dict[str, Any]:
+    if "bwe_generator.conv_pre.weight" not in tensors:
+        return {"resblock": "1", **_infer_generator(tensors, "", source)}
+    first = {**_infer_generator(tensors, "vocoder.", source), **_ANTIALIASED}
+    second = {**_infer_generator(tensors, "bwe_generator.", source), **_ANTIALIASED, **_EXTENSION}
+    return {"vocoder": first, "bwe": second}
+
+
+def _infer_generator(tensors: _Tensors, prefix: str, source: str) -> dict[str, Any]:
+    """The published generator with these shapes. Rates follow from kernels; dilations are those of all releases."""
+    kernels = [shape[1] for shape in tensors.convs(f"{prefix}ups.{{}}", 1)]
+    blocks = [shape[1] for shape in tensors.convs(f"{prefix}resblocks.{{}}.convs1.0", 1)]
+    unknown = [kernel for kernel in kernels if kernel not in _RATES]
+    if unknown or not kernels or len(blocks) % len(kernels):
+        raise CheckpointError(
+            f"{source}: it states no configuration, and its vocoder is none of the published ones (kernels {kernels}); "
+            "give the original file, or one with its configuration."
+        )
+    per_stage = len(blocks) // len(kernels)
+    return {
+        "upsample_initial_channel": tensors.conv(f"{prefix}conv_pre", 1)[0],
+        "upsample_rates": [_RATES[kernel] for kernel in kernels],
+        "upsample_kernel_sizes": kernels,
+        "resblock_kernel_sizes": blocks[:per_stage],
+        "resblock_dilation_sizes": [_DILATIONS] * per_stage,
+    }
 
 
 def _spec(config: AudioConfig, network: str) -> NetworkSpec:

@@ -1,25 +1,27 @@
 """The modules of the audio VAE. Checkpoint names are those of the original files."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_unflatten
 
 from ...backend.device import is_cpu
 from ...backend.mlx_utils import take
 from ...streaming.axis import Axis
 from ...streaming.context import Stage, StreamContext, pointwise
-from ...streaming.delay import Delay, Trim
-from ...streaming.window import View, Window
-from ..base import DecoderModule, EncoderModule, NetworkModule, Statistics
+from ...streaming.window import Delay, Trim, View, Window, windowed
+from ..base import Decoder, Network, SoundEncoder, Statistics
 from ..layers.activation import pixel_norm, silu
-from ..specs import NetworkSpec
-from .config import AudioConfig, Norm
+from ..layers.weights import add_weights
+from ..specs import LayerSpec
+from .config import AudioConfig
 from .specs import (
     GROUPS,
+    Part,
     PlaneAttentionSpec,
-    PlaneParts,
     PlaneSpec,
     decoder_parts,
     decoder_spec,
@@ -31,31 +33,18 @@ from .spectrogram import resample, spectrogram
 _NORM_EPS = 1e-6
 
 
-class GroupNorm(nn.Module):
-    """Over all positions of the clip and the channels of each group. Checkpoint keys: `weight`, `bias` (C,)."""
+def normalize(x: mx.array, norm: nn.Module | None) -> mx.array:
+    """An RMS norm over the channels of each position, without weights.
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight = mx.ones((channels,))
-        self.bias = mx.zeros((channels,))
-
-    def __call__(self, x: mx.array) -> mx.array:
-        wide = x.astype(mx.float32).reshape(x.shape[0], -1, GROUPS, x.shape[-1] // GROUPS)
-        mean = wide.mean(axis=(1, 3), keepdims=True)
-        variance = mx.square(wide - mean).mean(axis=(1, 3), keepdims=True)
-        normalized = ((wide - mean) * mx.rsqrt(variance + _NORM_EPS)).reshape(x.shape)
-        return (normalized * self.weight.astype(mx.float32) + self.bias.astype(mx.float32)).astype(x.dtype)
-
-
-class PixelNorm(nn.Module):
-    """RMS norm over the channels of each position. It has no weights."""
-
-    def __call__(self, x: mx.array) -> mx.array:
+    With the weights of a `norm`, `weight` and `bias` (C,), a norm over the channels of each group and all positions.
+    """
+    if norm is None:
         return pixel_norm(x, _NORM_EPS)
-
-
-def _make_norm(norm: Norm, channels: int) -> PixelNorm | GroupNorm:
-    return PixelNorm() if norm is Norm.PIXEL else GroupNorm(channels)
+    wide = x.astype(mx.float32).reshape(x.shape[0], -1, GROUPS, x.shape[-1] // GROUPS)
+    mean = wide.mean(axis=(1, 3), keepdims=True)
+    variance = mx.square(wide - mean).mean(axis=(1, 3), keepdims=True)
+    normalized = ((wide - mean) * mx.rsqrt(variance + _NORM_EPS)).reshape(x.shape)
+    return (normalized * norm.weight.astype(mx.float32) + norm.bias.astype(mx.float32)).astype(x.dtype)
 
 
 class PlaneConv(nn.Module):
@@ -66,9 +55,7 @@ class PlaneConv(nn.Module):
 
     def __init__(self, spec: PlaneSpec) -> None:
         super().__init__()
-        self.conv = nn.Module()
-        self.conv.weight = mx.zeros(dict(spec.weights)[f"{spec.name}.conv.weight"])
-        self.conv.bias = mx.zeros((spec.out_channels,))
+        add_weights(self, spec.weights, spec.name)
         self.spec = spec
 
     def window(self) -> Window:
@@ -92,17 +79,9 @@ class PlaneConv(nn.Module):
         result = mx.conv2d(plane, weight, stride=(time.stride, frequency.stride))
         return (result.astype(dtype) + self.conv.bias)[:, :, :, None]
 
-    def stages(self, context: StreamContext, norm: nn.Module | None = None) -> list[Stage]:
-        """One stage, of a convolution behind norm and SiLU if there is a norm."""
-        window = self.window()
-
-        def step(x: mx.array | None, last: bool) -> mx.array | None:
-            view = window.push(x, last)
-            if view is None:
-                return None
-            return self(view, view.frames if norm is None else silu(norm(view.frames)))
-
-        return [Stage(step, window)]
+    def stages(self, context: StreamContext, enter: Callable[[mx.array], mx.array] | None = None) -> list[Stage]:
+        """One stage, of what `enter` makes of the positions in view."""
+        return [windowed(self.window(), lambda view: self(view, enter(view.frames) if enter else view.frames))]
 
 
 class ResidualBlock(nn.Module):
@@ -111,13 +90,10 @@ class ResidualBlock(nn.Module):
     Checkpoint keys: `conv1`, `conv2`; if the width changes `nin_shortcut.conv`; with group norm `norm1`, `norm2`.
     """
 
-    def __init__(self, first: PlaneSpec, second: PlaneSpec, norm: Norm) -> None:
+    def __init__(self, first: PlaneSpec, second: PlaneSpec) -> None:
         super().__init__()
         self.conv1, self.conv2 = PlaneConv(first), PlaneConv(second)
-        self.norm1, self.norm2 = _make_norm(norm, first.in_channels), _make_norm(norm, second.in_channels)
-        if first.in_channels != second.out_channels:
-            self.nin_shortcut = nn.Module()
-            self.nin_shortcut.conv = nn.Linear(first.in_channels, second.out_channels)
+        add_weights(self, first.weights + second.weights, first.name.removesuffix(".conv1"))
 
     def stages(self, context: StreamContext) -> list[Stage]:
         """One stage per convolution."""
@@ -125,37 +101,30 @@ class ResidualBlock(nn.Module):
         # The first convolution caches its input before the norm, so the skip needs no copy of its own.
         skip = Delay(Axis.TIME, outer)
 
-        def enter(x: mx.array | None, last: bool) -> mx.array | None:
-            view = outer.push(x, last)
-            if view is None:
-                return None
+        def enter(view: View) -> mx.array:
             skip.push_view(view)
-            return self.conv1(view, silu(self.norm1(view.frames)))
+            return self.conv1(view, _activate(view.frames, self.get("norm1")))
 
-        def leave(x: mx.array | None, last: bool) -> mx.array | None:
-            view = inner.push(None if x is None else silu(self.norm2(x)), last)
-            if view is None:
-                return None
+        def leave(view: View) -> mx.array:
             past = skip.take(view.output, view.results)
             if "nin_shortcut" in self:
                 past = self.nin_shortcut.conv(past)
             return self.conv2(view, view.frames) + past
 
-        return [Stage(enter, outer), Stage(leave, inner, skip)]
+        activate = partial(_activate, norm=self.get("norm2"))
+        return [windowed(outer, enter), windowed(inner, leave, skip, enter=activate)]
 
 
 class Attention(nn.Module):
     """Single-head self-attention over all positions of the clip. Checkpoint keys: `norm`, `q`, `k`, `v`, `proj_out`."""
 
-    def __init__(self, spec: PlaneAttentionSpec, norm: Norm) -> None:
+    def __init__(self, spec: PlaneAttentionSpec) -> None:
         super().__init__()
-        channels = spec.in_channels
-        self.norm = _make_norm(norm, channels)
-        self.q, self.k, self.v, self.proj_out = (nn.Linear(channels, channels) for _ in range(4))
+        add_weights(self, spec.weights, spec.name)
 
     def __call__(self, x: mx.array) -> mx.array:
         batch, *_, channels = x.shape
-        normalized = self.norm(x).reshape(batch, 1, -1, channels)
+        normalized = normalize(x, self.get("norm")).reshape(batch, 1, -1, channels)
         queries, keys, values = (project(normalized) for project in (self.q, self.k, self.v))
         attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=channels**-0.5)
         return x + self.proj_out(attended).reshape(x.shape)
@@ -189,75 +158,43 @@ class Upsample(nn.Module):
         return [Stage(step, window, trim)]
 
 
-class _Level(nn.Module):
-    """Checkpoint keys: `block.i`, `attn.i`, and `upsample` or `downsample`."""
-
-    def __init__(self, blocks: list[ResidualBlock], attentions: list[Attention]) -> None:
-        super().__init__()
-        self.block = blocks
-        if attentions:
-            self.attn = attentions
-
-    def stages(self, context: StreamContext) -> list[Stage]:
-        stages: list[Stage] = []
-        for index, block in enumerate(self.block):
-            stages += block.stages(context)
-            if "attn" in self:
-                stages += self.attn[index].stages(context)
-        for name in ("upsample", "downsample"):
-            if name in self:
-                stages += self[name].stages(context)
-        return stages
+def _activate(x: mx.array, norm: nn.Module | None) -> mx.array:
+    return silu(normalize(x, norm))
 
 
-class _Middle(nn.Module):
-    """Checkpoint keys: `block_1`, `attn_1`, `block_2`."""
-
-    def __init__(self, parts: PlaneParts, norm: Norm) -> None:
-        super().__init__()
-        (first, second), (third, fourth) = parts.middle
-        self.block_1, self.block_2 = ResidualBlock(first, second, norm), ResidualBlock(third, fourth, norm)
-        if parts.mid_attention is not None:
-            self.attn_1 = Attention(parts.mid_attention, norm)
-
-    def stages(self, context: StreamContext) -> list[Stage]:
-        attention = self.attn_1.stages(context) if "attn_1" in self else []
-        return [*self.block_1.stages(context), *attention, *self.block_2.stages(context)]
+def _add_modules(network: Network, parts: Sequence[Part]) -> None:
+    """The modules of the parts at their paths, and the weights of the last norm, which is no part."""
+    for name, modules in tree_unflatten([(part.path, _make(*part.layers)) for part in parts]).items():
+        network[name] = modules
+    add_weights(network, tuple(network.spec.weights.items()))
 
 
-class _PlaneNetwork(NetworkModule):
-    """What the encoder and the decoder have in common. Checkpoint keys: `conv_in`, `mid`, `norm_out`, `conv_out`."""
-
-    def __init__(self, config: AudioConfig, spec: NetworkSpec, statistics: Statistics, parts: PlaneParts) -> None:
-        super().__init__(spec, statistics)
-        self.conv_in = PlaneConv(parts.conv_in)
-        self.mid = _Middle(parts, config.norm)
-        self.norm_out = _make_norm(config.norm, parts.conv_out.in_channels)
-        self.conv_out = PlaneConv(parts.conv_out)
-        self._config = config
-
-    def _levels(self, parts: PlaneParts, name: str, make_resample: Callable[..., nn.Module]) -> list[_Level]:
-        """The levels by their index. What resamples one has this name, and is made of its spec."""
-        norm = self._config.norm
-        levels: dict[int, _Level] = {}
-        for level in parts.levels:
-            blocks = [ResidualBlock(first, second, norm) for first, second in level.blocks]
-            made = levels[level.number] = _Level(blocks, [Attention(spec, norm) for spec in level.attentions])
-            if level.resample is not None:
-                made[name] = make_resample(level.resample)
-        return [levels[index] for index in sorted(levels)]
+def _make(first: LayerSpec, second: LayerSpec | None = None) -> nn.Module:
+    if isinstance(first, PlaneAttentionSpec):
+        return Attention(first)
+    assert isinstance(first, PlaneSpec)
+    if isinstance(second, PlaneSpec):
+        return ResidualBlock(first, second)
+    return Upsample(first) if max(first.up) > 1 else PlaneConv(first)
 
 
-class AudioDecoder(_PlaneNetwork, DecoderModule):
+def _stages(network: Network, parts: Sequence[Part], context: StreamContext) -> list[Stage]:
+    *others, last = (network.at(part.path) for part in parts)
+    stages = [stage for module in others for stage in module.stages(context)]
+    return stages + last.stages(context, partial(_activate, norm=network.get("norm_out")))
+
+
+class AudioDecoder(Decoder):
     """Decodes packed latents (B, C, T, 1, 1) to log-mel spectrograms (B, T', 1, 1, 2 * bins), channel by channel.
 
-    Checkpoint keys besides those of both: `up.i`.
+    Checkpoint keys: `conv_in`, `mid.block_1`, `mid.attn_1`, `mid.block_2`, `up.i.block.j`, `up.i.attn.j`,
+    `up.i.upsample`, `norm_out`, `conv_out`.
     """
 
     def __init__(self, config: AudioConfig, statistics: Statistics) -> None:
-        parts = decoder_parts(config)
-        super().__init__(config, decoder_spec(config), statistics, parts)
-        self.up = self._levels(parts, "upsample", Upsample)
+        super().__init__(decoder_spec(config), statistics)
+        self._config = config
+        _add_modules(self, decoder_parts(config))
 
     def stages(self, context: StreamContext) -> list[Stage]:
         config, spec = self._config, self.spec.layers[-1]
@@ -273,26 +210,21 @@ class AudioDecoder(_PlaneNetwork, DecoderModule):
                 x = x.transpose(0, 1, 4, 2, 3).reshape(*x.shape[:2], 1, 1, -1)
             return trim.push(x, last)
 
-        stages = [pointwise(unpack), *self.conv_in.stages(context), *self.mid.stages(context)]
-        for level in reversed(self.up):
-            stages += level.stages(context)
-        stages += self.conv_out.stages(context, self.norm_out)
-        return [*stages, Stage(pack, trim)]
+        return [pointwise(unpack), *_stages(self, decoder_parts(config), context), Stage(pack, trim)]
 
 
-class AudioEncoder(_PlaneNetwork, EncoderModule):
+class AudioEncoder(SoundEncoder):
     """Encodes log-mel spectrograms (B, T, bins, 1, 2) to the means of packed latents (B, T', 1, 1, C).
 
-    Checkpoint keys besides those of both: `down.i`.
+    Checkpoint keys: those of `AudioDecoder`, with `down.i` and `downsample`.
     """
 
     def __init__(self, config: AudioConfig, statistics: Statistics) -> None:
-        parts = encoder_parts(config)
-        super().__init__(config, encoder_spec(config), statistics, parts)
-        self.down = self._levels(parts, "downsample", PlaneConv)
+        super().__init__(encoder_spec(config), statistics)
+        self._config = config
+        _add_modules(self, encoder_parts(config))
 
     def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int = 256) -> Iterator[mx.array]:
-        """The input of the first stage, so many frames at a time, for a waveform in pieces (B, channels, n) float32."""
         mel = self._config.mel
         pieces = spectrogram(resample(waveform, sample_rate, mel.sample_rate), mel, frames)
         return (piece.astype(self.dtype) for piece in pieces)
@@ -304,8 +236,4 @@ class AudioEncoder(_PlaneNetwork, EncoderModule):
             means = x[..., :channels].transpose(0, 1, 4, 2, 3)
             return means.reshape(*x.shape[:2], 1, 1, -1)
 
-        stages = self.conv_in.stages(context)
-        for level in self.down:
-            stages += level.stages(context)
-        stages += self.mid.stages(context)
-        return [*stages, *self.conv_out.stages(context, self.norm_out), pointwise(pack)]
+        return [*_stages(self, encoder_parts(self._config), context), pointwise(pack)]

@@ -4,7 +4,7 @@ Inside, latents and spectrograms are (B, T, F, 1, C): frequencies lie along the 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from ...backend.machine import FLOAT32_BYTES, Backend
 from ...errors import CheckpointError
 from ...shapes import Grid, SoundRules
 from ...streaming.axis import Axis, WindowSpec
-from ..specs import LayerSpec, NetworkSpec, Step
+from ..specs import LayerSpec, NetworkSpec, Step, Weights, linear_weights
 from .config import AudioConfig, Causality, Norm
 
 #: Into which a group norm divides the channels.
@@ -69,90 +69,45 @@ class PlaneAttentionSpec(LayerSpec):
         return super().multiply_adds(part, whole) + 2 * math.prod(part) * math.prod(whole) * self.in_channels
 
 
-class Level(NamedTuple):
-    """The blocks of one resolution, and what resamples it, if it is not the last one."""
+class Part(NamedTuple):
+    """A module of a network, and its layers: two of a residual block, else one."""
 
-    number: int  # in the checkpoint's names
-    blocks: list[tuple[PlaneSpec, PlaneSpec]]
-    attentions: list[PlaneAttentionSpec]  # behind the blocks, one each or none
-    resample: PlaneSpec | None
+    path: str
+    layers: tuple[LayerSpec, ...]
 
 
-class PlaneParts(NamedTuple):
-    """The layers of an encoder or a decoder by module, in the order of the checkpoint's names."""
-
-    conv_in: PlaneSpec
-    middle: tuple[tuple[PlaneSpec, PlaneSpec], tuple[PlaneSpec, PlaneSpec]]
-    mid_attention: PlaneAttentionSpec | None
-    levels: list[Level]  # in execution order
-    conv_out: PlaneSpec
-
-    def middle_layers(self) -> Iterator[LayerSpec]:
-        first, second = self.middle
-        yield from first
-        if self.mid_attention is not None:
-            yield self.mid_attention
-        yield from second
-
-    def level_layers(self) -> Iterator[LayerSpec]:
-        for level in self.levels:
-            for index, block in enumerate(level.blocks):
-                yield from block
-                yield from level.attentions[index : index + 1]
-            if level.resample is not None:
-                yield level.resample
-
-
-def decoder_parts(config: AudioConfig) -> PlaneParts:
-    """From latents (B, T, F, 1, C) to spectrograms; its levels run from the last to the first."""
-    widths = [config.width * multiplier for multiplier in config.multipliers]
-    width = widths[-1]
+def decoder_parts(config: AudioConfig) -> list[Part]:
+    """From latents (B, T, F, 1, C) to spectrograms, in execution order; its levels run from the last to the first."""
+    width = config.width * config.multipliers[-1]
     layers = _Layers(config)
-    conv_in = layers.conv("conv_in", config.channels, width, is_activated=False)
-    middle = layers.block("mid.block_1", width, width), layers.block("mid.block_2", width, width)
-    mid_attention = layers.attention("mid.attn_1", width) if config.has_mid_attention else None
-    levels = []
-    for index in reversed(range(len(widths))):
-        blocks, attentions = [], []
-        for number in range(config.num_blocks + 1):
-            blocks.append(layers.block(f"up.{index}.block.{number}", width, widths[index]))
-            width = widths[index]
-            if index in config.attention_levels:
-                attentions.append(layers.attention(f"up.{index}.attn.{number}", width))
-        levels.append(Level(index, blocks, attentions, layers.upsample(index, width) if index else None))
-    conv_out = layers.conv("conv_out", width, config.audio_channels, norm="norm_out")
-    return PlaneParts(conv_in, middle, mid_attention, levels, conv_out)
+    parts = [layers.alone("conv_in", config.channels, width), *layers.middle(width)]
+    for index in reversed(range(len(config.multipliers))):
+        own = config.width * config.multipliers[index]
+        parts += layers.level(f"up.{index}", config.num_blocks + 1, width, own, index in config.attention_levels)
+        parts += [layers.upsample(f"up.{index}.upsample", own)] if index else []
+        width = own
+    return [*parts, layers.alone("conv_out", width, config.audio_channels, norm="norm_out")]
 
 
-def encoder_parts(config: AudioConfig) -> PlaneParts:
-    """From spectrograms to means and log-variances of latents (B, T, F, 1, 2*C)."""
-    widths = [config.width * multiplier for multiplier in config.multipliers]
-    width = config.width
+def encoder_parts(config: AudioConfig) -> list[Part]:
+    """From spectrograms to means and log-variances of latents (B, T, F, 1, 2*C), in execution order."""
+    width, last = config.width, len(config.multipliers) - 1
     layers = _Layers(config)
-    conv_in = layers.conv("conv_in", config.audio_channels, width, is_activated=False)
-    levels = []
-    for index in range(len(widths)):
-        blocks, attentions = [], []
-        for number in range(config.num_blocks):
-            blocks.append(layers.block(f"down.{index}.block.{number}", width, widths[index]))
-            width = widths[index]
-            if index in config.attention_levels:
-                attentions.append(layers.attention(f"down.{index}.attn.{number}", width))
-        is_last = index == len(widths) - 1
-        levels.append(Level(index, blocks, attentions, None if is_last else layers.downsample(index, width)))
-    middle = layers.block("mid.block_1", width, width), layers.block("mid.block_2", width, width)
-    mid_attention = layers.attention("mid.attn_1", width) if config.has_mid_attention else None
-    conv_out = layers.conv("conv_out", width, 2 * config.channels, norm="norm_out")
-    return PlaneParts(conv_in, middle, mid_attention, levels, conv_out)
+    parts = [layers.alone("conv_in", config.audio_channels, width)]
+    for index, multiplier in enumerate(config.multipliers):
+        own = config.width * multiplier
+        parts += layers.level(f"down.{index}", config.num_blocks, width, own, index in config.attention_levels)
+        parts += [layers.downsample(f"down.{index}.downsample", own)] if index < last else []
+        width = own
+    return [*parts, *layers.middle(width), layers.alone("conv_out", width, 2 * config.channels, norm="norm_out")]
 
 
 def decoder_spec(config: AudioConfig) -> NetworkSpec:
     """Packed latents (B, T, 1, 1, C) to the channels of a spectrogram, one after the other (B, T', 1, 1, 2*bins)."""
-    parts = decoder_parts(config)
-    mel = config.mel.bins
+    mel, layers = config.mel.bins, _layers(decoder_parts(config))
     unpack = LayerSpec("unpack", config.latent_channels, config.channels, up=(1, config.bins, 1))
     # Networks that are causal along frequencies make more frames, and fewer bins: they are cropped and padded.
-    made = NetworkSpec((unpack, *_run(parts, is_decoder=True))).out_grid((2, 1, 1))
+    made = NetworkSpec((unpack, *layers)).out_grid((2, 1, 1))
     crop = made[0] - config.mel_frames(2)
     pack = LayerSpec(
         "pack",
@@ -166,7 +121,7 @@ def decoder_spec(config: AudioConfig) -> NetworkSpec:
     if config.vocoder is not None:
         samples = config.num_samples(1), config.num_samples(2) - config.num_samples(1)
     return NetworkSpec(
-        (unpack, *_run(parts, is_decoder=True), pack),
+        (unpack, *layers, pack),
         stream_axes=(Axis.TIME,),
         sound=SoundRules(config.sample_rate, _DECODE_CHUNKS, samples),
     )
@@ -180,24 +135,22 @@ def encoder_spec(config: AudioConfig) -> NetworkSpec:
     mel = config.mel
     frame_bytes = 3 * FLOAT32_BYTES * config.audio_channels * mel.window  # cut out, windowed, and in frequencies
     return NetworkSpec(
-        (*_run(encoder_parts(config), is_decoder=False), pack),
+        (*_layers(encoder_parts(config)), pack),
         stream_axes=(Axis.TIME,),
         takes_any_length=True,
         sound=SoundRules(mel.sample_rate, _ENCODE_CHUNKS, hop=mel.hop, bins=mel.bins, frame_bytes=frame_bytes),
     )
 
 
-def _run(parts: PlaneParts, *, is_decoder: bool) -> tuple[LayerSpec, ...]:
-    middle, levels = parts.middle_layers(), parts.level_layers()
-    inner = (*middle, *levels) if is_decoder else (*levels, *middle)
-    return (parts.conv_in, *inner, parts.conv_out)
+def _layers(parts: Sequence[Part]) -> list[LayerSpec]:
+    return [layer for part in parts for layer in part.layers]
 
 
 class _Layers:
-    """Makes the layers of one configuration."""
+    """Makes the parts of one configuration."""
 
     def __init__(self, config: AudioConfig) -> None:
-        self._norm = config.norm
+        self._config = config
         three, causal = WindowSpec(3, 1, 1, 1), WindowSpec(3, 1, 2, 0)
         time = causal if config.causality is Causality.TIME else three
         frequency = causal if config.causality is Causality.FREQUENCY else three
@@ -206,66 +159,73 @@ class _Layers:
         time = causal_halves if config.causality is Causality.TIME else halves
         frequency = causal_halves if config.causality is Causality.FREQUENCY else halves
         self._halves = (time, frequency, _ALONE)
-        self._causality = config.causality
 
-    def conv(
-        self, name: str, in_channels: int, out_channels: int, *, is_activated: bool = True, norm: str = ""
-    ) -> PlaneSpec:
-        weights: tuple[tuple[str, tuple[int, ...]], ...] = (
+    def middle(self, width: int) -> list[Part]:
+        attention = [self.attention("mid.attn_1", width)] if self._config.has_mid_attention else []
+        return [self.block("mid.block_1", width, width), *attention, self.block("mid.block_2", width, width)]
+
+    def level(self, path: str, count: int, width: int, own: int, is_attended: bool) -> list[Part]:
+        """The blocks of one resolution, of which the first changes the `width`, each with an attention or none."""
+        parts: list[Part] = []
+        for number in range(count):
+            parts.append(self.block(f"{path}.block.{number}", own if number else width, own))
+            parts += [self.attention(f"{path}.attn.{number}", own)] if is_attended else []
+        return parts
+
+    def alone(self, path: str, in_channels: int, out_channels: int, norm: str = "") -> Part:
+        return Part(path, (self._conv(path, in_channels, out_channels, norm),))
+
+    def block(self, path: str, in_channels: int, out_channels: int) -> Part:
+        first = self._conv(f"{path}.conv1", in_channels, out_channels, f"{path}.norm1")
+        second = self._conv(f"{path}.conv2", out_channels, out_channels, f"{path}.norm2")
+        weights = second.weights
+        if in_channels != out_channels:
+            weights += linear_weights(f"{path}.nin_shortcut.conv", in_channels, out_channels)
+        return Part(path, (first, replace(second, weights=weights, skip_channels=in_channels)))
+
+    def attention(self, path: str, width: int) -> Part:
+        weights = self._norm_weights(f"{path}.norm", width)
+        for part in ("q", "k", "v", "proj_out"):
+            weights += linear_weights(f"{path}.{part}", width, width)
+        return Part(path, (PlaneAttentionSpec(path, width, width, unbounded=frozenset({Axis.TIME}), weights=weights),))
+
+    def upsample(self, path: str, width: int) -> Part:
+        """Every position twice along both axes, a convolution, and the first row along the causal axis dropped."""
+        causality = self._config.causality
+        time = WindowSpec(2, 1, 1, 0) if causality is Causality.TIME else WindowSpec(3, 1, 1, 1)
+        layer = replace(
+            self._conv(f"{path}.conv", width, width),
+            up=(2, 2, 1),
+            windows=(time, _ALONE, _ALONE),
+            trim=1 if causality is Causality.TIME else 0,
+            dropped_bins=1 if causality is Causality.FREQUENCY else 0,
+        )
+        return Part(path, (layer,))
+
+    def downsample(self, path: str, width: int) -> Part:
+        layer = self._conv(path, width, width)
+        return Part(path, (replace(layer, down=(2, 2, 1), windows=self._halves, conv_windows=self._halves[:2]),))
+
+    def _conv(self, name: str, in_channels: int, out_channels: int, norm: str = "") -> PlaneSpec:
+        """Behind a norm and SiLU, if there is the name of a norm."""
+        weights: Weights = (
             (f"{name}.conv.weight", (out_channels, 3, 3, in_channels)),
             (f"{name}.conv.bias", (out_channels,)),
         )
-        if norm:
-            weights += self._norm_weights(norm, in_channels)
+        sees_all = norm and self._config.norm is Norm.GROUP
         return PlaneSpec(
             name,
             in_channels,
             out_channels,
             windows=self._windows,
             conv_windows=self._windows[:2],
-            weights=weights,
-            is_activated=is_activated,
-            unbounded=self._unbounded if norm else frozenset(),
+            weights=weights + (self._norm_weights(norm, in_channels) if norm else ()),
+            is_activated=bool(norm),
+            unbounded=frozenset({Axis.TIME}) if sees_all else frozenset(),
         )
 
-    def block(self, name: str, in_channels: int, out_channels: int) -> tuple[PlaneSpec, PlaneSpec]:
-        first = self.conv(f"{name}.conv1", in_channels, out_channels, norm=f"{name}.norm1")
-        second = self.conv(f"{name}.conv2", out_channels, out_channels, norm=f"{name}.norm2")
-        weights = second.weights
-        if in_channels != out_channels:
-            shortcut = f"{name}.nin_shortcut.conv"
-            weights += ((f"{shortcut}.weight", (out_channels, in_channels)), (f"{shortcut}.bias", (out_channels,)))
-        return first, replace(second, weights=weights, skip_channels=in_channels)
-
-    def attention(self, name: str, width: int) -> PlaneAttentionSpec:
-        weights = self._norm_weights(f"{name}.norm", width)
-        for part in ("q", "k", "v", "proj_out"):
-            weights += ((f"{name}.{part}.weight", (width, width)), (f"{name}.{part}.bias", (width,)))
-        return PlaneAttentionSpec(name, width, width, unbounded=frozenset({Axis.TIME}), weights=weights)
-
-    def upsample(self, index: int, width: int) -> PlaneSpec:
-        """Every position twice along both axes, a convolution, and the first row along the causal axis dropped."""
-        name = f"up.{index}.upsample.conv"
-        time = WindowSpec(2, 1, 1, 0) if self._causality is Causality.TIME else WindowSpec(3, 1, 1, 1)
-        return replace(
-            self.conv(name, width, width, is_activated=False),
-            up=(2, 2, 1),
-            windows=(time, _ALONE, _ALONE),
-            trim=1 if self._causality is Causality.TIME else 0,
-            dropped_bins=1 if self._causality is Causality.FREQUENCY else 0,
-        )
-
-    def downsample(self, index: int, width: int) -> PlaneSpec:
-        name = f"down.{index}.downsample"
-        layer = self.conv(name, width, width, is_activated=False)
-        return replace(layer, down=(2, 2, 1), windows=self._halves, conv_windows=self._halves[:2])
-
-    @property
-    def _unbounded(self) -> frozenset[Axis]:
-        return frozenset({Axis.TIME}) if self._norm is Norm.GROUP else frozenset()
-
-    def _norm_weights(self, name: str, width: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        if self._norm is not Norm.GROUP:
+    def _norm_weights(self, name: str, width: int) -> Weights:
+        if self._config.norm is not Norm.GROUP:
             return ()
         if width % GROUPS:
             raise CheckpointError(

@@ -2,20 +2,18 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from math import gcd
 
 import mlx.core as mx
 import numpy as np
 
 from ...errors import LatentsError
+from ..vocoder.layers import ROLLOFF, ZERO_CROSSINGS, windowed_sinc
 from .config import MelConfig
 
 _FLOOR = 1e-5
 _GATHERED_VALUES = 2**20  # as many as are multiplied at a time
 # Slaney's mel scale: linear up to 1000 Hz, then logarithmic.
 _STEP, _CORNER, _LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
-# Of the windowed sinc that resamples: torchaudio's default.
-_ROLLOFF, _ZERO_CROSSINGS = 0.99, 6
 
 
 def spectrogram(pieces: Iterable[np.ndarray], config: MelConfig, frames: int) -> Iterator[mx.array]:
@@ -105,16 +103,14 @@ def resample(pieces: Iterable[np.ndarray], rate: int, new_rate: int) -> Iterator
     if rate == new_rate:
         yield from pieces
         return
-    common = gcd(rate, new_rate)
+    common = math.gcd(rate, new_rate)
     old, new = rate // common, new_rate // common
-    cutoff = min(old, new) * _ROLLOFF
-    side = math.ceil(_ZERO_CROSSINGS * old / cutoff)
+    cutoff = min(old, new) * ROLLOFF
+    side = math.ceil(ZERO_CROSSINGS * old / cutoff)
     # Sample m of the result is at m * old / new, and depends on `side` samples before and after.
     phases = np.arange(new)[:, None]
     times = (phases * old // new + np.arange(-side, side + 1)) / old - phases / new
-    times = np.clip(times * cutoff, -_ZERO_CROSSINGS, _ZERO_CROSSINGS)
-    taps = np.sinc(times) * np.cos(times * math.pi / _ZERO_CROSSINGS / 2) ** 2 * (cutoff / old)
-    taps = taps.astype(np.float32)
+    taps = (windowed_sinc(times * cutoff) * (cutoff / old)).astype(np.float32)
     width = taps.shape[1]
     step = max(1, _GATHERED_VALUES // width)
     done, first, rest = 0, 0, None  # samples of the result, and the index of the first one in `rest`

@@ -1,10 +1,10 @@
 """The 3x3 convolution of single frames, with zero padding, computed in float32.
 
 Half precision is no faster on a CPU, and on Metal MLX's Winograd kernels would round their transforms to it (see
-`precision`).
+`conv3d`).
 
 On a CPU, a convolution is nine matrix products, one per tap, over shifted views of the padded frames, as in
-`formulations.by_taps`. That is about as fast as `mx.conv2d` with many channels, 1.3 times as fast with 64, and 50 times
+`conv3d.by_taps`. That is about as fast as `mx.conv2d` with many channels, 1.3 times as fast with 64, and 50 times
 with groups, for which MLX's CPU backend has a plain loop.
 """
 

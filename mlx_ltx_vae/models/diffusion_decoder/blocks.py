@@ -13,14 +13,13 @@ from ...backend.mlx_utils import to_float
 from ...shapes import Grid
 from ...streaming.axis import Axis
 from ...streaming.context import Stage, StreamContext, pointwise
-from ...streaming.delay import Delay, Trim
-from ...streaming.window import View, window_starts
+from ...streaming.window import Delay, Trim, View, window_starts
 from ..convolution.prepared import PreparedModule
 from ..layers.activation import Modulation, gated_silu, pixel_norm
 from ..layers.blocks import sinusoid
-from ..layers.conv import make_window
-from ..layers.resample import depth_to_space
-from ..specs import LayerSpec, Rate
+from ..layers.conv import depth_to_space, make_window
+from ..layers.weights import add_weights, linear
+from ..specs import LayerSpec, Rate, Shapes
 from .attention import Queue, WindowStarts, attend
 from .neighborhood import tokens_at_once
 from .network_specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
@@ -32,10 +31,6 @@ _BOUND_MARGIN = 1.1  # for rounding of normalized queries and keys
 
 class RMSNorm(nn.Module):
     """RMS norm with a weight, computed in float32. Checkpoint keys: `weight`."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight = mx.ones((channels,))
 
     def __call__(self, x: mx.array, modulation: Modulation | None = None) -> mx.array:
         if modulation is None and not is_cpu():
@@ -54,16 +49,10 @@ class Attention(nn.Module):
     Checkpoint keys: `qkv` (or diffusers' `to_q`, `to_k`, `to_v`), `proj`, `q_norm`, `k_norm`.
     """
 
-    def __init__(self, spec: AttentionSpec, *, is_fused: bool) -> None:
+    def __init__(self, head_dim: int) -> None:
         super().__init__()
-        channels = spec.in_channels
-        if is_fused:
-            self.qkv = nn.Linear(channels, 3 * channels)
-        else:
-            self.to_q, self.to_k, self.to_v = (nn.Linear(channels, channels) for _ in range(3))
-        self.proj = nn.Linear(channels, channels)
-        self.q_norm, self.k_norm = RMSNorm(spec.head_dim), RMSNorm(spec.head_dim)
-        self._head_dim = spec.head_dim
+        self.q_norm, self.k_norm = RMSNorm(), RMSNorm()
+        self._head_dim = head_dim
 
     @property
     def bound(self) -> float:
@@ -99,12 +88,6 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """w_down(silu(w_gate x) * w_up x). Checkpoint keys: `w_up`, `w_gate`, `w_down`, without biases."""
 
-    def __init__(self, channels: int, hidden: int) -> None:
-        super().__init__()
-        self.w_up, self.w_gate = (nn.Linear(channels, hidden, bias=False) for _ in range(2))
-        self.w_down = nn.Linear(hidden, channels, bias=False)
-        self.hidden = hidden
-
     def __call__(self, x: mx.array) -> mx.array:
         return self.w_down(gated_silu(self.w_gate(x), self.w_up(x)))
 
@@ -118,35 +101,23 @@ class NeighborhoodBlock(PreparedModule):
     `gate_mlp`, `gate_ctx` (C,).
     """
 
-    def __init__(
-        self,
-        first: AttentionSpec,
-        second: MLPSpec,
-        *,
-        is_fused: bool,
-        context_channels: int = 0,
-        has_gates: bool = False,
-    ) -> None:
+    scale_shift_table: mx.array
+
+    def __init__(self, first: AttentionSpec, second: MLPSpec) -> None:
         super().__init__()
-        channels = first.in_channels
-        self.norm1, self.norm2 = RMSNorm(channels), RMSNorm(channels)
-        self.attn = Attention(first, is_fused=is_fused)
-        self.mlp = MLP(channels, second.hidden)
-        if context_channels:
-            self.context_proj = nn.Linear(context_channels, channels)
-            self.scale_shift_table = mx.zeros((MODULATION_ROWS, channels))
-        if has_gates:
-            self.gate_msa, self.gate_mlp, self.gate_ctx = (mx.ones((channels,)) for _ in range(3))
+        self.norm1, self.norm2 = RMSNorm(), RMSNorm()
+        self.attn, self.mlp = Attention(first.head_dim), MLP()
+        add_weights(self, first.weights + second.weights, first.name.rpartition(".")[0])
         self._specs = first, second
 
     def prepare(self, *, keeps_dtype: bool = False) -> None:
         """Multiply the gates into the matrices, which takes no time in a decode."""
-        for name, linear in self._gated():
+        for name, last in self._gated():
             gate = self.pop(name).astype(mx.float32)
-            for key in filter(linear.__contains__, ("weight", "bias")):
-                stored = linear[key]
-                linear[key] = (stored * (gate[:, None] if stored.ndim > 1 else gate)).astype(stored.dtype)
-            mx.eval(linear.parameters())
+            for key in filter(last.__contains__, ("weight", "bias")):
+                stored = last[key]
+                last[key] = (stored * (gate[:, None] if stored.ndim > 1 else gate)).astype(stored.dtype)
+            mx.eval(last.parameters())
         if "scale_shift_table" in self:
             self.scale_shift_table = mx.contiguous(self.scale_shift_table)
             mx.eval(self.scale_shift_table)
@@ -181,7 +152,7 @@ class NeighborhoodBlock(PreparedModule):
     def feed(self, x: mx.array, modulation: Modulation | None) -> mx.array:
         """The second half of the block. Results are evaluated here, some tokens at a time (see `attend`)."""
         queue, tokens = Queue(), x.reshape(-1, x.shape[-1])
-        size, count = tokens_at_once(backend(), self.mlp.hidden), len(tokens)
+        size, count = tokens_at_once(backend(), self._specs[1].hidden), len(tokens)
         parts = (tokens[start : start + size] for start in range(0, count, size))
         results = [queue.add(part + self.mlp(self.norm2(part, modulation))) for part in parts]
         return (results[0] if len(results) == 1 else mx.concatenate(results)).reshape(x.shape)
@@ -303,23 +274,17 @@ def _phases(first: int, length: int, channels: int) -> np.ndarray:
 class TimestepEmbedder(nn.Module):
     """Noise levels (B,), scaled, to (B, channels) in float32. Checkpoint keys: `mlp.0`, `mlp.2`."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, shapes: Shapes) -> None:
         super().__init__()
-        self.mlp = [nn.Linear(SINUSOID_CHANNELS, channels), nn.SiLU(), nn.Linear(channels, channels)]
+        self.mlp = [linear(shapes, "t_embedder.mlp.0"), nn.SiLU(), linear(shapes, "t_embedder.mlp.2")]
 
     def __call__(self, timesteps: mx.array) -> mx.array:
-        x = sinusoid(timesteps, SINUSOID_CHANNELS)
-        for layer in self.mlp:
-            x = layer(x)
-        return x.astype(mx.float32)
+        first, _, second = self.mlp
+        return second(nn.silu(first(sinusoid(timesteps, SINUSOID_CHANNELS)))).astype(mx.float32)
 
 
 class SharedModulation(nn.Module):
     """The modulation of all blocks, (7, C) float32. Checkpoint keys: `proj`."""
-
-    def __init__(self, embedding_channels: int, channels: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(embedding_channels, MODULATION_ROWS * channels)
 
     def __call__(self, embedding: mx.array) -> mx.array:
         return self.proj(nn.silu(embedding)).astype(mx.float32).reshape(MODULATION_ROWS, -1)
@@ -330,7 +295,7 @@ class LinearUpsample(nn.Module):
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
-        self.proj = nn.Linear(spec.in_channels, math.prod(spec.up) * spec.out_channels)
+        add_weights(self, spec.weights, spec.name)
         self._spec = spec
 
     def stages(self, context: StreamContext, cut: Callable[[mx.array], mx.array | None] | None = None) -> list[Stage]:

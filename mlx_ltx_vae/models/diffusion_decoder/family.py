@@ -12,8 +12,15 @@ from ..video_vae.block_types import KERNEL
 from ..video_vae.config import VAEConfig
 from ..video_vae.family import CONV_VAE
 from ..video_vae.networks import ConvEncoder
-from .config import CLASS_NAME, DECODER_CLASS_NAME, DecoderConfig, DiffusionVAEConfig, StageConfig, parse_decoder_config
-from .generations import ltx_2_5
+from .config import (
+    CLASS_NAME,
+    DECODER_CLASS_NAME,
+    DecoderConfig,
+    DiffusionVAEConfig,
+    StageConfig,
+    ltx_2_5,
+    parse_decoder_config,
+)
 from .network_specs import network_spec
 from .networks import DiffusionDecoder
 

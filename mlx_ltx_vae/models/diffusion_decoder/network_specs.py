@@ -10,7 +10,7 @@ from ...errors import CheckpointError
 from ...shapes import Grid, TileRules
 from ...streaming.axis import Axis, Border, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step, Weights, linear_weights
-from ..video_vae.network_specs import encoder_spec
+from ..video_vae.config import encoder_spec
 from .config import DecoderConfig, DiffusionVAEConfig, Prediction, StageConfig
 from .neighborhood import BLOCKS, CALLS_UNDER_WAY, computed_scores, tokens_at_once, workspace_bytes
 

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from functools import partial
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ...backend.mlx_utils import take
 from ...shapes import Grid, ScaleFactors
 from ...streaming.axis import Axis
 from ...streaming.context import Stage, StreamContext
-from ...streaming.delay import Delay
-from ..base import DecoderModule, Statistics
-from ..layers.resample import unpatchify
+from ...streaming.window import Delay
+from ..base import Decoder, Statistics
+from ..layers.conv import unpatchify
+from ..layers.weights import add_weights
 from ..specs import NetworkSpec
 from .blocks import LinearUpsample, NeighborhoodBlock, Reader, RMSNorm, SharedModulation, TimestepEmbedder
 from .config import DecoderConfig, Prediction
@@ -144,7 +144,7 @@ def _repeat_edges(x: mx.array, axis: Axis, before: int, after: int) -> mx.array:
     return mx.concatenate([first] * before + [x] + [last] * after, axis=axis)
 
 
-class DiffusionDecoder(DecoderModule):
+class DiffusionDecoder(Decoder):
     """Decodes denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3), approximately in [-1, 1].
 
     Context stages upsample the latents to the grid of patches of pixels. There the last stage turns noise into the
@@ -157,27 +157,20 @@ class DiffusionDecoder(DecoderModule):
         super().__init__(decoder_spec(config), statistics)
         layers = {layer.name: layer for layer in self.spec.layers}
 
-        def block(name: str, context_channels: int = 0) -> NeighborhoodBlock:
+        def block(name: str) -> NeighborhoodBlock:
             first, second = layers[f"{name}.attn"], layers[f"{name}.mlp"]
             assert isinstance(first, AttentionSpec) and isinstance(second, MLPSpec)
-            gates = config.has_gates and context_channels > 0
-            return NeighborhoodBlock(
-                first, second, is_fused=config.is_fused, context_channels=context_channels, has_gates=gates
-            )
+            return NeighborhoodBlock(first, second)
 
-        first, pixels = config.context_stages[0], config.pixel_stage
-        self.conv_in = nn.Linear(config.latent_channels, first.channels)
         self.det_stages = [
             [block(f"det_stages.{index}.{each}") for each in range(stage.depth)]
             for index, stage in enumerate(config.context_stages)
         ]
         self.upsamples = [LinearUpsample(layers[f"upsamples.{index}"]) for index in range(len(config.context_stages))]
-        self.conv_in_x_t = nn.Linear(config.pixel_channels, pixels.channels)
-        self.t_embedder = TimestepEmbedder(config.embedding_channels)
-        self.shared_adaln = SharedModulation(config.embedding_channels, pixels.channels)
-        self.diff_blocks = [block(f"diff_blocks.{each}", config.context_channels) for each in range(pixels.depth)]
-        self.norm_out = RMSNorm(pixels.channels)
-        self.conv_out = nn.Linear(pixels.channels, config.pixel_channels)
+        self.t_embedder, self.shared_adaln = TimestepEmbedder(self.spec.weights), SharedModulation()
+        self.diff_blocks = [block(f"diff_blocks.{each}") for each in range(config.pixel_stage.depth)]
+        self.norm_out = RMSNorm()
+        add_weights(self, tuple(self.spec.weights.items()))
         self._config = config
 
     def __call__(self, latents: mx.array, steps: int | None = None) -> mx.array:

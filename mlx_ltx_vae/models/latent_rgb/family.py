@@ -13,7 +13,7 @@ from ...shapes import DEFAULT_SCALE, Scaled, ScaleFactors
 from ...streaming.context import Stage, StreamContext, pointwise
 from ..base import (
     Configuration,
-    DecoderModule,
+    Decoder,
     Description,
     Family,
     Found,
@@ -22,7 +22,7 @@ from ..base import (
     Statistics,
     Stored,
 )
-from ..layers.resample import interleave
+from ..layers.conv import interleave
 from ..specs import LayerSpec, NetworkSpec, Shapes
 from ..stored import Key, grid, is_number, read_config, word
 
@@ -61,7 +61,7 @@ def parse_config(raw: Mapping[str, Any], latent_channels: int, patch_size: int, 
 WEIGHT, BIAS = "to_rgb.weight", "to_rgb.bias"
 
 
-class LatentRGBDecoder(DecoderModule):
+class LatentRGBDecoder(Decoder):
     """Projects normalized latents (B, T, H, W, C) to pixels (B, T, p*H, p*W, 3), approximately in [-1, 1].
 
     It can also be called, on latents in the axes of the API. Checkpoint keys: `to_rgb.weight` (p*p*3, C), its rows

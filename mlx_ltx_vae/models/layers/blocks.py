@@ -10,11 +10,11 @@ import mlx.nn as nn
 from ...backend.mlx_utils import take
 from ...streaming.axis import Axis
 from ...streaming.context import Neighbors, Stage, StreamContext, pointwise
-from ...streaming.delay import Delay
-from ...streaming.window import View
+from ...streaming.window import Delay, View, windowed
 from ..specs import ConvSpec, FrameAttentionSpec
 from .activation import Modulation, activate, read_modulations
 from .conv import CausalConv3d
+from .weights import add_weights
 
 _LAYER_NORM_EPS = 1e-6
 _NORM_EPS = 1e-12  # of the attention
@@ -33,12 +33,6 @@ def sinusoid(timesteps: mx.array, channels: int) -> mx.array:
 class TimeEmbedder(nn.Module):
     """Timesteps (B,) to (B, channels), float32. Checkpoint keys: `timestep_embedder.linear_1` and `.linear_2`."""
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.timestep_embedder = nn.Module()
-        self.timestep_embedder.linear_1 = nn.Linear(_SINUSOID_CHANNELS, channels)
-        self.timestep_embedder.linear_2 = nn.Linear(channels, channels)
-
     def __call__(self, timesteps: mx.array) -> mx.array:
         x = self.timestep_embedder.linear_1(sinusoid(timesteps, _SINUSOID_CHANNELS))
         return self.timestep_embedder.linear_2(x * mx.sigmoid(x)).astype(mx.float32)
@@ -54,20 +48,9 @@ class ResnetBlock(nn.Module):
 
     def __init__(self, first: ConvSpec, second: ConvSpec) -> None:
         super().__init__()
-        in_channels, out_channels = first.in_channels, second.out_channels
         self.conv1 = CausalConv3d(first)
         self.conv2 = CausalConv3d(second)
-        if in_channels != out_channels:
-            # The original code normalizes each position separately; a group norm with one group over the whole volume
-            # is a known mistake (error 0.4 to 0.8 of the output's magnitude).
-            self.norm3 = nn.Module()
-            self.norm3.norm = nn.LayerNorm(in_channels, eps=_LAYER_NORM_EPS)
-            self.conv_shortcut = nn.Linear(in_channels, out_channels)
-        if first.is_modulated:
-            self.scale_shift_table = mx.zeros((4, in_channels))
-        if first.has_noise:
-            self.per_channel_scale1 = mx.zeros((out_channels,))
-            self.per_channel_scale2 = mx.zeros((out_channels,))
+        add_weights(self, first.weights + second.weights, first.name.removesuffix(".conv1"))
 
     def stages(self, context: StreamContext, embedding: mx.array | None = None) -> list[Stage]:
         """One stage per convolution, so that the scratch memory of one is free while the other runs."""
@@ -79,26 +62,24 @@ class ResnetBlock(nn.Module):
         # The first convolution caches its input before the norm, so the skip needs no copy of its own.
         skip = Delay(context.axis, outer)
 
-        def enter(x: mx.array | None, last: bool) -> mx.array | None:
-            view = outer.push(x, last)
-            if view is None:
-                return None
+        def enter(view: View) -> mx.array:
             skip.push_view(view)
             frames = activate(view.frames, modulations[0], first)
             return self.conv1(view, frames, context, self._noise(self.conv1.spec, view, context))
 
-        def leave(x: mx.array | None, last: bool) -> mx.array | None:
-            # The cache holds post-activation values.
-            view = inner.push(None if x is None else activate(x, modulations[1], second), last)
-            if view is None:
-                return None
+        def leave(view: View) -> mx.array:
             past = skip.take(view.output, view.results)
             if "conv_shortcut" in self:
-                past = self.conv_shortcut(self.norm3.norm(past))
+                # The original code normalizes each position separately; a group norm with one group over the whole
+                # volume is a known mistake (error 0.4 to 0.8 of the output's magnitude).
+                norm = self.norm3.norm
+                past = self.conv_shortcut(mx.fast.layer_norm(past, norm.weight, norm.bias, _LAYER_NORM_EPS))
             noise = self._noise(self.conv2.spec, view, context)
             return self.conv2(view, view.frames, context, past if noise is None else past + noise)
 
-        return [Stage(enter, outer), Stage(leave, inner, skip)]
+        # The cache of the second one holds post-activation values.
+        activated = partial(activate, modulation=modulations[1], dtype=second)
+        return [windowed(outer, enter), windowed(inner, leave, skip, enter=activated)]
 
     def _noise(self, spec: ConvSpec, view: View, context: StreamContext) -> mx.array | None:
         """A map (H, W) or (B, H, W), which all frames share, times the per-channel scale; the part of this step."""
@@ -119,7 +100,8 @@ class ResnetStack(nn.Module):
         super().__init__()
         self.res_blocks = [ResnetBlock(first, second) for first, second in zip(layers[::2], layers[1::2], strict=True)]
         if layers[0].is_modulated:
-            self.time_embedder = TimeEmbedder(4 * layers[0].in_channels)
+            self.time_embedder = TimeEmbedder()
+            add_weights(self, layers[0].weights, layers[0].name.partition(".res_blocks.")[0])
 
     def stages(self, context: StreamContext) -> list[Stage]:
         embedding = None
@@ -136,12 +118,8 @@ class FrameAttention(nn.Module):
 
     def __init__(self, spec: FrameAttentionSpec) -> None:
         super().__init__()
-        channels = spec.in_channels
         self._spec = spec
-        self.norm = nn.Module()
-        self.norm.gamma = mx.ones((channels,))
-        self.to_qkv = nn.Linear(channels, 3 * channels)
-        self.proj = nn.Linear(channels, channels)
+        add_weights(self, spec.weights, spec.name)
 
     def __call__(self, x: mx.array, neighbors: Neighbors | None = None) -> mx.array:
         """(B, T, H, W, C) -> (B, T, H, W, C); the positions of a band attend to those of all bands."""

@@ -23,10 +23,9 @@ from ..convolution.rules import ConvRule, choose
 from ..specs import Shapes
 from ..stored import STATISTICS_PREFIXES, find_statistics, plain_name
 from .block_types import BLOCKS, KERNEL, STEMS, BlockConfig
-from .config import CLASS_NAME, NetworkConfig, VAEConfig, check_config, parse_vae_config
+from .config import CLASS_NAME, NetworkConfig, VAEConfig, check_config, decoder_spec, network_spec, parse_vae_config
 from .diffusers import has_diffusers_names, is_diffusers_config, read_diffusers_config
 from .generations import GENERATIONS, PRUNA_VAED, PrunedDecoder, name_generation, read_pruned_decoder
-from .network_specs import decoder_spec, network_spec
 from .networks import ConvDecoder, ConvEncoder
 
 # Prefixes of a network's names: the original files, whole models of other programs, packs of MLX ports (the second for

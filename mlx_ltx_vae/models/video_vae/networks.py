@@ -5,21 +5,28 @@ from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from ...errors import LatentsError
 from ...streaming.context import Stage, StreamContext, pointwise
-from ..base import DecoderModule, EncoderModule, Layer, Statistics
+from ..base import Decoder, Encoder, Statistics
 from ..convolution.rules import ConvRule, choose
 from ..layers.activation import Modulation, read_modulations
 from ..layers.blocks import FrameAttention, ResnetBlock, ResnetStack, TimeEmbedder
-from ..layers.conv import CausalConv3d
-from ..layers.resample import DepthToSpaceUpsample, SpaceToDepthDownsample, interleave, patch_order, patchify
+from ..layers.conv import (
+    CausalConv3d,
+    DepthToSpaceUpsample,
+    SpaceToDepthDownsample,
+    interleave,
+    patch_order,
+    patchify,
+)
+from ..layers.weights import add_weights
 from .block_types import ATTENTION, DOWNSAMPLE, RES_CHANGE, RES_STACK, STRIDED, UPSAMPLE, BlockType
-from .config import VAEConfig
-from .network_specs import decoder_parts, decoder_spec, encoder_parts, encoder_spec
+from .config import VAEConfig, decoder_parts, decoder_spec, encoder_parts, encoder_spec
 
 #: For each type, what makes a block's module from its layer specs.
-BLOCK_MODULES: dict[BlockType, Callable[..., Layer]] = {
+BLOCK_MODULES: dict[BlockType, Callable[..., nn.Module]] = {
     RES_STACK: ResnetStack,
     RES_CHANGE: ResnetBlock,
     UPSAMPLE: DepthToSpaceUpsample,
@@ -29,7 +36,7 @@ BLOCK_MODULES: dict[BlockType, Callable[..., Layer]] = {
 }
 
 
-class ConvDecoder(DecoderModule):
+class ConvDecoder(Decoder):
     """Decodes denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3), approximately in [-1, 1].
 
     `stages` is the only forward pass; its caller chooses how many positions to process at a time. The decoder can also
@@ -47,8 +54,8 @@ class ConvDecoder(DecoderModule):
         self.conv_out = CausalConv3d(parts.conv_out, patch_order(parts.conv_out.conv_channels, config.patch_size))
         if parts.conv_out.is_modulated:
             self.timestep_scale_multiplier = mx.array(1000.0)
-            self.last_time_embedder = TimeEmbedder(2 * parts.conv_out.in_channels)
-            self.last_scale_shift_table = mx.zeros((2, parts.conv_out.in_channels))
+            self.last_time_embedder = TimeEmbedder()
+            add_weights(self, parts.conv_out.weights)
         self._patch_size = config.patch_size
         self._is_causal = config.causal_decoder
 
@@ -85,7 +92,7 @@ class ConvDecoder(DecoderModule):
         return [*stages, pointwise(partial(interleave, stride=(1, self._patch_size, self._patch_size)))]
 
 
-class ConvEncoder(EncoderModule):
+class ConvEncoder(Encoder):
     """Encodes pixels (B, 1 + t*(T-1), s*H, s*W, 3) in [-1, 1] to the means of unnormalized latents (B, T, H, W, C).
 
     It streams along time. `conv_out` has weights for mean and log-variance; only the means are computed. The encoder

@@ -1,19 +1,30 @@
-"""The layers of a vocoder. Checkpoint names are those of the original files."""
+"""The layers of a vocoder, and operations on signals (B, T, C). Checkpoint names are those of the original files.
+
+Convolutions are one matrix product each, and short filters are shared by all channels.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ...backend.device import is_cpu
 from ...streaming.axis import Axis
 from ...streaming.context import Stage, StreamContext
-from ...streaming.delay import Delay
-from ...streaming.window import View, Window
+from ...streaming.window import Delay, View, Window, windowed
 from ..convolution.prepared import PreparedModule
-from .signals import Filter, as_frames, as_signal, convolve, repeat_ends, snake
-from .specs import FILTER_REACH, SignalSpec, TransposedSpec
+from ..layers.weights import add_weights
+from .specs import FILTER_BLOCK, FILTER_REACH, SignalSpec, TransposedSpec
 
 SLOPE = 0.1  # of leaky ReLU
 _AMPLITUDE_EPS = 1e-9
+_PI_HIGH = 3.140625  # few bits, so that multiples are exact
+_PI_LOW = math.pi - _PI_HIGH
+# Of the windowed sincs that resample: torchaudio's defaults.
+ROLLOFF, ZERO_CROSSINGS = 0.99, 6
 
 
 class Conv1d(nn.Module):
@@ -21,8 +32,7 @@ class Conv1d(nn.Module):
 
     def __init__(self, spec: SignalSpec) -> None:
         super().__init__()
-        for name, shape in spec.weights:
-            setattr(self, name.rpartition(".")[2], mx.zeros(shape))
+        add_weights(self, spec.weights, spec.name)
         self.spec = spec
 
     def window(self) -> Window:
@@ -40,8 +50,7 @@ class TransposedConv1d(PreparedModule):
 
     def __init__(self, spec: TransposedSpec, slope: float | None) -> None:
         super().__init__()
-        self.weight = mx.zeros((spec.out_channels, spec.kernel, spec.in_channels))
-        self.bias = mx.zeros((spec.out_channels,))
+        add_weights(self, spec.weights, spec.name)
         self._spec = spec
         self._slope = slope
         self._is_arranged = False
@@ -88,36 +97,20 @@ class TransposedConv1d(PreparedModule):
         return [Stage(step, window)]
 
 
-class SnakeBeta(nn.Module):
-    """The parameters of `snake`, as logarithms. Checkpoint keys: `alpha`, `beta` (C,)."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.alpha = mx.zeros((channels,))
-        self.beta = mx.zeros((channels,))
-
-
 class AntialiasedActivation(nn.Module):
     """SnakeBeta at twice the rate, between two stored low-pass filters.
 
-    Before each filter, the ends of its own input are repeated. Checkpoint keys: `act`, `upsample.filter`,
-    `downsample.lowpass.filter` (12,).
+    Before each filter, the ends of its own input are repeated. Checkpoint keys: `act.alpha` and `act.beta` (C,), the
+    parameters of `snake` as logarithms; `upsample.filter`, `downsample.lowpass.filter` (12,).
     """
 
     def __init__(self, spec: SignalSpec) -> None:
         super().__init__()
-        shapes = dict(spec.weights)
-        taps = shapes[f"{spec.name}.upsample.filter"]
-        self.act = SnakeBeta(spec.in_channels)
-        self.upsample, self.downsample = nn.Module(), nn.Module()
-        self.upsample.filter = mx.zeros(taps)
-        self.downsample.lowpass = nn.Module()
-        self.downsample.lowpass.filter = mx.zeros(taps)
+        add_weights(self, spec.weights, spec.name)
         self._window = spec.window(Axis.TIME)
 
     def stages(self, context: StreamContext, skip: Delay | None = None) -> list[Stage]:
         """One stage, which also appends its input to `skip`."""
-        window = Window(Axis.TIME, self._window)
         stored = 2 * np.array(self.upsample.filter.astype(mx.float32))
         # Of two results, the first is the odd one: both then depend on the same positions of the input.
         up = Filter(np.stack([stored[10::-2], stored[11::-2]]))
@@ -125,19 +118,19 @@ class AntialiasedActivation(nn.Module):
         frequency = mx.exp(self.act.alpha.astype(mx.float32))
         amplitude = 1 / (mx.exp(self.act.beta.astype(mx.float32)) + _AMPLITUDE_EPS)
 
-        def step(x: mx.array | None, last: bool) -> mx.array | None:
-            if skip is not None and x is not None:
+        def enter(x: mx.array) -> mx.array:
+            if skip is not None:
                 skip.push(x)
-            view = window.push(x, last)
-            if view is None:
-                return None
+            return x
+
+        def compute(view: View) -> mx.array:
             doubled = up(repeat_ends(as_signal(view.frames), view.before, view.after))
             before = max(0, FILTER_REACH - 2 * view.output)  # positions in front of the true start
             after = FILTER_REACH if view.after else 0
             doubled = snake(doubled[:, before : doubled.shape[1] - after], frequency, amplitude)
             return as_frames(down(repeat_ends(doubled, before, after)))
 
-        return [Stage(step, window) if skip is None else Stage(step, window, skip)]
+        return [windowed(Window(Axis.TIME, self._window), compute, *filter(None, [skip]), enter=enter)]
 
 
 class ResidualBlock(nn.Module):
@@ -181,18 +174,117 @@ def conv_stage(
     window: Window | None = None,
     enters: Delay | None = None,
     skip: Delay | None = None,
+    end: Callable[[mx.array], mx.array] | None = None,
 ) -> Stage:
-    """A convolution behind a leaky ReLU with a `slope`, whose input enters one delay, and to which another is added."""
-    window = window or conv.window()
+    """A convolution behind a leaky ReLU with a `slope`, whose input enters one delay, and to which another is added.
 
-    def step(x: mx.array | None, last: bool) -> mx.array | None:
-        view = window.push(x, last)
-        if view is None:
-            return None
+    `end` is applied to what it returns.
+    """
+
+    def compute(view: View) -> mx.array:
         if enters is not None:
             enters.push_view(view)
         signal = as_signal(view.frames)
         result = as_frames(conv(view, signal if slope is None else nn.leaky_relu(signal, slope)))
-        return result if skip is None else result + skip.take(view.output, view.results)
+        result = result if skip is None else result + skip.take(view.output, view.results)
+        return result if end is None else end(result)
 
-    return Stage(step, window, *(delay for delay in (enters, skip) if delay is not None))
+    return windowed(window or conv.window(), compute, *filter(None, (enters, skip)))
+
+
+def convolve(x: mx.array, weight: mx.array, bias: mx.array | None, *, dilation: int = 1) -> mx.array:
+    """A convolution without padding: (B, T, I) with (O, K, I) to (B, T - dilation * (K-1), O).
+
+    As one product of unfolded positions, since MLX's CPU backend has no fast convolution with a dilation.
+    """
+    out_channels, taps, in_channels = weight.shape
+    batch, length, _ = x.shape
+    results = length - dilation * (taps - 1)
+    strides = (length * in_channels, in_channels, dilation * in_channels, 1)
+    unfolded = mx.as_strided(mx.contiguous(x), (batch, results, taps, in_channels), strides)
+    unfolded = unfolded.reshape(batch, results, taps * in_channels)
+    matrix = weight.reshape(out_channels, -1).T
+    return unfolded @ matrix if bias is None else mx.addmm(bias, unfolded, matrix)
+
+
+class Filter:
+    """A filter that all channels share: `phases` outputs for every `stride` positions, of `taps` (phases, K) each.
+
+    It is computed in blocks of outputs, each a product with a matrix that has the taps along its diagonals.
+    """
+
+    def __init__(self, taps: np.ndarray, *, stride: int = 1) -> None:
+        self._phases, self._kernel = taps.shape
+        self._stride = stride
+        matrix = np.zeros((FILTER_BLOCK, self._phases, (FILTER_BLOCK - 1) * stride + self._kernel), np.float32)
+        for index in range(FILTER_BLOCK):
+            matrix[index, :, index * stride : index * stride + self._kernel] = taps
+        self._matrix = mx.array(matrix.reshape(FILTER_BLOCK * self._phases, -1))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """(B, T, C) to (B, phases * (1 + (T - K) // stride), C)."""
+        batch, length, channels = x.shape
+        results = 1 + (length - self._kernel) // self._stride
+        blocks = -(-results // FILTER_BLOCK)
+        seen = self._matrix.shape[1]
+        missing = (blocks - 1) * FILTER_BLOCK * self._stride + seen - length
+        x = mx.pad(x, [(0, 0), (0, missing), (0, 0)]) if missing > 0 else mx.contiguous(x)
+        strides = (x.shape[1] * channels, FILTER_BLOCK * self._stride * channels, channels, 1)
+        windows = mx.as_strided(x, (batch, blocks, seen, channels), strides)
+        return (self._matrix @ windows).reshape(batch, -1, channels)[:, : results * self._phases]
+
+
+def snake(x: mx.array, frequency: mx.array, amplitude: mx.array) -> mx.array:
+    """x + amplitude * sin(frequency * x)^2."""
+    if not is_cpu():
+        return _snake_kernel(x, frequency, amplitude)
+    return _add_square(x, _reduce(x, frequency), amplitude)
+
+
+@partial(mx.compile, shapeless=True)
+def _snake_kernel(x: mx.array, frequency: mx.array, amplitude: mx.array) -> mx.array:
+    sine = mx.sin(x * frequency)
+    return x + amplitude * (sine * sine)
+
+
+# MLX's CPU backend computes sines one at a time (16 ns each). Here, the angle is reduced to half a period of the
+# square, and the sine is its Taylor series, which the compiler vectorizes: a sixth of the time, with the same rounding
+# error. Not `shapeless`, and two kernels, for the reasons that `layers/activation.py` has.
+@mx.compile
+def _reduce(x: mx.array, frequency: mx.array) -> mx.array:
+    """frequency * x less a multiple of pi, between -pi/2 and pi/2."""
+    angle = x * frequency
+    periods = mx.round(angle * (1 / math.pi))
+    return (angle - periods * _PI_HIGH) - periods * _PI_LOW
+
+
+@mx.compile
+def _add_square(x: mx.array, angle: mx.array, amplitude: mx.array) -> mx.array:
+    square = angle * angle
+    c1, c2, c3, c4, c5 = ((-1) ** term / math.factorial(2 * term + 1) for term in range(1, 6))
+    ratio = 1 + square * (c1 + square * (c2 + square * (c3 + square * (c4 + square * c5))))  # of sine to angle
+    return x + amplitude * (square * (ratio * ratio))
+
+
+def repeat_ends(x: mx.array, before: int, after: int) -> mx.array:
+    """(B, T, C) with its first and its last position repeated."""
+    parts = [mx.repeat(x[:, :1], before, axis=1)] if before else []
+    parts.append(x)
+    parts += [mx.repeat(x[:, -1:], after, axis=1)] if after else []
+    return mx.concatenate(parts, axis=1) if len(parts) > 1 else x
+
+
+def as_signal(frames: mx.array) -> mx.array:
+    """(B, T, 1, 1, C) to (B, T, C)."""
+    return frames[:, :, 0, 0]
+
+
+def as_frames(signal: mx.array) -> mx.array:
+    """(B, T, C) to (B, T, 1, 1, C)."""
+    return signal[:, :, None, None]
+
+
+def windowed_sinc(times: np.ndarray) -> np.ndarray:
+    """sinc(times), windowed by a Hann window of `ZERO_CROSSINGS` to each side."""
+    times = np.clip(times, -ZERO_CROSSINGS, ZERO_CROSSINGS)
+    return np.sinc(times) * np.cos(times * math.pi / ZERO_CROSSINGS / 2) ** 2

@@ -1,8 +1,9 @@
-"""The layer specs of a vocoder, from its configuration alone. No MLX.
+"""The configuration of a vocoder, and its layer specs. No MLX.
 
 Signals are (B, T, 1, 1, C). Every layer is local in time: a stream needs a few positions before and after its own.
 """
 
+import enum
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -11,7 +12,6 @@ from ...backend.machine import FLOAT32_BYTES, Machine
 from ...shapes import Grid
 from ...streaming.axis import Axis, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step
-from .config import ExtensionConfig, GeneratorConfig, VocoderConfig
 
 #: Taps of the stored low-pass filters of an antialiased activation, whose rate is twice that of its input.
 FILTER_TAPS = 12
@@ -23,6 +23,71 @@ FILTER_BLOCK = 16
 RESAMPLE_REACH = 7
 _END_KERNEL = 7  # of the first and the last convolution
 _ALONE = WindowSpec()
+
+
+class End(enum.Enum):
+    """What a generator's samples go through at the end."""
+
+    TANH = "tanh"
+    CLAMP = "clamp"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """One generator: a convolution, stages of upsampling and residual blocks, and a convolution.
+
+    Attributes:
+        in_channels: channels of its input, the mel bins of both channels.
+        width: channels before the first stage; each stage halves them.
+        rates, kernels: for each stage, the samples that it makes of one, and the size of its convolution.
+        block_kernels, dilations: of the residual blocks, which all stages have alike.
+        is_antialiased: whether activations are SnakeBeta at twice the rate, in place of leaky ReLU.
+    """
+
+    in_channels: int
+    width: int
+    rates: tuple[int, ...]
+    kernels: tuple[int, ...]
+    block_kernels: tuple[int, ...]
+    dilations: tuple[tuple[int, ...], ...]
+    is_antialiased: bool
+    end: End
+    has_final_bias: bool = True
+    out_channels: int = 2
+
+    @property
+    def scale(self) -> int:
+        """Samples per frame of its input."""
+        return math.prod(self.rates)
+
+
+@dataclass(frozen=True)
+class ExtensionConfig:
+    """The bandwidth extension: a second generator, on a spectrogram of the first one's waveform."""
+
+    generator: GeneratorConfig
+    hop: int
+    window: int
+    bins: int
+    input_rate: int
+    output_rate: int
+
+    @property
+    def ratio(self) -> int:
+        return self.output_rate // self.input_rate
+
+
+@dataclass(frozen=True)
+class VocoderConfig:
+    """A generator, and in LTX-2.3 and later its bandwidth extension."""
+
+    generator: GeneratorConfig
+    sample_rate: int
+    extension: ExtensionConfig | None = None
+
+    def num_samples(self, mel_frames: int) -> int:
+        return mel_frames * self.generator.scale * (self.extension.ratio if self.extension else 1)
 
 
 @dataclass(frozen=True)
@@ -150,10 +215,15 @@ def generator_layers(config: GeneratorConfig, prefix: str) -> tuple[LayerSpec, .
     return (*layers, post)
 
 
+def generator_spec(config: GeneratorConfig) -> NetworkSpec:
+    """A generator that is the whole vocoder."""
+    return NetworkSpec(generator_layers(config, ""), stream_axes=(Axis.TIME,))
+
+
 def vocoder_spec(config: VocoderConfig) -> NetworkSpec:
     """The whole vocoder: spectrogram (B, T, 1, 1, 2 * bins), channel by channel, to samples (B, T', 1, 1, 2)."""
     if config.extension is None:
-        return NetworkSpec(generator_layers(config.generator, ""), stream_axes=(Axis.TIME,))
+        return generator_spec(config.generator)
     first = generator_layers(config.generator, "vocoder.")
     second = generator_layers(config.extension.generator, "bwe_generator.")
     enter, leave = extension_layers(config.extension, second)

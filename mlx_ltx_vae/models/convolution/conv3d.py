@@ -1,0 +1,316 @@
+"""The 3x3x3 convolution as a module, and its formulations in plain MLX operations.
+
+A formulation takes frames (B, T + 2, H, W, C) that are padded in time, zero padding in space, and a weight in the
+layout of `rules.LAYOUTS`, and returns (B, T, H', W', O).
+
+Products over shifted views: in padded frames with rows of V = W + 2 positions, the input of tap (h, w) for the output
+at position p = row * V + column is the position p + h * V + w. All outputs of a tap are therefore one contiguous slice
+of the flattened frame and one matrix product; the last two outputs of each row belong to no window and are left out.
+
+Precision on Apple GPUs: MLX's Winograd kernels for Metal round their transforms to the operands' dtype. In an
+emulation of that rounding, bfloat16 loses 2.7 to 6 % of a convolution's result, float16 0.35 to 0.8 %, and a bfloat16
+convolution without Winograd 0.2 to 0.3 %. The operands of a bfloat16 network are therefore float16: same size, more
+digits, and less range.
+
+Behind a norm the range is known, because the norm bounds the length of every position's vector. Other inputs are
+multiplied by a power of two, which the device computes from their largest magnitude, and the result is divided by it in
+float32. The factor belongs to an output frame and depends on the frames that it sees, so that a stream by time has the
+same factors however it is cut. Along rows and columns a piece has a part of each frame, and may have another factor. A
+power of two changes exponents only: the result has the same bits for any factor, unless values become smaller than
+float16's normal numbers. In the emulation that begins with factors less than 2^-4 of the one chosen here. Factors are
+powers of 16, so that parts of a picture usually have the same one.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ...backend.device import backend
+from ...backend.machine import Backend
+from ...backend.mlx_utils import to_float
+from .prepared import PreparedModule, arrange, lay_out
+from .rules import (
+    LAYOUTS,
+    TAPS,
+    ConvRule,
+    ConvShape,
+    Formulation,
+    KernelLayout,
+    blocks,
+    choose,
+    is_padded_first,
+)
+
+Padding = tuple[int, int, int]
+
+_HALF_MAX = 65504.0
+_NORM_MARGIN = 4  # of the length of an input behind a norm, for a timestep's modulation
+
+# A float32 number is 2^(e - 127) times its mantissa, of 23 bits.
+_MANTISSA_BITS, _EXPONENT_BIAS, _EXPONENT_MASK = 23, 127, 0xFF
+_FACTOR_STEP = 4  # factors are powers of 2^4
+_LARGEST_SHIFT = 120  # so that a factor and its inverse are normal numbers
+
+# The transforms of Winograd F(6x6, 3x3), for each of the eight points of one axis, six of them in pairs: the sum of the
+# sizes of the input transform's coefficients, and the sizes of the filter transform's three coefficients.
+_INPUT_GAINS = (12.5, 12.5, 12.5, 7.5, 7.5, 15.0, 15.0, 12.5)
+_FILTER_SIZES = (
+    (1.0, 0.0, 0.0),
+    *[(2 / 9, 2 / 9, 2 / 9)] * 2,
+    *[(1 / 90, 1 / 45, 2 / 45)] * 2,
+    *[(32 / 45, 16 / 45, 8 / 45)] * 2,
+    (0.0, 0.0, 1.0),
+)
+
+
+class HalfScale(NamedTuple):
+    """How a convolution is scaled for float16.
+
+    Attributes:
+        factor: of the weight, (1,) float32, a power of two.
+        inverse: by which a result is multiplied.
+        longest: the length of the longest input vector with which no convolution overflows.
+    """
+
+    factor: mx.array
+    inverse: mx.array
+    longest: float
+
+
+def half_scale(weight: mx.array) -> HalfScale:
+    """What makes a weight (O, 3, 3, 3, I) as large as inputs behind a norm allow.
+
+    Winograd's transforms make some weights 8100 times smaller, below float16's normal range if nothing is done.
+    """
+    lengths = _tap_lengths(weight)
+    direct = to_float(lengths.sum(axis=(1, 2, 3)).max())
+    gains = mx.array([[gain * size for size in sizes] for gain, sizes in zip(_INPUT_GAINS, _FILTER_SIZES, strict=True)])
+    products = to_float((gains @ lengths.sum(axis=1) @ gains.T).max())
+    largest = max(direct, products)  # of the results for inputs of length 1
+    longest = _HALF_MAX / max(_INPUT_GAINS) ** 2  # that can be transformed
+    shift = 0
+    if 0 < largest < math.inf:
+        shift = math.floor(math.log2(_HALF_MAX / (largest * _NORM_MARGIN * math.sqrt(weight.shape[-1]))))
+        longest = min(longest, _HALF_MAX / math.ldexp(largest, shift))
+    return HalfScale(mx.array([2.0**shift]), mx.array([2.0**-shift]), longest)
+
+
+def _tap_lengths(weight: mx.array) -> mx.array:
+    """(O, D, H, W), of the vector that each tap multiplies; tap by tap, since float32 takes twice the memory."""
+    lengths = []
+    for tap in range(TAPS**3):
+        depth, row, column = tap // TAPS**2, tap // TAPS % TAPS, tap % TAPS
+        lengths.append(mx.sqrt(mx.square(weight[:, depth, row, column].astype(mx.float32)).sum(axis=-1)))
+        mx.eval(lengths)
+    return mx.stack(lengths, axis=1).reshape(-1, TAPS, TAPS, TAPS)
+
+
+def scale_factors(frames: mx.array, scale: HalfScale) -> tuple[mx.array, mx.array]:
+    """For each output frame the factor with which no vector that it sees is too long, and what undoes all scaling.
+
+    (B, T + 2, H, W, C) to (B, T, 1, 1, 1) twice, in float32, powers of two. Nothing is read back from the device.
+    """
+    axes = (2, 3, 4)
+    largest = mx.maximum(frames.max(axis=axes, keepdims=True), -frames.min(axis=axes, keepdims=True))
+    time = frames.shape[1] - TAPS + 1
+    largest = reduce(mx.maximum, (largest[:, tap : tap + time] for tap in range(TAPS)))
+    exponents = (largest.astype(mx.float32).view(mx.int32) >> _MANTISSA_BITS) & _EXPONENT_MASK
+    # largest < 2^(exponents - bias + 1), and a vector is at most sqrt(C) times as long as its largest element.
+    limit = math.floor(math.log2(scale.longest / math.sqrt(frames.shape[-1]))) - 1 + _EXPONENT_BIAS
+    shift = (limit - exponents) & -_FACTOR_STEP  # rounded down to a multiple
+    shift = mx.clip(shift, -_LARGEST_SHIFT, _LARGEST_SHIFT)
+    factor, inverse = (((_EXPONENT_BIAS + each) << _MANTISSA_BITS).view(mx.float32) for each in (shift, -shift))
+    return factor, inverse * scale.inverse
+
+
+@partial(mx.compile, shapeless=True)
+def scale_to_half(array: mx.array, factor: mx.array) -> mx.array:
+    """`array * factor` in float16, rounded once."""
+    return (array.astype(mx.float32) * factor).astype(mx.float16)
+
+
+class Conv3d(PreparedModule):
+    """A 3x3x3 convolution over (B, T, H, W, C), computed in the formulation that a rule chooses.
+
+    Args:
+        order: the stored output channel for each output channel; some may be left out. None for all, as stored.
+
+    Checkpoint keys: `weight` (O, 3, 3, 3, I), `bias` (O,). `prepare` lays them out for the device, once.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        stride: tuple[int, int, int] = (1, 1, 1),
+        order: Sequence[int] | None = None,
+        rule: ConvRule = choose,
+    ) -> None:
+        super().__init__()
+        scale = (in_channels * TAPS**3) ** -0.5  # as in mlx.nn.Conv3d
+        self.weight = mx.random.uniform(-scale, scale, (out_channels, TAPS, TAPS, TAPS, in_channels))
+        self.bias = mx.zeros((out_channels,))
+        self._stride = stride
+        self._is_strided = stride != (1, 1, 1)
+        self._order = None if order is None else tuple(order)
+        self._rule = rule
+        self._scale: HalfScale | None = None  # None for a weight in `dtype`
+        self._layout = KernelLayout.STORED
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.bias.dtype
+
+    def prepare(self, *, keeps_dtype: bool = False) -> None:
+        """Lay out the weight for the default device, evaluated, also in a more accurate dtype unless `keeps_dtype`."""
+        # The one of all formulations that the rule may return here.
+        layout = LAYOUTS[self._rule(ConvShape((1, 1, 1), 1, 1, self._is_strided), backend())]
+        is_stored = self._layout is KernelLayout.STORED and self.weight.dtype == mx.bfloat16
+        self.weight = mx.contiguous(lay_out(self.weight, self._layout, layout, self._order))
+        self.bias = mx.contiguous(self._ordered_bias())
+        self._layout, self._order = layout, None
+        mx.eval(self.weight, self.bias)
+        if is_stored and backend() is Backend.METAL and not (keeps_dtype or self._is_strided):
+            self._scale = half_scale(arrange(self.weight, layout, KernelLayout.STORED))
+            self.weight = scale_to_half(self.weight, self._scale.factor)
+            mx.eval(self.weight)
+
+    def operands(self, norm_bound: Callable[[], float]) -> mx.Dtype:
+        """The dtype in which it takes its input from a norm; `norm_bound` is called only if that depends on its length.
+
+        An input without a bound arrives in `dtype`.
+        """
+        return self.dtype if self._scale is None or norm_bound() > self._scale.longest else mx.float16
+
+    def __call__(self, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
+        """Convolve frames (B, T, H, W, I), padded in time, in the dtype of `operands` or `dtype`, and add `skip`.
+
+        `padding` is that to add with zeros at both ends of each axis, none in time. (B, T', H', W', O) in `dtype`.
+        """
+        bias = self._ordered_bias()
+        extents = zip(frames.shape[1:4], padding, self._stride, strict=True)
+        time, height, width = ((extent + 2 * added - TAPS) // stride + 1 for extent, added, stride in extents)
+        shape = ConvShape((time, height, width), frames.shape[-1], len(bias), self._is_strided)
+        formulation = self._rule(shape, backend(), allows_winograd=self.weight.dtype != mx.bfloat16)
+        weight = lay_out(self.weight, self._layout, LAYOUTS[formulation], self._order)
+        if formulation in (Formulation.TAPS, Formulation.COLUMNS):
+            products = by_taps if formulation is Formulation.TAPS else by_columns
+            frames, weight, bias = (array.astype(mx.float32) for array in (frames, weight, bias))
+            weight = weight if self._scale is None else weight * self._scale.inverse
+            result = products(frames, weight, bias, padding)
+            return (result if skip is None else result + skip).astype(self.dtype)
+        factors, inverse = None, None if self._scale is None else self._scale.inverse
+        if formulation is Formulation.CONV3D:
+            result = mx.conv3d(frames, weight.astype(frames.dtype), stride=self._stride, padding=padding)
+            return add_bias(result, bias, skip, inverse)
+        if self._scale is not None and frames.dtype != mx.float16:  # an input without a bound
+            factors, inverse = scale_factors(frames, self._scale)
+        convolve = by_joined_frames if formulation is Formulation.JOINED else by_rows
+        return add_bias(convolve(frames, weight, padding, factors), bias, skip, inverse)
+
+    def _ordered_bias(self) -> mx.array:
+        return self.bias if self._order is None else mx.take(self.bias, mx.array(self._order))
+
+
+@partial(mx.compile, shapeless=True)
+def add_bias(
+    result: mx.array, bias: mx.array, skip: mx.array | None = None, factors: mx.array | None = None
+) -> mx.array:
+    """Multiply a convolution's result by `factors` (B, T, 1, 1, 1) and add bias and skip, in float32, in one kernel.
+
+    In the dtype of the bias.
+    """
+    total = result.astype(mx.float32)
+    total = (total if factors is None else total * factors) + bias.astype(mx.float32)
+    return (total if skip is None else total + skip.astype(mx.float32)).astype(bias.dtype)
+
+
+def by_taps(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding) -> mx.array:
+    """27 matrix products over shifted views, added up in blocks of rows. In float32, for the CPU."""
+    padded = _pad(frames, padding)
+    batch, length, height, width, channels = padded.shape
+    time = length - TAPS + 1
+    views = padded.flatten(2, 3)
+    taps = weight.reshape(1, TAPS**3, channels, -1)
+    outputs = taps.shape[-1]
+    parts = []
+    for start, end in blocks(height - 2, width * outputs * taps.itemsize, channels):
+        rows, length = end - start, (end - start) * width - 2
+        result = bias
+        for tap in range(TAPS**3):
+            depth, row, column = tap // TAPS**2, tap // TAPS % TAPS, tap % TAPS
+            first = (start + row) * width + column
+            view = views[:, depth : depth + time, first : first + length]
+            # A slice of one: an index would copy the weight.
+            result = mx.addmm(result, view, taps[:, tap : tap + 1])
+        strides = (time * length * outputs, length * outputs, width * outputs, outputs, 1)
+        parts.append(mx.as_strided(result, (batch, time, rows, width - 2, outputs), strides))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+
+def by_columns(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padding) -> mx.array:
+    """9 matrix products over views of three neighboring columns joined along channels. In float32, for the CPU."""
+    padded = _pad(frames, padding)
+    batch, length, height, width, channels = padded.shape
+    time, rows, columns = length - TAPS + 1, height - 2, width - 2
+    joined = mx.concatenate([padded[:, :, :, tap : tap + columns] for tap in range(TAPS)], axis=-1)
+    joined = joined.reshape(batch, length, height * columns, TAPS * channels)
+    taps = weight.reshape(1, TAPS**2, TAPS * channels, -1)
+    result = bias
+    for tap in range(TAPS**2):
+        depth, row = divmod(tap, TAPS)
+        view = joined[:, depth : depth + time, row * columns : (row + rows) * columns]
+        result = mx.addmm(result, view, taps[:, tap : tap + 1])
+    return result.reshape(batch, time, rows, columns, -1)
+
+
+def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
+    """One 2D convolution over three neighboring frames joined along channels, for a GPU, without bias."""
+    time, height, width = (
+        extent + 2 * added - TAPS + 1 for extent, added in zip(frames.shape[1:4], padding, strict=True)
+    )
+    if is_padded_first((time, height, width)):
+        frames, padding = _pad(frames, padding), (0, 0, 0)
+    joined = join_frames(frames, factors)
+    batch, time, *grid, channels = joined.shape
+    kernel = weight.reshape(*weight.shape[:3], channels)
+    result = mx.conv2d(joined.reshape(batch * time, *grid, channels), kernel, padding=padding[1:])
+    return result.reshape(batch, time, *result.shape[1:])
+
+
+def by_rows(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
+    """Three matrix products over overlapping rows of three joined frames (copied on a CPU), for a GPU, without bias."""
+    padded = _pad(join_frames(frames, factors), padding)
+    batch, time, height, width, channels = padded.shape
+    positions = height * width
+    rows, length, depth = height - 2, (height - 2) * width - 2, TAPS * channels
+    kernel = weight.reshape(-1, TAPS, depth)
+    outputs = kernel.shape[0]
+    views = mx.contiguous(padded.flatten(2, 3))
+    overlapping = (time * positions * channels, positions * channels, channels, 1)
+
+    def product(row: int, total: mx.array | None) -> mx.array:
+        view = mx.as_strided(views, (batch, time, length, depth), overlapping, row * width * channels)
+        tap = kernel[:, row].T[None, None]
+        return view @ tap if total is None else mx.addmm(total, view, tap)
+
+    result = product(2, product(1, product(0, None)))
+    strides = (time * length * outputs, length * outputs, width * outputs, outputs, 1)
+    return mx.as_strided(result, (batch, time, rows, width - 2, outputs), strides)
+
+
+def _pad(frames: mx.array, padding: Padding) -> mx.array:
+    if not any(padding):
+        return frames
+    return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)])
+
+
+def join_frames(frames: mx.array, factors: mx.array | None = None) -> mx.array:
+    """(B, T + 2, H, W, C) -> (B, T, H, W, 3C), in float16 if multiplied by `factors` (B, T, 1, 1, 1)."""
+    time = frames.shape[1] - TAPS + 1
+    taps = [frames[:, tap : tap + time] for tap in range(TAPS)]
+    return mx.concatenate(taps if factors is None else [scale_to_half(tap, factors) for tap in taps], axis=-1)
