@@ -65,7 +65,7 @@ def latents_of(*grid, batch=1):
     return mx.random.normal((batch, 8, *grid), key=mx.random.key(1))
 
 
-@pytest.mark.parametrize(("name", "grid"), [(CASES[0], (3, 3, 4)), (CASES[0], (1, 2, 4)), (CASES[1], (1, 2, 3))])
+@pytest.mark.parametrize(("name", "grid"), [(CASES[0], (3, 3, 4)), (CASES[1], (1, 2, 3))])
 def test_one_tile_is_the_single_pass(vaes, name, grid):
     """Also of a clip that is smaller than the windows, which is padded and not split."""
     vae = vaes(name)
@@ -89,7 +89,6 @@ TWO_BY_TWO = TilingConfig(temporal_config=TemporalTilingConfig(16, 8), width_con
     ("grid", "tiling", "count", "seed"),
     [
         ((3, 2, 1), TilingConfig.spatial_only(64, 32), 4, None),
-        ((2, 3, 3), TilingConfig.temporal_only(16, 8), 2, None),
         ((1, 1, 1), TWO_BY_TWO, 4, None),
         ((1, 1, 1), TWO_BY_TWO, 4, 3),
     ],
@@ -114,23 +113,23 @@ def test_a_clip_below_the_windows_is_padded_and_then_cut_into_tiles(vaes, grid, 
     assert mx.abs(found - expected[:, :, :frames, :height, :width]).max().item() < tolerance(2e-5)
 
 
-@pytest.mark.parametrize("options", [{"mode": "single"}, {"order": "time"}, {"mode": "tiled", "tiling": TILING}])
+@pytest.mark.parametrize("options", [{"mode": "single"}, {"order": "time"}, {"mode": "tiled", "tiling": TWO_BY_TWO}])
 def test_noise_may_be_the_picture_that_the_reference_draws(vaes, options):
-    vae, latents = vaes(CASES[0]), latents_of(2, 3, 4)
+    vae, latents = vaes(CASES[0]), latents_of(2, 3, 3)
     plan = vae.plan(latents.shape, **options)
     tiles = [] if plan.layout is None else [tile for group in plan.layout.groups() for tile in group]
     drawn = np.random.default_rng(1)
     pictures = [drawn.normal(size=(1, 3, *tile.output_size)).astype(np.float32) for tile in tiles]
-    pictures = pictures or [drawn.normal(size=(1, 3, 17, 96, 128)).astype(np.float32)]
+    pictures = pictures or [drawn.normal(size=(1, 3, 17, 96, 96)).astype(np.float32)]
     expected = vae.decode(latents, plan, noise=list(map(patched, pictures)))
     assert mx.array_equal(vae.decode(latents, plan, noise=pictures), expected)
 
 
 def test_batches_of_tiles_and_chunks_give_the_same_frames(vaes):
     vae = vaes(CASES[0])
-    latents = latents_of(3, 3, 4, batch=2)
-    one_by_one = vae.plan(latents.shape, mode="tiled", tiling=TILING)
-    together = vae.plan(latents.shape, mode="tiled", tiling=TILING, tile_batch_size=2, chunk=3)
+    latents = latents_of(3, 3, 3, batch=2)
+    one_by_one = vae.plan(latents.shape, mode="tiled", tiling=TWO_BY_TWO)
+    together = vae.plan(latents.shape, mode="tiled", tiling=TWO_BY_TWO, tile_batch_size=2, chunk=3)
     assert (one_by_one.calls, together.calls) == (4, 2)
     assert mx.abs(vae.decode(latents, one_by_one) - vae.decode(latents, together)).max().item() < tolerance(1e-4)
 
@@ -138,10 +137,10 @@ def test_batches_of_tiles_and_chunks_give_the_same_frames(vaes):
 def test_the_noise_of_a_seed_is_that_of_the_whole_clip(vaes):
     """It may be passed in one array for the clip, and in one for each tile, as the reference draws it."""
     vae, spec = vaes(CASES[0]), vaes(CASES[0]).decoder.spec
-    latents = latents_of(3, 3, 4)
-    plan = vae.plan(latents.shape, mode="tiled", tiling=TILING)
+    latents = latents_of(3, 3, 3)
+    plan = vae.plan(latents.shape, mode="tiled", tiling=TWO_BY_TWO)
     (volume,) = draw(spec, LatentShape(*latents.shape), mx.float32, seed=5).volumes.values()
-    whole = volume(((0, 0, 0),), (0, 0, 0), (17, 24, 32))
+    whole = volume(((0, 0, 0),), (0, 0, 0), (17, 24, 24))
     tiles = [
         whole[:, time.start : time.end, :, columns.start // 4 : columns.end // 4]
         for group in plan.layout.groups()

@@ -109,16 +109,20 @@ def test_every_mode_encodes_what_it_plans(vae):
     assert tiled.shape == expected.shape
 
 
+IN_SPACE = {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(96, 32)), "tile_batch_size": 2}
+IN_BOTH = {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(96, 32), TemporalTilingConfig(16, 8))}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        {},
-        {"mode": "single"},
-        {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(96, 32)), "tile_batch_size": 2},
-        {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(96, 32), TemporalTilingConfig(16, 8))},
+        *(("ltx2_3", options) for options in ({}, {"mode": "single"}, IN_SPACE, IN_BOTH)),
+        ("ltxv_0_9_0", {}),
+        ("ltxv_0_9_5", {}),
+        ("conv_16x16x4", {"mode": "single"}),
+        ("conv_16x16x4", IN_SPACE),
     ],
 )
-@pytest.mark.parametrize("name", ["ltx2_3", "ltxv_0_9_0", "ltxv_0_9_5", "conv_16x16x4"])
 def test_the_planned_peak_holds(golden, name, options):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, decoder=False)
     frames = np.random.default_rng(0).integers(0, 256, (17, 96, 160, 3)).astype(np.uint8)

@@ -73,8 +73,9 @@ def check_stream(spec, clip, run, shapes):
     assert inner.halo_messages == 2 * len(kernels)
 
 
-@pytest.mark.parametrize("name", CONV_CASES)
-@pytest.mark.parametrize(("frames", "batch"), [(1, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("name", "frames", "batch"), [*((name, 3, 2) for name in CONV_CASES), ("ltx2_3", 1, 1), ("ltx2_3_causal", 1, 1)]
+)
 def test_border_bytes_and_messages_of_a_decode_are_those_of_the_pieces_that_its_kernels_take(
     golden, pushed, name, frames, batch
 ):

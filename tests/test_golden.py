@@ -36,10 +36,12 @@ def result_of(vae, case, check, mode):
 
 
 def compare_all(golden, name, dtype, mode):
-    """Each check of a case: (its name, result, stored part of the result, expected)."""
+    """Each check of a case, of decodes only if `mode` is a single pass: (its name, its stored result, expected)."""
     case = golden(name)
     vae = VideoVAE.from_pretrained(case.checkpoint, dtype=dtype)
     for check in case.manifest["checks"]:
+        if check["op"] == "encode" and mode == "single":
+            continue
         result = result_of(vae, case, check, mode)
         assert list(result.shape) == check["full_shape"], check["name"]
         yield check["name"], case.select(result, check), case.arrays[check["expected"]]

@@ -171,7 +171,7 @@ def assert_blocks(blocks: list[dict[str, Any]], raw_config: dict[str, Any], netw
         assert before["out_channels"] == after["in_channels"]
 
 
-@pytest.mark.parametrize("case", CONV_CASES)
+@pytest.mark.parametrize("case", ["ltxv_0_9_1", "ltx2_3", "conv_16x16x4"])
 def test_planned_videos_are_those_of_the_vae(golden: Callable, info: Callable, case: str) -> None:
     vae = VideoVAE.from_pretrained(golden(case).checkpoint, encoder=False)
     plans = info(golden(case).checkpoint)["plans"]

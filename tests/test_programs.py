@@ -15,10 +15,13 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "with_openblas.sh"
 
 
 @pytest.mark.parametrize(
-    ("program", "reason"),
-    [("/nowhere/ffmpeg", "No such file or directory"), (__file__, "Permission denied"), ("true", "is another program")],
+    ("command", "program", "reason"),
+    [
+        ("decode --demo -o out.mp4", "/nowhere/ffmpeg", "No such file or directory"),
+        ("decode --demo -o out.mp4", "true", "is another program"),
+        ("encode clip.mp4 --demo -o out.safetensors", __file__, "Permission denied"),
+    ],
 )
-@pytest.mark.parametrize("command", ["decode --demo -o out.mp4", "encode clip.mp4 --demo -o out.safetensors"])
 def test_a_wrong_ffmpeg_is_named_with_the_variable_that_chose_it(tmp_path, command, program, reason):
     program = shutil.which(program) or program
     (tmp_path / "clip.mp4").write_bytes(b"a video")

@@ -61,7 +61,7 @@ def streamed(vae, latents, chunk, **options):
     return mx.concatenate([chunk.pixels for chunk in chunks], axis=2)
 
 
-@pytest.mark.parametrize(("frames", "chunks"), [(1, (1,)), (5, (1, 3))])
+@pytest.mark.parametrize(("frames", "chunks"), [(1, (1,)), (4, (1, 3))])
 @pytest.mark.parametrize("name", CONV_CASES)
 def test_stream_equals_single_pass_for_every_chunk_length(golden, name, frames, chunks):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)

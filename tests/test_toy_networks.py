@@ -20,7 +20,7 @@ from toy_networks import TOYS, WIDTH
 
 SIZES = {"memory": (5, 3, 4), "context": (9, 9, 9), "signal": (11, 1, 1)}
 TILES = {"memory": (2, 1), "context": (6, 3), "signal": (6, 3)}
-LARGE = {"memory": (9, 12, 16), "context": (40, 30, 24), "signal": (800, 1, 1)}
+LARGE = {"memory": (7, 10, 12), "context": (30, 20, 24), "signal": (500, 1, 1)}
 ORDERS = [
     (name, order)
     for name in TOYS
@@ -126,7 +126,7 @@ def test_tiles_draw_the_noise_of_their_own_positions():
     ("name", "options"),
     [
         *((name, options) for name in ("memory", "context") for options in ({}, {"mode": "single"}, {"chunk": 4})),
-        *(("signal", options) for options in ({"mode": "single"}, {"chunk": 100}, {"chunk": 400})),
+        *(("signal", options) for options in ({"mode": "single"}, {"chunk": 60}, {"chunk": 250})),
         ("memory", {"order": "rows"}),
         ("context", {"order": "columns"}),
     ],

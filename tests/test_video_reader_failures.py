@@ -92,7 +92,7 @@ def damage(image: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["{}.png", "a_%05d.png"])
-@pytest.mark.parametrize("position", [0, 1, 10, 19])
+@pytest.mark.parametrize("position", [0, 10])
 @pytest.mark.parametrize("how", ["empty", "cut", "text", "jpeg"])
 def test_unreadable_image_is_an_error_that_names_it(tmp_path: Path, how: str, position: int, name: str) -> None:
     is_pattern = "%" in name

@@ -139,10 +139,15 @@ def test_codecs_are_found_by_their_other_names_and_in_any_case(tmp_path: Path, n
     assert f"Video: {codec}" in probe(tmp_path / "out.mov")
 
 
-@pytest.mark.parametrize("size", [(33, 17), (34, 17), (33, 18), (16, 16), (1920, 1080)])
 @pytest.mark.parametrize(
-    ("ending", "codec"), [(".mp4", "h264"), (".mp4", "hevc"), (".mov", "prores"), (".webm", "vp9"), (".webm", "av1")]
-)
+    ("ending", "codec", "size"),
+    [
+        *((".mp4", "h264", size) for size in ((33, 17), (34, 17), (33, 18), (16, 16), (1920, 1080))),
+        *((".mp4", "hevc", size) for size in ((33, 17), (1920, 1080))),
+        *((*name, size) for name in ((".mov", "prores"), (".webm", "vp9"), (".webm", "av1"))
+          for size in ((33, 17), (16, 16))),
+    ],
+)  # fmt: skip
 def test_decoded_size_is_the_requested_size(tmp_path: Path, size: tuple, ending: str, codec: str) -> None:
     size = tuple(side + 64 for side in size) if codec == "av1" else size
     path = tmp_path / f"out{ending}"
