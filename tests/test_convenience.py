@@ -83,7 +83,7 @@ def test_streams_and_readers_describe_themselves(vae, tmp_path):
     assert repr(stream) == "DecodeStream(cancelled)"
     vae.decode_to_file(LATENTS, tmp_path / "a.mkv", codec="ffv1")
     with VideoReader(tmp_path / "a.mkv") as video:
-        assert repr(video) == f"VideoReader('{tmp_path}/a.mkv', 96x64, 24 fps, about 17 frames)"
+        assert repr(video) == f"VideoReader('{tmp_path}/a.mkv', 17 frames of 96x64 at 24 fps)"
 
 
 def test_ten_bits_and_an_existing_file(vae, tmp_path):

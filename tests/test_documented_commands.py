@@ -41,10 +41,14 @@ OLD = 1e9  # the time of the files that are there before a command runs
 
 
 def documented_commands(page):
-    """The words after `python -m` of each command of a page, comments and pipes left out."""
+    """The words after `python -m` of each command of a page, comments and pipes left out.
+
+    `mlx_ltx_vae decode` stands for `python -m mlx_ltx_vae.decode`.
+    """
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE).replace("\\\n", "")
     for match in re.finditer(r"^    (\S.*)$|`([^`\n]+)`", text, re.MULTILINE):
-        line = (match[1] or match[2]).replace("... decode", "python -m mlx_ltx_vae.decode")
+        line = re.sub(r"^mlx_ltx_vae (\w+)", r"python -m mlx_ltx_vae.\1", match[1] or match[2])
+        line = line.replace("... decode", "python -m mlx_ltx_vae.decode")
         line = line.replace("... encode", "python -m mlx_ltx_vae.encode")
         line = line.replace("--pad ...", "--pad -m VAE -o clip.safetensors")
         command = re.search(r"(?:^|[ =\w]* )python -m ((?:mlx_ltx_vae|weights_convert|benchmarks)\b.*)", " " + line)

@@ -66,13 +66,14 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, add_help=False, formatter_class=formatter, **options)
         self._first = first
         if first:
-            self.add_argument("-h", action=_ShortHelp, help="show the options that are needed most")
+            hidden: Any = {"nargs": 0, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+            self.add_argument("-h", action=_ShortHelp, help="show the options that are needed most", **hidden)
         names = ["--help"] if first else ["-h", "--help"]
         self.add_argument(*names, action="help", help=f"show {'all options' if first else 'this help'}")
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
 
     def format_short_help(self) -> str:
-        """The usage, and the options that are needed most, on one screen."""
+        """As `format_help`, on one screen."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
@@ -116,9 +117,8 @@ class CommandParser(argparse.ArgumentParser):
     def _suggestion(self, message: str) -> str:
         """What a mistyped option or choice in argparse's message should have been."""
         if match := re.match(r"unrecognized arguments: (-[^\s=]+)", message):
-            shown = self._option_string_actions.items()
-            options = [name for name, action in shown if action.help is not argparse.SUPPRESS]
-            return suggest(match[1], options, _OTHER_OPTIONS)
+            shown = (action.option_strings for action in self._actions if action.help is not argparse.SUPPRESS)
+            return suggest(match[1], [name for names in shown for name in names], _OTHER_OPTIONS)
         if match := re.match(r"argument (\S+): invalid choice: '([^']*)' \(choose from (.*)\)", message):
             option, word, choices = match.groups()
             if option == "--preset" and word in ENCODER_PRESETS:
@@ -162,18 +162,14 @@ def _with_joined_ranges(arguments: Sequence[str]) -> list[str]:
     """Arguments in which a range that begins with a minus sign is no option: `--frames -10:` is `--frames=-10:`."""
     joined: list[str] = []
     for argument in arguments:
-        if joined and joined[-1] == "--frames" and re.fullmatch(_RANGE, argument):
-            joined[-1] += f"={argument}"
-        else:
-            joined.append(argument)
+        if joined[-1:] == ["--frames"] and re.fullmatch(_RANGE, argument):
+            argument = f"{joined.pop()}={argument}"
+        joined.append(argument)
     return joined
 
 
 class _ShortHelp(argparse.Action):
     """The action of `-h`."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
-        super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, nargs=0, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         assert isinstance(parser, CommandParser)
@@ -390,17 +386,13 @@ def argument_type(parse: Callable[[str], Value]) -> Callable[[str], Value]:
     return convert
 
 
-def _check_budget(text: str) -> str:
-    parse_bytes(text, available=1)
-    return text  # a percentage depends on the machine
-
-
 # The types of --fps 23.976, --grid 16x22x40 (F', H', W'), --tile 512:64, --tile-frames 64:24 and --memory-budget 8GB.
 frame_rate = argument_type(parse_fps)
 grid = argument_type(parse_grid)
 tile = argument_type(lambda text: SpatialTilingConfig(*parse_tile(text)))
 tile_frames = argument_type(lambda text: TemporalTilingConfig(*parse_tile(text)))
-memory_budget = argument_type(_check_budget)
+# Only checked, since a percentage depends on the machine.
+memory_budget = argument_type(lambda text: (parse_bytes(text, available=1), text)[1])
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
