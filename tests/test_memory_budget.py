@@ -20,7 +20,7 @@ from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 GB = 10**9
 CONFIG = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3")
 GPU = Machine(Backend.METAL, 2)
-LATENTS = (1, 128, 16, 16, 24)
+LATENTS = (1, 128, 9, 12, 16)
 
 
 @pytest.fixture
