@@ -12,7 +12,6 @@ from conftest import FIXTURES
 from diffusion_cases import CASES, as_numpy, decode_check, decodes, given_noise, relative_rms
 from mlx_ltx_vae import LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.models.base import Statistics
-from mlx_ltx_vae.models.diffusion_decoder.blocks import Reader
 from mlx_ltx_vae.models.diffusion_decoder.config import parse_decoder_config
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import decoder_spec, hidden_channels
 from mlx_ltx_vae.models.diffusion_decoder.networks import DiffusionDecoder
@@ -259,7 +258,7 @@ def test_blocks_of_the_published_widths_agree_with_the_reference():
         if is_denoising:
             modulation = adaln(embedder(mx.array([check["timestep"] * config.timestep_multiplier])))
             delay.push(mx.array(arrays[check["context"]]))
-        stages = block.stages(StreamContext(), (1, 1, 1), modulation, Reader(delay, 0) if is_denoising else None)
+        stages = block.stages(StreamContext(), (1, 1, 1), modulation, delay.take_next if is_denoising else None)
         result = as_numpy(run_whole(stages, mx.array(arrays[check["input"]])))
         assert list(result.shape) == check["full_shape"]
         assert np.abs(select(result, check) - arrays[check["expected"]]).max() < tolerance(2e-4)

@@ -16,8 +16,9 @@ from safetensors.numpy import load_file, save_file
 
 import toy_family
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE, save_latents
+from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.bench.bench_command import build_parser as bench_parser
-from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.case import Case, published
 from mlx_ltx_vae.bench.decoding import decode as measured_decode
 from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
 from mlx_ltx_vae.checkpoint.files import open_archive
@@ -28,7 +29,9 @@ from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.models import families
-from mlx_ltx_vae.models.base import Found
+from mlx_ltx_vae.models.audio_vae.config import AudioConfig, Norm
+from mlx_ltx_vae.models.audio_vae.family import AUDIO_VAE
+from mlx_ltx_vae.models.base import Found, Statistics
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from toy_family import TOY
 
@@ -74,6 +77,22 @@ def channels_last(weights):
 
 def without_ones(weights):
     return {name: array.squeeze() for name, array in weights.items()}
+
+
+AUDIO = AudioConfig(8, 32, (1, 2), 1, norm=Norm.GROUP, attention_levels=frozenset({1}), has_mid_attention=True)
+
+
+@pytest.mark.parametrize("network", ["encoder", "decoder"])
+@pytest.mark.parametrize("name", [*published(), "audio"])
+def test_a_module_has_the_weights_that_its_spec_lists(name, network):
+    family, config = (AUDIO_VAE, AUDIO) if name == "audio" else (published()[name], None)
+    config = config or family.published[name](16)
+    try:
+        spec = family.spec(config, network)
+    except CheckpointError:  # of families with a decoder alone
+        return
+    made = family.make(config, network, Statistics(mx.zeros(config.latent_channels), mx.ones(config.latent_channels)))
+    assert {path: array.shape for path, array in named_parameters(made).items()} == spec.weights
 
 
 @pytest.mark.parametrize("store", [dict, channels_last, without_ones])

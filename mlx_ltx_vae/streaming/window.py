@@ -223,6 +223,10 @@ class Delay:
         self._drop(done)
         return taken
 
+    def take_next(self, count: int, *, reader: int = 0) -> mx.array:
+        """The `count` positions behind those that this reader has taken."""
+        return self.take(self._taken[reader], count, reader=reader)
+
     def _drop(self, done: int) -> None:
         """Drop positions before `done`: whole arrays, and a part that is more than half of one, which takes a copy."""
         while self._held and done > self._start:

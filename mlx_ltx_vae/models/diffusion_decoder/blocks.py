@@ -133,14 +133,14 @@ class NeighborhoodBlock(PreparedModule):
         context: StreamContext,
         rate: Rate = (1, 1, 1),
         modulation: mx.array | None = None,
-        latent_context: "Reader | None" = None,
+        latent_context: Callable[[int], mx.array] | None = None,
     ) -> list[Stage]:
         """A stage for the attention and one for the MLP.
 
         Args:
             rate: positions per frame, row and column of the video, by which a band knows where it begins.
             modulation: (7, C) float32, that of all blocks of a denoising step.
-            latent_context: takes the context of the positions that arrive.
+            latent_context: takes the context of so many positions that arrive.
         """
         assert not self._gated(), "prepare was called"
         first = second = None
@@ -158,7 +158,11 @@ class NeighborhoodBlock(PreparedModule):
         return (results[0] if len(results) == 1 else mx.concatenate(results)).reshape(x.shape)
 
     def _attention(
-        self, context: StreamContext, rate: Rate, modulation: Modulation | None, latent_context: "Reader | None"
+        self,
+        context: StreamContext,
+        rate: Rate,
+        modulation: Modulation | None,
+        latent_context: Callable[[int], mx.array] | None,
     ) -> Stage:
         spec, _ = self._specs
         axis, window, waiting = context.axis, make_window(spec, context), Delay(context.axis)
@@ -177,7 +181,7 @@ class NeighborhoodBlock(PreparedModule):
             keys_values, queue = None, Queue()
             if x is not None:
                 if latent_context is not None:
-                    given = latent_context.take(x.shape[axis])
+                    given = latent_context(x.shape[axis])
                     x = x + self.context_proj(given)
                 waiting.push(x)
                 keys_values = queue.add(self.attn.keys_values(self.norm1(x, modulation), position(entered)))
@@ -192,17 +196,6 @@ class NeighborhoodBlock(PreparedModule):
             return own + self.attn.proj(result)
 
         return Stage(step, window, waiting)
-
-
-class Reader:
-    """One of the readers of a `Delay`, which takes all positions in order."""
-
-    def __init__(self, delay: Delay, index: int) -> None:
-        self._delay, self._index, self._start = delay, index, 0
-
-    def take(self, count: int) -> mx.array:
-        start, self._start = self._start, self._start + count
-        return self._delay.take(start, count, reader=self._index)
 
 
 def _extend(view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.array, WindowStarts]:

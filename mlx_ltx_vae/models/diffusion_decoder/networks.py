@@ -14,7 +14,7 @@ from ..base import Decoder, Statistics
 from ..layers.conv import unpatchify
 from ..layers.weights import add_weights
 from ..specs import NetworkSpec
-from .blocks import LinearUpsample, NeighborhoodBlock, Reader, RMSNorm, SharedModulation, TimestepEmbedder
+from .blocks import LinearUpsample, NeighborhoodBlock, RMSNorm, SharedModulation, TimestepEmbedder
 from .config import DecoderConfig, Prediction
 from .network_specs import AttentionSpec, MLPSpec, decoder_spec, keeps_noisy
 
@@ -232,13 +232,11 @@ class DiffusionDecoder(Decoder):
                 noisy.push(x)
             return self.conv_in_x_t(x)
 
-        reader = Reader(noisy, 0)
-
         def leave(x: mx.array) -> mx.array:
             predicted = self.conv_out(self.norm_out(x))
             if not keeps:
                 return predicted
-            past, predicted = reader.take(x.shape[axis]).astype(mx.float32), predicted.astype(mx.float32)
+            past, predicted = noisy.take_next(x.shape[axis]).astype(mx.float32), predicted.astype(mx.float32)
             if self._config.prediction is Prediction.PICTURE:
                 predicted = (past - predicted) / level
             return (past - (level - next_level) * predicted).astype(x.dtype)
@@ -246,6 +244,6 @@ class DiffusionDecoder(Decoder):
         rate = spec.rate("conv_in_x_t")
         stages = [Stage(enter, delay, noisy)]
         for index, block in enumerate(self.diff_blocks):
-            own = Reader(delay, step * len(self.diff_blocks) + index)
+            own = partial(delay.take_next, reader=step * len(self.diff_blocks) + index)
             stages += block.stages(context, rate, modulation, own)
         return [*stages, Stage(lambda x, last: None if x is None else leave(x))]
