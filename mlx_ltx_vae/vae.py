@@ -361,6 +361,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             TilingError: if the tiles or the tile batch size are invalid.
         """
         # Of an iterator the number of frames is not known, and levels are no arrays of MLX.
+        check_options("encode", options, EncodeOptions)
         pipeline = self._encode_pipeline(options, joined=isinstance(pixels, mx.array))
         with arrays_released(), pipeline.stream(pixels, plan) as stream:
             return join_parts(stream, 2, None)
@@ -373,6 +374,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         As `encode` of an iterator, with spatial tiles only. The plan's number of frames may differ, since memory does
         not depend on it. A `TilingError` is raised at once, a `LatentsError` at the first frames that cause it.
         """
+        check_options("encode_stream", options, EncodeOptions)
         return self._encode_pipeline(options).stream(frames, plan)
 
     def _encode_pipeline(self, options: EncodeOptions, *, joined: bool = False) -> EncodePipeline:

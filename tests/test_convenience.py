@@ -65,6 +65,12 @@ def test_an_option_of_a_plan_is_refused_by_the_name_of_the_function(vae, name):
         getattr(vae, name)(*arguments, sed=1)
 
 
+@pytest.mark.parametrize("name", ["encode", "encode_stream"])
+def test_an_unknown_option_of_an_encode_is_refused_by_its_name(vae, name):
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'tilng'$"):
+        getattr(vae, name)(np.zeros((1, 64, 96, 3), np.uint8), tilng=None)
+
+
 def test_dtypes_are_names_or_those_of_mlx(golden):
     for dtype in (mx.float32, mx.bfloat16, mx.float16):
         assert VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype=dtype, encoder=False).dtype == dtype

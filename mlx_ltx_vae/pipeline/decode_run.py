@@ -81,9 +81,9 @@ class WholeOptions(StreamOptions, total=False):
     progress: Progress
 
 
-def check_options(function: str, options: Mapping[str, object]) -> None:
-    """Raise a `TypeError`, as Python does, unless options are `StreamOptions`."""
-    for name in options.keys() - StreamOptions.__annotations__.keys():
+def check_options(function: str, options: Mapping[str, object], known: type = StreamOptions) -> None:
+    """Raise a `TypeError`, as Python does, unless options are those of a `TypedDict`."""
+    for name in options.keys() - known.__annotations__.keys():
         text = f"{function}() got an unexpected keyword argument {name!r}"
         hint = f"; it is one of plan(): {function}(..., plan=vae.plan(latents.shape, {name}=...))"
         raise TypeError(text + (hint if name in _PLANNED else ""))
