@@ -204,11 +204,11 @@ def test_a_video_of_it_takes_as_long_as_the_video(path, latents, tmp_path, capsy
     assert decode(command) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["frames"], report["width"], report["height"]) == (5, 8, 6)
-    assert report["fps"] == pytest.approx(float(Fraction(6000, 1001)))
+    assert report["fps"] == float(Fraction(24000, 1001) * 5 / 17)
     assert np.array_equal(read(out, multiple=1), VideoVAE.from_pretrained(path).decode_uint8(latents[:1]))
     assert decode([*command, "--fps", "30", "--first-seconds", "0.5"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["fps"], report["frames"]) == (7.5, 4)
+    assert (report["fps"], report["frames"]) == (30 * 5 / 17, 5)
 
 
 def test_info_says_what_it_is_and_conversion_keeps_it(path, latents, tmp_path, capsys):

@@ -55,7 +55,7 @@ def test_results_of_inputs_show_names_escaped(folder, capsys):
     line, *_ = printed(capsys, decode, *inputs, "--dry-run")
     assert line.startswith(f"{SHOWN}.safetensors -> {SHOWN}/{SHOWN}.mp4: 1 frame of 64x64, ")
     line, *_ = printed(capsys, decode, *inputs)
-    assert line.startswith(f"{SHOWN}.safetensors: 1 frame, ")
+    assert line.startswith(f"{SHOWN}.safetensors -> {SHOWN}/{SHOWN}.mp4: 1 frame, ")
     line, *_ = printed(capsys, decode, *inputs, "--skip-existing")
     assert line == f"{SHOWN}.safetensors: skipped, found {SHOWN}/{SHOWN}.mp4"
     line, *_ = printed(capsys, decode, *inputs, "--no-overwrite", "-q", code=1)
@@ -83,7 +83,7 @@ def test_lists_and_tables_show_names_escaped_and_once(folder, capsys):
 def test_videos_show_names_escaped(folder, capsys):
     write(Path(f"{HOSTILE}.mkv"), noise(1, (64, 64)))
     inputs = [f"{HOSTILE}.mkv", "no\x1bsuch.mkv", "--demo", "-o", f"{HOSTILE}/"]
-    assert f"{SHOWN}.mkv: 1 frame" in printed(capsys, encode, *inputs, code=1)[0]
+    assert f"{SHOWN}.mkv -> " in printed(capsys, encode, *inputs, code=1)[0]
     for option in ("--dry-run", "--skip-existing"):
         assert printed(capsys, encode, *inputs, option, code=1)[0].startswith(f"{SHOWN}.mkv")
 

@@ -116,7 +116,7 @@ def test_full_standard_error_and_output_of_many_inputs(shell, tmp_path):
 def test_names_are_printed_and_written_in_any_encoding(shell, tmp_path, environment):
     code, out, errors = shell("decode {} nothing漢.npy -o 'videos漢/'", **environment)
     assert code == 1
-    assert "latents.npy: 1 frame, " in out and ".safetensors (LTX-2.3, " in out
+    assert "latents.npy -> " in out and ": 1 frame, " in out and ".safetensors (LTX-2.3, " in out
     assert len(errors.splitlines()) == 2
     assert (tmp_path / "videos漢" / "latents.mp4").exists()
 

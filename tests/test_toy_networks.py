@@ -44,7 +44,7 @@ def latents_of(name, sizes=SIZES, batch=1):
 
 def test_the_plan_knows_its_grid_and_lookahead(name):
     plan = vae_of(name).plan(latents_of(name).shape)
-    expected = {"memory": (33, 24, 32, 1), "context": (9, 18, 18, 16), "signal": (2640, 1, 1, 4)}
+    expected = {"memory": (33, 24, 32, 1), "context": (9, 18, 18, 9), "signal": (2640, 1, 1, 4)}
     assert (*plan.video_grid, plan.lookahead) == expected[name]
 
 

@@ -92,16 +92,12 @@ def build_parser() -> CommandParser:
 def _frames(text: str) -> slice:
     """The type of `--frames 24:48`; also of `--frames 24` for the first 24, its old form."""
     if text.isdecimal():
-        write_line(
-            f"warning: --frames {text} is written --frames :{text} now; the old form goes with the next release.",
-            sys.stderr,
-        )
-        return slice(0, positive(text))
+        change = f"--frames {positive(text)} is written --frames :{text} now; the old form goes with the next release"
+        write_line(f"warning: {change}.", sys.stderr)
+        return slice(0, int(text))
     wanted = frame_range(text)
     if wanted.start < 0 or (wanted.stop or 0) < 0:
-        raise argparse.ArgumentTypeError(
-            f"{text} counts from the end, which is not known yet; count from the beginning"
-        )
+        raise argparse.ArgumentTypeError(f"{text} counts from the end, which is not known yet; count from the first")
     return wanted
 
 
