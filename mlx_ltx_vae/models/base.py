@@ -165,12 +165,10 @@ class Config(Protocol):
         """Of the latents: pixels of the whole video per cell. A decoder of previews makes fewer, as its spec says."""
 
     @property
-    def time_scale(self) -> int:
-        """Video frames per latent frame, except that the first latent frame is one video frame."""
+    def time_scale(self) -> int: ...  # see `Scaled`
 
     @property
-    def spatial_scale(self) -> int:
-        """Pixels per latent cell along each side."""
+    def spatial_scale(self) -> int: ...
 
     @property
     def generation(self) -> str:

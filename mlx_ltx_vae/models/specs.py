@@ -128,13 +128,15 @@ class LayerSpec:
         cached = min(self.window(axis).cached, extent) * math.prod(grid) // extent
         return cached * self.in_channels * machine.itemsize
 
+    def seen(self, step: Step) -> int:
+        """The positions of the input of a step, concatenated to the cache."""
+        extent = step.grid[step.axis.grid]
+        return math.prod(step.grid) // extent * (extent + (0 if step.is_whole else self.window(step.axis).cached))
+
     def work_bytes(self, step: Step) -> int:
         """Bytes that one step allocates per batch item: the input concatenated to the cache, and the output."""
-        extent = step.grid[step.axis.grid]
-        positions = math.prod(step.grid)
-        seen = positions // extent * (extent + (0 if step.is_whole else self.window(step.axis).cached))
-        results = math.ceil(positions * math.prod(self.up) / math.prod(self.down))
-        return (seen * self.in_channels + results * self.out_channels) * step.machine.itemsize
+        results = math.ceil(math.prod(step.grid) * math.prod(self.up) / math.prod(self.down))
+        return (self.seen(step) * self.in_channels + results * self.out_channels) * step.machine.itemsize
 
     def weight_copy_bytes(self, machine: Machine) -> int:
         """Bytes of copies of the weights that one step makes, whatever the batch."""
@@ -172,13 +174,10 @@ class ConvSpec(LayerSpec):
 
     def work_bytes(self, step: Step) -> int:
         # MLX allocates ahead of execution, so every array in a step's graph counts, not only those alive at one time.
-        extent = step.grid[step.axis.grid]
-        position = math.prod(step.grid) // extent
-        cached = 0 if step.is_whole else self.window(step.axis).cached
-        seen = position * (extent + cached)
-        activated = {Activation.NONE: 0, Activation.INPUT: seen, Activation.CACHED: position * extent}[self.activation]
+        seen, new = self.seen(step), math.prod(step.grid)
+        activated = {Activation.NONE: 0, Activation.INPUT: seen, Activation.CACHED: new}[self.activation]
         # The input concatenated to the cache, the next cache, the norm, and SiLU with its intermediate arrays.
-        elements = (seen + position * cached + 3 * activated) * self.in_channels
+        elements = (2 * seen - new + 3 * activated) * self.in_channels
         elements += seen * self.skip_channels
         padded = math.prod(extent + TAPS - 1 for extent in step.grid) * self.in_channels
         if step.axis is not Axis.TIME or step.is_whole:

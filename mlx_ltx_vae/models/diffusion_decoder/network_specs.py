@@ -86,9 +86,7 @@ class AttentionSpec(LayerSpec):
         return (keys_values + waiting) * cells * machine.itemsize
 
     def work_bytes(self, step: Step) -> int:
-        extent = step.grid[step.axis.grid]
-        positions = math.prod(step.grid)
-        seen = positions // extent * (extent + (0 if step.is_whole else self.window(step.axis).cached))
+        positions, seen = math.prod(step.grid), self.seen(step)
         channels, size = self.in_channels, step.machine.itemsize
         # Norms; queries before and after rotation; keys and values, new and joined; the waiting input.
         made = ((8 if step.is_whole else 10) * positions + 2 * seen) * channels * size

@@ -148,8 +148,7 @@ class DiffusionDecoder(Decoder):
     """Decodes denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3), approximately in [-1, 1].
 
     Context stages upsample the latents to the grid of patches of pixels. There the last stage turns noise into the
-    picture, in one or several steps. `stages` is the only forward pass; the decoder can also be called, on normalized
-    latents in the axes of the API. Checkpoint keys: `conv_in`, `det_stages.i.j`, `upsamples.i`, `conv_in_x_t`,
+    picture, in one or several steps. Checkpoint keys: `conv_in`, `det_stages.i.j`, `upsamples.i`, `conv_in_x_t`,
     `t_embedder`, `shared_adaln`, `diff_blocks.i`, `norm_out`, `conv_out`.
     """
 

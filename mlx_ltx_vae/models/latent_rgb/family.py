@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import mlx.nn as nn
-
 from ...errors import CheckpointError, excerpt
 from ...shapes import DEFAULT_SCALE, Scaled, ScaleFactors
 from ...streaming.context import Stage, StreamContext, pointwise
@@ -23,6 +21,7 @@ from ..base import (
     Stored,
 )
 from ..layers.conv import interleave
+from ..layers.weights import add_weights
 from ..specs import LayerSpec, NetworkSpec, Shapes
 from ..stored import Key, grid, is_number, read_config, word
 
@@ -64,13 +63,12 @@ WEIGHT, BIAS = "to_rgb.weight", "to_rgb.bias"
 class LatentRGBDecoder(Decoder):
     """Projects normalized latents (B, T, H, W, C) to pixels (B, T, p*H, p*W, 3), approximately in [-1, 1].
 
-    It can also be called, on latents in the axes of the API. Checkpoint keys: `to_rgb.weight` (p*p*3, C), its rows
-    ordered (rows, columns, colors), and `to_rgb.bias` (p*p*3,).
+    Checkpoint keys: `to_rgb.weight` (p*p*3, C), its rows ordered (rows, columns, colors), and `to_rgb.bias` (p*p*3,).
     """
 
     def __init__(self, config: LatentRGBConfig) -> None:
         super().__init__(decoder_spec(config))
-        self.to_rgb = nn.Linear(config.latent_channels, 3 * config.patch_size**2)
+        add_weights(self, tuple(self.spec.weights.items()))
         self._patch_size = config.patch_size
 
     def stages(self, context: StreamContext) -> list[Stage]:

@@ -105,10 +105,7 @@ class FrameLayerSpec(LayerSpec):
         return cached + waiting * self.skip_channels * machine.itemsize
 
     def work_bytes(self, step: Step) -> int:
-        itemsize = step.machine.itemsize
-        extent = step.grid[step.axis.grid]
-        positions = math.prod(step.grid)
-        seen = positions // extent * (extent + (0 if step.is_whole else self.window(step.axis).cached))
+        itemsize, seen, positions = step.machine.itemsize, self.seen(step), math.prod(step.grid)
         out_channels = self.weights[0][1][0]
         results = positions // math.prod(self.down) * (4 if self.is_upsampled else 1)
         time, height, width = step.grid

@@ -213,8 +213,7 @@ def _leave(conv: FrameConv, skip: Delay, context: StreamContext) -> Stage:
 class PreviewDecoder(Decoder):
     """Decodes normalized latents (B, T, H, W, C) to pixels (B, 8T - 7, 32H, 32W, 3), clamped to [-1, 1].
 
-    It is strictly causal: each latent frame gives its frames at once. It can also be called, on latents in the axes of
-    the API. `stills` returns decoders with the same weights for cheaper previews. Checkpoint keys: `layers.i`.
+    It is strictly causal: each latent frame gives its frames at once. Checkpoint keys: `layers.i`.
     """
 
     def __init__(self, config: PreviewConfig, layers: list[Any] | None = None) -> None:
@@ -253,7 +252,7 @@ class PreviewEncoder(Encoder):
     """Encodes pixels (B, F, 32H, 32W, 3) in [-1, 1] to normalized latents (B, ceil(F / 8), H, W, C).
 
     The last frame is repeated until there are 8 for each latent frame, which sees all of them. It streams along time.
-    It can also be called, on frames in the axes of the API. Checkpoint keys: `layers.i`.
+    Checkpoint keys: `layers.i`.
     """
 
     def __init__(self, config: PreviewConfig) -> None:

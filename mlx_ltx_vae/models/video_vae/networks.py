@@ -39,9 +39,6 @@ BLOCK_MODULES: dict[BlockType, Callable[..., nn.Module]] = {
 class ConvDecoder(Decoder):
     """Decodes denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3), approximately in [-1, 1].
 
-    `stages` is the only forward pass; its caller chooses how many positions to process at a time. The decoder can also
-    be called, on normalized latents in the axes of the API.
-
     Checkpoint keys: `conv_in`, `up_blocks.i`, `conv_out`; with a timestep `timestep_scale_multiplier`,
     `last_time_embedder`, `last_scale_shift_table` (2, C: shift, scale).
     """
@@ -95,8 +92,8 @@ class ConvDecoder(Decoder):
 class ConvEncoder(Encoder):
     """Encodes pixels (B, 1 + t*(T-1), s*H, s*W, 3) in [-1, 1] to the means of unnormalized latents (B, T, H, W, C).
 
-    It streams along time. `conv_out` has weights for mean and log-variance; only the means are computed. The encoder
-    can also be called, on frames in the axes of the API. Checkpoint keys: `conv_in`, `down_blocks.i`, `conv_out`.
+    It streams along time. `conv_out` has weights for mean and log-variance; only the means are computed. Checkpoint
+    keys: `conv_in`, `down_blocks.i`, `conv_out`.
     """
 
     def __init__(self, config: VAEConfig, statistics: Statistics, rule: ConvRule = choose) -> None:
