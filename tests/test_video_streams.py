@@ -102,7 +102,7 @@ def test_variable_rate_is_reported_with_the_rate_that_keeps_all_frames(tmp_path:
     assert lost > 0
     assert f"{lost} of its 40 frames were left out" in warning
     assert caught[0].filename.endswith("video_files.py")
-    rate = re.search(r"--fps (\d+) would keep them\.$", warning)
+    rate = re.search(r"fps=(\d+) would keep them\.$", warning)
     assert rate
     assert set(numbers(read(path, fps=rate[1]))) == set(range(40))
 
