@@ -90,13 +90,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         matrix: str | None = None,
     ) -> None:
         self.name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
-        if matrix not in (None, *MATRIX_NAMES):
-            raise ReaderError(f"{self.name}: the matrix {quote(matrix)} is not one of {', '.join(MATRIX_NAMES)}.")
+        _check_wanted(self.name, matrix, first_frame, max_frames)
         wanted_fps = None if fps is None else find_fps(self.name, fps, ReaderError)
-        if max_frames is not None and max_frames < 1:
-            raise ReaderError(f"{self.name}: cannot read {max_frames} frames; the maximum must be at least 1.")
-        if first_frame < 0:
-            raise ReaderError(f"{self.name}: cannot begin with frame {first_frame}; the first is 0.")
         check_zscale(ReaderError)
         end_frame = None if max_frames is None else first_frame + max_frames
         with ExitStack() as stack:
@@ -220,6 +215,15 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             for image in self._images[self._num_read :] + self._images[: self._num_read]:
                 _check_image(image)
             raise
+
+
+def _check_wanted(name: str, matrix: str | None, first_frame: int, max_frames: int | None) -> None:
+    if matrix not in (None, *MATRIX_NAMES):
+        raise ReaderError(f"{name}: the matrix {quote(matrix)} is not one of {', '.join(MATRIX_NAMES)}.")
+    if max_frames is not None and max_frames < 1:
+        raise ReaderError(f"{name}: cannot read {max_frames} frames; the maximum must be at least 1.")
+    if first_frame < 0:
+        raise ReaderError(f"{name}: cannot begin with frame {first_frame}; the first is 0.")
 
 
 def _check_image(path: Path) -> None:
