@@ -124,10 +124,9 @@ def explain_missing(path: str | os.PathLike, kind: str) -> str:
     """Why a file cannot be found, as the end of a sentence: it is not there, or a folder above it is closed."""
     try:
         os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
     except (OSError, ValueError) as error:
-        return f"cannot be read ({getattr(error, 'strerror', None) or error})."
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            return f"cannot be read ({getattr(error, 'strerror', None) or error})."
     return f"there is no such {kind}."
 
 

@@ -165,10 +165,8 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     """The peak memory of one stream with an input (T, H, W), without MLX's buffer cache."""
     axis, itemsize = run.axis, run.machine.itemsize
     pieces, longest = list(run.pieces), Fraction(grid[axis.grid])
-    waiting = 0
-    delay, rate = Fraction(0), Fraction(1)
+    extents, waiting, delay, rate = grid, 0, Fraction(0), Fraction(1)
     delays, caches, works, bursts = [], [], [], []
-    extents = grid
     for index, layer in enumerate(spec.layers):
         cells = batch * math.prod(extents) // extents[axis.grid]
         if run.steps is None:
