@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import imageio.v3 as iio
 import numpy as np
 
 from benchmarks.against import decode_with_other
-from mlx_ltx_vae import demo
+from examples.preview_while_denoising import DEMO_PREVIEW, STEPS, Previews, denoise
+from mlx_ltx_vae import PreviewVAE, demo, load_latents
 from mlx_ltx_vae.bench.case import Case
 from mlx_ltx_vae.bench.decoding import decode
 from mlx_ltx_vae.bench.plot import new_figure
@@ -23,7 +25,7 @@ _GRID = 8
 
 
 def draw_pictures(folder: Path) -> list[str]:
-    """Write demo.gif, the clip; and tiles.png, tiles against the exact decode. Returns their names."""
+    """Write demo.gif, the clip; tiles.png, tiles against the exact decode; previews.png. Returns their names."""
     case = Case(model=str(demo.VAE), latents=str(demo.LATENTS), dtype="float32")
     jobs = {
         "a single pass": Job(decode, replace(case, mode="single")),
@@ -42,7 +44,8 @@ def draw_pictures(folder: Path) -> list[str]:
     with open_sink(folder / "demo.gif", size=(exact.shape[2], exact.shape[1]), fps=24 / _GIF_STEP) as gif:
         gif.write(exact[::_GIF_STEP])
     _draw_tiles(tiles, exact, peaks, folder / "tiles.png")
-    return ["demo.gif", "tiles.png"]
+    _draw_previews(folder / "previews.png")
+    return ["demo.gif", "tiles.png", "previews.png"]
 
 
 def find_crop(frames: np.ndarray, reference: np.ndarray, size: Sequence[int] = _CROP) -> tuple[int, slice, slice]:
@@ -86,3 +89,17 @@ def _draw_tiles(tiles: np.ndarray, exact: np.ndarray, peaks: dict[str, int], pat
     bars.xaxis.set_visible(False)
     bars.spines[["top", "right", "bottom"]].set_visible(False)
     figure.savefig(path, dpi=100)
+
+
+def _draw_previews(path: Path) -> None:
+    """What `examples/preview_while_denoising.py` shows after some of its steps."""
+    figure = new_figure()
+    figure.set_size_inches(7.2, 5.2)
+    with tempfile.TemporaryDirectory() as results:
+        previews = Previews(PreviewVAE.from_pretrained(DEMO_PREVIEW), Path(results), is_stale=lambda: False)
+        denoise(load_latents(demo.LATENTS)[0], previews.after_step)
+        for axis, step in zip(figure.subplots(3, 1), (1, 3, STEPS - 1), strict=True):
+            axis.imshow(iio.imread(Path(results) / f"step-{step}.png"))
+            axis.set_title(f"after step {step + 1} of {STEPS}", fontsize=10)
+            axis.set_axis_off()
+    figure.savefig(path, dpi=80)

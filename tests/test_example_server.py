@@ -570,11 +570,19 @@ def test_an_error_after_the_first_bytes_breaks_the_response_off(vae: HeldVAE, up
             response.read()
 
 
-def test_the_page_has_a_file_picker_and_a_video(vae: HeldVAE) -> None:
+def test_the_page_has_labels_a_file_picker_a_video_and_a_download(vae: HeldVAE) -> None:
     with serving(vae) as address:
         page = httpx.get(address)
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
-    assert '<input type="file"' in page.text
-    assert "<video" in page.text
+    for part in (
+        '<html lang="en">',
+        '<label for="file">',
+        '<input type="file" id="file"',
+        'aria-live="polite"',
+        "<video",
+        "ondrop",
+        "download",
+    ):
+        assert part in page.text
     assert 'fetch("video/"' in page.text  # relative, so that an app can mount the server anywhere
