@@ -384,8 +384,8 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def main() -> None:
-    """Run the server."""
+def parse_arguments() -> argparse.Namespace:
+    """The options of the command."""
     parser = argparse.ArgumentParser(description="Decode uploaded latents and stream the video while it decodes.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
@@ -430,7 +430,12 @@ def main() -> None:
         metavar="SECONDS",
         help="that decodes have left after Ctrl-C (default: 3); a second Ctrl-C ends the server at once",
     )
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the server."""
+    arguments = parse_arguments()
     vae = VideoVAE.from_pretrained(demo.VAE if arguments.demo else arguments.model, encoder=False)
     if arguments.demo:
         print(f"Latents to try: {demo.LATENTS}")
