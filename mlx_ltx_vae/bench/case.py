@@ -13,10 +13,10 @@ from ..backend.machine import Backend
 from ..backend.mlx_utils import DTYPES, DtypeName, named_parameters
 from ..checkpoint import open_checkpoint
 from ..latents import load_latents
-from ..models import families
 from ..models.base import NETWORKS, Config, Family, Statistics
 from ..models.convolution.prepared import prepare
 from ..models.convolution.rules import ConvRule, ConvShape, Formulation
+from ..models.families import published
 from ..models.specs import NetworkSpec
 from ..pipeline.postprocess import FrameChunk
 from ..planning.options import BitDepth, OrderName
@@ -80,11 +80,6 @@ class Case:
         if self.tiles[:1].isdigit():
             return TilingConfig(SpatialTilingConfig(*parse_tile(self.tiles)))
         return preset(self.tiles, self.height, self.width, self.frames) or TilingConfig()
-
-
-def published() -> dict[str, Family[Any]]:
-    """The families of the published VAEs, by the names of the latter."""
-    return {name: family for family in families.FAMILIES for name in family.published}
 
 
 def load_config(case: Case) -> Config:
