@@ -13,6 +13,7 @@ from .errors import PlanError, quote, suggest
 from .frame_rate import DEFAULT_FPS, Rate, find_fps
 from .models.base import SOUND, Config, Family, SoundConfig
 from .models.families import published
+from .models.specs import NetworkSpec
 from .pipeline.sound_plan import every_chunk, plan_networks
 from .planning.options import ModeName, OrderName
 from .planning.plan import DecodePlan, SoundPlan
@@ -32,8 +33,14 @@ class PublishedVAE:
     config: Config
 
     @classmethod
-    def find(cls, generation: str, decoder: DecoderName = "conv") -> "PublishedVAE":
-        """The one of this generation with this decoder. A `PlanError` if none is published."""
+    def find(
+        cls, generation: str, decoder: DecoderName = "conv", *, base_channels: int | None = None
+    ) -> "PublishedVAE":
+        """The one of this generation with this decoder, or one with other widths: see `Family.published`.
+
+        Raises:
+            PlanError: if none is published.
+        """
         if decoder not in get_args(DecoderName):
             raise PlanError(
                 f"the decoder {quote(decoder)} is not known; expected {' or '.join(get_args(DecoderName))}."
@@ -46,7 +53,12 @@ class PublishedVAE:
             hint = suggest(name, list(families))
             raise PlanError(f"no published VAE is named {quote(name)}{hint}; expected one of {', '.join(families)}.")
         family = families[name]
-        return cls(name, family, family.published[name]())
+        widths = [] if base_channels is None else [base_channels]
+        return cls(name, family, family.published[name](*widths))
+
+    def spec(self, network: str) -> NetworkSpec:
+        """The layers of a network. A `CheckpointError` if it has no such network."""
+        return self.family.spec(self.config, network)
 
     def machine(self, dtype: GivenDtype = None) -> Machine:
         """The default device, for its decoder in this dtype; None for that of the published file."""
@@ -66,8 +78,7 @@ class PublishedVAE:
         """
         machine = self.machine(dtype)
         sound = [] if sound_fps is None else self._sound(video[0], sound_fps, machine, dtype)
-        spec = self.family.spec(self.config, "decoder")
-        return plan_decode(spec, self.latent_shape(video), machine, sound=sound, **options)
+        return plan_decode(self.spec("decoder"), self.latent_shape(video), machine, sound=sound, **options)
 
     def find_sound(self) -> "PublishedVAE":
         """The audio VAE of the same generation. A `PlanError` if it makes no sound."""
@@ -79,10 +90,10 @@ class PublishedVAE:
     def _sound(self, frames: int, fps: Rate, machine: Machine, dtype: GivenDtype) -> list[SoundPlan]:
         """The plans of the sound of so many frames."""
         vae = self.find_sound()
-        family, config = vae.family, cast(SoundConfig, vae.config)
-        decoder, vocoder = (family.spec(config, network) for network in ("decoder", "vocoder"))
-        latents = max(1, round(frames * config.latents_per_second / find_fps("fps", fps, PlanError)))
-        stored = parse_dtype(dtype) or family.published_dtype
+        decoder, vocoder = map(vae.spec, ("decoder", "vocoder"))
+        per_second = cast(SoundConfig, vae.config).latents_per_second
+        latents = max(1, round(frames * per_second / find_fps("fps", fps, PlanError)))
+        stored = parse_dtype(dtype) or vae.family.published_dtype
         machine = replace(machine, itemsize=mx.float32.size)
         return every_chunk(partial(plan_networks, decoder, vocoder, latents, machine, dtype=stored))
 
