@@ -28,6 +28,7 @@ from .pipeline.progress import Progress, show_progress
 from .planning.options import BitDepth, ModeName, OrderName
 from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_decode, plan_encode
+from .published import estimate
 from .tiling.config import TilingConfig
 from .video.sink import SinkOptions
 
@@ -158,6 +159,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             ranks=ranks,
             denoising_steps=steps,
         )
+
+    estimate = staticmethod(estimate)
 
     def plan_encode(
         self,
