@@ -22,3 +22,4 @@ class Machine:
     itemsize: int = FLOAT32_BYTES  # of the network's dtype
     available: int | None = None  # bytes of memory for a plan; None for unlimited
     keeps_dtype: bool = False  # convolutions take operands in the network's dtype although another is more accurate
+    largest_buffer: int | None = None  # bytes of the largest array; None for unlimited
