@@ -13,12 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
-from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS, Segment, segments, shared_axis, whole_starts
+from mlx_ltx_vae.models.diffusion_decoder.neighborhood import (
+    BLOCKS,
+    Nested,
+    Segment,
+    layout,
+    segments,
+    shared_axis,
+    tokens_at_once,
+    whole_starts,
+)
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, MLPSpec, network_spec
 from mlx_ltx_vae.models.specs import LayerSpec
 from mlx_ltx_vae.planning.memory import StreamRun, cut, layer_pieces, step_results
@@ -61,23 +70,34 @@ CHIPS = {
     "M5 Max": Chip(36.0, 40.0, 490, 1.9, tile_queries=64),
 }
 
-# Reads and writes of arrays of a layer's width between products: norm and modulation, rotations, joins with the cache,
-# and residuals; of an MLP also SiLU and the product of its two hidden arrays, each four times as wide.
-_ATTENTION_PASSES, _MLP_PASSES = 30, 25
+# Bytes that kernels between products read and write, for each element of a layer's width.
+_PASS = 2 * _ITEMSIZE  # reads an array, and writes one
+_MODULATED = 4 * _ITEMSIZE + 6  # squares in float32, which are added; then the input again, and the result
+_TWO = 3 * _ITEMSIZE  # a sum of two arrays
+_GATED = 12 * _ITEMSIZE  # SiLU of a hidden array, four times as wide, times another one
+
+#: Seconds of the host for each call, of an attention, an MLP or a projection: `python -m benchmarks metal-host` on two
+#: shared cores of an AMD EPYC.
+_CALL_SECONDS = 5e-5
+_PROJECTIONS = 3  # of each step, that are calls: queries, keys and values
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds: `scores` of the attention kernel, `copies` of windows, `products` of matrices, and the `rest`."""
+    """Seconds: `scores` of the attention kernel, `copies` of windows, `products` of matrices, and the `rest`.
+
+    Those of the `host` pass meanwhile.
+    """
 
     scores: float = 0.0
     copies: float = 0.0
     products: float = 0.0
     rest: float = 0.0
+    host: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.scores + self.copies + self.products + self.rest
+        return max(self.host, self.scores + self.copies + self.products + self.rest)
 
     def __add__(self, other: "Parts") -> "Parts":
         sums = (getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__)
@@ -98,6 +118,7 @@ def metal_table() -> str:
                 "chip": name,
                 "seconds": f"{parts.total:.1f}",
                 **shares,
+                "of products": f"{parts.total / parts.products:.2f}",
                 "of the conv decoder": f"{parts.total / chip.conv_seconds:.1f}",
                 **{size: f"{ratio:.2f}" for size, ratio in others.items() if size != f"blocks of {own}"},
             }
@@ -139,13 +160,54 @@ def estimate(chip: Chip, layers: Sequence[Layer], block: int) -> Parts:
     total = Parts()
     for spec, grid, axis, steps in layers:
         total += Parts(products=2 * LayerSpec.multiply_adds(spec, grid, grid) / (chip.products * _TERA))
-        passes = {AttentionSpec: _ATTENTION_PASSES, MLPSpec: _MLP_PASSES}.get(type(spec), 0)
-        moved = passes * math.prod(grid) * spec.in_channels * _ITEMSIZE
-        total += Parts(rest=moved / (chip.bytes * _GIGA))
+        moved = _bytes_between(spec, axis, steps) * math.prod(grid) * spec.in_channels
+        total += Parts(rest=moved / (chip.bytes * _GIGA), host=_CALL_SECONDS * host_calls(spec, grid, axis, steps))
         if isinstance(spec, AttentionSpec):
             work = attention_work(grid, spec.kernel, axis, steps, block, chip.tile_queries)
             total += _attention(chip, spec, *work)
     return total
+
+
+def _bytes_between(layer: LayerSpec, axis: Axis, steps: tuple[int, ...]) -> float:
+    """Bytes for each element of a layer's input that are moved between its products."""
+    if isinstance(layer, MLPSpec):
+        norm = _MODULATED if "diff" in layer.name else _PASS
+        return norm + _GATED + _TWO + _PASS  # the parts are joined
+    if not isinstance(layer, AttentionSpec):
+        return 0
+    norm, context = (_MODULATED, _TWO) if layer.waiting_channels else (_PASS, 0)
+    step = max(steps, key=steps.count)
+    window = (step + layer.window(axis).cached) / step
+    # The norm for keys and values, and again for queries; norms and rotations of both; keys and values joined to the
+    # cached ones; the input until its results come; queries in blocks, results in rows, joined along three axes; and
+    # the residual.
+    return context + 2 * norm + 4 * _PASS + 2 * _PASS * window + _PASS + 5 * _PASS + _TWO
+
+
+def host_calls(layer: LayerSpec, grid: Grid, axis: Axis, steps: tuple[int, ...]) -> int:
+    """The calls of all steps of a layer."""
+    beside = math.prod(grid) // grid[axis.grid]
+    if isinstance(layer, MLPSpec):
+        return sum(-(-length * beside // tokens_at_once(Backend.METAL, layer.hidden)) for length in steps)
+    if not isinstance(layer, AttentionSpec):
+        return len(steps)
+    starts = [tuple(whole_starts(max(extent, width), width)) for extent, width in zip(grid, layer.kernel, strict=True)]
+    whole, total, seen = starts[axis.grid], 0, 0
+    for length in steps:
+        own = whole[seen : seen + length]
+        starts[axis.grid] = tuple(start - own[0] for start in own)
+        _, blocks = layout(
+            Backend.METAL, (starts[0], starts[1], starts[2]), layer.kernel, layer.in_channels,
+            layer.in_channels // layer.head_dim,
+        )  # fmt: skip
+        shares = [share for nested in _flat(blocks) for share in _flat(nested)]
+        total += _PROJECTIONS + sum(len(share.calls) for share in shares)
+        seen += length
+    return total
+
+
+def _flat(nested: Nested) -> list[Any]:
+    return [each for plane in nested for row in plane for each in row]
 
 
 def _attention(chip: Chip, layer: AttentionSpec, scores: float, keys: float) -> Parts:
