@@ -1,10 +1,11 @@
 """Grid arithmetic: latent shapes, video shapes and the scale factors between them. No MLX."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .errors import LatentsError
+from .errors import LatentsError, quote
 
 Grid = tuple[int, int, int]  # extents along time, height and width, of latents or of a video
 Size = tuple[int, int]  # width and height of a frame, in pixels
@@ -13,6 +14,7 @@ Shape = tuple[int, ...]
 #: The largest number of pixels of a frame, about 16,000 x 16,000. It is ffmpeg's, which adds something to the sides.
 MAX_PIXELS = 2**28
 _ADDED_TO_SIDES = 128
+_GRID = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})")
 
 
 class ScaleFactors(NamedTuple):
@@ -124,3 +126,11 @@ def is_possible_size(size: Size) -> bool:
 def format_size(width: int, height: int) -> str:
     """The frame size as users write it: 768x512."""
     return f"{width}x{height}"
+
+
+def parse_grid(text: str) -> Grid:
+    """`(F', H', W')` from "16x22x40". Raises `ValueError` for anything but three whole numbers above 0."""
+    match = _GRID.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"{quote(text)} is not a latent grid; write F'xH'xW', such as 16x22x40.")
+    return int(match[1]), int(match[2]), int(match[3])

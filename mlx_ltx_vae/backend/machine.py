@@ -2,8 +2,12 @@
 
 import enum
 from dataclasses import dataclass
+from typing import Literal
 
 FLOAT32_BYTES = 4
+
+#: What `--dtype` accepts.
+DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
 class Backend(enum.Enum):

@@ -7,8 +7,8 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+from ..backend.ranks import launched_rank
 from ..commands.cli import CommandParser, examples, positive, run_command
-from ..distributed import launched_rank
 from ..errors import CheckpointError
 from ..process import temporary_folder
 from .case import Case, load_spec

@@ -17,12 +17,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
-import mlx.core as mx
-from tqdm import tqdm
-
-from .. import __version__
-from ..backend.device import compiler_search, explained_device_errors, is_cpu
-from ..distributed import end_time_limit, is_lost_peer, launched_rank
+from ..backend.ranks import launched_rank
 from ..errors import (
     DecodeError,
     DistributedError,
@@ -38,13 +33,11 @@ from ..errors import (
     suggest,
 )
 from ..frame_rate import parse_fps
-from ..latents.metadata import parse_grid
 from ..process import delay_signals, die_by_termination, ended_by_signals
-from ..shapes import MAX_PIXELS, is_possible_size
+from ..shapes import MAX_PIXELS, is_possible_size, parse_grid
 from ..startup import is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from ..units import parse_bytes
-from ..video.codecs import ENCODER_PRESETS
 
 Value = TypeVar("Value")
 
@@ -70,7 +63,7 @@ class CommandParser(argparse.ArgumentParser):
             self.add_argument("-h", action=_ShortHelp, help="show the options that are needed most", **hidden)
         names = ["--help"] if first else ["-h", "--help"]
         self.add_argument(*names, action="help", help=f"show {'all options' if first else 'this help'}")
-        self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
+        self.add_argument("--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help="show the version")
 
     def format_short_help(self) -> str:
         """As `format_help`, on one screen."""
@@ -120,6 +113,8 @@ class CommandParser(argparse.ArgumentParser):
             shown = (action.option_strings for action in self._actions if action.help is not argparse.SUPPRESS)
             return suggest(match[1], [name for names in shown for name in names], _OTHER_OPTIONS)
         if match := re.match(r"argument (\S+): invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            from ..video.codecs import ENCODER_PRESETS
+
             option, word, choices = match.groups()
             if option == "--preset" and word in ENCODER_PRESETS:
                 return f" (did you mean --encoder-preset {word}?)"
@@ -177,6 +172,17 @@ class _ShortHelp(argparse.Action):
         parser.exit()
 
 
+class _Version(argparse.Action):
+    """The action of `--version`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from .. import __version__  # which takes long to find
+
+        assert isinstance(parser, CommandParser)
+        sys.stdout.write(f"mlx_ltx_vae {__version__}\n")
+        parser.exit()
+
+
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the lines of a text that has several, such as examples."""
 
@@ -210,6 +216,8 @@ def run_command(
     0: done. 1: failed, with one line on standard error. 130, 143, 129, 131: ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT.
     (`CommandParser` exits with 2.) Each warning is one line on standard error.
     """
+    import mlx.core as mx  # only now, since a parser needs none of it
+
     # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
     atexit.unregister(mx.clear_streams)
     atexit.register(mx.clear_streams)
@@ -221,6 +229,8 @@ def run_command(
 
 
 def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, computes: bool) -> int:
+    from ..backend.device import compiler_search, explained_device_errors, is_cpu
+
     try:
         if computes and is_cpu():
             delay_signals(compiler_search())
@@ -287,6 +297,8 @@ def leave_it_to_the_first_rank() -> None:
 
 def _describe_for_rank(error: Exception) -> str:
     """An error in one line. If it may be for the first rank to report, this returns only if that rank does not."""
+    from ..distributed import end_time_limit, is_lost_peer
+
     rank = _rank()
     if rank is None:
         return describe_error(error)
@@ -316,6 +328,8 @@ def _escape_lines(text: object) -> str:
 
 def write_line(text: str, file: TextIO) -> None:
     """Print a line at once, `printable`, also into a file, and keep a progress bar intact."""
+    from tqdm import tqdm
+
     try:
         tqdm.write(printable(text), file=file)
         file.flush()

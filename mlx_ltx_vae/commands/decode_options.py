@@ -4,10 +4,9 @@ import argparse
 import re
 from typing import get_args
 
-from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION, MAX_SEED, check_seed
+from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
 from ..planning.options import BitDepth, ModeName, OrderName
 from ..tiling import PRESETS
-from ..video.metadata import parse_entry
 from .cli import (
     CommandParser,
     argument_type,
@@ -84,10 +83,12 @@ def add_noise_options(how: argparse._ArgumentGroup) -> None:
     convention = """for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers:
         timestep 0 and no noise by default, and noise is mixed into denormalized latents"""
     for name, text in (("--convention", convention), ("--like", argparse.SUPPRESS)):  # the second is its old name
-        how.add_argument(name, dest="like", choices=list(CONVENTIONS), default=DEFAULT_CONVENTION, help=text)
+        how.add_argument(name, dest="like", choices=get_args(ConventionName), default=DEFAULT_CONVENTION, help=text)
 
 
 def _parse_seed(text: str) -> int:
+    from ..models.noise import check_seed
+
     return check_seed(int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text)
 
 
@@ -114,6 +115,12 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
     video.set_defaults(is_silent=False)  # of `SoundSettings`
 
 
+def _parse_entry(text: str) -> tuple[str, str]:
+    from ..video.metadata import parse_entry
+
+    return parse_entry(text)
+
+
 def add_video_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the video."""
     codec = """h264, hevc (or h265), prores, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm); on a Mac
@@ -131,7 +138,7 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
     entry = """an entry of text in an .mp4, .mov, .mkv or .webm, or in stills; may be given more than once. ComfyUI's
         prompt and workflow go from the latent file to the video by themselves"""
     video.add_argument(
-        "--metadata", action="append", type=argument_type(parse_entry), default=[], metavar="KEY=VALUE", help=entry
+        "--metadata", action="append", type=argument_type(_parse_entry), default=[], metavar="KEY=VALUE", help=entry
     )
     sheet = """also write a picture of up to 16 frames with their times: clip.png beside clip.mp4, frames.png beside
         frames/; with -o clip.png only this picture"""

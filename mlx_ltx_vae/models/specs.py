@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..shapes import Grid, ScaleFactors, Shape, SoundRules, TileRules
@@ -18,6 +18,16 @@ from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
 #: Latent frames after which a stream by time takes no more memory, and more than any window has.
 LONG_CLIP = 64
+
+#: The networks of a VAE.
+NETWORKS = ("encoder", "decoder")
+
+#: The names of `noise.CONVENTIONS`.
+ConventionName = Literal["ltx-video", "diffusers"]
+DEFAULT_CONVENTION: ConventionName = "ltx-video"
+
+#: Seeds are 0 to this; each makes other noise.
+MAX_SEED = 2**32 - 1
 
 #: Names and shapes of tensors.
 Weights = tuple[tuple[str, Shape], ...]
