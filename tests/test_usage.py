@@ -20,6 +20,7 @@ from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.preview import main as preview
 
 MAINS = {"decode": decode, "preview": preview, "encode": encode, "info": info, "convert": convert, "bench": bench}
+NAMES = {main: name for name, main in MAINS.items()}
 
 # None of these files exists: wrong usage is found before a file is looked for, which would be a failure (exit code 1)
 DECODE = "clip.npy -m vae -o out.mp4"
@@ -206,7 +207,7 @@ def run(*command):
 @pytest.mark.parametrize(
     ("command", "arguments", "words"),
     WRONG,
-    ids=[f"{next(name for name in MAINS if MAINS[name] is command)}: {rest}" for command, rest, _ in WRONG],
+    ids=[f"{NAMES.get(command, command.__module__)}: {rest}" for command, rest, _ in WRONG],
 )
 def test_wrong_usage_exits_with_2_and_names_the_option_in_two_lines(command, arguments, words, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout", None)  # nothing is printed there

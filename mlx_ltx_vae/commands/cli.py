@@ -17,6 +17,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
+from .. import __version__
 from ..backend.ranks import launched_rank
 from ..errors import (
     DecodeError,
@@ -54,16 +55,15 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *, first: Collection[str] = (), **options: Any) -> None:
         """Make a parser whose `-h` shows the options of the destinations `first` alone; all if there are none."""
         options = {name: _as_called(value) for name, value in options.items()}
-        width = min(shutil.get_terminal_size().columns, 80) - 2
-        formatter = partial(_HelpFormatter, width=width)
-        super().__init__(allow_abbrev=False, add_help=False, formatter_class=formatter, **options)
+        options["formatter_class"] = partial(_HelpFormatter, width=min(shutil.get_terminal_size().columns, 80) - 2)
+        super().__init__(allow_abbrev=False, add_help=False, **options)
         self._first = first
         if first:
             hidden: Any = {"nargs": 0, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
             self.add_argument("-h", action=_ShortHelp, help="show the options that are needed most", **hidden)
         names = ["--help"] if first else ["-h", "--help"]
         self.add_argument(*names, action="help", help=f"show {'all options' if first else 'this help'}")
-        self.add_argument("--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help="show the version")
+        self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
 
     def format_short_help(self) -> str:
         """As `format_help`, on one screen."""
@@ -83,8 +83,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_inputs(self, argv: list[str] | None) -> argparse.Namespace:
         """Parse inputs before, between and after options. "--" ends the options: what follows are names of files."""
-        arguments = sys.argv[1:] if argv is None else argv
-        arguments = _with_joined_ranges(arguments)
+        arguments = _with_joined_ranges(sys.argv[1:] if argv is None else argv)
         if "--" in arguments:
             # argparse's intermixed parsing forgets the mark, and no name looks like an option behind a folder.
             end = arguments.index("--")
@@ -169,17 +168,6 @@ class _ShortHelp(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         assert isinstance(parser, CommandParser)
         parser.print_help(is_short=True)
-        parser.exit()
-
-
-class _Version(argparse.Action):
-    """The action of `--version`."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from .. import __version__  # which takes long to find
-
-        assert isinstance(parser, CommandParser)
-        sys.stdout.write(f"mlx_ltx_vae {__version__}\n")
         parser.exit()
 
 
@@ -382,8 +370,7 @@ def duration(text: str) -> Fraction:
 def share(text: str) -> float:
     """The type of `--timestep 0.05`: a number from 0 to 1."""
     with suppress(ValueError):
-        value = float(text)
-        if 0 <= value <= 1:
+        if 0 <= (value := float(text)) <= 1:
             return value
     raise argparse.ArgumentTypeError(f"{quote(text)} is not a number from 0 to 1")
 
