@@ -1,15 +1,15 @@
 """The model of the diffusion decoder's time on Apple GPUs: its counts, held against the network's own."""
 
+import re
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
-from benchmarks.metal.attention_model import CHIPS, attention_work, estimate, host_calls, metal_table, planned_layers
-from benchmarks.metal.host import measure_step
+from benchmarks.metal.attention_model import CHIPS, attention_work, estimate, metal_table, planned_layers
+from benchmarks.metal.host import host_table
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import computed_scores
-from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, MLPSpec, network_spec
+from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, network_spec
 from mlx_ltx_vae.streaming.axis import Axis
 
 KERNEL = (11, 11, 11)
@@ -46,15 +46,11 @@ def test_seconds_are_counted_work_over_rates():
     assert estimate(replace(only_products, products=5), layers, 4).products == pytest.approx(2 * found.products)
 
 
-def test_the_host_makes_the_calls_that_the_model_counts():
+def test_the_host_makes_few_calls_and_the_model_waits_for_it():
+    """A call for each row of blocks would be 58,048."""
+    found = re.search(r"(\d+) calls and [0-9.]+ s in all, by columns in steps of 4", host_table())
+    assert 5_000 < int(found[1]) < 20_000
     _, layers = planned_layers()
-    pairs = [pair for pair in pairwise(layers) if isinstance(pair[1].spec, MLPSpec)]
-    for first, second in pairs[:1] + pairs[-1:]:
-        calls, _ = measure_step(first, second)
-        counted = sum(host_calls(each.spec, each.grid, each.axis, each.steps) for each in (first, second))
-        assert counted / len(first.steps) == pytest.approx(calls, rel=0.1)
-    total = sum(host_calls(each.spec, each.grid, each.axis, each.steps) for each in layers)
-    assert total < 20_000
     waiting = replace(estimate(CHIPS["M5 Max"], layers, 4), scores=0, copies=0, products=0, rest=0)
     assert waiting.total == waiting.host > 0
 

@@ -13,21 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
-from mlx_ltx_vae.models.diffusion_decoder.neighborhood import (
-    BLOCKS,
-    Nested,
-    Segment,
-    layout,
-    segments,
-    shared_axis,
-    tokens_at_once,
-    whole_starts,
-)
+from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS, Segment, segments, shared_axis, whole_starts
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, MLPSpec, network_spec
 from mlx_ltx_vae.models.specs import LayerSpec
 from mlx_ltx_vae.planning.memory import StreamRun, cut, layer_pieces, step_results
@@ -76,10 +67,8 @@ _MODULATED = 4 * _ITEMSIZE + 6  # squares in float32, which are added; then the 
 _TWO = 3 * _ITEMSIZE  # a sum of two arrays
 _GATED = 12 * _ITEMSIZE  # SiLU of a hidden array, four times as wide, times another one
 
-#: Seconds of the host for each call, of an attention, an MLP or a projection: `python -m benchmarks metal-host` on two
-#: shared cores of an AMD EPYC.
-_CALL_SECONDS = 5e-5
-_PROJECTIONS = 3  # of each step, that are calls: queries, keys and values
+#: Seconds in which a host builds the graphs of this decode: `python -m benchmarks metal-host` on an AMD EPYC.
+_HOST_SECONDS = 0.8
 
 
 @dataclass(frozen=True)
@@ -157,11 +146,11 @@ def planned_layers() -> tuple[DecodePlan, list[Layer]]:
 
 def estimate(chip: Chip, layers: Sequence[Layer], block: int) -> Parts:
     """Seconds of a decode with blocks of `block` queries along each axis."""
-    total = Parts()
+    total = Parts(host=_HOST_SECONDS)
     for spec, grid, axis, steps in layers:
         total += Parts(products=2 * LayerSpec.multiply_adds(spec, grid, grid) / (chip.products * _TERA))
         moved = _bytes_between(spec, axis, steps) * math.prod(grid) * spec.in_channels
-        total += Parts(rest=moved / (chip.bytes * _GIGA), host=_CALL_SECONDS * host_calls(spec, grid, axis, steps))
+        total += Parts(rest=moved / (chip.bytes * _GIGA))
         if isinstance(spec, AttentionSpec):
             work = attention_work(grid, spec.kernel, axis, steps, block, chip.tile_queries)
             total += _attention(chip, spec, *work)
@@ -182,32 +171,6 @@ def _bytes_between(layer: LayerSpec, axis: Axis, steps: tuple[int, ...]) -> floa
     # cached ones; the input until its results come; queries in blocks, results in rows, joined along three axes; and
     # the residual.
     return context + 2 * norm + 4 * _PASS + 2 * _PASS * window + _PASS + 5 * _PASS + _TWO
-
-
-def host_calls(layer: LayerSpec, grid: Grid, axis: Axis, steps: tuple[int, ...]) -> int:
-    """The calls of all steps of a layer."""
-    beside = math.prod(grid) // grid[axis.grid]
-    if isinstance(layer, MLPSpec):
-        return sum(-(-length * beside // tokens_at_once(Backend.METAL, layer.hidden)) for length in steps)
-    if not isinstance(layer, AttentionSpec):
-        return len(steps)
-    starts = [tuple(whole_starts(max(extent, width), width)) for extent, width in zip(grid, layer.kernel, strict=True)]
-    whole, total, seen = starts[axis.grid], 0, 0
-    for length in steps:
-        own = whole[seen : seen + length]
-        starts[axis.grid] = tuple(start - own[0] for start in own)
-        _, blocks = layout(
-            Backend.METAL, (starts[0], starts[1], starts[2]), layer.kernel, layer.in_channels,
-            layer.in_channels // layer.head_dim,
-        )  # fmt: skip
-        shares = [share for nested in _flat(blocks) for share in _flat(nested)]
-        total += _PROJECTIONS + sum(len(share.calls) for share in shares)
-        seen += length
-    return total
-
-
-def _flat(nested: Nested) -> list[Any]:
-    return [each for plane in nested for row in plane for each in row]
 
 
 def _attention(chip: Chip, layer: AttentionSpec, scores: float, keys: float) -> Parts:

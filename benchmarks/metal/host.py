@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.models.diffusion_decoder import attention, blocks, rotation
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import MODULATION_ROWS, AttentionSpec, MLPSpec
 from mlx_ltx_vae.models.layers import activation
+from mlx_ltx_vae.shapes import Grid
 from mlx_ltx_vae.streaming.context import StreamContext
 
 _ROUNDS = 7
@@ -24,19 +26,21 @@ _ROUNDS = 7
 def host_table() -> str:
     """Calls of kernels and seconds of the planned decode, by kind of block."""
     plan, layers = planned_layers()
-    kinds: dict[tuple[object, ...], list[tuple[Layer, Layer]]] = {}
+    steps: Counter[Grid] = Counter()
+    kinds: dict[Grid, tuple[Layer, Layer]] = {}
+    rows, all_calls, all_seconds = [], 0, 0.0
     for first, second in pairwise(layers):
         if isinstance(second.spec, MLPSpec):
-            kinds.setdefault((first.grid, first.spec.in_channels), []).append((first, second))
-    rows, all_calls, all_seconds = [], 0, 0.0
-    for same in kinds.values():
-        (calls, seconds), steps = measure_step(*same[0]), len(same) * len(same[0][0].steps)
-        all_calls, all_seconds = all_calls + calls * steps, all_seconds + seconds * steps
-        grid = "x".join(map(str, same[0][0].grid))
-        rows.append({"grid": grid, "steps": str(steps), "calls": str(calls), "ms": f"{1000 * seconds:.2f}"})
+            steps[first.grid] += len(first.steps)
+            kinds[first.grid] = first, second
+    for grid, count in steps.items():
+        calls, seconds = measure_step(*kinds[grid])
+        all_calls, all_seconds = all_calls + calls * count, all_seconds + seconds * count
+        size = "x".join(map(str, grid))
+        rows.append({"grid": size, "steps": str(count), "calls": str(calls), "ms": f"{1000 * seconds:.2f}"})
     notes = [
         f"calls, ms: of one step. {all_calls} calls and {all_seconds:.2f} s in all, by {plan.order.value} in steps of "
-        f"{plan.step}; medians of {_ROUNDS}.",
+        f"{plan.step}.",
         "Graphs alone, in one thread of this machine: not what MLX does to submit them, and nothing of a GPU.",
     ]
     return table(rows, notes)
