@@ -107,7 +107,9 @@ def attend(
         rows = tables.rows(tuple(each[1:3] + each[4:5] for each in block), axis, batch, heads, tuple(strides))
         # Rows are taken, since MLX's CPU backend copies a strided view one element at a time.
         copies = [mx.take(each[first:] if first else each, rows, axis=0) for each in flat]
-        mask = tables.mask(tuple((each.window, each.offsets) for each in block), kernel, axis, as_float=by_products)
+        # Those of a CPU are large beside what it computes at once, and are not kept.
+        make_mask = _mask if by_products else tables.mask
+        mask = make_mask(tuple((each.window, each.offsets) for each in block), kernel, axis, as_float=by_products)
         attention = partial(_by_products, bound=bound, mask=mask) if by_products else partial(_fused, mask=mask)
 
         def call(part: Segment) -> mx.array:

@@ -213,7 +213,7 @@ def workspace_bytes(
     shared, backend = shared_axis(grid), machine.backend
     is_cpu = backend is Backend.CPU
     largest = 0
-    kept: dict[tuple[Any, ...], int] = {}  # bytes of the index of each kind of copy
+    kept: dict[tuple[Any, ...], int] = {}  # bytes of the index and the mask of each kind of copy
     for block in product(axes[0], axes[1], axes[2]):
         for share in product(*shares(backend, channels, heads, block, shared)):
             keys = copied_keys(share, shared)
@@ -222,8 +222,9 @@ def workspace_bytes(
                 heads * _scores(share) * call.blocks * math.prod(each.blocks for each in share) // share[shared].blocks
                 for call in calls(backend, heads, share, shared)
             )
-            kept[tuple((each.blocks, each.size, each.window) for each in share)] = keys * heads * FLOAT32_BYTES
-            # On a CPU, scores are materialized, and all is float32.
+            # On a CPU, scores are materialized, all is float32, and masks are not kept.
+            kind = tuple((each.blocks, each.size, each.window) for each in share)
+            kept[kind] = keys * heads * FLOAT32_BYTES + (0 if is_cpu else _scores(share))
             mask = _scores(share) * (1 + FLOAT32_BYTES if is_cpu else 1)
             made = (copied + scores) * FLOAT32_BYTES if is_cpu else copied * machine.itemsize
             largest = max(largest, mask + made)
