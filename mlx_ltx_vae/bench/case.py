@@ -21,7 +21,7 @@ from ..models.specs import NetworkSpec
 from ..pipeline.postprocess import FrameChunk
 from ..planning.options import BitDepth, OrderName
 from ..planning.plan import DecodePlan
-from ..tiling import SpatialTilingConfig, TilingConfig, preset
+from ..tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from ..tiling.config import parse_tile
 from ..vae import VideoVAE
 
@@ -49,7 +49,8 @@ class Case:
         keeps_dtype: whether convolutions of random weights take their operands in `dtype` although another is more
             accurate, as those of a checkpoint do if `dtype` is given.
         mode: of a decode; of an encode "stream" or "tiled"; of another program its name.
-        tiles: a preset's name, or SIZE:OVERLAP in pixels; None for those that a plan takes for the network.
+        tiles: a preset's name, or SIZE:OVERLAP in pixels, and after a comma in frames; None for those that a plan takes
+            for the network.
         memory_budget: bytes, or a size such as "8GB".
         prefetch: steps ahead; None as planned.
         cache_limit: bytes that MLX's buffer cache may have; None as planned.
@@ -80,7 +81,9 @@ class Case:
         if self.tiles is None:
             return None
         if self.tiles[:1].isdigit():
-            return TilingConfig(SpatialTilingConfig(*parse_tile(self.tiles)))
+            pixels, _, frames = self.tiles.partition(",")
+            temporal = TemporalTilingConfig(*parse_tile(frames)) if frames else None
+            return TilingConfig(SpatialTilingConfig(*parse_tile(pixels)), temporal)
         return preset(self.tiles, self.height, self.width, self.frames) or TilingConfig()
 
 
