@@ -15,7 +15,8 @@ from .checkpoint.loading import LazyNetwork, load_network
 from .errors import PlanError
 from .frame_rate import DEFAULT_FPS, Rate
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
-from .models.noise import DEFAULT_CONVENTION, ConventionName, Noise
+from .models.noise import Noise
+from .models.specs import DEFAULT_CONVENTION, ConventionName
 from .network_pair import NetworkPair, load_encoder
 from .pipeline.chunk_stream import arrays_released, join_parts
 from .pipeline.decode_file import DecodeReport, FileDecode
