@@ -26,7 +26,7 @@ from .pipeline.postprocess import OnFramesReady, hand_over, join_chunks, join_le
 from .pipeline.preprocess import Frames
 from .pipeline.progress import Progress, show_progress
 from .planning.options import BitDepth, ModeName, OrderName
-from .planning.plan import DecodePlan, EncodePlan
+from .planning.plan import DecodePlan, EncodePlan, SoundPlan
 from .planning.planner import plan_decode, plan_encode
 from .tiling.config import TilingConfig
 from .video.sink import SinkOptions
@@ -119,6 +119,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         frames: tuple[int, int] | None = None,
         steps: int | None = None,
         joined: bool = False,
+        sound: Sequence[SoundPlan] = (),
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
@@ -136,6 +137,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             bit_depth: that of `stream`. Chunks of floats, which None means, take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
             joined: whether all frames become one array, as by `decode`, which then counts too.
+            sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
 
         Raises:
             LatentsError: if the VAE cannot decode this shape.
@@ -157,6 +159,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             chunk=chunk,
             ranks=ranks,
             denoising_steps=steps,
+            sound=sound,
         )
 
     def plan_encode(
