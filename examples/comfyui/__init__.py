@@ -1,23 +1,23 @@
 """Nodes for ComfyUI that decode and encode LTX video latents with MLX."""
 
-import importlib.util
 import logging
 
 from comfy_api.latest import ComfyExtension, io
 
 #: ComfyUI serves the help pages in it.
 WEB_DIRECTORY = "web"
-NEEDED = ("mlx", "mlx_ltx_vae")
 
-missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-if missing:
-    logging.warning(
-        "LTX VAE (MLX) has no nodes: %s must be installed; run `python -m pip install mlx_ltx_vae` with this Python.",
-        " and ".join(missing),
-    )
-    NODES: list[type[io.ComfyNode]] = []
+NODES: list[type[io.ComfyNode]] = []
+try:
+    import mlx.core  # noqa: F401
+
+    import mlx_ltx_vae  # noqa: F401
+except ImportError as error:
+    logging.warning("LTX VAE (MLX) has no nodes (%s): run `python -m pip install mlx_ltx_vae` with this Python.", error)
 else:
-    from .nodes import NODES
+    from . import nodes
+
+    NODES += nodes.NODES
 
 
 class LTXVideoVAEExtension(ComfyExtension):

@@ -78,7 +78,8 @@ def preview(job: Job, path: str, latents: np.ndarray, fps: float, sheet: str, cl
     """Write a contact sheet and a clip."""
     vae = host.networks.load(PreviewVAE, path, "decoder")
     plan = vae.plan(latents.shape, bit_depth=8)
-    share = Fraction(vae.decoder.spec.scale.time, vae.config.time_scale)  # of the video's frames, which some make
+    whole, *_ = vae.config.scale.video_grid(plan.latent_shape.grid)
+    share = Fraction(plan.num_frames, whole)  # of the video's frames, which some decoders make
     options = {"size": plan.frame_size, "fps": share * parse_fps(fps), "num_frames": plan.num_frames}
     job.reports.put(Report(0, plan.num_frames, text=describe(plan)))
     pictures = open_sink(sheet, options=SinkOptions(contact_sheet=True), **options)
