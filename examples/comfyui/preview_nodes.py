@@ -88,7 +88,7 @@ def preview(job: Job, path: str, latents: np.ndarray, fps: float, sheet: str, cl
             frames = chunk.to_uint8()
             pictures.write(frames)
             video.write(frames)
-            job.reports.put(Report(chunk.start + len(frames), plan.num_frames, frames[-1]))
+            job.reports.put(Report(chunk.start + len(frames), plan.num_frames))  # a picture would lie over the sheet
 
 
 class LTXSamplingPreview(FileNode):
