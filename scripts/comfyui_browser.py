@@ -28,7 +28,7 @@ FIT = """() => {
 
 @contextmanager
 def open_page(program: ComfyUI) -> Iterator[Any]:
-    """The page, when its nodes are there and nothing lies over it."""
+    """The page, when the nodes of the pack are there."""
     from playwright.sync_api import sync_playwright
 
     os.environ.pop("LD_PRELOAD", None)  # a BLAS, with which Playwright's node cannot start threads
@@ -54,11 +54,16 @@ def close_dialogs(page: Any) -> None:
 
 def show(page: Any, workflow: Path) -> None:
     """Load a workflow, all nodes of which are to be known, and fit it into the window."""
-    page.evaluate(LOAD, json.loads(workflow.read_text()))
-    page.wait_for_function(
-        "count => app.graph._nodes.length == count", arg=len(json.loads(workflow.read_text())["nodes"])
-    )
-    close_dialogs(page)  # of models that are missing
+    graph = json.loads(workflow.read_text())
+    types = sorted(node["type"] for node in graph["nodes"])
+    for _ in range(SECONDS):
+        page.evaluate(LOAD, graph)
+        close_dialogs(page)  # of models that are missing, or of a first visit
+        page.wait_for_timeout(1000)  # a page that starts may still load its own workflow
+        if sorted(page.evaluate("() => app.graph._nodes.map(node => node.type)")) == types:
+            break
+    else:
+        raise AssertionError(f"{workflow.name}: does not load")
     unknown = page.evaluate(UNKNOWN)
     assert not unknown, f"{workflow.name}: nodes that ComfyUI does not have: {unknown}"
     page.evaluate(FIT)
