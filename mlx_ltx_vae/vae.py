@@ -28,6 +28,7 @@ from .pipeline.progress import Progress, show_progress
 from .planning.options import BitDepth, ModeName, OrderName
 from .planning.plan import DecodePlan, EncodePlan, SoundPlan
 from .planning.planner import plan_decode, plan_encode
+from .published import estimate
 from .tiling.config import TilingConfig
 from .video.sink import SinkOptions
 
@@ -161,6 +162,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             denoising_steps=steps,
             sound=sound,
         )
+
+    estimate = staticmethod(estimate)
 
     def plan_encode(
         self,
