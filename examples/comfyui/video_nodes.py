@@ -11,7 +11,8 @@ import numpy as np
 from comfy_api.latest import InputImpl, io, ui
 
 from mlx_ltx_vae import AudioVAE, DecodePlan, EncodePlan, VideoVAE, VideoWriter
-from mlx_ltx_vae.audio_vae import every_chunk, find_sound_decoder
+from mlx_ltx_vae.audio_vae import find_sound_decoder
+from mlx_ltx_vae.pipeline.sound_plan import every_chunk
 from mlx_ltx_vae.units import format_bytes
 
 from . import host
