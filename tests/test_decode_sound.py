@@ -113,6 +113,16 @@ def test_unnormalized_latents_of_both(tmp_path, video, model):
     assert np.abs(heard(tmp_path / "a.mov", 24000) - expected_sound(model, audio)).max() < 1e-3
 
 
+def test_a_plan_counts_the_sound_that_is_decoded_meanwhile(video, model):
+    vae, audio_vae = VideoVAE.from_pretrained(video), AudioVAE.from_pretrained(model)
+    plans, shape = [audio_vae.plan(LENGTH, chunk=chunk) for chunk in (8, 1)], (1, 8, *GRID[1:])
+    plan = vae.plan(shape, sound=plans)
+    assert plan.sound in plans and vae.plan(shape).sound is None
+    assert plan.memory.sound == plan.sound.memory.active > 0
+    with pytest.raises(PlanError, match="of which the sound takes"):
+        vae.plan(shape, sound=plans, memory_budget="1MB")
+
+
 def test_a_whole_models_file_needs_no_audio_model(tmp_path, video, model, audio_case, golden):
     config = audio_case("ltx2").manifest["config"] | {"vae": golden("ltx2_3").manifest["vae_config"]}
     both = tmp_path / "model.safetensors"
