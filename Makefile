@@ -31,7 +31,7 @@ lint: $(READY)
 # The reference of the Python API, from the docstrings: build/docs/index.html
 docs: $(READY)
 	.venv/bin/pdoc --docformat google --output-directory build/docs mlx_ltx_vae mlx_ltx_vae.planning.plan \
-		mlx_ltx_vae.tiling mlx_ltx_vae.conversion mlx_ltx_vae.integrations
+		mlx_ltx_vae.tiling mlx_ltx_vae.conversion mlx_ltx_vae.hdr mlx_ltx_vae.integrations
 
 $(READY): pyproject.toml scripts/make_venv.sh
 	PYTHON="$(PYTHON)" sh scripts/make_venv.sh $(BACKEND)

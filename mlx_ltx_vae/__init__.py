@@ -62,13 +62,14 @@ _MODULES = {
     ".vae": ("VideoVAE",),
     ".video": ("Fit", "VideoReader", "VideoWriter"),
     ".demo": ("demo",),
+    ".hdr": ("hdr",),
     ".tiling": ("tiling",),
 }  # fmt: skip
 _get = lazy_names(__name__, {name: module for module, names in _MODULES.items() for name in names})
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "demo", "tiling"]
+    return [*__all__, "demo", "hdr", "tiling"]
 
 
 if not TYPE_CHECKING:  # for which any name would be one of the package
