@@ -1,0 +1,98 @@
+"""OpenEXR images, written and read by OpenImageIO, which is optional."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line
+from ..shapes import Size, format_size, is_possible_size
+
+if TYPE_CHECKING:
+    import OpenImageIO
+
+_REC709 = (0.64, 0.33, 0.30, 0.60, 0.15, 0.06, 0.3127, 0.3290)
+_AP1 = (0.713, 0.293, 0.165, 0.830, 0.128, 0.044, 0.32168, 0.33767)
+#: What the pixels of EXR images mean, by the names that users type: the chromaticities of red, green, blue and white,
+#: and the name of the color space.
+EXR_SPACES = {"srgb": (_REC709, "sRGB"), "acescg": (_AP1, "ACEScg"), "acescct": (_AP1, "ACEScct")}
+
+
+def import_library(error: type[LTXVAEError]) -> Any:
+    """OpenImageIO. Raises `error` if it is missing."""
+    try:
+        import OpenImageIO
+    except ImportError:
+        raise error(
+            'EXR needs OpenImageIO, which is not installed; install it with: pip install "mlx_ltx_vae[exr]".'
+        ) from None
+    return OpenImageIO
+
+
+def write_exr(path: Path, frame: np.ndarray, space: str) -> None:
+    """Write a frame `(height, width, 3)`, float16, as half-float RGB with ZIP compression."""
+    library = import_library(WriterError)
+    height, width, _ = frame.shape
+    spec = library.ImageSpec(width, height, 3, "half")
+    chromaticities, name = EXR_SPACES[space]
+    spec.attribute("compression", "zip")
+    spec.attribute("chromaticities", "float[8]", chromaticities)
+    spec.attribute("colorSpace", name)
+    spec.attribute("DateTime", "")  # otherwise the time, by which two runs would differ
+    output = library.ImageOutput.create(os.fspath(path))
+    if output is None:
+        raise WriterError(f"{path}: cannot be written ({_reason(library)}).")
+    is_written = output.open(os.fspath(path), spec) and output.write_image(np.ascontiguousarray(frame))
+    # Both return whether they succeeded, and `close` succeeds even after an error.
+    if not (output.close() and is_written):
+        raise WriterError(f"{path}: cannot be written ({_reason(output)}).")
+
+
+def read_exr(path: Path, size: Size | None = None) -> np.ndarray:
+    """The RGB pixels of an image as they are, `(height, width, 3)` float32. Alpha is dropped; gray becomes RGB.
+
+    Raises:
+        ReaderError: for a file that is none or is damaged, other channels, and another `size` than expected.
+    """
+    library = import_library(ReaderError)
+    file = library.ImageInput.open(os.fspath(path))
+    if file is None:
+        raise ReaderError(f"{path}: cannot be read as EXR ({_reason(library)}).")
+    try:
+        channels = _check_spec(path, file, size)
+        pixels = file.read_image("float")
+        if pixels is None:
+            raise ReaderError(f"{path}: is damaged ({_reason(file)}); write it again.")
+    finally:
+        file.close()
+    return np.ascontiguousarray(pixels[:, :, channels])
+
+
+def _check_spec(path: Path, file: "OpenImageIO.ImageInput", size: Size | None) -> list[int]:
+    """The indices of red, green and blue, after all checks of the header."""
+    spec = file.spec()
+    if file.format_name() != "openexr" or spec.deep:
+        found = "deep" if spec.deep else file.format_name()
+        raise ReaderError(f"{path}: is a {found} image; expected OpenEXR with one color per pixel.")
+    found_size = spec.width, spec.height
+    if not is_possible_size(found_size):
+        raise ReaderError(f"{path}: its size {format_size(*found_size)} is not possible; write it again.")
+    if size not in (None, found_size):
+        raise ReaderError(f"{path}: is {format_size(*found_size)}, and the images before it are {format_size(*size)}.")
+    if (spec.x, spec.y, *found_size) != (spec.full_x, spec.full_y, spec.full_width, spec.full_height):
+        whole = format_size(spec.full_width, spec.full_height)
+        raise ReaderError(
+            f"{path}: its data window, {format_size(*found_size)}, is not its display window, {whole}; write it "
+            "without overscan or cropping."
+        )
+    names = list(spec.channelnames)
+    if len(names) == 1:
+        return [0, 0, 0]
+    if not {"R", "G", "B"} <= set(names):
+        raise ReaderError(f"{path}: has the channels {excerpt(', '.join(names))}; expected R, G and B, or one.")
+    return [names.index(name) for name in "RGB"]
+
+
+def _reason(source: Any) -> str:
+    return excerpt(one_line(source.geterror()), 200) or "no reason is known"
