@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cached_property, partial
 from math import ceil, prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import mlx.core as mx
 import numpy as np
@@ -27,6 +27,7 @@ from ..files import sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
+from ..pipeline.hdr_frames import HDRInput, to_encoder_pixels
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import AudioEncodePlan, EncodePlan, SoundPlan
@@ -34,7 +35,7 @@ from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
-from ..video import Fit, VideoReader
+from ..video import ExrReader, Fit, VideoReader
 from ..video.reader import MATRIX_NAMES
 from ..video.sound_probe import find_shift
 from ..video.sound_reader import SoundReader
@@ -81,6 +82,9 @@ def build_parser() -> CommandParser:
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     matrix = "the color matrix, in place of the one that the video states (default: its own, or bt601)"
     video.add_argument("--matrix", choices=sorted(MATRIX_NAMES), help=matrix)
+    light = """the images are EXR, and their pixels light with the primaries of sRGB (srgb_linear) or of ACES
+        (acescg), or codes (acescct): encode them as HDR, for LTX-2.5"""
+    video.add_argument("--hdr", choices=get_args(HDRInput), help=light)
     model = "the audio VAE: encode the video's sound too, into the same file; file, folder, or hub repository id"
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
@@ -111,6 +115,8 @@ def main(argv: list[str] | None = None) -> int:
         arguments.model = str(demo.VAE)
     if not arguments.model:
         parser.error("-m VAE is missing: the checkpoint to encode with (or --demo)")
+    if arguments.hdr and arguments.matrix:
+        parser.error("--matrix is for videos, and --hdr for EXR images; choose one")
     if not arguments.output and not has_table(arguments.video):
         parser.error("-o LATENTS is missing: where to write the latents")
     with parser.wrong_usage():
@@ -135,6 +141,7 @@ class EncodeSettings:
     frames: slice | None
     fps: Fraction | None
     matrix: str | None
+    hdr: HDRInput | None  # None for what is no EXR
     pad: bool
     plan: PlanOptions
     audio_model: str | None
@@ -177,7 +184,8 @@ class EncodeTask(Task):
     def open(self) -> Iterator[None]:
         settings, item = self._settings, self._item
         size = settings.size or item.size
-        with VideoReader(
+        reader = partial(VideoReader, matrix=settings.matrix) if settings.hdr is None else ExrReader
+        with reader(
             item.source,
             size=size,
             fit=settings.fit or (Fit.RESIZE if size else Fit.EXACT),
@@ -185,7 +193,6 @@ class EncodeTask(Task):
             first_frame=settings.frames.start if settings.frames else 0,
             max_frames=self._max_frames,
             fps=settings.fps or item.fps,
-            matrix=settings.matrix,
         ) as self._video:
             item.num_frames = self._video.num_frames
             self.plan = self._make_plan()
@@ -203,7 +210,7 @@ class EncodeTask(Task):
         return {"the contents of the videos": sample_path(self._video.path)}
 
     def run(self, bar: FrameBar) -> None:
-        video, ranks, (output,) = self._video, self._vae.ranks, self._item.outputs
+        video, ranks, (output,), hdr = self._video, self._vae.ranks, self._item.outputs, self._settings.hdr
         with ExitStack() as stack:
             # Opened at once: an error if it cannot be written.
             overwrite = not self._vae.job.no_overwrite
@@ -212,7 +219,8 @@ class EncodeTask(Task):
             bar.enter("encoding")
             start = time.perf_counter()
             frames = _Counted(video, bar)
-            stream = vae.encode_stream(frames, self.plan, pad=self._settings.pad, group=ranks.group)
+            pixels = frames if hdr is None else (to_encoder_pixels(each, hdr) for each in frames)
+            stream = vae.encode_stream(pixels, self.plan, pad=self._settings.pad, group=ranks.group)
             shape = _write_all(stack.enter_context(stream), writer)
             num_frames, height, width = vae.config.scale.video_grid(shape.grid)
             audio = None
@@ -326,7 +334,7 @@ def _describe_change(before: Fraction | None, after: Fraction | None) -> str:
 class _Counted:
     """The frames of a video, counted as they are taken."""
 
-    def __init__(self, video: VideoReader, bar: FrameBar) -> None:
+    def __init__(self, video: Iterable[np.ndarray], bar: FrameBar) -> None:
         self._video, self._bar = video, bar
         self.count = 0
 

@@ -1,6 +1,7 @@
 """Reading and writing videos, as numpy arrays. `ffmpeg.py` is the only module that starts a program."""
 
 from .contact_sheet import is_sheet
+from .exr_reader import ExrReader
 from .outputs import (
     VideoWriter,
     add_metadata,
@@ -13,6 +14,6 @@ from .outputs import (
 from .reader import Fit, VideoReader
 from .sink import Sink, SinkOptions
 
-__all__ = ["Fit", "Sink", "SinkOptions", "VideoReader", "VideoWriter"]
+__all__ = ["ExrReader", "Fit", "Sink", "SinkOptions", "VideoReader", "VideoWriter"]
 __all__ += ["add_metadata", "check_output", "check_output_options", "is_sheet", "open_sink"]
 __all__ += ["output_files", "takes_sound"]

@@ -1,6 +1,8 @@
 """OpenEXR images, written and read by OpenImageIO, which is optional."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,28 +51,48 @@ def write_exr(path: Path, frame: np.ndarray, space: str) -> None:
         raise WriterError(f"{path}: cannot be written ({_reason(output)}).")
 
 
+def exr_size(path: Path) -> Size:
+    """`(width, height)` of an image. Raises as `read_exr` does."""
+    with _opened(path) as file:
+        return _find_rgb(path, file, None)[0]
+
+
 def read_exr(path: Path, size: Size | None = None) -> np.ndarray:
     """The RGB pixels of an image as they are, `(height, width, 3)` float32. Alpha is dropped; gray becomes RGB.
 
     Raises:
         ReaderError: for a file that is none or is damaged, other channels, and another `size` than expected.
     """
+    with _opened(path) as file:
+        _, channels = _find_rgb(path, file, size)
+        pixels = file.read_image("float")
+        if pixels is None:
+            raise ReaderError(f"{path}: is damaged ({_reason(file)}); write it again.")
+    return np.ascontiguousarray(pixels[:, :, channels])
+
+
+def resize(frame: np.ndarray, size: Size) -> np.ndarray:
+    """A frame `(height, width, 3)` float32, scaled by a filter without negative lobes, which would make dark rims."""
+    library = import_library(ReaderError)
+    roi = library.ROI(0, size[0], 0, size[1], 0, 1, 0, 3)
+    scaled = library.ImageBufAlgo.resize(library.ImageBuf(np.ascontiguousarray(frame)), "bspline", roi=roi)
+    return scaled.get_pixels(library.FLOAT)
+
+
+@contextmanager
+def _opened(path: Path) -> "Iterator[OpenImageIO.ImageInput]":
     library = import_library(ReaderError)
     file = library.ImageInput.open(os.fspath(path))
     if file is None:
         raise ReaderError(f"{path}: cannot be read as EXR ({_reason(library)}).")
     try:
-        channels = _check_spec(path, file, size)
-        pixels = file.read_image("float")
-        if pixels is None:
-            raise ReaderError(f"{path}: is damaged ({_reason(file)}); write it again.")
+        yield file
     finally:
         file.close()
-    return np.ascontiguousarray(pixels[:, :, channels])
 
 
-def _check_spec(path: Path, file: "OpenImageIO.ImageInput", size: Size | None) -> list[int]:
-    """The indices of red, green and blue, after all checks of the header."""
+def _find_rgb(path: Path, file: "OpenImageIO.ImageInput", size: Size | None) -> tuple[Size, list[int]]:
+    """The size, and the indices of red, green and blue, after all checks of the header."""
     spec = file.spec()
     if file.format_name() != "openexr" or spec.deep:
         found = "deep" if spec.deep else file.format_name()
@@ -88,10 +110,10 @@ def _check_spec(path: Path, file: "OpenImageIO.ImageInput", size: Size | None) -
         )
     names = list(spec.channelnames)
     if len(names) == 1:
-        return [0, 0, 0]
+        return found_size, [0, 0, 0]
     if not {"R", "G", "B"} <= set(names):
         raise ReaderError(f"{path}: has the channels {excerpt(', '.join(names))}; expected R, G and B, or one.")
-    return [names.index(name) for name in "RGB"]
+    return found_size, [names.index(name) for name in "RGB"]
 
 
 def _reason(source: Any) -> str:
