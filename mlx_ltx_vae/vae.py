@@ -12,7 +12,7 @@ import numpy as np
 from .backend.mlx_utils import GivenDtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
-from .errors import PlanError
+from .errors import LatentsError, PlanError, WriterError
 from .frame_rate import DEFAULT_FPS, Rate
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.noise import DEFAULT_CONVENTION, ConventionName, Noise
@@ -29,6 +29,7 @@ from .planning.options import BitDepth, ModeName, OrderName
 from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_decode, plan_encode
 from .tiling.config import TilingConfig
+from .video.frame_format import FrameOutput, FrameStep, frame_format
 from .video.sink import SinkOptions
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         chunk: int | None = None,
         ranks: int = 1,
         bit_depth: BitDepth | None = None,
+        outputs: Sequence[FrameOutput] = (),
         frames: tuple[int, int] | None = None,
         steps: int | None = None,
         joined: bool = False,
@@ -133,7 +135,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             chunk: latent frames (rows, columns) per piece; None to choose automatically.
             ranks: the number of processes that decode together, each a band of rows; the budget is that of each.
             steps: of the denoising, for VAEs that denoise; None for the checkpoint's default.
-            bit_depth: that of `stream`. Chunks of floats, which None means, take more memory.
+            bit_depth: that of the stream's frames; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
             joined: whether all frames become one array, as by `decode`, which then counts too.
 
@@ -147,7 +149,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             self._machine(self._decoder.dtype),
             weight_bytes=self._weight_bytes(self._decoder),
             joined=joined,
-            bit_depth=bit_depth,
+            outputs=tuple(outputs) if bit_depth is None else (FrameOutput(frame_format(bit_depth, PlanError)),),
             frames=frames,
             memory_budget=memory_budget,
             mode=mode,
@@ -228,7 +230,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 default noise scale the timestep, and the noise replaces a fraction of the denormalized latents.
             unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
             bit_depth: 8 or 10 to get integer levels instead of floats, which take less disk space in orders rows and
-                columns.
+                columns. None for that of the plan, or without one floats.
             group: processes that decode together, from `mx.distributed.init()`. Each calls this with the same arguments
                 and takes all chunks, which are whole frames on every rank.
 
@@ -248,7 +250,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             like=like,
             unnormalized=unnormalized,
             steps=steps,
-            bit_depth=bit_depth,
+            format=None if bit_depth is None else frame_format(bit_depth, LatentsError),
         )
         make_plan = partial(self.plan, ranks=1 if group is None else group.size(), steps=steps)
         return DecodePipeline(self._decoder, make_plan, options, group).stream(latents, plan)
@@ -289,6 +291,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         check_options("decode", options)
         joined, steps = on_frames_ready is None, options.get("steps")
         plan = self._default_plan(latents, plan, memory_budget, steps=steps, joined=joined)
+        if plan is not None and plan.format is not None:
+            raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
         num_frames = plan.num_frames if plan is not None and is_whole(latents) else None
         with arrays_released(), self.stream(latents, plan, **options) as stream:
             chunks = show_progress(stream, progress, plan.num_frames if plan else None)
@@ -322,21 +326,24 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         metadata: Mapping[str, str] | None = None,
         shortest: bool = False,
         overwrite: bool = True,
+        frame_steps: Sequence[FrameStep] = (),
         **options: "Unpack[StreamOptions]",
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
         They may arrive, as for `stream`, without a memory budget. A folder ("frames/") gets PNG stills. `fps`, `audio`
         (also an `AudioVAE.stream`) and all up to `overwrite` are those of `VideoWriter`, and the others those of
-        `decode`; a plan is one with this `bit_depth`. Errors: `WriterError`.
+        `decode`; a plan is one with this `bit_depth`, or with the output of `frame_steps`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
-        output = SinkOptions(audio=audio, codec=codec, crf=crf, bit_depth=bit_depth, overwrite=overwrite)
-        file = FileDecode(path, fps, replace(output, pix_fmt=pix_fmt, shortest=shortest, metadata=metadata or {}))
-        plan = self._default_plan(latents, plan, memory_budget, bit_depth=bit_depth, steps=options.get("steps"))
+        frames = FrameOutput(frame_format(bit_depth, WriterError, os.fspath(path)), tuple(frame_steps))
+        output = SinkOptions(audio, codec, crf, overwrite=overwrite, shortest=shortest, pix_fmt=pix_fmt, frames=frames)
+        file = FileDecode(path, fps, replace(output, metadata=metadata or {}))
+        plan = self._default_plan(latents, plan, memory_budget, outputs=(frames,), steps=options.get("steps"))
         if plan is not None and is_whole(latents):
             file.check(plan)
-        with arrays_released(), self.stream(latents, plan, bit_depth=bit_depth, **options) as stream:
+        levels = None if frame_steps else bit_depth
+        with arrays_released(), self.stream(latents, plan, bit_depth=levels, **options) as stream:
             return file.write(stream, plan, progress)
 
     def encode(

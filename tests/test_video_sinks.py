@@ -247,9 +247,7 @@ def test_error_for_a_name_without_an_ending_says_what_to_write(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["out.avi", "out.jpg", "out.mp4.part"])
 def test_error_for_an_unknown_ending_lists_the_supported_ones(tmp_path: Path, name: str) -> None:
-    with pytest.raises(
-        WriterError, match=r"\.mp4, \.mov, \.mkv, \.webm, \.gif, \.npy, a folder .* %05d\.png, \.png, or -"
-    ):
+    with pytest.raises(WriterError, match=r"\.mp4, \.mov, \.mkv, \.webm, \.gif, \.npy, \.png, a folder .* or -"):
         open_sink(tmp_path / name, size=SIZE, fps=24)
 
 
@@ -288,7 +286,6 @@ def test_gif_that_players_would_slow_down_is_refused(tmp_path: Path) -> None:
         ("out.mp4", {"crf": 52}, {}),
         ("out.mp4", {}, {"fps": 0}),
         ("out.mp4", {}, {"size": (0, 6)}),
-        ("out.mp4", {"bit_depth": 12}, {}),
         ("out.mp4", {"audio": "missing.wav"}, {}),
         ("out.mp4", {"audio": __file__}, {}),
         ("%d_%d.png", {}, {}),

@@ -22,6 +22,7 @@ from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
 from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
+from ..pipeline.postprocess import write_chunk
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import DecodePlan, Mode
@@ -30,6 +31,7 @@ from ..shapes import Grid, format_size
 from ..tiling import TilingConfig, preset
 from ..units import format_count, format_seconds
 from ..video import add_metadata, check_output, check_output_options, open_sink, output_files, takes_sound
+from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions
 from ..video.sound import check_sound_length
 from .cli import CommandParser, examples, run_command
@@ -40,6 +42,7 @@ from .decode_options import (
     add_sound_options,
     add_steps_option,
     add_video_options,
+    chosen_steps,
 )
 from .items import Item, all_exist, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
@@ -128,6 +131,7 @@ def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job,
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         plan = _plan_options(arguments)
         given = {"overwrite": not arguments.no_overwrite, "metadata": dict(arguments.metadata), "sample_rate": None}
+        given["frames"] = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
         sinks = pick(SinkOptions, arguments, **given)
         if pattern and not sound.is_alone:
             may_have_sound = not arguments.audio and (sound.is_wanted or arguments.audio_codec)
@@ -145,7 +149,7 @@ def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job,
     )
     if sound.is_alone:
         return job, partial(SoundTask, sound, arguments.memory_budget)
-    stream = take(arguments, "timestep", "noise_scale", "like", "bit_depth") | {"seed": arguments.seed or 0}
+    stream = take(arguments, "timestep", "noise_scale", "like") | {"seed": arguments.seed or 0}
     settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=stream, sound=sound)
     return job, partial(DecodeTask, settings)
 
@@ -283,17 +287,15 @@ class DecodeTask(Task):
             chunks = self._vae.load().stream(latents.item(index), self.plan, group=group, **options)
             files = self._files[index].items() if self._writes else ()
             with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
-                sinks = [
-                    stack.enter_context(open_sink(file, options=self._with_sound(each, index), **self._video))
-                    for file, each in files
-                ]
+                sinks = {}
+                for file, each in files:
+                    sink = open_sink(file, options=self._with_sound(each, index), **self._video)
+                    sinks[stack.enter_context(sink)] = each.frames
                 for chunk in chunks:
-                    levels = chunk.to_uint8() if options["bit_depth"] == 8 else chunk.to_uint16()
-                    for sink in sinks:
-                        sink.write(levels)
+                    write_chunk(chunk, sinks)
                     first = first or time.perf_counter() - start
-                    frames += len(levels)
-                    bar.update(len(levels))
+                    frames += (count := chunk.frames.shape[1])
+                    bar.update(count)
             seconds += time.perf_counter() - start
             sent += chunks.sent_bytes
         return frames, seconds, first, sent
@@ -369,7 +371,9 @@ class DecodeTask(Task):
                 num_frames, height, width = spec.out_grid(shape.grid)
                 if tiling := preset(self._settings.preset, height, width, num_frames):
                     options = replace(options, mode=Mode.TILED, tiling=tiling)
-            run = {"holds_latents": False, "bit_depth": self._settings.stream["bit_depth"], "frames": frames}
+            files = output_files(self._item.output or "out.mp4", self._settings.sinks)
+            outputs = tuple(options.frames for options in files.values())
+            run: dict[str, Any] = {"holds_latents": False, "outputs": outputs, "frames": frames}
             machine = self._vae.machine
             plans[key] = plan_decode(spec, shape, machine, sound=sound, **run, **vars(options))
         return plans[key]

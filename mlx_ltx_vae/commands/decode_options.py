@@ -5,8 +5,10 @@ import re
 from typing import get_args
 
 from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION, MAX_SEED, check_seed
+from ..pipeline import frame_steps
 from ..planning.options import BitDepth, ModeName, OrderName
 from ..tiling import PRESETS
+from ..video.frame_format import FrameStep
 from ..video.metadata import parse_entry
 from .cli import (
     CommandParser,
@@ -138,3 +140,16 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--contact-sheet", action="store_true", help=sheet)
     depth = "bits per color and pixel (default: 8)"
     video.add_argument("--bit-depth", type=int, choices=get_args(BitDepth), default=8, help=depth)
+    for step in frame_steps.STEP_OPTIONS:
+        make = argument_type(step.make)
+        video.add_argument(step.name, dest=_dest(step), type=make, metavar=step.metavar, help=step.help)
+
+
+def chosen_steps(arguments: argparse.Namespace) -> tuple[FrameStep, ...]:
+    """The steps that the arguments ask for, in order."""
+    steps = (getattr(arguments, _dest(option)) for option in frame_steps.STEP_OPTIONS)
+    return tuple(step for step in steps if step is not None)
+
+
+def _dest(option: frame_steps.StepOption) -> str:
+    return f"step{option.name}"  # unlike any other

@@ -9,13 +9,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import LatentsError
+from ..errors import LatentsError, PlanError
 from ..frame_rate import Rate, parse_fps
 from ..planning.plan import DecodePlan
 from ..video import check_output, check_output_options, open_sink
+from ..video.frame_format import common_format
 from ..video.sink import SinkOptions
 from .decode_run import DecodeStream
-from .postprocess import FrameChunk, write_levels
+from .postprocess import FrameChunk, write_chunk
 from .progress import Progress, show_progress
 from .run import peek
 
@@ -65,6 +66,8 @@ class FileDecode:
 
     def check(self, plan: DecodePlan) -> None:
         """Raise what writing would raise, for the frames of a plan. Those of latents that arrive are not known yet."""
+        if plan.format is not None and plan.format != common_format([self.output.frames]):
+            raise PlanError(f"{self.path}: the plan was made for other frames; plan with outputs=, or leave it out.")
         self.video = {"size": plan.frame_size, "num_frames": plan.num_frames}
         check_output(self.path, fps=self.fps, options=self.output, **self.video)
 
@@ -90,7 +93,8 @@ class FileDecode:
         total = self.video.get("num_frames")
         shown = show_progress(map(counted, chunks), progress, total, name=os.fspath(self.path))
         with open_sink(self.path, fps=self.fps, options=self.output, **self.video) as sink:
-            write_levels(shown, sink.write, self.output.bit_depth)
+            for each in shown:
+                write_chunk(each, {sink: self.output.frames})
         width, height = self.video["size"]
         seconds, peak, rate = time.perf_counter() - self.start, mx.get_peak_memory(), parse_fps(self.fps)
         return DecodeReport(os.fspath(self.path), num_frames, width, height, rate, seconds, first_frame, peak, plan)

@@ -2,18 +2,12 @@
 
 from .contact_sheet import is_sheet
 from .exr_reader import ExrReader
-from .outputs import (
-    VideoWriter,
-    add_metadata,
-    check_output,
-    check_output_options,
-    open_sink,
-    output_files,
-    takes_sound,
-)
+from .frame_format import FrameFormat, FrameOutput, FrameStep
+from .outputs import VideoWriter
 from .reader import Fit, VideoReader
 from .sink import Sink, SinkOptions
+from .sinks import add_metadata, check_output, check_output_options, is_sound, open_sink, output_files, takes_sound
 
-__all__ = ["ExrReader", "Fit", "Sink", "SinkOptions", "VideoReader", "VideoWriter"]
-__all__ += ["add_metadata", "check_output", "check_output_options", "is_sheet", "open_sink"]
+__all__ = ["ExrReader", "Fit", "FrameFormat", "FrameOutput", "FrameStep", "Sink", "SinkOptions", "VideoReader"]
+__all__ += ["VideoWriter", "add_metadata", "check_output", "check_output_options", "is_sheet", "is_sound", "open_sink"]
 __all__ += ["output_files", "takes_sound"]

@@ -1,7 +1,7 @@
 """The supported codecs and containers, and their ffmpeg arguments.
 
-Color: frames are full-range RGB. All codecs but FFV1 store limited-range BT.709, see `file_format`, and say so: without
-tags many players assume the BT.601 matrix for small frames.
+Color: frames are full-range RGB. All codecs but FFV1 store limited range, by default BT.709, see `file_format`, and say
+so: without tags many players assume the BT.601 matrix for small frames.
 
 Odd sizes: H.264 and HEVC with 4:2:0 chroma can neither code nor crop to an odd number of pixels, so odd sizes are
 stored as 4:4:4. The size is exact, but many players (QuickTime, browsers, hardware decoders) support 4:2:0 only; the
@@ -51,7 +51,7 @@ class Codec:
         if not formats:
             raise WriterError(f"{name}: {self.encoder} takes even sizes, not {format_size(*size)}; use another codec.")
         if options.pix_fmt is None:
-            return formats[options.bit_depth]
+            return formats[options.format.bit_depth]
         rows = listing("-h", f"encoder={self.encoder}", error=WriterError)
         known = next((row[3:] for row in rows if row[:3] == ["Supported", "pixel", "formats:"]), [])
         known = [each for each in known if is_convertible(each)]
@@ -60,7 +60,9 @@ class Codec:
             raise WriterError(f"{name}: {found}; use one of {excerpt(', '.join(known), 400)}.")
         if is_odd and _SUBSAMPLED.search(options.pix_fmt):
             found = f"{options.pix_fmt} has even sizes, not {format_size(*size)}"
-            raise WriterError(f"{name}: {found}; use {formats[options.bit_depth]}, or leave the pixel format out.")
+            raise WriterError(
+                f"{name}: {found}; use {formats[options.format.bit_depth]}, or leave the pixel format out."
+            )
         return options.pix_fmt
 
 
@@ -166,9 +168,9 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
         raise WriterError(f"{name}: {codec.encoder} has no crf; leave it out.")
     if options.crf is not None and codec.crf is not None and not 0 <= options.crf <= codec.crf[1]:
         raise WriterError(f"{name}: a crf of {options.crf} is not between 0 and {codec.crf[1]}.")
-    if options.bit_depth not in codec.pixel_formats:
+    if (depth := options.format.bit_depth) not in codec.pixel_formats:
         depths = " and ".join(map(str, codec.pixel_formats))
-        raise WriterError(f"{name}: {key} has a bit depth of {depths}, not {options.bit_depth}; use another codec.")
+        raise WriterError(f"{name}: {key} has a bit depth of {depths}, not {depth}; use another codec.")
     if options.encoder_preset is not None and not codec.has_presets:
         raise WriterError(f"{name}: {codec.encoder} has no presets; leave out the encoder preset, or use h264 or hevc.")
     if options.encoder_preset not in (None, *ENCODER_PRESETS):
@@ -202,8 +204,8 @@ def video_arguments(
         arguments += ["-crf", str(codec.crf[0] if options.crf is None else options.crf)]
     if options.encoder_preset is not None:
         arguments += ["-preset", options.encoder_preset]
-    stored = file_format(codec.pixel_format(name, size, options))
-    arguments += ["-vf", ",".join([*conversion(options.frames, stored, size), tags(stored)])]
+    stored = file_format(codec.pixel_format(name, size, options), options.format)
+    arguments += ["-vf", ",".join([*conversion(options.format, stored, size), tags(stored)])]
     arguments += ["-chroma_sample_location", stored.site]
     arguments += ["-r", str(fps)]  # ffmpeg takes 120000/1001 for 120 without it
     if codec.encoder == "libx264" and "420" in stored.planar:  # which leaves out what is inferred without it

@@ -12,6 +12,8 @@ from typing import IO
 
 import numpy as np
 
+from .sink import SinkOptions
+
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _RGB, _MINUS_ABOVE = 2, 2  # a color type; a filter, by which a row is stored as the difference to the one above
 _COMPRESSION = 4  # of zlib; almost three times as fast as its default, and files are at most 5 % larger
@@ -28,6 +30,11 @@ def encode_png(frame: np.ndarray, metadata: Mapping[str, str]) -> bytes:
     texts = [_text_chunk(key.encode(), value) for key, value in metadata.items()]
     data = _chunk(b"IDAT", zlib.compress(rows.data, _COMPRESSION))
     return b"".join([_SIGNATURE, _chunk(b"IHDR", header), *texts, data, _chunk(b"IEND", b"")])
+
+
+def write_png(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
+    """Write a frame as a still."""
+    path.write_bytes(encode_png(frame, options.metadata))
 
 
 def _text_chunk(key: bytes, value: str) -> bytes:
