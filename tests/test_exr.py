@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from hdr_formulas import CHROMATICITIES, exr_attributes, exr_pixels
 from mlx_ltx_vae import ReaderError, WriterError
 from mlx_ltx_vae.video.exr import EXR_SPACES, read_exr, write_exr
 from video_files import run_ffmpeg
@@ -21,12 +22,6 @@ def half_frame(seed=0):
     return frame.astype(np.float16)
 
 
-def ffmpeg_pixels(path):
-    """What ffmpeg reads, unconverted: (height, width, 3) float16."""
-    data = run_ffmpeg("-i", path, "-f", "rawvideo", "-pix_fmt", "gbrpf16le", "-")
-    return np.frombuffer(data, np.float16).reshape(3, HEIGHT, WIDTH).transpose(1, 2, 0)[..., [2, 0, 1]]
-
-
 def ffmpeg_exr(path, pixels, pixel_format="gbrpf32le", *options):
     """Planes (c, height, width) float32, written by ffmpeg."""
     size = f"{pixels.shape[2]}x{pixels.shape[1]}"
@@ -34,35 +29,15 @@ def ffmpeg_exr(path, pixels, pixel_format="gbrpf32le", *options):
     run_ffmpeg(*given, *options, path, data=pixels.tobytes())
 
 
-def attributes(path):
-    """The attributes of an EXR file by name: type and bytes."""
-    data, start, found = path.read_bytes(), 8, {}
-    assert data[:4] == b"\x76\x2f\x31\x01"
-    while data[start] != 0:
-        name, kind = data[start:].split(b"\0", 2)[:2]
-        start += len(name) + len(kind) + 2
-        (length,) = struct.unpack_from("<i", data, start)
-        found[name.decode()] = kind.decode(), data[start + 4 : start + 4 + length]
-        start += 4 + length
-    return found
-
-
-@pytest.mark.parametrize(
-    ("space", "name", "chromaticities"),
-    [
-        ("srgb", b"sRGB", (0.64, 0.33, 0.30, 0.60, 0.15, 0.06, 0.3127, 0.3290)),
-        ("acescg", b"ACEScg", (0.713, 0.293, 0.165, 0.830, 0.128, 0.044, 0.32168, 0.33767)),
-        ("acescct", b"ACEScct", (0.713, 0.293, 0.165, 0.830, 0.128, 0.044, 0.32168, 0.33767)),
-    ],
-)
-def test_images_are_half_float_zip_with_their_color_space_and_each_bit(tmp_path, space, name, chromaticities):
+@pytest.mark.parametrize(("space", "name"), [("srgb", "sRGB"), ("acescg", "ACEScg"), ("acescct", "ACEScct")])
+def test_images_are_half_float_zip_with_their_color_space_and_each_bit(tmp_path, space, name):
     path, frame = tmp_path / "a.exr", half_frame()
-    write_exr(path, frame, space)
-    assert ffmpeg_pixels(path).tobytes() == frame.tobytes()
-    found = attributes(path)
+    write_exr(path, frame, EXR_SPACES[space])
+    assert exr_pixels(path, WIDTH, HEIGHT).tobytes() == frame.tobytes()
+    found = exr_attributes(path)
     assert found["compression"] == ("compression", b"\x03")  # ZIP, 16 rows
-    assert found["colorSpace"] == ("string", name)
-    assert found["chromaticities"] == ("chromaticities", struct.pack("<8f", *chromaticities))
+    assert found["colorSpace"] == ("string", name.encode())
+    assert found["chromaticities"] == ("chromaticities", struct.pack("<8f", *CHROMATICITIES[name]))
     half = struct.pack("<iBxxxii", 1, 0, 1, 1)
     assert found["channels"][1] == b"".join(channel + b"\0" + half for channel in (b"B", b"G", b"R")) + b"\0"
     assert set(EXR_SPACES) == {"srgb", "acescg", "acescct"}
@@ -70,9 +45,9 @@ def test_images_are_half_float_zip_with_their_color_space_and_each_bit(tmp_path,
 
 def test_the_same_frame_makes_the_same_file_at_any_time(tmp_path):
     for name in ("a.exr", "b.exr"):
-        write_exr(tmp_path / name, half_frame(), "srgb")
+        write_exr(tmp_path / name, half_frame(), EXR_SPACES["srgb"])
     assert (tmp_path / "a.exr").read_bytes() == (tmp_path / "b.exr").read_bytes()
-    assert "capDate" not in attributes(tmp_path / "a.exr")
+    assert "capDate" not in exr_attributes(tmp_path / "a.exr")
 
 
 @pytest.mark.parametrize(("pixel_format", "channels"), [("gbrpf32le", 3), ("gbrapf32le", 4), ("grayf32le", 1)])
@@ -120,7 +95,9 @@ def damage(path, how):
 )
 def test_damaged_images_are_errors_and_print_nothing(tmp_path, how, message, capfd):
     path = tmp_path / "a.exr"
-    write_exr(path, np.sort(half_frame(), axis=1), "srgb")  # noise would be stored as it is, and changes in it unseen
+    write_exr(
+        path, np.sort(half_frame(), axis=1), EXR_SPACES["srgb"]
+    )  # noise would be stored as it is, and changes in it unseen
     damage(path, how)
     with pytest.raises(ReaderError, match=f"^{path}: .*({message})"):
         read_exr(path)
@@ -128,7 +105,7 @@ def test_damaged_images_are_errors_and_print_nothing(tmp_path, how, message, cap
 
 
 def test_an_image_of_another_size_or_format_is_refused(tmp_path):
-    write_exr(tmp_path / "a.exr", half_frame(), "srgb")
+    write_exr(tmp_path / "a.exr", half_frame(), EXR_SPACES["srgb"])
     with pytest.raises(ReaderError, match="is 70x37, and the images before it are 64x64"):
         read_exr(tmp_path / "a.exr", (64, 64))
     run_ffmpeg("-i", tmp_path / "a.exr", tmp_path / "b.png")
@@ -139,13 +116,13 @@ def test_an_image_of_another_size_or_format_is_refused(tmp_path):
 
 def test_a_folder_that_is_not_there_is_an_error_of_the_file(tmp_path):
     with pytest.raises(WriterError, match=r"missing/a.exr: cannot be written \(.*No such file"):
-        write_exr(tmp_path / "missing" / "a.exr", half_frame(), "srgb")
+        write_exr(tmp_path / "missing" / "a.exr", half_frame(), EXR_SPACES["srgb"])
 
 
 def test_without_the_library_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "OpenImageIO", None)
     command = r'EXR needs OpenImageIO, which is not installed; install it with: pip install "mlx_ltx_vae\[exr\]"\.'
     with pytest.raises(WriterError, match=command):
-        write_exr(tmp_path / "a.exr", half_frame(), "srgb")
+        write_exr(tmp_path / "a.exr", half_frame(), EXR_SPACES["srgb"])
     with pytest.raises(ReaderError, match=command):
         read_exr(tmp_path / "a.exr")

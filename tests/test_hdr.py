@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import FIXTURES
+from hdr_formulas import bt2020_planes, decode_acescct, decode_logc3, hlg, pq, sdr
 from mlx_ltx_vae import LatentsError, hdr
 from tolerances import ROUNDINGS, assert_same_bits
 
@@ -15,9 +16,6 @@ OWN_PRIMARIES = {"acescct": "acescg", "logc3": "rec709"}
 CLOSE = {"rtol": 1e-5 * ROUNDINGS, "atol": 1e-8 * ROUNDINGS}
 RAMP = np.linspace(0, 1, 4001)
 LIGHT = np.concatenate([[0], np.geomspace(1e-5, 100, 2000)])
-REC709_TO_BT2020 = np.array(
-    [[0.62740389, 0.32928304, 0.04331307], [0.06909729, 0.9195404, 0.01136232], [0.01639144, 0.08801331, 0.89559525]]
-)
 
 
 def gray(values):
@@ -28,17 +26,6 @@ def gray(values):
 def numbers(array):
     assert isinstance(array, mx.array) and array.dtype == mx.float32
     return np.array(array)
-
-
-def decode_logc3(code):
-    bright = (10 ** ((code - 0.385537) / 0.247190) - 0.052272) / 5.555556
-    return np.where(code >= 5.367655 * 0.010591 + 0.092809, bright, (code - 0.092809) / 5.367655)
-
-
-def decode_acescct(code):
-    return np.where(
-        code > 0.155251141552511, 2 ** (17.52 * code - 9.72), (code - 0.0729055341958355) / 10.5402377416545
-    )
 
 
 @pytest.mark.parametrize("transfer", OWN_PRIMARIES)
@@ -72,42 +59,30 @@ def test_colors_are_those_of_the_reference(case, make):
     np.testing.assert_allclose(codes[reversible], given[reversible], rtol=0, atol=2e-6 * ROUNDINGS)
 
 
-def test_hlg_is_that_of_the_reference():
+def test_hlg_is_that_of_the_reference_and_its_formula():
     signal = numbers(hdr.to_hlg(np.array(GOLDEN["hlg"]["linear_rec709_rgb"])))
     np.testing.assert_allclose(signal, GOLDEN["hlg"]["signal_rgb"], **CLOSE)
+    np.testing.assert_allclose(numbers(hdr.to_hlg(gray(LIGHT))), hlg(gray(LIGHT).astype(np.float64)), **CLOSE)
     assert numbers(hdr.to_hlg(mx.ones(3))) == pytest.approx(0.75, abs=1e-6)
 
 
 def test_hlg_planes_are_those_of_the_reference():
     frame = GOLDEN["hlg"]["frame"]
     signal = numbers(hdr.to_hlg(np.array(frame["linear_rec709"]))).astype(np.float64)
-    luma = signal @ [0.2627, 0.6780, 0.0593]
-    blue, red = (signal[..., 2] - luma) / 1.8814, (signal[..., 0] - luma) / 1.4746
-    planes = {"y": 64 + 876 * luma, "u": 512 + 896 * mean_of_four(blue), "v": 512 + 896 * mean_of_four(red)}
-    for name, plane in planes.items():
-        np.testing.assert_array_equal(np.round(plane), frame[name])
-
-
-def mean_of_four(plane):
-    height, width = plane.shape
-    return plane.reshape(height // 2, 2, width // 2, 2).mean(axis=(1, 3))
+    for name, plane in zip("yuv", bt2020_planes(signal), strict=True):
+        np.testing.assert_array_equal(plane, frame[name])
 
 
 def test_pq_is_its_formula_with_diffuse_white_at_203_cd():
     colors = np.stack([LIGHT, LIGHT[::-1], np.full_like(LIGHT, 0.5)], axis=-1)
-    nits = np.clip(colors @ REC709_TO_BT2020.T * 203, 0, 10000)
-    power = (nits / 10000) ** 0.1593017578125
-    expected = ((0.8359375 + 18.8515625 * power) / (1 + 18.6875 * power)) ** 78.84375
     signal = numbers(hdr.to_pq(colors.astype(np.float32)))
-    np.testing.assert_allclose(signal, expected, rtol=3e-5 * ROUNDINGS, atol=0)  # of 16 bits: two
+    np.testing.assert_allclose(signal, pq(colors), rtol=3e-5 * ROUNDINGS, atol=0)  # of 16 bits: two
     assert numbers(hdr.to_pq(mx.ones(3))) == pytest.approx(0.5807, abs=1e-4)  # BT.2408: 58 %
 
 
 @pytest.mark.parametrize("exposure", [-1.5, 0, 2])
 def test_sdr_is_reinhard_after_exposure_with_the_transfer_function_of_srgb(exposure):
-    light = LIGHT * 2**exposure
-    mapped = light / (1 + light)
-    expected = np.where(mapped <= 0.0031308, 12.92 * mapped, 1.055 * mapped ** (1 / 2.4) - 0.055)
+    expected = sdr(LIGHT, exposure)
     np.testing.assert_allclose(numbers(hdr.to_sdr(gray(LIGHT), exposure)), gray(expected), rtol=2e-6 * ROUNDINGS)
 
 

@@ -3,13 +3,12 @@
 import json
 import re
 import struct
+import subprocess
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
-
-import subprocess
 
 from conftest import FIXTURES
 from hdr_formulas import (
@@ -25,12 +24,11 @@ from hdr_formulas import (
     sdr,
     to_rec709,
 )
-from mlx_ltx_vae import FrameChunk, VideoVAE, WriterError, demo, load_latents
+from mlx_ltx_vae import FrameChunk, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.pipeline.hdr_frames import HDROptions
 from mlx_ltx_vae.pipeline.postprocess import write_chunk
-from mlx_ltx_vae.video import SinkOptions, open_sink
-from mlx_ltx_vae.video.frame_format import RGB8, RGB16
+from mlx_ltx_vae.video import SinkOptions, open_sink, output_files
 from tolerances import PEAK_MARGIN
 from video_files import run_ffmpeg
 
@@ -48,20 +46,19 @@ def patches():
     return values.repeat(PATCH, axis=0).repeat(PATCH, axis=1)
 
 
-def write_codes(path, codes, hdr, num_frames=1, **options):
+def write_codes(path, codes, hdr, num_frames=1, **given):
     """Write a clip of one picture, of which a decoder has made the codes."""
-    frames = hdr.exr_frames if path.suffix == ".exr" else hdr.frames(RGB8)
+    ((name, options),) = output_files(str(path), hdr.choose_frames(SinkOptions(**given))).items()
     pixels = mx.repeat(mx.array((2 * codes - 1).astype(np.float32))[None, None], num_frames, axis=1)
-    height, width, _ = codes.shape
-    with open_sink(path, size=(width, height), fps=24, options=SinkOptions(frames=frames, **options)) as sink:
-        write_chunk(FrameChunk(0, pixels), {sink: frames})
+    with open_sink(name, size=codes.shape[1::-1], fps=24, options=options) as sink:
+        write_chunk(FrameChunk(0, pixels), {sink: options.frames})
     return path
 
 
 def read_rgb(path, height, width, pixel_format="gbrp16le"):
     """The first frame, unconverted, (H, W, 3)."""
     data = run_ffmpeg("-i", path, "-frames:v", 1, "-f", "rawvideo", "-pix_fmt", pixel_format, "-")
-    planes = np.frombuffer(data, np.uint16).reshape(3, height, width)
+    planes = np.frombuffer(data, np.uint8 if pixel_format == "gbrp" else np.uint16).reshape(3, height, width)
     return planes.transpose(1, 2, 0)[..., [2, 0, 1]].astype(np.float64)
 
 
@@ -110,38 +107,39 @@ def test_patches_survive_hevc_within_three_codes(signal, tmp_path):
 
 
 @pytest.mark.parametrize("exposure", [0, 1.5])
-@pytest.mark.parametrize("frames", [RGB8, RGB16], ids=["8-bit", "10-bit"])
-def test_sdr_is_tone_mapped(exposure, frames, tmp_path):
-    codes, path = patches(), tmp_path / "a.png"
-    output = HDROptions("acescct", "sdr", exposure).frames(frames)
-    chunk = FrameChunk(0, mx.array((2 * codes - 1).astype(np.float32))[None, None])
-    size = codes.shape[1::-1]
-    with open_sink(path, size=size, fps=24, options=SinkOptions(frames=output)) as sink:
-        write_chunk(chunk, {sink: output})
-    found = read_rgb(path, *codes.shape[:2]) / 65535
-    levels = 255 if frames is RGB8 else 65535
+@pytest.mark.parametrize("bit_depth", [8, 10])
+def test_sdr_is_tone_mapped(exposure, bit_depth, tmp_path):
+    codes = patches()
+    path = write_codes(tmp_path / "a.png", codes, HDROptions("acescct", "sdr", exposure), bit_depth=bit_depth)
+    levels, pixel_format = (255, "gbrp") if bit_depth == 8 else (65535, "gbrp16le")
+    found = read_rgb(path, *codes.shape[:2], pixel_format)
     expected = sdr(to_rec709(codes, "acescct"), exposure)
-    assert np.abs(found * levels - expected * levels).max() < (0.51 if frames is RGB8 else 2)
+    assert np.abs(found - expected * levels).max() < (0.51 if bit_depth == 8 else 2)
 
 
-def describe(path):
-    """What ffmpeg says of the video stream, and of its first packets' headers: name to value."""
-    command = [get_ffmpeg_exe(), "-v", "verbose", "-i", path, "-map", "0:v", "-c", "copy"]
-    done = subprocess.run(
-        [*command, "-frames:v", "1", "-bsf:v", "trace_headers", "-f", "null", "-"], capture_output=True, check=True
-    )
-    text = done.stderr.decode()
-    stream = next(line for line in text.splitlines() if "Video:" in line)
-    headers = re.findall(r"\] \d+ +(\w+) +[01]+ = (\d+)", text)
-    return stream, {name: int(value) for name, value in headers}, text
+def log(*arguments):
+    """What ffmpeg says of a file."""
+    command = [get_ffmpeg_exe(), "-v", "verbose", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, check=False).stderr.decode()
+
+
+def video_stream(path):
+    """The line of the video stream."""
+    return next(line for line in log("-i", path).splitlines() if "Video:" in line)
+
+
+def stream_headers(path):
+    """The fields of the first packet's headers by name, as the stream itself has them."""
+    text = log("-i", path, "-map", "0:v", "-c", "copy", "-frames:v", 1, "-bsf:v", "trace_headers", "-f", "null", "-")
+    return {name: int(value) for name, value in re.findall(r"\] \d+ +(\w+) +[01]+ = (\d+)", text)}
 
 
 @pytest.mark.parametrize("ending", [".mp4", ".mov", ".mkv"])
 @pytest.mark.parametrize(("signal", "number", "name"), [("hlg", 18, "arib-std-b67"), ("pq", 16, "smpte2084")])
 def test_stream_and_container_are_tagged(ending, signal, number, name, tmp_path):
     path = write_codes(tmp_path / f"a{ending}", patches(), HDROptions("acescct", signal))
-    stream, headers, text = describe(path)
-    assert re.search(rf"hevc \(Main 10\).*yuv420p10le\(tv, bt2020nc/bt2020/{name}, progressive, center\)", stream)
+    container, headers = video_stream(path), stream_headers(path)
+    assert re.search(rf"hevc \(Main 10\).*yuv420p10le\(tv, bt2020nc/bt2020/{name}, progressive, center\)", container)
     expected = {
         "colour_primaries": 9,
         "transfer_characteristics": number,
@@ -151,7 +149,7 @@ def test_stream_and_container_are_tagged(ending, signal, number, name, tmp_path)
     }
     if signal == "pq":
         expected |= {"max_content_light_level": 10000, "max_pic_average_light_level": 400}
-        assert "Content light level metadata: MaxCLL=10000, MaxFALL=400" in text
+        assert "Content light level metadata: MaxCLL=10000, MaxFALL=400" in log("-i", path)
     else:
         assert "max_content_light_level" not in headers
     assert {key: headers.get(key) for key in expected} == expected
@@ -168,13 +166,12 @@ def test_stream_and_container_are_tagged(ending, signal, number, name, tmp_path)
 )
 def test_other_codecs_are_tagged(ending, codec, tmp_path):
     path = write_codes(tmp_path / f"a{ending}", patches(), HDROptions("acescct"), codec=codec)
-    stream, _, _ = describe(path)
-    assert re.search(r"1[06]le\((tv|pc), (bt2020nc|gbr)/bt2020/arib-std-b67", stream)
+    assert re.search(r"1[06]le\((tv|pc), (bt2020nc|gbr)/bt2020/arib-std-b67", video_stream(path))
 
 
 def test_a_png_of_hdr_is_tagged(tmp_path):
     path = write_codes(tmp_path / "a.png", patches(), HDROptions("acescct"))
-    assert re.search(r"rgb48be\(pc, gbr/bt2020/arib-std-b67", describe(path)[0])
+    assert re.search(r"rgb48be\(pc, gbr/bt2020/arib-std-b67", video_stream(path))
 
 
 @pytest.mark.parametrize(("space", "name"), [("srgb", "sRGB"), ("acescg", "ACEScg"), ("acescct", "ACEScct")])
@@ -194,50 +191,66 @@ def test_exr_has_light_or_codes(transfer, space, name, tmp_path):
     assert attributes["chromaticities"][1] == struct.pack("<8f", *CHROMATICITIES[name])
 
 
-def decode(*arguments):
-    return main(["--demo", *map(str, arguments), "-q"])
-
-
 @pytest.fixture(scope="module")
-def pixels():
-    """The demo in float32, (F, H, W, 3), which takes a second."""
-    vae = VideoVAE.from_pretrained(demo.VAE, dtype="float32", encoder=False)
-    frames = vae.decode(load_latents(demo.LATENTS)[0])
-    return (np.array(frames[0].transpose(1, 2, 3, 0)).astype(np.float64) + 1) / 2
+def clip(tmp_path_factory):
+    """Latents of the demo for 9 frames of 128x96, and these as codes (F, H, W, 3), decoded in float32."""
+    latents = load_latents(demo.LATENTS)[0][:, :, :2, :3, :4]
+    path = tmp_path_factory.mktemp("latents") / "clip.safetensors"
+    save_latents(path, latents, fps=24)
+    frames = VideoVAE.from_pretrained(demo.VAE, dtype="float32").decode(latents)
+    return path, (np.array(frames[0].transpose(1, 2, 3, 0)).astype(np.float64) + 1) / 2
+
+
+def decode(path, *arguments):
+    return main([str(path), "-m", str(demo.VAE), *map(str, arguments), "--json"])
 
 
 @pytest.mark.parametrize("order", ["time", "rows"])
-def test_video_and_exr_come_from_one_decode_in_float32(order, pixels, tmp_path, capsys):
+def test_video_and_exr_come_from_one_decode_in_float32(order, clip, tmp_path, capsys):
+    path, codes = clip
     video, folder = tmp_path / "a.mkv", tmp_path / "light"
-    options = ["--hdr", "acescct", "--codec", "ffv1", "--exr", folder, "--order", order, "--first-seconds", "0.5"]
+    options = ["--hdr", "acescct", "--codec", "ffv1", "--exr", folder, "--order", order]
     mx.reset_peak_memory()
-    assert main(["--demo", *map(str, options), "-o", str(video), "--json"]) == 0
+    assert decode(path, *options, "-o", video) == 0
     report = json.loads(capsys.readouterr().out)
+    assert (report["frames"], report["output"], report["exr"]) == (9, str(video), f"{folder}/")
     assert report["peak_memory_bytes"] <= PEAK_MARGIN * report["plan"]["peak_bytes"]
     images = sorted(path.name for path in folder.iterdir())
-    assert images == [f"frame_{number:05d}.exr" for number in range(report["frames"])]
-    _, height, width, _ = pixels.shape
-    for number in (0, report["frames"] - 1):
-        light = to_rec709(pixels[number], "acescct")
-        found = exr_pixels(folder / images[number], width, height).astype(np.float64)
-        np.testing.assert_allclose(found, light, rtol=1e-3, atol=1e-4)
-    expected = hlg(to_rec709(pixels[0], "acescct"))
+    assert images == [f"{number:05d}.exr" for number in range(9)]
+    _, height, width, _ = codes.shape
+    for image, frame in zip(images, codes, strict=True):
+        found = exr_pixels(folder / image, width, height).astype(np.float64)
+        np.testing.assert_allclose(found, to_rec709(frame, "acescct"), rtol=1e-3, atol=1e-4)
+    expected = hlg(to_rec709(codes[0], "acescct"))
     assert np.abs(read_rgb(video, height, width) / 65535 - expected).max() * 1023 < 0.6
 
 
-def test_every_order_makes_the_same_files(tmp_path):
+def test_every_order_makes_the_same_files(clip, tmp_path):
     for order in ("time", "rows", "columns"):
-        out = tmp_path / order
-        options = ["--hdr", "logc3", "--order", order, "--frames", "0:9", "--exr", out / "exr"]
-        assert decode("-o", out / "a.npy", *options) == 0
-    for name in ("a.npy", "exr/frame_00000.exr", "exr/frame_00008.exr"):
+        (tmp_path / order).mkdir()
+        options = [
+            "--hdr",
+            "logc3",
+            "--order",
+            order,
+            "--exr",
+            tmp_path / order / "exr",
+            "-o",
+            tmp_path / order / "a.npy",
+        ]
+        assert decode(clip[0], *options) == 0
+    for name in ("a.npy", "exr/00000.exr", "exr/00008.exr"):
         first, *others = ((tmp_path / order / name).read_bytes() for order in ("time", "rows", "columns"))
-        assert others == [first, first]
+        assert others == [first, first], name
 
 
-def test_exr_may_be_the_only_output(tmp_path):
-    assert decode("--hdr", "acescct", "-o", f"{tmp_path}/a.exr/", "--frames", "0:2") == 0
-    assert decode("--hdr", "acescct", "--exr", tmp_path / "b", "--frames", "0:2", "-o", tmp_path / "b.exr/") == 0
-    assert decode("--hdr", "acescct", "-o", tmp_path / "c.exr", "--frames", "1:2") == 0
-    one = (tmp_path / "c.exr").read_bytes()
-    assert one == (tmp_path / "a.exr/frame_00001.exr").read_bytes() == (tmp_path / "b/frame_00001.exr").read_bytes()
+def test_exr_may_be_the_only_output(clip, tmp_path):
+    given = [clip[0], "--hdr", "acescct", "--frames"]
+    assert decode(*given, "0:2", "-o", f"{tmp_path}/a.exr/") == 0
+    assert decode(*given, "0:2", "--exr", tmp_path / "b") == 0
+    assert decode(*given, "0:2", "-o", tmp_path / "c_%03d.exr") == 0
+    assert decode(*given, "1:2", "-o", tmp_path / "d.exr") == 0
+    one = (tmp_path / "d.exr").read_bytes()
+    for name in ("a.exr/00001.exr", "b/00001.exr", "c_001.exr"):
+        assert (tmp_path / name).read_bytes() == one
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["00000.exr", "00001.exr"]

@@ -6,15 +6,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from hdr_formulas import ACESCG_TO_REC709, encode_acescct
 from mlx_ltx_vae import VideoVAE, demo, load_latents
 from mlx_ltx_vae.encode import main
 from tolerances import PEAK_MARGIN, tolerance
 from video_files import run_ffmpeg
 
 WIDTH, HEIGHT, FRAMES = 96, 64, 9
-REC709_TO_ACESCG = np.linalg.inv(
-    [[1.70505, -0.62179, -0.08326], [-0.13026, 1.1408, -0.01055], [-0.024, -0.12897, 1.15297]]
-)
 
 
 def light(frames=FRAMES):
@@ -23,12 +21,6 @@ def light(frames=FRAMES):
     waves = [np.sin(rows / (3 + channel) + columns / 5 + channel) for channel in range(3)]
     stops = 6 * np.stack(waves, axis=-1) + np.linspace(-1, 1, frames)[:, None, None, None]
     return (2.0**stops - 0.02).astype(np.float32)
-
-
-def acescct(light):
-    light = np.maximum(light, 0)
-    bright = (np.log2(np.maximum(light, 2**-9)) + 9.72) / 17.52
-    return np.clip(np.where(light > 0.0078125, bright, 10.5402377416545 * light + 0.0729055341958355), 0, 1)
 
 
 def write_exr(folder, frames, *, first=0):
@@ -46,8 +38,8 @@ def test_images_become_the_latents_of_their_acescct_codes(meaning, tmp_path, cap
     frames = light()
     colors = frames.astype(np.float64)
     codes = {
-        "srgb_linear": lambda: acescct(colors @ REC709_TO_ACESCG.T),
-        "acescg": lambda: acescct(colors),
+        "srgb_linear": lambda: encode_acescct(colors @ np.linalg.inv(ACESCG_TO_REC709).T),
+        "acescg": lambda: encode_acescct(colors),
         "acescct": lambda: np.clip(colors, 0, 1),
     }[meaning]()
     folder = write_exr(tmp_path / "shot", frames, first=4)
@@ -120,7 +112,7 @@ def test_frames_are_chosen_cropped_and_scaled_in_light(tmp_path, capsys):
     vae = VideoVAE.from_pretrained(demo.VAE, dtype="float32")
 
     def expected(chosen):
-        pixels = mx.array((2 * acescct(chosen.astype(np.float64)) - 1).astype(np.float32))
+        pixels = mx.array((2 * encode_acescct(chosen.astype(np.float64)) - 1).astype(np.float32))
         return vae.encode(pixels[None].transpose(0, 4, 1, 2, 3))
 
     assert main([*given, "--frames", "2:3", "--size", "64x64", "--crop"]) == 0

@@ -2,12 +2,14 @@
 
 import argparse
 import re
+import warnings
 from typing import get_args
 
 from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION, MAX_SEED, check_seed
 from ..pipeline import frame_steps
 from ..planning.options import BitDepth, ModeName, OrderName
 from ..tiling import PRESETS
+from ..units import format_count
 from ..video.frame_format import FrameStep
 from ..video.metadata import parse_entry
 from .cli import (
@@ -21,6 +23,7 @@ from .cli import (
     tile,
     tile_frames,
 )
+from .hdr_options import add_hdr_options
 from .options import add_latents_options, add_network_options
 
 
@@ -140,6 +143,7 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--contact-sheet", action="store_true", help=sheet)
     depth = "bits per color and pixel (default: 8)"
     video.add_argument("--bit-depth", type=int, choices=get_args(BitDepth), default=8, help=depth)
+    add_hdr_options(video)
     for step in frame_steps.STEP_OPTIONS:
         make = argument_type(step.make)
         video.add_argument(step.name, dest=_dest(step), type=make, metavar=step.metavar, help=step.help)
@@ -149,6 +153,22 @@ def chosen_steps(arguments: argparse.Namespace) -> tuple[FrameStep, ...]:
     """The steps that the arguments ask for, in order."""
     steps = (getattr(arguments, _dest(option)) for option in frame_steps.STEP_OPTIONS)
     return tuple(step for step in steps if step is not None)
+
+
+def choose_frames(wanted: slice | None, num_frames: int, source: str) -> tuple[int, int] | None:
+    """The frames that are wanted of a video, as `plan_decode` takes them. None for all.
+
+    Like a slice, they end with the video; a warning if they were to end later.
+    """
+    if wanted is None:
+        return None
+    _, end, _ = wanted.indices(num_frames)
+    start = wanted.start if wanted.start >= 0 else max(0, num_frames + wanted.start)
+    if start < end < (wanted.stop or end):
+        asked, length = f"{wanted.start}:{wanted.stop}", format_count(num_frames, "frame")
+        found = f"the video has {length}, so of the frames {asked} only {end - start} are decoded"
+        warnings.warn(f"{source}: {found}.", stacklevel=2)
+    return start, max(start, end)
 
 
 def _dest(option: frame_steps.StepOption) -> str:

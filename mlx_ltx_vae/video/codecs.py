@@ -1,7 +1,7 @@
 """The supported codecs and containers, and their ffmpeg arguments.
 
 Color: frames are full-range RGB. All codecs but FFV1 store limited range, by default BT.709, see `file_format`, and say
-so: without tags many players assume the BT.601 matrix for small frames.
+so: without tags many players assume the BT.601 matrix for small frames. HDR is an HEVC master by default.
 
 Odd sizes: H.264 and HEVC with 4:2:0 chroma can neither code nor crop to an odd number of pixels, so odd sizes are
 stored as 4:4:4. The size is exact, but many players (QuickTime, browsers, hardware decoders) support 4:2:0 only; the
@@ -19,6 +19,7 @@ from ..shapes import Size, format_size
 from .audio_codecs import audio_arguments, find_audio_codec
 from .ffmpeg import listing
 from .frame_format import check_zscale, conversion, file_format, is_convertible, tags
+from .light_level import check_content_light
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_kept, check_metadata, metadata_arguments
 from .sink import SinkOptions
 
@@ -138,6 +139,7 @@ CODECS: dict[str, Codec] = {
     ),
 }
 _OTHER_NAMES = {"h265": "hevc"}
+_HDR_CRF = 12  # of a master in HEVC
 ENCODER_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
 
@@ -155,7 +157,7 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     find_audio_codec(name, ending, options)
     if options.shortest and options.audio is None:
         raise WriterError(f"{name}: shortest ends the audio with the video; add audio, or leave it out.")
-    key = (options.codec or ("vp9" if ending == ".webm" else "h264")).lower()
+    key = (options.codec or _default_codec(ending, options)).lower()
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
         known, encoders = [*CODECS, *_OTHER_NAMES], {codec.encoder: each for each, codec in CODECS.items()}
@@ -181,6 +183,12 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     return codec
 
 
+def _default_codec(ending: str, options: SinkOptions) -> str:
+    if ending == ".webm":
+        return "vp9"
+    return "hevc" if options.format.is_hdr else "h264"
+
+
 def check_fragmented(name: str, ending: str) -> None:
     """Raise a `WriterError` if a file with this ending cannot be fragmented."""
     if ending not in _FRAGMENTED_ENDINGS:
@@ -199,9 +207,11 @@ def video_arguments(
         needs = "which only builds for macOS have; use h264 or hevc" if "toolbox" in key else f"which {key} needs"
         raise WriterError(f"{name}: this ffmpeg was built without {codec.encoder}, {needs}.")
     check_zscale(WriterError)
+    check_content_light(options.format)
     arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
     if codec.crf is not None:
-        arguments += ["-crf", str(codec.crf[0] if options.crf is None else options.crf)]
+        default = _HDR_CRF if options.format.is_hdr and codec is CODECS["hevc"] else codec.crf[0]
+        arguments += ["-crf", str(default if options.crf is None else options.crf)]
     if options.encoder_preset is not None:
         arguments += ["-preset", options.encoder_preset]
     stored = file_format(codec.pixel_format(name, size, options), options.format)

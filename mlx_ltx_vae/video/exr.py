@@ -4,21 +4,42 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line
 from ..shapes import Size, format_size, is_possible_size
+from .frame_format import FrameFormat
+from .sink import SinkOptions
 
 if TYPE_CHECKING:
     import OpenImageIO
 
 _REC709 = (0.64, 0.33, 0.30, 0.60, 0.15, 0.06, 0.3127, 0.3290)
 _AP1 = (0.713, 0.293, 0.165, 0.830, 0.128, 0.044, 0.32168, 0.33767)
-#: What the pixels of EXR images mean, by the names that users type: the chromaticities of red, green, blue and white,
-#: and the name of the color space.
-EXR_SPACES = {"srgb": (_REC709, "sRGB"), "acescg": (_AP1, "ACEScg"), "acescct": (_AP1, "ACEScct")}
+
+
+class ExrSpace(NamedTuple):
+    """What the pixels of an EXR image mean.
+
+    Attributes:
+        format: of the frames, by ffmpeg's names, to which "ap1" and "acescct" are added.
+        chromaticities: x and y of red, green, blue and white.
+        name: of the attribute colorSpace.
+    """
+
+    format: FrameFormat
+    chromaticities: tuple[float, ...]
+    name: str
+
+
+#: By the names that users type.
+EXR_SPACES = {
+    "srgb": ExrSpace(FrameFormat("rgbf16le", primaries="bt709", transfer="linear"), _REC709, "sRGB"),
+    "acescg": ExrSpace(FrameFormat("rgbf16le", primaries="ap1", transfer="linear"), _AP1, "ACEScg"),
+    "acescct": ExrSpace(FrameFormat("rgbf16le", primaries="ap1", transfer="acescct"), _AP1, "ACEScct"),
+}
 
 
 def import_library(error: type[LTXVAEError]) -> Any:
@@ -32,15 +53,19 @@ def import_library(error: type[LTXVAEError]) -> Any:
     return OpenImageIO
 
 
-def write_exr(path: Path, frame: np.ndarray, space: str) -> None:
+def write_still(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
+    """Write a frame `(height, width, 3)`, float16 in a format of `EXR_SPACES`, as half-float RGB with ZIP."""
+    write_exr(path, frame, next(space for space in EXR_SPACES.values() if space.format == options.format))
+
+
+def write_exr(path: Path, frame: np.ndarray, space: ExrSpace) -> None:
     """Write a frame `(height, width, 3)`, float16, as half-float RGB with ZIP compression."""
     library = import_library(WriterError)
     height, width, _ = frame.shape
     spec = library.ImageSpec(width, height, 3, "half")
-    chromaticities, name = EXR_SPACES[space]
     spec.attribute("compression", "zip")
-    spec.attribute("chromaticities", "float[8]", chromaticities)
-    spec.attribute("colorSpace", name)
+    spec.attribute("chromaticities", "float[8]", space.chromaticities)
+    spec.attribute("colorSpace", space.name)
     spec.attribute("DateTime", "")  # otherwise the time, by which two runs would differ
     output = library.ImageOutput.create(os.fspath(path))
     if output is None:

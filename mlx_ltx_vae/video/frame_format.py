@@ -33,6 +33,7 @@ _ARRAYS = {
     "rgb24": (np.uint8, 255), "rgb48le": (np.uint16, 65535), "rgbf16le": (np.float16, 1), "rgbf32le": (np.float32, 1)
 }  # fmt: skip
 _MATRICES = {"bt2020": "bt2020nc"}  # of files with these primaries; of all others BT.709
+_HDR_TRANSFERS = ("arib-std-b67", "smpte2084")  # HLG and PQ
 # Where a chroma sample is among its luma samples, right and down. ffmpeg has no name for places on the right.
 _SITES = {
     "left": (-1, 0), "topleft": (-1, -1), "center": (0, 0), "top": (0, -1), "bottomleft": (-1, 1), "bottom": (0, 1),
@@ -78,6 +79,11 @@ class FrameFormat:
     def bit_depth(self) -> int:
         """The bit depth of a video with these frames."""
         return 8 if self.pixel_format == "rgb24" else 10
+
+    @property
+    def is_hdr(self) -> bool:
+        """Whether they are HLG or PQ."""
+        return self.transfer in _HDR_TRANSFERS
 
     @property
     def planar(self) -> str:
@@ -157,10 +163,16 @@ def is_convertible(pixel_format: str) -> bool:
 
 
 def file_format(pixel_format: str, frames: FrameFormat = RGB8) -> FrameFormat:
-    """How files store frames with a pixel format: their colors, in limited range, chroma as H.264 and HEVC have it."""
+    """How files store frames with a pixel format: their colors, in limited range, chroma as H.264 and HEVC have it.
+
+    That of HDR in 4:2:0 is in the center, as the reference has it.
+    """
     stored = replace(frames, pixel_format=pixel_format)
+    if stored.is_rgb:
+        return stored
     levels = "pc" if pixel_format.startswith("yuvj") else "tv"
-    return stored if stored.is_rgb else replace(stored, levels=levels, matrix=_MATRICES.get(frames.primaries, "bt709"))
+    site = "center" if frames.is_hdr and re.search("420|p010", pixel_format) else stored.site
+    return replace(stored, levels=levels, matrix=_MATRICES.get(frames.primaries, "bt709"), site=site)
 
 
 def turned(site: str, degrees: float) -> str:
@@ -190,6 +202,9 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str
     }
     convert = "zscale=" + ":".join(f"{name}={value}" for name, value in settings.items())
     formats = [f"format={each}" for each in dict.fromkeys((target.planar, target.pixel_format))]
+    if source.is_rgb and target.site == "center":
+        # zscale has no filter for the mean of 2x2 pixels. swscale is exact between depths of limited range.
+        formats[0] = f"format=yuv444p16le,scale=flags=area+accurate_rnd,{formats[0]}"
     before, after = _whole_chroma(source, target, size)
     return [*to_planar, *before, *flip, convert, formats[0], *flip, *after, *formats[1:]]
 

@@ -16,6 +16,7 @@ from .audio_codecs import warn_of_changes
 from .codecs import video_arguments
 from .ffmpeg import FfmpegEncoder
 from .frame_format import FrameFormat, FrameOutput, frame_format
+from .light_level import content_light_arguments
 from .live import LiveOutput, Target, target_name
 from .metadata import METADATA_INPUT, metadata_file
 from .sink import Sink, SinkOptions
@@ -37,7 +38,8 @@ class FfmpegSink(Sink):
         sound: SoundPipe | None = None,
     ) -> None:
         layout = ["-pixel_format", self.frames.pixel_format, "-video_size", format_size(*self.size)]
-        raw_video = ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
+        layout += ["-framerate", str(self.fps), *content_light_arguments(self.frames)]
+        raw_video = ["-f", "rawvideo", *layout, "-i", "pipe:0"]
         self._target = target
         output = f"file:{target.path}" if isinstance(target, PartFile) else target.write
         try:

@@ -23,13 +23,28 @@ _MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick success
 
 
 @dataclass(frozen=True)
+class HDRFrames:
+    """The frames of HDR latents for what has no signal of a video.
+
+    Attributes:
+        exr: those of EXR images.
+        sheet: those of contact sheets.
+        folder: of EXR images beside the output, in which "{name}" stands for the name of that; None for none.
+    """
+
+    exr: FrameOutput
+    sheet: FrameOutput
+    folder: str | None = None
+
+
+@dataclass(frozen=True)
 class SinkOptions:
     """What users choose about an output, see `VideoWriter`. Most of it is for videos only.
 
     Attributes:
         bit_depth: 8 or 10, in place of `frames`.
         frames: what frames are written.
-        contact_sheet: see `output_files`.
+        contact_sheet, hdr: see `output_files`.
     """
 
     audio: str | os.PathLike | Iterable[Any] | None = None
@@ -46,6 +61,7 @@ class SinkOptions:
     sample_rate: int | None = None
     contact_sheet: bool = False
     frames: FrameOutput = FrameOutput()
+    hdr: HDRFrames | None = None
 
     def __post_init__(self, bit_depth: int | None) -> None:
         if bit_depth is not None:

@@ -2,18 +2,19 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import WriterError, check_is_path
+from ..errors import WriterError, check_is_path, option
 from ..files import check_absent, check_name
 from ..frame_rate import Rate, find_fps
 from ..shapes import Size
 from .audio_codecs import warn_of_changes
 from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments
 from .contact_sheet import ContactSheet, is_sheet, sheet_beside
+from .exr import import_library, write_still
 from .frame_files import (
     NpyWriter,
     PictureWriter,
@@ -34,6 +35,7 @@ from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_size
 _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
 _PIXEL_FORMATS = {"rgb24": "8 bits", "rgb48le": "16 bits", "rgbf16le": "half floats", "rgbf32le": "floats"}
 _LEVELS = ("rgb24", "rgb48le")
+OUTPUT_NAME = "{name}"  # stands for the name of the output, in that of what is written beside it
 _OF_VIDEOS = ("audio", "codec", "crf", "shortest", "encoder_preset", "pix_fmt", "audio_codec")  # of `SinkOptions`
 
 
@@ -66,6 +68,7 @@ class SinkKind:
         check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support. The rate
             is None if it is not known yet.
         check: as `check_options` with all that `open` gets; returns the file, or the folder, that would be created.
+        remedy: what to add for the frames that it takes: the argument of Python, and the option.
     """
 
     endings: tuple[str, ...]
@@ -76,12 +79,13 @@ class SinkKind:
     has_metadata: bool = False
     check_options: Callable[[str, SinkOptions, Rate | None], object] = lambda *_: None
     check: Callable[[Output], Path] = lambda output: Path(output.path)
+    remedy: tuple[str, str] | None = None
 
 
 def _open_video(output: Output) -> VideoWriter:
     options = output.options
     target = StandardOutput("the video") if output.name == "-" else output.path
-    others = {name: value for name, value in vars(options).items() if name not in ("contact_sheet", "frames")}
+    others = {name: value for name, value in vars(options).items() if name not in ("contact_sheet", "frames", "hdr")}
     writer = VideoWriter(
         target, size=output.size, fps=output.fps, num_frames=output.num_frames, format=options.format, **others
     )
@@ -169,7 +173,14 @@ def _refuse_frames(output: Output) -> NoReturn:
     raise WriterError(f"{output.name}: is sound alone, and takes no frames.")
 
 
+def _check_exr(output: Output) -> Path:
+    import_library(WriterError)
+    return _EXR_STILLS.check(output)
+
+
 _ALL_FORMATS = tuple(_PIXEL_FORMATS)
+_EXR_STILLS = stills_kind((".exr",), write_still, pixel_formats=("rgbf16le",))
+_EXR = replace(_EXR_STILLS, check=_check_exr, remedy=("add hdr=", "add --hdr acescct or logc3"))
 _SHEET = SinkKind((), _open_sheet, has_metadata=True, check=_check_picture)
 _SOUND = SinkKind((".wav",), _refuse_frames, ())
 #: A name selects the first kind that has its ending.
@@ -190,6 +201,7 @@ SINKS: tuple[SinkKind, ...] = (
     ),
     SinkKind((".npy",), lambda output: NpyWriter(output.path, output.size, output.options), _ALL_FORMATS),
     stills_kind((".png",), write_png, has_metadata=True),
+    _EXR,
     SinkKind(("-",), lambda output: RawWriter(output.size, output.options.format), _ALL_FORMATS),
     _SOUND,
 )
@@ -243,12 +255,44 @@ def open_sink(
 def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
     """The names that are written for an output, with the options of each.
 
-    With `options.contact_sheet` the contact sheet of the frames comes first. If that is the output, it is all.
+    With `options.contact_sheet` the contact sheet of the frames comes first. If that is the output, it is one. A folder
+    of EXR images, which `options.hdr` may name, comes last.
     """
-    if not options.contact_sheet or (sheet := sheet_beside(output)) == output:
-        return {output: options}
-    of_sheet = SinkOptions(frames=options.frames, metadata=options.metadata, contact_sheet=True)
-    return {sheet: of_sheet, output: options}
+    files, hdr = {}, options.hdr
+    if options.contact_sheet:
+        sheet = sheet_beside(output)
+        of_sheet = options if sheet == output else SinkOptions(metadata=options.metadata, contact_sheet=True)
+        files[sheet] = replace(of_sheet, frames=options.frames if hdr is None else hdr.sheet)
+    if output not in files:
+        is_exr = Path(output).suffix.lower() in _EXR.endings
+        files[output] = options if hdr is None or not is_exr else replace(options, frames=hdr.exr)
+    if hdr is not None and hdr.folder is not None:
+        folder = os.path.join(hdr.folder.replace(OUTPUT_NAME, Path(output).stem), "")
+        of_pattern = os.path.dirname(output) if "%" in Path(output).name else output
+        if os.path.realpath(of_pattern) == os.path.realpath(folder):
+            raise WriterError(f"{folder}: is the folder of other stills; name another one for EXR images.")
+        files[folder] = SinkOptions(frames=hdr.exr, overwrite=options.overwrite)
+    return files
+
+
+def files_of_all(outputs: Sequence[str], options: SinkOptions) -> list[dict[str, SinkOptions]]:
+    """As `output_files`, of several outputs, each of which has a folder of EXR images of its own."""
+    hdr = options.hdr
+    if len(outputs) > 1 and hdr is not None and hdr.folder is not None and OUTPUT_NAME not in hdr.folder:
+        options = replace(options, hdr=replace(hdr, folder=os.path.join(hdr.folder, OUTPUT_NAME)))
+    return [output_files(output, options) for output in outputs]
+
+
+def name_others(outputs: Sequence[str], files: Sequence[Mapping[str, SinkOptions]]) -> dict[str, list[str]]:
+    """What `files_of_all` has beside the outputs, by the names of reports. A contact sheet may be an output."""
+    found: dict[str, list[str]] = {}
+    for output, options in zip(outputs, files, strict=True):
+        for name, own in options.items():
+            if own.contact_sheet and find_kind(name, own) is _SHEET:
+                found.setdefault("contact_sheet", []).append(name)
+            elif name != output:
+                found.setdefault("exr", []).append(name)
+    return found
 
 
 def check_output(
@@ -284,14 +328,15 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
     if not kind.is_video:
         if options.fragmented:
             check_fragmented(name, Path(path).suffix.lower())
-        for option in _OF_VIDEOS:
-            if getattr(options, option) is not getattr(DEFAULT_OPTIONS, option):
-                raise WriterError(f"{name}: takes no {option.replace('_', ' ')}; only {_endings('is_video')} do.")
+        for given in _OF_VIDEOS:
+            if getattr(options, given) is not getattr(DEFAULT_OPTIONS, given):
+                raise WriterError(f"{name}: takes no {given.replace('_', ' ')}; only {_endings('is_video')} do.")
     if options.metadata and not kind.has_metadata:
         raise WriterError(f"{name}: takes no metadata; only {_endings('has_metadata')} do.")
     if (found := options.format.pixel_format) not in kind.pixel_formats:
         takes = " or ".join(_PIXEL_FORMATS[each] for each in kind.pixel_formats) or "none: it is sound alone"
-        raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}.")
+        remedy = f"; {option(*kind.remedy)}" if kind.remedy else ""
+        raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}{remedy}.")
     check_metadata(name, options.metadata)
     kind.check_options(name, options, fps)
     return kind
