@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .pipeline.audio_run import AudioChunk, AudioStream
     from .pipeline.decode_file import DecodeReport
     from .pipeline.decode_run import DecodeStream
+    from .pipeline.hdr_frames import HDROptions
     from .pipeline.postprocess import FrameChunk
     from .planning.plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan
     from .preview_vae import PreviewVAE
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "DecodeReport", "EncodePlan", "load_latents",
     "save_latents", "LatentsInfo", "AudioVAE", "AudioChunk", "AudioStream", "AudioPlan", "AudioEncodePlan",
-    "VideoWriter", "VideoReader", "Fit", "VAEConfig", "ScaleFactors",
+    "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig", "ScaleFactors",
     "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
     "DistributedError", "ReaderError", "WriterError",
 ]  # fmt: skip
@@ -55,6 +56,7 @@ _MODULES = {
     ".pipeline.audio_run": ("AudioChunk", "AudioStream"),
     ".pipeline.decode_file": ("DecodeReport",),
     ".pipeline.decode_run": ("DecodeStream",),
+    ".pipeline.hdr_frames": ("HDROptions",),
     ".pipeline.postprocess": ("FrameChunk",),
     ".planning.plan": ("AudioEncodePlan", "AudioPlan", "DecodePlan", "EncodePlan"),
     ".preview_vae": ("PreviewVAE",),

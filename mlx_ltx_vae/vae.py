@@ -21,6 +21,7 @@ from .pipeline.chunk_stream import arrays_released, join_parts
 from .pipeline.decode_file import DecodeReport, FileDecode
 from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, StreamOptions, WholeOptions, check_options
 from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream
+from .pipeline.hdr_frames import HDR, choose_hdr
 from .pipeline.latent_sources import LatentInput, is_whole
 from .pipeline.postprocess import OnFramesReady, hand_over, join_chunks, join_levels
 from .pipeline.preprocess import Frames
@@ -327,23 +328,22 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         shortest: bool = False,
         overwrite: bool = True,
         frame_steps: Sequence[FrameStep] = (),
+        hdr: HDR = None,
         **options: "Unpack[StreamOptions]",
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
         They may arrive, as for `stream`, without a memory budget. A folder ("frames/") gets PNG stills. `fps`, `audio`
-        (also an `AudioVAE.stream`) and all up to `overwrite` are those of `VideoWriter`, and the others those of
-        `decode`; a plan is one with this `bit_depth`, or with the output of `frame_steps`. Errors: `WriterError`.
+        (also an `AudioVAE.stream`) and all up to `overwrite` are those of `VideoWriter`, `hdr` is the curve of HDR
+        latents or `HDROptions`, and the others those of `decode`; a plan has the same outputs. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
         frames = FrameOutput(frame_format(bit_depth, WriterError, os.fspath(path)), tuple(frame_steps))
         output = SinkOptions(audio, codec, crf, overwrite=overwrite, shortest=shortest, pix_fmt=pix_fmt, frames=frames)
-        file = FileDecode(path, fps, replace(output, metadata=metadata or {}))
-        plan = self._default_plan(latents, plan, memory_budget, outputs=(frames,), steps=options.get("steps"))
-        if plan is not None and is_whole(latents):
-            file.check(plan)
-        levels = None if frame_steps else bit_depth
-        with arrays_released(), self.stream(latents, plan, bit_depth=levels, **options) as stream:
+        file = FileDecode(path, fps, choose_hdr(replace(output, metadata=metadata or {}), hdr, self._decoder.dtype))
+        plan = self._default_plan(latents, plan, memory_budget, outputs=file.frames, steps=options.get("steps"))
+        file.check(plan if is_whole(latents) else None)
+        with arrays_released(), self.stream(latents, plan, bit_depth=file.bit_depth, **options) as stream:
             return file.write(stream, plan, progress)
 
     def encode(

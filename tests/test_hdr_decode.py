@@ -4,6 +4,8 @@ import json
 import re
 import struct
 import subprocess
+import sys
+import wave
 
 import mlx.core as mx
 import numpy as np
@@ -24,11 +26,11 @@ from hdr_formulas import (
     sdr,
     to_rec709,
 )
-from mlx_ltx_vae import FrameChunk, VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae import FrameChunk, HDROptions, PreviewVAE, VideoVAE, WriterError, demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.pipeline.hdr_frames import HDROptions
 from mlx_ltx_vae.pipeline.postprocess import write_chunk
-from mlx_ltx_vae.video import SinkOptions, open_sink, output_files
+from mlx_ltx_vae.preview import main as preview
+from mlx_ltx_vae.video import SinkOptions, light_level, open_sink, output_files
 from tolerances import PEAK_MARGIN
 from video_files import run_ffmpeg
 
@@ -254,3 +256,125 @@ def test_exr_may_be_the_only_output(clip, tmp_path):
     for name in ("a.exr/00001.exr", "b/00001.exr", "c_001.exr"):
         assert (tmp_path / name).read_bytes() == one
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["00000.exr", "00001.exr"]
+
+
+def test_decode_to_file_writes_what_the_command_writes(clip, tmp_path):
+    given = ["--hdr", "acescct", "--hdr-output", "pq", "--exr-space", "acescg", "--crf", 30]
+    assert decode(clip[0], *given, "--exr", tmp_path / "a", "-o", tmp_path / "a.mov") == 0
+    latents = load_latents(clip[0])[0]
+    options = HDROptions("acescct", "pq", exr=tmp_path / "b", exr_space="acescg")
+    vae = VideoVAE.from_pretrained(demo.VAE, dtype="float32")
+    report = vae.decode_to_file(latents, tmp_path / "b.mov", fps=24, crf=30, hdr=options)
+    assert report.frames == 9
+    assert (tmp_path / "a.mov").read_bytes() == (tmp_path / "b.mov").read_bytes()
+    assert (tmp_path / "a/00003.exr").read_bytes() == (tmp_path / "b/00003.exr").read_bytes()
+    vae.decode_to_file(iter([latents]), tmp_path / "c.npy", hdr="acescct")  # latents that arrive, without a plan
+    codes = np.load(tmp_path / "c.npy")[4] / 65535
+    assert np.abs(codes - hlg(to_rec709(clip[1][4], "acescct"))).max() < 1e-3
+    with pytest.warns(UserWarning, match="HDR is decoded in bfloat16, which shows as bands; load the VAE with dtype"):
+        VideoVAE.from_pretrained(demo.VAE, dtype="bfloat16").decode_to_file(latents, tmp_path / "d.npy", hdr="logc3")
+
+
+def test_several_inputs_and_batches_have_a_folder_of_exr_each(clip, tmp_path):
+    latents = load_latents(clip[0])[0][:, :, :1]
+    for name, batch in (("a", 1), ("b", 2)):
+        save_latents(tmp_path / f"{name}.safetensors", mx.repeat(latents, batch, axis=0), fps=24)
+    given = ["--hdr", "acescct", "--exr", tmp_path / "exr"]
+    out = tmp_path / "out"
+    sources = [str(tmp_path / f"{name}.safetensors") for name in ("a", "b")]
+    assert main([*sources, "-m", str(demo.VAE), *map(str, given), "-o", f"{out}/", "-q"]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["a.mp4", "b-0.mp4", "b-1.mp4"]
+    assert sorted(path.relative_to(tmp_path / "exr").as_posix() for path in (tmp_path / "exr").rglob("*.exr")) == [
+        "a/00000.exr",
+        "b-0/00000.exr",
+        "b-1/00000.exr",
+    ]
+    assert main([*sources, "-m", str(demo.VAE), *map(str, given), "-q"]) == 1  # alone, where these are
+
+
+def test_contact_sheets_are_sdr_and_sound_goes_with_the_video(clip, tmp_path, capsys):
+    with wave.open(str(tmp_path / "a.wav"), "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
+        sound.writeframes(bytes(6000))
+    video = tmp_path / "a.mp4"
+    given = ["--hdr", "acescct", "--exr", tmp_path / "exr", "--audio", tmp_path / "a.wav", "--contact-sheet"]
+    assert decode(clip[0], *given, "-o", video) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["contact_sheet"], report["exr"]) == (str(tmp_path / "a.png"), f"{tmp_path}/exr/")
+    assert "Audio: aac" in log("-i", video)
+    assert len(list((tmp_path / "exr").iterdir())) == 9
+    assert decode(clip[0], "--hdr", "acescct", "--hdr-output", "sdr", "--contact-sheet", "-o", tmp_path / "b.png") == 0
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+@pytest.mark.parametrize("command", ["diffusion", "preview"])
+def test_other_decoders_take_hdr_too(command, golden, tmp_path):
+    if command == "diffusion":
+        case = golden("ltx2_5_diffusion")
+        vae = VideoVAE.from_pretrained(case.checkpoint, dtype="float32")
+        latents = mx.random.normal((1, vae.config.latent_channels, 2, 3, 3), key=mx.random.key(0))
+        options, main_of, model = {"steps": 1}, main, case.checkpoint
+    else:
+        vae = PreviewVAE.from_pretrained(demo.LATENT_RGB, dtype="float32")
+        latents, options, main_of, model = load_latents(demo.LATENTS)[0][:, :, :3], {}, preview, demo.LATENT_RGB
+    path, out = tmp_path / "clip.npy", tmp_path / "a.npy"
+    np.save(path, np.array(latents))
+    arguments = [str(path), "-m", str(model), "-o", str(out), "--hdr", "logc3", "-q"]
+    steps = ["--steps", "1"] if options else []
+    assert main_of([*arguments, *steps, "--exr", str(tmp_path / "exr")]) == 0
+    pixels = np.array(vae.decode(latents, **options))[0].transpose(1, 2, 3, 0).astype(np.float64)
+    light = to_rec709((pixels + 1) / 2, "logc3")
+    assert np.abs(np.load(out) / 65535 - hlg(light)).max() < 1e-3
+    found = exr_pixels(tmp_path / "exr/00001.exr", light.shape[2], light.shape[1])
+    np.testing.assert_allclose(found.astype(np.float64), light[1], rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["-o", "a.exr/"],
+            "a.exr/: EXR has light, or codes of ACEScct, which these frames are not; add --hdr acescct",
+        ),
+        (["-o", "a.mp4", "--exr", "b"], "--exr is for HDR latents; add --hdr acescct or logc3"),
+        (["--exr", "b"], "--exr is for HDR latents; add --hdr acescct or logc3"),
+        (["-o", "a.mp4", "--hdr-output", "pq"], "--hdr-output is for HDR latents"),
+        (["-o", "a.mp4", "--exposure", "0"], "--exposure is for HDR latents"),
+        (["-o", "a.mp4", "--hdr", "logc3", "--exposure", "1"], "an exposure is for the signal sdr, not hlg"),
+        (
+            ["-o", "a.mp4", "--hdr", "logc3", "--hdr-output", "sdr", "--exposure", "nan"],
+            "nan stops is not within 20 of",
+        ),
+        (["-o", "a/", "--hdr", "logc3", "--exr", "./a"], "./a/: is the folder of other stills; name another one"),
+        (["-o", "a/%d.png", "--hdr", "logc3", "--exr", "a"], "a/: is the folder of other stills; name another one"),
+        (["-o", "a.gif", "--hdr", "logc3"], "a.gif: frames have 16 bits per color, and it takes 8 bits"),
+        (["-o", "a.mp4", "--hdr", "logc3", "--codec", "h264_videotoolbox"], "has a bit depth of 8, not 10"),
+        (["-o", "a.exr/", "--hdr", "logc3", "--codec", "hevc"], "a.exr/: takes no codec"),
+    ],
+)
+def test_options_that_do_not_fit_are_wrong_usage(arguments, message, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["clip.npy", "-m", "vae", *arguments])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_the_library_nothing_is_decoded(clip, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "OpenImageIO", None)
+    assert decode(clip[0], "--hdr", "acescct", "--exr", tmp_path / "exr", "-o", tmp_path / "a.mp4") == 1
+    assert capsys.readouterr().err.endswith('install it with: pip install "mlx_ltx_vae[exr]".\n')
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_ffmpeg_without_light_levels_writes_no_pq(clip, tmp_path, monkeypatch):
+    monkeypatch.setattr(light_level, "listing", lambda *_, **__: [["-t", "duration"], []])
+    with pytest.raises(WriterError, match="this ffmpeg cannot state the light level of PQ"):
+        write_codes(tmp_path / "a.mp4", patches(), HDROptions("acescct", "pq"))
+    write_codes(tmp_path / "b.mp4", patches(), HDROptions("acescct", "hlg"))
+    assert [path.name for path in tmp_path.iterdir()] == ["b.mp4"]
+
+
+@pytest.mark.parametrize("hdr", [{"transfer": "slog3"}, {"transfer": "logc3", "signal": "HLG"}])
+def test_unknown_names_are_refused(hdr):
+    with pytest.raises(WriterError, match="expected one of"):
+        HDROptions(**hdr)

@@ -247,7 +247,7 @@ def test_error_for_a_name_without_an_ending_says_what_to_write(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["out.avi", "out.jpg", "out.mp4.part"])
 def test_error_for_an_unknown_ending_lists_the_supported_ones(tmp_path: Path, name: str) -> None:
-    with pytest.raises(WriterError, match=r"\.mp4, \.mov, \.mkv, \.webm, \.gif, \.npy, \.png, a folder .* or -"):
+    with pytest.raises(WriterError, match=r"\.mp4, \.mov, \.mkv, \.webm, \.gif, \.npy, \.png, .*a folder .* or -"):
         open_sink(tmp_path / name, size=SIZE, fps=24)
 
 

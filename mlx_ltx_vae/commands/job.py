@@ -269,7 +269,7 @@ class _Run:
                     item.values, item.text = task.report_plan()
                     return
                 ranks.check_same(task.sample)
-                for output in item.outputs if self._job.is_many else ():
+                for output in chain(item.outputs, *item.beside.values()) if self._job.is_many else ():
                     make_folder(output)
                 if bar is None:
                     bar = stack.enter_context(self._progress_bar(item.num_frames))

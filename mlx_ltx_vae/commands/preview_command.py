@@ -7,6 +7,7 @@ from ..video import is_sheet
 from . import decode_command
 from .cli import CommandParser, examples, run_command
 from .decode_options import add_input_options
+from .hdr_options import add_hdr_options
 from .job import run_job
 from .options import add_job_options
 
@@ -36,6 +37,7 @@ def build_parser() -> CommandParser:
         more="NAME.png for one picture of up to 16 frames with their times; ",
     )
     add_job_options(parser, parser.add_argument_group("how to decode"))
+    add_hdr_options(parser.add_argument_group("the video"))
     given = vars(parser.parse_args([]))
     others = vars(decode_command.build_parser().parse_args([]))
     parser.set_defaults(**{name: value for name, value in others.items() if name not in given})

@@ -3,17 +3,19 @@
 import os
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
-from ..errors import LatentsError, PlanError
+from ..errors import LatentsError, PlanError, WriterError, check_is_path
 from ..frame_rate import Rate, parse_fps
+from ..planning.options import BitDepth
 from ..planning.plan import DecodePlan
-from ..video import check_output, check_output_options, open_sink
-from ..video.frame_format import common_format
+from ..video import check_output, check_output_options, open_sink, output_files
+from ..video.frame_format import FrameOutput, common_format
 from ..video.sink import SinkOptions
 from .decode_run import DecodeStream
 from .postprocess import FrameChunk, write_chunk
@@ -60,16 +62,34 @@ class FileDecode:
     output: SinkOptions
     start: float = field(default_factory=time.perf_counter)
     video: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, SinkOptions] = field(init=False)
 
     def __post_init__(self) -> None:
-        check_output_options(self.path, self.output, fps=self.fps)
+        check_is_path(self.path, WriterError)
+        self.files = output_files(os.fspath(self.path), self.output)
+        for file, options in self.files.items():
+            check_output_options(file, options, fps=self.fps)
 
-    def check(self, plan: DecodePlan) -> None:
+    @property
+    def frames(self) -> tuple[FrameOutput, ...]:
+        """Those of all files."""
+        return tuple(options.frames for options in self.files.values())
+
+    @property
+    def bit_depth(self) -> BitDepth | None:
+        """That of levels to which the stream can convert frames."""
+        frames = common_format(self.frames)
+        return None if frames is None else cast(BitDepth, frames.bit_depth)
+
+    def check(self, plan: DecodePlan | None) -> None:
         """Raise what writing would raise, for the frames of a plan. Those of latents that arrive are not known yet."""
-        if plan.format is not None and plan.format != common_format([self.output.frames]):
+        if plan is None:
+            return
+        if plan.format is not None and plan.format != common_format(self.frames):
             raise PlanError(f"{self.path}: the plan was made for other frames; plan with outputs=, or leave it out.")
         self.video = {"size": plan.frame_size, "num_frames": plan.num_frames}
-        check_output(self.path, fps=self.fps, options=self.output, **self.video)
+        for file, options in self.files.items():
+            check_output(file, fps=self.fps, options=options, **self.video)
 
     def write(self, stream: DecodeStream, plan: DecodePlan | None, progress: Progress) -> DecodeReport:
         """Write all chunks."""
@@ -92,9 +112,13 @@ class FileDecode:
             raise LatentsError(f"{self.path}: is one video, and these latents are {batch}; write each.")
         total = self.video.get("num_frames")
         shown = show_progress(map(counted, chunks), progress, total, name=os.fspath(self.path))
-        with open_sink(self.path, fps=self.fps, options=self.output, **self.video) as sink:
+        with ExitStack() as stack:
+            sinks = {}
+            for file, options in self.files.items():
+                sink = stack.enter_context(open_sink(file, fps=self.fps, options=options, **self.video))
+                sinks[sink] = options.frames
             for each in shown:
-                write_chunk(each, {sink: self.output.frames})
+                write_chunk(each, sinks)
         width, height = self.video["size"]
         seconds, peak, rate = time.perf_counter() - self.start, mx.get_peak_memory(), parse_fps(self.fps)
         return DecodeReport(os.fspath(self.path), num_frames, width, height, rate, seconds, first_frame, peak, plan)

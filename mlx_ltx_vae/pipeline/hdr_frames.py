@@ -1,14 +1,16 @@
 """Frames of HDR: what a decoder's are for videos and stills, and what the pixels of EXR images are for an encoder."""
 
 import os
+import warnings
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import mlx.core as mx
 import numpy as np
 
-from .. import hdr
+from ..backend.mlx_utils import dtype_name
 from ..errors import WriterError, quote, suggest
+from ..hdr import Primaries, Transfer, to_codes, to_hlg, to_linear, to_pq, to_sdr
 from ..video.exr import EXR_SPACES
 from ..video.frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
 from ..video.sink import HDRFrames, SinkOptions
@@ -20,9 +22,9 @@ ExrSpaceName = Literal["srgb", "acescg", "acescct"]
 #: What the pixels of EXR images mean: light with the primaries of Rec.709 or of ACEScg, or the codes of ACEScct.
 HDRInput = Literal["srgb_linear", "acescg", "acescct"]
 
-_SIGNALS = {"hlg": hdr.to_hlg, "pq": hdr.to_pq}
+_SIGNALS = {"hlg": to_hlg, "pq": to_pq}
 _TRANSFERS = {"hlg": "arib-std-b67", "pq": "smpte2084"}  # by ffmpeg's names
-_PRIMARIES: dict[str, hdr.Primaries] = {"srgb": "rec709", "srgb_linear": "rec709", "acescg": "acescg"}
+_PRIMARIES: dict[str, Primaries] = {"srgb": "rec709", "srgb_linear": "rec709", "acescg": "acescg"}
 _MAX_EXPOSURE = 20  # stops, beyond which all is black or white
 _NUM_PARTS = 8  # of a conversion, which takes up to 14 arrays of the size of a part
 _STEP_BYTES = 36  # of a pixel: its result, and these arrays
@@ -43,14 +45,14 @@ class HDROptions:
         WriterError: for names that are not known, and an exposure that is not finite, or of a signal that takes none.
     """
 
-    transfer: hdr.Transfer
+    transfer: Transfer
     signal: SignalName = "hlg"
     exposure: float = 0
     exr: str | os.PathLike | None = None
     exr_space: ExrSpaceName = "srgb"
 
     def __post_init__(self) -> None:
-        known = {"transfer": hdr.Transfer, "signal": SignalName, "exr_space": ExrSpaceName}
+        known = {"transfer": Transfer, "signal": SignalName, "exr_space": ExrSpaceName}
         for option, kind in known.items():
             value, names = getattr(self, option), get_args(kind)
             if value not in names:
@@ -79,6 +81,20 @@ class HDROptions:
         )
 
 
+#: What `decode_to_file` takes: options, or the curve alone; None for what is no HDR.
+HDR = HDROptions | Transfer | None
+
+
+def choose_hdr(options: SinkOptions, hdr: HDR, dtype: mx.Dtype) -> SinkOptions:
+    """The options of an output of a VAE that decodes in a dtype, with the frames of HDR if it has any."""
+    if hdr is None:
+        return options
+    if dtype != mx.float32:
+        name = dtype_name(dtype)
+        warnings.warn(f"HDR is decoded in {name}, which shows as bands; load the VAE with dtype float32.", stacklevel=3)
+    return (hdr if isinstance(hdr, HDROptions) else HDROptions(hdr)).choose_frames(options)
+
+
 def _step(convert: "_ToSignal | _ToExr") -> FrameStep:
     return FrameStep(_InParts(convert), _STEP_BYTES)
 
@@ -103,30 +119,30 @@ class _InParts:
 # Values, so that outputs with the same frames are equal, and these are computed once.
 @dataclass(frozen=True)
 class _ToSignal:
-    transfer: hdr.Transfer
+    transfer: Transfer
     signal: str
     exposure: float
 
     def __call__(self, codes: mx.array) -> mx.array:
-        light = hdr.to_linear(codes, self.transfer)
-        return hdr.to_sdr(light, self.exposure) if self.signal == "sdr" else _SIGNALS[self.signal](light)
+        light = to_linear(codes, self.transfer)
+        return to_sdr(light, self.exposure) if self.signal == "sdr" else _SIGNALS[self.signal](light)
 
 
 @dataclass(frozen=True)
 class _ToExr:
-    transfer: hdr.Transfer
+    transfer: Transfer
     space: str
 
     def __call__(self, codes: mx.array) -> mx.array:
         if self.space == self.transfer:
             return mx.clip(codes, 0, 1)
         if self.space == "acescct":
-            return hdr.to_codes(hdr.to_linear(codes, self.transfer, "acescg"), "acescct", "acescg")
-        return hdr.to_linear(codes, self.transfer, _PRIMARIES[self.space])
+            return to_codes(to_linear(codes, self.transfer, "acescg"), "acescct", "acescg")
+        return to_linear(codes, self.transfer, _PRIMARIES[self.space])
 
 
 def to_encoder_pixels(frames: np.ndarray, meaning: HDRInput) -> mx.array:
     """The pixels (1, 3, n, H, W) in [-1, 1] that LTX-2.5 encodes, of the frames (n, H, W, 3) of EXR images."""
     light = mx.array(frames)
-    codes = mx.clip(light, 0, 1) if meaning == "acescct" else hdr.to_codes(light, "acescct", _PRIMARIES[meaning])
+    codes = mx.clip(light, 0, 1) if meaning == "acescct" else to_codes(light, "acescct", _PRIMARIES[meaning])
     return (2 * codes - 1)[None].transpose(0, 4, 1, 2, 3)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line
+from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line, option
 from ..shapes import Size, format_size, is_possible_size
 from .frame_format import FrameFormat
 from .sink import SinkOptions
@@ -51,6 +51,13 @@ def import_library(error: type[LTXVAEError]) -> Any:
             'EXR needs OpenImageIO, which is not installed; install it with: pip install "mlx_ltx_vae[exr]".'
         ) from None
     return OpenImageIO
+
+
+def check_is_light(name: str, frames: FrameFormat) -> None:
+    """Raise a `WriterError` for frames that are in no space of EXR images."""
+    if all(space.format != frames for space in EXR_SPACES.values()):
+        way = option("add hdr=", "add --hdr acescct or logc3")
+        raise WriterError(f"{name}: EXR has light, or codes of ACEScct, which these frames are not; {way}.")
 
 
 def write_still(path: Path, frame: np.ndarray, options: SinkOptions) -> None:

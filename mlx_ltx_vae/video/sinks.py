@@ -4,17 +4,18 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import WriterError, check_is_path, option
+from ..errors import WriterError, check_is_path
 from ..files import check_absent, check_name
 from ..frame_rate import Rate, find_fps
 from ..shapes import Size
 from .audio_codecs import warn_of_changes
 from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments
 from .contact_sheet import ContactSheet, is_sheet, sheet_beside
-from .exr import import_library, write_still
+from .exr import check_is_light, import_library, write_still
 from .frame_files import (
     NpyWriter,
     PictureWriter,
@@ -26,6 +27,7 @@ from .frame_files import (
     find_stills_target,
     parse_stills_path,
 )
+from .frame_format import FrameFormat
 from .live import StandardOutput
 from .metadata import MAX_LIVE_METADATA, check_metadata, metadata_bytes
 from .outputs import GifWriter, VideoWriter
@@ -68,7 +70,6 @@ class SinkKind:
         check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support. The rate
             is None if it is not known yet.
         check: as `check_options` with all that `open` gets; returns the file, or the folder, that would be created.
-        remedy: what to add for the frames that it takes: the argument of Python, and the option.
     """
 
     endings: tuple[str, ...]
@@ -79,7 +80,6 @@ class SinkKind:
     has_metadata: bool = False
     check_options: Callable[[str, SinkOptions, Rate | None], object] = lambda *_: None
     check: Callable[[Output], Path] = lambda output: Path(output.path)
-    remedy: tuple[str, str] | None = None
 
 
 def _open_video(output: Output) -> VideoWriter:
@@ -131,8 +131,13 @@ def stills_kind(
     *,
     pixel_formats: tuple[str, ...] = _LEVELS,
     has_metadata: bool = False,
+    check_frames: Callable[[str, FrameFormat], object] = lambda *_: None,
+    check_library: Callable[[], object] = lambda: None,
 ) -> SinkKind:
-    """Stills: one picture, or several in a folder. Unnamed ones get the first ending."""
+    """Stills: one picture, or several in a folder. Unnamed ones get the first ending.
+
+    `check_frames` raises a `WriterError` for other formats, and `check_library` if it is missing.
+    """
     stills = Stills(endings, write)
 
     def open_stills(output: Output) -> Sink:
@@ -140,10 +145,12 @@ def stills_kind(
         return kind(output.path, output.size, output.options, stills)
 
     def check_options(name: str, options: SinkOptions, _: Rate | None) -> None:
+        check_frames(name, options.format)
         if not _is_picture(name):
             parse_stills_path(name, endings)
 
     def check(output: Output) -> Path:
+        check_library()
         if not _is_picture(output.name):
             return find_stills_target(output.path, endings)[0]
         target = _check_picture(output)
@@ -173,14 +180,14 @@ def _refuse_frames(output: Output) -> NoReturn:
     raise WriterError(f"{output.name}: is sound alone, and takes no frames.")
 
 
-def _check_exr(output: Output) -> Path:
-    import_library(WriterError)
-    return _EXR_STILLS.check(output)
-
-
 _ALL_FORMATS = tuple(_PIXEL_FORMATS)
-_EXR_STILLS = stills_kind((".exr",), write_still, pixel_formats=("rgbf16le",))
-_EXR = replace(_EXR_STILLS, check=_check_exr, remedy=("add hdr=", "add --hdr acescct or logc3"))
+_EXR = stills_kind(
+    (".exr",),
+    write_still,
+    pixel_formats=_ALL_FORMATS,
+    check_frames=check_is_light,
+    check_library=partial(import_library, WriterError),
+)
 _SHEET = SinkKind((), _open_sheet, has_metadata=True, check=_check_picture)
 _SOUND = SinkKind((".wav",), _refuse_frames, ())
 #: A name selects the first kind that has its ending.
@@ -335,8 +342,7 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
         raise WriterError(f"{name}: takes no metadata; only {_endings('has_metadata')} do.")
     if (found := options.format.pixel_format) not in kind.pixel_formats:
         takes = " or ".join(_PIXEL_FORMATS[each] for each in kind.pixel_formats) or "none: it is sound alone"
-        remedy = f"; {option(*kind.remedy)}" if kind.remedy else ""
-        raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}{remedy}.")
+        raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}.")
     check_metadata(name, options.metadata)
     kind.check_options(name, options, fps)
     return kind
