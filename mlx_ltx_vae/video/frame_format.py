@@ -177,7 +177,6 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str
     Matrix, levels, depth and chroma site are converted; primaries and transfer function stay what they are. What the
     source has as "input" is what each frame says.
     """
-    to_planar = [f"format={source.planar}"] if source.pixel_format in _ARRAYS else []
     flip = ["hflip"] * source.site.endswith("right")
     settings = {
         "matrixin": source.matrix,
@@ -191,7 +190,7 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str
     convert = "zscale=" + ":".join(f"{name}={value}" for name, value in settings.items())
     formats = [f"format={each}" for each in dict.fromkeys((target.planar, target.pixel_format))]
     before, after = _whole_chroma(source, target, size)
-    return [*to_planar, *before, *flip, convert, formats[0], *flip, *after, *formats[1:]]
+    return [*before, *flip, convert, formats[0], *flip, *after, *formats[1:]]
 
 
 def tags(target: FrameFormat) -> str:
