@@ -26,7 +26,7 @@ from mlx_ltx_vae.files import FileState, file_state
 from mlx_ltx_vae.frame_rate import parse_fps
 from mlx_ltx_vae.latents.audio import looks_like_audio
 from mlx_ltx_vae.units import format_bytes
-from mlx_ltx_vae.video import SinkOptions, open_sink
+from mlx_ltx_vae.video import FrameOutput, SinkOptions, open_sink
 from server import PromptServer
 
 from .worker import Job, MLXThread, Report
@@ -207,7 +207,7 @@ def decode_to_video(
     job.reports.put(Report(0, plan.num_frames, text=describe(plan)))
     with VideoWriter(path, size=plan.frame_size, num_frames=plan.num_frames, **options) as video:
         for chunk in job.chunks(vae.stream(latents, plan, bit_depth=bit_depth)):
-            frames = chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16()
+            frames = chunk.to_frames(FrameOutput(video.frames))
             video.write(frames)
             picture = frames[-1] if bit_depth == 8 else (frames[-1] >> 8).astype(np.uint8)
             job.reports.put(Report(chunk.start + len(frames), plan.num_frames, picture))

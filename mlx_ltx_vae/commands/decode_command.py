@@ -73,7 +73,10 @@ def build_parser() -> CommandParser:
     )
     demo_files = "the small VAE and the latents that ship with the package"
     add_input_options(
-        parser, output="demo.mp4", demo=demo_files, more=".wav for the sound alone; frame.png for one frame; "
+        parser,
+        output="demo.mp4",
+        demo=demo_files,
+        more=".wav for the sound alone; a .png or .tif without a number for one frame; ",
     )
     how = parser.add_argument_group("how to decode")
     add_mode_options(how)

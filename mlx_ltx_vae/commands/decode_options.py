@@ -10,6 +10,7 @@ from ..pipeline import frame_steps
 from ..planning.options import BitDepth, ModeName, OrderName
 from ..tiling import PRESETS
 from ..units import format_count
+from ..video import frame_endings
 from ..video.frame_format import FrameStep
 from ..video.metadata import parse_entry
 from .cli import (
@@ -32,7 +33,7 @@ def add_input_options(parser: CommandParser, *, output: str, demo: str, model: s
     files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for those that a list
         names, one a line; clips.csv for a table with a column path, and optionally output"""
     parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
-    formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif or .npy; {more}folder/ or %%05d.png for
+    formats = f"""the output, by its ending {" ".join(frame_endings())}; {more}folder/ or %%05d.png for
         stills; - for raw frames on standard output (default with --demo: {output}). For several inputs: folder/ for
         videos named after them, folder/clip.mp4; or a pattern such as folder/{{name}}.mkv, or folder/{{name}}/ for
         stills"""
@@ -121,8 +122,8 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
 
 def add_video_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the video."""
-    codec = """h264, hevc (or h265), prores, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm); on a Mac
-        also h264_videotoolbox and hevc_videotoolbox"""
+    codec = """h264, hevc (or h265), prores, prores4444, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm);
+        on a Mac also h264_videotoolbox and hevc_videotoolbox"""
     video.add_argument("--codec", metavar="NAME", help=codec)
     crf = "constant quality: 0 is best, 51 worst, or 63 for vp9 and av1 (default: h264 18, hevc 20, vp9 and av1 24)"
     video.add_argument("--crf", type=int, metavar="N", help=crf)

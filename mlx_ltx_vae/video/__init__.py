@@ -6,8 +6,18 @@ from .frame_format import FrameFormat, FrameOutput, FrameStep
 from .outputs import VideoWriter
 from .reader import Fit, VideoReader
 from .sink import Sink, SinkOptions
-from .sinks import add_metadata, check_output, check_output_options, is_sound, open_sink, output_files, takes_sound
+from .sinks import (
+    add_metadata,
+    check_output,
+    check_output_options,
+    frame_endings,
+    is_sound,
+    open_sink,
+    output_files,
+    takes_sound,
+)
 
 __all__ = ["ExrReader", "Fit", "FrameFormat", "FrameOutput", "FrameStep", "Sink", "SinkOptions", "VideoReader"]
-__all__ += ["VideoWriter", "add_metadata", "check_output", "check_output_options", "is_sheet", "is_sound", "open_sink"]
+__all__ += ["VideoWriter", "add_metadata", "check_output", "check_output_options", "frame_endings", "is_sheet"]
+__all__ += ["is_sound", "open_sink"]
 __all__ += ["output_files", "takes_sound"]

@@ -69,6 +69,8 @@ class Codec:
 
 _FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
 CONTAINER_ENDINGS = tuple(_FORMATS)
+#: The encoders of pictures with several frames, by ending.
+ANIMATIONS = {".gif": "gif", ".webp": "libwebp", ".avif": "libsvtav1"}
 _FRAGMENTED_ENDINGS = (".mp4", ".mov")
 _MPEG_ENDINGS = (".mp4", ".mov", ".mkv")
 _WEB_ENDINGS = (".webm", ".mkv", ".mp4")
@@ -106,6 +108,13 @@ CODECS: dict[str, Codec] = {
         has_gops=False,
         options=("-vendor", "apl0"),  # editors on macOS expect Apple's vendor id
     ),
+    "prores4444": Codec(
+        "prores_ks",
+        (".mov", ".mkv"),
+        {8: "yuv444p10le", 10: "yuv444p10le"},
+        has_gops=False,
+        options=("-vendor", "apl0"),
+    ),
     # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
     "ffv1": Codec(
         "ffv1",
@@ -138,8 +147,9 @@ CODECS: dict[str, Codec] = {
         live_options=_REAL_TIME,
     ),
 }
-_OTHER_NAMES = {"h265": "hevc"}
+_OTHER_NAMES = {"h265": "hevc", "prores_4444": "prores4444"}
 _HDR_CRF = 12  # of a master in HEVC
+_H264_SITES = {"left": 0, "center": 1}
 ENCODER_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
 
@@ -202,28 +212,11 @@ def video_arguments(
     if ending not in CONTAINER_ENDINGS:
         raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
     codec = find_codec(name, ending, options)
-    if all(row[1:2] != [codec.encoder] for row in listing("-encoders", error=WriterError)):
-        key = next(key for key, known in CODECS.items() if known is codec)
-        needs = "which only builds for macOS have; use h264 or hevc" if "toolbox" in key else f"which {key} needs"
-        raise WriterError(f"{name}: this ffmpeg was built without {codec.encoder}, {needs}.")
-    check_zscale(WriterError)
-    check_content_light(options.format)
-    arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
-    if codec.crf is not None:
-        default = _HDR_CRF if options.format.is_hdr and codec is CODECS["hevc"] else codec.crf[0]
-        arguments += ["-crf", str(default if options.crf is None else options.crf)]
-    if options.encoder_preset is not None:
-        arguments += ["-preset", options.encoder_preset]
-    stored = file_format(codec.pixel_format(name, size, options), options.format)
-    arguments += ["-vf", ",".join([*conversion(options.format, stored, size), tags(stored)])]
-    arguments += ["-chroma_sample_location", stored.site]
-    arguments += ["-r", str(fps)]  # ffmpeg takes 120000/1001 for 120 without it
-    if codec.encoder == "libx264" and "420" in stored.planar:  # which leaves out what is inferred without it
-        arguments += ["-bsf:v", "h264_metadata=chroma_sample_loc_type=0"]
-    if codec.has_gops:  # a keyframe every two seconds, so that players can jump; more often in what plays at once
-        arguments += ["-g", str(max(1, round((1 if options.fragmented else 2) * fps)))]
-    if options.fragmented:
-        arguments += codec.live_options
+    key = next(key for key, known in CODECS.items() if known is codec)
+    needs = "which only builds for macOS have" if "toolbox" in key else f"which {key} needs"
+    others = {other: each.encoder for other, each in CODECS.items() if ending in each.endings}
+    _check_encoder(name, codec.encoder, needs, others)
+    arguments = _encoder_arguments(name, codec, size, fps, options)
     inputs: list[str] = []
     if options.audio is not None:
         inputs, before, after = audio_arguments(name, ending, fps, options, num_frames)
@@ -234,6 +227,51 @@ def video_arguments(
     if codec.tag is not None and ending in _FRAGMENTED_ENDINGS:
         arguments += ["-tag:v", codec.tag]
     return [*inputs, *arguments, *_container_arguments(ending, options)]
+
+
+def animation_arguments(name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
+    """As `video_arguments`, for a picture of several frames."""
+    _check_encoder(name, ANIMATIONS[ending], f"which {ending} needs", ANIMATIONS)
+    if ending == ".gif":
+        # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.
+        palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
+        return ["-vf", f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4", "-f", "gif"]
+    if ending == ".webp":
+        # Not libwebp_anim, which keeps all frames until the end. libwebp converts RGB by itself.
+        return ["-c:v", "libwebp", "-quality", "90", "-pix_fmt", "bgra", "-loop", "0", "-f", "webp"]
+    return [*_encoder_arguments(name, CODECS["av1"], size, fps, options), "-f", "avif"]
+
+
+def _check_encoder(name: str, encoder: str, needs: str, others: Mapping[str, str]) -> None:
+    """Raise a `WriterError` if this ffmpeg lacks an encoder, with those of the `others` that it has."""
+    built = {row[1] for row in listing("-encoders", error=WriterError) if len(row) > 1}
+    if encoder not in built:
+        there = [each for each, other in others.items() if other in built]
+        use = f"use {' or '.join(there)}, which it has" if there else "use the ffmpeg of imageio-ffmpeg"
+        raise WriterError(f"{name}: this ffmpeg was built without {encoder}, {needs}; {use}.")
+
+
+def _encoder_arguments(name: str, codec: Codec, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
+    check_zscale(WriterError)
+    check_content_light(options.format)
+    arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
+    if codec.crf is not None:
+        default = _HDR_CRF if options.format.is_hdr and codec is CODECS["hevc"] else codec.crf[0]
+        arguments += ["-crf", str(default if options.crf is None else options.crf)]
+    if options.encoder_preset is not None:
+        arguments += ["-preset", options.encoder_preset]
+    stored = file_format(codec.pixel_format(name, size, options), options.format)
+    to_planar = f"format={options.format.planar}"
+    arguments += ["-vf", ",".join([to_planar, *conversion(options.format, stored, size), tags(stored)])]
+    arguments += ["-chroma_sample_location", stored.site]
+    arguments += ["-r", str(fps)]  # ffmpeg takes 120000/1001 for 120 without it
+    if codec.encoder == "libx264" and "420" in stored.planar:  # which leaves out what is inferred without it
+        arguments += ["-bsf:v", f"h264_metadata=chroma_sample_loc_type={_H264_SITES[stored.site]}"]
+    if codec.has_gops:  # a keyframe every two seconds, so that players can jump; more often in what plays at once
+        arguments += ["-g", str(max(1, round((1 if options.fragmented else 2) * fps)))]
+    if options.fragmented:
+        arguments += codec.live_options
+    return arguments
 
 
 def _container_arguments(ending: str, options: SinkOptions) -> list[str]:

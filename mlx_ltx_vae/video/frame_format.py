@@ -189,7 +189,6 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str
     Matrix, levels, depth and chroma site are converted; primaries and transfer function stay what they are. What the
     source has as "input" is what each frame says.
     """
-    to_planar = [f"format={source.planar}"] if source.pixel_format in _ARRAYS else []
     flip = ["hflip"] * source.site.endswith("right")
     settings = {
         "matrixin": source.matrix,
@@ -206,7 +205,7 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str
         # zscale has no filter for the mean of 2x2 pixels. swscale is exact between depths of limited range.
         formats[0] = f"format=yuv444p16le,scale=flags=area+accurate_rnd,{formats[0]}"
     before, after = _whole_chroma(source, target, size)
-    return [*to_planar, *before, *flip, convert, formats[0], *flip, *after, *formats[1:]]
+    return [*before, *flip, convert, formats[0], *flip, *after, *formats[1:]]
 
 
 def tags(target: FrameFormat) -> str:

@@ -13,7 +13,7 @@ from ..frame_rate import Rate, find_fps
 from ..process import Cleanup
 from ..shapes import Size, format_size
 from .audio_codecs import warn_of_changes
-from .codecs import video_arguments
+from .codecs import animation_arguments, video_arguments
 from .ffmpeg import FfmpegEncoder
 from .frame_format import FrameFormat, FrameOutput, frame_format
 from .light_level import content_light_arguments
@@ -102,8 +102,8 @@ class VideoWriter(FfmpegSink):
             iterator of sound: of arrays (2, n), or an `AudioStream`. It is taken as frames are written, and must be as
             long as these; up to 60 ms are filled with silence, or cut. Closing warns (`UserWarning`) of what the codec
             changes in it, and of a file that is longer or shorter by more than a frame.
-        codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1; on a Mac
-            also h264_videotoolbox and hevc_videotoolbox.
+        codec: h264 (the default), hevc (or h265), prores, prores4444, ffv1 (lossless), vp9 (the default for webm) or
+            av1; on a Mac also h264_videotoolbox and hevc_videotoolbox.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
         format: in place of the bit depth what the frames are, such as those of an HDR signal.
@@ -202,12 +202,10 @@ class VideoWriter(FfmpegSink):
             warn_of_sound(self.name, clipping(peak))
 
 
-class GifWriter(FfmpegSink):
-    """An animated GIF that loops."""
+class AnimationWriter(FfmpegSink):
+    """A picture of several frames that loops: an animated GIF, WebP or AVIF."""
 
     def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, options: SinkOptions) -> None:
         super().__init__(os.fspath(path), size, fps, options.format)
-        # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.
-        palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
-        filters = f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4"
-        self._start(PartFile(Path(path), overwrite=options.overwrite), ["-vf", filters, "-f", "gif"])
+        arguments = animation_arguments(self.name, Path(path).suffix.lower(), size, self.fps, options)
+        self._start(PartFile(Path(path), overwrite=options.overwrite), arguments)

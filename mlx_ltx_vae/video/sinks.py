@@ -13,7 +13,7 @@ from ..files import check_absent, check_name
 from ..frame_rate import Rate, find_fps
 from ..shapes import Size
 from .audio_codecs import warn_of_changes
-from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments
+from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
 from .contact_sheet import ContactSheet, is_sheet, sheet_beside
 from .exr import check_is_light, import_library, write_still
 from .frame_files import (
@@ -30,9 +30,10 @@ from .frame_files import (
 from .frame_format import FrameFormat
 from .live import StandardOutput
 from .metadata import MAX_LIVE_METADATA, check_metadata, metadata_bytes
-from .outputs import GifWriter, VideoWriter
+from .outputs import AnimationWriter, VideoWriter
 from .png import write_png
 from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_size
+from .tiff import write_tiff
 
 _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
 _PIXEL_FORMATS = {"rgb24": "8 bits", "rgb48le": "16 bits", "rgbf16le": "half floats", "rgbf32le": "floats"}
@@ -105,6 +106,16 @@ def _check_video(output: Output) -> Path:
 def _name_and_ending(name: str) -> tuple[str, str]:
     """What errors call a video, and the ending that selects its container."""
     return ("standard output", ".mp4") if name == "-" else (name, Path(name).suffix.lower())
+
+
+def _open_animation(output: Output) -> AnimationWriter:
+    return AnimationWriter(output.path, output.size, output.fps, output.options)
+
+
+def _check_animation(output: Output) -> Path:
+    path, fps = Path(output.path), find_fps(output.name, output.fps, WriterError)
+    animation_arguments(output.name, path.suffix.lower(), output.size, fps, output.options)
+    return path
 
 
 def _check_gif_rate(name: str, _: SinkOptions, fps: Rate | None) -> None:
@@ -200,14 +211,12 @@ SINKS: tuple[SinkKind, ...] = (
         check_options=lambda name, options, _: find_codec(*_name_and_ending(name), options),
         check=_check_video,
     ),
-    SinkKind(
-        (".gif",),
-        lambda output: GifWriter(output.path, output.size, output.fps, output.options),
-        ("rgb24",),
-        check_options=_check_gif_rate,
-    ),
+    SinkKind((".gif",), _open_animation, ("rgb24",), check_options=_check_gif_rate, check=_check_animation),
+    SinkKind((".webp",), _open_animation, ("rgb24",), check=_check_animation),
+    SinkKind((".avif",), _open_animation, check=_check_animation),
     SinkKind((".npy",), lambda output: NpyWriter(output.path, output.size, output.options), _ALL_FORMATS),
     stills_kind((".png",), write_png, has_metadata=True),
+    stills_kind((".tif", ".tiff"), write_tiff),
     _EXR,
     SinkKind(("-",), lambda output: RawWriter(output.size, output.options.format), _ALL_FORMATS),
     _SOUND,
@@ -233,9 +242,13 @@ def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
         return named[0]
     if not ending:
         raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for PNG stills, or {name}.mp4.")
-    known = ", ".join(ending for kind in SINKS if kind.pixel_formats for ending in kind.endings if ending != "-")
     others = "a folder (ending in /) or %05d.png for stills, or - for raw frames"
-    raise WriterError(f"{name}: its ending is not supported; use {known}, {others}.")
+    raise WriterError(f"{name}: its ending is not supported; use {', '.join(frame_endings())}, {others}.")
+
+
+def frame_endings() -> list[str]:
+    """The endings of all outputs of frames."""
+    return [ending for kind in SINKS if kind.pixel_formats for ending in kind.endings if ending != "-"]
 
 
 def is_sound(name: str) -> bool:
