@@ -115,10 +115,10 @@ class FrameStep:
 
     Attributes:
         apply: called with frames (n, H, W, 3), float32 RGB in which black is 0 and white is 1, with values outside
-            where the decoder has them, and with the format that they are converted to. n is at most 8. Returns such
-            frames.
-        pixel_bytes: what `apply` takes at its peak for each pixel, beside the 12 bytes of its argument. The plan counts
-            it. Each array of its size takes 12, and MLX fuses no arrays away: the default is for two of them.
+            where the decoder has them, and with the format that they are converted to. n is at most 8 for each video
+            of a batch. Returns such frames.
+        pixel_bytes: what `apply` takes at its peak for each pixel, beside the 12 bytes of its argument and as many of
+            its result, which the plan counts with it. The default is for two more arrays of this size.
     """
 
     apply: Callable[[Any, FrameFormat], Any]
