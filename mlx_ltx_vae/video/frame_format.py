@@ -33,7 +33,7 @@ _ARRAYS = {
     "rgb24": (np.uint8, 255), "rgb48le": (np.uint16, 65535), "rgbf16le": (np.float16, 1), "rgbf32le": (np.float32, 1)
 }  # fmt: skip
 _MATRICES = {"bt2020": "bt2020nc"}  # of files with these primaries; of all others BT.709
-_HDR_TRANSFERS = ("arib-std-b67", "smpte2084")  # HLG and PQ
+HDR_TRANSFERS = {"smpte2084": "PQ", "arib-std-b67": "HLG"}
 # Where a chroma sample is among its luma samples, right and down. ffmpeg has no name for places on the right.
 _SITES = {
     "left": (-1, 0), "topleft": (-1, -1), "center": (0, 0), "top": (0, -1), "bottomleft": (-1, 1), "bottom": (0, 1),
@@ -83,7 +83,7 @@ class FrameFormat:
     @property
     def is_hdr(self) -> bool:
         """Whether they are HLG or PQ."""
-        return self.transfer in _HDR_TRANSFERS
+        return self.transfer in HDR_TRANSFERS
 
     @property
     def planar(self) -> str:
