@@ -336,7 +336,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         `decode`; a plan is one with this `bit_depth`, or with the output of `frame_steps`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
-        frames = FrameOutput(frame_format(bit_depth, WriterError, os.fspath(path)), tuple(frame_steps))
+        frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(frame_steps))
         output = SinkOptions(audio, codec, crf, overwrite=overwrite, shortest=shortest, pix_fmt=pix_fmt, frames=frames)
         file = FileDecode(path, fps, replace(output, metadata=metadata or {}))
         plan = self._default_plan(latents, plan, memory_budget, outputs=(frames,), steps=options.get("steps"))
