@@ -338,7 +338,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         latents or `HDROptions`, and the others those of `decode`; a plan has the same outputs. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
-        frames = FrameOutput(frame_format(bit_depth, WriterError, os.fspath(path)), tuple(frame_steps))
+        frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(frame_steps))
         output = SinkOptions(audio, codec, crf, overwrite=overwrite, shortest=shortest, pix_fmt=pix_fmt, frames=frames)
         file = FileDecode(path, fps, choose_hdr(replace(output, metadata=metadata or {}), hdr, self._decoder.dtype))
         plan = self._default_plan(latents, plan, memory_budget, outputs=file.frames, steps=options.get("steps"))
