@@ -70,7 +70,7 @@ _PRINTED = {
     ),
     "pictures": (
         lambda: f"written: {', '.join(draw_pictures(ROOT / 'docs'))}",
-        "draw docs/demo.gif and docs/tiles.png from the demo clip",
+        "draw docs/demo.gif, docs/tiles.png and docs/previews.png from the demo clip",
     ),
 }
 

@@ -80,8 +80,11 @@ def is_installed(name: str) -> bool:
         return False
 
 
-def decode_with_other(case: Case, *, sampled: bool, reference: str) -> dict[str, Any]:
+def decode_with_other(case: Case, *, sampled: bool = False, **options: str) -> dict[str, Any]:
     """Decode with the program that `case.mode` names.
+
+    Args:
+        options: of `measure`.
 
     Returns:
         weights_bytes and what `measure` returns, without first_frame_seconds and between_bytes: these programs
@@ -94,7 +97,7 @@ def decode_with_other(case: Case, *, sampled: bool, reference: str) -> dict[str,
     del vae
     _, before = footprint()
     uses_mlx = case.mode != "diffusers"
-    measured = measure(decoder(latents), case, sampled=sampled and uses_mlx, reference=reference)
+    measured = measure(decoder(latents), case, sampled=sampled and uses_mlx, **options)
     del measured["first_frame_seconds"], measured["between_bytes"]
     _, total = footprint()
     if not uses_mlx and before is not None and total is not None:

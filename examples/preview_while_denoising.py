@@ -3,8 +3,8 @@
     python examples/preview_while_denoising.py previews/
 
 An app passes `Previews.after_step` to its sampler as the callback. Here `denoise` takes the sampler's place: it adds
-noise to the latents of the demo and removes it step by step. `previews/` gets a strip of small stills for each step,
-and then the film of the last estimate, which is shown frame by frame as it is decoded.
+noise to the latents of the demo and removes it step by step. `previews/` gets three stills of the clip, side by side,
+for each step, and then the film of the last estimate, which is shown frame by frame as it is decoded.
 """
 
 import sys
@@ -19,6 +19,7 @@ import numpy as np
 from mlx_ltx_vae import PreviewVAE, VideoWriter, demo, load_latents
 
 STEPS = 6
+MOMENTS = (1 / 4, 1 / 2, 3 / 4)  # of the clip
 DEMO_PREVIEW = Path(__file__).with_name("demo_preview.safetensors")
 
 
@@ -31,7 +32,8 @@ class Previews:
 
     def after_step(self, step: int, estimate: mx.array) -> None:
         """`estimate` (1, C, F', H', W') is the model's estimate of the clean latents, normalized."""
-        stills = self.vae.decode_stills(estimate, small=True)  # (1, 3, F', 4 * H', 4 * W'), in milliseconds
+        shown = [int(moment * estimate.shape[2]) for moment in MOMENTS]
+        stills = self.vae.decode_stills(estimate)[:, :, shown]  # (1, 3, 3, H, W); small=True makes thumbnails
         strip = mx.concatenate(list(stills[0].transpose(1, 2, 3, 0)), axis=1)  # side by side
         iio.imwrite(self.folder / f"step-{step}.png", to_uint8(strip))
 

@@ -14,12 +14,16 @@ import argparse
 import asyncio
 import io
 import os
+import secrets
+import sys
 import tempfile
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,13 +37,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from mlx_ltx_vae import LatentsError, LTXVAEError, VideoVAE, VideoWriter, demo, load_latents
+from mlx_ltx_vae import DecodeError, LatentsError, LatentsInfo, LTXVAEError, VideoVAE, VideoWriter, demo, load_latents
 
 PAGE = Path(__file__).with_name("server.html")
 MAX_UPLOAD = 1 << 30  # bytes
 MAX_CONNECTIONS = 200
 READ_AT_ONCE = 1 << 16
 RETRY_AFTER = "30"  # seconds
+MAX_PIXELS = 2_000_000_000  # 960 frames of 1920x1088
+MAX_SECONDS = 3600
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -51,12 +57,15 @@ class Pool:
     """The threads that decode, as many as videos at a time, and the places of clients that use them or wait for them.
 
     Threads live as long as the server: one that has used MLX leaves a thread of the system when it ends. A client that
-    waits takes none.
+    waits takes none. `uploads` is the folder of the files that are decoded.
     """
 
     def __init__(self, decodes: int, waiting: int) -> None:
         self.places = decodes + waiting
         self.threads, self.free = ThreadPoolExecutor(decodes, "decode"), asyncio.Semaphore(decodes)
+        self.uploads = tempfile.TemporaryDirectory()
+        self.decodes: set[Decode] = set()
+        self.is_closed = False
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -69,9 +78,28 @@ class Pool:
         finally:
             self.places += 1
 
-    def close(self) -> None:
-        """End the threads, when their decodes have ended."""
-        self.threads.shutdown()
+    async def close(self) -> None:
+        """End the decodes, each at the end of its step, and then the threads."""
+        self.is_closed = True
+        for decode in tuple(self.decodes):
+            decode.cancel()
+        await asyncio.to_thread(self.threads.shutdown)  # the loop must run on: it closes the pipes
+        self.uploads.cleanup()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a decode may take.
+
+    Attributes:
+        memory_budget: as of `VideoVAE.plan`.
+        pixels: of all frames of the video.
+        seconds: from the start of the decode to its last byte, the waits for the client included.
+    """
+
+    memory_budget: str
+    pixels: int
+    seconds: float
 
 
 class Decode:
@@ -81,61 +109,106 @@ class Decode:
     """
 
     @classmethod
-    async def start(cls, pool: Pool, vae: VideoVAE, upload: Path, memory_budget: str) -> "Decode":
+    async def start(cls, pool: Pool, vae: VideoVAE, upload: Path, limits: Limits) -> "Decode":
         """Decode as soon as one of the threads is free."""
         await pool.free.acquire()
         self = cls()
-        self._stream, self._cancelled = None, False
+        self._upload, self._limits = upload, limits
+        self._stream, self._pipe, self._is_cancelled, self._is_late = None, None, False, False
         try:
+            if pool.is_closed:
+                raise HTTPException(503, "the server is ending.")
             read_end, write_end = os.pipe()
-        except OSError:
+        except BaseException:
             pool.free.release()
             raise
-        self.done = pool.threads.submit(self._run, io.FileIO(write_end, "w"), vae, upload, memory_budget)
-        asyncio.wrap_future(self.done).add_done_callback(lambda done: (done.exception(), pool.free.release()))
+        self.done = pool.threads.submit(self._run, io.FileIO(write_end, "w"), vae)
+        pool.decodes.add(self)
+        with ExitStack() as work:
+            work.callback(pool.free.release)
+            work.callback(pool.decodes.discard, self)
+            work.callback(asyncio.get_running_loop().call_later(limits.seconds, self._expire).cancel)
+            self.keep(work)
+        await self._connect(io.FileIO(read_end))
+        return self
+
+    async def _connect(self, pipe: io.FileIO) -> None:
         self._reader = asyncio.StreamReader(limit=READ_AT_ONCE)
-        protocol, pipe = asyncio.StreamReaderProtocol(self._reader), io.FileIO(read_end)
+        protocol = asyncio.StreamReaderProtocol(self._reader)
         try:
             self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
         except BaseException:
             pipe.close()  # which ends the decode
             raise
-        return self
+        if self._is_cancelled:
+            self.cancel()
+
+    def keep(self, resources: ExitStack) -> None:
+        """Close `resources` when the decode has ended, before `read` returns no more bytes."""
+        kept = resources.pop_all()
+        asyncio.wrap_future(self.done).add_done_callback(lambda done: (done.exception(), kept.close()))
 
     async def read(self) -> bytes:
         """The next bytes of the video; none at its end. Raises the error that has ended the decode."""
         data = await self._reader.read(READ_AT_ONCE)
+        if self._is_late:
+            raise DecodeError(f"{self._upload}: took more than {self._limits.seconds:g} s, the limit of this server.")
         if not data:
             await asyncio.wrap_future(self.done)
         return data
 
     def cancel(self) -> None:
         """End the decode, at the end of the step that runs. Does nothing if it has ended."""
-        self._cancelled = True
+        self._is_cancelled = True
         if self._stream is not None:
             self._stream.cancel()
-        self._pipe.close()  # a writer that waits for the pipe fails
+        if self._pipe is not None:
+            self._pipe.close()  # a writer that waits for the pipe fails
 
-    def _run(self, file: io.FileIO, *arguments: Any) -> None:
+    def _expire(self) -> None:
+        self._is_late = True
+        self.cancel()
+
+    def _run(self, file: io.FileIO, vae: VideoVAE) -> None:
         try:
             with file:
-                self._decode(file, *arguments)
+                self._decode(file, vae)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # `done` keeps the error, which would keep the decode's memory
             raise
 
-    def _decode(self, file: io.FileIO, vae: VideoVAE, upload: Path, memory_budget: str) -> None:
-        latents, info = load_latents(upload, latent_channels=vae.config.latent_channels)
-        if latents.shape[0] != 1:
-            raise LatentsError(f"{upload}: has {latents.shape[0]} videos; upload one at a time.")
-        plan = vae.plan(latents.shape, memory_budget=memory_budget)
+    def _decode(self, file: io.FileIO, vae: VideoVAE) -> None:
+        latents, info = load_video_latents(self._upload, vae)
+        plan = vae.plan(latents.shape, memory_budget=self._limits.memory_budget)
+        width, height = plan.frame_size
+        if plan.num_frames * width * height > self._limits.pixels:
+            raise LatentsError(
+                f"{self._upload}: decodes to {plan.num_frames} frames of {width}x{height}; this server's limit is "
+                f"{self._limits.pixels:,} pixels in all."
+            )
         self._stream = vae.stream(latents, plan, bit_depth=8)
-        if self._cancelled:  # when there was no stream yet
+        if self._is_cancelled:  # when there was no stream yet
             return
         writer = VideoWriter(file, size=plan.frame_size, fps=info.fps or 24, fragmented=True)
         with self._stream, writer:
             for chunk in self._stream:
                 writer.write(chunk.to_uint8())
+
+
+def load_video_latents(path: Path, vae: VideoVAE) -> tuple[mx.array, LatentsInfo]:
+    """The latents of one video. Raises `LatentsError` for others."""
+    channels = vae.config.latent_channels
+    takes = f"this server takes those of one video, (1, {channels}, F', H', W')."
+    try:
+        latents, info = load_latents(path, latent_channels=channels)
+    except LatentsError as error:
+        found, is_audio, _ = str(error).partition(" are audio latents;")  # the rest is advice for the command
+        if not is_audio:
+            raise
+        raise LatentsError(f"{found}{is_audio} {takes}") from None
+    if latents.shape[0] != 1:
+        raise LatentsError(f"{path}: has the latents of {latents.shape[0]} videos; {takes}")
+    return latents, info
 
 
 class VideoResponse(StreamingResponse):
@@ -239,31 +312,38 @@ def make_app(
     decodes: int = 2,
     waiting: int = 8,
     client_timeout: float = 60,
+    max_pixels: int = MAX_PIXELS,
+    max_seconds: float = MAX_SECONDS,
     allowed_hosts: Sequence[str] = LOCAL,
 ) -> Starlette:
     """The server. Up to `decodes` videos are decoded at the same time, `waiting` clients wait, and others get a 503.
 
-    Where an app mounts it, call `state.pool.close()` of it at the end of that app.
+    Where an app mounts it, await `state.pool.close()` of it at the end of that app.
 
     Args:
         client_timeout: seconds for which a client may neither send nor read.
+        max_pixels: of all frames of a video.
+        max_seconds: that a decode may take, with the waits for its client.
         allowed_hosts: names under which browsers reach it, without port.
     """
     pool = Pool(decodes, waiting)
+    limits = Limits(f"{50 // decodes}%", max_pixels, max_seconds)
 
     async def page(_: Request) -> Response:
         return FileResponse(PAGE)
 
     async def video(request: Request) -> Response:
         with ExitStack() as resources:
-            resources.enter_context(pool.place())
-            folder = resources.enter_context(tempfile.TemporaryDirectory())
-            upload = Path(folder) / "upload"
+            work = resources.enter_context(ExitStack())
+            work.enter_context(pool.place())
+            upload = Path(pool.uploads.name, secrets.token_hex())
+            work.callback(upload.unlink, missing_ok=True)
             await save_upload(request, upload, client_timeout)
 
             async def begin() -> tuple[Decode, bytes]:
-                decode = await Decode.start(pool, vae, upload, f"{50 // decodes}%")
+                decode = await Decode.start(pool, vae, upload, limits)
                 resources.callback(decode.cancel)
+                decode.keep(work)
                 return decode, await decode.read()
 
             try:
@@ -278,7 +358,7 @@ def make_app(
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        pool.close()
+        await pool.close()
 
     app = Starlette(
         routes=[Route("/", page), Route("/video/{name}", video, methods=["POST"])],
@@ -290,8 +370,22 @@ def make_app(
     return app
 
 
-def main() -> None:
-    """Run the server."""
+class Server(uvicorn.Server):
+    """Ends at the first signal when its decodes have ended, and at the second at once."""
+
+    def __init__(self, config: uvicorn.Config, pool: Pool) -> None:
+        super().__init__(config)
+        self._pool = pool
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self._pool.uploads.cleanup()
+            os._exit(128 + sig)  # a step of a decode cannot be interrupted; its ffmpeg ends with its input
+        super().handle_exit(sig, frame)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The options of the command."""
     parser = argparse.ArgumentParser(description="Decode uploaded latents and stream the video while it decodes.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
@@ -315,7 +409,33 @@ def main() -> None:
         help=f"a name under which browsers reach the server, besides {', '.join(LOCAL)} and that of --host; may be "
         "repeated",
     )
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--max-pixels",
+        type=int,
+        default=MAX_PIXELS,
+        metavar="N",
+        help=f"frames times width times height of a video (default: {MAX_PIXELS:,}, 960 frames of 1920x1088)",
+    )
+    parser.add_argument(
+        "--max-seconds",
+        type=float,
+        default=MAX_SECONDS,
+        metavar="SECONDS",
+        help="that a decode may take, with the waits for its client (default: 3600)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=int,
+        default=3,
+        metavar="SECONDS",
+        help="that decodes have left after Ctrl-C (default: 3); a second Ctrl-C ends the server at once",
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the server."""
+    arguments = parse_arguments()
     vae = VideoVAE.from_pretrained(demo.VAE if arguments.demo else arguments.model, encoder=False)
     if arguments.demo:
         print(f"Latents to try: {demo.LATENTS}")
@@ -324,16 +444,23 @@ def main() -> None:
         decodes=arguments.decodes,
         waiting=arguments.waiting,
         client_timeout=arguments.client_timeout,
+        max_pixels=arguments.max_pixels,
+        max_seconds=arguments.max_seconds,
         allowed_hosts=[*LOCAL, arguments.host, *arguments.allowed_host],
     )
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
         host=arguments.host,
         port=arguments.port,
-        timeout_graceful_shutdown=3,
+        timeout_graceful_shutdown=arguments.grace,
         limit_concurrency=MAX_CONNECTIONS,
     )
+    server = Server(config, app.state.pool)
+    with suppress(KeyboardInterrupt):
+        server.run()
     mx.clear_streams()
+    if not server.started:
+        sys.exit(1)  # its log says why
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from benchmarks import against, decoders, formulations, validation
 from benchmarks.convolutions import Convolution, recorded
 from benchmarks.others import diffusers_config, original_weights
 from benchmarks.overlap import WaitingSink, least_seconds
+from benchmarks.pictures import find_crop
 from benchmarks.sound import random_audio_vae
 from mlx_ltx_vae import VideoVAE, demo
 from mlx_ltx_vae.bench.case import Case, load_vae
@@ -23,6 +24,7 @@ from mlx_ltx_vae.models.convolution.conv3d import Conv3d
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
 from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from test_checkpoint_diffusers import CONFIGS
 
 TINY = ["--base-width", "8", "--size", "64x64"]
@@ -333,3 +335,18 @@ def test_sound_is_that_of_diffusers(measure, subject):
     assert runs[-1]["rms"] < 1e-3
     assert bool(clamped) == (as_it_is["largest"] > 1) == (subject == "ltx-2.3-sound")
     assert ("diffusers, clamped" in printed) == bool(clamped)
+
+
+def test_the_crop_of_a_picture_is_where_two_clips_differ_most():
+    reference = np.full((3, 40, 48, 3), 100, np.uint8)
+    frames = reference.copy()
+    frames[1, 16:24, 32:40] = 0  # 64 pixels, darker by 100
+    frames[2, :16, :16] = 130  # 256 pixels, but brighter by 30
+    frame, rows, columns = find_crop(frames, reference, size=(8, 8))
+    assert (frame, rows, columns) == (1, slice(16, 24), slice(32, 40))
+
+
+def test_tiles_of_a_case_may_be_cut_in_time_too():
+    tiling = Case(tiles="256:32,16").make_tiling()
+    assert tiling == TilingConfig(SpatialTilingConfig(256, 32), TemporalTilingConfig(16, 0))
+    assert Case(tiles="256:32").make_tiling() == TilingConfig(SpatialTilingConfig(256, 32))

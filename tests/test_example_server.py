@@ -1,12 +1,17 @@
 """The example of a web server: a real server, a real client, and a decode that the tests can hold up."""
 
+import asyncio
 import os
+import re
+import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -109,7 +114,7 @@ def serving(vae: object, **options: object) -> Iterator[str]:
     finally:
         runner.should_exit = runner.force_exit = True
         thread.join()
-        app.state.pool.close()  # which the end of the server does without `force_exit`
+        asyncio.run(app.state.pool.close())  # which the end of the server does without `force_exit`
         assert not decode_threads()
 
 
@@ -285,7 +290,7 @@ def test_clients_that_leave_while_they_wait_take_no_threads_and_no_descriptors(
 ) -> None:
     pool = server.Pool(1, waiting=3)
     monkeypatch.setattr(server, "Pool", lambda *_: pool)
-    head = f"POST /video/x HTTP/1.1\nHost: localhost\nContent-Length: {len(upload)}"
+    head = head_of(upload)
     with serving(vae) as address, post(address, upload) as first:
         assert first.status_code == 200
         descriptors, threads = len(os.listdir("/dev/fd")), threading.active_count()
@@ -320,13 +325,65 @@ def test_all_decodes_run_on_the_same_threads(vae: HeldVAE, upload: bytes) -> Non
             assert names <= {"decode_0", "decode_1"}
 
 
-@pytest.mark.parametrize("content", ["text", "nothing", "channels", "batch"])
+def test_a_place_is_free_when_the_work_is_done_and_not_when_the_client_has_read(
+    vae: HeldVAE, upload: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = server.make_app(vae, decodes=1, waiting=0)
+    places: list[tuple[bool, int]] = []
+
+    async def observed(scope: dict, receive: Callable, send: Callable) -> None:
+        async def observe(message: dict) -> None:
+            if message["type"] == "http.response.body":
+                places.append((bool(message.get("more_body")), app.state.pool.places))
+                vae.streams[0].released.set()
+            await send(message)
+
+        await app(scope, receive, observe)
+
+    observed.state = app.state
+    monkeypatch.setattr(server, "make_app", lambda *_, **__: observed)
+    with serving(vae) as address:
+        assert httpx.post(f"{address}/video/x", content=upload, timeout=PATIENCE).status_code == 200
+    assert places[0] == (True, 0)
+    assert places[-1] == (False, 1), "a client that has read the end may come again at once"
+
+
+LIMITS = {
+    "max_pixels": (
+        FRAMES * SIZE[0] * SIZE[1] - 1,
+        "clip: decodes to 33 frames of 128x96; this server's limit is 405,503 pixels in all.",
+    ),
+    "max_seconds": (0.5, "clip: took more than 0.5 s, the limit of this server."),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_decode_beyond_a_limit_ends(vae: HeldVAE, upload: bytes, name: str) -> None:
+    limit, message = LIMITS[name]
+    vae.hold_at = 0
+    with serving(vae, decodes=1, waiting=0, **{name: limit}) as address:
+        answer = httpx.post(f"{address}/video/clip", content=upload, timeout=PATIENCE)
+        assert (answer.status_code, answer.text) == (400, message)
+        assert all(stream.closed.wait(PATIENCE) for stream in vae.streams)
+    assert children() == []
+
+
+def test_a_decode_that_takes_too_long_after_its_first_bytes_is_broken_off(vae: HeldVAE, upload: bytes) -> None:
+    with serving(vae, max_seconds=3) as address, post(address, upload) as response:
+        assert response.status_code == 200
+        with pytest.raises(httpx.RemoteProtocolError):
+            response.read()
+        assert vae.streams[0].closed.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("content", ["text", "nothing", "channels", "batch", "audio"])
 def test_a_file_that_cannot_be_decoded_is_one_line_and_400(vae: HeldVAE, tmp_path: Path, content: str) -> None:
     path = tmp_path / "bad.safetensors"
     if content in ("text", "nothing"):
         path.write_bytes(b"these are no latents" if content == "text" else b"")
     else:
-        save_latents(path, mx.zeros({"channels": (1, 7, 2, 3, 4), "batch": (2, 64, 2, 3, 4)}[content]))
+        shapes = {"channels": (1, 7, 2, 3, 4), "batch": (2, 64, 2, 3, 4), "audio": (1, 8, 20, 16)}
+        mx.save_safetensors(str(path), {"samples": mx.zeros(shapes[content])})
     with serving(vae) as address:
         answer = httpx.post(f"{address}/video/bad.safetensors", content=path.read_bytes(), timeout=PATIENCE)
     assert answer.status_code == 400
@@ -335,6 +392,9 @@ def test_a_file_that_cannot_be_decoded_is_one_line_and_400(vae: HeldVAE, tmp_pat
     assert "\n" not in answer.text
     assert "/" not in answer.text.replace(".npy or .npz", "")  # no path of the server
     assert answer.text.startswith("bad.safetensors: ")
+    if content in ("batch", "audio"):
+        assert answer.text.endswith("this server takes those of one video, (1, 64, F', H', W').")
+    assert "--" not in answer.text, "no advice about a command"
     assert not vae.streams
 
 
@@ -351,7 +411,7 @@ def test_an_upload_that_is_too_large_is_413(vae: HeldVAE, upload: bytes, monkeyp
 
 
 def test_an_upload_that_stops_is_408_and_loses_its_place(vae: HeldVAE, upload: bytes) -> None:
-    head = f"POST /video/x HTTP/1.1\nHost: localhost\nContent-Length: {len(upload)}"
+    head = head_of(upload)
     with serving(vae, decodes=1, waiting=0, client_timeout=1) as address:
         assert answer_on(send(address, head, upload[:1000])).startswith(b"HTTP/1.1 408 ")
         vae.hold_at = FRAMES
@@ -389,6 +449,118 @@ def test_pages_of_other_sites_and_other_names_of_the_server_are_refused(vae: Hel
         assert client.get(address, headers=linked).status_code == 200, "a link to the page may be anywhere"
 
 
+EXAMPLE = [server.__file__, "--demo", "--port", "0"]
+
+#: An app as the page of the example mounts it.
+MOUNTED = """
+import uvicorn
+from starlette.applications import Starlette as FastAPI
+from examples.server import *
+{page}
+uvicorn.run(app, port=0, timeout_graceful_shutdown=0)
+"""
+
+
+def mounted_app() -> list[str]:
+    (code,) = re.findall(r"```python\n(.*?)```", Path(server.__file__).with_suffix(".md").read_text(), re.DOTALL)
+    code = code.replace('"ltx-2.5-video-vae-conv-bf16.safetensors"', "demo.VAE").replace("app.example", "localhost")
+    return ["-c", MOUNTED.format(page=code)]
+
+
+@contextmanager
+def server_process(*command: str) -> Iterator[tuple[subprocess.Popen, str, list[str]]]:
+    """A server as users start it, its address, and the lines of its log so far."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(server.__file__).parents[1])},
+    )
+    log: list[str] = []
+    reader = threading.Thread(target=lambda: log.extend(process.stderr))
+    reader.start()
+    try:
+        until(lambda: any("running on" in line for line in log))
+        (address,) = re.findall(r"running on (http://\S+)", "".join(log))
+        yield process, address, log
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A latent file whose decode outlasts any test."""
+    path = tmp_path_factory.mktemp("endless") / "clip.safetensors"
+    save_latents(path, mx.random.normal((1, 64, 4000, 3, 4), key=mx.random.key(0)))
+    return path.read_bytes()
+
+
+def test_a_second_signal_ends_the_server_at_once(
+    endless: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = Path(tempfile.gettempdir(), "mlx")  # those that MLX has compiled
+    kernels.mkdir(exist_ok=True)
+    (tmp_path / "mlx").symlink_to(kernels)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with ExitStack() as ends:
+        process, address, log = ends.enter_context(server_process(*EXAMPLE, "--grace", "1000"))
+        connection = ends.enter_context(send(address, head_of(endless), endless))
+        (program,) = programs_of(process, [connection])
+        process.send_signal(signal.SIGINT)
+        until(lambda: any("Shutting down" in line for line in log))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+        until(lambda: not is_running(program))
+    assert [path.name for path in tmp_path.iterdir()] == ["mlx"], "no upload is left"
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "command"),
+    [
+        (signal.SIGINT, "", [*EXAMPLE, "--grace", "0"]),
+        (signal.SIGTERM, "", [*EXAMPLE, "--grace", "0"]),
+        (signal.SIGINT, "/ltx", mounted_app()),
+    ],
+    ids=["interrupted", "terminated", "mounted"],
+)
+def test_a_signal_ends_the_server_and_its_decodes(
+    endless: bytes, number: signal.Signals, path: str, command: list[str]
+) -> None:
+    head = head_of(endless, path)
+    with server_process(*command) as (process, address, _), ExitStack() as clients:
+        decoded = [clients.enter_context(send(address, head, endless)) for _ in range(2)]
+        programs = programs_of(process, decoded)
+        clients.enter_context(send(address, head, endless))  # waits
+        process.send_signal(number)
+        assert process.wait(PATIENCE) in (0, -number)
+        until(lambda: not any(map(is_running, programs)))
+
+
+def programs_of(process: subprocess.Popen, clients: Sequence[socket.socket]) -> list[int]:
+    """The programs that a server has started for clients, when it has decoded the first frames for each.
+
+    MLX's CPU backend has compiled its kernels then, by `system`, during which the C library drops SIGINT.
+    """
+    for client in clients:
+        assert client.recv(12) == b"HTTP/1.1 200"
+    return children(process.pid)
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def head_of(data: bytes, path: str = "") -> str:
+    return f"POST {path}/video/x HTTP/1.1\nHost: localhost\nContent-Length: {len(data)}"
+
+
 def test_an_error_after_the_first_bytes_breaks_the_response_off(vae: HeldVAE, upload: bytes) -> None:
     vae.error = DecodeError("not finite.")
     with serving(vae) as address, post(address, upload) as response:
@@ -398,11 +570,19 @@ def test_an_error_after_the_first_bytes_breaks_the_response_off(vae: HeldVAE, up
             response.read()
 
 
-def test_the_page_has_a_file_picker_and_a_video(vae: HeldVAE) -> None:
+def test_the_page_has_labels_a_file_picker_a_video_and_a_download(vae: HeldVAE) -> None:
     with serving(vae) as address:
         page = httpx.get(address)
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
-    assert '<input type="file"' in page.text
-    assert "<video" in page.text
+    for part in (
+        '<html lang="en">',
+        '<label for="file">',
+        '<input type="file" id="file"',
+        'aria-live="polite"',
+        "<video",
+        "ondrop",
+        "download",
+    ):
+        assert part in page.text
     assert 'fetch("video/"' in page.text  # relative, so that an app can mount the server anywhere

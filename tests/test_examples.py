@@ -92,7 +92,7 @@ def test_an_app_previews_while_it_denoises(tmp_path, run):
     lines = run("preview_while_denoising.py", tmp_path / "previews")
     assert lines[0].startswith("6 previews, ") and lines[1:] == ["73 frames in film.mp4"]
     strips = [iio.imread(tmp_path / "previews" / f"step-{step}.png") for step in range(6)]
-    assert {strip.shape for strip in strips} == {(8, 10 * 12, 3)}
+    assert {strip.shape for strip in strips} == {(64, 3 * 96, 3)}, "three stills of the size of the video"
     errors = [np.square(strip.astype(float) - strips[-1]).mean() for strip in strips]
     assert errors == sorted(errors, reverse=True), "each step's picture is nearer to the last one"
     with VideoReader(tmp_path / "previews" / "film.mp4") as video:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import wave
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -129,9 +130,16 @@ def test_the_map_of_the_architecture_page_is_that_of_the_contracts():
 def test_the_server_is_mounted_in_an_app_as_its_page_says(tmp_path, monkeypatch):
     shutil.copy(demo.VAE, tmp_path / "ltx-2.5-video-vae-conv-bf16.safetensors")
     monkeypatch.chdir(tmp_path)
-    names = {"app": Starlette(), "make_app": make_app, "VideoVAE": VideoVAE}
+    names = {
+        "FastAPI": Starlette,
+        "asynccontextmanager": asynccontextmanager,
+        "make_app": make_app,
+        "VideoVAE": VideoVAE,
+    }
     run_examples("examples/server.md", names)
-    response = TestClient(names["app"], base_url="http://app.example").get("/ltx/")
+    with TestClient(names["app"], base_url="http://app.example") as client:
+        response = client.get("/ltx/")
+    assert names["ltx"].state.pool.is_closed
     assert response.status_code == 200
     assert "MediaSource" in response.text
 

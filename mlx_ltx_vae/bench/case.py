@@ -21,7 +21,7 @@ from ..models.specs import NetworkSpec
 from ..pipeline.postprocess import FrameChunk
 from ..planning.options import BitDepth, OrderName
 from ..planning.plan import DecodePlan
-from ..tiling import SpatialTilingConfig, TilingConfig, preset
+from ..tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from ..tiling.config import parse_tile
 from ..vae import VideoVAE
 
@@ -49,7 +49,7 @@ class Case:
         keeps_dtype: whether convolutions of random weights take their operands in `dtype` although another is more
             accurate, as those of a checkpoint do if `dtype` is given.
         mode: of a decode; of an encode "stream" or "tiled"; of another program its name.
-        tiles: a preset's name, or SIZE:OVERLAP in pixels.
+        tiles: a preset's name, or SIZE:OVERLAP in pixels, and after a comma in frames.
         memory_budget: bytes, or a size such as "8GB".
         prefetch: steps ahead; None as planned.
         cache_limit: bytes that MLX's buffer cache may have; None as planned.
@@ -78,7 +78,9 @@ class Case:
     def make_tiling(self) -> TilingConfig:
         """The tiles that `tiles` names. A preset may depend on the size of the video."""
         if self.tiles[:1].isdigit():
-            return TilingConfig(SpatialTilingConfig(*parse_tile(self.tiles)))
+            pixels, _, frames = self.tiles.partition(",")
+            temporal = TemporalTilingConfig(*parse_tile(frames)) if frames else None
+            return TilingConfig(SpatialTilingConfig(*parse_tile(pixels)), temporal)
         return preset(self.tiles, self.height, self.width, self.frames) or TilingConfig()
 
 
