@@ -37,6 +37,10 @@ _MATRICES = {
     ),
 }
 
+_LOGC3_A, _LOGC3_B, _LOGC3_C, _LOGC3_D = 5.555556, 0.052272, 0.247190, 0.385537
+_LOGC3_E, _LOGC3_F, _LOGC3_CUT = 5.367655, 0.092809, 0.010591
+_ACESCCT_A, _ACESCCT_B, _ACESCCT_BREAK = 10.5402377416545, 0.0729055341958355, 0.155251141552511
+
 _HLG_A, _HLG_B, _HLG_C = 0.17883277, 0.28466892, 0.55991073
 _HLG_WHITE = 0.75  # the signal of diffuse white
 _HLG_WHITE_X = (math.exp((_HLG_WHITE - _HLG_C) / _HLG_A) + _HLG_B) / 12
@@ -112,10 +116,6 @@ def _encode_logc3(light: mx.array) -> mx.array:
     return mx.where(light >= _LOGC3_CUT, bright, _LOGC3_E * light + _LOGC3_F)
 
 
-_LOGC3_A, _LOGC3_B, _LOGC3_C, _LOGC3_D = 5.555556, 0.052272, 0.247190, 0.385537
-_LOGC3_E, _LOGC3_F, _LOGC3_CUT = 5.367655, 0.092809, 0.010591
-
-
 def _decode_acescct(codes: mx.array) -> mx.array:
     bright = 2.0 ** (17.52 * codes - 9.72)
     return mx.where(codes > _ACESCCT_BREAK, bright, (codes - _ACESCCT_B) / _ACESCCT_A)
@@ -126,7 +126,6 @@ def _encode_acescct(light: mx.array) -> mx.array:
     return mx.where(light > 2**-7, bright, _ACESCCT_A * light + _ACESCCT_B)
 
 
-_ACESCCT_A, _ACESCCT_B, _ACESCCT_BREAK = 10.5402377416545, 0.0729055341958355, 0.155251141552511
 _DECODERS = {"logc3": _decode_logc3, "acescct": _decode_acescct}
 _ENCODERS = {"logc3": _encode_logc3, "acescct": _encode_acescct}
 

@@ -120,6 +120,19 @@ def test_sdr_is_tone_mapped(exposure, bit_depth, tmp_path):
     assert np.abs(found - expected * levels).max() < (0.51 if bit_depth == 8 else 2)
 
 
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_steps_take_no_more_memory_than_they_say(signal):
+    options = HDROptions("acescct", signal, exr_space="acescg").choose_frames(SinkOptions())
+    frames = mx.random.uniform(shape=(3, 200, 320, 3))
+    mx.eval(frames)
+    for output in (options.frames, options.hdr.exr, options.hdr.sheet):
+        (step,) = output.steps
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        mx.eval(step.apply(frames, output.format))
+        assert mx.get_peak_memory() - before <= PEAK_MARGIN * step.pixel_bytes * frames.size // 3
+
+
 def log(*arguments):
     """What ffmpeg says of a file."""
     command = [get_ffmpeg_exe(), "-v", "verbose", *map(str, arguments)]

@@ -43,7 +43,8 @@ def _refuse_exr(path: Path, first: Path) -> None:
     """Raise a `ReaderError` for images whose numbers are no colors of a display."""
     if is_exr(first):
         way = option(
-            "read it with ExrReader, and convert it with mlx_ltx_vae.hdr", "add --hdr srgb_linear, acescg or acescct"
+            "read it with mlx_ltx_vae.video.ExrReader, and convert it with mlx_ltx_vae.hdr",
+            "add --hdr srgb_linear, acescg or acescct",
         )
         raise ReaderError(f"{path}: is EXR, whose numbers mean light of a color space that must be known; {way}.")
 
