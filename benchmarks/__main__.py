@@ -16,7 +16,7 @@ from benchmarks.emulation import emulation_jobs, emulation_table
 from benchmarks.formulations import formulation_jobs, formulation_table
 from benchmarks.loading import loading_jobs, loading_table
 from benchmarks.metal.attention_model import metal_table
-from benchmarks.metal.pages import ROOT, read_document, submit, write_pages
+from benchmarks.metal.pages import ROOT, check_files, read_document, submit, write_pages
 from benchmarks.metal.verdicts import sums_and_verdicts
 from benchmarks.neighborhood import neighborhood_jobs, neighborhood_table
 from benchmarks.overlap import overlap, overlap_table
@@ -105,6 +105,9 @@ def build_parser() -> CommandParser:
     for name, (make_text, description) in _PRINTED.items():
         add_common_options(add(name, partial(_print_text, make_text), description))
     _add_metal(add("metal", _metal, "what a file of python -m mlx_ltx_vae.bench --metal --save says about our rules"))
+    checked = add("check-measurements", _check_measurements, "whether files can be added to docs/measurements/")
+    checked.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    add_common_options(checked)
     _add_scaling(add("scaling", _scaling, "a simulation of row bands on 2 to 16 machines"))
     return parser
 
@@ -148,6 +151,10 @@ def _metal(options: argparse.Namespace) -> None:
     print_report(f"{full_report(document)}\n\n{sums_and_verdicts(document)}")
     if options.submit:
         print_report(f"\nwritten: {', '.join(submit(document))}")
+
+
+def _check_measurements(options: argparse.Namespace) -> None:
+    print_report(check_files(options.files))
 
 
 def _add_scaling(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,13 +15,10 @@ from mlx_ltx_vae.bench.case import Case, Decode, load_case_latents
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import median, table
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.models.audio_vae.config import AudioConfig
-from mlx_ltx_vae.models.audio_vae.networks import AudioDecoder
-from mlx_ltx_vae.models.base import SOUND, Statistics
+from mlx_ltx_vae.models.audio_vae.family import AUDIO_VAE
+from mlx_ltx_vae.models.base import SOUND, Decoder, Statistics
 from mlx_ltx_vae.models.convolution.prepared import prepare
 from mlx_ltx_vae.models.specs import NetworkSpec
-from mlx_ltx_vae.models.vocoder.networks import make_vocoder
-from mlx_ltx_vae.models.vocoder.specs import End, ExtensionConfig, GeneratorConfig, VocoderConfig
 from mlx_ltx_vae.pipeline.audio_run import join_specs
 from mlx_ltx_vae.units import format_bytes, format_seconds
 
@@ -136,27 +133,14 @@ def share_table(divisor: int, results: list[list[Run]]) -> str:
 
 def random_audio_vae(divisor: int) -> AudioVAE:
     """LTX-2.3's audio VAE at a fraction of its widths, with the same random weights in every process."""
-    first = GeneratorConfig(
-        in_channels=128,
-        width=1536 // divisor,
-        rates=(5, 2, 2, 2, 2, 2),
-        kernels=(11, 4, 4, 4, 4, 4),
-        block_kernels=(3, 7, 11),
-        dilations=((1, 3, 5),) * 3,
-        is_antialiased=True,
-        end=End.CLAMP,
-        has_final_bias=False,
-    )
-    second = replace(first, width=512 // divisor, rates=(6, 5, 2, 2, 2), kernels=(12, 11, 4, 4, 4), end=End.NONE)
-    extension = ExtensionConfig(second, hop=80, window=512, bins=64, input_rate=16000, output_rate=48000)
-    vocoder_config = VocoderConfig(first, sample_rate=48000, extension=extension)
-    config = AudioConfig(8, 128 // divisor, (1, 2, 4), 2, vocoder=vocoder_config)
+    config = AUDIO_VAE.published["ltx-2.3"](128 // divisor)
     ones = mx.ones((config.latent_channels,))
-    decoder, vocoder = AudioDecoder(config, Statistics(0 * ones, ones)), make_vocoder(vocoder_config)
+    statistics = Statistics(0 * ones, ones)
+    decoder, vocoder = (AUDIO_VAE.make(config, name, statistics) for name in ("decoder", "vocoder"))
     mx.random.seed(0)
     for network in (decoder, vocoder):
         _randomize(network, network.spec)
-    return AudioVAE(config, None, decoder, vocoder)
+    return AudioVAE(config, None, cast(Decoder, decoder), vocoder)
 
 
 def _randomize(network: nn.Module, spec: NetworkSpec) -> None:

@@ -31,7 +31,7 @@ def validation_cases() -> list[Case]:
         {"order": "columns"},
         {"mode": "single", "order": "auto"},
     ]
-    grid = [{**way, "generation": name} for name in CONV_VAE.published for way in ways]
+    grid = [{**way, "generation": name} for name in CONV_VAE.published if name != "ltx-2.5" for way in ways]
     grid += [{**way, "dtype": dtype} for dtype in ("bfloat16", "float16") for way in ways[::2]]
     grid += [{"base_width": width, **way} for width in (8, 32) for way in (ways[0], ways[2], ways[4])]
     grid += [{"base_width": 8, "dtype": "bfloat16", **way} for way in (ways[0], ways[4])]

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +12,7 @@ import numpy as np
 
 from .backend.device import explained_device_errors
 from .backend.machine import Machine
-from .backend.mlx_utils import DTYPES, DtypeName, GivenDtype
+from .backend.mlx_utils import DtypeName, GivenDtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_checkpoint, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
 from .checkpoint.locate import parse_reference
@@ -24,14 +24,14 @@ from .pipeline.audio_run import (
     AudioStream,
     SoundNetwork,
     encode_sound,
-    join_specs,
     pack_latents,
     stream_sound,
     unpack_latents,
 )
 from .pipeline.chunk_stream import arrays_released, join_parts
-from .planning.plan import AudioEncodePlan, AudioPlan, Mode, SoundPlan
-from .planning.planner import plan_decode, plan_encode
+from .pipeline.sound_plan import plan_networks, plan_sound
+from .planning.plan import AudioEncodePlan, AudioPlan
+from .planning.planner import plan_encode
 from .video.sound import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time
@@ -253,15 +253,6 @@ def find_sound_decoder(model: str | None, vae: str | None) -> Checkpoint | None:
     return found
 
 
-def plan_sound(
-    spec: NetworkSpec, latents: int, machine: Machine | None = None, *, batch: int = 1, **options: Any
-) -> AudioPlan:
-    """Plan the decode of so many latents, with the options of `plan_decode`."""
-    if any(isinstance(number, bool) or not isinstance(number, int) or number < 1 for number in (latents, batch)):
-        raise LatentsError(f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on.")
-    return cast(AudioPlan, plan_decode(spec, (batch, spec.in_channels, latents, 1, 1), machine, **options))
-
-
 def plan_sound_encode(
     spec: NetworkSpec, seconds: float, machine: Machine, *, batch: int = 1, **options: Any
 ) -> AudioEncodePlan:
@@ -280,15 +271,8 @@ def plan_checkpoint(
 ) -> AudioPlan:
     """The plan of a decode by networks that are not loaded."""
     decoder, vocoder = (checkpoint.spec(name) for name in ("decoder", "vocoder"))
-    size = DTYPES[dtype or checkpoint.networks["decoder"].dtype].size
-    weights = decoder.num_weights * size + vocoder.num_weights * mx.float32.size
-    return plan_sound(join_specs(decoder, vocoder), latents, machine, weight_bytes=weights, **options)
-
-
-def every_chunk(make_plan: Callable[..., SoundPlan]) -> list[SoundPlan]:
-    """The plans of one sound with all possible chunks, the fastest first."""
-    plan = make_plan()
-    return [make_plan(chunk=chunk) for chunk in plan.rules.chunks] if plan.mode is Mode.EXACT else [plan]
+    stored = cast(DtypeName, checkpoint.networks["decoder"].dtype)
+    return plan_networks(decoder, vocoder, latents, machine, dtype=dtype or stored, **options)
 
 
 def _read_pieces(waveform: object) -> Iterator[np.ndarray]:

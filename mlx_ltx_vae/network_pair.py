@@ -1,13 +1,13 @@
 """What a VAE is loaded into: its encoder and its decoder, of which one may be missing."""
 
 import os
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 
 from .backend.device import check_process, this_machine
 from .backend.machine import Machine
-from .backend.mlx_utils import DTYPES, DtypeName, GivenDtype, dtype_name
+from .backend.mlx_utils import DtypeName, GivenDtype, dtype_name, parse_dtype
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.loading import LazyNetwork, load_network
 from .errors import CheckpointError
@@ -62,12 +62,10 @@ class NetworkPair(Generic[ConfigT, EncoderT]):
     ) -> tuple[Checkpoint, DtypeName | None]:
         """The checkpoint to load, if it is not open yet, in this process, and the name of the dtype."""
         check_process()
-        name = dtype_name(dtype) if isinstance(dtype, mx.Dtype) else dtype
-        if name is not None and name not in DTYPES:
-            raise CheckpointError(f"dtype {name!r} is not known; expected {', '.join(DTYPES)}.")
+        name = parse_dtype(dtype)
         if not isinstance(source, Checkpoint):
             source = open_checkpoint(source, encoder=encoder, decoder=decoder, medium=medium)
-        return source, cast("DtypeName | None", name)
+        return source, name
 
     @property
     def dtype(self) -> mx.Dtype:

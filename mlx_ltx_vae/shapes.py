@@ -1,10 +1,11 @@
 """Grid arithmetic: latent shapes, video shapes and the scale factors between them. No MLX."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .errors import LatentsError
+from .errors import LatentsError, quote
 
 Grid = tuple[int, int, int]  # extents along time, height and width, of latents or of a video
 Size = tuple[int, int]  # width and height of a frame, in pixels
@@ -119,6 +120,17 @@ def is_possible_size(size: Size) -> bool:
     """Whether ffmpeg can have frames of this size."""
     width, height = size
     return (width + _ADDED_TO_SIDES) * (height + _ADDED_TO_SIDES) < MAX_PIXELS
+
+
+def parse_size(text: str) -> Size:
+    """(width, height) of a text such as "768x512"; a `LatentsError` for anything else, or for too many pixels."""
+    match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", text)
+    if not match or not int(match[1]) or not int(match[2]):
+        raise LatentsError(f"{quote(text)} is not a width and a height such as 768x512")
+    size = int(match[1]), int(match[2])
+    if not is_possible_size(size):
+        raise LatentsError(f"{text} is larger than any video; frames have at most {MAX_PIXELS:,} pixels")
+    return size
 
 
 def format_size(width: int, height: int) -> str:

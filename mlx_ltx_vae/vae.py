@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -12,16 +11,16 @@ import numpy as np
 from .backend.mlx_utils import GivenDtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
-from .errors import LatentsError, PlanError, WriterError
+from .errors import LatentsError, PlanError
 from .frame_rate import DEFAULT_FPS, Rate
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.noise import DEFAULT_CONVENTION, ConventionName, Noise
 from .network_pair import NetworkPair, load_encoder
 from .pipeline.chunk_stream import arrays_released, join_parts
-from .pipeline.decode_file import DecodeReport, FileDecode
+from .pipeline.decode_file import DecodeReport, open_file_decode
 from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, StreamOptions, WholeOptions, check_options
 from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream
-from .pipeline.hdr_frames import HDR, choose_hdr
+from .pipeline.hdr_frames import HDR
 from .pipeline.latent_sources import LatentInput, is_whole
 from .pipeline.postprocess import OnFramesReady, hand_over, join_chunks, join_levels
 from .pipeline.preprocess import Frames
@@ -29,9 +28,9 @@ from .pipeline.progress import Progress, show_progress
 from .planning.options import BitDepth, ModeName, OrderName
 from .planning.plan import DecodePlan, EncodePlan
 from .planning.planner import plan_decode, plan_encode
+from .published import estimate
 from .tiling.config import TilingConfig
 from .video.frame_format import FrameOutput, FrameStep, frame_format
-from .video.sink import SinkOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -161,6 +160,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             ranks=ranks,
             denoising_steps=steps,
         )
+
+    estimate = staticmethod(estimate)
 
     def plan_encode(
         self,
@@ -333,14 +334,13 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        They may arrive, as for `stream`, without a memory budget. A folder ("frames/") gets PNG stills. `fps`, `audio`
-        (also an `AudioVAE.stream`) and all up to `overwrite` are those of `VideoWriter`, `hdr` is the curve of HDR
-        latents or `HDROptions`, and the others those of `decode`; a plan has the same outputs. Errors: `WriterError`.
+        They may arrive, as for `stream`; a folder gets stills. For all up to `overwrite` see `VideoWriter`, for `hdr` (or a
+        curve) `HDROptions`, for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
-        frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(frame_steps))
-        output = SinkOptions(audio, codec, crf, overwrite=overwrite, shortest=shortest, pix_fmt=pix_fmt, frames=frames)
-        file = FileDecode(path, fps, choose_hdr(replace(output, metadata=metadata or {}), hdr, self._decoder.dtype))
+        given = {"audio": audio, "codec": codec, "crf": crf, "pix_fmt": pix_fmt, "metadata": metadata or {}}
+        given |= {"shortest": shortest, "overwrite": overwrite}
+        file = open_file_decode(path, fps, given, bit_depth, frame_steps, hdr, self._decoder.dtype)
         plan = self._default_plan(latents, plan, memory_budget, outputs=file.frames, steps=options.get("steps"))
         file.check(plan if is_whole(latents) else None)
         with arrays_released(), self.stream(latents, plan, bit_depth=file.bit_depth, **options) as stream:

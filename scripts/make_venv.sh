@@ -1,10 +1,11 @@
 #!/bin/sh
-# Create or update .venv: this package (editable), the development tools, and one of MLX's backends.
+# Create or update .venv: this package (editable), one of MLX's backends, and with "dev" the development tools.
 #
-#     [PYTHON=python3.12] sh scripts/make_venv.sh [cpu|cuda12|cuda13]
+#     [PYTHON=python3.12] sh scripts/make_venv.sh [cpu|cuda12|cuda13|""] [dev]
 set -eu
 
 backend=${1:-}
+tools=${2:-}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 # Print why a Python cannot be used; print nothing if it can.
@@ -41,8 +42,11 @@ find_python() {
 # Whether .venv can be kept. One with another backend cannot: all backends install libmlx.so to the same place.
 reusable() {
     .venv/bin/python -c "import pip, sys; sys.exit(sys.version_info < (3, 10))" 2>/dev/null || return 1
-    for stamp in .venv/.ready*; do
-        [ ! -e "$stamp" ] || [ "$stamp" = ".venv/.ready${backend:+-$backend}" ] || return 1
+    for stamp in .venv/.ready* .venv/.installed*; do
+        case $stamp in
+        *"*" | */.ready"${backend:+-$backend}" | */.installed"${backend:+-$backend}") ;; # none, or of this backend
+        *) return 1 ;;
+        esac
     done
 }
 
@@ -52,7 +56,7 @@ if ! reusable; then
     "$python" -m venv --clear .venv
 fi
 
-extras=dev${backend:+,$backend}
-echo "Installing mlx_ltx_vae[$extras] into .venv" >&2
+extras=$tools${tools:+${backend:+,}}$backend
+echo "Installing mlx_ltx_vae${extras:+[$extras]} and what it needs into .venv; pip is silent while it works" >&2
 .venv/bin/python -m pip install --quiet "pip>=21.3" # the first version with editable installs from pyproject.toml
-.venv/bin/python -m pip install --quiet --editable ".[$extras]"
+.venv/bin/python -m pip install --quiet --editable ".${extras:+[$extras]}"

@@ -12,6 +12,7 @@ from mlx_ltx_vae.streaming.driver import run, run_whole
 from tolerances import tolerance
 
 FULL_WIDTH = ["full_width_ltx2", "full_width_ltx2_3", "full_width_encoder"]
+pytestmark = pytest.mark.golden
 
 
 def decode_mel(vae, latents):

@@ -13,12 +13,13 @@ import pytest
 
 from mlx_ltx_vae.bench import processes
 from mlx_ltx_vae.bench.__main__ import main
-from mlx_ltx_vae.bench.case import Case, load_vae, published
+from mlx_ltx_vae.bench.case import Case, load_vae
 from mlx_ltx_vae.bench.decoding import compare, decode, footprint, measure
 from mlx_ltx_vae.bench.old_options import with_new_names
 from mlx_ltx_vae.bench.processes import Job
 from mlx_ltx_vae.bench.tables import format_psnr, table
 from mlx_ltx_vae.metrics import max_difference, psnr
+from mlx_ltx_vae.models.families import published
 
 TINY = ["--base-width", "8", "--size", "64x64", "--repeat", "1"]
 MEASURED = {"seconds": 1.0, "peak_bytes": 1e6, "bytes_per_pixel": 100.0, "weights_bytes": 1e6}
@@ -100,7 +101,7 @@ def test_todays_spelling_stays_as_it_is(words, capsys):
     assert capsys.readouterr().err == ""
 
 
-SLOW = {"ltx-2.5-diffusion"}
+SLOW = {"ltx-2.5", "ltx-2.5-diffusion"}  # the first has the layers of ltx-2.3
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_all_parts_are_measured_printed_and_written(in_process, golden, tmp_path
     names = [run["name"] for run in document["decodes"]]
     assert names[0] == "as planned" and names[-1] == "as planned, again"
     assert set(names) >= {"chunk 2", "chunk 4", "MLX's tile batch", "no Winograd", "float16", "cache 0.5 GB"}
-    assert set(names) >= {"mx.conv3d", "2 steps ahead"} and len(names) == 16
+    assert set(names) >= {"mx.conv3d", "2 steps ahead"} and len(names) == 18
     for run in document["decodes"]:
         assert run["frames"] == 9 and 0 < run["first_frame_seconds"] <= run["seconds"]
         assert run["total_peak_bytes"] > 0 and ("ahead" in run["name"]) == (run["planned_bytes"] is None)
@@ -79,6 +79,8 @@ def test_all_parts_are_measured_printed_and_written(in_process, golden, tmp_path
     (attention,) = document["attention"]
     assert (attention["generation"], attention["is_ours"]) == ("ltx-2.5-diffusion", True)
     printed = capsys.readouterr().out
+    assert printed.endswith(f"\n\n{document['plan']['verdict']}\n")
+    assert {each["mode"] for each in document["plan"]["modes"]} == {"exact by time", "exact by rows", "single", "tiled"}
     for title in ("| convolution ", "| as planned ", "| reference ", "| blocks of 4 "):
         assert f"\n{title}" in printed
 
@@ -91,6 +93,8 @@ def test_quick_leaves_out_most_decodes(in_process, capsys):
     assert names == ["as planned", "mx.conv3d", "no Winograd", "0 steps ahead", "1 step ahead"]
     assert [run["name"] for run in document["accuracy"]] == ["reference", "exact", "bfloat16 given"]
     assert document["attention"] == []
+    assert [each["mode"] for each in document["plan"]["modes"]] == ["exact by time"]
+    assert document["plan"]["modes"][0]["decodes"] == 6 and document["is_virtual"] is False
 
 
 @pytest.mark.slow

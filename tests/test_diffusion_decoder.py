@@ -40,6 +40,7 @@ def vaes(golden):
     return make
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize("mode", ["single", "exact"])
 @pytest.mark.parametrize("name", CASES)
 def test_float32_agrees_with_the_reference_within_2e_4(golden, vaes, name, mode):
@@ -53,6 +54,7 @@ def test_float32_agrees_with_the_reference_within_2e_4(golden, vaes, name, mode)
     assert np.abs(case.select(latents, encoded) - case.arrays[encoded["expected"]]).max() < tolerance(1e-4)
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize("name", CASES)
 def test_bfloat16_agrees_with_the_reference_within_4_5_percent_rms(golden, vaes, name):
     case, vae = golden(name), vaes(name, "bfloat16")
@@ -61,6 +63,7 @@ def test_bfloat16_agrees_with_the_reference_within_4_5_percent_rms(golden, vaes,
         assert relative_rms(result, case.arrays[check["expected"]]) < 0.045
 
 
+@pytest.mark.golden
 @pytest.mark.slow
 def test_the_published_geometry_agrees_with_the_reference(golden, vaes):
     """Also one cell, one and two frames, a batch and two steps."""

@@ -18,6 +18,7 @@ FULL_WIDTH = [
     "full_width_ltx2_3",  # last, for test_golden_winograd.py, which takes its checkpoint
 ]
 MODES = ["single", "exact"]
+pytestmark = pytest.mark.golden
 
 
 def result_of(vae, case, check, mode):

@@ -12,6 +12,7 @@ from benchmarks.metal import pages
 from benchmarks.metal.pages import NOTHING_YET, PAGES, ROOT, read_measurements, with_section, write_pages
 from benchmarks.metal.verdicts import clip_sums, make_verdicts
 from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.metal.agreement import compare_with_plan
 from mlx_ltx_vae.bench.metal.submission import without_names
 from mlx_ltx_vae.errors import LTXVAEError
 
@@ -177,6 +178,32 @@ def test_peak_and_footprint_are_held_against_the_plan(document):
     assert verdict(document, "MLX's peak")[0] is verdict(document, "the footprint")[0] is False
 
 
+def test_a_document_compares_itself_with_the_plan_of_each_mode(document):
+    document["accuracy"].append(decode_run("single pass", 1.0, mode="single", planned_bytes=4e9))
+    found = compare_with_plan(document)
+    assert [(each["mode"], each["decodes"], each["planned_per_measured"]) for each in found["modes"]] == [
+        ("exact by auto", 9, 1.05),
+        ("single", 1, 2.0),
+    ]
+    assert found["modes"][0]["planned_per_measured_footprint"] == round(3 / 2.9, 3)
+    assert found["agrees"] is True
+    agreed = "This machine agrees with the plan: planned memory is at least 1.05 exact by auto, 2.00 single times the"
+    assert found["verdict"].startswith(agreed)
+    document["accuracy"][-1]["total_peak_bytes"] = 4.4e9
+    found = compare_with_plan(document)
+    assert (found["agrees"], found["modes"][1]["planned_per_measured"]) == (False, 0.909)
+    assert (
+        "the decode 'single pass' (single) took 4.40 GB of MLX's memory, and 4.00 GB were planned" in found["verdict"]
+    )
+    document["accuracy"][-1] |= {"total_peak_bytes": 3.9e9, "peak_footprint_bytes": 4e9}
+    assert (
+        "the footprint of the decode 'single pass' (single) was 1.30 of the" in compare_with_plan(document)["verdict"]
+    )
+    document["machine"]["backend"] = "cpu"  # where the footprint is that of the whole process
+    assert compare_with_plan(document)["agrees"] is True
+    assert compare_with_plan(document | {"decodes": [], "accuracy": []})["agrees"] is None
+
+
 @pytest.mark.parametrize(("psnr", "largest", "agrees"), [(47.5, 0.05, True), (45.0, 0.05, False), (47.5, 0.11, False)])
 def test_accuracy_is_held_against_operands_in_bfloat16(document, psnr, largest, agrees):
     """An rms of 1.2 times, which are 1.6 dB, or twice the largest error."""
@@ -273,9 +300,13 @@ def test_pages_show_the_macs_that_were_submitted(document, tmp_path):
     ("change", "complaint"),
     [
         ({"schema": 1}, "has the schema 1; this version reads 2"),
-        ({"machine": {"backend": "cpu"}}, "was measured on cpu, not on Apple's GPU"),
+        ({"machine": {"backend": "cpu", "processor": "EPYC"}}, "was measured on cpu, not on Apple's GPU"),
         ({"case": {"is_quick": True, "width": 768, "height": 512}}, "is not a whole measurement of 768x512"),
         ({"case": {"is_quick": False, "width": 64, "height": 64}}, "is not a whole measurement of 768x512"),
+        (
+            {"machine": {"backend": "metal", "processor": "Apple Paravirtual device"}},
+            "was measured on a virtual machine",
+        ),
         ({"machine": None}, "is not a file that bench --metal --save wrote"),
     ],
 )
@@ -283,3 +314,30 @@ def test_other_files_among_the_measurements_are_named(document, tmp_path, change
     (tmp_path / "x.json").write_text(json.dumps(document | change))
     with pytest.raises(LTXVAEError, match=f"x.json: {complaint}"):
         read_measurements(tmp_path)
+
+
+def test_submissions_are_checked_by_their_names_whatever_characters_these_have(document, tmp_path, capsys):
+    """As the workflow does: git's names, each ended by NUL, as arguments."""
+    folder = tmp_path / "a b" / "it's\nhere"
+    folder.mkdir(parents=True)
+    good = folder / "apple-m9-max-2099-01-31.json"
+    good.write_text(json.dumps(without_names(document)))
+    page = folder / "README.md"
+    page.touch()
+    assert main(["check-measurements", "--", str(good), str(page)]) == 0
+    assert capsys.readouterr().out == "1 measurement, as submitted\n"
+    wrong = {
+        "apple-m9-max-2099-01-30.json": (
+            document,
+            "has the name of another machine or day; expected apple-m9-max-2099-",
+        ),
+        good.name: (document, "has paths or names"),
+        "--debug.json": (without_names(document), "has the name of another machine"),
+        "x.json": ({**without_names(document), "decodes": [{}]}, "lacks what bench --metal --submit writes"),
+        "run.sh": ({}, "is no measurement"),
+    }
+    for name, (content, complaint) in wrong.items():
+        content = without_names(content) if "2099-01-30" in name else content
+        (folder / name).write_text(json.dumps(content))
+        assert main(["check-measurements", "--", str(folder / name)]) == 1, name
+        assert complaint in capsys.readouterr().err

@@ -74,6 +74,7 @@ def compare_all(golden, name, dtype, modes):
         yield check["name"], case.select(result, check), case.arrays[check["expected"]]
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize("name", CASES)
 def test_float32_agrees_with_the_author_s_results(golden, name):
     for check, got, expected in compare_all(golden, name, "float32", ["single", "exact"]):
@@ -81,6 +82,7 @@ def test_float32_agrees_with_the_author_s_results(golden, name):
         assert np.abs(got - expected).max() < tolerance(limit), check
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize(("name", "dtype", "limit"), [(CASES[0], "bfloat16", 0.03), (CASES[1], "float16", 0.005)])
 def test_half_precision_agrees_with_the_author_s_results(golden, name, dtype, limit, recwarn):
     for check, got, expected in compare_all(golden, name, dtype, ["exact"]):

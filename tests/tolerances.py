@@ -5,8 +5,8 @@ import os
 import mlx.core as mx
 import pytest
 
-#: Whether the tests run on MLX's CPU backend. Otherwise they run on Metal or CUDA.
-ON_CPU = mx.default_device() == mx.Device(mx.cpu)
+#: Whether the tests run on MLX's CPU backend. Otherwise they run on Metal or CUDA, or with Metal's rounding emulated.
+ON_CPU = mx.default_device() == mx.Device(mx.cpu) and not os.environ.get("EMULATE_METAL")
 
 # Whether float32 matrix products may round their operands to TF32: on CUDA and Apple's M5, unless it is switched off as
 # `conftest.py` does.

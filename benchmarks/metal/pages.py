@@ -7,12 +7,12 @@ from typing import Any
 
 from benchmarks.metal.verdicts import BEST, clip_sums, decodes_of, list_verdicts, planned_seconds
 from mlx_ltx_vae.bench.metal.command import SCHEMA
-from mlx_ltx_vae.bench.metal.submission import SIZE, submission_name, without_names
+from mlx_ltx_vae.bench.metal.submission import SIZE, is_virtual, submission_name, without_names
 from mlx_ltx_vae.bench.metal.tasks import GPU_FORMS
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.files import PartFile
-from mlx_ltx_vae.units import GB
+from mlx_ltx_vae.units import GB, format_count
 
 ROOT = Path(__file__).parents[2]
 NOTHING_YET = "No Mac has been measured yet."
@@ -63,9 +63,42 @@ def read_measurements(folder: Path) -> list[dict[str, Any]]:
     return sorted(documents, key=lambda document: (document["machine"]["processor"], document["date"]))
 
 
+def check_submission(path: Path) -> None:
+    """Raise `LTXVAEError` unless a file is a measurement that can be published, under its own name and as written."""
+    document = read_document(path)
+    _check_whole(path, document)
+    try:
+        expected, written = submission_name(document["machine"], document["date"]), without_names(document)
+        list_verdicts(document)
+        readme_table([document])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LTXVAEError(f"{path}: lacks what bench --metal --submit writes ({error!r}); run it again.") from error
+    if path.name != expected:
+        raise LTXVAEError(f"{path}: has the name of another machine or day; expected {expected}.")
+    if written != document:
+        raise LTXVAEError(f"{path}: has paths or names; write it with bench --metal --submit.")
+
+
+def check_files(paths: Sequence[Path]) -> str:
+    """Check files that are in docs/measurements/ with `check_submission`; returns what to print.
+
+    Raises:
+        LTXVAEError: also for a file that is neither a page nor JSON.
+    """
+    for path in paths:
+        if path.suffix == ".json":
+            check_submission(path)
+        elif path.name != "README.md":
+            raise LTXVAEError(f"{path}: is no measurement; only JSON files of bench --metal --submit belong there.")
+    count = sum(path.suffix == ".json" for path in paths)
+    return f"{format_count(count, 'measurement')}, as submitted"
+
+
 def _check_whole(name: object, document: Mapping[str, Any]) -> None:
     """Raise `LTXVAEError` unless a document is a whole measurement of a Mac."""
     case, backend = document["case"], document["machine"]["backend"]
+    if is_virtual(document["machine"]):
+        raise LTXVAEError(f"{name}: was measured on a virtual machine, whose times mean nothing.")
     if backend != "metal":
         raise LTXVAEError(f"{name}: was measured on {backend}, not on Apple's GPU.")
     if case["is_quick"] or (case["width"], case["height"]) != SIZE:

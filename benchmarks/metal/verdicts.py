@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mlx_ltx_vae.bench.metal.agreement import footprint_share, peak_share, planned_runs
 from mlx_ltx_vae.bench.metal.tasks import AS_PLANNED, RULE
 from mlx_ltx_vae.bench.tables import table
 from mlx_ltx_vae.planning.memory import COMFORTABLE_CACHE_BYTES
@@ -192,16 +193,12 @@ def _caches(document: Document) -> Iterator[Verdict]:
 
 def _memory(document: Document, is_metal: bool) -> Iterator[Verdict]:
     """MLX's peak and the footprint against the plan, over all decodes that have one."""
-    runs = [run for run in decodes_of(document).values() if run["planned_bytes"] is not None]
-    peak = max((run["total_peak_bytes"] / run["planned_bytes"] for run in runs), default=None)
+    runs = planned_runs(document)
+    peak = max(map(peak_share, runs), default=None)
     if peak is not None:
         change = "models/convolution/rules.py: scratch_bytes"
         yield Verdict("MLX's peak", f"{peak:.2f} of the plan at most", peak <= 1, change)
-    taken = [
-        (run["peak_footprint_bytes"] - run["start_footprint_bytes"]) / run["planned_total_bytes"]
-        for run in runs
-        if None not in (run["peak_footprint_bytes"], run["start_footprint_bytes"])
-    ]
+    taken = [share for share in map(footprint_share, runs) if share is not None]
     if taken and is_metal:
         answer = f"{max(taken):.2f} of the plan with its buffer cache at most"
         yield Verdict("the footprint", answer, max(taken) <= 1, "planning/memory.py: _CACHE_SHARE")

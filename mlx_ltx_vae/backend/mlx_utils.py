@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ..errors import LatentsError, LTXVAEError, excerpt
+from ..errors import CheckpointError, LatentsError, LTXVAEError, excerpt
 
 #: What `--dtype` accepts.
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -23,6 +23,14 @@ DTYPES: dict[str, mx.Dtype] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "
 def dtype_name(dtype: mx.Dtype | np.dtype) -> str:
     """`"bfloat16"` for `mlx.core.bfloat16`."""
     return str(dtype).rpartition(".")[2]
+
+
+def parse_dtype(dtype: GivenDtype) -> DtypeName | None:
+    """The name of a given dtype. A `CheckpointError` if no network can have it."""
+    name = dtype_name(dtype) if isinstance(dtype, mx.Dtype) else dtype
+    if name is not None and name not in DTYPES:
+        raise CheckpointError(f"dtype {name!r} is not known; expected {', '.join(DTYPES)}.")
+    return cast("DtypeName | None", name)
 
 
 def to_float(array: mx.array) -> float:

@@ -13,7 +13,6 @@ from ..backend.machine import Backend
 from ..backend.mlx_utils import DTYPES, DtypeName, named_parameters
 from ..checkpoint import open_checkpoint
 from ..latents import load_latents
-from ..models import families
 from ..models.base import NETWORKS, Config, Family, Statistics
 from ..models.convolution.prepared import prepare
 from ..models.convolution.rules import ConvRule, ConvShape, Formulation
@@ -21,6 +20,7 @@ from ..models.specs import NetworkSpec
 from ..pipeline.postprocess import FrameChunk
 from ..planning.options import BitDepth, OrderName
 from ..planning.plan import DecodePlan
+from ..published import PublishedVAE
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
 from ..tiling.config import parse_tile
 from ..vae import VideoVAE
@@ -43,7 +43,7 @@ class Case:
     Attributes:
         model: a checkpoint, or None for random weights.
         latents: a latent file, which then determines the size and length; None for noise.
-        generation: of random weights, a key of `published`.
+        generation: of random weights, a name of `PublishedVAE`.
         base_width: base channels of random weights; the published models have 128.
         dtype: what to compute in; None for the checkpoint's own, or float32 for random weights.
         keeps_dtype: whether convolutions of random weights take their operands in `dtype` although another is more
@@ -84,23 +84,23 @@ class Case:
         return preset(self.tiles, self.height, self.width, self.frames) or TilingConfig()
 
 
-def published() -> dict[str, Family[Any]]:
-    """The families of the published VAEs, by the names of the latter."""
-    return {name: family for family in families.FAMILIES for name in family.published}
+def published_vae(case: Case) -> PublishedVAE:
+    """What a case without a checkpoint has random weights of."""
+    return PublishedVAE.find(case.generation, base_channels=case.base_width)
 
 
 def load_config(case: Case) -> Config:
     """The configuration of a case's checkpoint, whose headers alone are read, or of its random weights."""
     if case.model:
         return open_checkpoint(case.model).config
-    return published()[case.generation].published[case.generation](case.base_width)
+    return published_vae(case).config
 
 
 def load_spec(case: Case) -> NetworkSpec:
     """The layers of a case's decoder."""
     if case.model:
         return open_checkpoint(case.model, encoder=False).spec("decoder")
-    return published()[case.generation].spec(load_config(case), "decoder")
+    return published_vae(case).spec("decoder")
 
 
 def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> VideoVAE:
@@ -124,8 +124,9 @@ def make_random_network(case: Case, network: str = "decoder") -> nn.Module:
     Raises:
         CheckpointError: if the family has no such network.
     """
-    family, config = published()[case.generation], load_config(case)
-    family.spec(config, network)
+    vae = published_vae(case)
+    vae.spec(network)
+    family, config = vae.family, vae.config
     if case.formulation is not None:
         family = with_rule(family, FixedRule(Formulation(case.formulation)))
     ones = mx.ones((config.latent_channels,))

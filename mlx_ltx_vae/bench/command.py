@@ -14,9 +14,10 @@ from ..backend.mlx_utils import DTYPES
 from ..checkpoint import open_checkpoint
 from ..commands.cli import add_common_options, frame_size, memory_budget, positive, print_report, tile
 from ..files import InputFiles, PartFile
+from ..models.families import published
 from ..planning.options import ModeName, OrderName
 from ..tiling import PRESETS
-from .case import Case, published
+from .case import Case
 from .plot import draw, new_figure
 from .processes import Job, Run, describe_machine, run_interleaved
 

@@ -40,7 +40,7 @@ from ..errors import (
 from ..frame_rate import parse_fps
 from ..latents.metadata import parse_grid
 from ..process import delay_signals, die_by_termination, ended_by_signals
-from ..shapes import MAX_PIXELS, is_possible_size
+from ..shapes import parse_size
 from ..startup import is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from ..units import parse_bytes
@@ -327,17 +327,6 @@ def write_line(text: str, file: TextIO) -> None:
         raise WriterError(_describe_output_error(error)) from error
 
 
-def frame_size(text: str) -> tuple[int, int]:
-    """The type of `--size 768x512`: (width, height)."""
-    match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", text)
-    if not match or not int(match[1]) or not int(match[2]):
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not a width and a height such as 768x512")
-    size = int(match[1]), int(match[2])
-    if not is_possible_size(size):
-        raise argparse.ArgumentTypeError(f"{text} is larger than any video; frames have at most {MAX_PIXELS:,} pixels")
-    return size
-
-
 def positive(text: str) -> int:
     """The type of `--chunk 2`: a whole number above 0."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
@@ -386,7 +375,9 @@ def argument_type(parse: Callable[[str], Value]) -> Callable[[str], Value]:
     return convert
 
 
-# The types of --fps 23.976, --grid 16x22x40 (F', H', W'), --tile 512:64, --tile-frames 64:24 and --memory-budget 8GB.
+# The types of --size 768x512, --fps 23.976, --grid 16x22x40 (F', H', W'), --tile 512:64, --tile-frames 64:24 and
+# --memory-budget 8GB.
+frame_size = argument_type(parse_size)
 frame_rate = argument_type(parse_fps)
 grid = argument_type(parse_grid)
 tile = argument_type(lambda text: SpatialTilingConfig(*parse_tile(text)))

@@ -25,10 +25,10 @@ from ..models.noise import check_takes_seed
 from ..pipeline.postprocess import write_chunk
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
-from ..planning.plan import DecodePlan, Mode
+from ..planning.plan import DecodePlan
 from ..planning.planner import plan_decode
 from ..shapes import Grid, format_size
-from ..tiling import TilingConfig, preset
+from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..video import add_metadata, check_output, check_output_options, open_sink, output_files, takes_sound
 from ..video.frame_format import FrameOutput, frame_format
@@ -45,11 +45,13 @@ from .decode_options import (
     add_video_options,
     choose_frames,
     chosen_steps,
+    with_preset,
 )
 from .hdr_options import choose_exr_output, choose_hdr_frames
 from .items import Item, all_exist, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
 from .options import add_job_options, pick, take
+from .published_plan import add_generation_options, is_without_files, print_published_plan
 from .sound import FoundSound, SoundSettings, SoundTask, check_sound_options, find_sound
 
 _OF_SOUND = (
@@ -86,6 +88,7 @@ def build_parser() -> CommandParser:
     video = parser.add_argument_group("the video")
     add_sound_options(video)
     add_video_options(video)
+    add_generation_options(parser)
     return parser
 
 
@@ -93,6 +96,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command and return the exit code."""
     parser = build_parser()
     arguments = parser.parse_inputs(argv)
+    if is_without_files(parser, arguments):
+        with parser.wrong_usage():
+            options = _plan_options(arguments)
+        return print_published_plan(parser, arguments, options)
     sound = pick(SoundSettings, arguments)
     missing: str | None = "-m VAE is missing: the checkpoint to decode with"
     if sound.is_alone:
@@ -128,8 +135,6 @@ def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job,
         parser.error("-o OUT is missing: where to write the video")
     if arguments.json and arguments.output == "-":
         parser.error("--json and -o - both write to standard output; choose one")
-    if arguments.preset and (arguments.tile or arguments.tile_frames):
-        parser.error("--preset cannot be combined with --tile or --tile-frames")
     with parser.wrong_usage():
         pattern = find_pattern(arguments.latents, arguments.output, ".mp4")
         sound = pick(SoundSettings, arguments)
@@ -171,6 +176,8 @@ def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
     if arguments.tile or arguments.tile_frames:
         tiling = TilingConfig(arguments.tile, arguments.tile_frames)
     if tiling or arguments.preset:
+        if tiling and arguments.preset:
+            raise PlanError("--preset cannot be combined with --tile or --tile-frames")
         if mode not in ("auto", "tiled"):
             raise PlanError(f"tiles go with --mode tiled, not {mode}")
         parse_options(mode="tiled", **options)
@@ -380,10 +387,7 @@ class DecodeTask(Task):
         key = (shape, frames, outputs, *sound)
         if key not in plans:
             options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)
-            if self._settings.preset:
-                num_frames, height, width = spec.out_grid(shape.grid)
-                if tiling := preset(self._settings.preset, height, width, num_frames):
-                    options = replace(options, mode=Mode.TILED, tiling=tiling)
+            options = with_preset(options, self._settings.preset, spec.out_grid(shape.grid))
             run: dict[str, Any] = {"holds_latents": False, "outputs": outputs, "frames": frames}
             machine = self._vae.machine
             plans[key] = plan_decode(spec, shape, machine, sound=sound, **run, **vars(options))

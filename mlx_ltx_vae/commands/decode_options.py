@@ -3,12 +3,15 @@
 import argparse
 import re
 import warnings
+from dataclasses import replace
 from typing import get_args
 
 from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION, MAX_SEED, check_seed
 from ..pipeline import frame_steps
-from ..planning.options import BitDepth, ModeName, OrderName
-from ..tiling import PRESETS
+from ..planning.options import BitDepth, ModeName, OrderName, PlanOptions
+from ..planning.plan import Mode
+from ..shapes import Grid
+from ..tiling import PRESETS, preset
 from ..units import format_count
 from ..video import frame_endings
 from ..video.frame_format import FrameStep
@@ -77,6 +80,13 @@ def add_mode_options(how: argparse._ArgumentGroup) -> None:
         default, along axes of more than 512 pixels or 65 frames; wide, for the diffusion decoder of LTX-2.5, 512:160
         and 96:40"""
     how.add_argument("--preset", choices=list(PRESETS), metavar="NAME", help=presets)
+
+
+def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOptions:
+    """The options of a video's plan with the tiles of a preset, which may depend on the size; None for no preset."""
+    num_frames, height, width = video
+    tiling = preset(name, height, width, num_frames) if name else None
+    return replace(options, mode=Mode.TILED, tiling=tiling) if tiling else options
 
 
 def add_noise_options(how: argparse._ArgumentGroup) -> None:

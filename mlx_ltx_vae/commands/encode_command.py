@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from .. import demo
-from ..audio_vae import AudioVAE, every_chunk, plan_sound_encode
+from ..audio_vae import AudioVAE, plan_sound_encode
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..distributed import Work
@@ -29,6 +29,7 @@ from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
 from ..pipeline.hdr_frames import HDRInput, to_encoder_pixels
 from ..pipeline.progress import FrameBar
+from ..pipeline.sound_plan import every_chunk
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import AudioEncodePlan, EncodePlan, SoundPlan
 from ..planning.planner import plan_encode

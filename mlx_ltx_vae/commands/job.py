@@ -123,9 +123,7 @@ class Task(ABC):
 
     def report_plan(self) -> tuple[dict[str, Any], str]:
         """The report of a dry run, JSON-serializable and as text."""
-        networks, sound = self.networks(), self.plan.sound
-        values = {"plan": self.plan.as_dict(), **networks} | ({"audio": sound.as_dict()} if sound else {})
-        return values, f"{self.plan}\nVAE      {describe_networks(networks)}" + (f"\n\n{sound}" if sound else "")
+        return plan_report(self.plan, self.networks())
 
     @abstractmethod
     def run(self, bar: FrameBar) -> None:
@@ -163,14 +161,21 @@ class Task(ABC):
         self._item.values, self._item.text = values, "\n".join(lines)
 
 
+def plan_report(plan: Plan, networks: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Any], str]:
+    """The report of a plan and the networks that it is of, JSON-serializable and as text."""
+    sound = plan.sound
+    values = {"plan": plan.as_dict(), **networks} | ({"audio": sound.as_dict()} if sound else {})
+    return values, f"{plan}\nVAE      {describe_networks(networks)}" + (f"\n\n{sound}" if sound else "")
+
+
 def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:
     """What `Checkpoint.used` returned, as the end of a line: "vae.safetensors (LTX-2.3, convolutional decoder)"."""
     return ", ".join(map(_describe_network, networks.values()))
 
 
 def _describe_network(used: Mapping[str, str]) -> str:
-    kind = f", {used['decoder']} decoder" if "decoder" in used else ""
-    return printable(f"{Path(used['file']).name} ({used['generation']}{kind})")
+    what = used["generation"] + (f", {used['decoder']} decoder" if "decoder" in used else "")
+    return printable(f"{Path(used['file']).name} ({what})" if "file" in used else what)
 
 
 def name_all(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from ..audio_vae import AudioVAE, every_chunk, find_sound_decoder, plan_checkpoint
+from ..audio_vae import AudioVAE, find_sound_decoder, plan_checkpoint
 from ..backend.machine import Machine
 from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint
@@ -21,6 +21,7 @@ from ..latents import LatentsFile
 from ..latents.audio import AudioLatentsFile, open_audio_latents
 from ..models.base import SoundConfig
 from ..pipeline.progress import FrameBar
+from ..pipeline.sound_plan import every_chunk
 from ..planning.plan import AudioPlan, SoundPlan
 from ..units import format_count, format_seconds
 from ..video import is_sound

@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..backend.mlx_utils import DtypeName
 from ..errors import LatentsError
 from ..shapes import ScaleFactors, Shape
 from ..streaming.context import Stage, StreamContext
@@ -261,8 +262,10 @@ class Family(Generic[ConfigT]):
             less work; None if there is none.
         computes_in_half: the networks whose values fit float16. Others compute in float32 if they are stored in it.
         decoder: the kind of its decoder, in a word.
-        published: the published VAEs by short names, such as "ltx-2.3". Each makes its configuration with so many base
-            channels, of which LTX-2.3 has 128; a family that has no such number scales its own widths by it.
+        published: the published VAEs by short names, such as "ltx-2.3". Each makes its configuration at the published
+            widths, or with so many base channels, of which LTX-2.3 has 128; a family that has no such number scales its
+            own widths by it.
+        published_dtype: what the published files store.
     """
 
     name: str
@@ -278,4 +281,5 @@ class Family(Generic[ConfigT]):
     describe: Callable[[ConfigT], Description]
     stills: Callable[[ConfigT], ConfigT] | None = None
     computes_in_half: Collection[str] = ("decoder",)
-    published: Mapping[str, Callable[[int], ConfigT]] = field(default_factory=dict)
+    published: Mapping[str, Callable[..., ConfigT]] = field(default_factory=dict)
+    published_dtype: DtypeName = "bfloat16"

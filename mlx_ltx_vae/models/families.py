@@ -3,7 +3,7 @@
 from typing import Any
 
 from .audio_vae.family import AUDIO_VAE
-from .base import SOUND, Family, Medium
+from .base import PICTURES, SOUND, Family, Medium
 from .diffusion_decoder.family import DIFFUSION_VAE
 from .latent_rgb.family import LATENT_RGB
 from .preview_vae.family import PREVIEW_VAE
@@ -18,3 +18,8 @@ AUDIO_FAMILIES: tuple[Family[Any], ...] = (AUDIO_VAE,)
 def families_of(medium: Medium) -> tuple[Family[Any], ...]:
     """The families of pictures or of sound."""
     return AUDIO_FAMILIES if medium is SOUND else FAMILIES
+
+
+def published(medium: Medium = PICTURES) -> dict[str, Family[Any]]:
+    """The families of the published VAEs of pictures or of sound, by the names of the latter."""
+    return {name: family for family in families_of(medium) for name in family.published}

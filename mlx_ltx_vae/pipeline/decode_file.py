@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -15,9 +15,10 @@ from ..frame_rate import Rate, parse_fps
 from ..planning.options import BitDepth
 from ..planning.plan import DecodePlan
 from ..video import check_output, check_output_options, open_sink, output_files
-from ..video.frame_format import FrameOutput, common_format
+from ..video.frame_format import FrameOutput, FrameStep, common_format, frame_format
 from ..video.sink import SinkOptions
 from .decode_run import DecodeStream
+from .hdr_frames import HDR, choose_hdr
 from .postprocess import FrameChunk, write_chunk
 from .progress import Progress, show_progress
 from .run import peek
@@ -122,3 +123,17 @@ class FileDecode:
         width, height = self.video["size"]
         seconds, peak, rate = time.perf_counter() - self.start, mx.get_peak_memory(), parse_fps(self.fps)
         return DecodeReport(os.fspath(self.path), num_frames, width, height, rate, seconds, first_frame, peak, plan)
+
+
+def open_file_decode(
+    path: str | os.PathLike,
+    fps: Rate,
+    given: Mapping[str, Any],
+    bit_depth: BitDepth,
+    steps: Sequence[FrameStep],
+    hdr: HDR,
+    dtype: mx.Dtype,
+) -> FileDecode:
+    """The decode to a file of a VAE with a dtype; `given` are other `SinkOptions`. Nothing is written yet."""
+    frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(steps))
+    return FileDecode(path, fps, choose_hdr(SinkOptions(frames=frames, **given), hdr, dtype))

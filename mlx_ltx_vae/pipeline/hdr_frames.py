@@ -91,7 +91,7 @@ def choose_hdr(options: SinkOptions, hdr: HDR, dtype: mx.Dtype) -> SinkOptions:
         return options
     if dtype != mx.float32:
         name = dtype_name(dtype)
-        warnings.warn(f"HDR is decoded in {name}, which shows as bands; load the VAE with dtype float32.", stacklevel=3)
+        warnings.warn(f"HDR is decoded in {name}, which shows as bands; load the VAE with dtype float32.", stacklevel=4)
     return (hdr if isinstance(hdr, HDROptions) else HDROptions(hdr)).choose_frames(options)
 
 

@@ -22,7 +22,8 @@ from ...units import GB
 from ..command import add_output_options, add_vae_options, make_case, progress, publisher
 from ..processes import describe_machine, run_fresh
 from ..tables import table, timing_table
-from .submission import SIZE, submission_name, without_names
+from .agreement import compare_with_plan
+from .submission import SIZE, is_virtual, submission_name, without_names
 from .tasks import FORMS, GPU_FORMS, make_tasks
 
 #: Changes when fields of the document change their meaning or disappear.
@@ -37,10 +38,10 @@ def build_parser() -> CommandParser:
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.bench --metal",
         usage="%(prog)s [-m VAE] [--submit] [options]",
-        description="Measure what the package's rules for Macs rest on, in about five minutes: every convolution of a "
-        "decode in every formulation, with the range of its numbers, whole decodes with their time and memory, their "
-        "accuracy, and blocks of the diffusion decoder's attention. In a clone of the repository, python -m benchmarks "
-        "metal FILE says from the written file whether the rules are right for this GPU.",
+        description="Measure what the package's rules for Macs rest on, in about ten minutes: every convolution of a "
+        "decode in every formulation, with the range of its numbers; whole decodes, their accuracy, and their memory "
+        "against the plan; and blocks of the diffusion decoder's attention. In a clone of the repository, python -m "
+        "benchmarks metal FILE says from the written file whether the rules are right for this GPU.",
         epilog=examples(
             "python -m mlx_ltx_vae.bench --metal",
             "python -m mlx_ltx_vae.bench --metal -m VAE --submit",
@@ -70,6 +71,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if backend() is not Backend.METAL and not options.any_device:
         parser.exit(2, f"error: --metal needs Apple's GPU; MLX's default device here is {mx.default_device()}\n")
+    if options.submit and is_virtual(describe_machine()):
+        parser.exit(2, "error: --submit is of real Macs; this one is virtual, and its times mean nothing\n")
     if options.submit and (options.quick or options.size != SIZE):
         parser.error(f"--submit is of whole measurements of {SIZE[0]}x{SIZE[1]}; leave out --quick and --size")
     return run_command(_run, options, computes=True)
@@ -94,8 +97,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run all tasks.
 
     Returns:
-        schema, date, version, machine; case; the entries of each part, in which what failed has an `error` in place of
-        its results; errors, of all parts.
+        schema, date, version, machine, is_virtual; case; the entries of each part, in which what failed has an `error`
+        in place of its results; errors, of all parts; plan, what `compare_with_plan` returns.
     """
     dtype = None if options.model else "bfloat16"
     case = make_case(options, order="time", frames=options.num_frames, dtype=dtype)
@@ -105,6 +108,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "date": date.today().isoformat(),
         "version": __version__,
         "machine": describe_machine(),
+        "is_virtual": is_virtual(describe_machine()),
         "case": {**asdict(case), "weights": weights, "is_quick": options.quick},
         **{part: [] for part in _PARTS},
     }
@@ -118,7 +122,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 measured = {**asdict(job.case), "error": str(error)}
                 document["errors"].append({"part": part, "name": known["name"], "error": str(error)})
             document[part].append({**known, **measured})
-    return document
+    return {**document, "plan": compare_with_plan(document)}
 
 
 def full_report(document: Mapping[str, Any]) -> str:
@@ -134,7 +138,7 @@ def full_report(document: Mapping[str, Any]) -> str:
     for part in ("decodes", "accuracy", "attention"):
         if runs := document[part]:
             tables.append(timing_table([[run] for run in runs], reference=runs[0]["name"]))
-    return "\n\n".join([title, *tables])
+    return "\n\n".join([title, *tables, compare_with_plan(document)["verdict"]])
 
 
 def _convolution_row(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -19,6 +19,11 @@ def submission_name(machine: Mapping[str, Any], date: str) -> str:
     return f"{processor}-{date}.json"
 
 
+def is_virtual(machine: Mapping[str, Any]) -> bool:
+    """Whether its GPU is a virtual machine's, such as "Apple Paravirtual device", whose times mean nothing."""
+    return "virtual" in machine["processor"].lower()
+
+
 def without_names(value: Any, key: str = "") -> Any:
     """A document without the checkpoint's name, and with paths hidden, and in errors the user's and the host's name."""
     if isinstance(value, Mapping):

@@ -52,6 +52,8 @@ DECODES = {
     "2 steps ahead": Way({"prefetch": 2}),
     "float16": Way({"dtype": "float16"}),
     "bfloat16 given": Way(_STRICT),
+    "by rows": Way({"order": "rows"}),
+    "tiled": Way({"mode": "tiled"}),
     **{f"cache {size:g} GB": Way({"cache_limit": int(size * GB)}) for size in (0.5, 1, 2, 4)},
     f"{AS_PLANNED}, again": Way(),
 }

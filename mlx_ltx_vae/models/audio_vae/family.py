@@ -15,6 +15,7 @@ from ..stored import find_statistics
 from ..vocoder.networks import make_vocoder
 from ..vocoder.specs import VocoderConfig, vocoder_spec
 from .config import AudioConfig, parse_config
+from .generations import LTX_2, LTX_2_3, ltx_2, ltx_2_3
 from .networks import AudioDecoder, AudioEncoder
 from .specs import decoder_spec, encoder_spec
 
@@ -174,7 +175,7 @@ def configure(stated: Mapping[str, Any] | AudioConfig | None, stored: Stored) ->
 def _generation(vocoder: VocoderConfig | None) -> str:
     if vocoder is None:
         return "audio VAE without a vocoder"
-    return "LTX-2 audio" if vocoder.extension is None else "LTX-2.3 audio"
+    return LTX_2 if vocoder.extension is None else LTX_2_3
 
 
 def _vae_from_diffusers(stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -334,4 +335,5 @@ AUDIO_VAE = Family(
     spec=_spec,
     make=_make,
     describe=_describe,
+    published={"ltx-2": ltx_2, "ltx-2.3": ltx_2_3, "ltx-2.5": ltx_2_3},
 )

@@ -151,5 +151,6 @@ LATENT_RGB = Family(
     spec=_spec,
     make=_make,
     describe=_describe,
-    published={"latent-rgb": lambda base_channels: LatentRGBConfig(_CHANNELS, _PATCH_SIZE)},  # it has no width
+    published={"latent-rgb": lambda *_: LatentRGBConfig(_CHANNELS, _PATCH_SIZE)},  # it has no width
+    published_dtype="float32",
 )

@@ -124,7 +124,7 @@ def _make(config: PreviewConfig, network: str, statistics: Statistics | None) ->
     return PreviewEncoder(config) if network == "encoder" else PreviewDecoder(config)
 
 
-def _published(widths: tuple[int, ...], group_width: int | None, base_channels: int) -> PreviewConfig:
+def _published(widths: tuple[int, ...], group_width: int | None, base_channels: int = 128) -> PreviewConfig:
     """As narrow as a conv VAE with so many base channels, of which LTX-2.3 has 128."""
     n0, n1, n2, n3, encoder = (max(1, width * base_channels // 128) for width in (*widths, ENCODER_WIDTH))
     group_width = group_width and max(1, group_width * base_channels // 128)
@@ -174,4 +174,5 @@ PREVIEW_VAE = Family(
         "taehv": partial(_published, STANDARD_WIDTHS, None),
         "taehv-wide": partial(_published, WIDE_WIDTHS, WIDE_GROUP_WIDTH),
     },
+    published_dtype="float16",
 )

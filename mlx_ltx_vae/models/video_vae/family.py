@@ -268,8 +268,9 @@ def _make(config: VAEConfig, network: str, statistics: Statistics | None, rule: 
     return ConvEncoder(config, statistics, rule) if network == "encoder" else ConvDecoder(config, statistics, rule)
 
 
-def _published(name: str, base_channels: int) -> VAEConfig:
-    widths = dict.fromkeys(("decoder_base_channels", "encoder_base_channels"), base_channels)
+def _published(name: str, base_channels: int | None = None) -> VAEConfig:
+    keys = ("decoder_base_channels", "encoder_base_channels")
+    widths = {} if base_channels is None else dict.fromkeys(keys, base_channels)
     return parse_vae_config({**GENERATIONS[name], **widths}, name)
 
 
@@ -355,5 +356,8 @@ CONV_VAE = Family(
     spec=network_spec,
     make=_make,
     describe=_describe,
-    published={name.split()[-1].lower(): partial(_published, name) for name in GENERATIONS},
+    published={
+        **{name.split()[-1].lower(): partial(_published, name) for name in GENERATIONS},
+        "ltx-2.5": partial(_published, "LTX-2.3"),
+    },
 )

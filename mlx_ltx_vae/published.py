@@ -1,0 +1,141 @@
+"""The plan of a published VAE, without its weights."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, cast, get_args
+
+import mlx.core as mx
+
+from .backend.device import this_machine
+from .backend.machine import Machine
+from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
+from .errors import PlanError, quote, suggest
+from .frame_rate import DEFAULT_FPS, Rate, find_fps
+from .models.base import SOUND, Config, Family, SoundConfig
+from .models.families import published
+from .models.specs import NetworkSpec
+from .pipeline.sound_plan import every_chunk, plan_networks
+from .planning.options import ModeName, OrderName
+from .planning.plan import DecodePlan, SoundPlan
+from .planning.planner import plan_decode
+from .shapes import Grid, LatentShape, Size, parse_size
+
+#: The decoders of one generation's latents.
+DecoderName = Literal["conv", "diffusion"]
+
+
+@dataclass(frozen=True)
+class PublishedVAE:
+    """A published VAE by its name, such as "ltx-2.3", at its published widths unless `config` has others."""
+
+    name: str
+    family: Family[Any]
+    config: Config
+
+    @classmethod
+    def find(
+        cls, generation: str, decoder: DecoderName = "conv", *, base_channels: int | None = None
+    ) -> "PublishedVAE":
+        """The one of this generation with this decoder, or one with other widths: see `Family.published`.
+
+        Raises:
+            PlanError: if none is published.
+        """
+        if decoder not in get_args(DecoderName):
+            raise PlanError(
+                f"the decoder {quote(decoder)} is not known; expected {' or '.join(get_args(DecoderName))}."
+            )
+        families = published()
+        name = generation.lower()
+        if decoder == "diffusion":
+            name = f"{name.removesuffix('-diffusion')}-diffusion"
+        if name not in families:
+            hint = suggest(name, list(families))
+            raise PlanError(f"no published VAE is named {quote(name)}{hint}; expected one of {', '.join(families)}.")
+        family = families[name]
+        widths = [] if base_channels is None else [base_channels]
+        return cls(name, family, family.published[name](*widths))
+
+    def spec(self, network: str) -> NetworkSpec:
+        """The layers of a network. A `CheckpointError` if it has no such network."""
+        return self.family.spec(self.config, network)
+
+    def machine(self, dtype: GivenDtype = None) -> Machine:
+        """The default device, for its decoder in this dtype; None for that of the published file."""
+        given = parse_dtype(dtype)
+        return this_machine(DTYPES[given or self.family.published_dtype], keeps_dtype=given is not None)
+
+    def latent_shape(self, video: Grid) -> LatentShape:
+        """The shape of the latents of a video (F, H, W). A `LatentsError` if there are none."""
+        return LatentShape(1, self.config.latent_channels, *self.config.scale.latent_grid(video))
+
+    def plan(
+        self, video: Grid, *, dtype: GivenDtype = None, sound_fps: Rate | None = None, **options: Any
+    ) -> DecodePlan:
+        """The plan of the decode of a video (F, H, W), with the options of `plan_decode`.
+
+        With `sound_fps`, at which the video is played, it is that of the video and its sound.
+        """
+        machine = self.machine(dtype)
+        sound = [] if sound_fps is None else self._sound(video[0], sound_fps, machine, dtype)
+        return plan_decode(self.spec("decoder"), self.latent_shape(video), machine, sound=sound, **options)
+
+    def find_sound(self) -> "PublishedVAE":
+        """The audio VAE of the same generation. A `PlanError` if it makes no sound."""
+        name, families = self.name.removesuffix("-diffusion"), published(SOUND)
+        if name not in families:
+            raise PlanError(f"{self.name} has no sound; those that have it are {', '.join(families)}.")
+        return PublishedVAE(name, families[name], families[name].published[name]())
+
+    def _sound(self, frames: int, fps: Rate, machine: Machine, dtype: GivenDtype) -> list[SoundPlan]:
+        """The plans of the sound of so many frames."""
+        vae = self.find_sound()
+        decoder, vocoder = map(vae.spec, ("decoder", "vocoder"))
+        per_second = cast(SoundConfig, vae.config).latents_per_second
+        latents = max(1, round(frames * per_second / find_fps("fps", fps, PlanError)))
+        stored = parse_dtype(dtype) or vae.family.published_dtype
+        machine = replace(machine, itemsize=mx.float32.size)
+        return every_chunk(partial(plan_networks, decoder, vocoder, latents, machine, dtype=stored))
+
+
+def estimate(
+    generation: str,
+    *,
+    frames: int,
+    size: str | Size,
+    memory_budget: str | int | None = None,
+    dtype: GivenDtype = None,
+    decoder: DecoderName = "conv",
+    sound: bool = False,
+    fps: Rate = DEFAULT_FPS,
+    mode: ModeName = "auto",
+    order: OrderName = "auto",
+    joined: bool = False,
+) -> DecodePlan:
+    """Plan the decode of a video by a published VAE, without its weights: what `plan` returns once it is loaded.
+
+    For apps that ask what a decode will take before they load anything. `plan.peak_bytes` includes the weights.
+
+    Args:
+        generation: "ltx-2.5", "ltx-2.3", "ltx-2", "0.9.5", "0.9.1", "0.9.0", "prunavaed", or "taehv".
+        frames: 1 + 8*k.
+        size: "1280x704", or (width, height), multiples of 32.
+        memory_budget, mode, order, joined: as for `plan`.
+        dtype: as for `from_pretrained`; None for that of the published file.
+        decoder: "diffusion" for the other decoder of LTX-2.5.
+        sound: whether the sound of the video, which has `fps` frames per second, is decoded meanwhile.
+
+    Raises:
+        LatentsError: if the size or the number of frames is not possible.
+        PlanError: if no such VAE is published, or as for `plan`.
+    """
+    width, height = parse_size(size) if isinstance(size, str) else size
+    return PublishedVAE.find(generation, decoder).plan(
+        (frames, height, width),
+        dtype=dtype,
+        sound_fps=fps if sound else None,
+        memory_budget=memory_budget,
+        mode=mode,
+        order=order,
+        joined=joined,
+    )

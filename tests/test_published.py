@@ -1,0 +1,196 @@
+"""Plans of published VAEs without weights, against those of checkpoints with their tensors."""
+
+import json
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from conftest import FIXTURES
+from mlx_ltx_vae import LatentsError, PlanError, VideoVAE
+from mlx_ltx_vae.backend import device
+from mlx_ltx_vae.backend.machine import Backend
+from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae.commands.decode_command import main as decode
+from mlx_ltx_vae.models.base import SOUND
+from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5, raw_ltx_2_5
+from mlx_ltx_vae.models.diffusion_decoder.family import DIFFUSION_VAE
+from mlx_ltx_vae.models.families import published
+
+# The manifests of golden cases at the published widths, whose checkpoints the original code could read.
+CASES = {
+    "ltx-2.5": "full_width_ltx2_3",
+    "ltx-2.3": "full_width_ltx2_3",
+    "ltx-2": "full_width_ltx2",
+    "0.9.5": "full_width_ltxv_0_9_7",
+    "prunavaed": "full_width_pruna",
+    "ltx-2.5-diffusion": None,
+}
+SOUNDS = {"ltx-2.5": "full_width_ltx2_3", "ltx-2.3": "full_width_ltx2_3", "ltx-2": "full_width_ltx2"}
+VIDEO, GRID = (121, 704, 1280), (16, 22, 40)
+SIZE = ["--size", "1280x704", "--num-frames", "121"]
+
+
+def write_empty(path, shapes, metadata=None):
+    """A file of bfloat16 tensors with these shapes, whose zeros take no space on the disk."""
+    header, end = {"__metadata__": metadata} if metadata else {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """`checkpoint("ltx-2.3")`: a file with the tensors of this VAE."""
+
+    def make(name):
+        path = tmp_path_factory.mktemp("vae") / "vae.safetensors"
+        if CASES[name] is None:
+            shapes = {
+                f"vae.decoder.{key}": shape for key, shape in DIFFUSION_VAE.spec(ltx_2_5(), "decoder").weights.items()
+            }
+            shapes |= {f"vae.per_channel_statistics.{key}-of-means": [128] for key in ("mean", "std")}
+            return write_empty(path, shapes, {"config": json.dumps({"vae": raw_ltx_2_5(128)})})
+        manifest = json.loads((FIXTURES / f"{CASES[name]}.json").read_text())
+        config = {"vae": manifest["vae_config"]} if "vae_config" in manifest else None
+        config = config or manifest["layouts"]["original"]["metadata"]["config"]
+        return write_empty(path, manifest["weights"], {"config": json.dumps(config)})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def audio(tmp_path_factory):
+    """`audio("ltx-2")`: a file with the tensors of its audio VAE and vocoder."""
+
+    def make(name):
+        manifest = json.loads((FIXTURES / "audio" / f"{SOUNDS[name]}.json").read_text())
+        path = tmp_path_factory.mktemp("audio") / "audio.safetensors"
+        return write_empty(path, manifest["weights"], {"config": json.dumps(manifest["config"])})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory):
+    """Latents of `VIDEO`, and of 126 / 25 s of sound."""
+    path = tmp_path_factory.mktemp("latents") / "clip.safetensors"
+    arrays = {"latents": np.zeros((1, 128, *GRID), np.float32), "audio_latents": np.zeros((1, 8, 126, 16), np.float32)}
+    save_file(arrays, path, {"fps": "24"})
+    return path
+
+
+@pytest.fixture
+def dry_run(capsys):
+    def run(*arguments):
+        assert decode([*map(str, arguments), "--dry-run", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture(params=[Backend.CPU, Backend.METAL])
+def backend(request, monkeypatch):
+    monkeypatch.setattr(device, "backend", lambda: request.param)
+    monkeypatch.setattr(device, "available_memory", lambda own=0: 2**36)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_published_vae_has_the_configuration_and_the_tensors_of_its_file(checkpoint, name):
+    found = open_checkpoint(checkpoint(name), encoder=False)
+    family = published()[name]
+    assert found.family is family
+    config = family.published[name]()
+    assert found.spec("decoder").weights == family.spec(config, "decoder").weights
+    assert found.config.generation == config.generation
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+def test_a_published_audio_vae_is_that_of_its_file(audio, name):
+    assert published(SOUND)[name].published[name]() == open_checkpoint(audio(name), medium=SOUND).config
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--memory-budget 20GB",
+        "--memory-budget 10GB --dtype bfloat16 --order rows --bit-depth 10",
+        "--memory-budget 20GB --dtype float32 --preset wide",
+    ],
+)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "ltx-2.5"])
+def test_a_dry_run_without_files_is_that_of_files(checkpoint, latents, dry_run, backend, name, options):
+    expected = dry_run(latents, "-m", checkpoint(name), *options.split())
+    del expected["vae"]["file"]
+    assert dry_run("--generation", name, *SIZE, *options.split()) == expected
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+def test_sound_takes_what_it_takes_with_files(checkpoint, audio, latents, dry_run, name):
+    options = ["--memory-budget", "20GB", "--fps", "24"]
+    expected = dry_run(latents, "-m", checkpoint(name), "--audio-model", audio(name), *options)
+    found = dry_run("--generation", name, *SIZE, "--sound", *options)
+    assert found["audio"] == expected["audio"] and found["plan"] == expected["plan"]
+    plan = VideoVAE.estimate(name, frames=121, size=(1280, 704), sound=True, memory_budget="20GB")
+    assert plan.sound.as_dict() == expected["audio"]
+    assert plan.memory.sound == expected["plan"]["sound_bytes"]
+
+
+def test_an_estimate_is_the_plan_of_the_vae_that_is_loaded(golden, monkeypatch, backend):
+    """Of a narrow one, which is quick to load."""
+    family = published()["ltx-2.3"]
+    narrow = open_checkpoint(golden("ltx2_3").checkpoint).config
+    monkeypatch.setitem(family.published, "ltx-2.3", lambda: narrow)
+    shape = (1, narrow.latent_channels, *GRID)
+    for dtype, order in ((None, "auto"), ("bfloat16", "time"), ("float16", "rows"), ("float32", "columns")):
+        vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype=dtype or "float32", encoder=False)
+        given = {"order": order, "memory_budget": "8GB"}
+        found = VideoVAE.estimate("ltx-2.3", frames=121, size="1280x704", dtype=dtype or mx.float32, **given)
+        assert found == vae.plan(shape, **given)
+
+
+def test_an_estimate_has_the_decoder_and_the_dtype_that_are_asked_for():
+    given = {"frames": 121, "size": "1280x704", "memory_budget": "40GB"}
+    conv, diffusion = (VideoVAE.estimate("ltx-2.5", decoder=name, **given) for name in ("conv", "diffusion"))
+    assert (conv.denoising_steps, diffusion.denoising_steps) == (None, 1)
+    assert conv.latent_shape == diffusion.latent_shape == (1, 128, *GRID)
+    wide = VideoVAE.estimate("LTX-2.5", dtype="float32", **given)
+    assert wide.memory.weights == 2 * conv.memory.weights > 1.6e9
+    joined = VideoVAE.estimate("ltx-2.5", joined=True, **given)
+    assert joined.memory.result == 2 * 3 * math.prod(VIDEO)
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "given"),
+    [
+        (PlanError, "no published VAE is named 'ltx2.3' .did you mean ltx-2.3", {"generation": "ltx2.3"}),
+        (PlanError, "no published VAE is named 'ltx-2.3-diffusion'", {"decoder": "diffusion"}),
+        (PlanError, "the decoder 'tiny' is not known; expected conv or diffusion", {"decoder": "tiny"}),
+        (
+            PlanError,
+            "0.9.5 has no sound; those that have it are ltx-2, ltx-2.3",
+            {"generation": "0.9.5", "sound": True},
+        ),
+        (PlanError, "the least that works is", {"memory_budget": "1GB"}),
+        (LatentsError, "8 frames of 1280x704 do not fit the latent grid", {"frames": 8}),
+        (LatentsError, "'720p' is not a width and a height such as 768x512", {"size": "720p"}),
+    ],
+)
+def test_what_cannot_be_planned_is_an_error_that_says_why(error, words, given):
+    with pytest.raises(error, match=words):
+        VideoVAE.estimate(**{"generation": "ltx-2.3", "frames": 121, "size": "1280x704", **given})
+
+
+def test_the_plan_is_printed_with_the_vae(capsys):
+    assert decode(["--generation", "ltx-2.3", *SIZE, "--dry-run", "--memory-budget", "20GB"]) == 0
+    printed = capsys.readouterr().out
+    assert "video    121 frames of 1280x704\n" in printed
+    assert printed.endswith("VAE      LTX-2.3, convolutional decoder\n")
+    assert " GB (weights 0.81, " in printed
