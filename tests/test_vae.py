@@ -15,10 +15,11 @@ from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.models.noise import NoiseVolume, draw
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.pipeline.postprocess import OutputCheck, to_levels
+from mlx_ltx_vae.pipeline.postprocess import OutputCheck
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.plan import Order
 from mlx_ltx_vae.shapes import LatentShape
+from mlx_ltx_vae.video.frame_format import RGB8, RGB16, FrameOutput
 
 
 @pytest.fixture(scope="module")
@@ -293,14 +294,14 @@ def test_to_uint16_uses_the_full_range_and_bfloat16_keeps_its_levels():
     assert FrameChunk(0, fine).to_uint8().tolist() == [[[[222, 223, 223]]]]
 
 
-@pytest.mark.parametrize(("bit_depth", "level_bytes"), [(8, 1), (10, 2)])
-def test_a_long_chunk_is_converted_with_the_memory_of_a_short_one(bit_depth, level_bytes):
+@pytest.mark.parametrize(("target", "level_bytes"), [(RGB8, 1), (RGB16, 2)])
+def test_a_long_chunk_is_converted_with_the_memory_of_a_short_one(target, level_bytes):
     frames = mx.random.uniform(-1.2, 1.2, (1, 37, 64, 64, 3), key=mx.random.key(1))
-    expected = np.asarray(to_levels(frames, bit_depth)[0])
+    scale = np.float32(target.peak / 2)
+    expected = np.clip(np.rint((np.array(frames[0]) + 1) * scale), 0, target.peak).astype(target.dtype)
     mx.reset_peak_memory()
     before = active_memory()
-    chunk = FrameChunk(0, frames)
-    got = chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16()
+    got = FrameChunk(0, frames).to_frames(FrameOutput(target))
     peak = mx.get_peak_memory() - before
     np.testing.assert_array_equal(got, expected)
     frame = frames.nbytes / 37

@@ -10,6 +10,7 @@ from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, TileLayout
 from ..units import byte_unit, format_bytes, format_count, format_seconds
+from ..video.frame_format import FrameFormat, FrameOutput, common_format
 from .excerpt import Excerpt
 from .memory import Memory, is_cache_tight
 
@@ -127,11 +128,17 @@ class DecodePlan(Plan):
     """The plan of a decode. `print(plan)` explains it.
 
     Of an `excerpt`, the shapes are those of the latent frames and the frames that are decoded. `denoising_steps` are
-    those of a network that denoises.
+    those of a network that denoises. `outputs` are what the consumer makes of the frames, and `format` the levels in
+    which it gets them, if it is not floats.
     """
 
     excerpt: Excerpt | None = None
     denoising_steps: int | None = None
+    outputs: tuple[FrameOutput, ...] = ()
+
+    @property
+    def format(self) -> FrameFormat | None:
+        return common_format(self.outputs)
 
     @property
     def whole_shape(self) -> LatentShape:
