@@ -4,10 +4,12 @@ import argparse
 import json
 from typing import Any
 
+from ..errors import PlanError
 from ..frame_rate import DEFAULT_FPS
 from ..models.families import published
 from ..planning.options import PlanOptions
 from ..published import PublishedVAE
+from ..video.frame_format import FrameOutput, frame_format
 from .cli import CommandParser, frame_size, positive, print_report, run_command
 from .decode_options import with_preset
 from .job import plan_report
@@ -64,7 +66,7 @@ def print_published_plan(parser: CommandParser, arguments: argparse.Namespace, o
             dtype=arguments.dtype,
             sound_fps=arguments.fps or DEFAULT_FPS if arguments.sound else None,
             holds_latents=False,
-            bit_depth=arguments.bit_depth,
+            outputs=(FrameOutput(frame_format(arguments.bit_depth, PlanError)),),
             **vars(with_preset(options, arguments.preset, video)),
         )
         used: dict[str, Any] = {"generation": vae.config.generation, "decoder": vae.family.decoder}
