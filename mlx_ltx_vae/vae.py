@@ -334,8 +334,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        They may arrive, as for `stream`; a folder gets stills. Up to `overwrite` see `VideoWriter`, for `hdr`, which may
-        be a curve, `HDROptions`, for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
+        They may arrive, as for `stream`; a folder gets stills. Up to `overwrite` see `VideoWriter`, for `hdr` (or
+        a curve) `HDROptions`, for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
         given = {"audio": audio, "codec": codec, "crf": crf, "pix_fmt": pix_fmt, "metadata": metadata or {}}
