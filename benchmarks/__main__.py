@@ -16,6 +16,7 @@ from benchmarks.emulation import emulation_jobs, emulation_table
 from benchmarks.formulations import formulation_jobs, formulation_table
 from benchmarks.loading import loading_jobs, loading_table
 from benchmarks.metal.attention_model import metal_table
+from benchmarks.metal.host import host_table
 from benchmarks.metal.pages import ROOT, check_files, read_document, submit, write_pages
 from benchmarks.metal.verdicts import sums_and_verdicts
 from benchmarks.neighborhood import neighborhood_jobs, neighborhood_table
@@ -64,6 +65,7 @@ _FIXED = {
 _PRINTED = {
     "plan-table": (plan_table, "LTX-2.3's planned peaks on a Mac"),
     "metal-model": (metal_table, "the diffusion decoder's time on Apple GPUs, by a model of MLX's kernels"),
+    "metal-host": (host_table, "what a host does for the diffusion decoder on Metal: its graphs, without a GPU"),
     "measurements": (
         lambda: f"changed: {', '.join(write_pages(ROOT)) or 'nothing'}",
         "write the tables of README.md and docs/performance.md from docs/measurements/",

@@ -16,7 +16,7 @@ from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.bench.case import Case
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.bench.tables import table
-from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, attend, exponentials
+from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, Tables, attend, exponentials
 from mlx_ltx_vae.models.diffusion_decoder.blocks import Attention, NeighborhoodBlock
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS, segments
@@ -40,9 +40,10 @@ def measure_attention(case: Case, *, grid: list[int]) -> dict[str, Any]:
     time_extent, height, width = grid
     extents = [extent + reach - 1 for extent, reach in zip(grid, _KERNEL, strict=True)]
     queries = mx.random.normal((1, *grid, _HEADS, _DEPTH))
-    keys_values = mx.random.normal((1, *extents, 2, _HEADS, _DEPTH))
-    starts = (range(time_extent), range(height), range(width))
     channels = _HEADS * _DEPTH
+    keys_values = mx.random.normal((1, *extents, channels)), mx.random.normal((1, *extents, channels))
+    starts = tuple(range(time_extent)), tuple(range(height)), tuple(range(width))
+    tables = Tables()
     hidden = hidden_channels(channels)
     decoder = ltx_2_5().decoder
     assert decoder is not None
@@ -54,13 +55,13 @@ def measure_attention(case: Case, *, grid: list[int]) -> dict[str, Any]:
     left, right = mx.random.normal((_MATRIX, _MATRIX)), mx.random.normal((_MATRIX, _MATRIX))
     mx.eval(queries, keys_values, tokens, scores, left, right, block.parameters())
     parts: dict[str, Callable[[], mx.array]] = {
-        "attention": lambda: attend(queries, keys_values, starts, _KERNEL, _BOUND),
-        "fused": lambda: attend(queries, keys_values, starts, _KERNEL, LARGEST_SCORE + 1),
+        "attention": lambda: attend(queries, keys_values, starts, _KERNEL, _BOUND, tables),
+        "fused": lambda: attend(queries, keys_values, starts, _KERNEL, LARGEST_SCORE + 1, tables),
         "softmax": lambda: mx.softmax(scores, axis=-1),
         "exponentials": lambda: exponentials(scores, _BOUND),
         "product": lambda: left @ right,
         "mlp": lambda: block.feed(tokens, None),
-        "projections": lambda: _project(block.attn, tokens),
+        "projections": lambda: _project(block.attn, tokens, tables),
     }
     least = _time(parts)
     cut = [segments(each, reach, BLOCKS[Backend.CPU]) for each, reach in zip(starts, _KERNEL, strict=True)]
@@ -79,9 +80,10 @@ def measure_attention(case: Case, *, grid: list[int]) -> dict[str, Any]:
     }
 
 
-def _project(attention: Attention, tokens: mx.array) -> mx.array:
+def _project(attention: Attention, tokens: mx.array, tables: Tables) -> mx.array:
     """All that a block does for its attention but the scores."""
-    queries, keys_values = attention.queries(tokens, (0, 0, 0)), attention.keys_values(tokens, (0, 0, 0))
+    first = (0, 0, 0)
+    queries, keys_values = attention.queries(tokens, first, tables), attention.keys_values(tokens, first, tables)
     mx.eval(queries, keys_values)
     return attention.proj(queries.reshape(tokens.shape))
 

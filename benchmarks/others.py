@@ -13,7 +13,7 @@ from mlx_ltx_vae.models.video_vae.block_types import RES_STACK
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
 from mlx_ltx_vae.models.video_vae.diffusers import read_diffusers_config
 from mlx_ltx_vae.pipeline.postprocess import FrameChunk
-from mlx_ltx_vae.tiling import decode_with_tiling
+from mlx_ltx_vae.tiling import TilingConfig, decode_with_tiling
 from mlx_ltx_vae.vae import VideoVAE
 
 #: Takes latents (1, C, F', H', W'), normalized; yields frames (n, H, W, 3) uint8.
@@ -35,8 +35,8 @@ def load_ports(vae: VideoVAE, case: Case) -> FrameDecoder:
         def keep(pixels: mx.array, _: int) -> None:
             frames.append(_to_frames(pixels).copy())  # outside MLX's memory
 
-        scales = scale.height, scale.time
-        decode_with_tiling(decode_tile, latents, case.make_tiling(), *scales, on_frames_ready=keep, keep_output=False)
+        tiling, scales = case.make_tiling() or TilingConfig.default(), (scale.height, scale.time)
+        decode_with_tiling(decode_tile, latents, tiling, *scales, on_frames_ready=keep, keep_output=False)
         yield from frames
 
     return decode

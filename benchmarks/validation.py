@@ -149,7 +149,7 @@ def validation_table(results: list[list[Run]]) -> str:
     rows = [
         {
             **{name: run[name] or "" for name in ("task", "generation", "dtype", "mode", "order")},
-            "tiles": run["tiles"] if run["mode"] == "tiled" else "",
+            "tiles": (run["tiles"] or "default") if run["mode"] == "tiled" else "",
             "base": str(run["base_width"]),
             "size": f"{run['width']}x{run['height']}",
             "frames": str(run["frames"]),

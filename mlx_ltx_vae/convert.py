@@ -2,7 +2,7 @@
 
 from .commands.entry import entry_point
 
-main = entry_point("mlx_ltx_vae.commands.convert_command")
+main = entry_point("convert")
 
 if __name__ == "__main__":
     raise SystemExit(main())

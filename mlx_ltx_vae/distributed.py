@@ -1,10 +1,8 @@
 """Several processes that compute one video: how ranks divide it, and what they exchange over `mx.distributed`."""
 
-import enum
 import hashlib
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -20,38 +18,13 @@ import numpy as np
 
 from .backend.machine import Machine
 from .backend.mlx_utils import take
-from .errors import DistributedError, PlanError, describe_error, quote
+from .backend.ranks import Work, launched_rank
+from .errors import DistributedError, PlanError, describe_error
 from .process import WORDS, clean_up_for_good, uninterrupted
 from .startup import is_command
 from .streaming.axis import Axis
 
 Value = TypeVar("Value")
-
-DEFAULT_TIMEOUT = 1800  # seconds; longer than the reader of an output pauses, or a checkpoint takes to be read
-
-# Set by `mlx.launch` for its backends, and by the launchers of MPI.
-_RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-
-
-class Work(enum.Enum):
-    """What ranks share."""
-
-    ROWS = "rows"  # one video: each computes a band of rows
-    BATCH = "batch"  # several videos: each computes whole ones
-    OFF = "off"  # nothing: the first rank does everything
-
-
-def launched_rank() -> int | None:
-    """The rank of this process; None if no launcher has started it."""
-    name = next((name for name in _RANK_VARIABLES if name in os.environ), None)
-    if name is None:
-        return None
-    text = os.environ[name]
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise DistributedError(
-            f"{name} is {quote(text)}, which is not the number of a rank; unset it, or use mlx.launch."
-        )
-    return int(text)
 
 
 @dataclass(frozen=True)

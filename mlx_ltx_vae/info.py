@@ -2,7 +2,7 @@
 
 from .commands.entry import entry_point
 
-main = entry_point("mlx_ltx_vae.commands.info_command")
+main = entry_point("info")
 
 if __name__ == "__main__":
     raise SystemExit(main())

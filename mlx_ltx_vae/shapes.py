@@ -14,6 +14,7 @@ Shape = tuple[int, ...]
 #: The largest number of pixels of a frame, about 16,000 x 16,000. It is ffmpeg's, which adds something to the sides.
 MAX_PIXELS = 2**28
 _ADDED_TO_SIDES = 128
+_GRID = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})")
 
 
 class ScaleFactors(NamedTuple):
@@ -136,3 +137,11 @@ def parse_size(text: str) -> Size:
 def format_size(width: int, height: int) -> str:
     """The frame size as users write it: 768x512."""
     return f"{width}x{height}"
+
+
+def parse_grid(text: str) -> Grid:
+    """`(F', H', W')` from "16x22x40". Raises `ValueError` for anything but three whole numbers above 0."""
+    match = _GRID.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"{quote(text)} is not a latent grid; write F'xH'xW', such as 16x22x40.")
+    return int(match[1]), int(match[2]), int(match[3])

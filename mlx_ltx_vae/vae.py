@@ -14,7 +14,8 @@ from .checkpoint.loading import LazyNetwork, load_network
 from .errors import LatentsError, PlanError
 from .frame_rate import DEFAULT_FPS, Rate
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
-from .models.noise import DEFAULT_CONVENTION, ConventionName, Noise
+from .models.noise import Noise
+from .models.specs import DEFAULT_CONVENTION, ConventionName
 from .network_pair import NetworkPair, load_encoder
 from .pipeline.chunk_stream import arrays_released, join_parts
 from .pipeline.decode_file import DecodeReport, open_file_decode
@@ -26,7 +27,7 @@ from .pipeline.postprocess import OnFramesReady, hand_over, join_chunks, join_le
 from .pipeline.preprocess import Frames
 from .pipeline.progress import Progress, show_progress
 from .planning.options import BitDepth, ModeName, OrderName
-from .planning.plan import DecodePlan, EncodePlan
+from .planning.plan import DecodePlan, EncodePlan, SoundPlan
 from .planning.planner import plan_decode, plan_encode
 from .published import estimate
 from .tiling.config import TilingConfig
@@ -121,6 +122,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         frames: tuple[int, int] | None = None,
         steps: int | None = None,
         joined: bool = False,
+        sound: Sequence[SoundPlan] = (),
     ) -> DecodePlan:
         """Plan the decode of latents of a given shape. Pure arithmetic; nothing is decoded.
 
@@ -138,6 +140,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             bit_depth: that of the stream's frames; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
             joined: whether all frames become one array, as by `decode`, which then counts too.
+            sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
 
         Raises:
             LatentsError: if the VAE cannot decode this shape.
@@ -159,6 +162,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             chunk=chunk,
             ranks=ranks,
             denoising_steps=steps,
+            sound=sound,
         )
 
     estimate = staticmethod(estimate)

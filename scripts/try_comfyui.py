@@ -10,14 +10,12 @@ what the commands of this package write. The first difference ends the script.
 import argparse
 import asyncio
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import wave
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -26,34 +24,15 @@ import aiohttp
 import av
 import mlx.core as mx
 import numpy as np
+from comfyui_browser import check_browser
+from comfyui_folder import AUDIO_VAE, PACK, make_folder
 from comfyui_program import CLIENT, ComfyUI, Nodes
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from mlx_ltx_vae import VideoReader, VideoVAE, demo, load_latents
+from mlx_ltx_vae import AudioVAE, VideoReader, VideoVAE, demo, load_latents
 from mlx_ltx_vae.latents.audio import open_audio_latents
 
-PACK = Path(__file__).parents[1] / "examples" / "comfyui"
-WORKFLOW = PACK / "example_workflows" / "decode_to_video.json"
 VAE = {"vae": "vae/demo.safetensors", "memory_budget": "auto"}
-AROUND_GRAPH = {"x": 140, "y": 240, "width": 1000, "height": 450}
-
-
-def make_folder(folder: Path) -> None:
-    """The folders of ComfyUI, with the pack, the demo VAE and inputs."""
-    for name in ("custom_nodes", "models/vae", "models/vae_approx", "input", "output", "user"):
-        (folder / name).mkdir(parents=True)
-    (folder / "custom_nodes" / "ltx_mlx").symlink_to(PACK)
-    shutil.copy(demo.VAE, folder / "models" / "vae" / "demo.safetensors")
-    shutil.copy(demo.LATENT_RGB, folder / "models" / "vae_approx" / "rgb.safetensors")
-    latents = np.array(load_latents(demo.LATENTS)[0].astype(mx.float32))
-    inputs = {"clip": latents, "long": np.tile(latents, (1, 1, 60, 1, 1)), "two": np.tile(latents, (2, 1, 1, 1, 1))}
-    inputs["sound"] = np.random.default_rng(0).normal(size=(1, 8, 20, 16)).astype(np.float32)
-    for name, array in inputs.items():
-        tensors = {"latent_tensor": array, "latent_format_version_0": np.zeros(0, np.float32)}
-        save_file(tensors, folder / "input" / f"{name}.latent")
-    with wave.open(str(folder / "input" / "tone.wav"), "wb") as tone:
-        tone.setparams((1, 2, 16000, 0, "NONE", ""))
-        tone.writeframes((np.sin(np.arange(80000) / 5) * 9000).astype("<i2").tobytes())  # 5 s
 
 
 def own_command(name: str, *arguments: object) -> None:
@@ -89,10 +68,10 @@ def to_latent(nodes: Nodes) -> Nodes:
     }
 
 
-def pair() -> Nodes:
+def pair(name: str = "clip") -> Nodes:
     """A workflow whose node `pair` has latents of video and sound."""
     inputs = {"video_latent": ["latent", 0], "audio_latent": ["sound", 0]}
-    return {"latent": latent("clip"), "sound": latent("sound"), "pair": ("LTXVConcatAVLatent", inputs)}
+    return {"latent": latent(name), "sound": latent("sound"), "pair": ("LTXVConcatAVLatent", inputs)}
 
 
 def check_videos(program: ComfyUI) -> str:
@@ -105,6 +84,110 @@ def check_videos(program: ComfyUI) -> str:
             (video,) = program.run(graph)
             assert np.array_equal(frames_of(video), frames_of(own)), f"{codec}: other frames than the command's"
     return "videos of plain and of nested latents in 3 codecs have the frames that the command writes, all 73 of them"
+
+
+def save_video(name: str, **more: object) -> Nodes:
+    """A workflow that decodes an input straight into a file of the outputs."""
+    inputs = {"latent": ["latent", 0], **VAE, "filename_prefix": "saved/clip", "fps": 24.0, **more}
+    return {"latent": latent(name), "save": ("LTXSaveVideoMLX", inputs)}
+
+
+def check_saved_videos(program: ComfyUI) -> str:
+    """LTX Save Video writes what the command writes, under the next name, with its sound and its tags."""
+    for number, (format_, ending, codec, depth) in enumerate(
+        (
+            ("mp4, h264", "mp4", "h264", 8),
+            ("mp4, hevc (10 bits)", "mp4", "hevc", 10),
+            ("mov, prores (10 bits)", "mov", "prores", 10),
+            ("mkv, ffv1 (lossless)", "mkv", "ffv1", 8),
+            ("webm, vp9", "webm", "vp9", 8),
+        ),
+        1,
+    ):
+        own = program.folder / f"own-{codec}.{ending}"
+        options = ["-m", demo.VAE, "-o", own, "--codec", codec, "--bit-depth", depth]
+        own_command("decode", program.folder / "input" / "clip.latent", *options)
+        graph = save_video("clip", latent=["pair", 0], format=format_, audio_vae=AUDIO_VAE) | pair()
+        (video,) = program.run(graph)
+        assert video == program.folder / "output" / "saved" / f"clip_{number:05}_.{ending}", video
+        assert np.array_equal(frames_of(video), frames_of(own)), f"{format_}: other frames than the command's"
+        with av.open(str(video)) as container:
+            (pictures,), (sound,) = container.streams.video, container.streams.audio
+            assert codec != "hevc" or pictures.codec_tag == "hvc1", pictures.codec_tag
+            heard = sum(frame.samples for frame in container.decode(sound)) / sound.sample_rate
+            assert abs(heard - 73 / 24) < 0.1, f"{heard} s of sound"
+            entries = {key.lower() for key in container.metadata}
+            assert {"prompt", "workflow"} <= entries, entries
+    assert not program.temporary("ltx_*"), "Save Video made temporary files"
+    (video,) = program.run(save_video("clip", format="mp4, h264", save_metadata=False))
+    with av.open(str(video)) as container:
+        assert "prompt" not in container.metadata
+    return "LTX Save Video writes the command's frames in 5 formats, with sound, metadata and hvc1, straight to output"
+
+
+def check_audio(program: ComfyUI) -> str:
+    """Sound is decoded and encoded as by the package."""
+    vae = AudioVAE.from_pretrained(program.folder / "models" / AUDIO_VAE)
+    latents = load_file(program.folder / "input" / "sound.latent")["latent_tensor"]
+    decode: Nodes = pair() | {"decode": ("LTXDecodeAudioMLX", {"latent": ["pair", 0], "audio_vae": AUDIO_VAE})}
+    save = ("SaveAudio", {"audio": ["decode", 0], "filename_prefix": "sound"})
+    encode = ("LTXEncodeAudioMLX", {"audio": ["decode", 0], "audio_vae": AUDIO_VAE})
+    keep = ("SaveLatent", {"samples": ["encode", 0], "filename_prefix": "sound"})
+    files = program.run(decode | {"save": save, "encode": encode, "keep": keep})
+    sound, saved = sorted(files, key=lambda file: file.suffix != ".flac")
+    expected = np.array(vae.decode(latents))
+    with av.open(str(sound)) as container:
+        heard = np.concatenate([frame.to_ndarray() for frame in container.decode(audio=0)], axis=1)
+    heard = heard.reshape(-1, 2).T / np.float32(2 ** (8 * heard.itemsize - 1))
+    assert heard.shape == expected.shape[1:], heard.shape
+    assert np.abs(heard - expected[0]).max() < 1e-4
+    encoded = np.array(vae.encode(expected, vae.sample_rate))
+    assert np.allclose(load_file(saved)["latent_tensor"], encoded, atol=1e-3)
+    return "LTX Decode Audio and LTX Encode Audio make the sound and the latents of the package"
+
+
+def check_memory(program: ComfyUI) -> str:
+    """`POST /free`, which "Unload models" sends, frees the networks of the pack."""
+
+    def kept() -> int:
+        outputs = program.wait(program.post({"count": ("TrialNetworks", {})}))["outputs"]
+        return int(outputs["count"]["text"][0])
+
+    program.run(save_video("clip", format="mp4, h264", fps=23.0))
+    before = kept()
+    program.request("/free", {"unload_models": True, "free_memory": True})
+    program.wait_until(lambda: kept() == 0, 30)
+    assert before > 0
+    return f"Unload models frees the {before} networks that the pack keeps"
+
+
+def check_sampling_preview(program: ComfyUI) -> str:
+    """A sampler shows pictures after each step, and its result stays as it is."""
+    sample = {"noise": ["noise", 0], "guider": ["guider", 0], "sampler": ["sampler", 0], "sigmas": ["sigmas", 0]}
+    graph: Nodes = {
+        "model": ("TrialModel", {}),
+        "preview": ("LTXSamplingPreviewMLX", {"model": ["model", 0], "decoder": "vae/tiny.safetensors", "pictures": 4}),
+        "guider": ("BasicGuider", {"conditioning": ["model", 1]}),
+        "noise": ("RandomNoise", {"noise_seed": 1}),
+        "sampler": ("KSamplerSelect", {"sampler_name": "euler"}),
+        "sigmas": ("ManualSigmas", {"sigmas": "1.0, 0.7, 0.4, 0.0"}),
+        "empty": ("EmptyLTXVLatentVideo", {"width": 128, "height": 96, "length": 17, "batch_size": 1}),
+        "sample": ("SamplerCustomAdvanced", {**sample, "latent_image": ["empty", 0]}),
+        "save": ("SaveLatent", {"samples": ["sample", 0], "filename_prefix": "sampled"}),
+    }
+    found, pictures = [], []
+    for model in ("model", "preview"):
+        graph["guider"][1]["model"] = [model, 0]
+        counts, is_on = Counter(), threading.Event()
+        threading.Thread(target=lambda: asyncio.run(listen(program.address, counts, is_on)), daemon=True).start()  # noqa: B023
+        assert is_on.wait(30)
+        (file,) = program.run(graph)
+        found.append(load_file(file)["latent_tensor"])
+        pictures.append(counts["picture"])
+    assert np.array_equal(*found), "the preview changes what is sampled"
+    assert np.isfinite(found[0]).all() and found[0].shape == (1, 128, 3, 3, 4)
+    assert pictures[1] >= pictures[0] + 3, pictures
+    return f"a sampler of 3 steps shows {pictures[1] - pictures[0]} pictures more, and samples the same latents"
 
 
 def check_sound_and_metadata(program: ComfyUI) -> str:
@@ -202,6 +285,9 @@ def check_refusals(program: ComfyUI) -> str:
     for graph, words in (
         (to_video("two"), "these are the latents of 2 videos"),
         (to_video("sound"), "these are latents of audio alone"),
+        (to_video("two", latent=["pair", 0]) | pair("two"), "separate video and audio with LTXVSeparateAVLatent"),
+        (save_video("clip", format="mov, prores (10 bits)", crf=3), "prores_ks has no crf"),
+        (save_video("clip", format="mp4, h264", decoder_seed=3), "this VAE takes no seed"),
         (to_video("clip", memory_budget="1MB"), "a memory budget of 1.0 MB is too small"),
         (to_latent(odd), "resize them to 96x64"),
     ):
@@ -248,55 +334,28 @@ def check_progress(program: ComfyUI) -> str:
     return f"a decode shows its plan, {counts['picture']} pictures and its progress"
 
 
-def example_workflow() -> dict:
-    """The workflow of the example, with the files that there are."""
-    text = WORKFLOW.read_text()
-    for published, ours in (
-        ("checkpoints/ltx-2-19b-dev.safetensors", VAE["vae"]),
-        ("ComfyUI_00001_.latent", "clip.latent"),
-    ):
-        assert published in text
-        text = text.replace(published, ours)
-    return json.loads(text)
-
-
-def check_screenshot(program: ComfyUI, target: Path) -> str:
-    """Load the example's workflow as a user does, run it, and take a picture of it."""
-    from playwright.sync_api import sync_playwright
-
-    known = set(program.request("/history"))
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-background-networking", "--disable-component-update"]
-        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # not its BLAS
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments, env=environment)
-        page = browser.new_page(viewport={"width": 1280, "height": 960})
-        page.goto(f"http://{program.address}/")
-        page.wait_for_function("'LTXDecodeToVideoMLX' in (window.LiteGraph?.registered_node_types ?? {})")
-        page.wait_for_timeout(3000)
-        page.keyboard.press("Escape")  # the templates, which greet at a first visit
-        page.evaluate("async workflow => await app.loadGraphData(workflow)", example_workflow())
-        page.wait_for_timeout(1000)
-        page.evaluate("async () => await app.queuePrompt(0)")
-        program.wait_until(lambda: bool(set(program.request("/history")) - known))
-        page.wait_for_timeout(8000)  # notices go away
-        page.screenshot(path=str(target), clip=AROUND_GRAPH)
-        browser.close()
-    (prompt,) = set(program.request("/history")) - known
-    assert program.wait(prompt)["status"]["status_str"] == "success"
-    return f"the example's workflow runs in a browser; see {target}"
-
-
 def main() -> None:
     """Try what the command line asks for."""
     parser = argparse.ArgumentParser(description="Try the nodes of examples/comfyui in the real ComfyUI.")
     parser.add_argument("checkout", type=Path, help="a clone of ComfyUI")
     parser.add_argument("--rounds", type=int, default=3, help="how often each way to end ComfyUI is tried (default: 3)")
-    parser.add_argument("--screenshot", type=Path, metavar="FILE", help="a picture of the example's workflow")
+    parser.add_argument(
+        "--screenshot", type=Path, metavar="FILE", help="a picture of the demo's workflow, run in a browser"
+    )
     arguments = parser.parse_args()
-    checks = [check_videos, check_sound_and_metadata, check_frames_and_encode, check_preview]
-    checks += [check_refusals, check_interrupt, check_progress, check_saved_latents, check_replaced_file]
+    checks = [check_saved_videos, check_videos, check_sound_and_metadata, check_audio, check_frames_and_encode]
+    checks += [
+        check_preview,
+        check_sampling_preview,
+        check_memory,
+        check_refusals,
+        check_interrupt,
+        check_progress,
+        check_saved_latents,
+        check_replaced_file,
+    ]
     if arguments.screenshot:
-        checks.append(partial(check_screenshot, target=arguments.screenshot))
+        checks.append(partial(check_browser, workflows=PACK / "example_workflows", target=arguments.screenshot))
     with tempfile.TemporaryDirectory(prefix="comfyui-") as name:
         make_folder(Path(name))
         start = partial(ComfyUI, arguments.checkout, Path(name))

@@ -13,13 +13,15 @@ import pytest
 
 from mlx_ltx_vae.bench import processes
 from mlx_ltx_vae.bench.__main__ import main
-from mlx_ltx_vae.bench.case import Case, load_vae
+from mlx_ltx_vae.bench.case import Case, Decode, load_vae
 from mlx_ltx_vae.bench.decoding import compare, decode, footprint, measure
 from mlx_ltx_vae.bench.old_options import with_new_names
 from mlx_ltx_vae.bench.processes import Job
 from mlx_ltx_vae.bench.tables import format_psnr, table
 from mlx_ltx_vae.metrics import max_difference, psnr
 from mlx_ltx_vae.models.families import published
+from mlx_ltx_vae.planning.plan import Mode
+from mlx_ltx_vae.tiling import TilingConfig, preset
 
 TINY = ["--base-width", "8", "--size", "64x64", "--repeat", "1"]
 MEASURED = {"seconds": 1.0, "peak_bytes": 1e6, "bytes_per_pixel": 100.0, "weights_bytes": 1e6}
@@ -112,6 +114,20 @@ def test_every_published_vae_is_measured_without_a_checkpoint(name):
     per_frame = {"latent-rgb": 8}.get(name, 1)  # one picture of a latent frame
     assert run["frames"] == 1 + 8 // per_frame
     assert run["weights_bytes"] > 0 and 0 < run["peak_bytes"] < run["total_peak_bytes"]
+
+
+@pytest.mark.parametrize("name", published())
+def test_every_published_vae_has_tiles_that_fit_it(name):
+    plan = Decode.from_case(Case(generation=name, base_width=8, width=64, height=64, frames=9, mode="tiled")).plan
+    expected = TilingConfig.default() if name != "ltx-2.5-diffusion" else preset("wide", 64, 64, 9)
+    assert (plan.mode, plan.tiling) == (Mode.TILED, expected)
+
+
+@pytest.mark.parametrize("name", ["ltx-2.5-diffusion", "latent-rgb"])
+def test_what_has_no_encoder_is_said_before_anything_is_measured(name, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([*TINY, "--encode", "--generation", name])
+    assert f"error: --encode: random weights of {name} have no encoder" in capsys.readouterr().err
 
 
 def test_random_weights_are_as_wide_as_asked_and_the_same_each_time():

@@ -1,7 +1,5 @@
-"""The nodes of examples/comfyui, with stand-ins for ComfyUI's modules. scripts/try_comfyui.py runs the real ones."""
+"""The nodes of examples/comfyui for video, with stand-ins for ComfyUI's modules."""
 
-import asyncio
-import importlib.util
 import json
 import os
 import re
@@ -9,109 +7,21 @@ import sys
 import threading
 import time
 import wave
+from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from PIL import Image
 
+from comfyui_cases import FRAMES, LATENTS, PACK, SIZE, frames_of, freed, latent
 from mlx_ltx_vae import LatentsError, PlanError, VideoReader, VideoVAE, demo
 from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder
 from mlx_ltx_vae.video.ffmpeg import read_times
 from mlx_ltx_vae.video.metadata import read_metadata
-
-PACK = Path(__file__).parents[1] / "examples" / "comfyui"
-STAND_IN = Path(__file__).parent / "comfyui"
-LATENTS = np.random.default_rng(0).normal(size=(1, 8, 3, 2, 3)).astype(np.float32)
-FRAMES, SIZE = 17, (96, 64)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(golden):
-    return golden("ltx2_3").checkpoint
-
-
-@pytest.fixture(scope="module")
-def comfy(tmp_path_factory, checkpoint):
-    """The pack, loaded as ComfyUI does, and modules of ComfyUI, with a VAE among the models."""
-    sys.path.insert(0, str(STAND_IN))
-    try:
-        spec = importlib.util.spec_from_file_location("ltx_mlx", PACK / "__init__.py")
-        pack = importlib.util.module_from_spec(spec)
-        sys.modules["ltx_mlx"] = pack
-        spec.loader.exec_module(pack)
-        own = {"ltx_mlx", *(path.stem for path in STAND_IN.iterdir())}
-        modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in own}
-    finally:
-        sys.path.remove(str(STAND_IN))
-    base = tmp_path_factory.mktemp("comfyui")
-    vae = base / "models" / "vae" / "ltx"
-    vae.mkdir(parents=True)
-    (vae / "small.safetensors").symlink_to(checkpoint)
-    modules["folder_paths"].base_path = str(base)
-    yield SimpleNamespace(
-        pack=pack,
-        nodes=modules["ltx_mlx.nodes"],
-        management=modules["comfy.model_management"],
-        bars=modules["comfy.utils"],
-        texts=modules["server"].texts,
-        args=modules["comfy.cli_args"].args,
-        torch=modules["torch"],
-        io=modules["comfy_api.latest"].io,
-        video=modules["comfy_api.latest"].InputImpl.VideoFromFile,
-        base=base,
-        temp=base / "temp",
-    )
-    modules["ltx_mlx.nodes"].mlx_thread.close()
-    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def vae(checkpoint):
-    return VideoVAE.from_pretrained(checkpoint)
-
-
-@pytest.fixture
-def execute(comfy):
-    """Executes a node as ComfyUI does, with the defaults of its schema."""
-    nodes = {node.define_schema().node_id: node for node in asyncio.run(asyncio.run(entrypoint(comfy)).get_node_list())}
-
-    def execute(name, hidden=None, **given):
-        schema = nodes[name].define_schema()
-        widgets = {each.id: each.default for each in schema.inputs if getattr(each, "default", None) is not None}
-        known = {each.id: each for each in schema.inputs}
-        inputs = ({"vae": "vae/ltx/small.safetensors"} if "vae" in known else {}) | widgets | given
-        assert set(inputs) <= set(known) and {each.id for each in schema.inputs if not each.optional} <= set(inputs)
-        assert all(value in known[key].options for key, value in inputs.items() if hasattr(known[key], "options"))
-        values = {"prompt": None, "extra_pnginfo": None, "unique_id": "7"} | (hidden or {})
-        asked = {each.name for each in schema.hidden}
-        node = type("Clone", (nodes[name],), {"hidden": SimpleNamespace(**{key: values[key] for key in asked})})
-        output = node.execute(**inputs)
-        assert len(output.args) == len(schema.outputs)
-        return output if len(output.args) > 1 else output.args[0]
-
-    comfy.management.calls.clear()
-    comfy.bars.updates.clear()
-    comfy.texts.clear()
-    return execute
-
-
-async def entrypoint(comfy):
-    return await comfy.pack.comfy_entrypoint()
-
-
-def latent(comfy, array=LATENTS):
-    return {"samples": comfy.torch.Tensor(array)}
-
-
-def frames_of(video):
-    with VideoReader(video) as reader:
-        return np.concatenate(list(reader))
 
 
 def test_a_latent_becomes_a_video_file_with_the_frames_of_the_decode(comfy, execute, vae):
@@ -161,7 +71,7 @@ def test_sound_is_added_and_cut_at_the_end_of_the_video(comfy, execute):
 def test_sound_is_written_as_it_is(comfy, tmp_path):
     samples = np.array([[0, 0.5, -1, 1], [0.25, -0.5, 2, -2]], np.float32)
     audio = {"waveform": comfy.torch.Tensor(samples[None]), "sample_rate": 44100}
-    comfy.nodes.write_sound(str(tmp_path / "a.wav"), audio)
+    comfy.latents.write_sound(str(tmp_path / "a.wav"), audio)
     with wave.open(str(tmp_path / "a.wav")) as file:
         assert (file.getnchannels(), file.getframerate(), file.getnframes()) == (2, 44100, 4)
         levels = np.frombuffer(file.readframes(4), "<i4").reshape(4, 2).T / 2**31
@@ -196,7 +106,7 @@ def test_images_and_videos_become_latents(comfy, execute, vae):
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
-        ((2, 8, 1, 2, 2), "latents of 2 videos; take one"),
+        ((2, 8, 1, 2, 2), "latents of 2 videos; take one with LatentFromBatch"),
         ((1, 4, 8, 8), "5 axes, and these have the shape (1, 4, 8, 8)"),
         ((1, 8, 20, 16), "latents of audio alone; connect those of the video"),
     ],
@@ -231,7 +141,7 @@ def test_a_budget_is_kept(comfy, execute):
 
 @pytest.mark.parametrize("seconds", [0.001, 60])  # the second has the last report only
 def test_progress_has_pictures_and_comes_from_the_thread_of_the_node(comfy, execute, monkeypatch, seconds):
-    monkeypatch.setattr(comfy.nodes, "POLL_SECONDS", seconds)
+    monkeypatch.setattr(comfy.host, "POLL_SECONDS", seconds)
     video = execute("LTXDecodeToVideoMLX", latent=latent(comfy, np.tile(LATENTS, (1, 1, 6, 1, 1))), codec="ffv1")
     frames = frames_of(video.get_stream_source())
     done = [value for _, value, *_ in comfy.bars.updates]
@@ -239,7 +149,7 @@ def test_progress_has_pictures_and_comes_from_the_thread_of_the_node(comfy, exec
     node, value, total, (kind, picture, size), _ = comfy.bars.updates[-1]
     assert (node, total, kind, size) == ("7", len(frames), "JPEG", 512)
     np.testing.assert_array_equal(np.asarray(picture), frames[value - 1])
-    threads = {each[-1] for each in comfy.bars.updates} | {thread for _, thread in comfy.management.calls}
+    threads = {each[-1] for each in comfy.bars.updates} | {call[1] for call in comfy.management.calls}
     assert threads == {threading.current_thread().name}
 
 
@@ -248,7 +158,7 @@ def write_tiny_decoder(path):
     mx.save_safetensors(str(path), {f"decoder.{name}": array for name, array in named_parameters(decoder).items()})
 
 
-@pytest.mark.parametrize(("decoder", "fps", "size"), [("rgb", 2, (8, 8)), ("tiny", 16, (32, 32))])
+@pytest.mark.parametrize(("decoder", "fps", "size"), [("rgb", Fraction(16 * 3, 17), (8, 8)), ("tiny", 16, (32, 32))])
 def test_a_preview_is_a_contact_sheet_and_a_clip(comfy, execute, decoder, fps, size):
     path = comfy.base / "models" / "vae_approx" / f"{decoder}.safetensors"
     path.parent.mkdir(exist_ok=True)
@@ -270,16 +180,7 @@ def test_a_preview_is_a_contact_sheet_and_a_clip(comfy, execute, decoder, fps, s
             assert reader.fps == fps
         assert frames.shape == (3 if decoder == "rgb" else 17, 4 * size[0], 5 * size[1], 3)
         assert sheet.shape[2] > 2 * 384  # pictures beside each other
-    assert "unload" not in [name for name, _ in comfy.management.calls]
-
-
-def test_models_are_unloaded_before(comfy, execute, monkeypatch):
-    load = comfy.nodes.load_vae
-    monkeypatch.setattr(
-        comfy.nodes, "load_vae", lambda *given: (comfy.management.calls.append(("load", "")), load(*given))[1]
-    )
-    execute("LTXDecodeToVideoMLX", latent=latent(comfy))
-    assert [name for name, _ in comfy.management.calls if name != "throw"] == ["unload", "empty", "load"]
+    assert not freed(comfy)  # the models may go on to sample
 
 
 def test_an_interruption_ends_a_decode_or_encode_and_leaves_nothing(comfy, execute, monkeypatch):
@@ -311,8 +212,8 @@ def test_an_interruption_ends_what_shows_no_progress(comfy):
 
     comfy.management.interrupt_current_processing()
     with pytest.raises(comfy.management.InterruptProcessingException):
-        comfy.nodes.run(work, node_id="7")
-    assert comfy.nodes.run(lambda job: "next", node_id="7") == "next"
+        comfy.host.run(work, node_id="7")
+    assert comfy.host.run(lambda job: "next", node_id="7") == "next"
 
 
 class Interrupting(list):
@@ -342,15 +243,16 @@ def test_a_vae_is_loaded_once_until_its_file_is_another(comfy, execute, monkeypa
         execute("LTXDecodeToVideoMLX", latent=latent(comfy), vae="vae/own.safetensors")
         execute("LTXEncodeMLX", frames=images(comfy, 1), vae="vae/own.safetensors")
     assert loaded == [{"encoder": False, "decoder": True}, {"encoder": True, "decoder": False}]
-    fingerprint = comfy.nodes.LTXDecodeToVideo.fingerprint_inputs
+    nodes = {node.__name__: node for node in comfy.nodes}
+    fingerprint = nodes["LTXDecodeToVideo"].fingerprint_inputs
     before = fingerprint(latent=None, vae="vae/own.safetensors", fps=24.0)
-    assert fingerprint(latent=None, vae="vae/own.safetensors", fps=25.0) == before is not None
+    assert fingerprint(latent=None, vae="vae/own.safetensors", fps=25.0) == before != []
     copy = file.with_suffix(".new")
     copy.write_bytes(checkpoint.read_bytes())
     os.utime(copy, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))  # as cp -p
     copy.replace(file)
     assert fingerprint(latent=None, vae="vae/own.safetensors", fps=24.0) != before
-    assert comfy.nodes.LTXPreview.fingerprint_inputs(decoder=None) is None  # from another node
+    assert nodes["LTXPreview"].fingerprint_inputs(decoder=None) == []  # from another node
     execute("LTXDecodeToVideoMLX", latent=latent(comfy), vae="vae/own.safetensors")
     assert len(loaded) == 3
     file.unlink()
@@ -361,19 +263,50 @@ def test_files_are_chosen_from_the_folders_of_comfyui(comfy):
     (models / "checkpoints" / "ltx").mkdir(parents=True)
     for name in ("checkpoints/ltx/whole.safetensors", "checkpoints/old.ckpt", "vae/a.pt", "vae/b.sft"):
         (models / name).touch()
-    (widget,) = [each for each in comfy.nodes.LTXEncode.define_schema().inputs if each.id == "vae"]
-    assert widget.options == ["vae/b.sft", "vae/ltx/small.safetensors", "checkpoints/ltx/whole.safetensors"]
-    assert comfy.nodes.full_path(widget.options[-1]) == str(models / "checkpoints" / "ltx" / "whole.safetensors")
+    (node,) = [node for node in comfy.nodes if node.__name__ == "LTXEncode"]
+    (widget,) = [each for each in node.define_schema().inputs if each.id == "vae"]
+    files = ["vae/b.sft", "vae/ltx/small.safetensors", "checkpoints/ltx/whole.safetensors"]
+    assert widget.options == [*files, "demo VAE"]
+    assert comfy.host.full_path("demo VAE") == str(demo.VAE)
+    assert comfy.host.full_path(files[-1]) == str(models / "checkpoints" / "ltx" / "whole.safetensors")
     with pytest.raises(FileNotFoundError):
-        comfy.nodes.full_path("vae/missing.safetensors")
+        comfy.host.full_path("vae/missing.safetensors")
 
 
-def test_the_example_workflow_has_the_widgets_of_the_nodes(comfy):
-    workflow = json.loads((PACK / "example_workflows" / "decode_to_video.json").read_text())
-    schemas = {schema.node_id: schema for schema in (node.define_schema() for node in comfy.nodes.NODES)}
+@pytest.mark.parametrize("file", sorted((PACK / "example_workflows").glob("*.json")), ids=lambda file: file.stem)
+def test_the_example_workflows_have_the_widgets_of_the_nodes(comfy, file):
+    workflow = json.loads(file.read_text())
+    schemas = {schema.node_id: schema for schema in (node.define_schema() for node in comfy.nodes)}
     used = [node for node in workflow["nodes"] if node["type"] in schemas]
-    assert used
+    assert used and file.with_suffix(".jpg").exists()
     for node in used:
         widgets = [each for each in schemas[node["type"]].inputs if hasattr(each, "default")]
         assert [each["name"] for each in node["inputs"] if "widget" in each] == [widget.id for widget in widgets]
-        assert len(node["widgets_values"]) == len(widgets)
+        values = node.get("widgets_values", [])
+        assert len(values) == len(widgets)
+        for widget, value in zip(widgets, values, strict=True):
+            assert value in getattr(widget, "options", [value]) or ".safetensors" in value
+
+
+def test_each_node_is_explained(comfy):
+    schemas = [node.define_schema() for node in comfy.nodes]
+    assert {file.stem for file in (PACK / comfy.pack.WEB_DIRECTORY / "docs").iterdir()} == {
+        schema.node_id for schema in schemas
+    }
+    for schema in schemas:
+        assert schema.description and schema.search_aliases
+        assert all(each.tooltip for each in (*schema.inputs, *schema.outputs)), schema.node_id
+    for file in (PACK / "locales").glob("*/nodeDefs.json"):
+        assert set(json.loads(file.read_text())) == {schema.node_id for schema in schemas}, file
+
+
+@pytest.mark.parametrize("name", ["mlx.core", "mlx_ltx_vae"])
+def test_without_mlx_there_are_no_nodes_and_one_line_says_why(comfy, monkeypatch, caplog, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    pack, module = PACK / "__init__.py", {"__name__": "ltx_mlx", "__package__": "ltx_mlx"}
+    with caplog.at_level("WARNING"):
+        exec(compile(pack.read_text(), pack, "exec"), module)
+    assert module["NODES"] == []
+    (record,) = caplog.records
+    assert f"no nodes (import of {name} halted" in record.getMessage()
+    assert record.getMessage().endswith(": run `python -m pip install mlx_ltx_vae` with this Python.")

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 PACK = Path(__file__).parents[1] / "examples" / "comfyui"
 STAND_IN = Path(__file__).parent / "comfyui"
@@ -15,7 +16,10 @@ def test_the_pack_depends_on_the_package_only():
     project = tomllib.loads((PACK / "pyproject.toml").read_text())
     assert project["project"]["dependencies"] == (PACK / "requirements.txt").read_text().split()
     assert "comfyui" not in project["project"]["name"].lower()
-    assert set(project["tool"]["comfy"]) >= {"PublisherId", "DisplayName", "requires-comfyui"}
+    assert set(project["tool"]["comfy"]) >= {"PublisherId", "DisplayName", "Icon", "requires-comfyui"}
+    assert {"Operating System :: MacOS", "Environment :: GPU :: Apple Metal"} <= set(project["project"]["classifiers"])
+    with Image.open(PACK / "icon.png") as icon:
+        assert icon.size == (400, 400)  # the largest that the registry takes
 
 
 def members(tree, prefix=""):

@@ -25,7 +25,7 @@ LATENTS = (1, 128, 9, 12, 16)
 
 @pytest.fixture
 def vae(golden):
-    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+    return VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
 
 
 def latents_of(frames=4, height=2, width=3):
@@ -196,12 +196,14 @@ def test_cuda_memory_is_the_devices_and_not_the_hosts(monkeypatch):
 def test_what_other_arrays_hold_is_not_available(monkeypatch):
     monkeypatch.setattr(device, "is_cpu", lambda: False)
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 30 * GB})
+    info = {"max_recommended_working_set_size": 30 * GB, "max_buffer_length": 3_760_000_000}
+    monkeypatch.setattr(mx, "device_info", lambda: info)
     monkeypatch.setattr(mx, "get_active_memory", lambda: 22 * GB)
     assert device.available_memory() == 8 * GB
     assert device.available_memory(own=2 * GB) == 10 * GB, "the plan counts its own weights"
     machine = device.this_machine(mx.bfloat16)
     assert (machine.backend, machine.itemsize, machine.available) == (Backend.METAL, 2, 8 * GB)
+    assert machine.largest_buffer == 3_760_000_000
     shape = (1, 128, 16, 22, 40)
     assert plan_decode(decoder_spec(CONFIG), shape, machine).peak_bytes <= 4 * GB
     assert plan_decode(decoder_spec(CONFIG), shape, machine, memory_budget="95%").peak_bytes > 4 * GB

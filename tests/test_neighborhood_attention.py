@@ -1,6 +1,7 @@
 """Neighborhood attention by blocks against a dense one, and the arithmetic of its blocks."""
 
 import math
+import re
 from itertools import product
 
 import mlx.core as mx
@@ -11,19 +12,26 @@ from hypothesis import strategies as st
 
 from conftest import active_memory
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, attend, exponentials
-from mlx_ltx_vae.models.diffusion_decoder.blocks import rotate
+from mlx_ltx_vae.models.diffusion_decoder import attention, blocks, rotation
+from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, Tables, attend, exponentials
+from mlx_ltx_vae.models.diffusion_decoder.blocks import RMSNorm
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import (
     BLOCKS,
     calls,
+    copied_keys,
     segments,
     shared_axis,
     shares,
     workspace_bytes,
 )
+from mlx_ltx_vae.models.diffusion_decoder.rotation import make_turns, rotate
+from mlx_ltx_vae.models.layers import activation
 from tolerances import tolerance
 
 SIZE = BLOCKS[Backend.CPU]
+#: Primitives without a kernel, and those of one number for each position.
+VIEWS, OF_POSITIONS = {"Reshape", "Slice", "Broadcast"}, {"Divide", "Add", "Sqrt", "Rsqrt", "Full"}
+MOST_COPIED = {Backend.CPU: 2**22, Backend.METAL: 2**26, Backend.CUDA: 2**26}
 
 
 def window_starts(length, kernel):
@@ -53,9 +61,11 @@ def random_tokens(grid, heads=2, depth=8, batch=1, seed=0):
 
 
 def computed(queries, keys, values, kernel, bound):
-    starts = tuple(window_starts(length, width) for length, width in zip(queries.shape[1:4], kernel, strict=True))
-    keys_values = mx.stack([mx.array(keys), mx.array(values)], axis=4)
-    return np.array(attend(mx.array(queries), keys_values, starts, kernel, bound))
+    starts = tuple(
+        tuple(window_starts(length, width)) for length, width in zip(queries.shape[1:4], kernel, strict=True)
+    )
+    keys_values = tuple(mx.array(each).flatten(4) for each in (keys, values))
+    return np.array(attend(mx.array(queries), keys_values, starts, kernel, bound, Tables()))
 
 
 AXES = st.integers(1, 6).flatmap(lambda kernel: st.tuples(st.just(kernel), st.integers(kernel, kernel + 6)))
@@ -70,6 +80,30 @@ def test_blocks_agree_with_a_window_for_each_query(axes, heads, batch):
         result, expected = computed(*tokens, kernel, bound), dense(*tokens, kernel)
         assert result.shape == expected.shape
         assert np.abs(result - expected).max() < tolerance(1e-5)
+
+
+@pytest.mark.parametrize("grid", [(9, 40, 11), (4, 9, 41), (21, 6, 6)])
+def test_large_calls_as_on_metal_agree_with_those_of_a_cpu(monkeypatch, grid):
+    """Rows of blocks have copies of their own, and are heads of one call. Two items of a batch."""
+    kernel, tokens = (3, 5, 5), random_tokens(grid, batch=2)
+    expected = computed(*tokens, kernel, math.inf)
+    made = []
+    monkeypatch.setattr(attention, "backend", lambda: Backend.METAL)
+    monkeypatch.setattr(attention.Queue, "add", lambda _, result: made.append(result) or result)
+    assert np.abs(computed(*tokens, kernel, math.inf) - expected).max() < tolerance(1e-5)
+    starts = [window_starts(length, width) for length, width in zip(grid, kernel, strict=True)]
+    kinds = math.prod(len(segments(each, width, SIZE)) for each, width in zip(starts, kernel, strict=True))
+    assert len(made) == kinds, "one call for each kind of block"
+
+
+def test_steps_of_a_stream_make_no_index_on_the_host(monkeypatch):
+    tables, kernel = Tables(), (3, 3, 3)
+    queries = mx.random.normal((1, 4, 12, 12, 2, 8))
+    keys_values = mx.random.normal((1, 6, 12, 12, 16)), mx.random.normal((1, 6, 12, 12, 16))
+    starts = (tuple(range(4)), *[tuple(window_starts(12, 3))] * 2)
+    first = attend(queries, keys_values, starts, kernel, math.inf, tables)
+    monkeypatch.setattr(attention, "np", None)  # which makes all indices and masks
+    assert mx.array_equal(attend(queries, keys_values, starts, kernel, math.inf, tables), first)
 
 
 def test_the_published_window_agrees_with_a_window_for_each_query():
@@ -91,23 +125,24 @@ def test_segments_cover_all_queries_and_their_windows(kernel, more):
     assert seen == starts
 
 
-@given(axes=st.tuples(AXES, AXES, AXES), more=st.integers(0, 300), channels=st.sampled_from([8, 256, 2048]))
-def test_blocks_that_share_a_copy_cover_each_block_once(axes, more, channels):
+@given(axes=st.tuples(AXES, AXES, AXES), more=st.integers(0, 300), channels=st.sampled_from([8, 256, 2048]),
+       backend=st.sampled_from(Backend))  # fmt: skip
+def test_blocks_that_share_a_copy_cover_each_block_once(axes, more, channels, backend):
     kernel, grid = zip(*axes, strict=True)
     grid = (grid[0], grid[1], grid[2] + more)
     starts = [window_starts(length, width) for length, width in zip(grid, kernel, strict=True)]
-    axis, backend = shared_axis(grid), Backend.CPU
+    axis = shared_axis(grid)
     assert grid[axis] == max(grid)
     seen = np.zeros(grid, int)
     for block in product(*(segments(each, width, SIZE) for each, width in zip(starts, kernel, strict=True))):
-        for share in product(*shares(backend, channels, block, axis)):
-            copied = 2 * channels * math.prod(each.keys for each in share)
-            assert share[axis].blocks == 1 or copied <= 2**22
-            for call in product(*calls(backend, channels // 8, share)):
+        for share in product(*shares(backend, channels, channels // 8, block, axis)):
+            copied = 2 * channels * copied_keys(share, axis)
+            assert math.prod(each.blocks for each in share) == 1 or copied <= MOST_COPIED[backend]
+            for part in calls(backend, channels // 8, share, axis):
+                call = [part if other == axis else each for other, each in enumerate(share)]
                 seen[tuple(slice(each.start, each.end) for each in call)] += 1
-                for part, whole in zip(call, share, strict=True):
-                    assert whole.key_start <= part.key_start
-                    assert part.key_start + part.keys <= whole.key_start + whole.keys
+                assert share[axis].key_start <= part.key_start
+                assert part.key_start + part.keys <= share[axis].key_start + share[axis].keys
     assert (seen == 1).all()
 
 
@@ -119,11 +154,34 @@ def test_pairs_of_channels_are_rotated_by_their_positions(dtype):
     grid = np.stack(np.indices((2, 3, 4)), axis=-1) + np.array(first)
     angles = [grid[..., at, None] * 10000.0 ** -(np.arange(n) / n) for at, n in enumerate((2, 3, 3))]
     turned = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * np.concatenate(angles, axis=-1))[:, :, :, None]
-    result = rotate(x, first)
+    result = rotate(x, first, make_turns)
     assert result.shape == x.shape and result.dtype == dtype
     expected = np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
     near = 1e-5 if dtype == mx.float32 else 2e-2
     assert np.abs(np.array(result.astype(mx.float32)) - expected).max() < tolerance(near)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_a_rotation_and_a_modulation_are_compiled_for_a_gpu_and_round_as_on_a_cpu(monkeypatch, tmp_path, dtype):
+    x = mx.random.normal((1, 2, 3, 4, 2, 16), key=mx.random.key(1)).astype(dtype)
+    norm = RMSNorm()
+    norm.weight = mx.random.normal((16,), key=mx.random.key(2))
+    scale, shift = mx.random.normal((2, 16), key=mx.random.key(3))
+    modulation = norm.modulated(scale=scale, shift=shift)
+    mx.eval(x)
+    parts = [lambda: rotate(x, (5000, 0, 70), make_turns), lambda: norm(x, modulation)]
+    on_cpu = [part() for part in parts]
+    for module in (activation, blocks, rotation):
+        monkeypatch.setattr(module, "is_cpu", lambda: False)
+    for part, expected, kernels in zip(parts, on_cpu, (1, 3), strict=True):
+        found = part()
+        mx.export_to_dot(str(tmp_path / "graph.dot"), found)
+        made = re.findall(r'label ="(\w+)', (tmp_path / "graph.dot").read_text())
+        assert len([name for name in made if name not in VIEWS and name not in OF_POSITIONS]) == kernels, made
+        assert found.dtype == dtype
+        assert mx.abs(found.astype(mx.float32) - expected.astype(mx.float32)).max().item() <= (
+            0 if kernels == 1 else tolerance(2e-6) if dtype == mx.float32 else 2**-6
+        )
 
 
 @pytest.mark.parametrize("bound", [0.5, 12.0, LARGEST_SCORE])
@@ -136,13 +194,13 @@ def test_exponentials_are_as_exact_as_their_argument(bound):
 
 def test_no_more_than_the_planned_workspace_is_allocated():
     grid, kernel, heads, depth = (8, 40, 40), (11, 11, 11), 4, 16
-    starts = tuple([index + shift for index in range(length)] for length, shift in zip(grid, (0, 0, 0), strict=True))
+    starts = tuple(tuple(range(length)) for length in grid)
     queries = mx.random.normal((1, *grid, heads, depth))
-    keys_values = mx.random.normal((1, *(length + 10 for length in grid), 2, heads, depth))
+    keys_values = [mx.random.normal((1, *(length + 10 for length in grid), heads * depth)) for _ in range(2)]
     mx.eval(queries, keys_values)
     before = active_memory()
     mx.reset_peak_memory()
-    mx.eval(attend(queries, keys_values, starts, kernel, LARGEST_SCORE))
+    mx.eval(attend(queries, keys_values, starts, kernel, LARGEST_SCORE, Tables()))
     used = mx.get_peak_memory() - before
     workspace = workspace_bytes(grid, kernel, heads * depth, heads, Machine(Backend.CPU))
     assert workspace < used < workspace + 3 * queries.nbytes

@@ -77,10 +77,52 @@ def test_4k_decodes_exactly_within_8_gb_at_the_real_widths_weights_included():
     ],
 )
 def test_no_array_reaches_the_size_that_kernels_cannot_index(monkeypatch, grid, options):
-    with pytest.raises(PlanError, match=r"an array of 2\^31 elements, beyond which results are wrong"):
+    with pytest.raises(PlanError, match="more than 2147 million elements, beyond which results are wrong"):
         plan_decode(decoder_spec(config()), (1, 128, *grid), REAL, **options)
     monkeypatch.setattr(planner, "MAX_ARRAY_ELEMENTS", 2**40)
     assert plan_decode(decoder_spec(config()), (1, 128, *grid), REAL, **options).peak_bytes > 2**31
+
+
+def test_no_array_is_larger_than_the_largest_buffer_of_the_device():
+    """Hosted macOS machines report 3.76e9 bytes. An array may be in float32 for some time."""
+    hosted, spec = replace(REAL, largest_buffer=3_760_000_000), decoder_spec(config())
+    shape = (1, 128, 16, 256, 256)
+    assert largest_array(spec, plan_decode(spec, shape, REAL)) > 3_760_000_000
+    assert largest_array(spec, plan_decode(spec, shape, hosted)) <= 3_760_000_000
+    with pytest.raises(PlanError, match="more than 38 million elements, the largest buffer of this device; use"):
+        plan_decode(spec, shape, replace(hosted, largest_buffer=150_000_000), mode="exact")
+    with pytest.raises(PlanError, match="one array of 24.36 GB, and the largest buffer of this device has 3.76 GB;"):
+        plan_decode(spec, (1, 128, 16, 128, 256), hosted, joined=True)
+    tiles = {"mode": "tiled", "tiling": TilingConfig.default(), "joined": True}
+    assert plan_decode(spec, (1, 128, 16, 64, 64), hosted, **tiles).memory.result < 3_760_000_000
+
+
+def largest_array(spec, plan):
+    """Bytes in float32 of the largest input of a step with the frames before it."""
+    axis = plan.order.axis
+    return 4 * max(
+        (min(step, grid[axis.grid]) + layer.window(axis).kernel - 1)
+        * layer.in_channels * math.prod(grid) // grid[axis.grid]
+        for (layer, grid), step in zip(spec.walk(plan.latent_shape.grid), plan.steps, strict=True)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("grid", "order"), [((33, 34, 60), each) for each in ("auto", "time", "rows", "columns")]
+                         + [((33, 68, 120), "auto")])  # fmt: skip
+def test_keys_and_values_of_a_step_have_at_most_2_to_the_29_elements(grid, order):
+    """Each of them; 257 frames of 1920x1088, and of 3840x2176."""
+    spec = diffusion_spec(ltx_2_5().decoder)
+    found = plan_decode(spec, (1, 128, *grid), REAL, order=order, mode="exact")
+    assert largest_array(spec, found) <= 4 * 2**29
+    with pytest.raises(PlanError, match="more than 537 million elements, beyond which results are wrong"):
+        plan_decode(spec, (1, 128, 33, 68, 120), REAL, order="time", mode="exact")
+
+
+def test_a_network_says_its_pace_along_rows_and_columns_on_a_gpu():
+    """Six outputs of a tile of Metal's Winograd convolutions, or the four queries of a block of the attention."""
+    for spec, expected in ((decoder_spec(config()), 6), (diffusion_spec(ltx_2_5().decoder), 4)):
+        for order in ("rows", "columns"):
+            assert plan_decode(spec, (1, 128, 16, 16, 24), REAL, order=order).step == expected
 
 
 def test_blended_tiles_are_the_last_resort():

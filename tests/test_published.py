@@ -13,7 +13,7 @@ from mlx_ltx_vae import LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.commands.decode_command import main as decode
+from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.models.base import SOUND
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5, raw_ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.family import DIFFUSION_VAE

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 
 import pytest
@@ -12,13 +13,14 @@ from benchmarks.__main__ import main as benchmarks
 from mlx_ltx_vae.__main__ import COMMANDS
 from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
 from mlx_ltx_vae.bench.bench_command import main as bench
-from mlx_ltx_vae.commands.convert_command import main as convert
-from mlx_ltx_vae.commands.decode_command import main as decode
-from mlx_ltx_vae.commands.encode_command import main as encode
-from mlx_ltx_vae.commands.info_command import main as info
-from mlx_ltx_vae.commands.preview_command import main as preview
+from mlx_ltx_vae.convert import main as convert
+from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.info import main as info
+from mlx_ltx_vae.preview import main as preview
 
 MAINS = {"decode": decode, "preview": preview, "encode": encode, "info": info, "convert": convert, "bench": bench}
+NAMES = {main: name for name, main in MAINS.items()}
 
 # None of these files exists: wrong usage is found before a file is looked for, which would be a failure (exit code 1)
 DECODE = "clip.npy -m vae -o out.mp4"
@@ -217,7 +219,9 @@ def run(*command):
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments", "words"), WRONG, ids=[f"{command.__module__}: {rest}" for command, rest, _ in WRONG]
+    ("command", "arguments", "words"),
+    WRONG,
+    ids=[f"{NAMES.get(command, command.__module__)}: {rest}" for command, rest, _ in WRONG],
 )
 def test_wrong_usage_exits_with_2_and_names_the_option_in_two_lines(command, arguments, words, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout", None)  # nothing is printed there
@@ -271,7 +275,7 @@ def test_help_fits_80_columns_describes_every_option_and_ends_with_examples(name
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_of_the_help_are_correct_usage(name, capsys, monkeypatch):
     """Each example gets as far as reading its files."""
-    module = sys.modules[MAINS[name].__module__]
+    module = import_module(f"mlx_ltx_vae.{'bench' if name == 'bench' else 'commands'}.{name}_command")
     ran = []
     monkeypatch.setattr(module, "run_command", lambda command, arguments, **_: ran.append(arguments) or 0)
     with pytest.raises(SystemExit):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -38,12 +39,49 @@ def test_plans_need_no_mlx_and_what_needs_it_says_so():
     assert first.startswith(REMEDY) and second.startswith(REMEDY)
 
 
-@pytest.mark.parametrize("module", ["mlx_ltx_vae.decode", "mlx_ltx_vae"])
-def test_a_command_says_what_to_install(tmp_path, module):
+@pytest.fixture
+def without_backend(tmp_path):
+    """Runs Python where MLX is installed without a backend, as by `pip install .` on Linux."""
     (tmp_path / "mlx.py").write_text("raise ImportError('libmlx.so: cannot open shared object file')")
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", module]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, check=False)
+
+    def run(*arguments):
+        command, environment = [sys.executable, *arguments], os.environ | {"PYTHONPATH": path}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+    return run
+
+
+@pytest.mark.parametrize("command", [["mlx_ltx_vae.decode", "--demo"], ["mlx_ltx_vae", "bench"]])
+def test_a_command_says_what_to_install(without_backend, command):
+    done = without_backend("-m", *command)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {REMEDY}")
+
+
+def test_wrong_usage_needs_no_backend(without_backend):
+    done = without_backend("-m", "mlx_ltx_vae.decode", "--oder", "rows")
+    assert done.returncode == 2 and "did you mean --order" in done.stderr
+
+
+HELP = """
+import sys
+from importlib import import_module
+for name in (".decode", ".preview", ".encode", ".info", ".convert", ".__main__"):
+    for option in ("--help", "--version"):
+        try:
+            import_module(name, "mlx_ltx_vae").main([option])
+        except SystemExit as end:
+            assert not end.code, (name, option)
+print(sorted(name for name in sys.modules if name.partition(".")[0] in ("mlx", "numpy", "imageio", "PIL", "tqdm")))
+"""
+
+
+def test_help_and_version_import_nothing_that_takes_long(without_backend):
+    done = without_backend("-c", HELP)
+    assert done.returncode == 0, done.stderr
+    *printed, imported = done.stdout.splitlines()
+    assert imported == "[]"
+    assert sum(line.startswith("usage: ") for line in printed) == 6
+    assert printed.count(f"mlx_ltx_vae {version('mlx_ltx_vae')}") == 6

@@ -61,23 +61,32 @@ CHIPS = {
     "M5 Max": Chip(36.0, 40.0, 490, 1.9, tile_queries=64),
 }
 
-# Reads and writes of arrays of a layer's width between products: norm and modulation, rotations, joins with the cache,
-# and residuals; of an MLP also SiLU and the product of its two hidden arrays, each four times as wide.
-_ATTENTION_PASSES, _MLP_PASSES = 30, 25
+# Bytes that kernels between products read and write, for each element of a layer's width.
+_PASS = 2 * _ITEMSIZE  # reads an array, and writes one
+_MODULATED = 4 * _ITEMSIZE + 6  # squares in float32, which are added; then the input again, and the result
+_TWO = 3 * _ITEMSIZE  # a sum of two arrays
+_GATED = 12 * _ITEMSIZE  # SiLU of a hidden array, four times as wide, times another one
+
+#: Seconds in which a host builds the graphs of this decode: `python -m benchmarks metal-host` on an AMD EPYC.
+_HOST_SECONDS = 0.8
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds: `scores` of the attention kernel, `copies` of windows, `products` of matrices, and the `rest`."""
+    """Seconds: `scores` of the attention kernel, `copies` of windows, `products` of matrices, and the `rest`.
+
+    Those of the `host` pass meanwhile.
+    """
 
     scores: float = 0.0
     copies: float = 0.0
     products: float = 0.0
     rest: float = 0.0
+    host: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.scores + self.copies + self.products + self.rest
+        return max(self.host, self.scores + self.copies + self.products + self.rest)
 
     def __add__(self, other: "Parts") -> "Parts":
         sums = (getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__)
@@ -98,6 +107,7 @@ def metal_table() -> str:
                 "chip": name,
                 "seconds": f"{parts.total:.1f}",
                 **shares,
+                "of products": f"{parts.total / parts.products:.2f}",
                 "of the conv decoder": f"{parts.total / chip.conv_seconds:.1f}",
                 **{size: f"{ratio:.2f}" for size, ratio in others.items() if size != f"blocks of {own}"},
             }
@@ -136,16 +146,31 @@ def planned_layers() -> tuple[DecodePlan, list[Layer]]:
 
 def estimate(chip: Chip, layers: Sequence[Layer], block: int) -> Parts:
     """Seconds of a decode with blocks of `block` queries along each axis."""
-    total = Parts()
+    total = Parts(host=_HOST_SECONDS)
     for spec, grid, axis, steps in layers:
         total += Parts(products=2 * LayerSpec.multiply_adds(spec, grid, grid) / (chip.products * _TERA))
-        passes = {AttentionSpec: _ATTENTION_PASSES, MLPSpec: _MLP_PASSES}.get(type(spec), 0)
-        moved = passes * math.prod(grid) * spec.in_channels * _ITEMSIZE
+        moved = _bytes_between(spec, axis, steps) * math.prod(grid) * spec.in_channels
         total += Parts(rest=moved / (chip.bytes * _GIGA))
         if isinstance(spec, AttentionSpec):
             work = attention_work(grid, spec.kernel, axis, steps, block, chip.tile_queries)
             total += _attention(chip, spec, *work)
     return total
+
+
+def _bytes_between(layer: LayerSpec, axis: Axis, steps: tuple[int, ...]) -> float:
+    """Bytes for each element of a layer's input that are moved between its products."""
+    if isinstance(layer, MLPSpec):
+        norm = _MODULATED if "diff" in layer.name else _PASS
+        return norm + _GATED + _TWO + _PASS  # the parts are joined
+    if not isinstance(layer, AttentionSpec):
+        return 0
+    norm, context = (_MODULATED, _TWO) if layer.waiting_channels else (_PASS, 0)
+    step = max(steps, key=steps.count)
+    window = (step + layer.window(axis).cached) / step
+    # The norm for keys and values, and again for queries; norms and rotations of both; keys and values joined to the
+    # cached ones; the input until its results come; queries in blocks, results in rows, joined along three axes; and
+    # the residual.
+    return context + 2 * norm + 4 * _PASS + 2 * _PASS * window + _PASS + 5 * _PASS + _TWO
 
 
 def _attention(chip: Chip, layer: AttentionSpec, scores: float, keys: float) -> Parts:

@@ -1,8 +1,23 @@
 """Nodes for ComfyUI that decode and encode LTX video latents with MLX."""
 
+import logging
+
 from comfy_api.latest import ComfyExtension, io
 
-from .nodes import NODES
+#: ComfyUI serves the help pages in it.
+WEB_DIRECTORY = "web"
+
+NODES: list[type[io.ComfyNode]] = []
+try:
+    import mlx.core  # noqa: F401
+
+    import mlx_ltx_vae  # noqa: F401
+except ImportError as error:
+    logging.warning("LTX VAE (MLX) has no nodes (%s): run `python -m pip install mlx_ltx_vae` with this Python.", error)
+else:
+    from . import nodes
+
+    NODES += nodes.NODES
 
 
 class LTXVideoVAEExtension(ComfyExtension):

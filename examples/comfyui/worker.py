@@ -12,12 +12,13 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_ltx_vae import DecodeCancelled, DecodeStream, FrameChunk
+from mlx_ltx_vae import AudioStream, DecodeCancelled, DecodeStream
 
 EXIT_SECONDS = 30
 
@@ -37,10 +38,12 @@ class Job:
 
     def __init__(self, work: Callable[..., Any], *arguments: Any) -> None:
         self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._work, self._arguments = work, arguments
-        self._ended, self._cancelled = threading.Event(), threading.Event()
+        self._ended, self._cancelled, self._news = threading.Event(), threading.Event(), threading.Event()
         self._is_abandoned = False
-        self._stream: DecodeStream | None = None
+        self._stream: DecodeStream | AudioStream | None = None
         self._result: Any = None
         self._error: BaseException | None = None
 
@@ -55,10 +58,15 @@ class Job:
             self._arguments = ()
             if not self._is_abandoned:
                 self._ended.set()
+                self._news.set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether the job has ended, at the latest after a time."""
-        return self._ended.wait(seconds)
+        """Whether the job has ended, at the latest after a time, or when it calls."""
+        if seconds is None or self._ended.is_set():
+            return self._ended.wait()
+        self._news.wait(seconds)
+        self._news.clear()
+        return self._ended.is_set()
 
     def result(self) -> Any:
         """What `work` has returned. Raises the error that has ended it."""
@@ -69,6 +77,7 @@ class Job:
     def cancel(self) -> None:
         """End the job soon. Does nothing if it has ended."""
         self._cancelled.set()
+        self._answers.put(None)  # for a `call` that waits
         if self._stream is not None:
             self._stream.cancel()
 
@@ -86,7 +95,20 @@ class Job:
         if self._cancelled.is_set():
             raise DecodeCancelled("the job was cancelled.")
 
-    def chunks(self, stream: DecodeStream) -> Iterator[FrameChunk]:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function on the thread that waits for the job. Called by `work`."""
+        self._calls.put(partial(function, *arguments))
+        self._news.set()
+        answer = self._answers.get()
+        self.check()
+        return answer
+
+    def answer(self) -> None:
+        """Make the calls that `work` waits for. Called by the thread that waits for the job."""
+        while not self._calls.empty():
+            self._answers.put(self._calls.get()())
+
+    def chunks(self, stream: DecodeStream | AudioStream) -> Iterator[Any]:
         """The chunks of a stream, which `cancel` ends in the middle of one. Called by `work`."""
         self._stream = stream
         with stream:

@@ -103,7 +103,12 @@ def compiler_search() -> Callable[[], object]:
 
 def this_machine(dtype: mx.Dtype, own: int = 0, *, keeps_dtype: bool = False) -> Machine:
     """The default device, for a network of this dtype. `own`: bytes already in use that a plan counts itself."""
-    return Machine(backend(), dtype.size, available_memory(own), keeps_dtype)
+    return Machine(backend(), dtype.size, available_memory(own), keeps_dtype, largest_buffer())
+
+
+def largest_buffer() -> int | None:
+    """Bytes of the largest array that the device can have; None where only its memory limits them."""
+    return None if is_cpu() else _device_info("max_buffer_length")
 
 
 def available_memory(own: int = 0) -> int:

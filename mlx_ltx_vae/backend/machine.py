@@ -2,8 +2,12 @@
 
 import enum
 from dataclasses import dataclass
+from typing import Literal
 
 FLOAT32_BYTES = 4
+
+#: What `--dtype` accepts.
+DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
 class Backend(enum.Enum):
@@ -22,3 +26,4 @@ class Machine:
     itemsize: int = FLOAT32_BYTES  # of the network's dtype
     available: int | None = None  # bytes of memory for a plan; None for unlimited
     keeps_dtype: bool = False  # convolutions take operands in the network's dtype although another is more accurate
+    largest_buffer: int | None = None  # bytes of the largest array; None for unlimited

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,9 +12,8 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..errors import CheckpointError, LatentsError, LTXVAEError, excerpt
+from .machine import DtypeName as DtypeName
 
-#: What `--dtype` accepts.
-DtypeName = Literal["float32", "bfloat16", "float16"]
 #: What `dtype=` accepts: also `mx.float32`, `mx.bfloat16`, `mx.float16`; None for the checkpoint's own.
 GivenDtype = DtypeName | mx.Dtype | None
 DTYPES: dict[str, mx.Dtype] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}

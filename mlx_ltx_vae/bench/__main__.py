@@ -2,9 +2,14 @@
 
 import sys
 
-from ..commands.entry import entry_point
+from ..commands.entry import begin, import_command
 
-main = entry_point("mlx_ltx_vae.bench.bench_command")
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command, see `begin`; returns the exit code."""
+    begin(argv)
+    return int(import_command("mlx_ltx_vae.bench.bench_command").main(argv))
+
 
 if __name__ == "__main__":
     sys.exit(main())

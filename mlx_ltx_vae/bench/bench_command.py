@@ -7,9 +7,11 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+from ..backend.ranks import launched_rank
 from ..commands.cli import CommandParser, examples, positive, run_command
-from ..distributed import launched_rank
+from ..errors import CheckpointError
 from ..process import temporary_folder
+from .case import Case, load_spec
 from .command import add_decode_options, add_mode_options, chosen_modes, make_case, plot_file, report
 from .decoding import decode, encode
 from .metal import command as metal
@@ -72,6 +74,11 @@ def _check(parser: CommandParser, options: argparse.Namespace) -> None:
         parser.error(f"{given} is of decodes that are not compared; leave out {given}, or --encode and --against")
     if options.order and "exact" not in (options.mode or ["exact"]):
         parser.error("--order is of the exact mode; add --mode exact")
+    if options.encode and not options.model:
+        try:
+            load_spec(Case(generation=options.generation), "encoder")
+        except CheckpointError:
+            parser.error(f"--encode: random weights of {options.generation} have no encoder; add -m, or choose others")
     if launched_rank() is not None:
         parser.error("each run is a process of its own; for several ranks see decode --json in docs/scaling.md")
 

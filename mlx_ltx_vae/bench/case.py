@@ -49,7 +49,8 @@ class Case:
         keeps_dtype: whether convolutions of random weights take their operands in `dtype` although another is more
             accurate, as those of a checkpoint do if `dtype` is given.
         mode: of a decode; of an encode "stream" or "tiled"; of another program its name.
-        tiles: a preset's name, or SIZE:OVERLAP in pixels, and after a comma in frames.
+        tiles: a preset's name, or SIZE:OVERLAP in pixels, and after a comma in frames; None for those that a plan takes
+            for the network.
         memory_budget: bytes, or a size such as "8GB".
         prefetch: steps ahead; None as planned.
         cache_limit: bytes that MLX's buffer cache may have; None as planned.
@@ -68,15 +69,17 @@ class Case:
     mode: Any = "exact"
     order: OrderName = "auto"
     chunk: int | None = None
-    tiles: str = "default"
+    tiles: str | None = None
     tile_batch_size: int = 1
     memory_budget: str | int | None = None
     prefetch: int | None = None
     cache_limit: int | None = None
     formulation: str | None = None
 
-    def make_tiling(self) -> TilingConfig:
+    def make_tiling(self) -> TilingConfig | None:
         """The tiles that `tiles` names. A preset may depend on the size of the video."""
+        if self.tiles is None:
+            return None
         if self.tiles[:1].isdigit():
             pixels, _, frames = self.tiles.partition(",")
             temporal = TemporalTilingConfig(*parse_tile(frames)) if frames else None
@@ -96,11 +99,11 @@ def load_config(case: Case) -> Config:
     return published_vae(case).config
 
 
-def load_spec(case: Case) -> NetworkSpec:
-    """The layers of a case's decoder."""
+def load_spec(case: Case, network: str = "decoder") -> NetworkSpec:
+    """The layers of one of a case's networks; a `CheckpointError` if it does not have that."""
     if case.model:
-        return open_checkpoint(case.model, encoder=False).spec("decoder")
-    return published_vae(case).spec("decoder")
+        return open_checkpoint(case.model, encoder=network == "encoder").spec(network)
+    return published_vae(case).spec(network)
 
 
 def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> VideoVAE:

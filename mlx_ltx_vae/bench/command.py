@@ -39,7 +39,7 @@ def add_decode_options(parser: argparse.ArgumentParser) -> None:
     tiles = parser.add_mutually_exclusive_group()
     space = "tiles of SIZE pixels that share OVERLAP pixels with their neighbors, for mode tiled"
     tiles.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
-    presets = f"tiles of mode tiled by name, of {', '.join(PRESETS)} (default: default)"
+    presets = f"tiles of mode tiled by name, of {', '.join(PRESETS)} (default: the first that fits the VAE)"
     tiles.add_argument("--preset", choices=PRESETS, metavar="NAME", help=presets)
     add_run_options(parser)
 
@@ -99,7 +99,7 @@ def make_case(options: argparse.Namespace, **fields: Any) -> Case:
     given["width"], given["height"] = options.size
     if fields.get("mode", "exact") in ("exact", "auto"):
         given["chunk"] = getattr(options, "chunk", None)
-    given["tiles"] = getattr(options, "preset", None) or Case.tiles
+    given["tiles"] = getattr(options, "preset", None)
     if tiles := getattr(options, "tile", None):
         given["tiles"] = f"{tiles.tile_size_in_pixels}:{tiles.tile_overlap_in_pixels}"
     return Case(**given | fields)

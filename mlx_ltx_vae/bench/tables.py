@@ -69,7 +69,7 @@ def _timing_row(runs: list[Run], baseline: dict[int, float]) -> dict[str, str]:
         "name": run.get("name", ""),
         "mode": run["mode"],
         "order": run["order"] if run["mode"] == "exact" else "",
-        "tiles": run["tiles"] if tiled else "",
+        "tiles": (run["tiles"] or "default") if tiled else "",
         "dtype": run["dtype"] or "",
         "batch": str(run["tile_batch_size"]) if tiled else "",
         "frames": str(frames),

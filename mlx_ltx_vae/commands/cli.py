@@ -17,12 +17,8 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
-import mlx.core as mx
-from tqdm import tqdm
-
 from .. import __version__
-from ..backend.device import compiler_search, explained_device_errors, is_cpu
-from ..distributed import end_time_limit, is_lost_peer, launched_rank
+from ..backend.ranks import launched_rank
 from ..errors import (
     DecodeError,
     DistributedError,
@@ -38,13 +34,11 @@ from ..errors import (
     suggest,
 )
 from ..frame_rate import parse_fps
-from ..latents.metadata import parse_grid
 from ..process import delay_signals, die_by_termination, ended_by_signals
-from ..shapes import parse_size
+from ..shapes import parse_grid, parse_size
 from ..startup import is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from ..units import parse_bytes
-from ..video.codecs import ENCODER_PRESETS
 
 Value = TypeVar("Value")
 
@@ -61,9 +55,8 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *, first: Collection[str] = (), **options: Any) -> None:
         """Make a parser whose `-h` shows the options of the destinations `first` alone; all if there are none."""
         options = {name: _as_called(value) for name, value in options.items()}
-        width = min(shutil.get_terminal_size().columns, 80) - 2
-        formatter = partial(_HelpFormatter, width=width)
-        super().__init__(allow_abbrev=False, add_help=False, formatter_class=formatter, **options)
+        options["formatter_class"] = partial(_HelpFormatter, width=min(shutil.get_terminal_size().columns, 80) - 2)
+        super().__init__(allow_abbrev=False, add_help=False, **options)
         self._first = first
         if first:
             hidden: Any = {"nargs": 0, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
@@ -90,8 +83,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_inputs(self, argv: list[str] | None) -> argparse.Namespace:
         """Parse inputs before, between and after options. "--" ends the options: what follows are names of files."""
-        arguments = sys.argv[1:] if argv is None else argv
-        arguments = _with_joined_ranges(arguments)
+        arguments = _with_joined_ranges(sys.argv[1:] if argv is None else argv)
         if "--" in arguments:
             # argparse's intermixed parsing forgets the mark, and no name looks like an option behind a folder.
             end = arguments.index("--")
@@ -120,6 +112,8 @@ class CommandParser(argparse.ArgumentParser):
             shown = (action.option_strings for action in self._actions if action.help is not argparse.SUPPRESS)
             return suggest(match[1], [name for names in shown for name in names], _OTHER_OPTIONS)
         if match := re.match(r"argument (\S+): invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            from ..video.codecs import ENCODER_PRESETS
+
             option, word, choices = match.groups()
             if option == "--preset" and word in ENCODER_PRESETS:
                 return f" (did you mean --encoder-preset {word}?)"
@@ -210,6 +204,8 @@ def run_command(
     0: done. 1: failed, with one line on standard error. 130, 143, 129, 131: ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT.
     (`CommandParser` exits with 2.) Each warning is one line on standard error.
     """
+    import mlx.core as mx  # only now, since a parser needs none of it
+
     # MLX asks for this before Python shuts down; some versions are reported to abort at exit (134) without it.
     atexit.unregister(mx.clear_streams)
     atexit.register(mx.clear_streams)
@@ -221,6 +217,8 @@ def run_command(
 
 
 def _run(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, computes: bool) -> int:
+    from ..backend.device import compiler_search, explained_device_errors, is_cpu
+
     try:
         if computes and is_cpu():
             delay_signals(compiler_search())
@@ -287,6 +285,8 @@ def leave_it_to_the_first_rank() -> None:
 
 def _describe_for_rank(error: Exception) -> str:
     """An error in one line. If it may be for the first rank to report, this returns only if that rank does not."""
+    from ..distributed import end_time_limit, is_lost_peer
+
     rank = _rank()
     if rank is None:
         return describe_error(error)
@@ -316,6 +316,8 @@ def _escape_lines(text: object) -> str:
 
 def write_line(text: str, file: TextIO) -> None:
     """Print a line at once, `printable`, also into a file, and keep a progress bar intact."""
+    from tqdm import tqdm
+
     try:
         tqdm.write(printable(text), file=file)
         file.flush()
@@ -357,8 +359,7 @@ def duration(text: str) -> Fraction:
 def share(text: str) -> float:
     """The type of `--timestep 0.05`: a number from 0 to 1."""
     with suppress(ValueError):
-        value = float(text)
-        if 0 <= value <= 1:
+        if 0 <= (value := float(text)) <= 1:
             return value
     raise argparse.ArgumentTypeError(f"{quote(text)} is not a number from 0 to 1")
 

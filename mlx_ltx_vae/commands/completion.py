@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from ..errors import LTXVAEError
+from . import parsers
 
 SHELLS = ("bash", "zsh", "tcsh")
 # Of arguments that are files or folders.
@@ -25,8 +26,9 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
     parser = argparse.ArgumentParser(prog="mlx_ltx_vae")
     subparsers = parser.add_subparsers()
     for name, description in commands.items():
-        module = f"..bench.{name}_command" if name == "bench" else f".{name}_command"
-        own = import_module(module, __package__).build_parser()
+        # That of bench needs MLX.
+        make = import_module("..bench.bench_command", __package__).build_parser if name == "bench" else None
+        own = (make or getattr(parsers, f"{name}_parser"))()
         added = subparsers.add_parser(name, parents=[own], add_help=False, help=description)
         for action in added._actions:
             if action.choices is None and (action.metavar in _PATHS or action.dest in _PATHS):

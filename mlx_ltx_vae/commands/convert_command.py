@@ -17,41 +17,13 @@ from ..backend.mlx_utils import DTYPES
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..conversion import Progress, Verification, check_folder_name, convert_checkpoint, verify_conversion
 from ..errors import CheckpointError, printable
-from ..models.base import NETWORKS, SOUND
+from ..models.base import SOUND
 from ..units import format_bytes
-from .cli import CommandParser, add_report_options, examples, print_report, run_command
+from .cli import CommandParser, print_report, run_command
 
 
-def build_parser() -> CommandParser:
-    """The command line."""
-    parser = CommandParser(
-        prog="python -m mlx_ltx_vae.convert",
-        usage="%(prog)s SOURCE -o FOLDER [options]\n       %(prog)s --verify A B [options]",
-        description="Convert the VAE of an LTX checkpoint to a folder that MLX loads faster, and verify it. "
-        "Also called python -m weights_convert.",
-        epilog=examples(
-            "python -m mlx_ltx_vae.convert ltx-2.3.safetensors -o vae",
-            "python -m mlx_ltx_vae.convert ltx-2.3.safetensors -o vae --only decoder",
-            "python -m mlx_ltx_vae.convert --verify ltx-2.3.safetensors vae",
-        ),
-    )
-    parser.add_argument("source", nargs="?", metavar="SOURCE", help="checkpoint file, folder, or hub repository id")
-    parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; must not exist, or be empty")
-    verify = "only check that B has the weights of A, as they are or cast"
-    parser.add_argument("--verify", nargs=2, metavar=("A", "B"), help=verify)
-    dtype = "store the weights in this precision (default: that of each tensor)"
-    parser.add_argument("--dtype", choices=list(DTYPES), help=dtype)
-    only = """convert, or verify, one of the two networks (default: both), or the audio VAE with its vocoder, as without
-        this option where there is nothing else"""
-    parser.add_argument("--only", choices=[*NETWORKS, "audio"], help=only)
-    add_report_options(parser)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
+def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
     if arguments.verify:
         if arguments.source or arguments.output or arguments.dtype:
             parser.error("--verify A B writes nothing; leave out SOURCE, -o and --dtype")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import demo
+from ..backend.ranks import Work
 from ..checkpoint import open_checkpoint
-from ..distributed import Work
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files import check_absent, is_pipe
 from ..frame_rate import DEFAULT_FPS
@@ -35,23 +35,13 @@ from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions
 from ..video.sinks import files_of_all, name_others
 from ..video.sound import check_sound_length
-from .cli import CommandParser, examples, run_command
-from .decode_options import (
-    add_input_options,
-    add_mode_options,
-    add_noise_options,
-    add_sound_options,
-    add_steps_option,
-    add_video_options,
-    choose_frames,
-    chosen_steps,
-    with_preset,
-)
-from .hdr_options import choose_exr_output, choose_hdr_frames
+from .cli import CommandParser, run_command
+from .decode_options import choose_frames, chosen_steps
+from .hdr_outputs import choose_exr_output, choose_hdr_frames
 from .items import Item, all_exist, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
-from .options import add_job_options, pick, take
-from .published_plan import add_generation_options, is_without_files, print_published_plan
+from .options import pick, take
+from .published_plan import is_without_files, print_published_plan, with_preset
 from .sound import FoundSound, SoundSettings, SoundTask, check_sound_options, find_sound
 
 _OF_SOUND = (
@@ -60,42 +50,8 @@ _OF_SOUND = (
 )  # fmt: skip
 
 
-def build_parser() -> CommandParser:
-    """The command line."""
-    parser = CommandParser(
-        first=("latents", "output", "model", "fps", "frames", "memory_budget", "codec", "crf", "audio", "dry_run"),
-        prog="python -m mlx_ltx_vae.decode",
-        usage="%(prog)s LATENTS... -m VAE -o OUT [options]\n       %(prog)s --demo [options]",
-        description="Decode LTX video latents to videos, exactly, in memory that does not grow with the clip.",
-        epilog=examples(
-            "python -m mlx_ltx_vae.decode --demo",
-            "python -m mlx_ltx_vae.decode clip.safetensors -m vae.safetensors -o clip.mp4",
-            "python -m mlx_ltx_vae.decode a.npy b.npy @more.txt -m vae/ -o videos/",
-        ),
-    )
-    demo_files = "the small VAE and the latents that ship with the package"
-    add_input_options(
-        parser,
-        output="demo.mp4",
-        demo=demo_files,
-        more=".wav for the sound alone; a .png or .tif without a number for one frame; ",
-    )
-    how = parser.add_argument_group("how to decode")
-    add_mode_options(how)
-    add_job_options(parser, how)
-    add_noise_options(how)
-    add_steps_option(how)
-    video = parser.add_argument_group("the video")
-    add_sound_options(video)
-    add_video_options(video)
-    add_generation_options(parser)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
+def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    parser = build_parser()
-    arguments = parser.parse_inputs(argv)
     if is_without_files(parser, arguments):
         with parser.wrong_usage():
             options = _plan_options(arguments)

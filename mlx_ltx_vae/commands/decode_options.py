@@ -3,25 +3,22 @@
 import argparse
 import re
 import warnings
-from dataclasses import replace
 from typing import get_args
 
-from ..models.noise import CONVENTIONS, DEFAULT_CONVENTION, MAX_SEED, check_seed
+from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
 from ..pipeline import frame_steps
-from ..planning.options import BitDepth, ModeName, OrderName, PlanOptions
-from ..planning.plan import Mode
-from ..shapes import Grid
-from ..tiling import PRESETS, preset
+from ..planning.options import BitDepth, ModeName, OrderName
+from ..tiling import PRESETS
 from ..units import format_count
 from ..video import frame_endings
 from ..video.frame_format import FrameStep
-from ..video.metadata import parse_entry
 from .cli import (
     CommandParser,
     argument_type,
     duration,
     frame_range,
     frame_rate,
+    frame_size,
     positive,
     share,
     tile,
@@ -82,13 +79,6 @@ def add_mode_options(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--preset", choices=list(PRESETS), metavar="NAME", help=presets)
 
 
-def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOptions:
-    """The options of a video's plan with the tiles of a preset, which may depend on the size; None for no preset."""
-    num_frames, height, width = video
-    tiling = preset(name, height, width, num_frames) if name else None
-    return replace(options, mode=Mode.TILED, tiling=tiling) if tiling else options
-
-
 def add_noise_options(how: argparse._ArgumentGroup) -> None:
     """Add the options of VAEs that take a timestep."""
     timestep = "for VAEs 0.9.1 to 0.9.8: how noisy the latents are taken to be, 0 to 1 (default: 0.05)"
@@ -100,10 +90,12 @@ def add_noise_options(how: argparse._ArgumentGroup) -> None:
     convention = """for VAEs 0.9.1 to 0.9.8: whose convention. ltx-video (default): the values above. diffusers:
         timestep 0 and no noise by default, and noise is mixed into denormalized latents"""
     for name, text in (("--convention", convention), ("--like", argparse.SUPPRESS)):  # the second is its old name
-        how.add_argument(name, dest="like", choices=list(CONVENTIONS), default=DEFAULT_CONVENTION, help=text)
+        how.add_argument(name, dest="like", choices=get_args(ConventionName), default=DEFAULT_CONVENTION, help=text)
 
 
 def _parse_seed(text: str) -> int:
+    from ..models.noise import check_seed
+
     return check_seed(int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text)
 
 
@@ -130,6 +122,12 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
     video.set_defaults(is_silent=False)  # of `SoundSettings`
 
 
+def _parse_entry(text: str) -> tuple[str, str]:
+    from ..video.metadata import parse_entry
+
+    return parse_entry(text)
+
+
 def add_video_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the video."""
     codec = """h264, hevc (or h265), prores, prores4444, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm);
@@ -147,7 +145,7 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
     entry = """an entry of text in an .mp4, .mov, .mkv or .webm, or in stills; may be given more than once. ComfyUI's
         prompt and workflow go from the latent file to the video by themselves"""
     video.add_argument(
-        "--metadata", action="append", type=argument_type(parse_entry), default=[], metavar="KEY=VALUE", help=entry
+        "--metadata", action="append", type=argument_type(_parse_entry), default=[], metavar="KEY=VALUE", help=entry
     )
     sheet = """also write a picture of up to 16 frames with their times: clip.png beside clip.mp4, frames.png beside
         frames/; with -o clip.png only this picture"""
@@ -184,3 +182,13 @@ def choose_frames(wanted: slice | None, num_frames: int, source: str) -> tuple[i
 
 def _dest(option: frame_steps.StepOption) -> str:
     return f"step{option.name}"  # unlike any other
+
+
+def add_generation_options(parser: CommandParser) -> None:
+    """Add the options of plans without a checkpoint."""
+    group = parser.add_argument_group("with --dry-run, in place of LATENTS and -m")
+    names = "plan for a published VAE, without a file: ltx-2.3, ltx-2.5, ltx-2.5-diffusion and others"
+    group.add_argument("--generation", metavar="NAME", help=names)
+    group.add_argument("--size", type=frame_size, metavar="WxH", help="of the video, multiples of 32")
+    group.add_argument("--num-frames", type=positive, metavar="N", help="of the video, 1 + 8*k")
+    group.add_argument("--sound", action="store_true", help="with its sound, at --fps")

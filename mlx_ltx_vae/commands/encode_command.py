@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -12,7 +11,7 @@ from fractions import Fraction
 from functools import cached_property, partial
 from math import ceil, prod
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -20,8 +19,8 @@ import numpy as np
 from .. import demo
 from ..audio_vae import AudioVAE, plan_sound_encode
 from ..backend.mlx_utils import DtypeName
+from ..backend.ranks import Work
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..distributed import Work
 from ..errors import CheckpointError
 from ..files import sample_path
 from ..latents import LatentsWriter, check_latents_name
@@ -37,79 +36,17 @@ from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
-from ..video.reader import MATRIX_NAMES
 from ..video.sound_probe import find_shift
 from ..video.sound_reader import SoundReader
 from ..video.source import source_files
-from .cli import CommandParser, examples, frame_range, frame_rate, frame_size, positive, run_command, tile, write_line
+from .cli import CommandParser, run_command
 from .items import Item, find_pattern, has_table
 from .job import Job, LazyVAE, Task, run_job
-from .options import add_job_options, add_network_options, pick, take
+from .options import pick, take
 
 
-def build_parser() -> CommandParser:
-    """The command line."""
-    parser = CommandParser(
-        first=("video", "output", "model", "size", "fit", "frames", "fps", "audio_model", "memory_budget", "dry_run"),
-        prog="python -m mlx_ltx_vae.encode",
-        usage="%(prog)s VIDEO... -m VAE -o LATENTS [options]",
-        description="Encode videos to LTX latents, exactly, in memory that does not grow with the clip.",
-        epilog=examples(
-            "python -m mlx_ltx_vae.encode clip.mp4 -m vae.safetensors -o clip.safetensors",
-            "python -m mlx_ltx_vae.encode clip.mov -m vae/ -o a.safetensors --size 768x512",
-            "python -m mlx_ltx_vae.encode clips.csv -m vae/ -o latents/ --skip-existing",
-        ),
-    )
-    videos = """videos or GIFs, folders of images, or patterns such as %%05d.png; - for standard input; @clips.txt for
-        those that a list names, one a line; clips.csv for a table with a column path, and optionally output, width,
-        height, frames, fps"""
-    parser.add_argument("video", nargs="+", metavar="VIDEO", help=videos)
-    output = """output file, .safetensors. For several inputs: folder/ for files named after them,
-        folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors"""
-    parser.add_argument("-o", "--output", metavar="LATENTS", help=output)
-    add_network_options(parser, demo="the small VAE that ships with the package")
-    video = parser.add_argument_group("the video")
-    video.add_argument("--size", type=frame_size, metavar="WxH", help="frame size to encode (default: the video's)")
-    fit = video.add_mutually_exclusive_group()
-    resize = "scale to --size, or to the nearest size that can be encoded"
-    fit.add_argument("--resize", dest="fit", action="store_const", const=Fit.RESIZE, help=resize)
-    crop = "fill --size and crop the rest, or crop to a size that can be encoded"
-    fit.add_argument("--crop", dest="fit", action="store_const", const=Fit.CROP, help=crop)
-    frames = """encode these frames only, at the rate of --fps: A is the first, counted from 0, and B is one more than
-        the last; :121 for the first 121, 24: for those from 24 on (default: all)"""
-    video.add_argument("--frames", type=_frames, metavar="A:B", help=frames)
-    video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
-    rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
-    video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
-    matrix = "the color matrix, in place of the one that the video states (default: its own, or bt601)"
-    video.add_argument("--matrix", choices=sorted(MATRIX_NAMES), help=matrix)
-    light = """the images are EXR, and their pixels light with the primaries of sRGB (srgb_linear) or of ACES
-        (acescg), or codes (acescct): encode them as HDR, for LTX-2.5"""
-    video.add_argument("--hdr", choices=get_args(HDRInput), help=light)
-    model = "the audio VAE: encode the video's sound too, into the same file; file, folder, or hub repository id"
-    video.add_argument("--audio-model", metavar="AUDIO", help=model)
-    how = parser.add_argument_group("how to encode")
-    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
-    add_job_options(parser, how)
-    return parser
-
-
-def _frames(text: str) -> slice:
-    """The type of `--frames 24:48`; also of `--frames 24` for the first 24, its old form."""
-    if text.isdecimal():
-        change = f"--frames {positive(text)} is written --frames :{text} now; the old form goes with the next release"
-        write_line(f"warning: {change}.", sys.stderr)
-        return slice(0, int(text))
-    wanted = frame_range(text)
-    if wanted.start < 0 or (wanted.stop or 0) < 0:
-        raise argparse.ArgumentTypeError(f"{text} counts from the end, which is not known yet; count from the first")
-    return wanted
-
-
-def main(argv: list[str] | None = None) -> int:
+def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    parser = build_parser()
-    arguments = parser.parse_inputs(argv)
     if arguments.demo and arguments.model:
         parser.error("--demo comes with a VAE; leave out -m")
     if arguments.demo:
@@ -129,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
         plan = parse_options(mode="tiled" if tiling else "auto", tiling=tiling, **options)
     model = partial(open_checkpoint, arguments.model, decoder=False)
     job = pick(Job, arguments, network="encoder", open=model, sources=arguments.video, pattern=pattern)
-    settings = pick(EncodeSettings, arguments, plan=plan)
+    fit = None if arguments.fit is None else Fit[arguments.fit]
+    settings = pick(EncodeSettings, arguments, plan=plan, fit=fit)
     return run_command(lambda _: run_job(job, partial(EncodeTask, settings)), arguments, computes=not job.dry_run)
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..backend.mlx_utils import DtypeName
+from ..backend.ranks import Work
 from ..checkpoint import Checkpoint
-from ..distributed import Ranks, Work, join_ranks
+from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, describe_error, printable
 from ..files import check_absent
 from ..models.base import Statistics

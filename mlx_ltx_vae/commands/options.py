@@ -2,10 +2,10 @@
 
 import argparse
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from ..backend.mlx_utils import DTYPES
-from ..distributed import DEFAULT_TIMEOUT, Work
+from ..backend.machine import DtypeName
+from ..backend.ranks import DEFAULT_TIMEOUT, Work
 from .cli import add_report_options, grid, memory_budget, positive
 
 ValueT = TypeVar("ValueT")
@@ -36,7 +36,9 @@ def add_job_options(parser: argparse.ArgumentParser, group: argparse._ActionsCon
     budget = """the most memory that this may take, weights and MLX's buffer cache included: 8GB, 500MB, or 50%% of what
         is available; what does not fit is refused (default: 50%%, or more if nothing fits in that)"""
     group.add_argument("--memory-budget", type=memory_budget, metavar="SIZE", help=budget)
-    group.add_argument("--dtype", choices=list(DTYPES), help="compute in this precision (default: the checkpoint's)")
+    group.add_argument(
+        "--dtype", choices=get_args(DtypeName), help="compute in this precision (default: the checkpoint's)"
+    )
     shared = """with mlx.launch, what its ranks share. rows: one video, each computes a band of its rows, exactly; the
         memory budget is that of each. batch: several videos, each computes and writes whole ones. off: the first rank
         works alone. auto (default): batch for several videos, rows for one"""

@@ -2,16 +2,18 @@
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any
 
 from ..errors import PlanError
 from ..frame_rate import DEFAULT_FPS
-from ..models.families import published
 from ..planning.options import PlanOptions
+from ..planning.plan import Mode
 from ..published import PublishedVAE
+from ..shapes import Grid
+from ..tiling import preset
 from ..video.frame_format import FrameOutput, frame_format
-from .cli import CommandParser, frame_size, positive, print_report, run_command
-from .decode_options import with_preset
+from .cli import CommandParser, print_report, run_command
 from .job import plan_report
 
 #: Those that only go with `--generation`.
@@ -21,16 +23,6 @@ _OTHERS = (
     "generation", "dry_run", "json", "quiet", "debug", "memory_budget", "dtype", "mode", "order", "chunk", "tile",
     "tile_frames", "preset", "tile_batch_size", "steps", "bit_depth", "fps",
 )  # fmt: skip
-
-
-def add_generation_options(parser: CommandParser) -> None:
-    """Add the options of plans without a checkpoint."""
-    group = parser.add_argument_group("with --dry-run, in place of LATENTS and -m")
-    names = f"plan for a published VAE, without a file: {', '.join(published())}"
-    group.add_argument("--generation", choices=list(published()), metavar="NAME", help=names)
-    group.add_argument("--size", type=frame_size, metavar="WxH", help="of the video, multiples of 32")
-    group.add_argument("--num-frames", type=positive, metavar="N", help="of the video, 1 + 8*k")
-    group.add_argument("--sound", action="store_true", help="with its sound, at --fps")
 
 
 def is_without_files(parser: CommandParser, arguments: argparse.Namespace) -> bool:
@@ -45,9 +37,18 @@ def is_without_files(parser: CommandParser, arguments: argparse.Namespace) -> bo
     if arguments.latents:
         parser.error("--generation plans without files; leave out LATENTS")
     parser.refuse_others(arguments, [*_OWN, *_OTHERS], "--generation plans without files")
+    with parser.wrong_usage():
+        PublishedVAE.find(arguments.generation)
     if arguments.size is None or arguments.num_frames is None:
         parser.error("--generation needs --size WxH and --num-frames N, of the video")
     return True
+
+
+def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOptions:
+    """The options of a video's plan with the tiles of a preset, which may depend on the size; None for no preset."""
+    num_frames, height, width = video
+    tiling = preset(name, height, width, num_frames) if name else None
+    return replace(options, mode=Mode.TILED, tiling=tiling) if tiling else options
 
 
 def print_published_plan(parser: CommandParser, arguments: argparse.Namespace, options: PlanOptions) -> int:

@@ -14,8 +14,8 @@ import mlx.core as mx
 from ..audio_vae import AudioVAE, find_sound_decoder, plan_checkpoint
 from ..backend.machine import Machine
 from ..backend.mlx_utils import DtypeName
+from ..backend.ranks import Work
 from ..checkpoint import Checkpoint
-from ..distributed import Work
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt
 from ..latents import LatentsFile
 from ..latents.audio import AudioLatentsFile, open_audio_latents

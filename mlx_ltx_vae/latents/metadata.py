@@ -18,13 +18,12 @@ from typing import Any
 
 from ..errors import LatentsError, excerpt, option, quote
 from ..frame_rate import parse_fps
-from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors
+from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors, parse_grid
 from .stored import StoredArray
 
 AXES_KEY, CHANNELS_FIRST = "layout", "BCFHW"  # the layout of this package: one letter per axis
 _LAYOUTS = {5: (CHANNELS_FIRST, "BFHWC"), 4: ("CFHW", "FHWC"), 3: ("BNC",), 2: ("NC",)}  # by the number of axes
 _AXIS_NAMES = {"F": "F'", "H": "H'", "W": "W'", "N": "tokens"}
-_GRID = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})")
 Sizes = tuple[int | None, int | None, int | None]
 
 _SIZES = ("num_frames", "height", "width")
@@ -70,14 +69,6 @@ class Layout:
             token = strides["N"]
             strides |= {"F": height * width * token, "H": width * token, "W": token}
         return replace(stored, shape=self.shape, strides=tuple(strides.get(axis, 0) for axis in CHANNELS_FIRST))
-
-
-def parse_grid(text: str) -> Grid:
-    """`(F', H', W')` from "16x22x40". Raises `ValueError` for anything but three whole numbers above 0."""
-    match = _GRID.fullmatch(text.strip())
-    if not match:
-        raise ValueError(f"{quote(text)} is not a latent grid; write F'xH'xW', such as 16x22x40.")
-    return int(match[1]), int(match[2]), int(match[3])
 
 
 def _format_grid(grid: Grid) -> str:

@@ -19,10 +19,8 @@ from ..streaming.context import Stage, StreamContext
 from ..streaming.driver import run_whole
 from .input_shapes import check_frame_shape, check_latent_shape
 from .noise import LatentNoise, draw
+from .specs import NETWORKS as NETWORKS
 from .specs import NetworkSpec, Shapes
-
-#: The networks of a VAE.
-NETWORKS = ("encoder", "decoder")
 
 
 @dataclass(frozen=True)

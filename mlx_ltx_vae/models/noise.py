@@ -18,13 +18,10 @@ from ..backend.mlx_utils import evaluate, to_mlx
 from ..errors import LatentsError, quote
 from ..shapes import Grid, LatentShape, Shape
 from .layers.conv import patchify
-from .specs import NetworkSpec, Rate
+from .specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName, NetworkSpec, Rate
 
 #: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
 Noise = Sequence[mx.array | np.ndarray] | Literal["zeros"] | None
-
-#: The names of `CONVENTIONS`.
-ConventionName = Literal["ltx-video", "diffusers"]
 
 #: The shape of each layer's noise by its name, as `NetworkSpec.noise_shapes`.
 NoiseShapes = Mapping[str, Shape]
@@ -46,10 +43,6 @@ CONVENTIONS: dict[ConventionName, Convention] = {
     "ltx-video": Convention(timestep=0.05, noise_scale=0.025, is_late=False),
     "diffusers": Convention(timestep=0.0, noise_scale=None, is_late=True),
 }
-DEFAULT_CONVENTION: ConventionName = "ltx-video"
-
-#: Seeds are 0 to this; each makes other noise.
-MAX_SEED = 2**32 - 1
 
 _WHOLE = (0, 0, 0)  # where the noise of the whole video begins
 _MIX = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))  # shifts and factors of the finalizer of MurmurHash3

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..shapes import Grid, ScaleFactors, Shape, SoundRules, TileRules
@@ -18,6 +18,16 @@ from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
 #: Latent frames after which a stream by time takes no more memory, and more than any window has.
 LONG_CLIP = 64
+
+#: The networks of a VAE.
+NETWORKS = ("encoder", "decoder")
+
+#: The names of `noise.CONVENTIONS`.
+ConventionName = Literal["ltx-video", "diffusers"]
+DEFAULT_CONVENTION: ConventionName = "ltx-video"
+
+#: Seeds are 0 to this; each makes other noise.
+MAX_SEED = 2**32 - 1
 
 #: Names and shapes of tensors.
 Weights = tuple[tuple[str, Shape], ...]
@@ -75,6 +85,7 @@ class LayerSpec:
     has_noise: bool = False  # adds a noise map (H, W) that all frames share
     crop: int = 0  # output frames that are dropped at the end of the clip
     noise_channels: int = 0  # of noise that it takes for each position of its output; 0 for none
+    max_view: int | None = None  # elements of its input with what is cached; None for the limits of all arrays
 
     def window(self, axis: Axis) -> WindowSpec:
         return self.windows[axis.grid]
@@ -267,6 +278,9 @@ class NetworkSpec:
 
     Its first layer pads an input that is smaller than `least`, and its last stage cuts off what the padding becomes.
     With `takes_least_memory`, a plan takes the order with the least memory in place of the first that fits.
+
+    `rows_on_gpu` is the pace of its fastest steps along rows and columns on a GPU: by default the six outputs of a tile
+    of Metal's Winograd convolutions.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -277,6 +291,7 @@ class NetworkSpec:
     takes_any_length: bool = False  # of an encoder: it completes the frames of the last latent frame by itself
     least: Grid = (1, 1, 1)
     takes_least_memory: bool = False
+    rows_on_gpu: int = 6
     tiles: TileRules = TileRules()
     sound: SoundRules | None = None  # None for pictures
     denoising_steps: int | None = None  # None if it does not denoise

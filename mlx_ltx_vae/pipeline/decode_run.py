@@ -14,8 +14,8 @@ from ..backend.device import check_process, confirm_device
 from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
-from ..models.noise import DEFAULT_CONVENTION, ConventionName, Noise, NoiseShapes, draw
-from ..models.specs import LONG_CLIP, NetworkSpec
+from ..models.noise import Noise, NoiseShapes, draw
+from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
 from ..planning.options import PlanOptions
 from ..planning.plan import DecodePlan, Order
 from ..planning.tiles import tile_spec

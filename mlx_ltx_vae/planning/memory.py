@@ -89,20 +89,21 @@ class Pace(NamedTuple):
     chunk: int = 1
 
 
-# Fastest first. On a GPU, larger steps use Metal's fast convolutions better: those work on tiles of 6x6 outputs and
-# transform their filters once per step. The figures follow a model of Metal's kernels and were not measured on a Mac.
+# Fastest first. On a GPU, larger steps use Metal's fast convolutions better, which transform their filters once per
+# step. The figures follow a model of Metal's kernels and were not measured on a Mac.
 _ON_GPU = (Pace(4, 1, 2), Pace(2, 1), Pace(1, 1), Pace(1, 0))
 _PACES = {
     Backend.CPU: (Pace(2, 0), Pace(1, 0)),
     Backend.METAL: _ON_GPU,
     Backend.CUDA: _ON_GPU,
 }
-_ROWS_ON_GPU = (Pace(6, 1), *_ON_GPU[1:])
 
 
-def paces(backend: Backend, axis: Axis) -> Sequence[Pace]:
+def paces(spec: NetworkSpec, backend: Backend, axis: Axis) -> Sequence[Pace]:
     """The possible paces of a stream of pictures, the fastest first."""
-    return _ROWS_ON_GPU if _PACES[backend] is _ON_GPU and axis is not Axis.TIME else _PACES[backend]
+    if _PACES[backend] is _ON_GPU and axis is not Axis.TIME:
+        return Pace(spec.rows_on_gpu, 1), *_ON_GPU[1:]
+    return _PACES[backend]
 
 
 @dataclass(frozen=True)
@@ -134,15 +135,23 @@ def largest_layer(spec: NetworkSpec, grid: Grid, batch: int) -> int:
     return batch * max(entering, spec.out_channels * math.prod(spec.out_grid(grid)))
 
 
-def largest_step(spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: Sequence[int]) -> int:
-    """Elements of the largest array in a step: a layer's input with what is cached, or its output."""
-    largest = 0
+def exceeded_limit(
+    spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: Sequence[int], limit: int
+) -> int | None:
+    """The limit, in elements, that an array of a step exceeds: a layer's input with what is cached, or its output.
+
+    It is `limit`, or a layer's own for the former. None if none is exceeded.
+    """
     for (layer, extents), step in zip(spec.walk(grid), steps, strict=True):
         position = batch * position_elements(layer, extents, axis)
         taken = min(step, extents[axis.grid])
         out = taken * position * layer.out_channels * math.prod(layer.up) // (layer.in_channels * math.prod(layer.down))
-        largest = max(largest, (taken + layer.window(axis).cached) * position, out)
-    return largest
+        own = min(limit, layer.max_view or limit)
+        if (taken + layer.window(axis).cached) * position > own:
+            return own
+        if out > limit:
+            return limit
+    return None
 
 
 def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit: int) -> tuple[int, ...]:

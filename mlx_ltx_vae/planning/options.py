@@ -6,6 +6,8 @@ from typing import Any, Literal, TypeVar
 
 from ..errors import PlanError
 from ..models.specs import NetworkSpec
+from ..shapes import Grid
+from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, check_batch_size
 from .plan import Mode, Order
@@ -123,3 +125,13 @@ def _parse(name: str | EnumT | None, kind: type[EnumT], what: str) -> EnumT | No
     except ValueError:
         known = ", ".join(str(member.value) for member in kind)
         raise PlanError(f"{what} {name!r} is not known; expected auto, {known}.") from None
+
+
+def check_bands(spec: NetworkSpec, grid: Grid, ranks: int) -> None:
+    """Check that a band of this grid (T, H, W), the smallest of those of some ranks, has what its neighbors need."""
+    for layer, (_, height, _) in spec.walk(grid):
+        if height < layer.least_band(Axis.HEIGHT):
+            raise PlanError(
+                f"{ranks} ranks would have bands of {height} rows at layer {layer.name}, which needs at least "
+                f"{layer.least_band(Axis.HEIGHT)}; use fewer ranks."
+            )

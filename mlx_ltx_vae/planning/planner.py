@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
-from ..backend.machine import Backend, Machine
+from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..errors import PlanError, TilingError
 from ..models.input_shapes import check_frame_shape, check_latent_shape
 from ..models.specs import NetworkSpec
@@ -22,16 +22,16 @@ from .memory import (
     Memory,
     Pace,
     StreamRun,
+    exceeded_limit,
     is_cache_tight,
     largest_layer,
-    largest_step,
     layer_pieces,
     make_steps,
     paces,
     stream_memory,
     with_buffer_cache,
 )
-from .options import PlanOptions, check_order, choose_steps, parse_options, split_rows, why_not
+from .options import PlanOptions, check_bands, check_order, choose_steps, parse_options, split_rows, why_not
 from .plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan, Mode, Order, Plan, SoundPlan
 from .receptive_field import first_output_work, needed
 from .tiled_memory import tiled_memory
@@ -56,7 +56,6 @@ MAX_ARRAY_ELEMENTS = 2**31
 # Multiply-adds of one step on a GPU: what Apple's slowest supported chip (M1, about 0.8e12 per second by a model, not
 # measured) computes in two seconds. macOS stops programs whose work occupies the GPU for several seconds.
 _STEP_MULTIPLY_ADDS = 16 * 10**11
-
 
 # Of the frames that ranks gather: those of each rank, padded to one height, all of them, and whole frames.
 _GATHERED_COPIES = 3
@@ -144,6 +143,9 @@ class _Planner:
         self._options = options
         self._machine = machine
         check_order(clip.spec, options)
+        # Elements of an array, any of which may be in float32 for some time, and the limit that none was found within.
+        buffer = machine.largest_buffer or MAX_ARRAY_ELEMENTS * FLOAT32_BYTES
+        self._limit = self._exceeded = min(MAX_ARRAY_ELEMENTS - 1, buffer // FLOAT32_BYTES)
         available = machine.available
         self._budget = available // 2 if available else None
         if options.memory_budget is not None:
@@ -164,9 +166,12 @@ class _Planner:
                 plan = next((plan for plan in fitting if not is_cache_tight(plan.memory, backend)), fitting[0])
                 return self._with_more_sound(plan)
         if not seen:
+            is_buffer = self._exceeded == self._limit < MAX_ARRAY_ELEMENTS - 1
+            why = "the largest buffer of this device" if is_buffer else "beyond which results are wrong"
             raise PlanError(
-                f"{self._clip.describe()} cannot be computed: a single step would have an array of 2^31 elements, "
-                "beyond which results are wrong; use smaller frames or tiles, shorter clips, or fewer videos at once."
+                f"{self._clip.describe()} cannot be computed: a single step would have an array of more than "
+                f"{self._exceeded / 1e6:.0f} million elements, {why}; use smaller frames or tiles, shorter clips, or "
+                "fewer videos at once."
             )
         least = min(seen, key=lambda plan: plan.memory.active)
         if (given := self._options.memory_budget) is not None:
@@ -219,10 +224,10 @@ class _Planner:
     def _single(self) -> Plan:
         clip = self._clip
         largest = largest_layer(self._spec, clip.grid, clip.batch)
-        if largest > MAX_LAYER_ELEMENTS:
+        if largest > (most := min(MAX_LAYER_ELEMENTS, self._limit)):
             raise PlanError(
                 f"a single pass of {clip.describe()} would give one layer {largest / 1e6:.0f} million elements, but "
-                f"only {MAX_LAYER_ELEMENTS / 1e6:.0f} million are safe; use mode exact, which gives the same result."
+                f"only {most / 1e6:.0f} million are safe; use mode exact, which gives the same result."
             )
         frames, chunk = clip.grid[0], clip.grid[0] // clip.cell
         run = StreamRun(Axis.TIME, (frames,), None, 0, self._machine)
@@ -235,14 +240,14 @@ class _Planner:
         if ranks > 1:
             bands = split_rows(clip.latent_shape.height, ranks)
             row = clip.grid[1] // clip.latent_shape.height  # in rows of the input
-            self._check_bands(row * bands[-1].length, ranks)
+            check_bands(self._spec, (clip.grid[0], row * bands[-1].length, clip.grid[2]), ranks)
             clip = replace(clip, grid=(clip.grid[0], row * bands[0].length, clip.grid[2]))
         length = clip.grid[axis.grid]
         for pace in self._paces(axis):
             chunk = self._chunk(pace) if clip.cell > 1 else min(self._chunk(pace), length)
             pieces = clip.pieces(length, chunk)
             steps = self._steps(clip.grid, axis, pace.step, pieces)
-            if largest_step(self._spec, clip.grid, axis, clip.batch, steps) >= MAX_ARRAY_ELEMENTS:
+            if self._exceeds(self._spec, clip.grid, axis, clip.batch, steps):
                 continue
             run = StreamRun(axis, pieces, steps, pace.prefetch, self._machine, is_band=ranks > 1)
             memory = self._stream_memory(clip, run, chunk)
@@ -253,20 +258,16 @@ class _Planner:
                 memory = replace(memory, work=memory.work + gathered)
             yield self._plan(Mode.EXACT, order, chunk, memory, step=pace.step, run=run, bands=bands)
 
-    def _check_bands(self, rows: int, ranks: int) -> None:
-        """Check that bands of at least `rows` rows hold what their neighbors need."""
-        frames, _, width = self._clip.grid
-        for layer, (_, height, _) in self._spec.walk((frames, rows, width)):
-            if height < layer.least_band(Axis.HEIGHT):
-                raise PlanError(
-                    f"{ranks} ranks would have bands of {height} rows at layer {layer.name}, which needs at least "
-                    f"{layer.least_band(Axis.HEIGHT)}; use fewer ranks."
-                )
+    def _exceeds(self, spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: tuple[int, ...]) -> bool:
+        """Whether an array of a step is too large."""
+        exceeded = exceeded_limit(spec, grid, axis, batch, steps, self._limit)
+        self._exceeded = exceeded or self._exceeded
+        return bool(exceeded)
 
     def _paces(self, axis: Axis) -> Sequence[Pace]:
         if self._spec.sound is not None:
             return [Pace(0, 0, chunk) for chunk in self._spec.sound.chunks]
-        return paces(self._machine.backend, axis)
+        return paces(self._spec, self._machine.backend, axis)
 
     def _chunk(self, pace: Pace) -> int:
         return self._options.chunk or pace.chunk * self._clip.default_chunk()
@@ -280,7 +281,7 @@ class _Planner:
             whole = StreamRun(axis, pieces, (MAX_ARRAY_ELEMENTS,) * len(self._spec.layers), 0, self._machine)
             return tuple(map(max, layer_pieces(self._spec, grid, whole)))[:-1]
         batch = self._clip.batch
-        steps = make_steps(self._spec, grid, axis, step, MAX_LAYER_ELEMENTS // batch)
+        steps = make_steps(self._spec, grid, axis, step, min(MAX_LAYER_ELEMENTS, self._limit) // batch)
         if self._machine.backend is Backend.CPU:
             return steps
         position_work = (
@@ -316,19 +317,15 @@ class _Planner:
         at_once = clip.scale.time if layout.is_streamed else max(span.length for span in time)
         blended = at_once * blended_frame(clip, layout)
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
-        kinds = [
-            (call, tile_spec(self._spec, layout, call[1]))
-            for call in {call_kind(layout, call): call for call in calls}.values()
-        ]
-        for pace in self._paces(Axis.TIME):
+        kinds = {call_kind(layout, call): (call, tile_spec(self._spec, layout, call[1])) for call in calls}.values()
+        for pace in self._paces(Axis.TIME) if blended <= self._limit else ():
             chunk = min(self._chunk(pace), clip.grid[0])
             steps = self._steps(clip.grid, Axis.TIME, pace.step)
-            in_tiles = (
-                largest_step(spec, clip.boxes(tile)[0], Axis.TIME, count * clip.batch, steps[layout.start :])
+            before = self._spec.before_tiles(), clip.grid, Axis.TIME, clip.batch, steps[: layout.start]
+            if self._exceeds(*before) or any(
+                self._exceeds(spec, clip.boxes(tile)[0], Axis.TIME, count * clip.batch, steps[layout.start :])
                 for (count, tile), spec in kinds
-            )
-            before = largest_step(self._spec.before_tiles(), clip.grid, Axis.TIME, clip.batch, steps[: layout.start])
-            if max(blended, before, *in_tiles) >= MAX_ARRAY_ELEMENTS:
+            ):
                 continue
             run = StreamRun(Axis.TIME, (), steps, pace.prefetch, self._machine)
             plan = self._plan(
@@ -358,7 +355,12 @@ class _Planner:
 
     def _with_others(self, memory: Memory) -> Memory:
         """With what is in memory beside the run: other networks' weights, the whole output, the sound."""
-        result = self._clip.result_bytes(self._machine.itemsize)
+        result, buffer = self._clip.result_bytes(self._machine.itemsize), self._machine.largest_buffer
+        if buffer is not None and result > buffer:
+            raise PlanError(
+                f"the whole output would be one array of {format_bytes(result)}, and the largest buffer of this device "
+                f"has {format_bytes(buffer)}; take it in parts, as from stream."
+            )
         # Latents are joined at the end, when the run's own arrays are gone.
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
         weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
@@ -379,7 +381,7 @@ class _Planner:
         if self._spec.sound is not None:
             kind, more["rules"] = AudioPlan if clip.is_decode else AudioEncodePlan, self._spec.sound
         memory = self._with_others(with_conversions(memory, clip, more.get("layout"), run, chunk))
-        is_early = mode is not Mode.SINGLE and order is Order.TIME  # whether output is final before the end
+        is_early = mode is not Mode.SINGLE and order is Order.TIME  # output is final before the end
         return kind(
             mode=mode,
             order=order,

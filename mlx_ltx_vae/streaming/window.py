@@ -5,6 +5,7 @@ true ends of the clip. A whole clip in one piece takes the same code path, with 
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -153,6 +154,7 @@ def windowed(
     return Stage(step, window, *caches)
 
 
+@lru_cache(maxsize=256)
 def window_starts(spec: WindowSpec, length: int, output: int, results: int) -> tuple[int, ...]:
     """The first input position of the windows of `results` outputs, which shift inwards at both ends.
 

@@ -11,6 +11,9 @@ class Tensor:
     def __getitem__(self, key):
         return Tensor(self.array[key])
 
+    def reshape(self, shape):
+        return Tensor(self.array.reshape(shape))
+
     def detach(self):
         return self
 

@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, reduce
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,7 +16,10 @@ import numpy as np
 from ...backend.device import backend, is_cpu
 from ...shapes import Grid
 from ..layers.activation import expm1_series
-from .neighborhood import BLOCKS, CALLS_UNDER_WAY, Block, Segment, calls, segments, shared_axis, shares
+from .neighborhood import CALLS_UNDER_WAY, Block, Nested, Segment, Share, WindowStarts, layout
+from .rotation import make_turns
+
+_KEPT = 32  # tables of each kind that a stream keeps
 
 #: No score may be larger in magnitude: sums of thousands of exponentials then stay within float32.
 LARGEST_SCORE = 60.0
@@ -63,61 +67,85 @@ class Queue:
         return result
 
 
-#: Where the window of each query begins, along each axis.
-WindowStarts = tuple[Sequence[int], Sequence[int], Sequence[int]]
+class Tables:
+    """Index arrays, masks and rotations of a stream, on the device, for all of its layers and steps.
+
+    Most steps differ in where they begin alone, so that the host has nothing to compute for them.
+    """
+
+    def __init__(self) -> None:
+        self.rows = lru_cache(_KEPT)(_rows)
+        self.mask = lru_cache(_KEPT)(_mask)
+        self.turns = lru_cache(_KEPT)(make_turns)
 
 
-def attend(queries: mx.array, keys_values: mx.array, starts: WindowStarts, kernel: Grid, bound: float) -> mx.array:
+def attend(
+    queries: mx.array,
+    keys_values: tuple[mx.array, mx.array],
+    starts: WindowStarts,
+    kernel: Grid,
+    bound: float,
+    tables: Tables,
+) -> mx.array:
     """Attention of each query (B, T, H, W, heads, D) to its own window of the keys: (B, T, H, W, heads * D).
 
-    `keys_values` are (B, T', H', W', 2, heads, D); no score exceeds `bound`. Results are evaluated here, some blocks at
-    a time: a graph of all would hold the copies of all windows at once.
+    Keys and values are (B, T', H', W', heads * D) each; no score exceeds `bound`. Results are evaluated here, some
+    blocks at a time: a graph of all would hold the copies of all windows at once.
     """
-    heads, depth = queries.shape[4:]
+    batch, *_, heads, depth = queries.shape
     by_products = is_cpu() and bound <= LARGEST_SCORE
-    if by_products:
-        keys_values = keys_values.astype(mx.float32)  # once, and not once for each block that sees them
-    axis, queue = shared_axis(queries.shape[1:4]), Queue()
+    # Once, and not once for each block that sees them.
+    sources = [each.astype(mx.float32) if by_products else each for each in keys_values]
+    strides = [math.prod(sources[0].shape[after + 1 : -1]) * heads for after in range(4)]
+    flat = [each.reshape(-1, depth) for each in sources]
+    axis, blocks = layout(backend(), starts, kernel, heads * depth, heads)
+    queue = Queue()
 
-    def compute(block: Block) -> mx.array:
-        return _for_all(shares(backend(), heads * depth, block, axis), compute_share)
+    def compute(share: Share) -> mx.array:
+        block = share.block
+        first = sum(each.key_start * stride for each, stride in zip(block, strides[1:], strict=True))
+        rows = tables.rows(tuple(each[1:3] + each[4:5] for each in block), axis, batch, heads, tuple(strides))
+        # Rows are taken, since MLX's CPU backend copies a strided view one element at a time.
+        copies = [mx.take(each[first:] if first else each, rows, axis=0) for each in flat]
+        # Those of a CPU are large beside what it computes at once, and are not kept.
+        make_mask = _mask if by_products else tables.mask
+        mask = make_mask(tuple((each.window, each.offsets) for each in block), kernel, axis, as_float=by_products)
+        attention = partial(_by_products, bound=bound, mask=mask) if by_products else partial(_fused, mask=mask)
 
-    def compute_share(share: Block) -> mx.array:
-        copies = _copies(keys_values, share, axis)
-        mask = _mask(tuple((each.window, each.offsets) for each in share), kernel, axis)
-        if by_products:
-            method = partial(_by_products, bound=bound, mask=None if mask is None else mask.astype(mx.float32))
-        else:
-            method = partial(_fused, mask=mask)
+        def call(part: Segment) -> mx.array:
+            windows = (_windows(each, block, part, axis) for each in copies)
+            called = _replace(block, axis, part)
+            return queue.add(_merge(attention(_split(queries, called, axis), *windows), called, axis, batch))
 
-        def call(part: Block) -> mx.array:
-            first = part[axis].key_start - share[axis].key_start
-            windows = _windows(copies, part, axis, first)
-            return queue.add(_merge(method(_split(queries, part, axis), *windows), part, axis))
+        return _join([call(part) for part in share.calls], axis + 1)
 
-        return _for_all(calls(backend(), heads, share), call)
-
-    axes = [segments(each, width, BLOCKS[backend()]) for each, width in zip(starts, kernel, strict=True)]
-    return _for_all(axes, compute)
-
-
-def _for_all(axes: Sequence[Sequence[Segment]], make: Callable[[Block], mx.array]) -> mx.array:
-    """What `make` returns for all combinations of segments, (B, T, H, W, C) each, joined."""
-    planes = []
-    for time in axes[0]:
-        rows = [_join([make((time, row, column)) for column in axes[2]], 3) for row in axes[1]]
-        planes.append(_join(rows, 2))
-    return _join(planes, 1)
+    return _join_all(blocks, lambda shares: _join_all(shares, compute))
 
 
-def _join(parts: list[mx.array], axis: int) -> mx.array:
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
+def _join_all(nested: Nested, make: Callable[[Any], mx.array]) -> mx.array:
+    """What `make` returns for each, (B, T, H, W, C), joined along the three axes."""
+    return _join([_join([_join([make(each) for each in row], 3) for row in plane], 2) for plane in nested], 1)
 
 
+def _join(parts: Sequence[mx.array], axis: int) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=axis)
+
+
+def _replace(block: Block, axis: int, part: Segment) -> Block:
+    time, rows, columns = (part if other == axis else each for other, each in enumerate(block))
+    return time, rows, columns
+
+
+@lru_cache
 def _order(axis: int) -> tuple[int, ...]:
-    """The order in which the blocks of (B, nt, t, nh, h, nw, w, heads, D) lie one behind the other along `axis`."""
+    """The order of (B, nt, t, nh, h, nw, w, heads, D) for `_split`."""
     first, second = _others(axis)
-    return (0, 2 * first + 1, 2 * second + 1, 2 * axis + 1, 7, 2, 4, 6, 8)
+    return (2 * axis + 1, 0, 2 * first + 1, 2 * second + 1, 7, 2, 4, 6, 8)
+
+
+@lru_cache
+def _inverse(axis: int) -> tuple[int, ...]:
+    return tuple(_order(axis).index(at) for at in range(9))
 
 
 def _others(axis: int) -> tuple[int, int]:
@@ -126,63 +154,59 @@ def _others(axis: int) -> tuple[int, int]:
 
 
 def _split(queries: mx.array, block: Block, axis: int) -> mx.array:
-    """The queries of each block, (B, blocks, heads, queries, D)."""
+    """The queries of each block, (blocks in a row, B * rows * heads, queries, D)."""
     batch, *_, heads, depth = queries.shape
     time, rows, columns = (slice(each.start, each.end) for each in block)
     sizes = [extent for each in block for extent in (each.blocks, each.size)]
     own = queries[:, time, rows, columns].reshape(batch, *sizes, heads, depth).transpose(_order(axis))
-    return own.reshape(batch, block[axis].blocks, heads, -1, depth)
+    return own.reshape(block[axis].blocks, -1, math.prod(each.size for each in block), depth)
 
 
-def _merge(results: mx.array, block: Block, axis: int) -> mx.array:
-    """The results of all blocks, (B, blocks, heads, queries, D), as (B, T, H, W, heads * D)."""
-    batch, count, heads, _, depth = results.shape
-    order = _order(axis)
-    t, h, w = (each.size for each in block)
-    placed = results.reshape(batch, 1, 1, count, heads, t, h, w, depth).transpose([order.index(at) for at in range(9)])
-    return placed.reshape(batch, *(each.blocks * each.size for each in block), heads * depth)
+def _merge(results: mx.array, block: Block, axis: int, batch: int) -> mx.array:
+    """The results of all blocks, as `_split` makes their queries, as (B, T, H, W, heads * D)."""
+    depth, (first, second) = results.shape[-1], _others(axis)
+    counts, sizes = [each.blocks for each in block], [each.size for each in block]
+    parts = results.reshape(counts[axis], batch, counts[first], counts[second], -1, *sizes, depth)
+    placed = parts.transpose(_inverse(axis))
+    return placed.reshape(batch, *(each.blocks * each.size for each in block), -1)
 
 
-def _copies(keys_values: mx.array, block: Block, axis: int) -> mx.array:
-    """A copy of the keys and values of some blocks, (2, B, heads, along `axis`, others, D)."""
-    batch, *grid, _, heads, depth = keys_values.shape
-    order = (axis, *_others(axis))
-    shape = (2, batch, heads, *(block[each].keys for each in order))
-    strides = [math.prod(keys_values.shape[after + 1 : -1]) for after in range(keys_values.ndim - 1)]
-    rows = _rows(shape, (strides[4], strides[0], strides[5], *(strides[each + 1] for each in order)))
-    first = sum(each.key_start * stride for each, stride in zip(block, strides[1:4], strict=True))
-    # Rows are taken, since MLX's CPU backend copies a strided view one element at a time.
-    return keys_values.reshape(-1, depth)[mx.array(rows + first)]
+def _rows(
+    sizes: tuple[Grid, Grid, Grid], axis: int, batch: int, heads: int, strides: tuple[int, int, int, int]
+) -> mx.array:
+    """The index of each row of the copies of keys or values: of (B, blocks of other axes, heads, along `axis`, others).
 
-
-@lru_cache(maxsize=64)
-def _rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """The index of each row of a strided view, (..., rows of the last two axes)."""
-    rows: np.ndarray = np.zeros((), np.int32)
-    for extent, stride in zip(shape, strides, strict=True):
-        rows = rows[..., None] + np.arange(extent, dtype=np.int32) * stride
-    return rows.reshape(*shape[:-2], -1)
-
-
-def _windows(copies: mx.array, block: Block, axis: int, first: int) -> tuple[mx.array, mx.array]:
-    """Keys and values of the joint window of each block, (B, blocks, heads, keys, D) each.
-
-    They are views of copies, from index `first` of their axis.
+    Args:
+        sizes: for each axis the number of blocks, and the queries and keys of each.
+        strides: rows of the batch, time, height and width.
     """
-    _, batch, heads, length, beside, depth = copies.shape
-    along, row = block[axis], beside * depth
-    of_head, of_item = length * row, heads * length * row
-    shape = (batch, along.blocks, heads, along.window * beside, depth)
-    strides = (of_item, along.size * row, of_head, depth, 1)
-    keys, values = (mx.as_strided(copies, shape, strides, first * row + index * batch * of_item) for index in (0, 1))
-    return keys, values
+    first, second = _others(axis)
+    blocks = [(sizes[other][0], sizes[other][1] * strides[other + 1]) for other in (first, second)]
+    windows = [(sizes[other][2], strides[other + 1]) for other in (first, second)]
+    count, size, window = sizes[axis]
+    along = (window + (count - 1) * size, strides[axis + 1])
+    rows: np.ndarray = np.zeros((), np.int32)
+    for extent, stride in ((batch, strides[0]), *blocks, (heads, 1), along, *windows):
+        rows = rows[..., None] + np.arange(extent, dtype=np.int32) * stride
+    return mx.array(rows.reshape(-1))
+
+
+def _windows(copies: mx.array, block: Block, part: Segment, axis: int) -> mx.array:
+    """The keys or values of the joint window of each block, (blocks in a row, B * rows * heads, keys, D).
+
+    They are a view of the copies: `part` of the blocks along the axis.
+    """
+    depth, along = copies.shape[-1], block[axis]
+    row = depth * math.prod(each.window for other, each in enumerate(block) if other != axis)
+    length = along.keys * row
+    shape = (part.blocks, copies.size // length, part.window * row // depth, depth)
+    strides = (part.size * row, length, depth, 1)
+    return mx.as_strided(copies, shape, strides, (part.key_start - along.key_start) * row)
 
 
 def _fused(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
-    """The attention by MLX's own kernels, of (B, blocks, heads, ...)."""
-    merged = (each.flatten(0, 1) for each in (queries, keys, values))
-    seen = mx.fast.scaled_dot_product_attention(*merged, scale=queries.shape[-1] ** -0.5, mask=mask)
-    return seen.reshape(queries.shape)
+    """The attention by MLX's own kernels."""
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=queries.shape[-1] ** -0.5, mask=mask)
 
 
 def _by_products(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None, bound: float) -> mx.array:
@@ -199,7 +223,7 @@ def _by_products(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.a
     return ((weights @ values) / total).astype(dtype)
 
 
-def _mask(axes: tuple[tuple[int, tuple[int, ...]], ...], kernel: Grid, axis: int) -> mx.array | None:
+def _mask(axes: tuple[tuple[int, tuple[int, ...]], ...], kernel: Grid, axis: int, *, as_float: bool) -> mx.array | None:
     """(queries, keys) of a block, whose keys lie along `axis` first: whether a key is in a query's own window.
 
     None if all are.
@@ -210,11 +234,9 @@ def _mask(axes: tuple[tuple[int, tuple[int, ...]], ...], kernel: Grid, axis: int
         positions = np.arange(window) - np.array(offsets)[:, None]
         shape = [1] * 6
         shape[index], shape[3 + order.index(index)] = positions.shape
-        seen = (positions >= 0) & (positions < width)
-        if not seen.all():
-            parts.append(mx.array(seen.reshape(shape)))
-    if not parts:
+        parts.append(((positions >= 0) & (positions < width)).reshape(shape))
+    seen = reduce(np.logical_and, parts)
+    if seen.all():
         return None
-    sizes = [len(offsets) for _, offsets in axes] + [axes[each][0] for each in order]
-    whole = mx.broadcast_to(reduce(mx.logical_and, parts), sizes)
-    return whole.reshape(math.prod(sizes[:3]), math.prod(sizes[3:]))
+    queries = math.prod(len(offsets) for _, offsets in axes)
+    return mx.array(seen.reshape(queries, -1).astype(np.float32 if as_float else np.bool_))

@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from ...backend.device import backend, is_cpu
 from ...backend.mlx_utils import to_float
@@ -15,17 +13,17 @@ from ...streaming.axis import Axis
 from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, window_starts
 from ..convolution.prepared import PreparedModule
-from ..layers.activation import Modulation, gated_silu, pixel_norm
+from ..layers.activation import Modulation, gated_silu, inverse_rms, pixel_norm
 from ..layers.blocks import sinusoid
 from ..layers.conv import depth_to_space, make_window
 from ..layers.weights import add_weights, linear
 from ..specs import LayerSpec, Rate, Shapes
-from .attention import Queue, WindowStarts, attend
-from .neighborhood import tokens_at_once
+from .attention import Queue, Tables, attend
+from .neighborhood import WindowStarts, tokens_at_once
 from .network_specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
+from .rotation import rotate
 
 _NORM_EPS = 1e-6
-_ROTATION_BASE = 10000.0
 _BOUND_MARGIN = 1.1  # for rounding of normalized queries and keys
 
 
@@ -33,14 +31,24 @@ class RMSNorm(nn.Module):
     """RMS norm with a weight, computed in float32. Checkpoint keys: `weight`."""
 
     def __call__(self, x: mx.array, modulation: Modulation | None = None) -> mx.array:
-        if modulation is None and not is_cpu():
+        """The norm of `x`; with what `modulated` returns, modulated."""
+        if modulation is not None:
+            return _modulate(x, inverse_rms(x, _NORM_EPS), *modulation)
+        if not is_cpu():
             return mx.fast.rms_norm(x, self.weight, _NORM_EPS)
         weight = self.weight.astype(mx.float32)
-        if modulation is None:
-            return (pixel_norm(x.astype(mx.float32), _NORM_EPS) * weight).astype(x.dtype)
-        # One multiplication: weight and scale are small.
-        scaled = pixel_norm(x.astype(mx.float32), _NORM_EPS) * (weight * (1 + modulation.scale))
-        return (scaled + modulation.shift).astype(x.dtype)
+        return (pixel_norm(x.astype(mx.float32), _NORM_EPS) * weight).astype(x.dtype)
+
+    def modulated(self, scale: mx.array, shift: mx.array) -> Modulation:
+        """The modulation by (C,) float32 each, together with the weight: one multiplication for each element."""
+        modulation = Modulation(scale=self.weight.astype(mx.float32) * (1 + scale), shift=shift)
+        mx.eval(modulation)
+        return modulation
+
+
+@mx.compile
+def _modulate(x: mx.array, inverse: mx.array, shift: mx.array, scale: mx.array) -> mx.array:
+    return (x.astype(mx.float32) * inverse * scale + shift).astype(x.dtype)
 
 
 class Attention(nn.Module):
@@ -60,18 +68,15 @@ class Attention(nn.Module):
         largest = mx.abs(self.q_norm.weight).max().astype(mx.float32) * mx.abs(self.k_norm.weight).max()
         return to_float(largest) * self._head_dim**0.5 * _BOUND_MARGIN
 
-    def queries(self, x: mx.array, first: Grid) -> mx.array:
+    def queries(self, x: mx.array, first: Grid, tables: Tables) -> mx.array:
         """(B, T, H, W, heads, D), rotated; `first` is the position of the first."""
-        return rotate(self.q_norm(self._split(self._project(x, 0))), first)
+        return rotate(self.q_norm(self._split(self._project(x, 0))), first, tables.turns)
 
-    def keys_values(self, x: mx.array, first: Grid) -> mx.array:
-        """(B, T, H, W, 2 * heads * D): keys, which are rotated, then values."""
-        keys, values = rotate(self.k_norm(self._split(self._project(x, 1))), first), self._project(x, 2)
-        return mx.concatenate([keys.reshape(values.shape), values], axis=-1)
-
-    def split_keys_values(self, x: mx.array) -> mx.array:
-        """(B, T, H, W, 2, heads, D)."""
-        return x.reshape(*x.shape[:-1], 2, -1, self._head_dim)
+    def keys_values(self, x: mx.array, first: Grid, tables: Tables) -> tuple[mx.array, mx.array]:
+        """(B, T, H, W, heads * D) each: keys, which are rotated, and values."""
+        keys = rotate(self.k_norm(self._split(self._project(x, 1))), first, tables.turns)
+        values = self._project(x, 2)
+        return keys.reshape(values.shape), values
 
     def _project(self, x: mx.array, index: int) -> mx.array:
         """Queries, keys or values."""
@@ -134,6 +139,7 @@ class NeighborhoodBlock(PreparedModule):
         rate: Rate = (1, 1, 1),
         modulation: mx.array | None = None,
         latent_context: Callable[[int], mx.array] | None = None,
+        tables: Tables | None = None,
     ) -> list[Stage]:
         """A stage for the attention and one for the MLP.
 
@@ -141,13 +147,16 @@ class NeighborhoodBlock(PreparedModule):
             rate: positions per frame, row and column of the video, by which a band knows where it begins.
             modulation: (7, C) float32, that of all blocks of a denoising step.
             latent_context: takes the context of so many positions that arrive.
+            tables: those of the stream; None for its own.
         """
         assert not self._gated(), "prepare was called"
         first = second = None
         if modulation is not None:
             rows = modulation + self.scale_shift_table.astype(mx.float32)
-            first, second = (Modulation(scale=rows[at], shift=rows[at + 1]) for at in (0, 3))
-        return [self._attention(context, rate, first, latent_context), pointwise(lambda x: self.feed(x, second))]
+            norms = (self.norm1, 0), (self.norm2, 3)
+            first, second = (norm.modulated(scale=rows[at], shift=rows[at + 1]) for norm, at in norms)
+        attention = self._attention(context, rate, first, latent_context, tables or Tables())
+        return [attention, pointwise(lambda x: self.feed(x, second))]
 
     def feed(self, x: mx.array, modulation: Modulation | None) -> mx.array:
         """The second half of the block. Results are evaluated here, some tokens at a time (see `attend`)."""
@@ -163,9 +172,12 @@ class NeighborhoodBlock(PreparedModule):
         rate: Rate,
         modulation: Modulation | None,
         latent_context: Callable[[int], mx.array] | None,
+        tables: Tables,
     ) -> Stage:
         spec, _ = self._specs
-        axis, window, waiting = context.axis, make_window(spec, context), Delay(context.axis)
+        axis, waiting = context.axis, Delay(context.axis)
+        # Of keys and of values: one window of both would have twice the elements.
+        windows = make_window(spec, context), make_window(spec, context)
         bound = self.attn.bound if is_cpu() else math.inf  # elsewhere the attention is fused
         row = 0 if context.neighbors is None else int(context.origins[0][1] * rate[1])
         entered = 0
@@ -178,24 +190,26 @@ class NeighborhoodBlock(PreparedModule):
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:
             nonlocal entered
-            keys_values, queue = None, Queue()
+            made: Sequence[mx.array | None] = (None, None)
+            queue = Queue()
             if x is not None:
                 if latent_context is not None:
                     given = latent_context(x.shape[axis])
                     x = x + self.context_proj(given)
                 waiting.push(x)
-                keys_values = queue.add(self.attn.keys_values(self.norm1(x, modulation), position(entered)))
+                normed = self.norm1(x, modulation)
+                made = [queue.add(each) for each in self.attn.keys_values(normed, position(entered), tables)]
                 entered += x.shape[axis]
-            view = window.push(keys_values, last)
-            if view is None:
+            keys, values = (window.push(each, last) for window, each in zip(windows, made, strict=True))
+            if keys is None or values is None:
                 return None
-            own = waiting.take(view.output, view.results)
-            queries = queue.add(self.attn.queries(self.norm1(own, modulation), position(view.output)))
-            seen, starts = _extend(view, spec, context)
-            result = attend(queries, self.attn.split_keys_values(seen), starts, spec.kernel, bound)
+            own = waiting.take(keys.output, keys.results)
+            queries = queue.add(self.attn.queries(self.norm1(own, modulation), position(keys.output), tables))
+            (seen, starts), (contents, _) = (_extend(view, spec, context) for view in (keys, values))
+            result = attend(queries, (seen, contents), starts, spec.kernel, bound, tables)
             return own + self.attn.proj(result)
 
-        return Stage(step, window, waiting)
+        return Stage(step, *windows, waiting)
 
 
 def _extend(view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.array, WindowStarts]:
@@ -205,63 +219,12 @@ def _extend(view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.arr
     if view.halo is not None:
         frames, has_front, _ = view.halo.extend(frames, view.start)
         before = spec.halo(Axis.HEIGHT)[0] if has_front else 0
-    starts: list[Sequence[int]] = []
+    starts: list[tuple[int, ...]] = []
     for axis in Axis:
         outputs = (before, rows) if axis is Axis.HEIGHT else (0, frames.shape[axis])
         own = view.window_starts if axis is context.axis else None
         starts.append(own or window_starts(spec.window(axis), frames.shape[axis], *outputs))
     return frames, (starts[0], starts[1], starts[2])
-
-
-def rotate(x: mx.array, first: Grid) -> mx.array:
-    """Rotate the pairs of neighboring channels (B, T, H, W, heads, D) by their positions along the three axes."""
-    cosines, sines = _turns(x.shape[1:4], x.shape[-1], first)
-    wide = mx.contiguous(x.astype(mx.float32))
-    # Neighbors are exchanged as the halves of integers: MLX's CPU backend copies a reversed view, and multiplies
-    # complex numbers, one by one.
-    pairs = wide.view(mx.uint64)
-    exchanged = _exchange_halves(pairs).view(mx.float32)
-    return (wide * cosines + exchanged * sines).astype(x.dtype)
-
-
-@mx.compile
-def _exchange_halves(x: mx.array) -> mx.array:
-    return (x << 32) | (x >> 32)
-
-
-def _turns(grid: Sequence[int], depth: int, first: Grid) -> list[mx.array]:
-    """(T, H, W, 1, D) float32 each: what a channel is multiplied by, and what the other one of its pair is."""
-    tables = []
-    for part in (0, 1):
-        axes = []
-        for axis, (start, length, channels) in enumerate(zip(first, grid, _shares(depth), strict=True)):
-            shape = [1, 1, 1, 1, channels]
-            shape[axis] = length
-            phases = mx.array(_phases(start, length, channels)[part]).reshape(shape)
-            axes.append(mx.broadcast_to(phases, (*grid, 1, channels)))
-        tables.append(mx.concatenate(axes, axis=-1))
-    return tables
-
-
-def _shares(depth: int) -> Grid:
-    """The channels of a head that rotate with time, height and width: a quarter, and half of the rest each."""
-    time = depth // 4 // 2 * 2
-    rest = (depth - time) // 2
-    if rest % 2:
-        time, rest = time - 2, rest + 1
-    return time, rest, rest
-
-
-@lru_cache(maxsize=512)
-def _phases(first: int, length: int, channels: int) -> np.ndarray:
-    """(2, length, channels) float32: cosines, and sines, of which the first of each pair is negative.
-
-    The angles are computed in float64: of a long clip, those of float32 would be coarse.
-    """
-    frequencies = _ROTATION_BASE ** -(np.arange(0, channels, 2) / max(1, channels))
-    angles = np.arange(first, first + length)[:, None] * frequencies
-    sines = np.stack([-np.sin(angles), np.sin(angles)], axis=-1)
-    return np.stack([np.repeat(np.cos(angles), 2, axis=-1), sines.reshape(length, -1)]).astype(np.float32)
 
 
 class TimestepEmbedder(nn.Module):

@@ -6,10 +6,10 @@ not have. Where windows do not move at a border, the queries form one block and 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...shapes import Grid
@@ -17,9 +17,12 @@ from ...shapes import Grid
 #: Queries of a block along each axis. Few queries see few keys in vain, and many make larger products. The CPU's is
 #: measured; for Metal there is a model (docs/performance.md), and `bench --metal` measures it.
 BLOCKS = {Backend.CPU: 4, Backend.METAL: 4, Backend.CUDA: 4}
-# Scores of one call of the attention, for all heads together, and elements of the keys and values that blocks share.
-_SCORES = {Backend.CPU: 2**20, Backend.METAL: 2**25, Backend.CUDA: 2**26}
+# Scores of one call of the attention, for all heads together, and elements of its copies of keys and values. A fused
+# attention keeps no scores; its calls are large, since each takes the host as long as its graph takes to build.
+_SCORES = {Backend.CPU: 2**20, Backend.METAL: 2**28, Backend.CUDA: 2**28}
 _SHARED = {Backend.CPU: 2**22, Backend.METAL: 2**25, Backend.CUDA: 2**26}
+# Elements of the hidden arrays of one call of an MLP.
+_HIDDEN = {Backend.CPU: 2**20, Backend.METAL: 2**25, Backend.CUDA: 2**26}
 
 #: Calls that are under way at once, so that a GPU is not idle between two.
 CALLS_UNDER_WAY = {Backend.CPU: 1, Backend.METAL: 2, Backend.CUDA: 2}
@@ -57,6 +60,8 @@ class Segment(NamedTuple):
 
 #: A grid of blocks of equal shape: their segments along time, height and width.
 Block = tuple[Segment, Segment, Segment]
+#: Where the window of each query begins, along each axis.
+WindowStarts = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 #: Parts of the segments along each axis.
 Cuts = tuple[list[Segment], list[Segment], list[Segment]]
 
@@ -103,25 +108,70 @@ def shared_axis(grid: Sequence[int]) -> int:
     return max(range(len(grid)), key=lambda axis: grid[axis])
 
 
-def shares(backend: Backend, channels: int, block: Block, axis: int) -> Cuts:
-    """The segments of each axis cut so that the blocks of a combination share one copy of keys and values."""
+def shares(backend: Backend, channels: int, heads: int, block: Block, axis: int) -> Cuts:
+    """The segments of each axis cut so that the blocks of a combination share copies of keys and values.
+
+    Blocks in a row along `axis` share one copy. If a row is short enough, several rows of blocks have a copy each.
+    """
     beside = math.prod(each.window for other, each in enumerate(block) if other != axis)
     keys = _SHARED[backend] // (2 * channels * beside)
-    at_once = (keys - block[axis].window) // block[axis].size + 1
-    time, rows, columns = (each.cut(at_once if other == axis else 1) for other, each in enumerate(block))
-    return time, rows, columns
+    rows = block[axis].cut((keys - block[axis].window) // block[axis].size + 1)
+    together = 1
+    if len(rows) == 1:
+        scores = heads * rows[0].blocks * _scores(block)
+        together = min(keys // rows[0].keys, _SCORES[backend] // scores)
+    cuts = [rows] * len(block)
+    for other in sorted({0, 1, 2} - {axis}, reverse=True):
+        cuts[other] = block[other].cut(together)
+        together //= block[other].blocks
+    return cuts[0], cuts[1], cuts[2]
 
 
-def calls(backend: Backend, heads: int, block: Block) -> Cuts:
-    """The segments of what shares a copy, cut so that one call computes few scores."""
-    at_once = _SCORES[backend] // (heads * _scores(block))
-    time, rows, columns = (each.cut(at_once) for each in block)
-    return time, rows, columns
+def calls(backend: Backend, heads: int, share: Block, axis: int) -> list[Segment]:
+    """The segment along `axis` of what shares copies, cut so that one call computes few scores."""
+    others = math.prod(each.blocks for other, each in enumerate(share) if other != axis)
+    return share[axis].cut(_SCORES[backend] // (heads * others * _scores(share)))
+
+
+def copied_keys(share: Block, axis: int) -> int:
+    """The keys in the copies of a share: those of the rows along `axis`, and of the windows of each row."""
+    return math.prod(each.keys if other == axis else each.blocks * each.window for other, each in enumerate(share))
+
+
+class Share(NamedTuple):
+    """Blocks that share copies of keys and values, and the calls that compute them."""
+
+    block: Block
+    calls: tuple[Segment, ...]  # the segment of each along the shared axis
+
+
+#: One thing for each combination of parts of the axes.
+Nested = Sequence[Sequence[Sequence[Any]]]
+
+
+def for_all(axes: Sequence[Sequence[Segment]], make: Callable[[Block], Any]) -> Nested:
+    """What `make` returns for all combinations of segments of the three axes."""
+    return [[[make((time, row, column)) for column in axes[2]] for row in axes[1]] for time in axes[0]]
+
+
+@lru_cache(maxsize=256)
+def layout(backend: Backend, starts: WindowStarts, kernel: Grid, channels: int, heads: int) -> tuple[int, Nested]:
+    """The shared axis, and for each combination of segments its shares: what computes the queries of a step.
+
+    It is the same for most steps of a stream, and takes longer than their graphs.
+    """
+    axis = shared_axis([len(each) for each in starts])
+
+    def make(block: Block) -> Share:
+        return Share(block, tuple(calls(backend, heads, block, axis)))
+
+    axes = [segments(each, width, BLOCKS[backend]) for each, width in zip(starts, kernel, strict=True)]
+    return axis, for_all(axes, lambda block: for_all(shares(backend, channels, heads, block, axis), make))
 
 
 def tokens_at_once(backend: Backend, hidden: int) -> int:
     """How many tokens an MLP with as many hidden channels computes at once, so that its workspace is bounded."""
-    return max(1, _SCORES[backend] // hidden)
+    return max(1, _HIDDEN[backend] // hidden)
 
 
 def _scores(block: Block) -> int:
@@ -161,18 +211,21 @@ def workspace_bytes(
             tuple(_moving(0, length, 0, reach, size)) if is_moving else _whole_axis(max(length, reach), reach, size)
         )
     shared, backend = shared_axis(grid), machine.backend
+    is_cpu = backend is Backend.CPU
     largest = 0
+    kept: dict[tuple[Any, ...], int] = {}  # bytes of the index and the mask of each kind of copy
     for block in product(axes[0], axes[1], axes[2]):
-        for part in product(*shares(backend, channels, block, shared)):
-            copied = 2 * channels * math.prod(each.keys for each in part)
+        for share in product(*shares(backend, channels, heads, block, shared)):
+            keys = copied_keys(share, shared)
+            copied = 2 * channels * keys
             scores = max(
-                heads * math.prod(each.blocks for each in call) * _scores(call)
-                for call in product(*calls(backend, heads, part))
+                heads * _scores(share) * call.blocks * math.prod(each.blocks for each in share) // share[shared].blocks
+                for call in calls(backend, heads, share, shared)
             )
-            # On a CPU, scores are materialized, and all is float32.
-            is_cpu = backend is Backend.CPU
-            rows = copied * heads // channels * FLOAT32_BYTES  # the index of each row of a copy
-            mask = _scores(part) * (1 + FLOAT32_BYTES if is_cpu else 1)
+            # On a CPU, scores are materialized, all is float32, and masks are not kept.
+            kind = tuple((each.blocks, each.size, each.window) for each in share)
+            kept[kind] = keys * heads * FLOAT32_BYTES + (0 if is_cpu else _scores(share))
+            mask = _scores(share) * (1 + FLOAT32_BYTES if is_cpu else 1)
             made = (copied + scores) * FLOAT32_BYTES if is_cpu else copied * machine.itemsize
-            largest = max(largest, rows + mask + made)
-    return CALLS_UNDER_WAY[backend] * largest
+            largest = max(largest, mask + made)
+    return CALLS_UNDER_WAY[backend] * largest + sum(kept.values())

@@ -72,6 +72,7 @@ class AttentionSpec(LayerSpec):
 
     head_dim: int = 0
     waiting_channels: int = 0  # of what else waits beside the positions of its input
+    max_view: int | None = 2**29  # of the keys, and of the values, which are separate arrays
 
     @property
     def kernel(self) -> Grid:
@@ -90,7 +91,6 @@ class AttentionSpec(LayerSpec):
         channels, size = self.in_channels, step.machine.itemsize
         # Norms; queries before and after rotation; keys and values, new and joined; the waiting input.
         made = ((8 if step.is_whole else 10) * positions + 2 * seen) * channels * size
-        made += 2 * positions * self.head_dim * FLOAT32_BYTES  # cosines and sines
         if step.machine.backend is Backend.CPU and size != FLOAT32_BYTES:
             # Norms, rotations, products, keys and values are in float32; fitted to measurements.
             made += (
@@ -200,6 +200,7 @@ def decoder_spec(config: DecoderConfig, steps: int | None = None) -> NetworkSpec
         patch_size=patch,
         least=config.least,
         takes_least_memory=True,
+        rows_on_gpu=BLOCKS[Backend.METAL],
         tiles=_tile_rules(config, layers),
         denoising_steps=steps,
         with_steps=partial(decoder_spec, config),

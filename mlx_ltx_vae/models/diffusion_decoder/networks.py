@@ -14,6 +14,7 @@ from ..base import Decoder, Statistics
 from ..layers.conv import unpatchify
 from ..layers.weights import add_weights
 from ..specs import NetworkSpec
+from .attention import Tables
 from .blocks import LinearUpsample, NeighborhoodBlock, RMSNorm, SharedModulation, TimestepEmbedder
 from .config import DecoderConfig, Prediction
 from .network_specs import AttentionSpec, MLPSpec, decoder_spec, keeps_noisy
@@ -179,6 +180,7 @@ class DiffusionDecoder(Decoder):
     def stages(self, context: StreamContext) -> list[Stage]:
         config, axis = self._config, context.axis
         steps = context.denoising_steps or config.steps
+        tables = Tables()
         spec = self.spec if steps == config.steps else decoder_spec(config, steps)
         part = context.part
         padding = Padding(axis, spec.added, config.ghost_frames, part and part.clip)
@@ -187,12 +189,12 @@ class DiffusionDecoder(Decoder):
         for index, (blocks, upsample) in enumerate(zip(self.det_stages, self.upsamples, strict=True)):
             rate = spec.rate(f"det_stages.{index}.0.attn")
             for block in blocks:
-                stages += block.stages(context, rate)
+                stages += block.stages(context, rate, tables=tables)
             is_last = upsample is self.upsamples[-1]
             stages += upsample.stages(context, ghosts if is_last else None)
         delay = Delay(axis, readers=steps * len(self.diff_blocks))
         for step in range(steps):
-            stages += self._denoising_step(step, steps, spec, delay, context)
+            stages += self._denoising_step(step, steps, spec, delay, context, tables)
         cut = Cut(axis, padding.extents, config.scale)
 
         def leave(x: mx.array | None, last: bool) -> mx.array | None:
@@ -206,7 +208,7 @@ class DiffusionDecoder(Decoder):
         return None if padded is None else self.conv_in(padded)
 
     def _denoising_step(
-        self, step: int, steps: int, spec: NetworkSpec, delay: Delay, context: StreamContext
+        self, step: int, steps: int, spec: NetworkSpec, delay: Delay, context: StreamContext, tables: Tables
     ) -> list[Stage]:
         """The stages of one step; the context waits in `delay` for the blocks of all steps."""
         axis = context.axis
@@ -244,5 +246,5 @@ class DiffusionDecoder(Decoder):
         stages = [Stage(enter, delay, noisy)]
         for index, block in enumerate(self.diff_blocks):
             own = partial(delay.take_next, reader=step * len(self.diff_blocks) + index)
-            stages += block.stages(context, rate, modulation, own)
+            stages += block.stages(context, rate, modulation, own, tables)
         return [*stages, Stage(lambda x, last: None if x is None else leave(x))]

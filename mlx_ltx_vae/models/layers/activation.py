@@ -45,17 +45,27 @@ def norm_bound(channels: int, modulation: Modulation | None) -> float:
     return to_float(scale * bound + shift)
 
 
+def inverse_rms(x: mx.array, eps: float = PIXEL_NORM_EPS) -> mx.array:
+    """1 / sqrt(mean(x^2) + eps) over the channels of each position (..., C): (..., 1) in float32."""
+    channels = x.shape[-1]
+    if not is_cpu():
+        return mx.rsqrt(_squares(x).sum(axis=-1, keepdims=True) / channels + eps)
+    # Summed in two steps, the first of which is vectorized: MLX's CPU backend reduces the last axis one element at
+    # a time. A matrix product would be faster, but its rounding depends on the length of the piece.
+    squares = mx.square(x.astype(mx.float32)).reshape(*x.shape[:-1], -1, math.gcd(channels, _LANES))
+    return mx.rsqrt(squares.sum(axis=-2).sum(axis=-1, keepdims=True) / channels + eps)
+
+
 def pixel_norm(x: mx.array, eps: float = PIXEL_NORM_EPS) -> mx.array:
     """RMS norm over the channels of each position (..., C), without weights, computed in float32."""
     if not is_cpu():
         return mx.fast.rms_norm(x, None, eps)
-    # Summed in two steps, the first of which is vectorized: MLX's CPU backend reduces the last axis one element at
-    # a time. A matrix product would be faster, but its rounding depends on the length of the piece.
-    wide = x.astype(mx.float32)
-    channels = x.shape[-1]
-    squares = mx.square(wide).reshape(*x.shape[:-1], -1, math.gcd(channels, _LANES))
-    mean = squares.sum(axis=-2).sum(axis=-1, keepdims=True) / channels
-    return (wide * mx.rsqrt(mean + eps)).astype(x.dtype)
+    return (x.astype(mx.float32) * inverse_rms(x, eps)).astype(x.dtype)
+
+
+@partial(mx.compile, shapeless=True)
+def _squares(x: mx.array) -> mx.array:
+    return mx.square(x.astype(mx.float32))
 
 
 def activate(x: mx.array, modulation: Modulation | None = None, dtype: mx.Dtype | None = None) -> mx.array:

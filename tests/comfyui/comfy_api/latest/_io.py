@@ -41,7 +41,53 @@ class WidgetInput(Input):
 
 class Output:
     def __init__(self, id=None, display_name=None, tooltip=None, is_output_list=False):
-        self.id = id
+        self.id, self.display_name, self.tooltip = id, display_name, tooltip
+
+
+class Int:
+    class Input(WidgetInput):
+        def __init__(
+            self,
+            id,
+            display_name=None,
+            optional=False,
+            tooltip=None,
+            lazy=None,
+            default=None,
+            min=None,
+            max=None,
+            step=None,
+            control_after_generate=None,
+            display_mode=None,
+            socketless=None,
+            force_input=None,
+            extra_dict=None,
+            raw_link=None,
+            advanced=None,
+        ):
+            super().__init__(id, display_name, optional, tooltip, default=default)
+            self.min, self.max, self.step = min, max, step
+
+
+class Boolean:
+    class Input(WidgetInput):
+        def __init__(
+            self,
+            id,
+            display_name=None,
+            optional=False,
+            tooltip=None,
+            lazy=None,
+            default=None,
+            label_on=None,
+            label_off=None,
+            socketless=None,
+            force_input=None,
+            extra_dict=None,
+            raw_link=None,
+            advanced=None,
+        ):
+            super().__init__(id, display_name, optional, tooltip, default=default)
 
 
 class Float:
@@ -150,8 +196,13 @@ class Video:
     Input, Output = Input, Output
 
 
+class Model:
+    Input, Output = Input, Output
+
+
 class FolderType(str, Enum):
     temp = "temp"
+    output = "output"
 
 
 class Hidden(str, Enum):

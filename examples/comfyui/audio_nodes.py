@@ -1,0 +1,110 @@
+"""LTX Decode Audio and LTX Encode Audio."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import torch
+from comfy_api.latest import io
+
+from mlx_ltx_vae import AudioVAE, LatentsError
+from mlx_ltx_vae.units import format_bytes
+
+from . import host
+from .host import CATEGORY, FileNode, files_in, full_path
+from .latents import audio_latents, check_sound, to_numpy
+from .worker import Job, Report
+
+SECONDS_AT_ONCE = 1
+
+
+def audio_vae_input(choices: list[str], tooltip: str, **more: Any) -> io.Combo.Input:
+    return io.Combo.Input("audio_vae", options=[*choices, *files_in("vae", "checkpoints")], tooltip=tooltip, **more)
+
+
+class LTXDecodeAudio(FileNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="LTXDecodeAudioMLX",
+            display_name="LTX Decode Audio (MLX)",
+            category=CATEGORY,
+            search_aliases=["audio vae decode", "latent to audio", "vocoder", "mlx"],
+            description="Decodes the sound of LTX latents. LTX Save Video (MLX) does it by itself for its videos.",
+            inputs=[
+                io.Latent.Input("latent", tooltip="Of audio, or of video and audio."),
+                audio_vae_input([], "An audio VAE, or a whole model that has one, as those of LTX-2."),
+            ],
+            outputs=[io.Audio.Output(tooltip="Stereo.")],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def execute(cls, latent: dict, audio_vae: str) -> io.NodeOutput:
+        latents = audio_latents(latent)
+        if latents is None:
+            raise LatentsError("these are latents of video alone; connect those of the audio, or of both.")
+        waveform, rate = host.run(decode_sound, full_path(audio_vae), latents, node_id=cls.hidden.unique_id)
+        return io.NodeOutput({"waveform": torch.from_numpy(waveform), "sample_rate": rate})
+
+
+def decode_sound(job: Job, path: str, latents: np.ndarray) -> tuple[np.ndarray, int]:
+    """The waveform (B, 2, n) and its sample rate."""
+    vae = host.networks.load(AudioVAE, path, "decoder")
+    plan = vae.plan(latents.shape[2], batch=len(latents))
+    stream = vae.stream(latents, plan)
+    report(job, plan)
+    host.make_room(job, plan.peak_bytes)
+    waveform = np.empty((len(latents), 2, plan.num_samples), np.float32)
+    for chunk in job.chunks(stream):
+        done = chunk.start + chunk.waveform.shape[2]
+        waveform[:, :, chunk.start : done] = chunk.waveform
+        job.reports.put(Report(done, plan.num_samples))
+    return waveform, vae.sample_rate
+
+
+def report(job: Job, plan: Any) -> None:
+    text = f"{plan.seconds:.1f} s of sound within {format_bytes(plan.peak_bytes)}"
+    job.reports.put(Report(0, plan.num_samples, text=text))
+
+
+class LTXEncodeAudio(FileNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="LTXEncodeAudioMLX",
+            display_name="LTX Encode Audio (MLX)",
+            category=CATEGORY,
+            search_aliases=["audio vae encode", "audio to latent", "mlx"],
+            description="Encodes sound into LTX audio latents: 25 for each second.",
+            inputs=[
+                io.Audio.Input("audio", tooltip="Mono or stereo, of any sample rate."),
+                audio_vae_input([], "An audio VAE with an encoder, or a whole model that has one, as those of LTX-2."),
+            ],
+            outputs=[io.Latent.Output(tooltip="Of audio alone; LTXVConcatAVLatent puts those of a video beside it.")],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def execute(cls, audio: dict, audio_vae: str) -> io.NodeOutput:
+        check_sound(audio, max_channels=2)
+        arguments = full_path(audio_vae), to_numpy(audio["waveform"]), int(audio["sample_rate"])
+        latents = host.run(encode_sound, *arguments, node_id=cls.hidden.unique_id)
+        return io.NodeOutput({"samples": torch.from_numpy(latents), "type": "audio"})
+
+
+def encode_sound(job: Job, path: str, waveform: np.ndarray, rate: int) -> np.ndarray:
+    """Latents (B, 8, T, 16) of a waveform (B, channels, n)."""
+    vae = host.networks.load(AudioVAE, path, "encoder")
+    plan = vae.plan_encode(waveform.shape[2] / rate, batch=len(waveform))
+    host.make_room(job, plan.peak_bytes)
+
+    def pieces() -> Iterator[np.ndarray]:
+        total, step = waveform.shape[2], SECONDS_AT_ONCE * rate
+        for start in range(0, total, step):
+            job.check()
+            yield waveform[:, :, start : start + step]
+            job.reports.put(Report(min(start + step, total), total))
+
+    return np.array(vae.encode(pieces(), rate, plan).astype(mx.float32))

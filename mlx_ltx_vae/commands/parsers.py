@@ -1,0 +1,205 @@
+"""The command lines of all commands but bench.
+
+What is imported here takes little time, and no MLX: --help and --version work without its backend.
+"""
+
+import argparse
+import sys
+from typing import get_args
+
+from ..backend.machine import DtypeName
+from ..models.specs import NETWORKS
+from .cli import (
+    CommandParser,
+    add_common_options,
+    add_report_options,
+    examples,
+    frame_range,
+    frame_rate,
+    frame_size,
+    positive,
+    tile,
+    write_line,
+)
+from .decode_options import (
+    add_generation_options,
+    add_input_options,
+    add_mode_options,
+    add_noise_options,
+    add_sound_options,
+    add_steps_option,
+    add_video_options,
+)
+from .hdr_options import add_hdr_options
+from .options import add_job_options, add_latents_options, add_network_options
+
+
+def decode_parser() -> CommandParser:
+    """That of `decode`."""
+    parser = CommandParser(
+        first=("latents", "output", "model", "fps", "frames", "memory_budget", "codec", "crf", "audio", "dry_run"),
+        prog="python -m mlx_ltx_vae.decode",
+        usage="%(prog)s LATENTS... -m VAE -o OUT [options]\n       %(prog)s --demo [options]",
+        description="Decode LTX video latents to videos, exactly, in memory that does not grow with the clip.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.decode --demo",
+            "python -m mlx_ltx_vae.decode clip.safetensors -m vae.safetensors -o clip.mp4",
+            "python -m mlx_ltx_vae.decode a.npy b.npy @more.txt -m vae/ -o videos/",
+        ),
+    )
+    demo_files = "the small VAE and the latents that ship with the package"
+    add_input_options(
+        parser,
+        output="demo.mp4",
+        demo=demo_files,
+        more=".wav for the sound alone; a .png or .tif without a number for one frame; ",
+    )
+    how = parser.add_argument_group("how to decode")
+    add_mode_options(how)
+    add_job_options(parser, how)
+    add_noise_options(how)
+    add_steps_option(how)
+    video = parser.add_argument_group("the video")
+    add_sound_options(video)
+    add_video_options(video)
+    add_generation_options(parser)
+    return parser
+
+
+def preview_parser() -> CommandParser:
+    """That of `preview`. What it leaves out of the options of `decode` has their defaults."""
+    parser = CommandParser(
+        prog="python -m mlx_ltx_vae.preview",
+        usage="%(prog)s LATENTS... -m MODEL -o OUT [options]\n       %(prog)s --demo [options]",
+        description="Show what is in LTX video latents, in seconds: as a small clip, or as one picture.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.preview --demo -o preview.png",
+            "python -m mlx_ltx_vae.preview clip.npy -m taeltx2_3.safetensors -o clip.png",
+            "python -m mlx_ltx_vae.preview a.npy b.npy -m latent_rgb.safetensors -o out/",
+        ),
+    )
+    add_input_options(
+        parser,
+        output="preview.mp4",
+        demo="the latents of the package, and a projection that was fitted to its VAE",
+        model="MODEL",
+        more="NAME.png for one picture of up to 16 frames with their times; ",
+    )
+    add_job_options(parser, parser.add_argument_group("how to decode"))
+    add_hdr_options(parser.add_argument_group("the video"))
+    given = vars(parser.parse_args([]))
+    others = vars(decode_parser().parse_args([]))
+    parser.set_defaults(**{name: value for name, value in others.items() if name not in given})
+    return parser
+
+
+def encode_parser() -> CommandParser:
+    """That of `encode`."""
+    parser = CommandParser(
+        first=("video", "output", "model", "size", "fit", "frames", "fps", "audio_model", "memory_budget", "dry_run"),
+        prog="python -m mlx_ltx_vae.encode",
+        usage="%(prog)s VIDEO... -m VAE -o LATENTS [options]",
+        description="Encode videos to LTX latents, exactly, in memory that does not grow with the clip.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.encode clip.mp4 -m vae.safetensors -o clip.safetensors",
+            "python -m mlx_ltx_vae.encode clip.mov -m vae/ -o a.safetensors --size 768x512",
+            "python -m mlx_ltx_vae.encode clips.csv -m vae/ -o latents/ --skip-existing",
+        ),
+    )
+    videos = """videos or GIFs, folders of images, or patterns such as %%05d.png; - for standard input; @clips.txt for
+        those that a list names, one a line; clips.csv for a table with a column path, and optionally output, width,
+        height, frames, fps"""
+    parser.add_argument("video", nargs="+", metavar="VIDEO", help=videos)
+    output = """output file, .safetensors. For several inputs: folder/ for files named after them,
+        folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors"""
+    parser.add_argument("-o", "--output", metavar="LATENTS", help=output)
+    add_network_options(parser, demo="the small VAE that ships with the package")
+    video = parser.add_argument_group("the video")
+    video.add_argument("--size", type=frame_size, metavar="WxH", help="frame size to encode (default: the video's)")
+    fit = video.add_mutually_exclusive_group()
+    resize = "scale to --size, or to the nearest size that can be encoded"
+    fit.add_argument("--resize", dest="fit", action="store_const", const="RESIZE", help=resize)
+    crop = "fill --size and crop the rest, or crop to a size that can be encoded"
+    fit.add_argument("--crop", dest="fit", action="store_const", const="CROP", help=crop)
+    frames = """encode these frames only, at the rate of --fps: A is the first, counted from 0, and B is one more than
+        the last; :121 for the first 121, 24: for those from 24 on (default: all)"""
+    video.add_argument("--frames", type=_frames_to_encode, metavar="A:B", help=frames)
+    video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
+    rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
+    video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
+    matrix = "the color matrix, in place of the one that the video states (default: its own, or bt601)"
+    video.add_argument("--matrix", choices=["bt601", "bt709"], help=matrix)
+    light = """the images are EXR, and their pixels light with the primaries of sRGB (srgb_linear) or of ACES
+        (acescg), or codes (acescct): encode them as HDR, for LTX-2.5"""
+    video.add_argument("--hdr", choices=["srgb_linear", "acescg", "acescct"], help=light)
+    model = "the audio VAE: encode the video's sound too, into the same file; file, folder, or hub repository id"
+    video.add_argument("--audio-model", metavar="AUDIO", help=model)
+    how = parser.add_argument_group("how to encode")
+    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
+    add_job_options(parser, how)
+    return parser
+
+
+def _frames_to_encode(text: str) -> slice:
+    """The type of `--frames 24:48`; also of `--frames 24` for the first 24, its old form."""
+    if text.isdecimal():
+        change = f"--frames {positive(text)} is written --frames :{text} now; the old form goes with the next release"
+        write_line(f"warning: {change}.", sys.stderr)
+        return slice(0, int(text))
+    wanted = frame_range(text)
+    if wanted.start < 0 or (wanted.stop or 0) < 0:
+        raise argparse.ArgumentTypeError(f"{text} counts from the end, which is not known yet; count from the first")
+    return wanted
+
+
+def info_parser() -> CommandParser:
+    """That of `info`."""
+    parser = CommandParser(
+        prog="python -m mlx_ltx_vae.info",
+        usage="%(prog)s FILE... [options]",
+        description="Describe a checkpoint or a latent file: its generation, sizes and layout, and the memory that "
+        "decodes take. Of a checkpoint only the headers are read. Or a video or an image: its size, its metadata, and "
+        "what of it encodes.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.info vae.safetensors",
+            "python -m mlx_ltx_vae.info clip.safetensors -m vae.safetensors",
+            "python -m mlx_ltx_vae.info clip.mp4",
+        ),
+    )
+    files = "checkpoint files, folders or hub repository ids; latent files; videos"
+    parser.add_argument("file", nargs="+", metavar="FILE", help=files)
+    values = "print one JSON object on standard output, nothing else; for several files one a line"
+    parser.add_argument("--json", action="store_true", help=values)
+    latents = parser.add_argument_group("for latents and videos")
+    latents.add_argument("-m", "--model", metavar="VAE", help="the checkpoint that they are for")
+    audio = "the audio VAE and its vocoder, for audio latents (default: the checkpoint of -m, if it has them)"
+    latents.add_argument("--audio-model", metavar="AUDIO", help=audio)
+    add_latents_options(latents)
+    add_common_options(parser)
+    return parser
+
+
+def convert_parser() -> CommandParser:
+    """That of `convert`."""
+    parser = CommandParser(
+        prog="python -m mlx_ltx_vae.convert",
+        usage="%(prog)s SOURCE -o FOLDER [options]\n       %(prog)s --verify A B [options]",
+        description="Convert the VAE of an LTX checkpoint to a folder that MLX loads faster, and verify it. "
+        "Also called python -m weights_convert.",
+        epilog=examples(
+            "python -m mlx_ltx_vae.convert ltx-2.3.safetensors -o vae",
+            "python -m mlx_ltx_vae.convert ltx-2.3.safetensors -o vae --only decoder",
+            "python -m mlx_ltx_vae.convert --verify ltx-2.3.safetensors vae",
+        ),
+    )
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help="checkpoint file, folder, or hub repository id")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; must not exist, or be empty")
+    verify = "only check that B has the weights of A, as they are or cast"
+    parser.add_argument("--verify", nargs=2, metavar=("A", "B"), help=verify)
+    dtype = "store the weights in this precision (default: that of each tensor)"
+    parser.add_argument("--dtype", choices=get_args(DtypeName), help=dtype)
+    only = """convert, or verify, one of the two networks (default: both), or the audio VAE with its vocoder, as without
+        this option where there is nothing else"""
+    parser.add_argument("--only", choices=[*NETWORKS, "audio"], help=only)
+    add_report_options(parser)
+    return parser

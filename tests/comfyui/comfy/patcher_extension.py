@@ -1,0 +1,2 @@
+class WrappersMP:
+    OUTER_SAMPLE = "outer_sample"

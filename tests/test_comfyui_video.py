@@ -1,0 +1,197 @@
+"""LTX Save Video, and sound in the nodes of examples/comfyui, with stand-ins for ComfyUI's modules."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from comfyui_cases import FRAMES, LATENTS, frames_of, freed, latent
+from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, WriterError
+from mlx_ltx_vae.video.metadata import read_metadata
+from test_video_sound import heard
+from test_video_writer import probe
+
+SOUND = np.random.default_rng(1).normal(size=(1, 8, 18, 16)).astype(np.float32)  # 0.7 s, as the frames
+SAVED = {"fps": 24.0, "filename_prefix": "clips/take", "format": "mkv, ffv1 (lossless)"}
+AUDIO_VAE = "vae/audio.safetensors"
+WHOLE = "checkpoints/whole.safetensors"
+RATE = 24000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models(comfy, audio_case, checkpoint, golden):
+    """An audio VAE with an encoder among the models, and a whole model with both VAEs."""
+    base, parts = comfy.base / "models", [audio_case(name) for name in ("ltx2", "encoder")]
+    tensors = {name: array for part in parts for name, array in load_file(part.checkpoint).items()}
+    config = parts[1].manifest["config"] | parts[0].manifest["config"]
+    save_file(tensors, base / AUDIO_VAE, metadata={"config": json.dumps(config)})
+    (base / "checkpoints").mkdir()
+    config = parts[0].manifest["config"] | {"vae": golden("ltx2_3").manifest["vae_config"]}
+    tensors = load_file(checkpoint) | load_file(parts[0].checkpoint)
+    save_file(tensors, base / WHOLE, metadata={"config": json.dumps(config)})
+
+
+@pytest.fixture(scope="module")
+def audio_vae(comfy, models):
+    return AudioVAE.from_pretrained(comfy.base / "models" / AUDIO_VAE)
+
+
+def pair(comfy, video=LATENTS, sound=SOUND):
+    from comfy.nested_tensor import NestedTensor
+
+    return {"samples": NestedTensor([comfy.torch.Tensor(video), comfy.torch.Tensor(sound)])}
+
+
+def save(execute, **given):
+    """Run LTX Save Video. Returns the path of the file, and what the page is told of it."""
+    output = execute("LTXSaveVideoMLX", **{**SAVED, **given})
+    (shown,) = output.ui.values
+    return Path(output.args[0].get_stream_source()), shown
+
+
+def test_a_video_is_saved_under_the_next_number_and_replaces_nothing(comfy, execute, checkpoint):
+    (path, shown), (second, _) = [save(execute, latent=latent(comfy)) for _ in range(2)]
+    assert path.relative_to(comfy.output) == Path("clips/take_00001_.mkv")
+    assert second.name == "take_00002_.mkv"
+    assert shown == {"filename": path.name, "subfolder": "clips", "type": "output"}
+    np.testing.assert_array_equal(frames_of(path), VideoVAE.from_pretrained(checkpoint).decode_uint8(LATENTS))
+    assert not list(comfy.temp.glob("*"))
+    with pytest.raises(Exception, match="outside the output folder"):
+        save(execute, latent=latent(comfy), filename_prefix="../take")
+    named, shown = save(execute, latent=latent(comfy), filename_prefix="%width%x%height%")
+    assert (named.name, shown["subfolder"]) == ("96x64_00001_.mkv", "")
+
+
+def test_a_file_that_appears_under_the_name_stays(comfy, execute, monkeypatch):
+    name = comfy.host.next_file
+
+    def late(*given):
+        path = Path(name(*given))
+        path.write_text("of another program")
+        return str(path)
+
+    monkeypatch.setattr(comfy.host, "next_file", late)
+    with pytest.raises(WriterError, match="exists, and is not to be overwritten"):
+        save(execute, latent=latent(comfy), filename_prefix="late")
+    assert [file.read_text() for file in comfy.output.glob("late*")] == ["of another program"]
+
+
+@pytest.mark.parametrize(
+    ("format", "more", "stream"),
+    [
+        ("mp4, h264", {"crf": 40}, "h264 (High) (avc1"),
+        ("mp4, h264", {"pixel_format": "yuv444p10le"}, "h264 (High 4:4:4 Predictive)"),
+        ("mp4, hevc (10 bits)", {}, "hevc (Main 10) (hvc1"),
+        ("mov, prores (10 bits)", {}, "prores (HQ) (apch"),
+        ("mkv, ffv1 (lossless, 16 bits)", {}, "ffv1, gbrp16le"),
+        ("webm, vp9", {}, "vp9 (Profile 0), yuv420p"),
+        ("webm, av1", {}, "av1 (Main), yuv420p"),
+    ],
+)
+def test_formats(comfy, execute, format, more, stream):
+    path, _ = save(execute, latent=latent(comfy), format=format, filename_prefix="format", **more)
+    assert path.suffix == f".{format[:3]}" or path.suffix == ".webm"
+    line = probe(path)
+    assert stream in line and more.get("pixel_format", "") in line and "96x64" in line
+    assert len(frames_of(path)) == FRAMES
+
+
+def test_metadata_is_on_or_off(comfy, execute):
+    hidden = {"prompt": {"1": {}}, "extra_pnginfo": {"workflow": {"nodes": [1]}}}
+    for save_metadata in (True, False):
+        path, _ = save(execute, hidden=hidden, latent=latent(comfy), format="mp4, h264", save_metadata=save_metadata)
+        entries = read_metadata(path)
+        assert ({"prompt", "workflow"} <= set(entries)) == save_metadata
+
+
+def test_wrong_options_are_refused_before_anything_is_unloaded_or_written(comfy, execute):
+    before = set(comfy.output.rglob("*"))
+    for more, error, text in (
+        ({"format": "mov, prores (10 bits)", "crf": 3}, WriterError, "prores_ks has no crf"),
+        ({"format": "webm, vp9", "pixel_format": "yuv422p10le", "crf": 64}, WriterError, "a crf of 64"),
+        ({"memory_budget": "1kB"}, PlanError, "1 kB"),
+        ({"decoder_seed": 3}, LatentsError, "takes no seed"),
+        ({"timestep": 0.1}, LatentsError, "timestep"),
+    ):
+        with pytest.raises(error, match=re.escape(text)):
+            save(execute, latent=latent(comfy), **more)
+    assert not freed(comfy) and set(comfy.output.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("vae", "audio_vae"), [("vae/ltx/small.safetensors", AUDIO_VAE), (WHOLE, "auto")])
+def test_latents_of_video_and_audio_come_out_with_their_sound(comfy, execute, vae, audio_vae):
+    path, _ = save(execute, latent=pair(comfy), vae=vae, audio_vae=audio_vae)
+    sound_vae = AudioVAE.from_pretrained(comfy.base / "models" / (vae if audio_vae == "auto" else audio_vae))
+    expected = np.array(sound_vae.decode(SOUND))[0]
+    found = heard(path, RATE)
+    length = min(expected.shape[1], round(FRAMES / 24 * RATE))
+    assert found.shape == (2, round(FRAMES / 24 * RATE))
+    np.testing.assert_allclose(found[:, :length], expected[:, :length], atol=1e-4)  # flac has 24 bits
+    video = execute("LTXDecodeToVideoMLX", latent=pair(comfy), vae=vae, audio_vae=audio_vae)
+    assert heard(video.get_stream_source(), RATE).shape[1] >= found.shape[1]  # in whole frames of aac
+
+
+def test_latents_without_an_audio_vae_come_out_silent_and_the_node_says_so(comfy, execute):
+    for audio_vae, text in (("auto", "; without their sound: choose the audio_vae"), ("no sound", "B")):
+        comfy.texts.clear()
+        path, _ = save(execute, latent=pair(comfy), audio_vae=audio_vae, format="mp4, h264")
+        assert b"audio" not in run(path)
+        ((_, said),) = comfy.texts
+        assert said.endswith(text)
+
+
+def test_sound_that_is_not_of_this_frame_rate_is_refused(comfy, execute):
+    with pytest.raises(WriterError, match="correct the frame rate"):
+        save(execute, latent=pair(comfy), audio_vae=AUDIO_VAE, fps=12.0)
+
+
+def test_the_plan_has_the_memory_of_the_sound(comfy, execute):
+    save(execute, latent=pair(comfy), audio_vae="no sound")
+    save(execute, latent=pair(comfy), audio_vae=AUDIO_VAE)
+    silent, sounding = freed(comfy)
+    assert sounding > silent + AudioVAE.from_pretrained(comfy.base / "models" / AUDIO_VAE).plan(18, chunk=1).memory.work
+
+
+def test_audio_latents_become_sound_and_sound_becomes_latents(comfy, execute, audio_vae):
+    expected = np.array(audio_vae.decode(SOUND))
+    for given in (pair(comfy), latent(comfy, SOUND)):
+        audio = execute("LTXDecodeAudioMLX", latent=given, audio_vae=AUDIO_VAE)
+        assert audio["sample_rate"] == RATE
+        np.testing.assert_allclose(audio["waveform"].array, expected, atol=1e-5)
+    two = np.concatenate([SOUND, SOUND[:, :, ::-1]])
+    batch = execute("LTXDecodeAudioMLX", latent=latent(comfy, two), audio_vae=AUDIO_VAE)["waveform"].array
+    assert batch.shape == (2, *expected.shape[1:])
+    np.testing.assert_allclose(batch[0], expected[0], atol=1e-5)
+
+    encoded = execute("LTXEncodeAudioMLX", audio=audio, audio_vae=AUDIO_VAE)
+    assert encoded["type"] == "audio"
+    np.testing.assert_allclose(encoded["samples"].array, np.array(audio_vae.encode(expected, RATE)), atol=1e-4)
+    assert len(freed(comfy)) == 4
+
+
+def sound_of(comfy, channels, samples):
+    return {"waveform": comfy.torch.Tensor(np.zeros((1, channels, samples), np.float32)), "sample_rate": RATE}
+
+
+def test_advice_for_what_cannot_be_used(comfy, execute):
+    two = pair(comfy, np.tile(LATENTS, (2, 1, 1, 1, 1)), np.tile(SOUND, (2, 1, 1, 1)))
+    for node, given, text in (
+        ("LTXSaveVideoMLX", {**SAVED, "latent": two}, "separate video and audio with LTXVSeparateAVLatent, and take"),
+        ("LTXSaveVideoMLX", {**SAVED, "latent": latent(comfy), "audio": sound_of(comfy, 2, 0)}, "has no samples; dis"),
+        ("LTXSaveVideoMLX", {**SAVED, "latent": latent(comfy), "audio": sound_of(comfy, 9, 9)}, "9 channels, and at"),
+        ("LTXEncodeAudioMLX", {"audio": sound_of(comfy, 3, 9), "audio_vae": AUDIO_VAE}, "3 channels, and at most 2"),
+        ("LTXEncodeAudioMLX", {"audio": sound_of(comfy, 1, 0), "audio_vae": AUDIO_VAE}, "has no samples"),
+        ("LTXDecodeAudioMLX", {"latent": latent(comfy), "audio_vae": AUDIO_VAE}, "latents of video alone"),
+    ):
+        with pytest.raises(LatentsError, match=text):
+            execute(node, **given)
+    save(execute, latent=latent(comfy), audio=sound_of(comfy, 8, 4800))
+
+
+def run(path):
+    from video_files import run_ffmpeg
+
+    return run_ffmpeg("-i", path, "-c", "copy", "-f", "framehash", "-")
