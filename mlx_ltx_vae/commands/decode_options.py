@@ -3,15 +3,13 @@
 import argparse
 import re
 import warnings
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
 from ..pipeline import frame_steps
 from ..planning.options import BitDepth, ModeName, OrderName
 from ..tiling import PRESETS
 from ..units import format_count
-from ..video import frame_endings
-from ..video.frame_format import FrameStep
 from .cli import (
     CommandParser,
     argument_type,
@@ -27,13 +25,17 @@ from .cli import (
 from .hdr_options import add_hdr_options
 from .options import add_latents_options, add_network_options
 
+if TYPE_CHECKING:
+    from ..video.frame_format import FrameStep
+
 
 def add_input_options(parser: CommandParser, *, output: str, demo: str, model: str = "VAE", more: str) -> None:
     """Add the latents, their output and what `more` it may be, the checkpoint, and what to decode."""
     files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for those that a list
         names, one a line; clips.csv for a table with a column path, and optionally output"""
     parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
-    formats = f"""the output, by its ending {" ".join(frame_endings())}; {more}folder/ or %%05d.png for
+    formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif .webp .avif .npy .png .tif .tiff .exr;
+        {more}folder/ or %%05d.png for
         stills; - for raw frames on standard output (default with --demo: {output}). For several inputs: folder/ for
         videos named after them, folder/clip.mp4; or a pattern such as folder/{{name}}.mkv, or folder/{{name}}/ for
         stills"""
@@ -158,7 +160,7 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
         video.add_argument(step.name, dest=_dest(step), type=make, metavar=step.metavar, help=step.help)
 
 
-def chosen_steps(arguments: argparse.Namespace) -> tuple[FrameStep, ...]:
+def chosen_steps(arguments: argparse.Namespace) -> "tuple[FrameStep, ...]":
     """The steps that the arguments ask for, in order."""
     steps = (getattr(arguments, _dest(option)) for option in frame_steps.STEP_OPTIONS)
     return tuple(step for step in steps if step is not None)

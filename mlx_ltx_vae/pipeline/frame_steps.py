@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..video.frame_format import FrameStep
+if TYPE_CHECKING:
+    from ..video.frame_format import FrameStep  # which takes long, and --help shows these
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class StepOption:
     """
 
     name: str
-    make: Callable[[str], FrameStep]
+    make: "Callable[[str], FrameStep]"
     metavar: str
     help: str
 
