@@ -16,10 +16,8 @@ import numpy as np
 
 from .backend.mlx_utils import dtype_name, to_mlx
 from .errors import LatentsError, quote, suggest
+from .hdr_names import Transfer
 
-#: The curve of the codes: ACEScct, with the primaries of ACEScg, as LTX-2.5 has it; or ARRI LogC3 at EI 800, with those
-#: of Rec.709, as the HDR LoRA of LTX-2.3 has it.
-Transfer = Literal["acescct", "logc3"]
 #: The primaries of linear light.
 Primaries = Literal["rec709", "acescg"]
 

@@ -338,8 +338,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        They may arrive, as for `stream`; a folder gets stills. Up to `overwrite` see `VideoWriter`, for `hdr` (or
-        a curve) `HDROptions`, for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
+        They may arrive, as for `stream`; a folder gets stills. For all up to `overwrite` see `VideoWriter`, for `hdr`
+        (or a curve) `HDROptions`, for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
         given = {"audio": audio, "codec": codec, "crf": crf, "pix_fmt": pix_fmt, "metadata": metadata or {}}
@@ -356,14 +356,12 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         """Encode frames to normalized latents (B, C, 1 + k, H/s, W/s): the mean of the distribution, without sampling.
 
         Args:
-            pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays with the
-                frames of a clip in order, a few of which are in memory at a time. F should be 1 + t*k; H and W
-                must be multiples of the spatial scale.
+            pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays, in order.
+                F should be 1 + t*k; H and W must be multiples of the spatial scale.
             plan: from `plan_encode`; None for the default.
             tiling: encode in overlapping tiles and blend the latents, which is not exact. None for whole frames.
                 Temporal tiles require the whole clip as one array.
-            pad: whether to repeat the last frame up to 1 + t*k frames. Otherwise excess frames at the end are dropped,
-                with a warning.
+            pad: whether to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
             tile_batch_size, group: as for `plan` and `stream`. All ranks get the whole latents.
 
         Raises:
@@ -382,8 +380,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> EncodeStream:
         """Yield latents (B, C, n, H/s, W/s) as they are encoded, in order, in memory that does not grow with the clip.
 
-        As `encode` of an iterator, with spatial tiles only. The plan's number of frames may differ, since memory does
-        not depend on it. A `TilingError` is raised at once, a `LatentsError` at the first frames that cause it.
+        As `encode` of an iterator, with spatial tiles only; the plan may be of another number of frames.
         """
         check_options("encode_stream", options, EncodeOptions)
         return self._encode_pipeline(options).stream(frames, plan)

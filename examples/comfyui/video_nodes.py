@@ -14,6 +14,7 @@ from mlx_ltx_vae import AudioVAE, DecodePlan, EncodePlan, VideoVAE, VideoWriter
 from mlx_ltx_vae.audio_vae import find_sound_decoder
 from mlx_ltx_vae.pipeline.sound_plan import every_chunk
 from mlx_ltx_vae.units import format_bytes
+from mlx_ltx_vae.video import FrameOutput
 
 from . import host
 from .audio_nodes import audio_vae_input
@@ -251,7 +252,7 @@ def decode_to_file(job: Job, clip: Clip, output: Output, sound: dict) -> str:
     with VideoWriter(path, size=plan.frame_size, num_frames=plan.num_frames, **options) as video:
         host.make_room(job, plan.peak_bytes)
         for chunk in job.chunks(stream):
-            frames = chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16()
+            frames = chunk.to_frames(FrameOutput(video.frames))
             video.write(frames)
             picture = frames[-1] if bit_depth == 8 else (frames[-1] >> 8).astype(np.uint8)
             job.reports.put(Report(chunk.start + len(frames), plan.num_frames, picture))

@@ -37,7 +37,7 @@ from ..video.sinks import files_of_all, name_others
 from ..video.sound import check_sound_length
 from .cli import CommandParser, run_command
 from .decode_options import choose_frames, chosen_steps
-from .hdr_outputs import choose_exr_output, choose_hdr_frames
+from .hdr_options import choose_exr_output, choose_hdr_frames
 from .items import Item, all_exist, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
 from .options import pick, take

@@ -5,6 +5,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING, get_args
 
+from ..hdr_names import ExrSpaceName, SignalName, Transfer
 from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
 from ..pipeline import frame_steps
 from ..planning.options import BitDepth, ModeName, OrderName
@@ -22,7 +23,6 @@ from .cli import (
     tile,
     tile_frames,
 )
-from .hdr_options import add_hdr_options
 from .options import add_latents_options, add_network_options
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def add_input_options(parser: CommandParser, *, output: str, demo: str, model: s
     files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for those that a list
         names, one a line; clips.csv for a table with a column path, and optionally output"""
     parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
-    formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif .webp .avif .npy .png .tif .tiff .exr;
-        {more}folder/ or %%05d.png for
+    formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif .webp .avif .npy; {more}folder/ or %%05d.png for
         stills; - for raw frames on standard output (default with --demo: {output}). For several inputs: folder/ for
         videos named after them, folder/clip.mp4; or a pattern such as folder/{{name}}.mkv, or folder/{{name}}/ for
         stills"""
@@ -180,6 +179,21 @@ def choose_frames(wanted: slice | None, num_frames: int, source: str) -> tuple[i
         found = f"the video has {length}, so of the frames {asked} only {end - start} are decoded"
         warnings.warn(f"{source}: {found}.", stacklevel=2)
     return start, max(start, end)
+
+
+def add_hdr_options(video: argparse._ArgumentGroup) -> None:
+    """Add the options of HDR latents."""
+    curve = """the latents are HDR: acescct for those of LTX-2.5, logc3 for those of the HDR LoRA of LTX-2.3. Decodes in
+        float32, unless --dtype says otherwise, to an HLG master in HEVC"""
+    video.add_argument("--hdr", choices=get_args(Transfer), help=curve)
+    signal = """what --hdr writes: hlg (default); pq, with diffuse white at 203 cd/m2; or sdr, tone-mapped"""
+    video.add_argument("--hdr-output", choices=get_args(SignalName), help=signal)
+    video.add_argument("--exposure", type=float, metavar="STOPS", help="brighten --hdr-output sdr (default: 0)")
+    folder = """with --hdr, also write EXR images into this folder, for several inputs into one in it for each; alone
+        without -o. -o frames.exr/ writes no others"""
+    video.add_argument("--exr", metavar="FOLDER", help=folder)
+    space = "of EXR images: linear sRGB (default), linear ACEScg, or ACEScct codes"
+    video.add_argument("--exr-space", choices=get_args(ExrSpaceName), help=space)
 
 
 def _dest(option: frame_steps.StepOption) -> str:

@@ -26,7 +26,8 @@ from ..files import sample_path
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
-from ..pipeline.hdr_frames import HDRInput, to_encoder_pixels
+from ..hdr_names import HDRInput
+from ..pipeline.hdr_frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
 from ..pipeline.sound_plan import every_chunk
 from ..planning.options import PlanOptions, parse_options

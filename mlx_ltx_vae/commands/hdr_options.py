@@ -1,18 +1,40 @@
-"""The options of HDR latents."""
+"""What a decode of HDR latents writes, by the arguments of a command."""
 
 import argparse
+import os
+
+from ..errors import ItemsError
+from ..pipeline.hdr_frames import HDROptions
+from ..video.sink import SinkOptions
+from .items import are_many, has_table
+
+_OTHERS = ("hdr_output", "exposure", "exr", "exr_space")  # that need --hdr
 
 
-def add_hdr_options(video: argparse._ArgumentGroup) -> None:
-    """Add the options."""
-    curve = """the latents are HDR: acescct for those of LTX-2.5, logc3 for those of the HDR LoRA of LTX-2.3. Decodes in
-        float32, unless --dtype says otherwise, to an HLG master in HEVC"""
-    video.add_argument("--hdr", choices=["acescct", "logc3"], help=curve)
-    signal = """what --hdr writes: hlg (default); pq, with diffuse white at 203 cd/m2; or sdr, tone-mapped"""
-    video.add_argument("--hdr-output", choices=["hlg", "pq", "sdr"], help=signal)
-    video.add_argument("--exposure", type=float, metavar="STOPS", help="brighten --hdr-output sdr (default: 0)")
-    folder = """with --hdr, also write EXR images into this folder, for several inputs into one in it for each; alone
-        without -o. -o frames.exr/ writes no others"""
-    video.add_argument("--exr", metavar="FOLDER", help=folder)
-    space = "of EXR images: linear sRGB (default), linear ACEScg, or ACEScct codes"
-    video.add_argument("--exr-space", choices=["srgb", "acescg", "acescct"], help=space)
+def choose_exr_output(arguments: argparse.Namespace) -> bool:
+    """Whether EXR images are the only output. The arguments then have it as theirs, in place of none."""
+    if arguments.output or not arguments.exr or has_table(arguments.latents):
+        return False
+    arguments.output, arguments.exr = _exr_folder(arguments), None
+    return True
+
+
+def choose_hdr_frames(arguments: argparse.Namespace, sinks: SinkOptions, *, is_exr: bool) -> SinkOptions:
+    """The options of outputs with the frames that the arguments want of HDR, which may be EXR alone."""
+    if arguments.hdr is None:
+        given = [name for name in _OTHERS if getattr(arguments, name) is not None]
+        if given or is_exr:
+            name = given[0] if given else "exr"
+            raise ItemsError(f"--{name.replace('_', '-')} is for HDR latents; add --hdr acescct or logc3")
+        return sinks
+    names = {"signal": arguments.hdr_output, "exposure": arguments.exposure, "exr_space": arguments.exr_space}
+    given_names = {name: value for name, value in names.items() if value is not None}
+    hdr = HDROptions(arguments.hdr, exr=_exr_folder(arguments), **given_names)
+    return hdr.choose_frames(sinks, is_exr=is_exr)
+
+
+def _exr_folder(arguments: argparse.Namespace) -> str | None:
+    """That of --exr, with one in it for each of several inputs."""
+    if not arguments.exr or not are_many(arguments.latents) or "{name}" in arguments.exr:
+        return arguments.exr and os.path.join(arguments.exr, "")
+    return os.path.join(arguments.exr, "{name}", "")

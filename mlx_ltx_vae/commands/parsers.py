@@ -8,6 +8,7 @@ import sys
 from typing import get_args
 
 from ..backend.machine import DtypeName
+from ..hdr_names import HDRInput
 from ..models.specs import NETWORKS
 from .cli import (
     CommandParser,
@@ -23,6 +24,7 @@ from .cli import (
 )
 from .decode_options import (
     add_generation_options,
+    add_hdr_options,
     add_input_options,
     add_mode_options,
     add_noise_options,
@@ -30,7 +32,6 @@ from .decode_options import (
     add_steps_option,
     add_video_options,
 )
-from .hdr_options import add_hdr_options
 from .options import add_job_options, add_latents_options, add_network_options
 
 
@@ -131,7 +132,7 @@ def encode_parser() -> CommandParser:
     video.add_argument("--matrix", choices=["bt601", "bt709"], help=matrix)
     light = """the images are EXR, and their pixels light with the primaries of sRGB (srgb_linear) or of ACES
         (acescg), or codes (acescct): encode them as HDR, for LTX-2.5"""
-    video.add_argument("--hdr", choices=["srgb_linear", "acescg", "acescct"], help=light)
+    video.add_argument("--hdr", choices=get_args(HDRInput), help=light)
     model = "the audio VAE: encode the video's sound too, into the same file; file, folder, or hub repository id"
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")

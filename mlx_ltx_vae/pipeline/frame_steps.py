@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..video.frame_format import FrameStep  # which takes long, and --help shows these
+    from ..video.frame_format import FrameStep
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,18 @@
 import os
 import warnings
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import dtype_name
 from ..errors import WriterError, quote, suggest
-from ..hdr import Primaries, Transfer, to_codes, to_hlg, to_linear, to_pq, to_sdr
+from ..hdr import Primaries, to_codes, to_hlg, to_linear, to_pq, to_sdr
+from ..hdr_names import ExrSpaceName, HDRInput, SignalName, Transfer
 from ..video.exr import EXR_SPACES
 from ..video.frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
 from ..video.sink import HDRFrames, SinkOptions
-
-#: The signal of HDR latents in a video.
-SignalName = Literal["hlg", "pq", "sdr"]
-#: The space of HDR latents in EXR images, see `EXR_SPACES`.
-ExrSpaceName = Literal["srgb", "acescg", "acescct"]
-#: What the pixels of EXR images mean: light with the primaries of Rec.709 or of ACEScg, or the codes of ACEScct.
-HDRInput = Literal["srgb_linear", "acescg", "acescct"]
 
 _SIGNALS = {"hlg": to_hlg, "pq": to_pq}
 _TRANSFERS = {"hlg": "arib-std-b67", "pq": "smpte2084"}  # by ffmpeg's names

@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..backend.machine import Machine
 from ..shapes import Grid, LatentShape, SoundRules, format_size
@@ -10,11 +10,9 @@ from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, TileLayout
 from ..units import byte_unit, format_bytes, format_count, format_seconds
+from ..video.frame_format import FrameFormat, FrameOutput, common_format
 from .excerpt import Excerpt
 from .memory import Memory, is_cache_tight
-
-if TYPE_CHECKING:
-    from ..video.frame_format import FrameFormat, FrameOutput
 
 
 class Mode(enum.Enum):
@@ -136,12 +134,10 @@ class DecodePlan(Plan):
 
     excerpt: Excerpt | None = None
     denoising_steps: int | None = None
-    outputs: "tuple[FrameOutput, ...]" = ()
+    outputs: tuple[FrameOutput, ...] = ()
 
     @property
-    def format(self) -> "FrameFormat | None":
-        from ..video.frame_format import common_format  # which takes long, and --help needs this module
-
+    def format(self) -> FrameFormat | None:
         return common_format(self.outputs)
 
     @property

@@ -361,7 +361,7 @@ class _Planner:
                 f"the whole output would be one array of {format_bytes(result)}, and the largest buffer of this device "
                 f"has {format_bytes(buffer)}; take it in parts, as from stream."
             )
-        # Latents are joined at the end, when the run's own arrays are gone.
+        # Latents are joined when the run's own arrays are gone.
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
         weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
         sound = self._least_sound.memory.active if self._least_sound else 0
@@ -393,7 +393,7 @@ class _Planner:
             step=step,
             steps=run.steps or (),
             prefetch=run.prefetch,
-            lookahead=min(needed(self._spec, Axis.TIME, outputs), clip.grid[0]) if is_early else clip.grid[0],
+            lookahead=min(needed(self._spec, Axis.TIME, outputs) if is_early else clip.grid[0], clip.grid[0]),
             first_output_work=first_output_work(self._spec, clip.grid, outputs) if is_early else 1.0,
             memory=with_buffer_cache(memory, self._machine.backend, self._budget),
             machine=self._machine,
