@@ -23,10 +23,10 @@ from ..backend.ranks import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import CheckpointError
 from ..files import sample_path
+from ..hdr_names import HDRInput
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
-from ..hdr_names import HDRInput
 from ..pipeline.hdr_frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
 from ..pipeline.sound_plan import every_chunk
