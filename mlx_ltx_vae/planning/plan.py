@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..backend.machine import Machine
 from ..shapes import Grid, LatentShape, SoundRules, format_size
@@ -10,9 +10,11 @@ from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, TileLayout
 from ..units import byte_unit, format_bytes, format_count, format_seconds
-from ..video.frame_format import FrameFormat, FrameOutput, common_format
 from .excerpt import Excerpt
 from .memory import Memory, is_cache_tight
+
+if TYPE_CHECKING:
+    from ..video.frame_format import FrameFormat, FrameOutput
 
 
 class Mode(enum.Enum):
@@ -134,10 +136,12 @@ class DecodePlan(Plan):
 
     excerpt: Excerpt | None = None
     denoising_steps: int | None = None
-    outputs: tuple[FrameOutput, ...] = ()
+    outputs: "tuple[FrameOutput, ...]" = ()
 
     @property
-    def format(self) -> FrameFormat | None:
+    def format(self) -> "FrameFormat | None":
+        from ..video.frame_format import common_format  # which takes long, and --help needs this module
+
         return common_format(self.outputs)
 
     @property
