@@ -359,8 +359,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays in order.
                 F should be 1 + t*k; H and W must be multiples of the spatial scale.
             plan: from `plan_encode`; None for the default.
-            tiling: encode in overlapping tiles and blend the latents, which is not exact. None for whole frames.
-                Temporal tiles require the whole clip as one array.
+            tiling: overlapping tiles, blended and so not exact; in time only of one array. None for whole frames.
             pad: whether to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
             tile_batch_size, group: as for `plan` and `stream`. All ranks get the whole latents.
 

@@ -93,15 +93,13 @@ def plan_decode(
     spec = choose_steps(spec, parsed.denoising_steps)
     whole = shape = check_latent_shape(spec, latent_shape)
     num_frames, height, width = spec.out_grid(shape.grid)
-    if spec.sound is not None:
-        num_frames = spec.sound.num_samples(shape.frames)
+    num_frames = num_frames if spec.sound is None else spec.sound.num_samples(shape.frames)
     excerpt = None
     if frames is not None:
         excerpt = make_excerpt(spec, shape, num_frames, frames)
         shape, num_frames = shape._replace(frames=excerpt.latents.length), excerpt.frames.length
     video, held = (num_frames, height, width), tuple(whole) if holds_latents else None
-    if spec.sound is not None:
-        held = (2, *whole)  # as they are given, and packed
+    held = held if spec.sound is None else (2, *whole)  # as they are given, and packed
     clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, outputs, excerpt, joined, weight_bytes)
     return cast(DecodePlan, _Planner(clip, parsed, machine or Machine(), sound).choose())
 
