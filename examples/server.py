@@ -339,8 +339,7 @@ def make_app(
         max_seconds: that a decode may take, with the waits for its client.
         allowed_hosts: names under which browsers reach it, without port.
     """
-    pool = Pool(decodes, waiting)
-    limits = Limits(f"{50 // decodes}%", max_pixels, max_seconds)
+    pool, limits = Pool(decodes, waiting), Limits(f"{50 // decodes}%", max_pixels, max_seconds)
 
     async def video(request: Request) -> Response:
         with ExitStack() as resources:
