@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from conftest import FIXTURES
+from conftest import FIXTURES, active_memory
 from hdr_formulas import (
     ACESCG_TO_REC709,
     CHROMATICITIES,
@@ -233,11 +233,12 @@ def test_video_and_exr_come_from_one_decode_in_float32(order, clip, tmp_path, ca
     path, codes = clip
     video, folder = tmp_path / "a.mkv", tmp_path / "light"
     options = ["--hdr", "acescct", "--codec", "ffv1", "--exr", folder, "--order", order]
+    others = active_memory()
     mx.reset_peak_memory()
     assert decode(path, *options, "-o", video) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["frames"], report["output"], report["exr"]) == (9, str(video), f"{folder}/")
-    assert report["peak_memory_bytes"] <= PEAK_MARGIN * report["plan"]["peak_bytes"]
+    assert report["peak_memory_bytes"] - others <= PEAK_MARGIN * report["plan"]["peak_bytes"]
     images = sorted(path.name for path in folder.iterdir())
     assert images == [f"{number:05d}.exr" for number in range(9)]
     _, height, width, _ = codes.shape
@@ -426,9 +427,10 @@ def test_two_ranks_write_what_one_writes(clip, tmp_path):
 @pytest.mark.slow
 def test_frames_of_1088_lines_are_decoded_by_rows_within_their_plan(tmp_path, capsys):
     np.save(tmp_path / "clip.npy", np.array(mx.random.normal((1, 64, 2, 34, 60), key=mx.random.key(0))))
+    others = active_memory()
     mx.reset_peak_memory()
     given = ["--hdr", "acescct", "--order", "rows", "--exr", tmp_path / "exr", "--encoder-preset", "ultrafast"]
     assert decode(tmp_path / "clip.npy", *given, "-o", tmp_path / "a.mp4") == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["width"], report["height"], report["frames"]) == (1920, 1088, 9)
-    assert report["peak_memory_bytes"] <= PEAK_MARGIN * report["plan"]["peak_bytes"]
+    assert report["peak_memory_bytes"] - others <= PEAK_MARGIN * report["plan"]["peak_bytes"]

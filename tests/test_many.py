@@ -323,15 +323,15 @@ _DECODE_AND_ANNOUNCE = """
 import sys
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae import FrameChunk
-convert = FrameChunk.to_uint8
+convert = FrameChunk.to_frames
 calls = []
-def announced(chunk):
+def announced(chunk, *given):
     print("decoding", flush=True)
     calls.append(chunk.start)
     if len(calls) == 2:
         sys.stdin.read()  # until the signal has come
-    return convert(chunk)
-FrameChunk.to_uint8 = announced
+    return convert(chunk, *given)
+FrameChunk.to_frames = announced
 sys.exit(main())
 """
 

@@ -60,18 +60,16 @@ def test_the_documentation_shows_the_simulated_speed_ups():
         assert f"| {width}x{height} | {' | '.join(cells)} |" in text
 
 
-def test_mlx_reads_the_hostfiles_of_the_documentation(tmp_path):
+def test_mlx_reads_the_hostfile_of_the_documentation(tmp_path):
     hostfile = pytest.importorskip("mlx._distributed_utils.common").Hostfile
-    examples = re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert len(examples) == 2
-    for example in examples:
-        path = tmp_path / "hosts.json"
-        path.write_text(example)
-        hosts = hostfile.from_file(path).hosts
-        assert [host.ssh_hostname for host in hosts] == ["mac-1.local", "mac-2.local"]
-        assert hosts[0].ips
-        for rank, host in enumerate(hosts):
-            assert not host.rdma or [peer for peer, device in enumerate(host.rdma) if device is None] == [rank]
+    (example,) = re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    path = tmp_path / "hosts.json"
+    path.write_text(example)
+    hosts = hostfile.from_file(path).hosts
+    assert [(host.ssh_hostname, host.ips) for host in hosts] == [
+        ("mac-1.local", ["192.168.0.1"]),
+        ("mac-2.local", ["192.168.0.2"]),
+    ]
 
 
 def test_speed_and_length_are_options(capsys, monkeypatch):
