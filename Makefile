@@ -43,7 +43,7 @@ lint: $(READY)
 # The reference of the Python API, from the docstrings: build/docs/index.html
 docs: $(READY)
 	.venv/bin/pdoc --docformat google --output-directory build/docs mlx_ltx_vae mlx_ltx_vae.planning.plan \
-		mlx_ltx_vae.tiling mlx_ltx_vae.conversion mlx_ltx_vae.integrations
+		mlx_ltx_vae.tiling mlx_ltx_vae.conversion mlx_ltx_vae.hdr mlx_ltx_vae.integrations
 
 # The package alone, which takes half the time.
 $(INSTALLED): pyproject.toml scripts/make_venv.sh

@@ -14,6 +14,7 @@ from mlx_ltx_vae.bench.processes import Run
 from mlx_ltx_vae.bench.tables import median, table
 from mlx_ltx_vae.frame_rate import DEFAULT_FPS
 from mlx_ltx_vae.video import Sink, VideoWriter
+from mlx_ltx_vae.video.frame_format import RGB8
 
 #: Times that waiting sinks take, as shares of the decode's time.
 SHARES = (0.5, 1.0, 2.0)
@@ -23,7 +24,7 @@ class WaitingSink(Sink):
     """Sleeps as long as writing would take, and computes nothing."""
 
     def __init__(self, size: tuple[int, int], seconds_per_frame: float) -> None:
-        super().__init__("a waiting sink", size, 8)
+        super().__init__("a waiting sink", size, RGB8)
         self._write = lambda frames: time.sleep(seconds_per_frame * len(frames))
 
 

@@ -86,6 +86,11 @@ class Pool:
         await asyncio.to_thread(self.threads.shutdown)  # the loop must run on: it closes the pipes
         self.uploads.cleanup()
 
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        yield
+        await self.close()
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -306,6 +311,14 @@ async def unless_disconnected(request: Request, awaitable: Awaitable) -> Any:
         await asyncio.wait({work})
 
 
+async def show_page(_: Request) -> Response:
+    return FileResponse(PAGE)
+
+
+async def close_quietly(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
 def make_app(
     vae: VideoVAE,
     *,
@@ -326,11 +339,7 @@ def make_app(
         max_seconds: that a decode may take, with the waits for its client.
         allowed_hosts: names under which browsers reach it, without port.
     """
-    pool = Pool(decodes, waiting)
-    limits = Limits(f"{50 // decodes}%", max_pixels, max_seconds)
-
-    async def page(_: Request) -> Response:
-        return FileResponse(PAGE)
+    pool, limits = Pool(decodes, waiting), Limits(f"{50 // decodes}%", max_pixels, max_seconds)
 
     async def video(request: Request) -> Response:
         with ExitStack() as resources:
@@ -352,19 +361,11 @@ def make_app(
                 return PlainTextResponse(str(error).replace(str(upload), request.path_params["name"]), 400)
             return VideoResponse(decode, first, client_timeout, resources.pop_all())
 
-    async def disconnected(_: Request, __: Exception) -> Response:
-        return Response(status_code=499)  # nobody reads it
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        await pool.close()
-
     app = Starlette(
-        routes=[Route("/", page), Route("/video/{name}", video, methods=["POST"])],
-        exception_handlers={ClientDisconnect: disconnected},
+        routes=[Route("/", show_page), Route("/video/{name}", video, methods=["POST"])],
+        exception_handlers={ClientDisconnect: close_quietly},
         middleware=[Middleware(Guard, allowed_hosts=[name.lower() for name in allowed_hosts])],
-        lifespan=lifespan,
+        lifespan=pool.lifespan,
     )
     app.state.pool = pool
     return app

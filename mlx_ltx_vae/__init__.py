@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .pipeline.audio_run import AudioChunk, AudioStream
     from .pipeline.decode_file import DecodeReport
     from .pipeline.decode_run import DecodeStream
+    from .pipeline.hdr_frames import HDROptions
     from .pipeline.postprocess import FrameChunk
     from .planning.plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan
     from .preview_vae import PreviewVAE
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "DecodeReport", "EncodePlan", "load_latents",
     "save_latents", "LatentsInfo", "AudioVAE", "AudioChunk", "AudioStream", "AudioPlan", "AudioEncodePlan",
-    "VideoWriter", "VideoReader", "Fit", "VAEConfig", "ScaleFactors",
+    "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig", "ScaleFactors",
     "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
     "DistributedError", "ReaderError", "WriterError",
 ]  # fmt: skip
@@ -55,6 +56,7 @@ _MODULES = {
     ".pipeline.audio_run": ("AudioChunk", "AudioStream"),
     ".pipeline.decode_file": ("DecodeReport",),
     ".pipeline.decode_run": ("DecodeStream",),
+    ".pipeline.hdr_frames": ("HDROptions",),
     ".pipeline.postprocess": ("FrameChunk",),
     ".planning.plan": ("AudioEncodePlan", "AudioPlan", "DecodePlan", "EncodePlan"),
     ".preview_vae": ("PreviewVAE",),
@@ -62,13 +64,14 @@ _MODULES = {
     ".vae": ("VideoVAE",),
     ".video": ("Fit", "VideoReader", "VideoWriter"),
     ".demo": ("demo",),
+    ".hdr": ("hdr",),
     ".tiling": ("tiling",),
 }  # fmt: skip
 _get = lazy_names(__name__, {name: module for module, names in _MODULES.items() for name in names})
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "demo", "tiling"]
+    return [*__all__, "demo", "hdr", "tiling"]
 
 
 if not TYPE_CHECKING:  # for which any name would be one of the package

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -12,16 +11,17 @@ import numpy as np
 from .backend.mlx_utils import GivenDtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
-from .errors import PlanError
+from .errors import LatentsError, PlanError
 from .frame_rate import DEFAULT_FPS, Rate
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.noise import Noise
 from .models.specs import DEFAULT_CONVENTION, ConventionName
 from .network_pair import NetworkPair, load_encoder
 from .pipeline.chunk_stream import arrays_released, join_parts
-from .pipeline.decode_file import DecodeReport, FileDecode
+from .pipeline.decode_file import DecodeReport, open_file_decode
 from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, StreamOptions, WholeOptions, check_options
 from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream
+from .pipeline.hdr_frames import HDR
 from .pipeline.latent_sources import LatentInput, is_whole
 from .pipeline.postprocess import OnFramesReady, hand_over, join_chunks, join_levels
 from .pipeline.preprocess import Frames
@@ -31,7 +31,7 @@ from .planning.plan import DecodePlan, EncodePlan, SoundPlan
 from .planning.planner import plan_decode, plan_encode
 from .published import estimate
 from .tiling.config import TilingConfig
-from .video.sink import SinkOptions
+from .video.frame_format import FrameOutput, FrameStep, frame_format
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -118,6 +118,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         chunk: int | None = None,
         ranks: int = 1,
         bit_depth: BitDepth | None = None,
+        outputs: Sequence[FrameOutput] = (),
         frames: tuple[int, int] | None = None,
         steps: int | None = None,
         joined: bool = False,
@@ -136,7 +137,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             chunk: latent frames (rows, columns) per piece; None to choose automatically.
             ranks: the number of processes that decode together, each a band of rows; the budget is that of each.
             steps: of the denoising, for VAEs that denoise; None for the checkpoint's default.
-            bit_depth: that of `stream`. Chunks of floats, which None means, take more memory.
+            bit_depth: that of the stream's frames; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
             joined: whether all frames become one array, as by `decode`, which then counts too.
             sound: possible plans of sound that is decoded meanwhile, the fastest first; `plan.sound` is the one to use.
@@ -151,7 +152,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             self._machine(self._decoder.dtype),
             weight_bytes=self._weight_bytes(self._decoder),
             joined=joined,
-            bit_depth=bit_depth,
+            outputs=tuple(outputs) if bit_depth is None else (FrameOutput(frame_format(bit_depth, PlanError)),),
             frames=frames,
             memory_budget=memory_budget,
             mode=mode,
@@ -235,7 +236,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 default noise scale the timestep, and the noise replaces a fraction of the denormalized latents.
             unnormalized: whether the latents are `latents * std + mean`, as diffusers' LTX-2 pipelines return them.
             bit_depth: 8 or 10 to get integer levels instead of floats, which take less disk space in orders rows and
-                columns.
+                columns. None for that of the plan, or without one floats.
             group: processes that decode together, from `mx.distributed.init()`. Each calls this with the same arguments
                 and takes all chunks, which are whole frames on every rank.
 
@@ -255,7 +256,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             like=like,
             unnormalized=unnormalized,
             steps=steps,
-            bit_depth=bit_depth,
+            format=None if bit_depth is None else frame_format(bit_depth, LatentsError),
         )
         make_plan = partial(self.plan, ranks=1 if group is None else group.size(), steps=steps)
         return DecodePipeline(self._decoder, make_plan, options, group).stream(latents, plan)
@@ -296,6 +297,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         check_options("decode", options)
         joined, steps = on_frames_ready is None, options.get("steps")
         plan = self._default_plan(latents, plan, memory_budget, steps=steps, joined=joined)
+        if plan is not None and plan.format is not None:
+            raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
         num_frames = plan.num_frames if plan is not None and is_whole(latents) else None
         with arrays_released(), self.stream(latents, plan, **options) as stream:
             chunks = show_progress(stream, progress, plan.num_frames if plan else None)
@@ -329,21 +332,22 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         metadata: Mapping[str, str] | None = None,
         shortest: bool = False,
         overwrite: bool = True,
+        frame_steps: Sequence[FrameStep] = (),
+        hdr: HDR = None,
         **options: "Unpack[StreamOptions]",
     ) -> DecodeReport:
         """Decode latents (1, C, F', H', W') to a file, which appears under its name when it is whole.
 
-        They may arrive, as for `stream`, without a memory budget. A folder ("frames/") gets PNG stills. `fps`, `audio`
-        (also an `AudioVAE.stream`) and all up to `overwrite` are those of `VideoWriter`, and the others those of
-        `decode`; a plan is one with this `bit_depth`. Errors: `WriterError`.
+        They may arrive, as for `stream`; a folder gets stills. For all up to `overwrite` see `VideoWriter`, for `hdr`
+        (or a curve) `HDROptions`, for others `decode`. `audio` may be an `AudioVAE.stream`. Errors: `WriterError`.
         """
         check_options("decode_to_file", options)
-        output = SinkOptions(audio=audio, codec=codec, crf=crf, bit_depth=bit_depth, overwrite=overwrite)
-        file = FileDecode(path, fps, replace(output, pix_fmt=pix_fmt, shortest=shortest, metadata=metadata or {}))
-        plan = self._default_plan(latents, plan, memory_budget, bit_depth=bit_depth, steps=options.get("steps"))
-        if plan is not None and is_whole(latents):
-            file.check(plan)
-        with arrays_released(), self.stream(latents, plan, bit_depth=bit_depth, **options) as stream:
+        given = {"audio": audio, "codec": codec, "crf": crf, "pix_fmt": pix_fmt, "metadata": metadata or {}}
+        given |= {"shortest": shortest, "overwrite": overwrite}
+        file = open_file_decode(path, fps, given, bit_depth, frame_steps, hdr, self._decoder.dtype)
+        plan = self._default_plan(latents, plan, memory_budget, outputs=file.frames, steps=options.get("steps"))
+        file.check(plan if is_whole(latents) else None)
+        with arrays_released(), self.stream(latents, plan, bit_depth=file.bit_depth, **options) as stream:
             return file.write(stream, plan, progress)
 
     def encode(
@@ -352,14 +356,11 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         """Encode frames to normalized latents (B, C, 1 + k, H/s, W/s): the mean of the distribution, without sampling.
 
         Args:
-            pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays with the
-                frames of a clip in order, a few of which are in memory at a time. F should be 1 + t*k; H and W
-                must be multiples of the spatial scale.
+            pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays in order.
+                F should be 1 + t*k; H and W must be multiples of the spatial scale.
             plan: from `plan_encode`; None for the default.
-            tiling: encode in overlapping tiles and blend the latents, which is not exact. None for whole frames.
-                Temporal tiles require the whole clip as one array.
-            pad: whether to repeat the last frame up to 1 + t*k frames. Otherwise excess frames at the end are dropped,
-                with a warning.
+            tiling: overlapping tiles, blended and so not exact; in time only of one array. None for whole frames.
+            pad: whether to repeat the last frame up to 1 + t*k. Otherwise excess frames are dropped, with a warning.
             tile_batch_size, group: as for `plan` and `stream`. All ranks get the whole latents.
 
         Raises:
@@ -378,8 +379,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
     ) -> EncodeStream:
         """Yield latents (B, C, n, H/s, W/s) as they are encoded, in order, in memory that does not grow with the clip.
 
-        As `encode` of an iterator, with spatial tiles only. The plan's number of frames may differ, since memory does
-        not depend on it. A `TilingError` is raised at once, a `LatentsError` at the first frames that cause it.
+        As `encode` of an iterator, with spatial tiles only; the plan may be of another number of frames.
         """
         check_options("encode_stream", options, EncodeOptions)
         return self._encode_pipeline(options).stream(frames, plan)

@@ -21,7 +21,7 @@ from mlx_ltx_vae.decode import main
 @pytest.fixture
 def clip(golden, tmp_path):
     """(latent file, checkpoint, the frames they decode to)."""
-    case = golden("ltx2_3")
+    case = golden("small_ltx2_3")
     latents = mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(1))
     path = tmp_path / "clip.safetensors"
     save_latents(path, latents, fps="24000/1001")
@@ -61,7 +61,8 @@ def test_a_lossless_video_contains_exactly_the_decoded_frames(clip, tmp_path):
     assert np.array_equal(read_back(out, 96, 64), frames)
     made = rf"{out}: 17 frames of 96x64, 0\.71 s at 23\.976 fps, in [\d.]+ s \(first frame after [\d.]+ s\)"
     assert re.fullmatch(
-        made + r"; peak MLX memory [\d.]+ MB; ltx2_3\.safetensors \(LTX-2\.3, convolutional decoder\)\n", done.stdout
+        made + r"; peak MLX memory [\d.]+ MB; small_ltx2_3\.safetensors \(custom, convolutional decoder\)\n",
+        done.stdout,
     )
 
 
@@ -109,7 +110,7 @@ def test_every_mode_and_chunk_writes_the_same_array_up_to_rounding(clip, tmp_pat
 
 @pytest.mark.parametrize("is_normalized", [True, False])
 def test_latents_that_look_normalized_otherwise_than_said_are_a_warning(golden, tmp_path, capsys, is_normalized):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     latents = mx.random.normal((1, 8, 1, 6, 7), key=mx.random.key(0))
     if not is_normalized:
         latents = latents * vae.std.reshape(-1, 1, 1, 1) + vae.mean.reshape(-1, 1, 1, 1)
@@ -117,7 +118,7 @@ def test_latents_that_look_normalized_otherwise_than_said_are_a_warning(golden, 
     command = [
         str(tmp_path / "clip.npy"),
         "-m",
-        str(golden("ltx2_3").checkpoint),
+        str(golden("small_ltx2_3").checkpoint),
         "-o",
         str(tmp_path / "out.npy"),
         "-q",
@@ -284,7 +285,7 @@ def test_each_item_of_a_batch_becomes_a_video(golden, tmp_path, capsys):
     latents = tmp_path / "batch.safetensors"
     save_latents(latents, mx.random.normal((2, 8, 1, 2, 2), key=mx.random.key(4)))
     out = tmp_path / "clip.npy"
-    checkpoint = str(golden("ltx2_3").checkpoint)
+    checkpoint = str(golden("small_ltx2_3").checkpoint)
     assert main([str(latents), "-m", checkpoint, "-o", str(out), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["frames"] == 2

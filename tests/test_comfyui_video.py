@@ -10,9 +10,11 @@ from safetensors.numpy import load_file, save_file
 
 from comfyui_cases import FRAMES, LATENTS, frames_of, freed, latent
 from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, WriterError
+from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.video.metadata import read_metadata
 from test_video_sound import heard
 from test_video_writer import probe
+from video_files import run_ffmpeg
 
 SOUND = np.random.default_rng(1).normal(size=(1, 8, 18, 16)).astype(np.float32)  # 0.7 s, as the frames
 SAVED = {"fps": 24.0, "filename_prefix": "clips/take", "format": "mkv, ffv1 (lossless)"}
@@ -97,6 +99,18 @@ def test_formats(comfy, execute, format, more, stream):
     line = probe(path)
     assert stream in line and more.get("pixel_format", "") in line and "96x64" in line
     assert len(frames_of(path)) == FRAMES
+
+
+def test_latents_of_hdr_become_the_master_of_the_command(comfy, execute, checkpoint, tmp_path):
+    np.save(tmp_path / "a.npy", LATENTS)
+    own, clip = tmp_path / "own.mov", {"latent": latent(comfy), "format": "mov, prores (10 bits)"}
+    arguments = [str(tmp_path / "a.npy"), "-m", str(checkpoint), "--hdr", "acescct", "-o", str(own)]
+    assert decode([*arguments, "--codec", "prores", "--bit-depth", "10", "--fps", "24", "-q"]) == 0
+    (path, _), (plain, _) = (save(execute, hdr=hdr, filename_prefix="hdr", **clip) for hdr in ("acescct", "no"))
+    assert "bt2020nc/bt2020/arib-std-b67" in probe(path)
+    assert "bt709" in probe(plain)
+    planes = [run_ffmpeg("-i", file, "-f", "rawvideo", "-pix_fmt", "yuv422p10le", "-") for file in (own, path, plain)]
+    assert planes[0] == planes[1] != planes[2]
 
 
 def test_metadata_is_on_or_off(comfy, execute):
@@ -192,6 +206,4 @@ def test_advice_for_what_cannot_be_used(comfy, execute):
 
 
 def run(path):
-    from video_files import run_ffmpeg
-
     return run_ffmpeg("-i", path, "-c", "copy", "-f", "framehash", "-")

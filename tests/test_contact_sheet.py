@@ -280,7 +280,7 @@ def test_a_name_without_a_flag_is_one_frame(clips, capsys, loads):
         vae.decode_to_file(latents, "sheet.png")
     assert several in str(caught.value)
     assert written() == []
-    assert Item("a", "a").sheets == ()
+    assert Item("a", "a").beside == {}
 
 
 @pytest.mark.parametrize("depth", [8, 10])

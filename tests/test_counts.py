@@ -54,7 +54,7 @@ def test_everything_is_put_back_after_an_exception_too():
 @pytest.mark.parametrize(
     ("name", "options", "lengths"),
     [
-        ("ltx2_3", {}, (13, 14, 15)),
+        ("small_ltx2_3", {}, (13, 14, 15)),
         pytest.param("ltxv_0_9_1", {}, (19, 20, 21), marks=pytest.mark.slow),
         pytest.param("ltx2_3", {"width": 3, "mode": "tiled", "tiling": IN_SPACE}, (15, 16, 17), marks=pytest.mark.slow),
         pytest.param(
@@ -77,7 +77,7 @@ def test_counts_per_chunk_do_not_depend_on_the_clips_length(golden, name, option
 
 
 def test_tiles_read_and_build_nothing_more_and_each_evaluates_as_often(golden):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     two, three, four = (counts_of(vae, 4, width, mode="tiled", tiling=IN_SPACE) for width in (3, 4, 5))
     assert (two[1].calls, three[1].calls, four[1].calls) == (2, 3, 4)
     for few, more, most in zip(two[0][1:], three[0][1:], four[0][1:], strict=True):
@@ -91,6 +91,6 @@ def test_a_read_between_two_chunks_would_be_seen(golden, monkeypatch):
 
     update = OutputCheck.update
     monkeypatch.setattr(OutputCheck, "update", lambda self, *piece: update(self, *piece) or self.is_finite.item())
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     chunks, _ = counts_of(vae, 3)
     assert {chunk.readbacks for chunk in chunks[1:-1]} == {3}

@@ -35,7 +35,7 @@ LENGTH = 25  # latents of a second: 0.97 s of sound
 @pytest.fixture(scope="module")
 def video(golden):
     """The checkpoint of a video VAE."""
-    return golden("ltx2_3").checkpoint
+    return golden("small_ltx2_3").checkpoint
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_one_command_makes_one_video_with_sound(tmp_path, video, model, capsys):
     run(clip, "-m", video, "--audio-model", model, "-o", out, "--audio-codec", "pcm")
     line = capsys.readouterr().out
     assert "25 frames of 64x64, 1.0 s at 25 fps, sound at 24000 Hz, in " in line
-    pictures, sound = "ltx2_3.safetensors (LTX-2.3, convolutional decoder)", "ltx2.safetensors (LTX-2 audio, "
+    pictures, sound = "small_ltx2_3.safetensors (custom, convolutional decoder)", "ltx2.safetensors (LTX-2 audio, "
     assert line.endswith(f"; {pictures}, {sound}spectrogram decoder)\n")
     assert len(read(out)) == NUM_FRAMES
     result, expected = heard(out, 24000), expected_sound(model, audio)
@@ -124,7 +124,7 @@ def test_a_plan_counts_the_sound_that_is_decoded_meanwhile(video, model):
 
 
 def test_a_whole_models_file_needs_no_audio_model(tmp_path, video, model, audio_case, golden):
-    config = audio_case("ltx2").manifest["config"] | {"vae": golden("ltx2_3").manifest["vae_config"]}
+    config = audio_case("ltx2").manifest["config"] | {"vae": golden("small_ltx2_3").manifest["vae_config"]}
     both = tmp_path / "model.safetensors"
     save_file({**load_file(video), **load_file(model)}, both, metadata={"config": json.dumps(config)})
     clip = latents_file(tmp_path / "clip.safetensors", video, random_latents(LENGTH))
@@ -464,7 +464,7 @@ def test_the_example_of_the_page_runs(tmp_path, golden, audio_case, monkeypatch)
     path = tmp_path / "ltx-2.5-audio-vae-bf16.safetensors"
     save_file(tensors, path, metadata={"config": json.dumps(audio_case("ltx2").manifest["config"])})
     monkeypatch.chdir(tmp_path)
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     played = []
     names = {"vae": vae, "play": played.append, "audio_latents": random_latents(26)}
     names["video_latents"] = mx.random.normal((1, vae.config.latent_channels, *GRID[1:]))

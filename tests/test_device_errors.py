@@ -67,7 +67,7 @@ def fail(monkeypatch):
 
 @pytest.fixture
 def vae(golden):
-    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+    return VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
 
 
 def assert_explained(error, text, words):
@@ -137,7 +137,7 @@ def test_commands_print_the_sentence_and_fail(golden, fail, tmp_path, monkeypatc
         return loaded
 
     monkeypatch.setattr(VideoVAE, "from_pretrained", failing_after_load)
-    assert command([source, "-m", str(golden("ltx2_3").checkpoint), "-o", output]) == 1
+    assert command([source, "-m", str(golden("small_ltx2_3").checkpoint), "-o", output]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: macOS stopped the GPU because one step")
     assert not list(tmp_path.glob("out*"))
@@ -160,7 +160,7 @@ def test_a_file_gets_its_name_only_after_the_device_has_answered_once_more(
     else:
         monkeypatch.setattr(mx, "synchronize", late_error)
     source, output = ("latents.npy", "out.mp4") if command is decode_command else ("frames.gif", "out.safetensors")
-    assert command([source, "-m", str(golden("ltx2_3").checkpoint), "-o", output]) == 1
+    assert command([source, "-m", str(golden("small_ltx2_3").checkpoint), "-o", output]) == 1
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and ("no longer computes" in line or "AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1" in line)
     assert not list(tmp_path.glob("out*"))

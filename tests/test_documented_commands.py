@@ -23,7 +23,7 @@ from benchmarks.__main__ import build_parser as benchmarks_parser
 from mlx_ltx_vae import decode, demo, encode, info, load_latents, preview, save_latents
 from mlx_ltx_vae.bench.bench_command import build_parser as bench_parser
 from mlx_ltx_vae.bench.metal.command import build_parser as metal_parser
-from video_files import noise, write
+from video_files import noise, run_ffmpeg, write
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")])]
@@ -97,6 +97,8 @@ def write_files(folder):
         Path(name).symlink_to(demo.VAE)
     Path("latent_rgb.safetensors").symlink_to(demo.LATENT_RGB)
     Path("taeltx2_3.safetensors").symlink_to(ROOT / "examples" / "demo_preview.safetensors")
+    Path("shot").mkdir()
+    run_ffmpeg("-f", "lavfi", "-i", "testsrc=size=64x64", "-frames:v", 9, "shot/%d.exr")
     with wave.open("voice.wav", "wb") as sound:
         sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
         sound.writeframes(bytes(8000))

@@ -21,7 +21,7 @@ SPATIAL = TilingConfig(SpatialTilingConfig(96, 32))
 
 @pytest.fixture(scope="module")
 def vae(golden):
-    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+    return VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
 
 
 def random_pixels(frames, height=64, width=96, batch=1, seed=3):
@@ -92,7 +92,7 @@ def test_levels_are_encoded_as_the_pixels_they_stand_for(vae, dtype, peak):
 
 
 def test_only_the_means_channels_are_kept_and_computed(vae, golden):
-    stored = mx.load(str(golden("ltx2_3").checkpoint))["vae.encoder.conv_out.conv.weight"]
+    stored = mx.load(str(golden("small_ltx2_3").checkpoint))["vae.encoder.conv_out.conv.weight"]
     conv = vae.encoder.conv_out.conv
     assert (stored.shape[0], len(conv.bias)) == (9, 8)
     assert vae.encode(random_pixels(9)).shape[1] == 8
@@ -198,13 +198,13 @@ def test_tiles_in_time_of_an_iterator_are_refused_at_once(vae):
 
 
 def test_an_encoder_that_was_not_loaded_is_told(golden):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     with pytest.raises(CheckpointError, match="encoder=True"):
         vae.encode(random_pixels(1))
 
 
 def test_an_encoder_in_float16_is_promoted_and_says_so(golden, vae):
-    half = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype="float16")
+    half = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, dtype="float16")
     assert half.dtype == half.decoder.conv_in.conv.weight.dtype == mx.float16
     with pytest.warns(UserWarning, match="float16 may overflow"):
         latents = half.encode(random_pixels(9))
@@ -213,7 +213,7 @@ def test_an_encoder_in_float16_is_promoted_and_says_so(golden, vae):
 
 
 def test_latents_that_are_not_finite_are_refused(golden):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, decoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, decoder=False)
     vae.encoder.conv_out.conv.bias = mx.full(vae.encoder.conv_out.conv.bias.shape, mx.inf)
     with pytest.raises(LatentsError, match="not finite"):
         vae.encode(random_pixels(1))

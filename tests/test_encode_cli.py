@@ -88,7 +88,7 @@ def assert_close(result: mx.array, expected: mx.array) -> None:
 
 def test_a_video_becomes_the_latents_that_encode_gives(clip, golden, tmp_path, capsys, monkeypatch):
     path, frames = clip
-    checkpoint = golden("ltx2_3").checkpoint
+    checkpoint = golden("small_ltx2_3").checkpoint
     pieces, write = [], LatentsWriter.write
     monkeypatch.setattr(LatentsWriter, "write", lambda to, part: pieces.append(part.shape[2]) or write(to, part))
     report, latents, info = encoded(capsys, tmp_path, path, "-m", checkpoint)
@@ -102,7 +102,7 @@ def test_a_video_becomes_the_latents_that_encode_gives(clip, golden, tmp_path, c
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_latents_keep_the_precision_of_the_encoder(clip, golden, tmp_path, capsys, dtype):
     path, frames = clip
-    checkpoint = golden("ltx2_3").checkpoint
+    checkpoint = golden("small_ltx2_3").checkpoint
     _, latents, _ = encoded(capsys, tmp_path, path, "-m", checkpoint, "--dtype", dtype)
     assert latents.dtype == getattr(mx, dtype)
     vae = VideoVAE.from_pretrained(checkpoint, dtype=dtype, decoder=False)
@@ -127,7 +127,7 @@ def test_report_is_one_line_and_quiet_is_none(clip, golden, tmp_path):
 
 
 def test_another_rate_drops_or_repeats_frames_and_keeps_the_speed(golden, tmp_path, capsys):
-    frames, checkpoint = make_frames(34), golden("ltx2_3").checkpoint
+    frames, checkpoint = make_frames(34), golden("small_ltx2_3").checkpoint
     path = write_video(tmp_path / "clip.mkv", frames, 60)
     vae = VideoVAE.from_pretrained(checkpoint, decoder=False)
     report, latents, info = encoded(capsys, tmp_path, path, "-m", checkpoint, "--fps", "30")
@@ -156,7 +156,7 @@ def test_hdr_and_interlaced_videos_are_encoded_with_a_line_each(golden, tmp_path
     picture = ["-f", "lavfi", "-i", "testsrc2=s=96x64:r=24", "-frames:v", 9]
     tags = ["-color_trc", "smpte2084", "-vf", "setfield=tff,setparams=color_trc=smpte2084"]
     run_ffmpeg(*picture, *tags, "-c:v", "libx264", "-pix_fmt", "yuv420p10le", "-flags", "+ilme+ildct", path)
-    checkpoint = golden("ltx2_3").checkpoint
+    checkpoint = golden("small_ltx2_3").checkpoint
     assert encode(path, "-m", checkpoint, "-o", tmp_path / "latents.safetensors", "-q") == 0
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -170,7 +170,7 @@ def test_hdr_and_interlaced_videos_are_encoded_with_a_line_each(golden, tmp_path
 def test_a_picture_is_planned_as_one_frame(golden, tmp_path, capsys):
     path = tmp_path / "still.png"
     run_ffmpeg("-f", "lavfi", "-i", "testsrc2=s=100x70", "-frames:v", 1, path)
-    arguments = [path, "-m", golden("ltx2_3").checkpoint, "-o", tmp_path / "still.safetensors", "--resize"]
+    arguments = [path, "-m", golden("small_ltx2_3").checkpoint, "-o", tmp_path / "still.safetensors", "--resize"]
     assert encode(*arguments, "--dry-run") == 0
     assert "video    1 frame of 96x64\n" in capsys.readouterr().out
     assert encode(*arguments) == 0
@@ -183,7 +183,7 @@ def test_images_and_gifs_are_videos_too(golden, tmp_path, capsys, kind):
     target = {"folder": tmp_path / "stills", "pattern": tmp_path / "s_%03d.png", "gif": tmp_path / "clip.gif"}[kind]
     with open_sink(f"{target}/" if kind == "folder" else target, size=SIZE, fps=25) as out:
         out.write(frames)
-    checkpoint = golden("ltx2_3").checkpoint
+    checkpoint = golden("small_ltx2_3").checkpoint
     report, latents, info = encoded(capsys, tmp_path, target, "-m", checkpoint)
     assert report["frames"] == 9
     assert (report["fps"], info.fps) == ((25.0, 25) if kind == "gif" else (None, None))
@@ -204,7 +204,7 @@ def test_empty_image_is_an_error_that_names_it(golden, tmp_path, capsys, positio
     with open_sink(f"{stills}/", size=SIZE, fps=24) as out:
         out.write(make_frames(9))
     (stills / f"{position:05d}.png").write_bytes(b"")
-    arguments = ["-m", golden("ltx2_3").checkpoint, "-o", tmp_path / "latents.safetensors", *options]
+    arguments = ["-m", golden("small_ltx2_3").checkpoint, "-o", tmp_path / "latents.safetensors", *options]
     for source in (stills, stills / "%05d.png"):
         assert f"{stills}/{position:05d}.png: is empty" in refused(capsys, source, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["stills"]
@@ -218,14 +218,14 @@ def test_truncated_image_is_an_error_that_names_it(golden, tmp_path, capsys, pos
     image = stills / f"{position:05d}.png"
     image.write_bytes(image.read_bytes()[:200])
     target = tmp_path / "latents.safetensors"
-    line = refused(capsys, stills, "-m", golden("ltx2_3").checkpoint, "-o", target, "--pad")
+    line = refused(capsys, stills, "-m", golden("small_ltx2_3").checkpoint, "-o", target, "--pad")
     assert f"{image}: is damaged or truncated" in line
     assert [path.name for path in tmp_path.iterdir()] == ["stills"]
 
 
 def test_frames_that_are_over_are_left_out_with_a_line_or_filled_up(golden, tmp_path, capsys):
     frames = make_frames(20)
-    path, checkpoint = write_video(tmp_path / "clip.mkv", frames), golden("ltx2_3").checkpoint
+    path, checkpoint = write_video(tmp_path / "clip.mkv", frames), golden("small_ltx2_3").checkpoint
     out = tmp_path / "latents.safetensors"
     vae = VideoVAE.from_pretrained(checkpoint, decoder=False)
     assert encode(path, "-m", checkpoint, "-o", out, "-q") == 0
@@ -272,7 +272,7 @@ def test_a_video_comes_from_standard_input(clip, golden, tmp_path):
 
 
 def test_sizes_are_refused_or_made_to_fit(golden, tmp_path, capsys):
-    path, checkpoint = write_video(tmp_path / "clip.mkv", make_frames(1, (100, 70))), golden("ltx2_3").checkpoint
+    path, checkpoint = write_video(tmp_path / "clip.mkv", make_frames(1, (100, 70))), golden("small_ltx2_3").checkpoint
     arguments = (path, "-m", checkpoint)
     line = refused(capsys, *arguments, "-o", tmp_path / "latents.safetensors")
     for words in ("100x70", "multiples of 32", "96x64", "--resize", "--crop", "--size WxH"):
@@ -300,7 +300,7 @@ def test_tiles_blend_latents_whatever_their_batches(golden, tmp_path, capsys, mo
 
     monkeypatch.setattr(VideoVAE, "encode_stream", watched)
     frames = make_frames(9, (192, 128))
-    path, checkpoint = write_video(tmp_path / "clip.mkv", frames), golden("ltx2_3").checkpoint
+    path, checkpoint = write_video(tmp_path / "clip.mkv", frames), golden("small_ltx2_3").checkpoint
     arguments = (path, "-m", checkpoint)
     _, whole, _ = encoded(capsys, tmp_path, *arguments)
     _, tiled, _ = encoded(capsys, tmp_path, *arguments, "--tile", "128:64")

@@ -37,7 +37,7 @@ def make_video(path, sound):
 def test_the_sound_of_a_video_goes_into_its_latent_file_and_back(tmp_path, golden, model, capsys):
     sound = tone(1, RATE)
     video, out = make_video(tmp_path / "a.mov", sound), tmp_path / "a.safetensors"
-    arguments = ["-m", str(golden("ltx2_3").checkpoint), "--audio-model", str(model)]
+    arguments = ["-m", str(golden("small_ltx2_3").checkpoint), "--audio-model", str(model)]
     assert encode([str(video), *arguments, "-o", str(out)]) == 0
     assert "4 latent frames and 25 audio latents from 25 frames of 64x64" in capsys.readouterr().out
     stored = load_file(out)
@@ -81,7 +81,7 @@ def test_the_plan_counts_the_sound(tmp_path, golden, model, capsys):
 
 def test_a_video_without_sound_gives_a_warning_and_its_pictures(tmp_path, golden, model, capsys):
     video, out = make_video(tmp_path / "a.mov", None), tmp_path / "a.safetensors"
-    arguments = ["-m", str(golden("ltx2_3").checkpoint), "--audio-model", str(model)]
+    arguments = ["-m", str(golden("small_ltx2_3").checkpoint), "--audio-model", str(model)]
     assert encode([str(video), *arguments, "-o", str(out)]) == 0
     assert "has no sound, so only its pictures are encoded" in capsys.readouterr().err
     assert set(load_file(out)) == {"latents"}
@@ -121,7 +121,7 @@ def test_sound_that_begins_before_the_first_frame_is_cut_there(tmp_path, golden,
                tmp_path / f"both.{ending}")  # fmt: skip
     latents = []
     for name in ("late", "both"):
-        arguments = ["-m", str(golden("ltx2_3").checkpoint), "--audio-model", str(model)]
+        arguments = ["-m", str(golden("small_ltx2_3").checkpoint), "--audio-model", str(model)]
         assert (
             encode([str(tmp_path / f"{name}.{ending}"), *arguments, "-o", str(tmp_path / f"{name}.safetensors")]) == 0
         )
@@ -170,7 +170,7 @@ def test_a_closed_reader_has_no_more_and_leaves_no_program(tmp_path):
 def test_a_wrong_audio_model_is_an_error_before_anything_is_encoded(tmp_path, golden, audio_case, capsys, loads, given):
     video = make_video(tmp_path / "a.mov", None)
     model = {"missing": tmp_path / "no.safetensors", "decoder": audio_case("ltx2").checkpoint}[given]
-    arguments = ["-m", str(golden("ltx2_3").checkpoint), "--audio-model", str(model)]
+    arguments = ["-m", str(golden("small_ltx2_3").checkpoint), "--audio-model", str(model)]
     for more in ([], ["--dry-run"]):
         assert encode([str(video), *arguments, "-o", str(tmp_path / "a.safetensors"), *more]) == 1
         message = {"missing": "no such file or folder", "decoder": "has no encoder of sound; give a file or folder"}
@@ -182,6 +182,6 @@ def test_a_wrong_audio_model_is_an_error_before_anything_is_encoded(tmp_path, go
 def test_a_video_of_one_short_frame_has_one_latent(tmp_path, golden, model):
     run_ffmpeg("-f", "lavfi", "-i", "testsrc=s=64x64:r=60:d=0.1", "-f", "lavfi", "-i", "sine=r=48000:d=0.1",
                "-c:v", "ffv1", "-c:a", "flac", tmp_path / "a.mkv")  # fmt: skip
-    arguments = ["-m", str(golden("ltx2_3").checkpoint), "--audio-model", str(model), "--frames", ":1"]
+    arguments = ["-m", str(golden("small_ltx2_3").checkpoint), "--audio-model", str(model), "--frames", ":1"]
     assert encode([str(tmp_path / "a.mkv"), *arguments, "-o", str(tmp_path / "a.safetensors")]) == 0
     assert load_file(tmp_path / "a.safetensors")["audio_latents"].shape == (1, 8, 1, 16)

@@ -35,7 +35,7 @@ def folder(golden, audio_case, tmp_path_factory):
     np.save(folder / "s.npy", np.array(LATENTS))
     np.save(folder / "demo.npy", np.array(load_latents(demo.LATENTS)[0][:, :, :1, :2, :2]))
     np.save(folder / "sound.npy", random_latents(2))
-    (folder / "vae.safetensors").write_bytes(golden("ltx2_3").checkpoint.read_bytes())
+    (folder / "vae.safetensors").write_bytes(golden("small_ltx2_3").checkpoint.read_bytes())
     (folder / "audio.safetensors").write_bytes(audio_case("ltx2").checkpoint.read_bytes())
     (folder / "encoder.safetensors").write_bytes(audio_case("encoder").checkpoint.read_bytes())
     (folder / "clips.txt").write_text("s.npy\n")

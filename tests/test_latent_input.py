@@ -18,12 +18,12 @@ TOLERANCE = 2e-5
 
 @pytest.fixture(scope="module")
 def vae(golden):
-    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+    return VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
 
 
 @pytest.fixture(scope="module")
 def noisy_vae(golden):
-    return VideoVAE.from_pretrained(golden("ltxv_0_9_1").checkpoint, encoder=False)
+    return VideoVAE.from_pretrained(golden("small_ltxv_0_9_1").checkpoint, encoder=False)
 
 
 def latents_of(vae, frames=4, height=2, width=3, batch=1):
@@ -85,7 +85,7 @@ def test_complex_latents_are_refused(vae, dtype):
             vae.decode(each)
 
 
-@pytest.mark.parametrize("name", ["ltx2_3", "ltxv_0_9_1"])
+@pytest.mark.parametrize("name", ["small_ltx2_3", "small_ltxv_0_9_1"])
 @settings(max_examples=3)
 @given(cuts=st.lists(st.integers(1, 3), min_size=1, max_size=3), chunk=st.none() | st.integers(1, 3))
 def test_latents_that_arrive_decode_as_one_array_does(golden, name, cuts, chunk):
@@ -212,7 +212,7 @@ def test_noise_options_are_checked(vae, noisy_vae):
         noisy_vae.decode(iter([latents_of(noisy_vae)]), noise=[mx.zeros((1, 8, 4, 2, 3))])
 
 
-@pytest.mark.parametrize("name", ["ltx2_3", "ltx2_3_causal", "ltxv_0_9_1"])
+@pytest.mark.parametrize("name", ["small_ltx2_3", "small_ltx2_3_causal", "small_ltxv_0_9_1"])
 def test_the_networks_can_be_called_on_whole_clips(golden, name):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint)
     latents = latents_of(vae, 2)
@@ -293,5 +293,5 @@ def test_a_stream_is_closed_by_its_block_and_by_close(vae):
 
 
 def test_a_decoder_that_is_loaded_alone_takes_normalized_latents(golden, vae):
-    decoder = load_network(open_checkpoint(golden("ltx2_3").checkpoint), "decoder", None)
+    decoder = load_network(open_checkpoint(golden("small_ltx2_3").checkpoint), "decoder", None)
     assert mx.array_equal(decoder(latents_of(vae)), vae.decoder(latents_of(vae)))

@@ -25,7 +25,7 @@ LATENTS = (1, 128, 9, 12, 16)
 
 @pytest.fixture
 def vae(golden):
-    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+    return VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
 
 
 def latents_of(frames=4, height=2, width=3):

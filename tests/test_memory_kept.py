@@ -27,7 +27,7 @@ SMALL = 300_000  # bytes
 @pytest.fixture(scope="module")
 def vae(golden):
     """A VAE that has run: what a network makes at its first run stays."""
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
     vae.decode(vae.encode(pixels()[:9]))
     return vae
 
@@ -113,7 +113,7 @@ def test_a_stream_of_latents_is_closed_by_its_block_and_cancelled_from_any_threa
 def test_a_kept_chunk_keeps_no_weights_in_memory(golden):
     gc.collect()
     before = active_memory()
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     stream = vae.stream(latents())
     chunk = next(stream)
     chunk.to_uint8()
@@ -126,7 +126,7 @@ def test_a_kept_chunk_keeps_no_weights_in_memory(golden):
 
 
 def test_the_encoder_is_loaded_when_it_is_first_used_and_counts_from_then_on(golden):
-    path = golden("ltx2_3").checkpoint
+    path = golden("small_ltx2_3").checkpoint
     sizes = {name: sum(array.nbytes for key, array in load_file(path).items() if f".{name}." in key) for name in (
         "encoder", "decoder")}  # fmt: skip
     before = active_memory()
@@ -155,7 +155,7 @@ def test_weights_in_memory_are_loaded_at_once(weights):
 
 @pytest.fixture
 def copied(golden, tmp_path):
-    shutil.copyfile(golden("ltx2_3").checkpoint, tmp_path / "vae.safetensors")
+    shutil.copyfile(golden("small_ltx2_3").checkpoint, tmp_path / "vae.safetensors")
     return tmp_path / "vae.safetensors"
 
 
@@ -177,9 +177,9 @@ def test_a_file_that_has_changed_before_the_encoder_is_used_is_one_error(copied)
     ],
 )
 def test_what_the_header_tells_of_the_encoder_is_refused_at_once(golden, weights, tmp_path, change, words):
-    tensors = weights("ltx2_3")
+    tensors = weights("small_ltx2_3")
     change("vae.encoder.conv_out.conv.weight", tensors)
-    save_file(tensors, tmp_path / "vae.safetensors", metadata(golden, "ltx2_3"))
+    save_file(tensors, tmp_path / "vae.safetensors", metadata(golden, "small_ltx2_3"))
     with pytest.raises(CheckpointError, match=words):
         VideoVAE.from_pretrained(tmp_path / "vae.safetensors")
 
@@ -237,7 +237,7 @@ def test_the_buffer_cache_is_as_before_after_a_load_and_a_run(golden):
 import mlx.core as mx
 from mlx_ltx_vae import VideoVAE
 caches = []
-vae = VideoVAE.from_pretrained({str(golden("ltx2_3").checkpoint)!r})
+vae = VideoVAE.from_pretrained({str(golden("small_ltx2_3").checkpoint)!r})
 caches.append(mx.get_cache_memory())
 latents = mx.random.normal((1, 8, 4, 4, 6))
 pixels = vae.decode(latents)

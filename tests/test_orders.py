@@ -49,7 +49,7 @@ def test_rows_and_columns_equal_the_single_pass_for_every_band(golden, name, ban
 
 
 def test_frames_come_in_order_once_in_the_depth_that_was_asked_for(golden, buffer_folder):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     latents = latents_of(3)
     whole = np.concatenate([chunk.to_uint8() for chunk in vae.stream(latents)])
     plan = vae.plan(latents.shape, order="rows")
@@ -68,7 +68,7 @@ def test_frames_come_in_order_once_in_the_depth_that_was_asked_for(golden, buffe
 
 
 def test_batches_and_bfloat16_go_by_rows_too(golden, buffer_folder):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False, dtype="bfloat16")
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False, dtype="bfloat16")
     latents = latents_of(batch=2)
     result = vae.decode(latents, vae.plan(latents.shape, order="rows"))
     assert result.dtype == mx.bfloat16
@@ -76,7 +76,7 @@ def test_batches_and_bfloat16_go_by_rows_too(golden, buffer_folder):
 
 
 def test_the_file_has_no_name_so_that_nothing_stays_even_of_a_killed_process(golden, buffer_folder):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     latents = latents_of()
     stream = vae.stream(latents, vae.plan(latents.shape, order="columns"))
     next(stream)
@@ -85,7 +85,7 @@ def test_the_file_has_no_name_so_that_nothing_stays_even_of_a_killed_process(gol
 
 
 def test_a_buffer_folder_that_is_removed_meanwhile_does_not_matter(golden, tmp_path, monkeypatch):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     latents, folder = latents_of(), tmp_path / "buffer"
     plan = vae.plan(latents.shape, order="rows")
     expected = vae.decode(latents, plan)
@@ -107,7 +107,7 @@ def test_a_buffer_folder_that_is_removed_meanwhile_does_not_matter(golden, tmp_p
     [(False, "No such file or directory"), (True, "Not a directory"), (None, "No usable temporary directory found")],
 )
 def test_a_missing_buffer_folder_is_one_sentence(golden, tmp_path, monkeypatch, is_there, words):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     folder = tmp_path / "buffer"
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     if is_there:
@@ -120,7 +120,7 @@ def test_a_missing_buffer_folder_is_one_sentence(golden, tmp_path, monkeypatch, 
 
 
 def test_a_full_disk_is_said_before_anything_is_decoded(golden, buffer_folder, monkeypatch):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     usage = frame_buffer.shutil.disk_usage(buffer_folder)
     monkeypatch.setattr(frame_buffer.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(

@@ -10,8 +10,7 @@ import pytest
 
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.files import PartFile, part_folder
-from mlx_ltx_vae.video.frame_files import StillsWriter
-from mlx_ltx_vae.video.sink import SinkOptions
+from mlx_ltx_vae.video import open_sink
 
 KEEPS = """
 import sys
@@ -67,7 +66,7 @@ def test_folders_that_nobody_has_locked_are_removed(tmp_path):
         (tmp_path / name / "00000.png").touch()
 
     leave(".stills.0a1b2c3d.part")
-    stills = StillsWriter(tmp_path / "stills", (8, 8), SinkOptions())
+    stills = open_sink(f"{tmp_path}/stills/", size=(8, 8), fps=24)
     assert not (tmp_path / ".stills.0a1b2c3d.part").exists()
     stills.abort()
     leave(".vae.0a1b2c3d.part")

@@ -19,7 +19,7 @@ from video_files import read
 
 @pytest.fixture
 def video(golden):
-    return golden("ltx2_3").checkpoint
+    return golden("small_ltx2_3").checkpoint
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_contact_sheet_alone_takes_no_sound(tmp_path, video, model, capsys):
 
 
 def test_a_whole_models_file_in_a_folder_needs_no_audio_model(tmp_path, video, model, audio_case, golden):
-    config = audio_case("ltx2").manifest["config"] | {"vae": golden("ltx2_3").manifest["vae_config"]}
+    config = audio_case("ltx2").manifest["config"] | {"vae": golden("small_ltx2_3").manifest["vae_config"]}
     tensors = {**load_file(video), **load_file(model)}
     save_file(tensors, tmp_path / "whole.safetensors", metadata={"config": json.dumps(config)})
     save_file(load_file(video), tmp_path / "other.safetensors")

@@ -86,7 +86,7 @@ def test_stream_equals_single_pass_for_irregular_pieces_and_any_step(cuts, step,
 
 
 def test_batch_items_do_not_see_each_other(golden):
-    vae = VideoVAE.from_pretrained(golden("ltxv_0_9_1").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltxv_0_9_1").checkpoint, encoder=False)
     latents = random_latents(vae, 2, batch=2)
     together = vae.decode(latents, seed=5)
     alone = vae.decode(latents[:1], seed=5)
@@ -153,7 +153,7 @@ def test_peak_memory_does_not_grow_with_the_clip():
 @cpu_only("plans for a GPU prefetch by themselves")
 def test_prefetch_change_no_bit_and_no_more_memory_than_planned(golden):
     """What a GPU is given in advance; here the CPU's queue of work stands for it."""
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     latents = random_latents(vae, 5, 4, 4)
     plan = vae.plan(latents.shape)
     assert plan.prefetch == 0
@@ -173,7 +173,7 @@ def test_prefetch_change_no_bit_and_no_more_memory_than_planned(golden):
 
 
 def test_closing_a_stream_half_way_frees_everything(golden):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     latents = random_latents(vae, 24, 4, 4)
     next(vae.stream(latents))  # whatever is kept once is kept now, such as the constants of what is compiled
     before = active_memory()
@@ -185,7 +185,7 @@ def test_closing_a_stream_half_way_frees_everything(golden):
 
 
 def test_exception_in_the_callback_reaches_the_caller_and_the_next_decode_is_whole(golden):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     latents = random_latents(vae, 4)
     seen = []
 
@@ -203,7 +203,7 @@ def test_exception_in_the_callback_reaches_the_caller_and_the_next_decode_is_who
 
 
 def test_two_interleaved_streams_of_one_vae_do_not_disturb_each_other(golden):
-    vae = VideoVAE.from_pretrained(golden("ltxv_0_9_1").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltxv_0_9_1").checkpoint, encoder=False)
     latents = [random_latents(vae, 3, seed=seed) for seed in (1, 2)]
     alone = [vae.decode(one, seed=seed) for seed, one in enumerate(latents)]
     together = ([], [])
@@ -216,7 +216,7 @@ def test_two_interleaved_streams_of_one_vae_do_not_disturb_each_other(golden):
 
 def test_a_single_pass_is_one_step_per_layer_or_refused(golden, monkeypatch):
     """What the plan says is what runs, also where a layer is larger than is safe."""
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     latents = random_latents(vae, 5)
     plan = vae.plan(latents.shape, mode="single")
     calls = []

@@ -51,15 +51,15 @@ def steps_of_threads(stream):
         yield step
 
 
-@pytest.fixture(params=["ltx2_3", "ltxv_0_9_1"])  # the second with a timestep and noise
+@pytest.fixture(params=["small_ltx2_3", "small_ltxv_0_9_1"])  # the second with a timestep and noise
 def path(golden, request):
     return golden(request.param).checkpoint
 
 
 @pytest.mark.parametrize(
     ("name", "options", "bit_depth"),
-    [("ltxv_0_9_1", PLANS["time"], None), ("ltx2_3", PLANS["tiles_in_space"], 8)]
-    + [("ltx2_3", PLANS[name], None) for name in ("single", "rows", "tiles_in_time")],
+    [("small_ltxv_0_9_1", PLANS["time"], None), ("small_ltx2_3", PLANS["tiles_in_space"], 8)]
+    + [("small_ltx2_3", PLANS[name], None) for name in ("single", "rows", "tiles_in_time")],
 )
 def test_each_step_of_a_decode_in_another_thread(golden, name, options, bit_depth):
     path = golden(name).checkpoint
@@ -123,7 +123,7 @@ def test_sound_can_be_used_here(audio_vae, tmp_path):
     np.testing.assert_array_equal(np.asarray(elsewhere(file.read)), latents)
 
 
-@pytest.mark.parametrize("name", ["ltxv_0_9_1", "ltx2_5_diffusion"])
+@pytest.mark.parametrize("name", ["small_ltxv_0_9_1", "ltx2_5_diffusion"])
 def test_noise_arrays_are_used_in_another_thread(golden, name):
     """The latent noise of the first becomes float32, and the volumes of the second are transposed."""
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)
@@ -165,7 +165,7 @@ def test_two_decodes_at_once_in_two_threads(path):
 
 @pytest.mark.parametrize("use", [next, lambda stream: elsewhere(next, stream)], ids=["here", "elsewhere"])
 def test_a_stream_that_its_own_latents_use_is_an_error(golden, use):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
 
     def latents():
         yield LATENTS[:, :, :1]
@@ -210,7 +210,7 @@ def test_noise_that_is_given_goes_along_to_another_thread(golden, shape):
 
 
 def test_lazy_noise_of_another_thread_is_refused(golden):
-    vae = VideoVAE.from_pretrained(golden("ltxv_0_9_1").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltxv_0_9_1").checkpoint, encoder=False)
     with ThreadPoolExecutor(1) as pool:
         noise = pool.submit(lambda: [mx.zeros(LATENTS.shape) + 1]).result()
     with pytest.raises(LatentsError, match="the noise arrays are lazy arrays of another thread"):
@@ -237,7 +237,7 @@ thread.join()
 @threads_that_end
 def test_a_process_ends_well_after_threads_have_decoded(golden):
     """Half of the runs end with 134 if streams stay, as those of MLX alone do."""
-    command = [sys.executable, "-c", DECODE_IN_A_THREAD, str(golden("ltx2_3").checkpoint)]
+    command = [sys.executable, "-c", DECODE_IN_A_THREAD, str(golden("small_ltx2_3").checkpoint)]
     assert [subprocess.run(command, check=False).returncode for _ in range(4)] == [0] * 4
 
 
@@ -264,7 +264,7 @@ def cleared(monkeypatch):
     ids=["load", "plan", "decode", "convert", "encode", "save", "read", "info"],
 )
 def test_a_thread_clears_its_streams_when_it_ends_and_not_before(golden, cleared, use):
-    path = golden("ltx2_3").checkpoint
+    path = golden("small_ltx2_3").checkpoint
     vae = VideoVAE.from_pretrained(path)
     chunk = next(vae.stream(LATENTS))
     save_latents(path.with_name("threads.safetensors"), mx.array(LATENTS))
@@ -283,7 +283,7 @@ def test_a_thread_clears_its_streams_when_it_ends_and_not_before(golden, cleared
 
 
 def test_the_main_thread_and_those_of_other_languages_keep_their_streams(golden):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     ends, done = [], Event()
 
     def work():
@@ -307,6 +307,6 @@ def test_commands_clear_the_streams_of_mlx_at_exit(golden):
         "mx.clear_streams = lambda: (clear(), print('cleared'))\n"
         "from mlx_ltx_vae.info import main\nsys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", code, str(golden("ltx2_3").checkpoint)]
+    command = [sys.executable, "-c", code, str(golden("small_ltx2_3").checkpoint)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.endswith("cleared\n")

@@ -167,6 +167,8 @@ WRONG = [
     (encode, f"{ENCODE} --memory-budget 8", "--memory-budget: a memory budget needs a unit"),
     (encode, f"{ENCODE} --dtype int8", "--dtype: invalid choice: 'int8'"),
     (encode, f"{ENCODE} --unknown", "unrecognized arguments: --unknown"),
+    (encode, f"{ENCODE} --hdr logc3", "--hdr: invalid choice: 'logc3'"),
+    (encode, f"{ENCODE} --hdr acescg --matrix bt709", "--matrix is for videos, and --hdr for EXR images; choose one"),
     (info, "", "FILE"),
     (info, "clip.npy --grid 3x4", "--grid: '3x4' is not a latent grid; write F'xH'xW', such as 16x22x40"),
     (info, "clip.npy --tensor", "--tensor: expected one argument"),

@@ -15,15 +15,16 @@ from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.models.noise import NoiseVolume, draw
 from mlx_ltx_vae.models.video_vae.config import parse_vae_config
-from mlx_ltx_vae.pipeline.postprocess import OutputCheck, to_levels
+from mlx_ltx_vae.pipeline.postprocess import OutputCheck
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.planning.plan import Order
 from mlx_ltx_vae.shapes import LatentShape
+from mlx_ltx_vae.video.frame_format import RGB8, RGB16, FrameOutput
 
 
 @pytest.fixture(scope="module")
 def vae(golden):
-    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+    return VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def latents_of(frames=2, height=2, width=3, channels=8, batch=1):
 
 def test_dtype_none_keeps_the_checkpoints_and_others_are_cast(golden):
     for dtype, expected in ((None, mx.float32), ("bfloat16", mx.bfloat16), ("float16", mx.float16)):
-        vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype=dtype)
+        vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, dtype=dtype)
         assert vae.dtype == expected
         assert vae.decoder.conv_out.conv.weight.dtype == expected
         assert vae.mean.dtype == vae.std.dtype == mx.float32
@@ -46,11 +47,11 @@ def test_dtype_none_keeps_the_checkpoints_and_others_are_cast(golden):
 
 def test_unknown_dtype_is_refused(golden):
     with pytest.raises(CheckpointError, match="float8"):
-        VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype="float8")
+        VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, dtype="float8")
 
 
 def test_half_a_vae_says_what_it_lacks(golden):
-    path = golden("ltx2_3").checkpoint
+    path = golden("small_ltx2_3").checkpoint
     with pytest.raises(CheckpointError, match="encoder=True"):
         VideoVAE.from_pretrained(path, encoder=False).encode(mx.zeros((1, 3, 1, 64, 64)))
     with pytest.raises(CheckpointError, match="decoder=True"):
@@ -95,12 +96,12 @@ def test_misshapen_tensor_is_named(golden, tmp_path):
 )
 def test_configuration_that_would_change_the_result_is_an_error(golden, change, words):
     with pytest.raises(CheckpointError, match=words.replace("(", r"\(")):
-        parse_vae_config({**golden("ltx2_3").manifest["vae_config"], **change}, "file")
+        parse_vae_config({**golden("small_ltx2_3").manifest["vae_config"], **change}, "file")
 
 
 def test_unknown_key_that_is_switched_off_is_a_warning(golden):
     with pytest.warns(UserWarning, match="use_rope"):
-        parse_vae_config({**golden("ltx2_3").manifest["vae_config"], "use_rope": False}, "file")
+        parse_vae_config({**golden("small_ltx2_3").manifest["vae_config"], "use_rope": False}, "file")
 
 
 def test_an_encoder_padding_of_its_own_counts_only_without_a_common_one(golden):
@@ -149,7 +150,7 @@ def test_bad_plans_are_refused(vae, options, words):
 
 @pytest.mark.parametrize("name", ["decode", "encode"])
 def test_files_and_arrays_in_place_of_arrays_and_shapes_are_refused_with_what_to_pass(golden, name):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
     call, plan = getattr(vae, name), {"decode": vae.plan, "encode": vae.plan_encode}[name]
     remedy = {"decode": r"pass what load_latents\(path\) returns first", "encode": r"is VideoReader\(path\)"}[name]
     for path, kind in (("a.mp4", "str"), (Path("a.mp4"), "PosixPath")):
@@ -172,7 +173,7 @@ def test_plan_explains_itself_and_fits_json(vae):
         "121 frames of 384x256",
         "exact",
         "4 latent frames at a time",
-        "frame after about 18 % of the work",
+        "frame after about 6 % of the work",
     ):
         assert words in str(plan)
     assert json.loads(json.dumps(plan.as_dict()))["mode"] == "exact"
@@ -293,14 +294,14 @@ def test_to_uint16_uses_the_full_range_and_bfloat16_keeps_its_levels():
     assert FrameChunk(0, fine).to_uint8().tolist() == [[[[222, 223, 223]]]]
 
 
-@pytest.mark.parametrize(("bit_depth", "level_bytes"), [(8, 1), (10, 2)])
-def test_a_long_chunk_is_converted_with_the_memory_of_a_short_one(bit_depth, level_bytes):
+@pytest.mark.parametrize(("target", "level_bytes"), [(RGB8, 1), (RGB16, 2)])
+def test_a_long_chunk_is_converted_with_the_memory_of_a_short_one(target, level_bytes):
     frames = mx.random.uniform(-1.2, 1.2, (1, 37, 64, 64, 3), key=mx.random.key(1))
-    expected = np.asarray(to_levels(frames, bit_depth)[0])
+    scale = np.float32(target.peak / 2)
+    expected = np.clip(np.rint((np.array(frames[0]) + 1) * scale), 0, target.peak).astype(target.dtype)
     mx.reset_peak_memory()
     before = active_memory()
-    chunk = FrameChunk(0, frames)
-    got = chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16()
+    got = FrameChunk(0, frames).to_frames(FrameOutput(target))
     peak = mx.get_peak_memory() - before
     np.testing.assert_array_equal(got, expected)
     frame = frames.nbytes / 37
@@ -382,7 +383,7 @@ def test_a_video_that_is_too_large_for_one_array_is_refused_and_streams(vae, mon
 
 
 def test_frames_that_are_not_finite_are_never_handed_over_as_levels(golden):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     vae.decoder.conv_out.conv.bias = mx.full(vae.decoder.conv_out.conv.bias.shape, mx.nan)
     handed = []
     for order in ("time", "rows"):
@@ -399,7 +400,7 @@ def test_frames_that_are_not_finite_are_never_handed_over_as_levels(golden):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("order", ["time", "rows"])
 def test_latents_that_no_model_makes_are_named_as_the_cause(golden, dtype, order):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False, dtype=dtype)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False, dtype=dtype)
     latents = latents_of(2)
     huge = 1e30 * latents / mx.abs(latents).max()
     with pytest.raises(
@@ -413,7 +414,7 @@ def test_latents_that_no_model_makes_are_named_as_the_cause(golden, dtype, order
 
 @pytest.mark.parametrize(("dtype", "words"), [("float16", "float16; try dtype float32"), ("float32", "float32, which")])
 def test_a_network_that_overflows_by_itself_is_named_as_the_cause(golden, dtype, words):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False, dtype=dtype)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False, dtype=dtype)
     conv = vae.decoder.conv_out.conv
     largest = {"float16": 6e4, "float32": 3e38}[dtype]
     conv.weight = mx.full(conv.weight.shape, largest, conv.weight.dtype)
@@ -422,7 +423,7 @@ def test_a_network_that_overflows_by_itself_is_named_as_the_cause(golden, dtype,
 
 
 def test_a_convolution_that_returns_zeros_is_noticed(golden):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     vae.decoder.conv_out.conv.weight = mx.zeros_like(vae.decoder.conv_out.conv.weight)
     with pytest.raises(DecodeError, match="flat patch"):
         vae.decode(latents_of())

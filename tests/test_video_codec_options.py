@@ -129,11 +129,12 @@ def test_what_the_encoders_of_a_mac_cannot_do_is_refused() -> None:
 def test_the_encoders_of_a_mac_are_refused_elsewhere() -> None:
     if not any(row[1:2] == ["h264_videotoolbox"] for row in codecs.listing("-encoders", error=WriterError)):
         without = "a.mp4: this ffmpeg was built without h264_videotoolbox, which only builds for macOS have"
-        assert refusal("a.mp4", codec="h264_videotoolbox") == f"{without}; use h264 or hevc."
+        others = "use h264 or hevc or vp9 or av1, which it has."
+        assert refusal("a.mp4", codec="h264_videotoolbox") == f"{without}; {others}"
 
 
 def test_a_listing_of_formats_is_that_of_the_encoder(tmp_path: Path) -> None:
-    for codec in ("h264", "hevc", "prores", "ffv1", "vp9", "av1"):
+    for codec in ("h264", "hevc", "prores", "prores4444", "ffv1", "vp9", "av1"):
         known = codecs.CODECS[codec]
         ending = known.endings[0]
         for bit_depth, pix_fmt in known.pixel_formats.items():

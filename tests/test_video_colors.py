@@ -137,6 +137,7 @@ def test_written_planes_are_those_of_the_standard(tmp_path: Path, pixel_format: 
         ("a.mov", "prores", 8, "yuv422p10le", {}),
         ("a.mov", "prores", 10, "yuv422p10le", {}),
         ("a.mov", "prores", 10, "yuv444p12le", {"pix_fmt": "yuv444p10le"}),  # as ffmpeg decodes it
+        ("a.mov", "prores4444", 10, "yuv444p12le", {}),
     ],
 )
 def test_every_codec_stores_the_levels_of_the_standard(
@@ -380,7 +381,7 @@ def test_contact_sheets_round_16_bits(tmp_path: Path) -> None:
 
 
 def test_a_conversion_is_one_filter_with_everything_explicit() -> None:
-    (_, convert, _) = conversion(RGB16, file_format("yuv420p10le"), SIZE)
+    (convert, _) = conversion(RGB16, file_format("yuv420p10le"), SIZE)
     assert convert == (
         "zscale=matrixin=gbr:rangein=pc:chromalin=left:matrix=bt709:range=tv:chromal=left:filter=bicubic"
     )

@@ -411,7 +411,7 @@ def test_a_decode_that_fails_leaves_no_live_file(
         assert (tmp_path / "out.mp4").exists()
         raise WriterError("no more.")
 
-    monkeypatch.setattr("mlx_ltx_vae.FrameChunk.to_uint8", fail)
+    monkeypatch.setattr("mlx_ltx_vae.FrameChunk.to_frames", fail)
     assert main([str(clip), "-m", str(demo.VAE), "-o", str(tmp_path / "out.mp4"), "--live"]) == 1
     assert capsys.readouterr().err == "error: no more.\n"
     assert not (tmp_path / "out.mp4").exists()

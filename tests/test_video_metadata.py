@@ -275,7 +275,7 @@ def test_other_formats_leave_the_workflow_out_and_refuse_entries(
     assert capsys.readouterr().err == ""
     with pytest.raises(SystemExit):
         main([*command, "--metadata", "a=b"])
-    assert f"{output}: takes no metadata; only .mp4, .mov, .mkv, .webm and PNG stills do." in capsys.readouterr().err
+    assert f"{output}: takes no metadata; only .mp4, .mov, .mkv, .webm, .png do." in capsys.readouterr().err
 
 
 def test_a_live_video_goes_without_a_long_workflow(

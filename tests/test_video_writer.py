@@ -1,5 +1,6 @@
 """Video files: the frames read back are the frames written."""
 
+import os
 import re
 import subprocess
 import wave
@@ -10,10 +11,11 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
+from PIL import Image
 
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.frame_rate import parse_fps
-from mlx_ltx_vae.video import VideoWriter, open_sink
+from mlx_ltx_vae.video import SinkOptions, VideoWriter, open_sink
 
 SATURATED = np.array(
     [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0], [0, 255, 255], [255, 0, 255], [255, 255, 255], [0, 0, 0]],
@@ -72,6 +74,7 @@ def test_ffv1_is_lossless(tmp_path: Path, size: tuple, bit_depth: int, pixel_for
         ("out.mp4", "hevc", 8, "hevc (Main) (hvc1 / 0x31637668), yuv420p(tv, bt709, progressive)"),
         ("out.mkv", "hevc", 10, "hevc (Main 10), yuv420p10le(tv, bt709, progressive)"),
         ("out.mov", "prores", 8, "prores (HQ) (apch / 0x68637061), yuv422p10le(tv, bt709, progressive)"),
+        ("out.mov", "prores4444", 8, "prores (4444) (ap4h / 0x68347061), yuv444p12le(tv, bt709, progressive)"),
         ("out.webm", "vp9", 8, "vp9 (Profile 0), yuv420p(tv, bt709, progressive)"),
         ("out.webm", "av1", 10, "av1 (Main), yuv420p10le(tv, bt709, progressive)"),
     ],
@@ -223,6 +226,35 @@ def test_gif_has_every_frame_in_accurate_colors(tmp_path: Path) -> None:
     assert np.abs(result.astype(int) - frames).max() <= 8
     assert iio.immeta(tmp_path / "out.gif")["duration"] == 40
     assert iio.immeta(tmp_path / "out.gif")["loop"] == 0
+
+
+@pytest.mark.parametrize("size", [(96, 64), (97, 65)])
+@pytest.mark.parametrize("ending", [".webp", ".avif"])
+def test_animations_have_every_frame_in_its_colors_and_at_its_time(tmp_path: Path, ending: str, size: tuple) -> None:
+    width, height = size
+    across, down = np.arange(width)[None, :, None] / width, np.arange(height)[:, None, None] / height
+    tints = np.array([[1, 0.2, 0.3], [0.1, 0.9, 0.4], [0.6, 0.6, 0.6]])
+    frames = np.stack([np.rint(255 * tint * (across + down) / 2).astype(np.uint8) for tint in tints])
+    path = tmp_path / f"out{ending}"
+    with open_sink(path, size=size, fps=25) as out:
+        out.write(frames)
+    with Image.open(path) as picture:
+        assert (picture.size, picture.n_frames) == (size, 3)
+        for index, expected in enumerate(frames):
+            picture.seek(index)
+            found = np.array(picture.convert("RGB")).astype(int)
+            assert np.abs(found - expected).mean() < 2
+            assert picture.info["duration"] == 40
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_avif_of_bit_depth_10_has_10_bits_and_says_what_its_colors_are(tmp_path: Path) -> None:
+    with open_sink(tmp_path / "out.avif", size=(64, 64), fps=24, options=SinkOptions(bit_depth=10)) as out:
+        out.write(np.full((2, 64, 64, 3), 65535, np.uint16))
+    log = run_ffmpeg("-i", str(tmp_path / "out.avif"), "-f", "null", "-").stderr.decode()
+    assert "av1" in log and "yuv420p10le(tv, bt709" in log
+    luma = run_ffmpeg("-i", str(tmp_path / "out.avif"), "-frames:v", "1", "-f", "rawvideo", "-").stdout
+    assert np.abs(np.frombuffer(luma, "<u2")[: 64 * 64].astype(int) - 940).max() <= 1
 
 
 def test_gif_frames_have_their_own_palettes(tmp_path: Path) -> None:

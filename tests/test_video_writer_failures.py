@@ -17,8 +17,19 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.files import PartFile
-from mlx_ltx_vae.video import Sink, SinkOptions, VideoReader, VideoWriter, codecs, ffmpeg, open_sink, outputs
+from mlx_ltx_vae.video import (
+    Sink,
+    SinkOptions,
+    VideoReader,
+    VideoWriter,
+    check_output,
+    codecs,
+    ffmpeg,
+    open_sink,
+    outputs,
+)
 from mlx_ltx_vae.video.ffmpeg_reader import FfmpegDecoder
+from mlx_ltx_vae.video.frame_format import RGB8
 from video_files import children, kill_children
 
 SIZE = (256, 192)  # 147 kB a frame, more than a pipe holds
@@ -40,7 +51,7 @@ def target(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("out.mp4", {"codec": "divx"}, "'divx' is not supported; use one of h264, hevc, prores, ffv1, vp9, av1"),
+        ("out.mp4", {"codec": "divx"}, "'divx' is not supported; use one of h264, hevc, prores, prores4444, ffv1, vp9"),
         ("out.mp4", {"codec": "ffv1"}, "ffv1 is not supported in .mp4; use .mkv"),
         ("out.webm", {"codec": "h264"}, "h264 is not supported in .webm; use .mp4 or .mov or .mkv"),
         ("out.mov", {"codec": "prores", "crf": 3}, "no crf"),
@@ -69,9 +80,14 @@ def test_invalid_options_are_refused_before_ffmpeg_starts(
 
 
 def test_codec_that_this_ffmpeg_lacks_is_named(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "listing", lambda *_, **__: [["V....D", "libx264"]])
-    with pytest.raises(WriterError, match="built without libx265, which hevc needs"):
+    monkeypatch.setattr(codecs, "listing", lambda *_, **__: [[], ["V....D", "libx264"], ["V....D", "gif"]])
+    with pytest.raises(WriterError, match="built without libx265, which hevc needs; use h264, which it has"):
         VideoWriter(target, size=SIZE, fps=24, codec="hevc")
+    with pytest.raises(WriterError, match="built without prores_ks, which prores needs; use h264, which it has"):
+        VideoWriter(target.with_suffix(".mov"), size=SIZE, fps=24, codec="prores")
+    for ending, encoder in ((".webp", "libwebp"), (".avif", "libsvtav1")):
+        with pytest.raises(WriterError, match=f"without {encoder}, which {ending} needs; use .gif, which it has"):
+            check_output(target.with_suffix(ending), size=SIZE, fps=24)
 
 
 @pytest.mark.parametrize("name", ["out.mp4", "out.gif"])
@@ -382,7 +398,7 @@ class Failing(Sink):
     """A minimal sink whose `_finish` fails."""
 
     def __init__(self, consume: Callable[[], None]) -> None:
-        super().__init__("somewhere", SIZE, 8)
+        super().__init__("somewhere", SIZE, RGB8)
         self.discarded = 0
         self._write = lambda _: consume()
 

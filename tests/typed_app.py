@@ -25,6 +25,7 @@ from mlx_ltx_vae import (
     EncodePlan,
     Fit,
     FrameChunk,
+    HDROptions,
     LatentsError,
     LatentsInfo,
     LTXVAEError,
@@ -38,6 +39,7 @@ from mlx_ltx_vae import (
     VideoWriter,
     WriterError,
     demo,
+    hdr,
     load_latents,
     save_latents,
     tiling,
@@ -58,6 +60,10 @@ def decode(vae: VideoVAE, latents: mx.array, folder: Path) -> int:
     report: DecodeReport = vae.decode_to_file(latents, folder / "clip.mp4", plan=vae.plan(latents.shape, bit_depth=8),
                                               metadata={"title": "a film"}, pix_fmt="yuv444p", crf=20)  # fmt: skip
     size: tuple[int, int] = report.width, report.height
+    light: mx.array = hdr.to_linear(mx.zeros((4, 4, 3)), "logc3", "acescg")
+    assert hdr.to_hlg(light).shape == hdr.to_codes(light, "acescct").shape == (4, 4, 3)
+    vae.decode_to_file(latents, folder / "hdr.npy", hdr=HDROptions("acescct", "pq"))
+    vae.decode_to_file(latents, folder / "sdr.npy", hdr="logc3")
     count = 0
     with vae.stream(latents, plan) as stream:
         own: DecodeStream = stream

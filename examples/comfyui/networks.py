@@ -9,7 +9,7 @@ from mlx_ltx_vae import AudioVAE, VideoVAE
 from mlx_ltx_vae.files import FileState, file_state
 
 Pair = VideoVAE | AudioVAE
-Key = tuple[type[Pair], str, FileState, str]
+Key = tuple[type[Pair], str, FileState, str, str | None]
 
 
 class Networks:
@@ -23,13 +23,14 @@ class Networks:
     def __bool__(self) -> bool:
         return bool(self._loaded)
 
-    def load(self, kind: type[Pair], path: str, network: str) -> Any:
+    def load(self, kind: type[Pair], path: str, network: str, dtype: str | None = None) -> Any:
         """The `encoder` or the `decoder` of a file; it is read again if it was replaced. On the MLX thread only."""
-        key = kind, path, file_state(path), network
+        key = kind, path, file_state(path), network, dtype
         with self._lock:
             pair = self._loaded.pop(key, None)
         if pair is None:
-            pair = kind.from_pretrained(path, encoder=network == "encoder", decoder=network == "decoder")
+            networks: dict[str, Any] = {"encoder": network == "encoder", "decoder": network == "decoder"}
+            pair = kind.from_pretrained(path, dtype=dtype, **networks)
         with self._lock:
             self._loaded[key] = pair
             while len(self._loaded) > 1 and sum(map(num_bytes, self._loaded.values())) > self.max_bytes:

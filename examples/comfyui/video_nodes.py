@@ -3,17 +3,18 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from comfy_api.latest import InputImpl, io, ui
 
-from mlx_ltx_vae import AudioVAE, DecodePlan, EncodePlan, VideoVAE, VideoWriter
+from mlx_ltx_vae import AudioVAE, DecodePlan, EncodePlan, HDROptions, VideoVAE
 from mlx_ltx_vae.audio_vae import find_sound_decoder
 from mlx_ltx_vae.pipeline.sound_plan import every_chunk
 from mlx_ltx_vae.units import format_bytes
+from mlx_ltx_vae.video import SinkOptions, open_sink
 
 from . import host
 from .audio_nodes import audio_vae_input
@@ -49,6 +50,8 @@ FORMATS = {
     "webm, vp9": Format(".webm", "vp9", 8),
     "webm, av1": Format(".webm", "av1", 8),
 }
+#: No curve of HDR.
+NO_HDR = "no"
 PIXEL_FORMATS = [
     "auto", "yuv420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv422p10le", "yuv444p10le",
 ]  # fmt: skip
@@ -177,6 +180,15 @@ class LTXSaveVideo(VideoNode):
                     tooltip="Whether the prompt and the workflow go into the file, from which ComfyUI loads them.",
                 ),
                 *stream_inputs(),
+                io.Combo.Input(
+                    "hdr",
+                    options=[NO_HDR, "acescct", "logc3"],
+                    default=NO_HDR,
+                    optional=True,
+                    advanced=True,
+                    tooltip="The latents are HDR: acescct for those of LTX-2.5, logc3 for those of LTX-2.3's HDR LoRA. "
+                    "The file is an HLG master; mp4, hevc is what players expect.",
+                ),
             ],
             outputs=[io.Video.Output(tooltip="The file that was saved.")],
             hidden=[io.Hidden.prompt, io.Hidden.extra_pnginfo, io.Hidden.unique_id],
@@ -191,6 +203,7 @@ class LTXSaveVideo(VideoNode):
         fps: float,
         crf: int = -1,
         pixel_format: str = "auto",
+        hdr: str = NO_HDR,
         save_metadata: bool = True,
         **inputs: Any,
     ) -> io.NodeOutput:
@@ -201,17 +214,22 @@ class LTXSaveVideo(VideoNode):
         options |= {"crf": crf} if crf >= 0 else {}
         options |= {"pix_fmt": pixel_format} if pixel_format != "auto" else {}
         name = partial(host.next_file, filename_prefix, made.ending)
-        path = cls.decode(Output(name, options, made.audio_codec), **inputs)
+        curve = None if hdr == NO_HDR else hdr
+        path = cls.decode(Output(name, options, made.audio_codec, curve), **inputs)
         return io.NodeOutput(InputImpl.VideoFromFile(path), ui=ui.PreviewVideo([host.saved(path)]))
 
 
 @dataclass(frozen=True)
 class Output:
-    """A file. ComfyUI's thread calls `name((width, height))` for its path; `options` are those of a `VideoWriter`."""
+    """A file. ComfyUI's thread calls `name((width, height))` for its path; `options` are those of a `VideoWriter`.
+
+    `hdr` is the curve of HDR latents, which become an HLG master.
+    """
 
     name: Callable[[tuple[int, int]], str]
     options: dict
     audio_codec: str | None = None
+    hdr: Any = None
 
 
 def sound_inputs() -> list[io.Input]:
@@ -236,24 +254,31 @@ def sound_options(audio: dict | None) -> Iterator[dict]:
 
 
 def decode_to_file(job: Job, clip: Clip, output: Output, sound: dict) -> str:
-    vae, options, text = host.networks.load(VideoVAE, clip.vae, "decoder"), output.options | sound, ""
-    bit_depth, sound_vae = options["bit_depth"], load_sound_vae(clip)
+    vae = host.networks.load(VideoVAE, clip.vae, "decoder", None if output.hdr is None else "float32")
+    sound_vae, options, text = load_sound_vae(clip), output.options | sound, ""
+    fps, sinks = options.pop("fps"), SinkOptions(bit_depth=options.pop("bit_depth"))
+    if output.hdr is not None:
+        sinks = HDROptions(output.hdr).choose_frames(sinks)
+    shown = sinks.frames if sinks.hdr is None else sinks.hdr.sheet
     plans = () if sound_vae is None else every_chunk(partial(sound_vae.plan, clip.sound.shape[2]))
-    plan = vae.plan(clip.latents.shape, memory_budget=clip.memory_budget, bit_depth=bit_depth, sound=plans)
+    wanted = {"outputs": list(dict.fromkeys([sinks.frames, shown])), "sound": plans}
+    plan = vae.plan(clip.latents.shape, memory_budget=clip.memory_budget, **wanted)
     if sound_vae is not None:
         options["audio"] = sound_vae.stream(clip.sound, plan.sound)
     elif clip.sound is not None:
         text = "; without their sound: choose the audio_vae"
     options |= {"audio_codec": output.audio_codec} if "audio" in options else {}
-    stream = vae.stream(clip.latents, plan, bit_depth=bit_depth, **clip.options)
+    stream = vae.stream(clip.latents, plan, **clip.options)
     path = job.call(output.name, plan.frame_size)
     job.reports.put(Report(0, plan.num_frames, text=describe(plan) + text))
-    with VideoWriter(path, size=plan.frame_size, num_frames=plan.num_frames, **options) as video:
+    video = {"size": plan.frame_size, "fps": fps, "num_frames": plan.num_frames}
+    with open_sink(path, options=replace(sinks, **options), **video) as sink:
         host.make_room(job, plan.peak_bytes)
         for chunk in job.chunks(stream):
-            frames = chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16()
-            video.write(frames)
-            picture = frames[-1] if bit_depth == 8 else (frames[-1] >> 8).astype(np.uint8)
+            frames = chunk.to_frames(sinks.frames)
+            sink.write(frames)
+            picture = (frames if shown == sinks.frames else chunk.to_frames(shown))[-1]
+            picture = picture if picture.dtype == np.uint8 else (picture >> 8).astype(np.uint8)
             job.reports.put(Report(chunk.start + len(frames), plan.num_frames, picture))
     return path
 

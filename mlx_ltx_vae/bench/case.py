@@ -200,7 +200,8 @@ class Decode:
 
     def run(self, *, in_float: bool = False) -> Iterator[np.ndarray]:
         """Decode. Yields frames (n, H, W, 3) uint8 on the host, as they become final, or float32 in about [-1, 1]."""
-        return _frames_of(self.vae.stream(self.latents, self.plan, bit_depth=None if in_float else 8), in_float)
+        plan = replace(self.plan, outputs=()) if in_float else self.plan
+        return _frames_of(self.vae.stream(self.latents, plan, bit_depth=None if in_float else 8), in_float)
 
 
 def _frames_of(stream: Iterator[FrameChunk], in_float: bool) -> Iterator[np.ndarray]:

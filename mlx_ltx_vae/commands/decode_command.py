@@ -22,6 +22,7 @@ from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
 from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
+from ..pipeline.postprocess import write_chunk
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import DecodePlan
@@ -30,9 +31,13 @@ from ..shapes import Grid, format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..video import add_metadata, check_output, check_output_options, open_sink, output_files, takes_sound
+from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions
+from ..video.sinks import files_of_all, name_others
 from ..video.sound import check_sound_length
 from .cli import CommandParser, run_command
+from .decode_options import choose_frames, chosen_steps
+from .hdr_options import choose_exr_output, choose_hdr_frames
 from .items import Item, all_exist, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
 from .options import pick, take
@@ -81,6 +86,7 @@ def complete_inputs(
 
 def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job, Callable[[LazyVAE, Item], Task]]:
     """What to decode, and what makes a task of each input, as complete arguments of this command say."""
+    is_exr = choose_exr_output(arguments)
     if not arguments.output and not arguments.dry_run and not has_table(arguments.latents):
         parser.error("-o OUT is missing: where to write the video")
     if arguments.json and arguments.output == "-":
@@ -93,7 +99,9 @@ def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job,
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         plan = _plan_options(arguments)
         given = {"overwrite": not arguments.no_overwrite, "metadata": dict(arguments.metadata), "sample_rate": None}
-        sinks = pick(SinkOptions, arguments, **given)
+        given["hdr"] = None
+        given["frames"] = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
+        sinks = choose_hdr_frames(arguments, pick(SinkOptions, arguments, **given), is_exr=is_exr)
         if pattern and not sound.is_alone:
             may_have_sound = not arguments.audio and (sound.is_wanted or arguments.audio_codec)
             checked = replace(sinks, audio=(), sample_rate=1) if may_have_sound else sinks
@@ -106,11 +114,12 @@ def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job,
         open=sound.open if sound.is_alone else partial(open_checkpoint, arguments.model, encoder=False),
         sources=arguments.latents,
         pattern=pattern,
+        dtype=arguments.dtype or ("float32" if arguments.hdr else None),
         distributed=Work.OFF.value if sound.is_alone else arguments.distributed,
     )
     if sound.is_alone:
         return job, partial(SoundTask, sound, arguments.memory_budget)
-    stream = take(arguments, "timestep", "noise_scale", "like", "bit_depth") | {"seed": arguments.seed or 0}
+    stream = take(arguments, "timestep", "noise_scale", "like") | {"seed": arguments.seed or 0}
     settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=stream, sound=sound)
     return job, partial(DecodeTask, settings)
 
@@ -194,8 +203,8 @@ class DecodeTask(Task):
         self._video: dict[str, Any] = {"size": size, "fps": self._fps, "num_frames": num_frames}
         item.outputs = name_outputs(item.output, shape.batch) if item.output else []
         sinks = self._sinks_with_sound()
-        self._files = [output_files(output, sinks) for output in item.outputs]
-        item.sheets = [next(iter(files)) for files in self._files] if settings.sinks.contact_sheet else []
+        self._files = files_of_all(item.outputs, sinks)
+        item.beside = name_others(item.outputs, self._files)
         item.num_frames, item.cost = self.plan.num_frames * len(self._videos), prod(shape)
         self._check_outputs()
 
@@ -250,17 +259,15 @@ class DecodeTask(Task):
             chunks = self._vae.load().stream(latents.item(index), self.plan, group=group, **options)
             files = self._files[index].items() if self._writes else ()
             with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
-                sinks = [
-                    stack.enter_context(open_sink(file, options=self._with_sound(each, index), **self._video))
-                    for file, each in files
-                ]
+                sinks = {}
+                for file, each in files:
+                    sink = open_sink(file, options=self._with_sound(each, index), **self._video)
+                    sinks[stack.enter_context(sink)] = each.frames
                 for chunk in chunks:
-                    levels = chunk.to_uint8() if options["bit_depth"] == 8 else chunk.to_uint16()
-                    for sink in sinks:
-                        sink.write(levels)
+                    write_chunk(chunk, sinks)
                     first = first or time.perf_counter() - start
-                    frames += len(levels)
-                    bar.update(len(levels))
+                    frames += (count := chunk.frames.shape[1])
+                    bar.update(count)
             seconds += time.perf_counter() - start
             sent += chunks.sent_bytes
         return frames, seconds, first, sent
@@ -271,7 +278,7 @@ class DecodeTask(Task):
         sound = settings.sound
         if settings.sinks.audio is not None or sound.is_silent:
             return None
-        if not sound.is_wanted and not takes_sound(output, settings.sinks):
+        if not sound.is_wanted and not takes_sound(output, output_files(output, settings.sinks)[output]):
             return None
         return find_sound(sound, self._file)
 
@@ -327,31 +334,17 @@ class DecodeTask(Task):
         """The plan of one video. Files of one shape share it."""
         shape = self._file.shape._replace(batch=1)
         plans, spec, ranks = self._vae.plans, self._vae.checkpoint.spec("decoder"), self._vae.ranks
-        frames = self._choose_frames(spec.out_grid(shape.grid)[0])
+        wanted, seconds = self._settings.frames, self._settings.first_seconds
+        wanted = wanted if seconds is None else slice(0, ceil(seconds * self._fps))
+        frames = choose_frames(wanted, spec.out_grid(shape.grid)[0], self._item.source)
         sound = [] if self._sound is None else self._sound.plans(self._vae.machine, frames, self._fps)
-        key = (shape, frames, *sound)
+        files = output_files(self._item.output or "out.mp4", self._settings.sinks)
+        outputs = tuple(options.frames for options in files.values())
+        key = (shape, frames, outputs, *sound)
         if key not in plans:
             options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)
             options = with_preset(options, self._settings.preset, spec.out_grid(shape.grid))
-            run = {"holds_latents": False, "bit_depth": self._settings.stream["bit_depth"], "frames": frames}
+            run: dict[str, Any] = {"holds_latents": False, "outputs": outputs, "frames": frames}
             machine = self._vae.machine
             plans[key] = plan_decode(spec, shape, machine, sound=sound, **run, **vars(options))
         return plans[key]
-
-    def _choose_frames(self, num_frames: int) -> tuple[int, int] | None:
-        """The frames that are wanted of a video, as `plan_decode` takes them.
-
-        Like a slice, they end with the video; a warning if they were to end later.
-        """
-        wanted = self._settings.frames
-        if self._settings.first_seconds is not None:
-            wanted = slice(0, ceil(self._settings.first_seconds * self._fps))
-        if wanted is None:
-            return None
-        _, end, _ = wanted.indices(num_frames)
-        start = wanted.start if wanted.start >= 0 else max(0, num_frames + wanted.start)
-        if start < end < (wanted.stop or end):
-            asked, length = f"{wanted.start}:{wanted.stop}", format_count(num_frames, "frame")
-            found = f"the video has {length}, so of the frames {asked} only {end - start} are decoded"
-            warnings.warn(f"{self._item.source}: {found}.", stacklevel=2)
-        return start, max(start, end)

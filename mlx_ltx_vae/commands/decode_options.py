@@ -2,11 +2,15 @@
 
 import argparse
 import re
-from typing import get_args
+import warnings
+from typing import TYPE_CHECKING, get_args
 
+from ..hdr_names import ExrSpaceName, SignalName, Transfer
 from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
+from ..pipeline import frame_steps
 from ..planning.options import BitDepth, ModeName, OrderName
 from ..tiling import PRESETS
+from ..units import format_count
 from .cli import (
     CommandParser,
     argument_type,
@@ -21,13 +25,16 @@ from .cli import (
 )
 from .options import add_latents_options, add_network_options
 
+if TYPE_CHECKING:
+    from ..video.frame_format import FrameStep
+
 
 def add_input_options(parser: CommandParser, *, output: str, demo: str, model: str = "VAE", more: str) -> None:
     """Add the latents, their output and what `more` it may be, the checkpoint, and what to decode."""
     files = """latent files: .safetensors, .latent, .npy, .npz; - for standard input; @clips.txt for those that a list
         names, one a line; clips.csv for a table with a column path, and optionally output"""
     parser.add_argument("latents", nargs="*", metavar="LATENTS", help=files)
-    formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif or .npy; {more}folder/ or %%05d.png for
+    formats = f"""the output, by its ending .mp4 .mov .mkv .webm .gif .webp .avif .npy; {more}folder/ or %%05d.png for
         stills; - for raw frames on standard output (default with --demo: {output}). For several inputs: folder/ for
         videos named after them, folder/clip.mp4; or a pattern such as folder/{{name}}.mkv, or folder/{{name}}/ for
         stills"""
@@ -124,8 +131,8 @@ def _parse_entry(text: str) -> tuple[str, str]:
 
 def add_video_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the video."""
-    codec = """h264, hevc (or h265), prores, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm); on a Mac
-        also h264_videotoolbox and hevc_videotoolbox"""
+    codec = """h264, hevc (or h265), prores, prores4444, ffv1 (lossless), vp9 or av1 (default: h264, or vp9 for .webm);
+        on a Mac also h264_videotoolbox and hevc_videotoolbox"""
     video.add_argument("--codec", metavar="NAME", help=codec)
     crf = "constant quality: 0 is best, 51 worst, or 63 for vp9 and av1 (default: h264 18, hevc 20, vp9 and av1 24)"
     video.add_argument("--crf", type=int, metavar="N", help=crf)
@@ -146,6 +153,51 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--contact-sheet", action="store_true", help=sheet)
     depth = "bits per color and pixel (default: 8)"
     video.add_argument("--bit-depth", type=int, choices=get_args(BitDepth), default=8, help=depth)
+    add_hdr_options(video)
+    for step in frame_steps.STEP_OPTIONS:
+        make = argument_type(step.make)
+        video.add_argument(step.name, dest=_dest(step), type=make, metavar=step.metavar, help=step.help)
+
+
+def chosen_steps(arguments: argparse.Namespace) -> "tuple[FrameStep, ...]":
+    """The steps that the arguments ask for, in order."""
+    steps = (getattr(arguments, _dest(option)) for option in frame_steps.STEP_OPTIONS)
+    return tuple(step for step in steps if step is not None)
+
+
+def choose_frames(wanted: slice | None, num_frames: int, source: str) -> tuple[int, int] | None:
+    """The frames that are wanted of a video, as `plan_decode` takes them. None for all.
+
+    Like a slice, they end with the video; a warning if they were to end later.
+    """
+    if wanted is None:
+        return None
+    _, end, _ = wanted.indices(num_frames)
+    start = wanted.start if wanted.start >= 0 else max(0, num_frames + wanted.start)
+    if start < end < (wanted.stop or end):
+        asked, length = f"{wanted.start}:{wanted.stop}", format_count(num_frames, "frame")
+        found = f"the video has {length}, so of the frames {asked} only {end - start} are decoded"
+        warnings.warn(f"{source}: {found}.", stacklevel=2)
+    return start, max(start, end)
+
+
+def add_hdr_options(video: argparse._ArgumentGroup) -> None:
+    """Add the options of HDR latents."""
+    curve = """the latents are HDR: acescct for those of LTX-2.5, logc3 for those of the HDR LoRA of LTX-2.3. Decodes in
+        float32, unless --dtype says otherwise, to an HLG master in HEVC"""
+    video.add_argument("--hdr", choices=get_args(Transfer), help=curve)
+    signal = """what --hdr writes: hlg (default); pq, with diffuse white at 203 cd/m2; or sdr, tone-mapped"""
+    video.add_argument("--hdr-output", choices=get_args(SignalName), help=signal)
+    video.add_argument("--exposure", type=float, metavar="STOPS", help="brighten --hdr-output sdr (default: 0)")
+    folder = """with --hdr, also write EXR images into this folder, for several inputs into one in it for each; alone
+        without -o. -o frames.exr/ writes no others"""
+    video.add_argument("--exr", metavar="FOLDER", help=folder)
+    space = "of EXR images: linear sRGB (default), linear ACEScg, or ACEScct codes"
+    video.add_argument("--exr-space", choices=get_args(ExrSpaceName), help=space)
+
+
+def _dest(option: frame_steps.StepOption) -> str:
+    return f"step{option.name}"  # unlike any other
 
 
 def add_generation_options(parser: CommandParser) -> None:

@@ -23,9 +23,11 @@ from ..backend.ranks import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import CheckpointError
 from ..files import sample_path
+from ..hdr_names import HDRInput
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
+from ..pipeline.hdr_frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
 from ..pipeline.sound_plan import every_chunk
 from ..planning.options import PlanOptions, parse_options
@@ -34,7 +36,7 @@ from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
-from ..video import Fit, VideoReader
+from ..video import ExrReader, Fit, VideoReader
 from ..video.sound_probe import find_shift
 from ..video.sound_reader import SoundReader
 from ..video.source import source_files
@@ -52,6 +54,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         arguments.model = str(demo.VAE)
     if not arguments.model:
         parser.error("-m VAE is missing: the checkpoint to encode with (or --demo)")
+    if arguments.hdr and arguments.matrix:
+        parser.error("--matrix is for videos, and --hdr for EXR images; choose one")
     if not arguments.output and not has_table(arguments.video):
         parser.error("-o LATENTS is missing: where to write the latents")
     with parser.wrong_usage():
@@ -77,6 +81,7 @@ class EncodeSettings:
     frames: slice | None
     fps: Fraction | None
     matrix: str | None
+    hdr: HDRInput | None  # None for what is no EXR
     pad: bool
     plan: PlanOptions
     audio_model: str | None
@@ -119,7 +124,8 @@ class EncodeTask(Task):
     def open(self) -> Iterator[None]:
         settings, item = self._settings, self._item
         size = settings.size or item.size
-        with VideoReader(
+        reader = partial(VideoReader, matrix=settings.matrix) if settings.hdr is None else ExrReader
+        with reader(
             item.source,
             size=size,
             fit=settings.fit or (Fit.RESIZE if size else Fit.EXACT),
@@ -127,7 +133,6 @@ class EncodeTask(Task):
             first_frame=settings.frames.start if settings.frames else 0,
             max_frames=self._max_frames,
             fps=settings.fps or item.fps,
-            matrix=settings.matrix,
         ) as self._video:
             item.num_frames = self._video.num_frames
             self.plan = self._make_plan()
@@ -145,7 +150,7 @@ class EncodeTask(Task):
         return {"the contents of the videos": sample_path(self._video.path)}
 
     def run(self, bar: FrameBar) -> None:
-        video, ranks, (output,) = self._video, self._vae.ranks, self._item.outputs
+        video, ranks, (output,), hdr = self._video, self._vae.ranks, self._item.outputs, self._settings.hdr
         with ExitStack() as stack:
             # Opened at once: an error if it cannot be written.
             overwrite = not self._vae.job.no_overwrite
@@ -154,7 +159,8 @@ class EncodeTask(Task):
             bar.enter("encoding")
             start = time.perf_counter()
             frames = _Counted(video, bar)
-            stream = vae.encode_stream(frames, self.plan, pad=self._settings.pad, group=ranks.group)
+            pixels = frames if hdr is None else (to_encoder_pixels(each, hdr) for each in frames)
+            stream = vae.encode_stream(pixels, self.plan, pad=self._settings.pad, group=ranks.group)
             shape = _write_all(stack.enter_context(stream), writer)
             num_frames, height, width = vae.config.scale.video_grid(shape.grid)
             audio = None
@@ -268,7 +274,7 @@ def _describe_change(before: Fraction | None, after: Fraction | None) -> str:
 class _Counted:
     """The frames of a video, counted as they are taken."""
 
-    def __init__(self, video: VideoReader, bar: FrameBar) -> None:
+    def __init__(self, video: Iterable[np.ndarray], bar: FrameBar) -> None:
         self._video, self._bar = video, bar
         self.count = 0
 

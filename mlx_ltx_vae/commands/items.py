@@ -4,7 +4,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -41,7 +41,7 @@ class Item:
     # Known when its task is made, as all below. Several for a batch.
     inputs: Sequence[str | os.PathLike] = ()  # all files that are read for it
     outputs: Sequence[str] = ()
-    sheets: Sequence[str] = ()  # the contact sheet of each; empty if none are wanted
+    beside: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what else is written for each, by its kind
     num_frames: int | None = None  # of this rank's outputs; None if it is not known yet
     cost: int = 0  # the work, relative to that of other items
     is_skipped: bool = False
@@ -231,7 +231,7 @@ def check_outputs(items: Sequence[Item]) -> None:
     owners: dict[str, int] = {}
     folders = {folder: os.path.realpath(folder) for folder in {item.folder for item in items}}
     for index, item in enumerate(items):
-        for output in [*item.outputs, *item.sheets] or ([item.output] if item.output else []):
+        for output in [*item.outputs, *chain(*item.beside.values())] or ([item.output] if item.output else []):
             owner = owners.setdefault(file_key(output), index)
             if owner != index:
                 raise ItemsError(
@@ -249,7 +249,7 @@ def check_outputs(items: Sequence[Item]) -> None:
 def check_not_inputs(items: Sequence[Item], others: Sequence[str | os.PathLike]) -> None:
     """Check that no output of complete items is a file that is read: for any of them, or one of the others."""
     inputs = InputFiles(chain(others, *((item.source, *item.inputs) for item in items)))
-    for output in chain.from_iterable((*item.outputs, *item.sheets) for item in items):
+    for output in chain.from_iterable((*item.outputs, *chain(*item.beside.values())) for item in items):
         inputs.check_output(output)
 
 

@@ -136,21 +136,20 @@ class Task(ABC):
         `sent_bytes` are this rank's. `done` says what was made. `values` are JSON-serializable and include the seconds,
         and of pictures the frames of all outputs.
         """
-        ranks, outputs, sheets = self._vae.ranks, self._item.outputs, self._item.sheets
+        ranks, outputs, others = self._vae.ranks, self._item.outputs, self._item.beside
         sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
         name = name_all(outputs) if outputs != ["-"] else "standard output"
-        beside = f"; contact sheet {name_all(sheets)}" if sheets and sheets != outputs else ""
+        beside = [f"; {kind.replace('_', ' ')} {name_all(names)}" for kind, names in others.items() if names != outputs]
         networks = self.networks()
         peak = f"peak MLX memory {', '.join(map(format_bytes, peaks))}"
-        lines = [f"{name}: {done}; {peak}; {describe_networks(networks)}{beside}"]
+        lines = [f"{name}: {done}; {peak}; {describe_networks(networks)}{''.join(beside)}"]
         values |= {
             "peak_memory_bytes": peaks[0],
             "plan": self.plan.as_dict(),
             **networks,
             "output": one_or_all(outputs),
         }
-        if sheets:
-            values["contact_sheet"] = one_or_all(sheets)
+        values |= {kind: one_or_all(names) for kind, names in others.items()}
         if ranks.group is not None:
             values |= {
                 "ranks": ranks.size,
@@ -276,7 +275,7 @@ class _Run:
                     item.values, item.text = task.report_plan()
                     return
                 ranks.check_same(task.sample)
-                for output in item.outputs if self._job.is_many else ():
+                for output in chain(item.outputs, *item.beside.values()) if self._job.is_many else ():
                     make_folder(output)
                 if bar is None:
                     bar = stack.enter_context(self._progress_bar(item.num_frames))

@@ -8,6 +8,7 @@ import sys
 from typing import get_args
 
 from ..backend.machine import DtypeName
+from ..hdr_names import HDRInput
 from ..models.specs import NETWORKS
 from .cli import (
     CommandParser,
@@ -23,6 +24,7 @@ from .cli import (
 )
 from .decode_options import (
     add_generation_options,
+    add_hdr_options,
     add_input_options,
     add_mode_options,
     add_noise_options,
@@ -48,7 +50,10 @@ def decode_parser() -> CommandParser:
     )
     demo_files = "the small VAE and the latents that ship with the package"
     add_input_options(
-        parser, output="demo.mp4", demo=demo_files, more=".wav for the sound alone; frame.png for one frame; "
+        parser,
+        output="demo.mp4",
+        demo=demo_files,
+        more=".wav for the sound alone; a .png or .tif without a number for one frame; ",
     )
     how = parser.add_argument_group("how to decode")
     add_mode_options(how)
@@ -82,6 +87,7 @@ def preview_parser() -> CommandParser:
         more="NAME.png for one picture of up to 16 frames with their times; ",
     )
     add_job_options(parser, parser.add_argument_group("how to decode"))
+    add_hdr_options(parser.add_argument_group("the video"))
     given = vars(parser.parse_args([]))
     others = vars(decode_parser().parse_args([]))
     parser.set_defaults(**{name: value for name, value in others.items() if name not in given})
@@ -124,6 +130,9 @@ def encode_parser() -> CommandParser:
     video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     matrix = "the color matrix, in place of the one that the video states (default: its own, or bt601)"
     video.add_argument("--matrix", choices=["bt601", "bt709"], help=matrix)
+    light = """the images are EXR, and their pixels light with the primaries of sRGB (srgb_linear) or of ACES
+        (acescg), or codes (acescct): encode them as HDR, for LTX-2.5"""
+    video.add_argument("--hdr", choices=get_args(HDRInput), help=light)
     model = "the audio VAE: encode the video's sound too, into the same file; file, folder, or hub repository id"
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")

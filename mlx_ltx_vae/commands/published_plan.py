@@ -5,12 +5,14 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from ..errors import PlanError
 from ..frame_rate import DEFAULT_FPS
 from ..planning.options import PlanOptions
 from ..planning.plan import Mode
 from ..published import PublishedVAE
 from ..shapes import Grid
 from ..tiling import preset
+from ..video.frame_format import FrameOutput, frame_format
 from .cli import CommandParser, print_report, run_command
 from .job import plan_report
 
@@ -65,7 +67,7 @@ def print_published_plan(parser: CommandParser, arguments: argparse.Namespace, o
             dtype=arguments.dtype,
             sound_fps=arguments.fps or DEFAULT_FPS if arguments.sound else None,
             holds_latents=False,
-            bit_depth=arguments.bit_depth,
+            outputs=(FrameOutput(frame_format(arguments.bit_depth, PlanError)),),
             **vars(with_preset(options, arguments.preset, video)),
         )
         used: dict[str, Any] = {"generation": vae.config.generation, "decoder": vae.family.decoder}

@@ -24,6 +24,7 @@ from ..pipeline.progress import FrameBar
 from ..pipeline.sound_plan import every_chunk
 from ..planning.plan import AudioPlan, SoundPlan
 from ..units import format_count, format_seconds
+from ..video import is_sound
 from ..video.sound import Sound
 from ..video.wav import write_wav
 from .items import Item, are_many, name_outputs
@@ -50,7 +51,7 @@ class SoundSettings:
     @property
     def is_alone(self) -> bool:
         """Whether the output is the sound without the pictures."""
-        return not self.is_silent and (self.output or "").lower().endswith(".wav")
+        return not self.is_silent and is_sound(self.output or "")
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:

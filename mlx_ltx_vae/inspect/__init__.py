@@ -15,14 +15,14 @@ from ..latents import KNOWN_NAMES
 from ..latents.audio import AUDIO_NAMES, find_audio_latents, is_sound_alone
 from ..latents.tensor_files import open_tensor_file
 from ..shapes import Grid
-from ..video.codecs import CONTAINER_ENDINGS
+from ..video.codecs import ANIMATIONS, CONTAINER_ENDINGS
 from .checkpoint import find_audio, inspect_checkpoint
 from .latents import inspect_audio_latents, inspect_latents
 from .report import Report
 from .video import inspect_video
 
 _NAMED_TENSORS = 3
-_PICTURE_ENDINGS = (*CONTAINER_ENDINGS, ".gif", ".png", ".jpg", ".jpeg", ".webp")
+_PICTURE_ENDINGS = (*CONTAINER_ENDINGS, *ANIMATIONS, ".png", ".tif", ".tiff", ".jpg", ".jpeg")
 
 
 def inspect(

@@ -2,20 +2,24 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
-from ..errors import LatentsError
+from ..errors import LatentsError, PlanError, WriterError, check_is_path
 from ..frame_rate import Rate, parse_fps
+from ..planning.options import BitDepth
 from ..planning.plan import DecodePlan
-from ..video import check_output, check_output_options, open_sink
+from ..video import check_output, check_output_options, open_sink, output_files
+from ..video.frame_format import FrameOutput, FrameStep, common_format, frame_format
 from ..video.sink import SinkOptions
 from .decode_run import DecodeStream
-from .postprocess import FrameChunk, write_levels
+from .hdr_frames import HDR, choose_hdr
+from .postprocess import FrameChunk, write_chunk
 from .progress import Progress, show_progress
 from .run import peek
 
@@ -59,14 +63,34 @@ class FileDecode:
     output: SinkOptions
     start: float = field(default_factory=time.perf_counter)
     video: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, SinkOptions] = field(init=False)
 
     def __post_init__(self) -> None:
-        check_output_options(self.path, self.output, fps=self.fps)
+        check_is_path(self.path, WriterError)
+        self.files = output_files(os.fspath(self.path), self.output)
+        for file, options in self.files.items():
+            check_output_options(file, options, fps=self.fps)
 
-    def check(self, plan: DecodePlan) -> None:
+    @property
+    def frames(self) -> tuple[FrameOutput, ...]:
+        """Those of all files."""
+        return tuple(options.frames for options in self.files.values())
+
+    @property
+    def bit_depth(self) -> BitDepth | None:
+        """That of levels to which the stream can convert frames."""
+        frames = common_format(self.frames)
+        return None if frames is None else cast(BitDepth, frames.bit_depth)
+
+    def check(self, plan: DecodePlan | None) -> None:
         """Raise what writing would raise, for the frames of a plan. Those of latents that arrive are not known yet."""
+        if plan is None:
+            return
+        if plan.format is not None and plan.format != common_format(self.frames):
+            raise PlanError(f"{self.path}: the plan was made for other frames; plan with outputs=, or leave it out.")
         self.video = {"size": plan.frame_size, "num_frames": plan.num_frames}
-        check_output(self.path, fps=self.fps, options=self.output, **self.video)
+        for file, options in self.files.items():
+            check_output(file, fps=self.fps, options=options, **self.video)
 
     def write(self, stream: DecodeStream, plan: DecodePlan | None, progress: Progress) -> DecodeReport:
         """Write all chunks."""
@@ -89,8 +113,27 @@ class FileDecode:
             raise LatentsError(f"{self.path}: is one video, and these latents are {batch}; write each.")
         total = self.video.get("num_frames")
         shown = show_progress(map(counted, chunks), progress, total, name=os.fspath(self.path))
-        with open_sink(self.path, fps=self.fps, options=self.output, **self.video) as sink:
-            write_levels(shown, sink.write, self.output.bit_depth)
+        with ExitStack() as stack:
+            sinks = {}
+            for file, options in self.files.items():
+                sink = stack.enter_context(open_sink(file, fps=self.fps, options=options, **self.video))
+                sinks[sink] = options.frames
+            for each in shown:
+                write_chunk(each, sinks)
         width, height = self.video["size"]
         seconds, peak, rate = time.perf_counter() - self.start, mx.get_peak_memory(), parse_fps(self.fps)
         return DecodeReport(os.fspath(self.path), num_frames, width, height, rate, seconds, first_frame, peak, plan)
+
+
+def open_file_decode(
+    path: str | os.PathLike,
+    fps: Rate,
+    given: Mapping[str, Any],
+    bit_depth: BitDepth,
+    steps: Sequence[FrameStep],
+    hdr: HDR,
+    dtype: mx.Dtype,
+) -> FileDecode:
+    """The decode to a file of a VAE with a dtype; `given` are other `SinkOptions`. Nothing is written yet."""
+    frames = FrameOutput(frame_format(bit_depth, WriterError, str(path)), tuple(steps))
+    return FileDecode(path, fps, choose_hdr(SinkOptions(frames=frames, **given), hdr, dtype))

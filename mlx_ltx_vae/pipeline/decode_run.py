@@ -22,6 +22,7 @@ from ..planning.tiles import tile_spec
 from ..shapes import Grid
 from ..streaming.context import StreamContext
 from ..tiling.layout import Interval
+from ..video.frame_format import FrameFormat
 from .chunk_stream import PictureStream, check_cancelled
 from .frame_buffer import FrameBuffer
 from .latent_sources import (
@@ -38,8 +39,9 @@ from .postprocess import (
     OutputCheck,
     explain_not_finite,
     find_cause,
-    to_levels,
-    to_levels_in_parts,
+    mlx_dtype,
+    to_format,
+    to_format_in_parts,
 )
 from .progress import Progress
 from .run import Run, Source, crop_map, make_bands, peek, tile_origin
@@ -56,7 +58,7 @@ class DecodeOptions:
     like: str = DEFAULT_CONVENTION
     unnormalized: bool = False
     steps: int | None = None
-    bit_depth: int | None = None
+    format: FrameFormat | None = None
 
 
 _PLANNED = {"frames", "joined", *PlanOptions.__dataclass_fields__}  # options of `VideoVAE.plan`
@@ -107,13 +109,14 @@ class DecodePipeline:
     def stream(self, latents: Any, plan: DecodePlan | None) -> DecodeStream:
         """Check the arguments of `VideoVAE.stream` and return a stream of chunks, which decodes lazily."""
         check_process()
-        if self.options.bit_depth not in (None, 8, 10):
-            raise LatentsError(f"the bit depth must be 8 or 10, not {self.options.bit_depth!r}.")
         if plan is not None and self.options.steps not in (None, plan.denoising_steps):
             raise PlanError(
                 f"the plan was made for {plan.denoising_steps or 'no'} denoising steps, not {self.options.steps}; plan "
                 f"with steps={self.options.steps}, or leave the steps to the plan."
             )
+        wanted = self.options.format
+        if plan is not None and wanted is not None and plan.format not in (None, wanted):
+            raise PlanError("the plan was made for frames with another bit depth; plan with that of the stream.")
         given = as_latents(latents)
         if is_whole(given):
             plan, shape = plan or self.make_plan(given.shape), tuple(given.shape)
@@ -188,7 +191,7 @@ class DecodePipeline:
             denoising_steps=plan.denoising_steps,
         )
         run = Run(decoder, plan, source, context, partial(check_cancelled, self.cancelled))
-        return DecodeRun(run, check, bands, options.bit_depth)
+        return DecodeRun(run, check, bands, options.format or plan.format)
 
 
 def _explain(decoder: Callable[[], Decoder | None], largest: Magnitude) -> str:
@@ -229,7 +232,7 @@ class DecodeRun:
     run: Run
     check: OutputCheck
     bands: RowBands | None
-    bit_depth: int | None
+    format: FrameFormat | None  # of the frames that are yielded, if they are levels
 
     def chunks(self) -> Generator[FrameChunk, None, None]:
         """Yield every frame once, in order."""
@@ -259,16 +262,16 @@ class DecodeRun:
 
     @property
     def _dtype(self) -> mx.Dtype:
-        return {None: self.run.network.dtype, 8: mx.uint8, 10: mx.uint16}[self.bit_depth]
+        return self.run.network.dtype if self.format is None else mlx_dtype(self.format)
 
     def _finish(self, frames: mx.array) -> mx.array:
         """Convert frames to the yielded dtype, and join the bands."""
-        if self.bit_depth is None:
+        if self.format is None:
             frames = frames.astype(self._dtype)
         elif frames.dtype != self._dtype:
             # Along rows and columns, pieces have all frames, and are small already.
-            convert = to_levels_in_parts if self.run.plan.order is Order.TIME else to_levels
-            frames = convert(frames, self.bit_depth)
+            convert = to_format_in_parts if self.run.plan.order is Order.TIME else to_format
+            frames = convert(frames, self.format)
         return frames if self.bands is None else self.bands.gather(frames)
 
     def _buffered(self) -> Iterator[mx.array]:

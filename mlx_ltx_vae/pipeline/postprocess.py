@@ -1,7 +1,7 @@
-"""Checks a network's output, and converts pixels in [-1, 1] to the integer levels that sinks write."""
+"""Checks a network's output, and converts pixels in [-1, 1] to the frames that sinks write."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import imageio.v3 as iio
@@ -14,10 +14,12 @@ from ..backend.mlx_utils import count_nonfinite, dtype_name, named_parameters, t
 from ..errors import DecodeError, LatentsError
 from ..files import writing_to
 from ..models.base import Network
+from ..planning.clip import FRAMES_PER_CONVERSION
 from ..planning.planner import MAX_ARRAY_ELEMENTS
-from ..planning.tiled_memory import FRAMES_PER_CONVERSION
 from ..shapes import format_size
 from ..streaming.axis import Axis
+from ..video.frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
+from ..video.sink import Sink
 from .chunk_stream import join_parts
 
 _NOT_FINITE = "the decoded pixels are not finite"
@@ -29,30 +31,51 @@ _SHORT_PIECE = 2 * FRAMES_PER_CONVERSION
 _NEARLY_BLACK = 0.95  # of 1: a flat frame of larger magnitude is black or white
 _PLAUSIBLE = 1e3  # normalized latents of a model stay below a tenth of this
 
-_PEAKS = {8: 255, 10: 65535}
-_DTYPES = {8: mx.uint8, 10: mx.uint16}
+_PEAKS = {mx.uint8: 255, mx.uint16: 65535}  # of levels
 
 #: Called with frames (B, 3, n, H, W) and the index of the first one.
 OnFramesReady = Callable[[mx.array, int], object]
 
 
-def to_levels(frames: mx.array, bit_depth: int) -> mx.array:
-    """Round pixels in [-1, 1] to integer levels: uint8 for a bit depth of 8, full-range uint16 for 10."""
+def mlx_dtype(frames: FrameFormat) -> mx.Dtype:
+    """That of frames as arrays of MLX."""
+    return getattr(mx, frames.dtype.name)
+
+
+def to_format(pixels: mx.array, target: FrameFormat, steps: Sequence[FrameStep] = ()) -> mx.array:
+    """Convert pixels (B, n, H, W, 3) in [-1, 1]: to integer levels, rounded and clipped, or to floats with white at 1.
+
+    `steps` take whole frames.
+    """
     # Convert to float32 first: bfloat16 has 8 bits of precision and would lose half of the levels.
-    levels = (frames.astype(mx.float32) + 1) * (_PEAKS[bit_depth] / 2)
-    return mx.clip(mx.round(levels), 0, _PEAKS[bit_depth]).astype(_DTYPES[bit_depth])
+    frames, scale = pixels.astype(mx.float32) + 1, target.peak / 2
+    if steps:
+        frames, scale = (frames / 2).flatten(0, 1), target.peak
+        for step in steps:
+            frames = _apply(step, frames, target)
+        frames = frames.reshape(pixels.shape)
+    frames = frames * scale
+    return (frames if target.is_float else mx.clip(mx.round(frames), 0, target.peak)).astype(mlx_dtype(target))
 
 
-def to_levels_in_parts(frames: mx.array, bit_depth: int) -> mx.array:
-    """As `to_levels`, for frames (B, n, H, W, 3). A long chunk is evaluated part by part, which takes less memory."""
-    if frames.shape[1] <= FRAMES_PER_CONVERSION:
-        return to_levels(frames, bit_depth)
-    levels = mx.zeros(frames.shape, _DTYPES[bit_depth])
-    for start in range(0, frames.shape[1], FRAMES_PER_CONVERSION):
+def _apply(step: FrameStep, frames: mx.array, target: FrameFormat) -> mx.array:
+    result = step.apply(frames, target)
+    if result.shape != frames.shape or result.dtype != mx.float32:
+        given, expected = f"{dtype_name(result.dtype)} {result.shape}", f"float32 {frames.shape}"
+        raise DecodeError(f"a step of the frames returned {given}; expected frames as it was given: {expected}.")
+    return result
+
+
+def to_format_in_parts(pixels: mx.array, target: FrameFormat, steps: Sequence[FrameStep] = ()) -> mx.array:
+    """As `to_format`. A long chunk is evaluated part by part, which takes less memory."""
+    if pixels.shape[1] <= FRAMES_PER_CONVERSION:
+        return to_format(pixels, target, steps)
+    frames = mx.zeros(pixels.shape, mlx_dtype(target))
+    for start in range(0, pixels.shape[1], FRAMES_PER_CONVERSION):
         part = slice(start, start + FRAMES_PER_CONVERSION)
-        levels[:, part] = to_levels(frames[:, part], bit_depth)
-        mx.eval(levels)
-    return levels
+        frames[:, part] = to_format(pixels[:, part], target, steps)
+        mx.eval(frames)
+    return frames
 
 
 @dataclass(frozen=True)
@@ -62,7 +85,7 @@ class FrameChunk:
     Attributes:
         start: the index of the first frame in the video.
         frames: (B, n, H, W, 3): floats approximately in [-1, 1], in the network's dtype; or integer levels, if the
-            stream has a bit depth.
+            stream has a bit depth or a format of levels.
         is_finite: a flag on the device: whether all pixels decoded so far are finite; None if not checked.
         explain: why they are not, for the error.
     """
@@ -75,10 +98,7 @@ class FrameChunk:
     @property
     def pixels(self) -> mx.array:
         """The frames as (B, 3, n, H, W), approximately in [-1, 1]. Levels are converted to float32."""
-        frames = self.frames
-        if bit_depth := self._bit_depth:
-            frames = frames.astype(mx.float32) * (2 / _PEAKS[bit_depth]) - 1
-        pixels = frames.transpose(0, 4, 1, 2, 3)
+        pixels = self._pixels.transpose(0, 4, 1, 2, 3)
         mx.async_eval(pixels)  # so that another thread can use them
         return pixels
 
@@ -88,11 +108,24 @@ class FrameChunk:
         Returns:
             (n, H, W, 3) for a single video, (B, n, H, W, 3) for a batch of several.
         """
-        return self._levels(8)
+        return self.to_frames(FrameOutput(RGB8))
 
     def to_uint16(self) -> np.ndarray:
         """Like `to_uint8`, but full-range uint16, for sinks with more than 8 bits."""
-        return self._levels(10)
+        return self.to_frames(FrameOutput(RGB16))
+
+    @explained_device_errors()
+    def to_frames(self, output: FrameOutput) -> np.ndarray:
+        """Like `to_uint8`, in any format for sinks, once its steps have changed the frames."""
+        frames, target = self.frames, output.format
+        peak = _PEAKS.get(frames.dtype)
+        if peak is None or target.is_float or output.steps:
+            frames = to_format_in_parts(self._pixels, target, output.steps)
+        elif peak != target.peak:
+            frames = mx.round(frames.astype(mx.float32) * (target.peak / peak)).astype(mlx_dtype(target))
+        array = np.asarray(frames[0] if frames.shape[0] == 1 else frames)
+        self.check()
+        return array
 
     def save(self, path: str | os.PathLike, index: int = 0) -> None:
         """Write one frame of a single video as a picture, in the format of the ending: .png, .jpg, ...
@@ -124,21 +157,10 @@ class FrameChunk:
                 raise DecodeError(f"{_NOT_FINITE}: {self.explain()}" if self.explain else f"{_NOT_FINITE}.")
 
     @property
-    def _bit_depth(self) -> int | None:
-        """The bit depth of integer levels; None for floats."""
-        return next((depth for depth, dtype in _DTYPES.items() if self.frames.dtype == dtype), None)
-
-    @explained_device_errors()
-    def _levels(self, bit_depth: int) -> np.ndarray:
-        frames = self.frames
-        own = self._bit_depth
-        if own is None:
-            frames = to_levels_in_parts(frames, bit_depth)
-        elif own != bit_depth:
-            frames = mx.round(frames.astype(mx.float32) * (_PEAKS[bit_depth] / _PEAKS[own])).astype(_DTYPES[bit_depth])
-        levels = np.asarray(frames[0] if frames.shape[0] == 1 else frames)
-        self.check()
-        return levels
+    def _pixels(self) -> mx.array:
+        """The frames in [-1, 1]."""
+        peak = _PEAKS.get(self.frames.dtype)
+        return self.frames if peak is None else self.frames.astype(mx.float32) * (2 / peak) - 1
 
 
 def join_chunks(chunks: Iterable[FrameChunk], num_frames: int | None) -> mx.array:
@@ -166,10 +188,12 @@ def join_levels(chunks: Iterable[FrameChunk]) -> np.ndarray:
     return np.concatenate([chunk.to_uint8() for chunk in chunks], axis=-4)
 
 
-def write_levels(chunks: Iterable[FrameChunk], write: Callable[[np.ndarray], object], bit_depth: int) -> None:
-    """Call a sink's `write` with the levels of each chunk."""
-    for chunk in chunks:
-        write(chunk.to_uint8() if bit_depth == 8 else chunk.to_uint16())
+def write_chunk(chunk: FrameChunk, sinks: Mapping[Sink, FrameOutput]) -> None:
+    """Write a chunk to sinks, each with its frames, converted once for those that have the same."""
+    for output in dict.fromkeys(sinks.values()):
+        frames = chunk.to_frames(output)
+        for sink in (sink for sink, own in sinks.items() if own == output):
+            sink.write(frames)
 
 
 def hand_over(chunks: Iterable[FrameChunk], on_frames_ready: OnFramesReady) -> None:

@@ -2,20 +2,24 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..backend.machine import FLOAT32_BYTES
 from ..models.specs import LONG_CLIP, NetworkSpec
 from ..shapes import Grid, LatentShape, ScaleFactors, format_size
 from ..streaming.axis import Axis
-from ..tiling.layout import Tile
+from ..tiling.layout import Tile, TileLayout
 from ..units import format_count
+from ..video.frame_format import FrameFormat, FrameOutput, common_format
 from .excerpt import Excerpt
-from .memory import cut
+from .memory import Memory, StreamRun, cut, layer_pieces
 from .receptive_field import needed
 
 _DECODE_CHUNK = 1  # latent positions; 1 takes the least memory between layers
 _ENCODE_CHUNK = 8  # frames, rounded to a multiple of the time scale
+#: Frames that are converted to levels at once.
+FRAMES_PER_CONVERSION = 8
+_CONVERSION_COPIES = 3  # in float32, of frames that are converted: in [-1, 1], what a step is given, and returns
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Clip:
         held: the shape of the latents or the pixels that the caller holds in memory; None for those that are read in
             parts, and for levels, which are no arrays of MLX.
         excerpt: the frames to decode, if they are not all; the grid and the shapes are then theirs.
-        bit_depth: 8 or 10 for output in integer levels; None in the network's dtype.
+        outputs: what becomes of a decode's frames; empty if they stay floats in the network's dtype.
         is_joined: whether all output becomes one array, and of an encode the input is one.
         weight_bytes: those of all networks that are in memory; None for those of this one alone.
     """
@@ -39,7 +43,7 @@ class Clip:
     video: Grid
     is_decode: bool
     held: Sequence[int] | None = None
-    bit_depth: int | None = None
+    outputs: tuple[FrameOutput, ...] = ()
     excerpt: Excerpt | None = None
     is_joined: bool = False
     weight_bytes: int | None = None
@@ -83,6 +87,15 @@ class Clip:
         return frames * self.out_frame * itemsize
 
     @property
+    def format(self) -> FrameFormat | None:
+        """That of the frames that a decode yields; None for floats in the network's dtype."""
+        return common_format(self.outputs)
+
+    def value_bytes(self, itemsize: int) -> int:
+        """Bytes of each value of the frames that a decode yields, in a dtype of the network with so many."""
+        return itemsize if self.format is None else self.format.dtype.itemsize
+
+    @property
     def out_frame(self) -> int:
         """Elements of one output frame of the whole batch."""
         return self.batch * self.spec.out_channels * math.prod(self.spec.out_grid(self.grid)[1:])
@@ -113,3 +126,27 @@ class Clip:
         """(T, H, W) of a tile's input and of its output."""
         latent, pixels = tile.latent_size, tile.output_size
         return (latent, pixels) if self.is_decode else (pixels, latent)
+
+
+def with_conversions(memory: Memory, clip: Clip, layout: TileLayout | None, run: StreamRun, chunk: int) -> Memory:
+    """With what a consumer of floats takes that converts them to all outputs, between two steps of the network."""
+    if not clip.outputs or clip.format is not None:
+        return memory
+    if run.axis is not Axis.TIME:
+        num_frames = min(FRAMES_PER_CONVERSION, clip.video[0])
+    elif run.steps is None:
+        num_frames, _, _ = clip.spec.out_grid(clip.grid)
+    elif layout is not None and not layout.is_streamed:
+        num_frames = max(layout.time.blended(is_decode=True).final())
+    else:
+        *_, lengths = layer_pieces(clip.spec, clip.grid, replace(run, pieces=clip.pieces(clip.grid[0], chunk)))
+        num_frames = max(lengths)
+    position, channels = clip.out_frame // clip.spec.out_channels, clip.spec.out_channels
+    some = min(num_frames, FRAMES_PER_CONVERSION)
+    pixel = max((step.pixel_bytes for output in clip.outputs for step in output.steps), default=0)
+    converting = some * position * (pixel + _CONVERSION_COPIES * channels * FLOAT32_BYTES)
+    chunk_bytes = num_frames * clip.out_frame * run.machine.itemsize
+    # Sinks hold frames while the next ones are computed, and those before while these are made.
+    made = num_frames * clip.out_frame * sum(output.format.dtype.itemsize for output in set(clip.outputs))
+    in_flight = memory.work * run.prefetch // (1 + run.prefetch)
+    return replace(memory, work=max(memory.work + made, in_flight + chunk_bytes + converting + 2 * made))

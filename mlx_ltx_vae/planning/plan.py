@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..backend.machine import Machine
 from ..shapes import Grid, LatentShape, SoundRules, format_size
@@ -12,6 +12,9 @@ from ..tiling.layout import Interval, TileLayout
 from ..units import byte_unit, format_bytes, format_count, format_seconds
 from .excerpt import Excerpt
 from .memory import Memory, is_cache_tight
+
+if TYPE_CHECKING:
+    from ..video.frame_format import FrameFormat, FrameOutput
 
 
 class Mode(enum.Enum):
@@ -127,11 +130,19 @@ class DecodePlan(Plan):
     """The plan of a decode. `print(plan)` explains it.
 
     Of an `excerpt`, the shapes are those of the latent frames and the frames that are decoded. `denoising_steps` are
-    those of a network that denoises.
+    those of a network that denoises. `outputs` are what the consumer makes of the frames, and `format` the levels in
+    which it gets them, if it is not floats.
     """
 
     excerpt: Excerpt | None = None
     denoising_steps: int | None = None
+    outputs: "tuple[FrameOutput, ...]" = ()
+
+    @property
+    def format(self) -> "FrameFormat | None":
+        from ..video.frame_format import common_format  # which takes long, and --help needs this module
+
+        return common_format(self.outputs)
 
     @property
     def whole_shape(self) -> LatentShape:

@@ -15,7 +15,8 @@ from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, tile_batches
 from ..units import MB, format_bytes, parse_bytes
-from .clip import Clip
+from ..video.frame_format import FrameOutput
+from .clip import FRAMES_PER_CONVERSION, Clip, with_conversions
 from .excerpt import make_excerpt
 from .memory import (
     Memory,
@@ -33,7 +34,7 @@ from .memory import (
 from .options import PlanOptions, check_bands, check_order, choose_steps, parse_options, split_rows, why_not
 from .plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan, Mode, Order, Plan, SoundPlan
 from .receptive_field import first_output_work, needed
-from .tiled_memory import FRAMES_PER_CONVERSION, tiled_memory
+from .tiled_memory import tiled_memory
 from .tiles import (
     blended_frame,
     call_kind,
@@ -68,7 +69,7 @@ def plan_decode(
     machine: Machine | None = None,
     *,
     holds_latents: bool = True,
-    bit_depth: int | None = None,
+    outputs: tuple[FrameOutput, ...] = (),
     frames: tuple[int, int] | None = None,
     joined: bool = False,
     sound: Sequence[SoundPlan] = (),
@@ -82,7 +83,7 @@ def plan_decode(
     Args:
         machine: the machine to plan for; by default float32 on the CPU with unlimited memory.
         holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
-        bit_depth: that of the stream, whose chunks a consumer keeps while the next one is computed.
+        outputs: what the consumer makes of the frames; without any they are floats in the network's dtype.
         frames: the first frame or sample to decode, and one more than the last; None for all.
         joined: whether all output becomes one array.
         sound: possible plans of the sound that is decoded meanwhile, the fastest first; the plan has one of them.
@@ -92,16 +93,14 @@ def plan_decode(
     spec = choose_steps(spec, parsed.denoising_steps)
     whole = shape = check_latent_shape(spec, latent_shape)
     num_frames, height, width = spec.out_grid(shape.grid)
-    if spec.sound is not None:
-        num_frames = spec.sound.num_samples(shape.frames)
+    num_frames = num_frames if spec.sound is None else spec.sound.num_samples(shape.frames)
     excerpt = None
     if frames is not None:
         excerpt = make_excerpt(spec, shape, num_frames, frames)
         shape, num_frames = shape._replace(frames=excerpt.latents.length), excerpt.frames.length
     video, held = (num_frames, height, width), tuple(whole) if holds_latents else None
-    if spec.sound is not None:
-        held = (2, *whole)  # as they are given, and packed
-    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, bit_depth, excerpt, joined, weight_bytes)
+    held = held if spec.sound is None else (2, *whole)  # as they are given, and packed
+    clip = Clip(spec, shape.batch, shape.grid, shape, video, True, held, outputs, excerpt, joined, weight_bytes)
     return cast(DecodePlan, _Planner(clip, parsed, machine or Machine(), sound).choose())
 
 
@@ -250,9 +249,10 @@ class _Planner:
                 continue
             run = StreamRun(axis, pieces, steps, pace.prefetch, self._machine, is_band=ranks > 1)
             memory = self._stream_memory(clip, run, chunk)
-            if bands:  # a piece of whole frames as levels: as each rank gives them, gathered and joined
+            if bands:  # a piece of whole frames: as each rank gives them, gathered and joined
                 *_, output = layer_pieces(self._spec, clip.grid, run)
-                gathered = _GATHERED_COPIES * max(output) * self._clip.out_frame * _LEVEL_BYTES
+                value = max(_LEVEL_BYTES, clip.value_bytes(self._machine.itemsize))
+                gathered = _GATHERED_COPIES * max(output) * self._clip.out_frame * value
                 memory = replace(memory, work=memory.work + gathered)
             yield self._plan(Mode.EXACT, order, chunk, memory, step=pace.step, run=run, bands=bands)
 
@@ -298,7 +298,7 @@ class _Planner:
             memory = replace(memory, work=max(memory.work, made))
         if run.axis is not Axis.TIME:  # of a light network, the whole frames that are read at the end are the peak
             frames = min(FRAMES_PER_CONVERSION, clip.video[0]) * clip.out_frame
-            level = self._machine.itemsize if clip.bit_depth is None else -(-clip.bit_depth // 8)
+            level = clip.value_bytes(self._machine.itemsize)
             memory = replace(memory, work=max(memory.work, _READ_COPIES * frames * level - memory.caches))
         return replace(memory, inputs=clip.input_bytes(self._machine.itemsize, chunk, axis=run.axis))
 
@@ -359,7 +359,7 @@ class _Planner:
                 f"the whole output would be one array of {format_bytes(result)}, and the largest buffer of this device "
                 f"has {format_bytes(buffer)}; take it in parts, as from stream."
             )
-        # Latents are joined at the end, when the run's own arrays are gone.
+        # Latents are joined when the run's own arrays are gone.
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
         weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
         sound = self._least_sound.memory.active if self._least_sound else 0
@@ -375,10 +375,10 @@ class _Planner:
             more["excerpt"] = clip.excerpt
         kind: type[Plan] = DecodePlan if clip.is_decode else EncodePlan
         if clip.is_decode:
-            more["denoising_steps"] = self._spec.denoising_steps
+            more |= {"denoising_steps": self._spec.denoising_steps, "outputs": clip.outputs}
         if self._spec.sound is not None:
             kind, more["rules"] = AudioPlan if clip.is_decode else AudioEncodePlan, self._spec.sound
-        memory = self._with_others(memory)
+        memory = self._with_others(with_conversions(memory, clip, more.get("layout"), run, chunk))
         is_early = mode is not Mode.SINGLE and order is Order.TIME  # output is final before the end
         return kind(
             mode=mode,
@@ -391,7 +391,7 @@ class _Planner:
             step=step,
             steps=run.steps or (),
             prefetch=run.prefetch,
-            lookahead=min(needed(self._spec, Axis.TIME, outputs), clip.grid[0]) if is_early else clip.grid[0],
+            lookahead=min(needed(self._spec, Axis.TIME, outputs) if is_early else clip.grid[0], clip.grid[0]),
             first_output_work=first_output_work(self._spec, clip.grid, outputs) if is_early else 1.0,
             memory=with_buffer_cache(memory, self._machine.backend, self._budget),
             machine=self._machine,

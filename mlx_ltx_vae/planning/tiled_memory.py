@@ -6,12 +6,9 @@ from dataclasses import replace
 
 from ..backend.machine import FLOAT32_BYTES
 from ..tiling.layout import Tile, TileLayout
-from .clip import Clip
+from .clip import FRAMES_PER_CONVERSION, Clip
 from .memory import Memory, StreamRun, layer_pieces, stream_memory
 from .tiles import blended_frame, call_kind, tile_spec
-
-#: Frames that are converted to levels at once.
-FRAMES_PER_CONVERSION = 8
 
 _MARGIN = 1.05  # for uncounted memory: small arrays, rounding of allocations to pages
 
@@ -106,10 +103,10 @@ def _one_by_one(
     # The output is a part of its interval. It is checked, and converted to levels or to the network's dtype: a few
     # frames at once, but to the dtype all after the check.
     final = max(time.final())
-    level = itemsize if clip.bit_depth is None else -(-clip.bit_depth // 8)
+    level = clip.value_bytes(itemsize)
     copied = 0 if level == FLOAT32_BYTES else level
     some = min(final, FRAMES_PER_CONVERSION)
-    at_once = some * (2 * FLOAT32_BYTES + 2) + (some if clip.bit_depth is None else final) * copied
+    at_once = some * (2 * FLOAT32_BYTES + 2) + (some if clip.format is None else final) * copied
     leaving = group + elements * max(at_once, copied * final)
     # The consumer may still refer to the frames before, which are a view of their interval unless they were copied.
     held = elements * copied * final or group

@@ -1,18 +1,23 @@
 """Reading and writing videos, as numpy arrays. `ffmpeg.py` is the only module that starts a program."""
 
 from .contact_sheet import is_sheet
-from .outputs import (
-    VideoWriter,
+from .exr_reader import ExrReader
+from .frame_format import FrameFormat, FrameOutput, FrameStep
+from .outputs import VideoWriter
+from .reader import Fit, VideoReader
+from .sink import Sink, SinkOptions
+from .sinks import (
     add_metadata,
     check_output,
     check_output_options,
+    frame_endings,
+    is_sound,
     open_sink,
     output_files,
     takes_sound,
 )
-from .reader import Fit, VideoReader
-from .sink import Sink, SinkOptions
 
-__all__ = ["Fit", "Sink", "SinkOptions", "VideoReader", "VideoWriter"]
-__all__ += ["add_metadata", "check_output", "check_output_options", "is_sheet", "open_sink"]
+__all__ = ["ExrReader", "Fit", "FrameFormat", "FrameOutput", "FrameStep", "Sink", "SinkOptions", "VideoReader"]
+__all__ += ["VideoWriter", "add_metadata", "check_output", "check_output_options", "frame_endings", "is_sheet"]
+__all__ += ["is_sound", "open_sink"]
 __all__ += ["output_files", "takes_sound"]

@@ -1,7 +1,7 @@
 """The supported codecs and containers, and their ffmpeg arguments.
 
-Color: frames are full-range RGB. All codecs but FFV1 store limited-range BT.709, see `file_format`, and say so: without
-tags many players assume the BT.601 matrix for small frames.
+Color: frames are full-range RGB. All codecs but FFV1 store limited range, by default BT.709, see `file_format`, and say
+so: without tags many players assume the BT.601 matrix for small frames. HDR is an HEVC master by default.
 
 Odd sizes: H.264 and HEVC with 4:2:0 chroma can neither code nor crop to an odd number of pixels, so odd sizes are
 stored as 4:4:4. The size is exact, but many players (QuickTime, browsers, hardware decoders) support 4:2:0 only; the
@@ -19,6 +19,7 @@ from ..shapes import Size, format_size
 from .audio_codecs import audio_arguments, find_audio_codec
 from .ffmpeg import listing
 from .frame_format import check_zscale, conversion, file_format, is_convertible, tags
+from .light_level import check_content_light
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_kept, check_metadata, metadata_arguments
 from .sink import SinkOptions
 
@@ -51,7 +52,7 @@ class Codec:
         if not formats:
             raise WriterError(f"{name}: {self.encoder} takes even sizes, not {format_size(*size)}; use another codec.")
         if options.pix_fmt is None:
-            return formats[options.bit_depth]
+            return formats[options.format.bit_depth]
         rows = listing("-h", f"encoder={self.encoder}", error=WriterError)
         known = next((row[3:] for row in rows if row[:3] == ["Supported", "pixel", "formats:"]), [])
         known = [each for each in known if is_convertible(each)]
@@ -60,12 +61,16 @@ class Codec:
             raise WriterError(f"{name}: {found}; use one of {excerpt(', '.join(known), 400)}.")
         if is_odd and _SUBSAMPLED.search(options.pix_fmt):
             found = f"{options.pix_fmt} has even sizes, not {format_size(*size)}"
-            raise WriterError(f"{name}: {found}; use {formats[options.bit_depth]}, or leave the pixel format out.")
+            raise WriterError(
+                f"{name}: {found}; use {formats[options.format.bit_depth]}, or leave the pixel format out."
+            )
         return options.pix_fmt
 
 
 _FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
 CONTAINER_ENDINGS = tuple(_FORMATS)
+#: The encoders of pictures with several frames, by ending.
+ANIMATIONS = {".gif": "gif", ".webp": "libwebp", ".avif": "libsvtav1"}
 _FRAGMENTED_ENDINGS = (".mp4", ".mov")
 _MPEG_ENDINGS = (".mp4", ".mov", ".mkv")
 _WEB_ENDINGS = (".webm", ".mkv", ".mp4")
@@ -103,6 +108,13 @@ CODECS: dict[str, Codec] = {
         has_gops=False,
         options=("-vendor", "apl0"),  # editors on macOS expect Apple's vendor id
     ),
+    "prores4444": Codec(
+        "prores_ks",
+        (".mov", ".mkv"),
+        {8: "yuv444p10le", 10: "yuv444p10le"},
+        has_gops=False,
+        options=("-vendor", "apl0"),
+    ),
     # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
     "ffv1": Codec(
         "ffv1",
@@ -135,7 +147,9 @@ CODECS: dict[str, Codec] = {
         live_options=_REAL_TIME,
     ),
 }
-_OTHER_NAMES = {"h265": "hevc"}
+_OTHER_NAMES = {"h265": "hevc", "prores_4444": "prores4444"}
+_HDR_CRF = 12  # of a master in HEVC
+_H264_SITES = {"left": 0, "center": 1}
 ENCODER_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
 
 
@@ -153,7 +167,7 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     find_audio_codec(name, ending, options)
     if options.shortest and options.audio is None:
         raise WriterError(f"{name}: shortest ends the audio with the video; add audio, or leave it out.")
-    key = (options.codec or ("vp9" if ending == ".webm" else "h264")).lower()
+    key = (options.codec or _default_codec(ending, options)).lower()
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
         known, encoders = [*CODECS, *_OTHER_NAMES], {codec.encoder: each for each, codec in CODECS.items()}
@@ -166,9 +180,9 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
         raise WriterError(f"{name}: {codec.encoder} has no crf; leave it out.")
     if options.crf is not None and codec.crf is not None and not 0 <= options.crf <= codec.crf[1]:
         raise WriterError(f"{name}: a crf of {options.crf} is not between 0 and {codec.crf[1]}.")
-    if options.bit_depth not in codec.pixel_formats:
+    if (depth := options.format.bit_depth) not in codec.pixel_formats:
         depths = " and ".join(map(str, codec.pixel_formats))
-        raise WriterError(f"{name}: {key} has a bit depth of {depths}, not {options.bit_depth}; use another codec.")
+        raise WriterError(f"{name}: {key} has a bit depth of {depths}, not {depth}; use another codec.")
     if options.encoder_preset is not None and not codec.has_presets:
         raise WriterError(f"{name}: {codec.encoder} has no presets; leave out the encoder preset, or use h264 or hevc.")
     if options.encoder_preset not in (None, *ENCODER_PRESETS):
@@ -177,6 +191,12 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     if options.metadata:
         check_kept(name, ending, _container_arguments(ending, options), options.metadata)
     return codec
+
+
+def _default_codec(ending: str, options: SinkOptions) -> str:
+    if ending == ".webm":
+        return "vp9"
+    return "hevc" if options.format.is_hdr else "h264"
 
 
 def check_fragmented(name: str, ending: str) -> None:
@@ -192,26 +212,11 @@ def video_arguments(
     if ending not in CONTAINER_ENDINGS:
         raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
     codec = find_codec(name, ending, options)
-    if all(row[1:2] != [codec.encoder] for row in listing("-encoders", error=WriterError)):
-        key = next(key for key, known in CODECS.items() if known is codec)
-        needs = "which only builds for macOS have; use h264 or hevc" if "toolbox" in key else f"which {key} needs"
-        raise WriterError(f"{name}: this ffmpeg was built without {codec.encoder}, {needs}.")
-    check_zscale(WriterError)
-    arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
-    if codec.crf is not None:
-        arguments += ["-crf", str(codec.crf[0] if options.crf is None else options.crf)]
-    if options.encoder_preset is not None:
-        arguments += ["-preset", options.encoder_preset]
-    stored = file_format(codec.pixel_format(name, size, options))
-    arguments += ["-vf", ",".join([*conversion(options.frames, stored, size), tags(stored)])]
-    arguments += ["-chroma_sample_location", stored.site]
-    arguments += ["-r", str(fps)]  # ffmpeg takes 120000/1001 for 120 without it
-    if codec.encoder == "libx264" and "420" in stored.planar:  # which leaves out what is inferred without it
-        arguments += ["-bsf:v", "h264_metadata=chroma_sample_loc_type=0"]
-    if codec.has_gops:  # a keyframe every two seconds, so that players can jump; more often in what plays at once
-        arguments += ["-g", str(max(1, round((1 if options.fragmented else 2) * fps)))]
-    if options.fragmented:
-        arguments += codec.live_options
+    key = next(key for key, known in CODECS.items() if known is codec)
+    needs = "which only builds for macOS have" if "toolbox" in key else f"which {key} needs"
+    others = {other: each.encoder for other, each in CODECS.items() if ending in each.endings}
+    _check_encoder(name, codec.encoder, needs, others)
+    arguments = _encoder_arguments(name, codec, size, fps, options)
     inputs: list[str] = []
     if options.audio is not None:
         inputs, before, after = audio_arguments(name, ending, fps, options, num_frames)
@@ -222,6 +227,51 @@ def video_arguments(
     if codec.tag is not None and ending in _FRAGMENTED_ENDINGS:
         arguments += ["-tag:v", codec.tag]
     return [*inputs, *arguments, *_container_arguments(ending, options)]
+
+
+def animation_arguments(name: str, ending: str, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
+    """As `video_arguments`, for a picture of several frames."""
+    _check_encoder(name, ANIMATIONS[ending], f"which {ending} needs", ANIMATIONS)
+    if ending == ".gif":
+        # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.
+        palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
+        return ["-vf", f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4", "-f", "gif"]
+    if ending == ".webp":
+        # Not libwebp_anim, which keeps all frames until the end. libwebp converts RGB by itself.
+        return ["-c:v", "libwebp", "-quality", "90", "-pix_fmt", "bgra", "-loop", "0", "-f", "webp"]
+    return [*_encoder_arguments(name, CODECS["av1"], size, fps, options), "-f", "avif"]
+
+
+def _check_encoder(name: str, encoder: str, needs: str, others: Mapping[str, str]) -> None:
+    """Raise a `WriterError` if this ffmpeg lacks an encoder, with those of the `others` that it has."""
+    built = {row[1] for row in listing("-encoders", error=WriterError) if len(row) > 1}
+    if encoder not in built:
+        there = [each for each, other in others.items() if other in built]
+        use = f"use {' or '.join(there)}, which it has" if there else "use the ffmpeg of imageio-ffmpeg"
+        raise WriterError(f"{name}: this ffmpeg was built without {encoder}, {needs}; {use}.")
+
+
+def _encoder_arguments(name: str, codec: Codec, size: Size, fps: Fraction, options: SinkOptions) -> list[str]:
+    check_zscale(WriterError)
+    check_content_light(options.format)
+    arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
+    if codec.crf is not None:
+        default = _HDR_CRF if options.format.is_hdr and codec is CODECS["hevc"] else codec.crf[0]
+        arguments += ["-crf", str(default if options.crf is None else options.crf)]
+    if options.encoder_preset is not None:
+        arguments += ["-preset", options.encoder_preset]
+    stored = file_format(codec.pixel_format(name, size, options), options.format)
+    to_planar = f"format={options.format.planar}"
+    arguments += ["-vf", ",".join([to_planar, *conversion(options.format, stored, size), tags(stored)])]
+    arguments += ["-chroma_sample_location", stored.site]
+    arguments += ["-r", str(fps)]  # ffmpeg takes 120000/1001 for 120 without it
+    if codec.encoder == "libx264" and "420" in stored.planar:  # which leaves out what is inferred without it
+        arguments += ["-bsf:v", f"h264_metadata=chroma_sample_loc_type={_H264_SITES[stored.site]}"]
+    if codec.has_gops:  # a keyframe every two seconds, so that players can jump; more often in what plays at once
+        arguments += ["-g", str(max(1, round((1 if options.fragmented else 2) * fps)))]
+    if options.fragmented:
+        arguments += codec.live_options
+    return arguments
 
 
 def _container_arguments(ending: str, options: SinkOptions) -> list[str]:

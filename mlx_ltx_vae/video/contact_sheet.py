@@ -33,7 +33,7 @@ class ContactSheet(Sink):
     """
 
     def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, num_frames: int, options: SinkOptions) -> None:
-        super().__init__(os.fspath(path), size, options.bit_depth)
+        super().__init__(os.fspath(path), size, options.format)
         check_metadata(self.name, options.metadata)
         self._metadata, self._num_frames = options.metadata, num_frames
         self._sheet = _Sheet(size, find_fps(self.name, fps, WriterError), num_frames)

@@ -1,7 +1,8 @@
-"""Outputs that need no ffmpeg: numbered PNG files, a .npy file, and raw frames to standard output."""
+"""Outputs that need no ffmpeg: numbered stills, one picture, a .npy file, and raw frames to standard output."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -13,33 +14,40 @@ from ..errors import WriterError, option
 from ..files import PartFile, check_name, create_part, remove_part, writing_to
 from ..process import Cleanup, remove_file, uninterrupted
 from ..shapes import Size
+from .frame_format import FrameFormat
 from .live import StandardOutput, write_all
-from .metadata import check_metadata
-from .png import encode_png
 from .sink import Sink, SinkOptions
 from .source import match_numbered
 
+#: Writes a frame (height, width, 3) to a file, with the options' metadata.
+WriteStill = Callable[[Path, np.ndarray, SinkOptions], object]
+
+
+@dataclass(frozen=True)
+class Stills:
+    """How stills of one kind are written, and how their names end; the first ending is that of unnamed ones."""
+
+    endings: tuple[str, ...]
+    write: WriteStill
+
 
 class StillsWriter(Sink):
-    """PNG files, numbered from 0, in a folder (00000.png, 00001.png, ...) or of a pattern such as `a_%05d.png`.
-
-    They have 8 bits, or 16 for a bit depth of 10.
+    """Stills, numbered from 0, in a folder (00000.png, 00001.png, ...) or of a pattern such as `a_%05d.png`.
 
     They are moved there at the end, in one rename if the folder is new. A folder that has, or meanwhile gets, files of
     this pattern is refused: the rest of a longer clip would mix with this one.
     """
 
-    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions) -> None:
-        super().__init__(os.fspath(path), size, options.bit_depth)
-        check_metadata(self.name, options.metadata)
-        self.folder, self._pattern = find_stills_target(path)
+    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions, stills: Stills) -> None:
+        super().__init__(os.fspath(path), size, options.format)
+        self.folder, self._pattern = find_stills_target(path, stills.endings)
         self._moved: list[Path] = []
         # Inside an existing folder, which may be on another file system than its parent; beside a new one.
         beside = self.folder / "stills" if os.path.isdir(self.folder) else self.folder
         with uninterrupted(), writing_to(self.name):
             self._part, lock = create_part(beside, Path.mkdir)
             self._remove = Cleanup(self, _remove_stills, self._part, lock, self._moved)
-        self._write = partial(_write_stills, self._part / self._pattern, count(), options.metadata)
+        self._write = partial(_write_stills, self._part / self._pattern, count(), stills.write, options)
 
     def _finish(self) -> None:
         with uninterrupted():
@@ -61,13 +69,12 @@ class StillsWriter(Sink):
 
 
 class PictureWriter(Sink):
-    """The only frame of a clip, as a PNG file like one of `StillsWriter`. It replaces no picture."""
+    """The only frame of a clip, as a file like one of `StillsWriter`. It replaces no picture."""
 
-    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions) -> None:
-        super().__init__(os.fspath(path), size, options.bit_depth)
-        check_metadata(self.name, options.metadata)
+    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions, stills: Stills) -> None:
+        super().__init__(os.fspath(path), size, options.format)
         self._part = PartFile(Path(path), overwrite=False)
-        self._write = partial(_write_picture, self.name, self._part.path, options.metadata)
+        self._write = partial(_write_picture, self.name, self._part.path, stills.write, options)
 
     def _finish(self) -> None:
         self._part.complete()
@@ -76,9 +83,9 @@ class PictureWriter(Sink):
         self._part.discard()
 
 
-def _write_picture(name: str, path: Path, metadata: Mapping[str, str], frames: np.ndarray) -> None:
+def _write_picture(name: str, path: Path, write: WriteStill, options: SinkOptions, frames: np.ndarray) -> None:
     check_one_frame(name, len(frames) + (path.stat().st_size > 0))
-    path.write_bytes(encode_png(frames[0], metadata))
+    write(path, frames[0], options)
 
 
 def check_one_frame(name: str, num_frames: int) -> None:
@@ -86,13 +93,15 @@ def check_one_frame(name: str, num_frames: int) -> None:
     if num_frames > 1:
         raise WriterError(
             f"{name}: is one picture, and there are more frames; name a folder ({Path(name).stem}/) or a pattern "
-            f"(%05d.png) for all, or decode one of them ({option('frames=(5, 6)', '--frames 5:6')})."
+            f"(%05d{Path(name).suffix}) for all, or decode one of them ({option('frames=(5, 6)', '--frames 5:6')})."
         )
 
 
-def _write_stills(pattern: Path, numbers: Iterator[int], metadata: Mapping[str, str], frames: np.ndarray) -> None:
+def _write_stills(
+    pattern: Path, numbers: Iterator[int], write: WriteStill, options: SinkOptions, frames: np.ndarray
+) -> None:
     for frame, number in zip(frames, numbers, strict=False):  # in this order, which takes no number too many
-        pattern.with_name(pattern.name % number).write_bytes(encode_png(frame, metadata))
+        write(pattern.with_name(pattern.name % number), frame, options)
 
 
 def _remove_stills(part: Path, lock: int, moved: list[Path]) -> None:
@@ -101,10 +110,10 @@ def _remove_stills(part: Path, lock: int, moved: list[Path]) -> None:
         remove_file(still)
 
 
-def find_stills_target(path: str | os.PathLike) -> tuple[Path, str]:
+def find_stills_target(path: str | os.PathLike, endings: tuple[str, ...]) -> tuple[Path, str]:
     """The folder and the pattern of the names of stills, see `StillsWriter`. Nothing is created."""
     name = os.fspath(path)
-    folder, pattern = parse_stills_path(path)
+    folder, pattern = parse_stills_path(path, endings)
     check_name(folder)
     if os.path.isdir(folder):
         _refuse_other_stills(name, folder, pattern)
@@ -113,14 +122,15 @@ def find_stills_target(path: str | os.PathLike) -> tuple[Path, str]:
     return folder, pattern
 
 
-def parse_stills_path(path: str | os.PathLike) -> tuple[Path, str]:
+def parse_stills_path(path: str | os.PathLike, endings: tuple[str, ...]) -> tuple[Path, str]:
     """As `find_stills_target`, without the errors of a folder that cannot be used."""
     name = os.fspath(path)
     given = Path(path)
-    is_pattern = given.suffix.lower() == ".png" and not os.path.isdir(given)
-    folder, pattern = (given.parent, given.name) if is_pattern else (given, "%05d.png")
+    default = f"%05d{endings[0]}"
+    is_folder = name.endswith(("/", os.sep)) or os.path.isdir(given)
+    folder, pattern = (given, default) if is_folder else (given.parent, given.name)
     if match_numbered(pattern) is None:
-        raise WriterError(f"{name}: use a folder, or a name with exactly one number field, such as %05d.png.")
+        raise WriterError(f"{name}: use a folder, or a name with exactly one number field, such as {default}.")
     return folder, pattern
 
 
@@ -134,10 +144,10 @@ def _refuse_other_stills(name: str, folder: Path, pattern: str) -> None:
 
 
 class NpyWriter(Sink):
-    """A `.npy` file `(frames, height, width, 3)`, uint8 or uint16, written frame by frame."""
+    """A `.npy` file `(frames, height, width, 3)` in the dtype of the frames, written frame by frame."""
 
     def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions) -> None:
-        super().__init__(os.fspath(path), size, options.bit_depth)
+        super().__init__(os.fspath(path), size, options.format)
         self._part = PartFile(Path(path), overwrite=options.overwrite)
         with writing_to(self.name):
             # Unbuffered: what a forked process has in a buffer, it writes when it ends.
@@ -164,8 +174,8 @@ class NpyWriter(Sink):
 
 
 class RawWriter(Sink):
-    """Raw frames to standard output: RGB, 8 or 16 bits (little-endian) per component."""
+    """Raw frames to standard output: RGB, in the dtype of the frames (little-endian)."""
 
-    def __init__(self, size: Size, bit_depth: int) -> None:
-        super().__init__("standard output", size, bit_depth)
+    def __init__(self, size: Size, frames: FrameFormat) -> None:
+        super().__init__("standard output", size, frames)
         self._write = StandardOutput("raw frames").write

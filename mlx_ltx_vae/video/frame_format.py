@@ -5,11 +5,13 @@ The filter is zscale. swscale, which ffmpeg inserts by default, treats 8 and 16 
 """
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from ..errors import LTXVAEError
+from ..errors import LTXVAEError, quote
 from ..shapes import Size
 from .ffmpeg import listing
 
@@ -26,6 +28,12 @@ _REPACKED = {
 }  # fmt: skip
 _WITHOUT_ZSCALE = ("yuv440p10le", "yuv440p12le")
 _RGB = re.compile("[0ax]?(2?rgb|bgr)|gbr|pal8")  # how the names of pixel formats without a matrix start
+# Of frames as arrays: the dtype, and the largest number, which is white.
+_ARRAYS = {
+    "rgb24": (np.uint8, 255), "rgb48le": (np.uint16, 65535), "rgbf16le": (np.float16, 1), "rgbf32le": (np.float32, 1)
+}  # fmt: skip
+_MATRICES = {"bt2020": "bt2020nc"}  # of files with these primaries; of all others BT.709
+HDR_TRANSFERS = {"smpte2084": "PQ", "arib-std-b67": "HLG"}
 # Where a chroma sample is among its luma samples, right and down. ffmpeg has no name for places on the right.
 _SITES = {
     "left": (-1, 0), "topleft": (-1, -1), "center": (0, 0), "top": (0, -1), "bottomleft": (-1, 1), "bottom": (0, 1),
@@ -38,7 +46,8 @@ class FrameFormat:
     """What the numbers in frames mean, by ffmpeg's names.
 
     Attributes:
-        pixel_format: the components, their order, bits and subsampling.
+        pixel_format: the components, their order, bits and subsampling. Of arrays (n, H, W, 3): "rgb24" (uint8),
+            "rgb48le" (uint16), "rgbf16le" or "rgbf32le" (floats, with white at 1 and no limits).
         levels: "pc" if black and white are the least and the largest number; "tv" for 16 to 235 of 255.
         matrix: between RGB and luma and chroma; "gbr" for RGB.
         site: of a chroma sample among its luma samples: "left" (in the middle of the left ones), "topleft", "center".
@@ -53,8 +62,28 @@ class FrameFormat:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of raw frames (n, H, W, 3), which `RGB8` and `RGB16` have."""
-        return np.dtype({"rgb24": np.uint8, "rgb48le": np.uint16}[self.pixel_format])
+        """The dtype of frames as arrays."""
+        return np.dtype(_ARRAYS[self.pixel_format][0])
+
+    @property
+    def peak(self) -> int:
+        """White, in frames as arrays."""
+        return _ARRAYS[self.pixel_format][1]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether frames as arrays are floats."""
+        return self.dtype.kind == "f"
+
+    @property
+    def bit_depth(self) -> int:
+        """The bit depth of a video with these frames."""
+        return 8 if self.pixel_format == "rgb24" else 10
+
+    @property
+    def is_hdr(self) -> bool:
+        """Whether they are HLG or PQ."""
+        return self.transfer in HDR_TRANSFERS
 
     @property
     def planar(self) -> str:
@@ -69,7 +98,48 @@ class FrameFormat:
 #: Frames as arrays: full-range RGB.
 RGB8, RGB16 = FrameFormat("rgb24"), FrameFormat("rgb48le")
 #: By the bit depth that users choose. 10 bits come as 16, and use all of them.
-FRAME_FORMATS = {8: RGB8, 10: RGB16}
+_BY_DEPTH = {8: RGB8, 10: RGB16}
+
+
+def frame_format(bit_depth: int, error: type[LTXVAEError], name: str | None = None) -> FrameFormat:
+    """The format of frames with a bit depth that a user chose. Raises an `error`, about what has this name."""
+    if bit_depth not in tuple(_BY_DEPTH):
+        start = "" if name is None else f"{name}: "
+        raise error(f"{start}a bit depth of {quote(bit_depth)} is not supported; use 8 or 10.")
+    return _BY_DEPTH[bit_depth]
+
+
+@dataclass(frozen=True)
+class FrameStep:
+    """A change of frames on the device, between the decoder and their conversion to a format.
+
+    Attributes:
+        apply: called with frames (n, H, W, 3), float32 RGB in which black is 0 and white is 1, with values outside
+            where the decoder has them, and with the format that they are converted to. n is at most 8 for each video
+            of a batch. Returns such frames.
+        pixel_bytes: what `apply` takes at its peak for each pixel, beside the 12 bytes of its argument and as many of
+            its result, which the plan counts with it. The default is for two more arrays of this size.
+    """
+
+    apply: Callable[[Any, FrameFormat], Any]
+    pixel_bytes: int = 24
+
+
+@dataclass(frozen=True)
+class FrameOutput:
+    """What becomes of a decoder's frames: the steps that change them, in order, and their format."""
+
+    format: FrameFormat = RGB8
+    steps: tuple[FrameStep, ...] = ()
+
+
+def common_format(outputs: Iterable[FrameOutput]) -> FrameFormat | None:
+    """The levels to which a decode can convert parts of frames as they come; None if outputs need floats."""
+    distinct = set(outputs)
+    if len(distinct) != 1:
+        return None
+    output = distinct.pop()
+    return None if output.steps or output.format.is_float else output.format
 
 
 def check_zscale(error: type[LTXVAEError]) -> None:
@@ -92,10 +162,17 @@ def is_convertible(pixel_format: str) -> bool:
     return is_planar or pixel_format in _REPACKED
 
 
-def file_format(pixel_format: str) -> FrameFormat:
-    """How files store frames with a pixel format: BT.709, limited range, chroma as H.264 and HEVC have it."""
-    rgb = FrameFormat(pixel_format)
-    return rgb if rgb.is_rgb else replace(rgb, levels="pc" if pixel_format.startswith("yuvj") else "tv", matrix="bt709")
+def file_format(pixel_format: str, frames: FrameFormat = RGB8) -> FrameFormat:
+    """How files store frames with a pixel format: their colors, in limited range, chroma as H.264 and HEVC have it.
+
+    That of HDR in 4:2:0 is in the center, as the reference has it.
+    """
+    stored = replace(frames, pixel_format=pixel_format)
+    if stored.is_rgb:
+        return stored
+    levels = "pc" if pixel_format.startswith("yuvj") else "tv"
+    site = "center" if frames.is_hdr and re.search("420|p010", pixel_format) else stored.site
+    return replace(stored, levels=levels, matrix=_MATRICES.get(frames.primaries, "bt709"), site=site)
 
 
 def turned(site: str, degrees: float) -> str:
@@ -112,7 +189,6 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str
     Matrix, levels, depth and chroma site are converted; primaries and transfer function stay what they are. What the
     source has as "input" is what each frame says.
     """
-    to_planar = [f"format={source.planar}"] if source in (RGB8, RGB16) else []
     flip = ["hflip"] * source.site.endswith("right")
     settings = {
         "matrixin": source.matrix,
@@ -125,8 +201,11 @@ def conversion(source: FrameFormat, target: FrameFormat, size: Size) -> list[str
     }
     convert = "zscale=" + ":".join(f"{name}={value}" for name, value in settings.items())
     formats = [f"format={each}" for each in dict.fromkeys((target.planar, target.pixel_format))]
+    if source.is_rgb and target.site == "center":
+        # zscale has no filter for the mean of 2x2 pixels. swscale is exact between depths of limited range.
+        formats[0] = f"format=yuv444p16le,scale=flags=area+accurate_rnd,{formats[0]}"
     before, after = _whole_chroma(source, target, size)
-    return [*to_planar, *before, *flip, convert, formats[0], *flip, *after, *formats[1:]]
+    return [*before, *flip, convert, formats[0], *flip, *after, *formats[1:]]
 
 
 def tags(target: FrameFormat) -> str:

@@ -1,47 +1,33 @@
-"""The choice of a sink by the name of the output, and the files that ffmpeg writes while frames are computed."""
+"""The files that ffmpeg writes while frames are computed."""
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import WriterError, check_is_path
-from ..files import PartFile, check_absent, check_name, writing_to
+from ..errors import WriterError
+from ..files import PartFile, writing_to
 from ..frame_rate import Rate, find_fps
 from ..process import Cleanup
 from ..shapes import Size, format_size
 from .audio_codecs import warn_of_changes
-from .codecs import CONTAINER_ENDINGS, check_fragmented, find_codec, video_arguments
-from .contact_sheet import ContactSheet, is_sheet, sheet_beside
+from .codecs import animation_arguments, video_arguments
 from .ffmpeg import FfmpegEncoder
-from .frame_files import (
-    NpyWriter,
-    PictureWriter,
-    RawWriter,
-    StillsWriter,
-    check_one_frame,
-    find_stills_target,
-    parse_stills_path,
-)
-from .live import LiveOutput, StandardOutput, Target, target_name
-from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_metadata, metadata_bytes, metadata_file
-from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_frames
+from .frame_format import FrameFormat, FrameOutput, frame_format
+from .light_level import content_light_arguments
+from .live import LiveOutput, Target, target_name
+from .metadata import METADATA_INPUT, metadata_file
+from .sink import Sink, SinkOptions
 from .sound import SOUND_INPUT, Sound, SoundPipe, SoundTrack, clipping, find_sample_rate, warn_of_sound
-
-_SUPPORTED = f"{', '.join(CONTAINER_ENDINGS)}, .gif, .npy, a folder (ending in /), %05d.png, .png, or - for raw frames"
-_PICTURES = (ContactSheet, PictureWriter)
-_MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
 
 
 class FfmpegSink(Sink):
     """A file written by ffmpeg, of exactly the size of the frames."""
 
-    def __init__(self, name: str, size: Size, fps: Rate, bit_depth: int) -> None:
-        super().__init__(name, size, bit_depth)
+    def __init__(self, name: str, size: Size, fps: Rate, frames: FrameFormat) -> None:
+        super().__init__(name, size, frames)
         self.fps = find_fps(self.name, fps, WriterError)
 
     def _start(
@@ -52,7 +38,8 @@ class FfmpegSink(Sink):
         sound: SoundPipe | None = None,
     ) -> None:
         layout = ["-pixel_format", self.frames.pixel_format, "-video_size", format_size(*self.size)]
-        raw_video = ["-f", "rawvideo", *layout, "-framerate", str(self.fps), "-i", "pipe:0"]
+        layout += ["-framerate", str(self.fps), *content_light_arguments(self.frames)]
+        raw_video = ["-f", "rawvideo", *layout, "-i", "pipe:0"]
         self._target = target
         output = f"file:{target.path}" if isinstance(target, PartFile) else target.write
         try:
@@ -115,10 +102,11 @@ class VideoWriter(FfmpegSink):
             iterator of sound: of arrays (2, n), or an `AudioStream`. It is taken as frames are written, and must be as
             long as these; up to 60 ms are filled with silence, or cut. Closing warns (`UserWarning`) of what the codec
             changes in it, and of a file that is longer or shorter by more than a frame.
-        codec: h264 (the default), hevc (or h265), prores, ffv1 (lossless), vp9 (the default for webm) or av1; on a Mac
-            also h264_videotoolbox and hevc_videotoolbox.
+        codec: h264 (the default), hevc (or h265), prores, prores4444, ffv1 (lossless), vp9 (the default for webm) or
+            av1; on a Mac also h264_videotoolbox and hevc_videotoolbox.
         crf: quality, 0 is the best; by default 18 for h264, 20 for hevc, 24 for vp9 and av1.
         bit_depth: 8 (uint8 frames) or 10 (uint16 frames that use all 16 bits).
+        format: in place of the bit depth what the frames are, such as those of an HDR signal.
         overwrite: whether to replace a file of this name, also one that appears while the video is written.
         shortest: whether audio that is longer is cut at the end of the video. Needs `num_frames`.
         metadata: entries of text by name, such as `{"comment": "take 3"}`, of any length.
@@ -142,6 +130,7 @@ class VideoWriter(FfmpegSink):
         codec: str | None = None,
         crf: int | None = None,
         bit_depth: int = 8,
+        format: FrameFormat | None = None,
         fragmented: bool = False,
         overwrite: bool = True,
         shortest: bool = False,
@@ -152,13 +141,15 @@ class VideoWriter(FfmpegSink):
         sample_rate: int | None = None,
         num_frames: int | None = None,
     ) -> None:
-        super().__init__(target_name(path), size, fps, bit_depth)
+        name = target_name(path)
+        super().__init__(name, size, fps, format or frame_format(bit_depth, WriterError, name))
         is_path = isinstance(path, (str, os.PathLike))
         if not is_path and not fragmented:
             raise WriterError(f"{self.name}: only a fragmented video needs no file name; add fragmented=True.")
         self._options = options = SinkOptions(
-            audio, codec, crf, bit_depth, fragmented, overwrite, shortest, metadata or {}, encoder_preset, pix_fmt,
-            audio_codec, sample_rate,
+            audio=audio, codec=codec, crf=crf, fragmented=fragmented, overwrite=overwrite, shortest=shortest,
+            metadata=metadata or {}, encoder_preset=encoder_preset, pix_fmt=pix_fmt, audio_codec=audio_codec,
+            sample_rate=sample_rate, frames=FrameOutput(self.frames),
         )  # fmt: skip
         self._num_frames = num_frames
         self._warns_of_audio = True
@@ -211,159 +202,10 @@ class VideoWriter(FfmpegSink):
             warn_of_sound(self.name, clipping(peak))
 
 
-class GifWriter(FfmpegSink):
-    """An animated GIF that loops."""
+class AnimationWriter(FfmpegSink):
+    """A picture of several frames that loops: an animated GIF, WebP or AVIF."""
 
     def __init__(self, path: str | os.PathLike, size: Size, fps: Rate, options: SinkOptions) -> None:
-        super().__init__(os.fspath(path), size, fps, options.bit_depth)
-        # A palette for each frame: a shared one needs all frames first, and bands. Error diffusion would flicker.
-        palette = "split[frames][source];[source]palettegen=stats_mode=single:reserve_transparent=0[palette]"
-        filters = f"{palette};[frames][palette]paletteuse=new=1:dither=bayer:bayer_scale=4"
-        self._start(PartFile(Path(path), overwrite=options.overwrite), ["-vf", filters, "-f", "gif"])
-
-
-def open_sink(
-    path: str | os.PathLike,
-    *,
-    size: Size,
-    fps: Rate,
-    options: SinkOptions = DEFAULT_OPTIONS,
-    num_frames: int | None = None,
-) -> Sink:
-    """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support.
-
-    `num_frames` is given by callers that gave it to `check_output`, which has then warned of the audio.
-    """
-    kind = check_output_options(path, options, fps=fps)
-    if kind is ContactSheet:
-        if num_frames is None:
-            raise WriterError(f"{os.fspath(path)}: a contact sheet needs the number of frames (num_frames).")
-        return ContactSheet(path, size, fps, num_frames, options)
-    if kind is VideoWriter:
-        target = StandardOutput("the video") if os.fspath(path) == "-" else path
-        given = {name: value for name, value in vars(options).items() if name != "contact_sheet"}
-        writer = VideoWriter(target, size=size, fps=fps, num_frames=num_frames, **given)
-        writer._warns_of_audio = num_frames is None
-        return writer
-    if kind is GifWriter:
-        return GifWriter(path, size, fps, options)
-    if kind is RawWriter:
-        return RawWriter(size, options.bit_depth)
-    if kind is StillsWriter:
-        return StillsWriter(path, size, options)
-    return PictureWriter(path, size, options) if kind is PictureWriter else NpyWriter(path, size, options)
-
-
-def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
-    """The names that are written for an output, with the options of each.
-
-    With `options.contact_sheet` the contact sheet of the frames comes first. If that is the output, it is all.
-    """
-    if not options.contact_sheet or (sheet := sheet_beside(output)) == output:
-        return {output: options}
-    of_sheet = SinkOptions(bit_depth=options.bit_depth, metadata=options.metadata, contact_sheet=True)
-    return {sheet: of_sheet, output: options}
-
-
-def check_output(
-    path: str | os.PathLike,
-    *,
-    size: Size,
-    fps: Rate,
-    options: SinkOptions = DEFAULT_OPTIONS,
-    num_frames: int | None = None,
-) -> None:
-    """Raise the errors of `open_sink` without creating anything. For standard output, a terminal is allowed.
-
-    With `num_frames`, warn of what is changed in an audio file, or longer or shorter than the video, and refuse one
-    picture of several frames.
-    """
-    name, target = os.fspath(path), Path(path)
-    kind = check_output_options(path, options, fps=fps)
-    check_frames(name, size, options.bit_depth)
-    if kind in _PICTURES:
-        if os.path.isdir(path):
-            raise WriterError(f"{name}: cannot be written (it is a folder).")
-        check_absent(path)
-    if kind is PictureWriter:
-        check_one_frame(name, num_frames or 1)
-    if kind is StillsWriter:
-        target, _ = find_stills_target(path)
-    elif kind is VideoWriter:
-        exact_fps = find_fps(name, fps, WriterError)
-        video_arguments(*_name_and_ending(name), size, exact_fps, options, num_frames)
-        if num_frames is not None:
-            warn_of_changes(*_name_and_ending(name), num_frames, exact_fps, options)
-    if name == "-":
-        return
-    check_name(target)
-    folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
-    is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
-    if not is_special and not os.access(folder, os.W_OK | os.X_OK):
-        raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
-
-
-def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: Rate | None = None) -> type[Sink]:
-    """The class of the sink for `path`, after all checks of the arguments alone. `fps` is None if not known yet."""
-    check_is_path(path, WriterError)
-    name, ending = os.fspath(path), Path(path).suffix.lower()
-    is_folder = name.endswith(("/", os.sep)) or os.path.isdir(name)
-    if (ending in CONTAINER_ENDINGS and not is_folder) or (name == "-" and options.fragmented):
-        find_codec(*_name_and_ending(name), options)
-        return VideoWriter
-    if options.fragmented:
-        check_fragmented(name, ending)
-    for option in ("audio", "codec", "crf", "shortest", "encoder_preset", "pix_fmt", "audio_codec"):
-        if getattr(options, option) is not getattr(DEFAULT_OPTIONS, option):
-            raise WriterError(f"{name}: takes no {option.replace('_', ' ')}; only {', '.join(CONTAINER_ENDINGS)} do.")
-    if options.contact_sheet and is_sheet(name):
-        check_metadata(name, options.metadata)
-        return ContactSheet
-    if is_folder or ending == ".png":
-        check_metadata(name, options.metadata)
-        if not is_folder and "%" not in Path(path).name:
-            return PictureWriter
-        parse_stills_path(path)
-        return StillsWriter
-    if options.metadata:
-        raise WriterError(f"{name}: takes no metadata; only {', '.join(CONTAINER_ENDINGS)} and PNG stills do.")
-    if name == "-":
-        return RawWriter
-    if ending == ".gif":
-        if options.bit_depth != 8:
-            raise WriterError(f"{name}: a GIF has 8 bits per color; leave out the bit depth.")
-        if fps is not None and (rate := find_fps(name, fps, WriterError)) > _MAX_GIF_FPS:
-            raise WriterError(f"{name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {rate}.")
-        return GifWriter
-    if ending == ".npy":
-        return NpyWriter
-    if not ending:
-        raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for PNG stills, or {name}.mp4.")
-    raise WriterError(f"{name}: its ending is not supported; use {_SUPPORTED}.")
-
-
-def takes_sound(path: str | os.PathLike, options: SinkOptions) -> bool:
-    """Whether the output is a video that can have sound."""
-    return check_output_options(path, replace(options, audio_codec=None)) is VideoWriter
-
-
-def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping[str, str]) -> SinkOptions:
-    """`options` with more entries, if the output takes any; those that `options` have stay.
-
-    A warning if they are too long for a live video, which goes without them.
-    """
-    if not entries or check_output_options(path, options) not in (VideoWriter, StillsWriter, *_PICTURES):
-        return options
-    own = {key.lower() for key in options.metadata}  # containers ignore the case of keys
-    entries = {**{key: value for key, value in entries.items() if key.lower() not in own}, **options.metadata}
-    if options.fragmented and metadata_bytes(entries) > MAX_LIVE_METADATA:
-        names = " and ".join(sorted(entries.keys() - options.metadata.keys()))
-        long = f"{names} of the latents take more than {MAX_LIVE_METADATA:,} bytes"
-        warnings.warn(f"{os.fspath(path)}: {long}, and are left out of a live video.", stacklevel=2)
-        return options
-    return replace(options, metadata=entries)
-
-
-def _name_and_ending(name: str) -> tuple[str, str]:
-    """What errors call a video, and the ending that selects its container."""
-    return ("standard output", ".mp4") if name == "-" else (name, Path(name).suffix.lower())
+        super().__init__(os.fspath(path), size, fps, options.format)
+        arguments = animation_arguments(self.name, Path(path).suffix.lower(), size, self.fps, options)
+        self._start(PartFile(Path(path), overwrite=options.overwrite), arguments)

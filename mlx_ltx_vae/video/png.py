@@ -12,13 +12,19 @@ from typing import IO
 
 import numpy as np
 
+from .sink import SinkOptions
+
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _RGB, _MINUS_ABOVE = 2, 2  # a color type; a filter, by which a row is stored as the difference to the one above
+_BT2020, _TRANSFERS = 9, {"arib-std-b67": 18, "smpte2084": 16}  # by H.273
 _COMPRESSION = 4  # of zlib; almost three times as fast as its default, and files are at most 5 % larger
 
 
-def encode_png(frame: np.ndarray, metadata: Mapping[str, str]) -> bytes:
-    """The file of a frame `(height, width, 3)`, uint8 or uint16. The metadata is that of `check_metadata`."""
+def encode_png(frame: np.ndarray, metadata: Mapping[str, str], transfer: str = "bt709") -> bytes:
+    """The file of a frame `(height, width, 3)`, uint8 or uint16. The metadata is that of `check_metadata`.
+
+    HLG and PQ (`transfer`) are tagged, with the primaries of BT.2020; what has no tag is sRGB.
+    """
     height, width, _ = frame.shape
     levels = frame.astype(frame.dtype.newbyteorder(">"), copy=False).view(np.uint8).reshape(height, -1)
     rows = np.full((height, 1 + levels.shape[1]), _MINUS_ABOVE, np.uint8)
@@ -27,7 +33,14 @@ def encode_png(frame: np.ndarray, metadata: Mapping[str, str]) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8 * frame.itemsize, _RGB, 0, 0, 0)
     texts = [_text_chunk(key.encode(), value) for key, value in metadata.items()]
     data = _chunk(b"IDAT", zlib.compress(rows.data, _COMPRESSION))
-    return b"".join([_SIGNATURE, _chunk(b"IHDR", header), *texts, data, _chunk(b"IEND", b"")])
+    code = _TRANSFERS.get(transfer)
+    color = [] if code is None else [_chunk(b"cICP", bytes([_BT2020, code, 0, 1]))]  # RGB, full range
+    return b"".join([_SIGNATURE, _chunk(b"IHDR", header), *color, *texts, data, _chunk(b"IEND", b"")])
+
+
+def write_png(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
+    """Write a frame as a still."""
+    path.write_bytes(encode_png(frame, options.metadata, options.format.transfer))
 
 
 def _text_chunk(key: bytes, value: str) -> bytes:

@@ -11,7 +11,7 @@ from ..errors import ReaderError
 from ..frame_rate import MAX_FPS, parse_fps
 from ..shapes import Size
 from .ffmpeg import listing, read_log
-from .frame_format import FrameFormat, is_unknown
+from .frame_format import HDR_TRANSFERS, FrameFormat, is_unknown
 
 _FIRST_STREAM = "0:V:0"  # ffmpeg's name of the first video stream that is not a picture of a cover
 _INPUT = re.compile(r"Input #0, (\S+), from ")
@@ -28,7 +28,6 @@ _FRAME = re.compile(r"n: +0 .* fmt:(\S+) cl:(\S+) sar:(\d+)/(\d+) s:(\d+)x(\d+) 
 _COLORS = re.compile(r"color_range:(\S+) color_space:(\S+) color_primaries:(\S+) color_trc:(\S+)")
 _BROADCASTS = {"mpegts", "mpeg", "mpegvideo", "h264", "hevc", "vvc", "m4v", "dv"}  # formats, without an index
 _COUNTED_FROM_ZERO = {"matroska,webm", "nut"}  # formats whose duration includes the time before the first frame
-_HDR_TRANSFERS = {"smpte2084": "PQ", "arib-std-b67": "HLG"}
 _WIDE_PRIMARIES = {"bt2020": "BT.2020", "smpte432": "Display P3", "smpte431": "DCI-P3", "smpte428": "XYZ"}
 _GAMMA = re.compile(r"\] \[info\] gamma=(\d+)/(\d+)$", re.MULTILINE)
 _ROTATION = re.compile(r"(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+) degrees")
@@ -74,8 +73,8 @@ class VideoInfo:
     def warnings(self, name: str) -> list[str]:
         """What looks wrong if the frames are read as they are, and how to convert the video: a sentence each."""
         found = []
-        if self.frames.transfer in _HDR_TRANSFERS:
-            hdr = f"{name}: is HDR ({_HDR_TRANSFERS[self.frames.transfer]}), and its colors are read as they are"
+        if self.frames.transfer in HDR_TRANSFERS:
+            hdr = f"{name}: is HDR ({HDR_TRANSFERS[self.frames.transfer]}), and its colors are read as they are"
             found.append(f"{hdr}; tone-map it first: ffmpeg -i VIDEO -vf {_TO_SDR} NEW.")
         elif colors := self._unusual_colors():
             convert = _TO_BT709.format(

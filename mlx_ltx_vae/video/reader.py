@@ -90,7 +90,7 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         matrix: str | None = None,
     ) -> None:
         self.name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
-        _check_wanted(self.name, matrix, first_frame, max_frames)
+        check_wanted(self.name, matrix, first_frame, max_frames)
         wanted_fps = None if fps is None else find_fps(self.name, fps, ReaderError)
         check_zscale(ReaderError)
         end_frame = None if max_frames is None else first_frame + max_frames
@@ -217,7 +217,8 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             raise
 
 
-def _check_wanted(name: str, matrix: str | None, first_frame: int, max_frames: int | None) -> None:
+def check_wanted(name: str, matrix: str | None, first_frame: int, max_frames: int | None) -> None:
+    """Raise a `ReaderError` for arguments of `VideoReader` that no video has."""
     if matrix not in (None, *MATRIX_NAMES):
         raise ReaderError(f"{name}: the matrix {quote(matrix)} is not one of {', '.join(MATRIX_NAMES)}.")
     if max_frames is not None and max_frames < 1:

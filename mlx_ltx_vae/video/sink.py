@@ -6,7 +6,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property, partial
 from numbers import Integral
 from typing import Any, TypeVar
@@ -16,20 +16,41 @@ import numpy as np
 from ..errors import WriterError, quote
 from ..files import writing_to
 from ..shapes import Size, format_size
-from .frame_format import FRAME_FORMATS, FrameFormat
+from .frame_format import FrameFormat, FrameOutput, frame_format
 
 SinkT = TypeVar("SinkT", bound="Sink")
 _MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
 
 
 @dataclass(frozen=True)
+class HDRFrames:
+    """The frames of HDR latents for what has no signal of a video.
+
+    Attributes:
+        exr: those of EXR images.
+        sheet: those of contact sheets.
+        folder: of EXR images beside the output, in which "{name}" stands for the name of that; None for none.
+    """
+
+    exr: FrameOutput
+    sheet: FrameOutput
+    folder: str | None = None
+
+
+@dataclass(frozen=True)
 class SinkOptions:
-    """What users choose about an output, see `VideoWriter`. Most of it is for videos only."""
+    """What users choose about an output, see `VideoWriter`. Most of it is for videos only.
+
+    Attributes:
+        bit_depth: 8 or 10, in place of `frames`.
+        frames: what frames are written.
+        contact_sheet, hdr: see `output_files`.
+    """
 
     audio: str | os.PathLike | Iterable[Any] | None = None
     codec: str | None = None
     crf: int | None = None
-    bit_depth: int = 8
+    bit_depth: InitVar[int | None] = None
     fragmented: bool = False
     overwrite: bool = True
     shortest: bool = False
@@ -38,12 +59,18 @@ class SinkOptions:
     pix_fmt: str | None = None
     audio_codec: str | None = None
     sample_rate: int | None = None
-    contact_sheet: bool = False  # see `output_files`
+    contact_sheet: bool = False
+    frames: FrameOutput = FrameOutput()
+    hdr: HDRFrames | None = None
+
+    def __post_init__(self, bit_depth: int | None) -> None:
+        if bit_depth is not None:
+            object.__setattr__(self, "frames", FrameOutput(frame_format(bit_depth, WriterError)))
 
     @property
-    def frames(self) -> FrameFormat:
-        """The format of the frames that sinks take, once `bit_depth` is checked."""
-        return FRAME_FORMATS[self.bit_depth]
+    def format(self) -> FrameFormat:
+        """That of the frames that sinks take."""
+        return self.frames.format
 
 
 DEFAULT_OPTIONS = SinkOptions()
@@ -114,30 +141,28 @@ class FrameQueue:
             self._changed.notify_all()
 
 
-def check_frames(name: str, size: Size, bit_depth: int) -> FrameFormat:
-    """The format of frames with a bit depth. Raises a `WriterError` for frames that no sink takes."""
+def check_size(name: str, size: Size) -> None:
+    """Raise a `WriterError` for frames that no sink takes."""
     if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(side, Integral) for side in size):
         raise WriterError(f"{name}: the size of frames is (width, height), not {quote(size)}.")
     if min(size) < 1:
         raise WriterError(f"{name}: frames of {format_size(*size)} pixels cannot be written.")
-    if bit_depth not in FRAME_FORMATS:
-        raise WriterError(f"{name}: a bit depth of {bit_depth} is not supported; use 8 or 10.")
-    return FRAME_FORMATS[bit_depth]
 
 
 class Sink:
     """Writes frames in order to one output, on a thread; `write` waits if that is behind. A context manager.
 
-    Frames are `(n, height, width, 3)`, RGB, full range: uint8 for a bit depth of 8, uint16 (using all 16 bits)
-    for 10. Leaving the with-block closes the sink: the output appears under its name. An exception in the block, Ctrl-C
-    included, aborts it: nothing is left behind. So does dropping a sink that was not closed.
+    Frames are `(n, height, width, 3)`, RGB, full range, in the dtype of their format. Leaving the with-block closes the
+    sink: the output appears under its name. An exception in the block, Ctrl-C included, aborts it: nothing is left
+    behind. So does dropping a sink that was not closed.
     """
 
     # Takes C-contiguous frames, on the thread. If it referred to the sink, that would not be collected.
     _write: Callable[[Any], object]
 
-    def __init__(self, name: str, size: Size, bit_depth: int) -> None:
-        self.frames = check_frames(name, size, bit_depth)
+    def __init__(self, name: str, size: Size, frames: FrameFormat) -> None:
+        check_size(name, size)
+        self.frames = frames
         self.name = name
         self.size = (size[0], size[1])
         #: Frames accepted so far. Once `close` has returned, all of them are in the output.

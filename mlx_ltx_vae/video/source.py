@@ -6,7 +6,7 @@ import shutil
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ..errors import ReaderError, excerpt
+from ..errors import ReaderError, excerpt, option
 from ..files import copy_error, explain_missing, standard_input
 from ..process import temporary_folder
 from .ffmpeg import input_arguments
@@ -14,6 +14,7 @@ from .metadata import check_text
 
 _IMAGES = {
     ".png": "png", ".jpg": "jpg", ".jpeg": "jpg", ".webp": "webp", ".bmp": "bmp", ".tif": "tif", ".tiff": "tif",
+    ".exr": "exr",
 }  # fmt: skip
 _NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
 
@@ -23,6 +24,29 @@ def source_files(path: Path) -> list[Path]:
     with suppress(ReaderError):
         return [path] if os.path.isfile(path) else _images(path)
     return []
+
+
+def is_exr(path: Path) -> bool:
+    """Whether a file is an EXR image by its name."""
+    return path.suffix.lower() == ".exr"
+
+
+def exr_images(path: Path) -> list[Path]:
+    """The EXR images that a path names: a file, or those of a folder or a pattern."""
+    images = [path] if os.path.isfile(path) else _images(path)
+    if not is_exr(images[0]):
+        raise ReaderError(f"{path}: is not EXR, which alone has a color space for HDR; leave out --hdr.")
+    return images
+
+
+def _refuse_exr(path: Path, first: Path) -> None:
+    """Raise a `ReaderError` for images whose numbers are no colors of a display."""
+    if is_exr(first):
+        way = option(
+            "read it with mlx_ltx_vae.video.ExrReader, and convert it with mlx_ltx_vae.hdr",
+            "add --hdr srgb_linear, acescg or acescct",
+        )
+        raise ReaderError(f"{path}: is EXR, whose numbers mean light of a color space that must be known; {way}.")
 
 
 def copy_standard_input(stack: ExitStack) -> Path:
@@ -43,9 +67,11 @@ def copy_standard_input(stack: ExitStack) -> Path:
 def find_source(path: Path, stack: ExitStack, max_images: int | None) -> tuple[list[str], list[Path]]:
     """The arguments for ffmpeg to read `path`, and the images that it reads. `stack` removes links to them."""
     if os.path.isfile(path):  # which, unlike `Path.is_file`, takes a name that is too long
+        _refuse_exr(path, path)
         check_text(path)
         return input_arguments(path), []
     images = _images(path)[:max_images]
+    _refuse_exr(path, images[0])
     for image in images:
         # ffmpeg would end the clip at an empty image, and at one that it cannot open, without an error.
         try:

@@ -1,0 +1,142 @@
+"""Frames of HDR: what a decoder's are for videos and stills, and what the pixels of EXR images are for an encoder."""
+
+import os
+import warnings
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend.mlx_utils import dtype_name
+from ..errors import WriterError, quote, suggest
+from ..hdr import Primaries, to_codes, to_hlg, to_linear, to_pq, to_sdr
+from ..hdr_names import ExrSpaceName, HDRInput, SignalName, Transfer
+from ..video.exr import EXR_SPACES
+from ..video.frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
+from ..video.sink import HDRFrames, SinkOptions
+
+_SIGNALS = {"hlg": to_hlg, "pq": to_pq}
+_TRANSFERS = {"hlg": "arib-std-b67", "pq": "smpte2084"}  # by ffmpeg's names
+_PRIMARIES: dict[str, Primaries] = {"srgb": "rec709", "srgb_linear": "rec709", "acescg": "acescg"}
+_MAX_EXPOSURE = 20  # stops, beyond which all is black or white
+_NUM_PARTS = 8  # of a conversion, which takes up to 14 arrays of the size of a part
+_STEP_BYTES = 36  # of a pixel: its result, and these arrays
+
+
+@dataclass(frozen=True)
+class HDROptions:
+    """How HDR latents are written.
+
+    Attributes:
+        transfer: the curve that pixels are codes of: "acescct" for LTX-2.5, "logc3" for the HDR LoRA of LTX-2.3.
+        signal: of videos and of all other outputs but EXR: "hlg", "pq" or "sdr".
+        exposure: in stops, for "sdr".
+        exr: a folder for EXR images beside the output; None for none.
+        exr_space: of EXR images: light with the primaries of sRGB or of ACEScg ("acescg"), or codes ("acescct").
+
+    Raises:
+        WriterError: for names that are not known, and an exposure that is not finite, or of a signal that takes none.
+    """
+
+    transfer: Transfer
+    signal: SignalName = "hlg"
+    exposure: float = 0
+    exr: str | os.PathLike | None = None
+    exr_space: ExrSpaceName = "srgb"
+
+    def __post_init__(self) -> None:
+        known = {"transfer": Transfer, "signal": SignalName, "exr_space": ExrSpaceName}
+        for option, kind in known.items():
+            value, names = getattr(self, option), get_args(kind)
+            if value not in names:
+                hint = suggest(value, names) if isinstance(value, str) else ""
+                raise WriterError(f"HDR: {option} is {quote(value)}{hint}; expected one of {', '.join(names)}.")
+        if not abs(self.exposure) <= _MAX_EXPOSURE:
+            raise WriterError(f"HDR: an exposure of {self.exposure} stops is not within {_MAX_EXPOSURE} of 0.")
+        if self.exposure and self.signal != "sdr":
+            raise WriterError(f"HDR: an exposure is for the signal sdr, not {self.signal}, which keeps the light.")
+
+    def choose_frames(self, options: SinkOptions, *, is_exr: bool = False) -> SinkOptions:
+        """The options of an output with the frames of HDR, of which an SDR signal has the format that they had.
+
+        With `is_exr` the output is EXR, whatever its name.
+        """
+        own, sdr = options.frames, _step(_ToSignal(self.transfer, "sdr", self.exposure))
+        frames = FrameOutput(own.format, (sdr, *own.steps))
+        if self.signal != "sdr":
+            step = _step(_ToSignal(self.transfer, self.signal, 0))
+            format = FrameFormat(RGB16.pixel_format, primaries="bt2020", transfer=_TRANSFERS[self.signal])
+            frames = FrameOutput(format, (step, *own.steps))
+        light = FrameOutput(EXR_SPACES[self.exr_space].format, (_step(_ToExr(self.transfer, self.exr_space)),))
+        folder = None if self.exr is None else os.fspath(self.exr)
+        return replace(
+            options, frames=light if is_exr else frames, hdr=HDRFrames(light, FrameOutput(RGB8, (sdr,)), folder)
+        )
+
+
+#: What `decode_to_file` takes: options, or the curve alone; None for what is no HDR.
+HDR = HDROptions | Transfer | None
+
+
+def choose_hdr(options: SinkOptions, hdr: HDR, dtype: mx.Dtype) -> SinkOptions:
+    """The options of an output of a VAE that decodes in a dtype, with the frames of HDR if it has any."""
+    if hdr is None:
+        return options
+    if dtype != mx.float32:
+        name = dtype_name(dtype)
+        warnings.warn(f"HDR is decoded in {name}, which shows as bands; load the VAE with dtype float32.", stacklevel=4)
+    return (hdr if isinstance(hdr, HDROptions) else HDROptions(hdr)).choose_frames(options)
+
+
+def _step(convert: "_ToSignal | _ToExr") -> FrameStep:
+    return FrameStep(_InParts(convert), _STEP_BYTES)
+
+
+@dataclass(frozen=True)
+class _InParts:
+    """Converts frames part by part, which takes a fraction of the memory."""
+
+    convert: "_ToSignal | _ToExr"
+
+    def __call__(self, frames: mx.array, _: FrameFormat) -> mx.array:
+        pixels = frames.reshape(-1, 3)
+        converted = mx.zeros(pixels.shape)
+        length = -(-pixels.shape[0] // _NUM_PARTS)
+        for start in range(0, pixels.shape[0], length):
+            part = slice(start, start + length)
+            converted[part] = self.convert(pixels[part])
+            mx.eval(converted)
+        return converted.reshape(frames.shape)
+
+
+# Values, so that outputs with the same frames are equal, and these are computed once.
+@dataclass(frozen=True)
+class _ToSignal:
+    transfer: Transfer
+    signal: str
+    exposure: float
+
+    def __call__(self, codes: mx.array) -> mx.array:
+        light = to_linear(codes, self.transfer)
+        return to_sdr(light, self.exposure) if self.signal == "sdr" else _SIGNALS[self.signal](light)
+
+
+@dataclass(frozen=True)
+class _ToExr:
+    transfer: Transfer
+    space: str
+
+    def __call__(self, codes: mx.array) -> mx.array:
+        if self.space == self.transfer:
+            return mx.clip(codes, 0, 1)
+        if self.space == "acescct":
+            return to_codes(to_linear(codes, self.transfer, "acescg"), "acescct", "acescg")
+        return to_linear(codes, self.transfer, _PRIMARIES[self.space])
+
+
+def to_encoder_pixels(frames: np.ndarray, meaning: HDRInput) -> mx.array:
+    """The pixels (1, 3, n, H, W) in [-1, 1] that LTX-2.5 encodes, of the frames (n, H, W, 3) of EXR images."""
+    light = mx.array(frames)
+    codes = mx.clip(light, 0, 1) if meaning == "acescct" else to_codes(light, "acescct", _PRIMARIES[meaning])
+    return (2 * codes - 1)[None].transpose(0, 4, 1, 2, 3)

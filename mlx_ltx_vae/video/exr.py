@@ -1,0 +1,152 @@
+"""OpenEXR images, written and read by OpenImageIO, which is optional."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line, option
+from ..shapes import Size, format_size, is_possible_size
+from .frame_format import FrameFormat
+from .sink import SinkOptions
+
+if TYPE_CHECKING:
+    import OpenImageIO
+
+_REC709 = (0.64, 0.33, 0.30, 0.60, 0.15, 0.06, 0.3127, 0.3290)
+_AP1 = (0.713, 0.293, 0.165, 0.830, 0.128, 0.044, 0.32168, 0.33767)
+
+
+class ExrSpace(NamedTuple):
+    """What the pixels of an EXR image mean.
+
+    Attributes:
+        format: of the frames, by ffmpeg's names, to which "ap1" and "acescct" are added.
+        chromaticities: x and y of red, green, blue and white.
+        name: of the attribute colorSpace.
+    """
+
+    format: FrameFormat
+    chromaticities: tuple[float, ...]
+    name: str
+
+
+#: By the names that users type.
+EXR_SPACES = {
+    "srgb": ExrSpace(FrameFormat("rgbf16le", primaries="bt709", transfer="linear"), _REC709, "sRGB"),
+    "acescg": ExrSpace(FrameFormat("rgbf16le", primaries="ap1", transfer="linear"), _AP1, "ACEScg"),
+    "acescct": ExrSpace(FrameFormat("rgbf16le", primaries="ap1", transfer="acescct"), _AP1, "ACEScct"),
+}
+
+
+def import_library(error: type[LTXVAEError]) -> Any:
+    """OpenImageIO. Raises `error` if it is missing."""
+    try:
+        import OpenImageIO
+    except ImportError:
+        raise error(
+            'EXR needs OpenImageIO, which is not installed; install it with: pip install "mlx_ltx_vae[exr]".'
+        ) from None
+    return OpenImageIO
+
+
+def check_is_light(name: str, frames: FrameFormat) -> None:
+    """Raise a `WriterError` for frames that are in no space of EXR images."""
+    if all(space.format != frames for space in EXR_SPACES.values()):
+        way = option("add hdr=", "add --hdr acescct or logc3")
+        raise WriterError(f"{name}: EXR has light, or codes of ACEScct, which these frames are not; {way}.")
+
+
+def write_still(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
+    """Write a frame `(height, width, 3)`, float16 in a format of `EXR_SPACES`, as half-float RGB with ZIP."""
+    write_exr(path, frame, next(space for space in EXR_SPACES.values() if space.format == options.format))
+
+
+def write_exr(path: Path, frame: np.ndarray, space: ExrSpace) -> None:
+    """Write a frame `(height, width, 3)`, float16, as half-float RGB with ZIP compression."""
+    library = import_library(WriterError)
+    height, width, _ = frame.shape
+    spec = library.ImageSpec(width, height, 3, "half")
+    spec.attribute("compression", "zip")
+    spec.attribute("chromaticities", "float[8]", space.chromaticities)
+    spec.attribute("colorSpace", space.name)
+    spec.attribute("DateTime", "")  # otherwise the time, by which two runs would differ
+    output = library.ImageOutput.create(os.fspath(path))
+    if output is None:
+        raise WriterError(f"{path}: cannot be written ({_reason(library)}).")
+    is_written = output.open(os.fspath(path), spec) and output.write_image(np.ascontiguousarray(frame))
+    # Both return whether they succeeded, and `close` succeeds even after an error.
+    if not (output.close() and is_written):
+        raise WriterError(f"{path}: cannot be written ({_reason(output)}).")
+
+
+def exr_size(path: Path) -> Size:
+    """`(width, height)` of an image. Raises as `read_exr` does."""
+    with _opened(path) as file:
+        return _find_rgb(path, file, None)[0]
+
+
+def read_exr(path: Path, size: Size | None = None) -> np.ndarray:
+    """The RGB pixels of an image as they are, `(height, width, 3)` float32. Alpha is dropped; gray becomes RGB.
+
+    Raises:
+        ReaderError: for a file that is none or is damaged, other channels, and another `size` than expected.
+    """
+    with _opened(path) as file:
+        _, channels = _find_rgb(path, file, size)
+        pixels = file.read_image("float")
+        if pixels is None:
+            raise ReaderError(f"{path}: is damaged ({_reason(file)}); write it again.")
+    return np.ascontiguousarray(pixels[:, :, channels])
+
+
+def resize(frame: np.ndarray, size: Size) -> np.ndarray:
+    """A frame `(height, width, 3)` float32, scaled by a filter without negative lobes, which would make dark rims."""
+    library = import_library(ReaderError)
+    roi = library.ROI(0, size[0], 0, size[1], 0, 1, 0, 3)
+    scaled = library.ImageBufAlgo.resize(library.ImageBuf(np.ascontiguousarray(frame)), "bspline", roi=roi)
+    return scaled.get_pixels(library.FLOAT)
+
+
+@contextmanager
+def _opened(path: Path) -> "Iterator[OpenImageIO.ImageInput]":
+    library = import_library(ReaderError)
+    file = library.ImageInput.open(os.fspath(path))
+    if file is None:
+        raise ReaderError(f"{path}: cannot be read as EXR ({_reason(library)}).")
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def _find_rgb(path: Path, file: "OpenImageIO.ImageInput", size: Size | None) -> tuple[Size, list[int]]:
+    """The size, and the indices of red, green and blue, after all checks of the header."""
+    spec = file.spec()
+    if file.format_name() != "openexr" or spec.deep:
+        found = "deep" if spec.deep else file.format_name()
+        raise ReaderError(f"{path}: is a {found} image; expected OpenEXR with one color per pixel.")
+    found_size = spec.width, spec.height
+    if not is_possible_size(found_size):
+        raise ReaderError(f"{path}: its size {format_size(*found_size)} is not possible; write it again.")
+    if size not in (None, found_size):
+        raise ReaderError(f"{path}: is {format_size(*found_size)}, and the images before it are {format_size(*size)}.")
+    if (spec.x, spec.y, *found_size) != (spec.full_x, spec.full_y, spec.full_width, spec.full_height):
+        whole = format_size(spec.full_width, spec.full_height)
+        raise ReaderError(
+            f"{path}: its data window, {format_size(*found_size)}, is not its display window, {whole}; write it "
+            "without overscan or cropping."
+        )
+    names = list(spec.channelnames)
+    if len(names) == 1:
+        return found_size, [0, 0, 0]
+    if not {"R", "G", "B"} <= set(names):
+        raise ReaderError(f"{path}: has the channels {excerpt(', '.join(names))}; expected R, G and B, or one.")
+    return found_size, [names.index(name) for name in "RGB"]
+
+
+def _reason(source: Any) -> str:
+    return excerpt(one_line(source.geterror()), 200) or "no reason is known"

@@ -1,0 +1,388 @@
+"""The kinds of outputs in one table, by the endings of their names, and the choice of a sink from it."""
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from ..errors import WriterError, check_is_path
+from ..files import check_absent, check_name
+from ..frame_rate import Rate, find_fps
+from ..shapes import Size
+from .audio_codecs import warn_of_changes
+from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
+from .contact_sheet import ContactSheet, is_sheet, sheet_beside
+from .exr import check_is_light, import_library, write_still
+from .frame_files import (
+    NpyWriter,
+    PictureWriter,
+    RawWriter,
+    Stills,
+    StillsWriter,
+    WriteStill,
+    check_one_frame,
+    find_stills_target,
+    parse_stills_path,
+)
+from .frame_format import FrameFormat
+from .live import StandardOutput
+from .metadata import MAX_LIVE_METADATA, check_metadata, metadata_bytes
+from .outputs import AnimationWriter, VideoWriter
+from .png import write_png
+from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_size
+from .tiff import write_tiff
+
+_MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
+_PIXEL_FORMATS = {"rgb24": "8 bits", "rgb48le": "16 bits", "rgbf16le": "half floats", "rgbf32le": "floats"}
+_LEVELS = ("rgb24", "rgb48le")
+OUTPUT_NAME = "{name}"  # stands for the name of the output, in that of what is written beside it
+_OF_VIDEOS = ("audio", "codec", "crf", "shortest", "encoder_preset", "pix_fmt", "audio_codec")  # of `SinkOptions`
+
+
+@dataclass(frozen=True)
+class Output:
+    """What `open_sink` is called with."""
+
+    path: str | os.PathLike
+    size: Size
+    fps: Rate
+    options: SinkOptions
+    num_frames: int | None = None
+
+    @property
+    def name(self) -> str:
+        return os.fspath(self.path)
+
+
+@dataclass(frozen=True)
+class SinkKind:
+    """A kind of output. A new one is a file with its sink and an entry in `SINKS`.
+
+    Attributes:
+        endings: of file names, in small letters; "-" for standard output.
+        open: makes the sink.
+        pixel_formats: of the frames that it takes, see `FrameFormat`.
+        is_video: whether it has a codec and sound.
+        is_stills: whether it may be a folder of numbered files.
+        has_metadata: whether it has entries of text.
+        check_options: raises a `WriterError` for a name, options, and a frame rate, that it does not support. The rate
+            is None if it is not known yet.
+        check: as `check_options` with all that `open` gets; returns the file, or the folder, that would be created.
+    """
+
+    endings: tuple[str, ...]
+    open: Callable[[Output], Sink]
+    pixel_formats: tuple[str, ...] = _LEVELS
+    is_video: bool = False
+    is_stills: bool = False
+    has_metadata: bool = False
+    check_options: Callable[[str, SinkOptions, Rate | None], object] = lambda *_: None
+    check: Callable[[Output], Path] = lambda output: Path(output.path)
+
+
+def _open_video(output: Output) -> VideoWriter:
+    options = output.options
+    target = StandardOutput("the video") if output.name == "-" else output.path
+    others = {name: value for name, value in vars(options).items() if name not in ("contact_sheet", "frames", "hdr")}
+    writer = VideoWriter(
+        target, size=output.size, fps=output.fps, num_frames=output.num_frames, format=options.format, **others
+    )
+    writer._warns_of_audio = output.num_frames is None
+    return writer
+
+
+def _check_video(output: Output) -> Path:
+    name, ending = _name_and_ending(output.name)
+    fps = find_fps(output.name, output.fps, WriterError)
+    video_arguments(name, ending, output.size, fps, output.options, output.num_frames)
+    if output.num_frames is not None:
+        warn_of_changes(name, ending, output.num_frames, fps, output.options)
+    return Path(output.path)
+
+
+def _name_and_ending(name: str) -> tuple[str, str]:
+    """What errors call a video, and the ending that selects its container."""
+    return ("standard output", ".mp4") if name == "-" else (name, Path(name).suffix.lower())
+
+
+def _open_animation(output: Output) -> AnimationWriter:
+    return AnimationWriter(output.path, output.size, output.fps, output.options)
+
+
+def _check_animation(output: Output) -> Path:
+    path, fps = Path(output.path), find_fps(output.name, output.fps, WriterError)
+    animation_arguments(output.name, path.suffix.lower(), output.size, fps, output.options)
+    return path
+
+
+def _check_gif_rate(name: str, _: SinkOptions, fps: Rate | None) -> None:
+    if fps is not None and (rate := find_fps(name, fps, WriterError)) > _MAX_GIF_FPS:
+        raise WriterError(f"{name}: a GIF plays at most {_MAX_GIF_FPS} frames per second, not {rate}.")
+
+
+def _open_sheet(output: Output) -> ContactSheet:
+    if output.num_frames is None:
+        raise WriterError(f"{output.name}: a contact sheet needs the number of frames (num_frames).")
+    return ContactSheet(output.path, output.size, output.fps, output.num_frames, output.options)
+
+
+def _check_picture(output: Output) -> Path:
+    if os.path.isdir(output.path):
+        raise WriterError(f"{output.name}: cannot be written (it is a folder).")
+    check_absent(output.path)
+    return Path(output.path)
+
+
+def stills_kind(
+    endings: tuple[str, ...],
+    write: WriteStill,
+    *,
+    pixel_formats: tuple[str, ...] = _LEVELS,
+    has_metadata: bool = False,
+    check_frames: Callable[[str, FrameFormat], object] = lambda *_: None,
+    check_library: Callable[[], object] = lambda: None,
+) -> SinkKind:
+    """Stills: one picture, or several in a folder. Unnamed ones get the first ending.
+
+    `check_frames` raises a `WriterError` for other formats, and `check_library` if it is missing.
+    """
+    stills = Stills(endings, write)
+
+    def open_stills(output: Output) -> Sink:
+        kind = PictureWriter if _is_picture(output.name) else StillsWriter
+        return kind(output.path, output.size, output.options, stills)
+
+    def check_options(name: str, options: SinkOptions, _: Rate | None) -> None:
+        check_frames(name, options.format)
+        if not _is_picture(name):
+            parse_stills_path(name, endings)
+
+    def check(output: Output) -> Path:
+        check_library()
+        if not _is_picture(output.name):
+            return find_stills_target(output.path, endings)[0]
+        target = _check_picture(output)
+        check_one_frame(output.name, output.num_frames or 1)
+        return target
+
+    return SinkKind(
+        endings,
+        open_stills,
+        pixel_formats,
+        is_stills=True,
+        has_metadata=has_metadata,
+        check_options=check_options,
+        check=check,
+    )
+
+
+def _is_folder(name: str) -> bool:
+    return name.endswith(("/", os.sep)) or os.path.isdir(name)
+
+
+def _is_picture(name: str) -> bool:
+    return not _is_folder(name) and "%" not in Path(name).name
+
+
+def _refuse_frames(output: Output) -> NoReturn:
+    raise WriterError(f"{output.name}: is sound alone, and takes no frames.")
+
+
+_ALL_FORMATS = tuple(_PIXEL_FORMATS)
+_EXR = stills_kind(
+    (".exr",),
+    write_still,
+    pixel_formats=_ALL_FORMATS,
+    check_frames=check_is_light,
+    check_library=partial(import_library, WriterError),
+)
+_SHEET = SinkKind((), _open_sheet, has_metadata=True, check=_check_picture)
+_SOUND = SinkKind((".wav",), _refuse_frames, ())
+#: A name selects the first kind that has its ending.
+SINKS: tuple[SinkKind, ...] = (
+    SinkKind(
+        CONTAINER_ENDINGS,
+        _open_video,
+        is_video=True,
+        has_metadata=True,
+        check_options=lambda name, options, _: find_codec(*_name_and_ending(name), options),
+        check=_check_video,
+    ),
+    SinkKind((".gif",), _open_animation, ("rgb24",), check_options=_check_gif_rate, check=_check_animation),
+    SinkKind((".webp",), _open_animation, ("rgb24",), check=_check_animation),
+    SinkKind((".avif",), _open_animation, check=_check_animation),
+    SinkKind((".npy",), lambda output: NpyWriter(output.path, output.size, output.options), _ALL_FORMATS),
+    stills_kind((".png",), write_png, has_metadata=True),
+    stills_kind((".tif", ".tiff"), write_tiff),
+    _EXR,
+    SinkKind(("-",), lambda output: RawWriter(output.size, output.options.format), _ALL_FORMATS),
+    _SOUND,
+)
+
+
+def find_kind(name: str, options: SinkOptions = DEFAULT_OPTIONS) -> SinkKind:
+    """The kind of output that a name and options choose, or a `WriterError`.
+
+    Stills in a folder are those of its ending (f.png/), or else the first that take the frames.
+    """
+    ending = Path(name).suffix.lower()
+    named = [kind for kind in SINKS if (ending or name) in kind.endings]
+    if options.contact_sheet and is_sheet(name):
+        return _SHEET
+    if _is_folder(name):
+        stills = [kind for kind in SINKS if kind.is_stills]
+        fitting = [kind for kind in stills if options.format.pixel_format in kind.pixel_formats]
+        return next(kind for kind in (*named, *fitting, *stills) if kind.is_stills)
+    if name == "-" and options.fragmented:
+        return next(kind for kind in SINKS if kind.is_video)
+    if named:
+        return named[0]
+    if not ending:
+        raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for PNG stills, or {name}.mp4.")
+    others = "a folder (ending in /) or %05d.png for stills, or - for raw frames"
+    raise WriterError(f"{name}: its ending is not supported; use {', '.join(frame_endings())}, {others}.")
+
+
+def frame_endings() -> list[str]:
+    """The endings of all outputs of frames."""
+    return [ending for kind in SINKS if kind.pixel_formats for ending in kind.endings if ending != "-"]
+
+
+def is_sound(name: str) -> bool:
+    """Whether an output is sound alone."""
+    return Path(name).suffix.lower() in _SOUND.endings and not _is_folder(name)
+
+
+def open_sink(
+    path: str | os.PathLike,
+    *,
+    size: Size,
+    fps: Rate,
+    options: SinkOptions = DEFAULT_OPTIONS,
+    num_frames: int | None = None,
+) -> Sink:
+    """The sink for `path`, chosen by its ending; raises a `WriterError` for options that it does not support.
+
+    `num_frames` is given by callers that gave it to `check_output`, which has then warned of the audio.
+    """
+    kind = check_output_options(path, options, fps=fps)
+    return kind.open(Output(path, size, fps, options, num_frames))
+
+
+def output_files(output: str, options: SinkOptions) -> dict[str, SinkOptions]:
+    """The names that are written for an output, with the options of each.
+
+    With `options.contact_sheet` the contact sheet of the frames comes first. If that is the output, it is one. A folder
+    of EXR images, which `options.hdr` may name, comes last.
+    """
+    files, hdr = {}, options.hdr
+    if options.contact_sheet:
+        sheet = sheet_beside(output)
+        of_sheet = options if sheet == output else SinkOptions(metadata=options.metadata, contact_sheet=True)
+        files[sheet] = replace(of_sheet, frames=options.frames if hdr is None else hdr.sheet)
+    if output not in files:
+        is_exr = Path(output).suffix.lower() in _EXR.endings
+        files[output] = options if hdr is None or not is_exr else replace(options, frames=hdr.exr)
+    if hdr is not None and hdr.folder is not None:
+        folder = os.path.join(hdr.folder.replace(OUTPUT_NAME, Path(output).stem), "")
+        of_pattern = os.path.dirname(output) if "%" in Path(output).name else output
+        if os.path.realpath(of_pattern) == os.path.realpath(folder):
+            raise WriterError(f"{folder}: is the folder of other stills; name another one for EXR images.")
+        files[folder] = SinkOptions(frames=hdr.exr, overwrite=options.overwrite)
+    return files
+
+
+def files_of_all(outputs: Sequence[str], options: SinkOptions) -> list[dict[str, SinkOptions]]:
+    """As `output_files`, of several outputs, each of which has a folder of EXR images of its own."""
+    hdr = options.hdr
+    if len(outputs) > 1 and hdr is not None and hdr.folder is not None and OUTPUT_NAME not in hdr.folder:
+        options = replace(options, hdr=replace(hdr, folder=os.path.join(hdr.folder, OUTPUT_NAME)))
+    return [output_files(output, options) for output in outputs]
+
+
+def name_others(outputs: Sequence[str], files: Sequence[Mapping[str, SinkOptions]]) -> dict[str, list[str]]:
+    """What `files_of_all` has beside the outputs, by the names of reports. A contact sheet may be an output."""
+    found: dict[str, list[str]] = {}
+    for output, options in zip(outputs, files, strict=True):
+        for name, own in options.items():
+            if own.contact_sheet and find_kind(name, own) is _SHEET:
+                found.setdefault("contact_sheet", []).append(name)
+            elif name != output:
+                found.setdefault("exr", []).append(name)
+    return found
+
+
+def check_output(
+    path: str | os.PathLike,
+    *,
+    size: Size,
+    fps: Rate,
+    options: SinkOptions = DEFAULT_OPTIONS,
+    num_frames: int | None = None,
+) -> None:
+    """Raise the errors of `open_sink` without creating anything. For standard output, a terminal is allowed.
+
+    With `num_frames`, warn of what is changed in an audio file, or longer or shorter than the video, and refuse one
+    picture of several frames.
+    """
+    name, kind = os.fspath(path), check_output_options(path, options, fps=fps)
+    check_size(name, size)
+    target = kind.check(Output(path, size, fps, options, num_frames))
+    if name == "-":
+        return
+    check_name(target)
+    folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
+    is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
+    if not is_special and not os.access(folder, os.W_OK | os.X_OK):
+        raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
+
+
+def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: Rate | None = None) -> SinkKind:
+    """The kind of the output, after all checks of the arguments alone. `fps` is None if not known yet."""
+    check_is_path(path, WriterError)
+    name = os.fspath(path)
+    kind = find_kind(name, options)
+    if not kind.is_video:
+        if options.fragmented:
+            check_fragmented(name, Path(path).suffix.lower())
+        for given in _OF_VIDEOS:
+            if getattr(options, given) is not getattr(DEFAULT_OPTIONS, given):
+                raise WriterError(f"{name}: takes no {given.replace('_', ' ')}; only {_endings('is_video')} do.")
+    if options.metadata and not kind.has_metadata:
+        raise WriterError(f"{name}: takes no metadata; only {_endings('has_metadata')} do.")
+    if (found := options.format.pixel_format) not in kind.pixel_formats:
+        takes = " or ".join(_PIXEL_FORMATS[each] for each in kind.pixel_formats) or "none: it is sound alone"
+        raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}.")
+    check_metadata(name, options.metadata)
+    kind.check_options(name, options, fps)
+    return kind
+
+
+def _endings(attribute: str) -> str:
+    """The endings of the kinds of which this is true."""
+    return ", ".join(ending for kind in SINKS if getattr(kind, attribute) for ending in kind.endings)
+
+
+def takes_sound(path: str | os.PathLike, options: SinkOptions) -> bool:
+    """Whether the output is a video that can have sound."""
+    return check_output_options(path, replace(options, audio_codec=None)).is_video
+
+
+def add_metadata(path: str | os.PathLike, options: SinkOptions, entries: Mapping[str, str]) -> SinkOptions:
+    """`options` with more entries, if the output takes any; those that `options` have stay.
+
+    A warning if they are too long for a live video, which goes without them.
+    """
+    if not entries or not check_output_options(path, options).has_metadata:
+        return options
+    own = {key.lower() for key in options.metadata}  # containers ignore the case of keys
+    entries = {**{key: value for key, value in entries.items() if key.lower() not in own}, **options.metadata}
+    if options.fragmented and metadata_bytes(entries) > MAX_LIVE_METADATA:
+        names = " and ".join(sorted(entries.keys() - options.metadata.keys()))
+        long = f"{names} of the latents take more than {MAX_LIVE_METADATA:,} bytes"
+        warnings.warn(f"{os.fspath(path)}: {long}, and are left out of a live video.", stacklevel=2)
+        return options
+    return replace(options, metadata=entries)
