@@ -37,6 +37,9 @@ def validation_cases() -> list[Case]:
     grid += [{"base_width": 8, "dtype": "bfloat16", **way} for way in (ways[0], ways[4])]
     grid += [{"base_width": 8, "dtype": dtype, "width": 384, "height": 256} for dtype in ("float32", "bfloat16")]
     grid += [{"frames": frames, "width": 256, "height": 160} for frames in (1, 9, 57, 121)]
+    # Clips far shorter than the network's delay, in frames whose arrays are large beside the weights.
+    large = [(8, 512, 512), (16, 512, 512), (16, 1024, 768), (32, 768, 512)]
+    grid += [{"base_width": base, "width": width, "height": height, "frames": 9} for base, width, height in large]
     tiled: dict[str, Any] = {"mode": "tiled", "order": "auto", "width": 512, "height": 320, "base_width": 8}
     grid += [{**tiled, "tiles": name} for name in ("aggressive", "default")]
     grid += [{**tiled, "tiles": "spatial_only", "width": 704}, {**tiled, "tiles": "temporal_only", "frames": 81}]

@@ -15,11 +15,14 @@ from mlx_ltx_vae.bench.processes import Job, run_fresh
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import decoder_spec as diffusion_spec
+from mlx_ltx_vae.models.specs import LayerSpec, NetworkSpec
 from mlx_ltx_vae.models.video_vae.config import decoder_spec, parse_vae_config
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
 from mlx_ltx_vae.planning import planner
+from mlx_ltx_vae.planning.memory import StreamRun, stream_memory
 from mlx_ltx_vae.planning.plan import Mode, Order
 from mlx_ltx_vae.planning.planner import plan_decode
+from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
 from mlx_ltx_vae.tiling import TilingConfig
 from tolerances import cpu_only
 
@@ -198,6 +201,29 @@ def test_the_planned_peak_holds_and_is_near(job):
     # MLX's timing moves some peaks by a tenth, so the plan is compared with the largest of two.
     runs = [run_fresh(job) for _ in range(2)]
     assert 0.99 <= runs[0]["planned_bytes"] / max(run["total_peak_bytes"] for run in runs) <= 1.3
+
+
+@cpu_only("on a Mac `python -m benchmarks validate-plan` measures how near plans are")
+@pytest.mark.parametrize("frames", [1, 9])
+def test_the_planned_peak_of_a_clip_shorter_than_the_delay_is_near(frames):
+    """Its first layers are done, and their caches free, before the last ones receive anything."""
+    case = Case(base_width=8, dtype="float32", width=512, height=512, frames=frames, order="time")
+    run = run_fresh(Job(decode, case))
+    assert 1 <= run["planned_bytes"] / run["total_peak_bytes"] <= 1.3
+
+
+@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("length", [1, 2, 5, 40])
+def test_caches_of_short_clips_are_those_of_the_layers_that_hold_positions_at_once(order, length):
+    """Twelve layers that each wait for one position: of a clip of n, no more than n + 2 hold any."""
+    kernel = WindowSpec(3, before=1, after=1)
+    layer = LayerSpec("layer", 16, 16, windows=(kernel, kernel, kernel))
+    spec = NetworkSpec((layer,) * 12)
+    grid = tuple(length if axis is order.axis else 64 for axis in Axis)
+    run = StreamRun(order.axis, (1,) * length, (1,) * 12, 0, Machine())
+    one = min(2, length) * 64 * 64 * 16 * 4
+    caches = stream_memory(spec, grid, 1, run).caches
+    assert min(length, 12) * one <= caches <= 1.06 * min(length + 2, 12) * one + 1
 
 
 @pytest.mark.parametrize("part", [0.999, pytest.param(0.93, marks=pytest.mark.slow)])

@@ -187,8 +187,10 @@ class ConvSpec(LayerSpec):
         # MLX allocates ahead of execution, so every array in a step's graph counts, not only those alive at one time.
         seen, new = self.seen(step), math.prod(step.grid)
         activated = {Activation.NONE: 0, Activation.INPUT: seen, Activation.CACHED: new}[self.activation]
-        # The input concatenated to the cache, the next cache, the norm, and SiLU with its intermediate arrays.
-        elements = (2 * seen - new + 3 * activated) * self.in_channels
+        # The input concatenated to the cache, the next cache, the norm, and SiLU with its intermediate array, which on
+        # a CPU is in float32 (see `_conv_bytes`).
+        is_half_on_cpu = step.machine.backend is Backend.CPU and step.machine.itemsize != FLOAT32_BYTES
+        elements = (2 * seen - new + (2 if is_half_on_cpu else 3) * activated) * self.in_channels
         elements += seen * self.skip_channels
         padded = math.prod(extent + TAPS - 1 for extent in step.grid) * self.in_channels
         if step.axis is not Axis.TIME or step.is_whole:

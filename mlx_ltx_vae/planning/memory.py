@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import accumulate
 from typing import NamedTuple
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
@@ -173,9 +174,8 @@ def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit:
 def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> Memory:
     """The peak memory of one stream with an input (T, H, W), without MLX's buffer cache."""
     axis, itemsize = run.axis, run.machine.itemsize
-    pieces, longest = list(run.pieces), Fraction(grid[axis.grid])
-    extents, waiting, delay, rate = grid, 0, Fraction(0), Fraction(1)
-    delays, caches, works, bursts = [], [], [], []
+    pieces, extents, waiting = list(run.pieces), grid, 0
+    caches, works, bursts = [], [], []
     for index, layer in enumerate(spec.layers):
         cells = batch * math.prod(extents) // extents[axis.grid]
         if run.steps is None:
@@ -188,7 +188,6 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         waiting += usual * position
         bursts.append(max(0, burst - usual) * position)
         taken = min(step, max(pieces))
-        delays.append(delay)
         # Of a band, the rows of its neighbors are cached with its own, and copied to be sent.
         beyond = Fraction(sum(layer.halo(Axis.HEIGHT)), extents[1]) if run.is_band else Fraction(0)
         caches.append(math.ceil(batch * layer.cache_bytes(axis, extents, max(pieces), run.machine) * (1 + beyond)))
@@ -197,17 +196,14 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         halo_bytes = math.ceil(2 * beyond * taken * position)
         works.append(waiting + batch * work + halo_bytes + layer.weight_copy_bytes(run.machine))
         pieces = _advance(pieces, step, layer, axis)
-        delay += layer.reach(axis)[1] / rate
-        rate = rate * layer.up[axis.grid] / layer.down[axis.grid]
         extents = layer.out_grid(extents)
-        longest = max(longest, extents[axis.grid] / rate)  # longer than the input if a layer pads it
     out_position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
     # The final output is checked and converted to levels in float32.
     results = out_position * max(pieces) * (itemsize + max(itemsize, 2 * FLOAT32_BYTES + 1))
     works[-1] = max(works[-1], waiting + results)
     # Between two results, a stream that yields several for each of its input pieces has not consumed what waits.
     queued = waiting if len(pieces) > len(run.pieces) else 0
-    moments = _moments(longest, delays, caches if run.steps is not None else [0] * len(caches), works, bursts)
+    moments = _moments(spec.layers, run, caches if run.steps is not None else [0] * len(caches), works, bursts)
     cached, work = max(moments, key=sum)
     margin = _MARGIN * _BAND_MARGIN if run.is_band else _MARGIN
     return Memory(
@@ -222,23 +218,53 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
 
 
 def _moments(
-    length: Fraction, delays: Sequence[Fraction], caches: Sequence[int], works: Sequence[int], bursts: Sequence[int]
+    layers: Sequence[LayerSpec], run: StreamRun, caches: Sequence[int], works: Sequence[int], bursts: Sequence[int]
 ) -> list[tuple[int, int]]:
     """The bytes of all caches, and of everything else, while each layer runs.
 
     `bursts` are those by which a long piece in front of a layer exceeds the usual ones.
     """
-    moments = []
-    bursting = 0
-    for index, (delay, work) in enumerate(zip(delays, works, strict=True)):
-        # A clip shorter than the network's delay never occupies all layers at once: while a layer runs, only layers
-        # whose delay differs from its own by less than the clip's length have non-empty caches.
-        held = [cache if abs(other - delay) < length else 0 for other, cache in zip(delays, caches, strict=True)]
-        # While the first long piece waits, the layers from here on cache less than later, and while the last one does,
-        # those in front.
-        bursting += max(0, bursts[index] - min(sum(held[:index]), sum(held[index:])))
-        moments.append((sum(held), work + bursting))
-    return moments
+    before = list(accumulate(caches, initial=0))  # the caches of the layers before each one
+    held = [(0, 0)] * len(layers)  # by the layers in front, and by this one and those behind it
+    for first, last in _occupied(layers, run.pieces, run.axis):
+        # A residual block's second layer adds the block's input, which its first one caches.
+        start, end = before[max(0, first - 1)], before[last + 1]
+        for index in range(first, last + 1):
+            held[index] = max(held[index], (before[index] - start, end - before[index]), key=sum)
+    # While the first long piece waits, the layers from here on cache less than later, and while the last one does,
+    # those in front.
+    bursting = accumulate(max(0, burst - min(each)) for burst, each in zip(bursts, held, strict=True))
+    return [(sum(each), work + more) for each, work, more in zip(held, works, bursting, strict=True)]
+
+
+def _occupied(layers: Sequence[LayerSpec], pieces: Iterable[int], axis: Axis) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last layer that cache positions, after each piece, and while each layer is flushed.
+
+    Layers behind have not received any yet, and those in front were flushed: a clip shorter than the network's delay
+    never occupies all of them. When the last layer is reached, no later moment occupies more.
+    """
+    seen = last = 0
+    for piece in pieces:
+        seen += piece
+        last = _reached(layers, 0, seen, axis)
+        yield 0, last
+        if last == len(layers) - 1:
+            return
+    for first, layer in enumerate(layers):
+        seen = layer.results(axis, seen)
+        last = max(first, _reached(layers, first + 1, seen, axis))
+        yield first, last
+        if last == len(layers) - 1:
+            return
+
+
+def _reached(layers: Sequence[LayerSpec], first: int, seen: int, axis: Axis) -> int:
+    """The last layer that has received positions, when layer `first` has received `seen` of them."""
+    for index in range(first, len(layers)):
+        if not seen:
+            return index - 1
+        seen = layers[index].ready(axis, seen)
+    return len(layers) - 1
 
 
 def _replace(grid: Grid, axis: Axis, extent: int) -> Grid:
