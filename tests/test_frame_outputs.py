@@ -1,5 +1,7 @@
 """What becomes of frames between decoder and file: formats, steps and sinks, each an entry of a table."""
 
+import re
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -7,10 +9,11 @@ from PIL import Image
 
 from conftest import active_memory
 from mlx_ltx_vae import DecodeError, FrameChunk, PlanError, VideoVAE, WriterError, demo, load_latents
+from mlx_ltx_vae.commands.parsers import decode_parser
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.pipeline import frame_steps
 from mlx_ltx_vae.pipeline.postprocess import write_chunk
-from mlx_ltx_vae.video import FrameFormat, FrameOutput, FrameStep, SinkOptions, open_sink, sinks
+from mlx_ltx_vae.video import FrameFormat, FrameOutput, FrameStep, SinkOptions, frame_endings, open_sink, sinks
 from mlx_ltx_vae.video.frame_format import RGB8, RGB16
 from toy_sink import PPM
 from toy_step import PIXEL_BYTES, RAMP, make_ramp
@@ -188,3 +191,9 @@ def test_what_the_toy_step_takes_is_what_it_says():
     before = mx.get_active_memory()
     mx.eval(make_ramp("0.5").apply(frames, RGB8))
     assert mx.get_peak_memory() - before < PIXEL_BYTES * 8 * 64 * 96
+
+
+def test_the_help_names_all_endings():
+    shown = decode_parser().format_help()
+    missing = [ending for ending in frame_endings() if not re.search(rf"{re.escape(ending)}\b", shown)]
+    assert not missing

@@ -107,3 +107,32 @@ def test_what_is_installed_as_root_is_said_before_and_can_be_left_out(tmp_path, 
     else:
         assert not log.exists()
         assert "Installing" not in done.stderr
+
+
+def test_a_new_command_is_two_files_a_parser_and_a_name(tmp_path):
+    package = tmp_path / "mlx_ltx_vae"
+    shutil.copytree(
+        SCRIPT.parents[1] / "mlx_ltx_vae", package, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
+    )
+    command = (package / "info.py").read_text()
+    (package / "shout.py").write_text(command.replace("info", "shout"))
+    (package / "commands" / "shout_command.py").write_text(
+        "from .cli import print_report, run_command\n"
+        "def run(parser, arguments):\n"
+        "    return run_command(lambda options: print_report(options.text.upper()), arguments)\n"
+    )
+    with (package / "commands" / "parsers.py").open("a") as parsers:
+        parsers.write(
+            "def shout_parser():\n"
+            "    parser = CommandParser(prog='shout', usage='shout TEXT')\n"
+            "    parser.add_argument('text')\n"
+            "    add_common_options(parser)\n"
+            "    return parser\n"
+        )
+    table = package / "__main__.py"
+    table.write_text(table.read_text().replace("COMMANDS = {", 'COMMANDS = {\n    "shout": "text in capitals",'))
+    for arguments, expected in ((["mlx_ltx_vae", "shout", "a"], "A\n"), (["mlx_ltx_vae.shout", "b"], "B\n")):
+        said = subprocess.run([sys.executable, "-m", *arguments], cwd=tmp_path, capture_output=True, text=True)
+        assert (said.returncode, said.stdout, said.stderr) == (0, expected, "")
+    said = subprocess.run([sys.executable, "-m", "mlx_ltx_vae"], cwd=tmp_path, capture_output=True, text=True)
+    assert re.search(r"shout +text in capitals\n", said.stdout)

@@ -53,7 +53,7 @@ def decode_parser() -> CommandParser:
         parser,
         output="demo.mp4",
         demo=demo_files,
-        more=".wav for the sound alone; a .png or .tif without a number for one frame; ",
+        more=".wav for the sound alone; a .png, .tif or .tiff without a number for one frame; ",
     )
     how = parser.add_argument_group("how to decode")
     add_mode_options(how)
