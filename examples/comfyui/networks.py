@@ -29,8 +29,9 @@ class Networks:
         with self._lock:
             pair = self._loaded.pop(key, None)
         if pair is None:
-            networks: dict[str, Any] = {"encoder": network == "encoder", "decoder": network == "decoder"}
-            pair = kind.from_pretrained(path, dtype=dtype, **networks)
+            options: dict[str, Any] = {"encoder": network == "encoder", "decoder": network == "decoder"}
+            options |= {} if dtype is None else {"dtype": dtype}
+            pair = kind.from_pretrained(path, **options)
         with self._lock:
             self._loaded[key] = pair
             while len(self._loaded) > 1 and sum(map(num_bytes, self._loaded.values())) > self.max_bytes:
