@@ -56,6 +56,8 @@ class TrialNetworks(io.ComfyNode):
 
 
 class TrialExtension(ComfyExtension):
+    """The nodes of this file, as ComfyUI asks for them."""
+
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [TrialModel, TrialNetworks]
 

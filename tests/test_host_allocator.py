@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.backend.device import _glibc, freed_memory_kept, is_cpu, run_settings
+from mlx_ltx_vae.backend.device import _glibc, freed_memory_kept, give_back_cache, is_cpu, run_settings
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not is_cpu() or _glibc() is None, reason="for MLX's CPU backend with glibc"
@@ -28,13 +28,14 @@ def take_and_free():
 
 
 def test_freed_memory_is_kept_while_a_run_computes_and_returned_after_it():
+    give_back_cache()  # holes that earlier tests left, which a part of what is taken would fill
     before = resident()
     with run_settings():
         with freed_memory_kept():
             with freed_memory_kept():
                 take_and_free()
-            assert resident() > before + 0.5 * SIZE, "the outer block goes on"
-        assert resident() > before + 0.5 * SIZE, "for the next step"
+            assert resident() > before + 0.9 * SIZE, "the outer block goes on"
+        assert resident() > before + 0.9 * SIZE, "for the next step"
     assert resident() < before + 0.1 * SIZE
     take_and_free()
     assert resident() < before + 0.1 * SIZE, "as before any run"

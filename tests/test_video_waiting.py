@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg, ffmpeg_reader, waiting
+from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg, ffmpeg_reader
 from mlx_ltx_vae.video.ffmpeg_reader import FfmpegDecoder
 from mlx_ltx_vae.video.sound_reader import SoundReader
 from video_files import SIZE, children, kill_children, noise, save_images, write
@@ -24,8 +24,8 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def begin() -> None:
         kill_children(signal.SIGSTOP)
-        monkeypatch.setattr(waiting, "MAX_SILENCE", 0.2)
-        monkeypatch.setattr(waiting, "TICK", 0.1)
+        monkeypatch.setattr(ffmpeg, "MAX_SILENCE", 0.2)
+        monkeypatch.setattr(ffmpeg, "TICK", 0.1)
 
     return begin
 
@@ -38,8 +38,8 @@ def stopped_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.chmod(0o755)
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
     assert ffmpeg._is_ffmpeg(str(program))
-    monkeypatch.setattr(waiting, "MAX_SILENCE", 0.2)
-    monkeypatch.setattr(waiting, "TICK", 0.1)
+    monkeypatch.setattr(ffmpeg, "MAX_SILENCE", 0.2)
+    monkeypatch.setattr(ffmpeg, "TICK", 0.1)
 
 
 @pytest.mark.parametrize("is_live", [False, True])
@@ -94,7 +94,7 @@ def test_only_silence_counts_however_long_it_takes(signs: list[int], is_alive: b
     """One sign a second of an ffmpeg that then is done. In the first second it cannot be known to be silent."""
     left = iter(signs)
     is_done = iter([False] * len(signs) + [True])
-    assert waiting.lives_until(lambda: next(is_done), lambda: next(left)) is is_alive
+    assert ffmpeg.lives_until(lambda: next(is_done), lambda: next(left)) is is_alive
 
 
 def test_a_file_that_ffmpeg_rewrites_is_a_sign_of_life(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from ..errors import LTXVAEError, ReaderError, WriterError
 from ..files import file_state
 from ..process import Cleanup, close_in_children, kill_program, uninterrupted
-from . import waiting
 from .ffmpeg_log import find_reason
 from .pipes import Forwarder, HeadReader, TailReader
 
+MAX_SILENCE = 60  # seconds without a sign of life, before it counts as dead
+TICK = 1.0  # seconds between two looks for one
 _PATIENCE = 1.0  # seconds that a cancelled output may take: it can hang in a pipe that nobody reads
 _PIPES = 4  # of a program: its standard streams, and one for an error of its start
 _PROGRAM_VARIABLE = "IMAGEIO_FFMPEG_EXE"  # read by imageio-ffmpeg
@@ -85,14 +86,14 @@ class FfmpegProcess:
         An ffmpeg that gives no sign of life meanwhile is ended: one that is stopped, or that got SIGTERM and waits for
         more sound, which only comes with more frames.
         """
-        if not waiting.lives_until(is_done, self._signs):
+        if not lives_until(is_done, self._signs):
             self.kill()
-            raise self._error(f"{self.name}: {waiting.silent()}")
+            raise self._error(f"{self.name}: {silent()}")
 
     def _wait_for_transfer(self, descriptor: int, event: int) -> None:
         pipe = select.poll()
         pipe.register(descriptor, event)
-        self._wait_until(lambda: pipe.poll(1000 * waiting.TICK))
+        self._wait_until(lambda: pipe.poll(1000 * TICK))
 
     def _signs(self) -> object:
         """What changes while ffmpeg works."""
@@ -100,13 +101,13 @@ class FfmpegProcess:
 
     def _wait_for_end(self) -> int:
         """Wait until ffmpeg has ended. Returns its return code."""
-        self._wait_until(lambda: self._log.has_ended(waiting.TICK))  # at once; `Popen.wait` looks now and then
+        self._wait_until(lambda: self._log.has_ended(TICK))  # at once; `Popen.wait` looks now and then
         self._wait_until(self._has_ended)
         return self.process.returncode
 
     def _has_ended(self) -> bool:
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(waiting.TICK)
+            self.process.wait(TICK)
         return self.process.returncode is not None
 
     def _reason(self) -> str:
@@ -212,9 +213,9 @@ def read_log(name: str, kind: str, arguments: Sequence[str], error: type[LTXVAEE
     try:
         assert process.stdout is not None and process.stderr is not None
         progress, lines = TailReader(process.stdout), HeadReader(process.stderr)
-        if not waiting.lives_until(lambda: lines.has_ended(waiting.TICK), lambda: (progress.count, lines.count)):
+        if not lives_until(lambda: lines.has_ended(TICK), lambda: (progress.count, lines.count)):
             process.kill()
-            raise error(waiting.silent())
+            raise error(silent())
         log = "\n".join(lines.join())
         progress.join()
         process.wait()
@@ -264,16 +265,16 @@ def _run(arguments: Sequence[str], error: type[LTXVAEError]) -> subprocess.Compl
     def is_done() -> bool:
         nonlocal num_bytes
         try:
-            results.append(process.communicate(timeout=waiting.TICK))
+            results.append(process.communicate(timeout=TICK))
         except subprocess.TimeoutExpired as expired:
             num_bytes = len(expired.stdout or b"") + len(expired.stderr or b"")
         return bool(results)
 
     try:
         with process:
-            if not waiting.lives_until(is_done, lambda: num_bytes):
+            if not lives_until(is_done, lambda: num_bytes):
                 process.kill()
-                raise error(waiting.silent())
+                raise error(silent())
     finally:
         end()
     return subprocess.CompletedProcess(process.args, process.returncode, *results[0])
@@ -350,9 +351,28 @@ def _find_ffmpeg() -> str:
 
 @lru_cache
 def _is_ffmpeg(program: str) -> bool:
-    command, limit = [program, "-version"], waiting.MAX_SILENCE
+    command, limit = [program, "-version"], MAX_SILENCE
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=limit)
     except subprocess.TimeoutExpired:
         return False
     return done.stdout.startswith(b"ffmpeg ")
+
+
+def lives_until(is_done: Callable[[], object], signs: Callable[[], object]) -> bool:
+    """Call `is_done`, which waits for a tick at most, until it is true; false if the signs have stayed as they are.
+
+    Ticks are counted rather than seconds: this process may have been stopped itself.
+    """
+    now, silence = None, 0
+    while not is_done():
+        before, now = now, signs()
+        silence = silence + 1 if now == before else 0
+        if silence * TICK >= MAX_SILENCE:
+            return False
+    return True
+
+
+def silent() -> str:
+    """What an error says of an ffmpeg that has given no sign of life."""
+    return f"ffmpeg failed: it has not responded for {MAX_SILENCE} seconds."
