@@ -3,7 +3,7 @@
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from enum import Enum, auto
@@ -100,27 +100,19 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             if self._images:
                 _check_image(self._images[0])  # ffmpeg would skip it and describe the next one
             arguments, source_stream, info, num_errors = probe(self.name, arguments)
-            for text in info.warnings(self.name):
-                warnings.warn(text, stacklevel=2)
-            if num_errors:
-                late = "starts within a group of pictures; those that need pictures before it are left out."
-                warnings.warn(f"{self.name}: {late}", stacklevel=2)
+            _warn(self.name, info, num_errors)
             source = _format_as_read(self.name, info, matrix)
             bits, has_alpha = describe_pixel_format(source.pixel_format)
             scaled, self.size = fit_size(self.name, info.size, size, fit, multiple)
-            self.source_size = info.size
-            self.source_fps = info.fps
+            self.source_size, self.source_fps = info.size, info.fps
             self.fps = wanted_fps or info.fps
-            # Of an animated picture the last delay may be any, and is in no header.
-            is_animated = info.is_pictures and not info.is_still
-            end = read_times([*arguments, "-map", source_stream])[1] if is_animated else None
+            end = _animation_end(info, [*arguments, "-map", source_stream])
             seconds = info.seconds if end is None else end
             num_frames = len(self._images) or _estimate_num_frames(info, seconds, self.fps, end_frame)
             self.num_frames = None if num_frames is None else max(1, num_frames - first_frame)
-            frames = RGB16 if bits > 8 else RGB8
-            self.dtype = frames.dtype
-            has_alpha = has_alpha or info.is_pictures
-            filters = _filters(source, info.size, scaled, self.size, frames, has_alpha=has_alpha)
+            self.dtype = (frames := RGB16 if bits > 8 else RGB8).dtype
+            sizes = info.size, scaled, self.size
+            filters = _filters(source, *sizes, frames, has_alpha=has_alpha or info.is_pictures)
             output = ["-map", source_stream, "-vf", filters, "-fps_mode", "passthrough", "-f", "rawvideo"]
             self._ffmpeg = FfmpegDecoder(self.name, [*arguments, *output], num_errors)
             stack.callback(self._ffmpeg.close)
@@ -128,12 +120,10 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
         self._rate: RateConverter | None = None  # what has no times has none
         if not info.is_still and self.fps is not None:
             self._rate = RateConverter(self.fps, info.fps, is_variable=info.is_variable, end=end)
-        self.start = Fraction(0)
-        self._warns_of_rate = wanted_fps is None
+        self.start, self._warns_of_rate = Fraction(0), wanted_fps is None
         self._num_left = sys.maxsize if max_frames is None else max_frames
         self._first_frame, self._num_dropped = first_frame, 0
-        self._num_read = 0
-        self._has_ended = False
+        self._num_read, self._has_ended = 0, False
         # Held from one read to the next is the last frame: the time of the next decides how often it is returned.
         self._buffer = np.empty((0, *self.size[::-1], 3), self.dtype)
         self._indices: Iterator[int] = iter(())  # of the frames to return, with repetitions
@@ -243,6 +233,18 @@ def _estimate_num_frames(
         return None
     num_frames = max(1, round(seconds * fps))
     return num_frames if max_frames is None else min(num_frames, max_frames)
+
+
+def _warn(name: str, info: VideoInfo, num_errors: int) -> None:
+    """Warn of what is read otherwise than a user may expect, in the name of who opens the reader."""
+    late = "starts within a group of pictures; those that need pictures before it are left out."
+    for text in [*info.warnings(name), *([f"{name}: {late}"] if num_errors else [])]:
+        warnings.warn(text, stacklevel=3)
+
+
+def _animation_end(info: VideoInfo, arguments: Sequence[str]) -> Fraction | None:
+    """The end of an animated picture, whose last delay may be any and is in no header; None for what is none."""
+    return read_times(arguments)[1] if info.is_pictures and not info.is_still else None
 
 
 def _format_as_read(name: str, info: VideoInfo, matrix: str | None) -> FrameFormat:
