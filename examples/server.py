@@ -120,6 +120,7 @@ class Decode:
         self = cls()
         self._upload, self._limits = upload, limits
         self._stream, self._pipe, self._is_cancelled, self._is_late = None, None, False, False
+        self._kept = ExitStack()
         try:
             if pool.is_closed:
                 raise HTTPException(503, "the server is ending.")
@@ -150,8 +151,12 @@ class Decode:
 
     def keep(self, resources: ExitStack) -> None:
         """Close `resources` when the decode has ended, before `read` returns no more bytes."""
-        kept = resources.pop_all()
-        asyncio.wrap_future(self.done).add_done_callback(lambda done: (done.exception(), kept.close()))
+        self._kept.enter_context(resources.pop_all())
+        asyncio.wrap_future(self.done).add_done_callback(self._release)
+
+    def _release(self, ended: asyncio.Future) -> None:
+        ended.exception()  # which `read` raises, if it is called
+        self._kept.close()
 
     async def read(self) -> bytes:
         """The next bytes of the video; none at its end. Raises the error that has ended the decode."""
@@ -159,7 +164,10 @@ class Decode:
         if self._is_late:
             raise DecodeError(f"{self._upload}: took more than {self._limits.seconds:g} s, the limit of this server.")
         if not data:
-            await asyncio.wrap_future(self.done)
+            ended = asyncio.wrap_future(self.done)
+            await asyncio.wait({ended})
+            self._release(ended)  # callbacks of other futures may come later than this wait ends
+            ended.result()
         return data
 
     def cancel(self) -> None:
