@@ -14,6 +14,8 @@ from ...streaming.axis import Axis
 from ...streaming.context import Stage, StreamContext, pointwise
 from ...streaming.window import Delay, Trim, View, Window, windowed
 from ..base import Decoder, Network, SoundEncoder, Statistics
+from ..convolution.conv2d import arrange, by_phases, by_taps
+from ..convolution.prepared import PreparedModule
 from ..layers.activation import pixel_norm, silu
 from ..layers.weights import add_weights
 from ..specs import LayerSpec
@@ -47,16 +49,28 @@ def normalize(x: mx.array, norm: nn.Module | None) -> mx.array:
     return (normalized * norm.weight.astype(mx.float32) + norm.bias.astype(mx.float32)).astype(x.dtype)
 
 
-class PlaneConv(nn.Module):
+class PlaneConv(PreparedModule):
     """A 3x3 convolution over time and frequency (B, T, F, 1, C), padded with zeros.
 
-    Checkpoint keys: `conv.weight` (O, 3, 3, I), `conv.bias` (O,).
+    Checkpoint keys: `conv.weight` (O, 3, 3, I), `conv.bias` (O,). `prepare` lays the weight out for the device, once.
     """
 
     def __init__(self, spec: PlaneSpec) -> None:
         super().__init__()
         add_weights(self, spec.weights, spec.name)
         self.spec = spec
+        self._is_arranged = False
+
+    def prepare(self, *, keeps_dtype: bool = False) -> None:
+        """Lay out the weight for the default device, evaluated, in its dtype."""
+        if self._uses_products and not self._is_arranged:
+            self.conv.weight, self._is_arranged = arrange(self.conv.weight, 1), True
+        self.conv.weight = mx.contiguous(self.conv.weight)
+        mx.eval(self.conv.weight)
+
+    @property
+    def _uses_products(self) -> bool:
+        return is_cpu() and not self.spec.is_strided
 
     def window(self) -> Window:
         return Window(Axis.TIME, self.spec.window(Axis.TIME))
@@ -73,11 +87,35 @@ class PlaneConv(nn.Module):
         """(B, T, F, C), with so many rows of zeros along time, to (B, T', F', 1, C')."""
         time, frequency = self.spec.conv_windows
         plane = mx.pad(plane, [(0, 0), (before, after), (frequency.before, frequency.after), (0, 0)])
-        weight, dtype = self.conv.weight, plane.dtype
-        if is_cpu() and dtype != mx.float32:  # MLX's CPU backend has no fast convolution of half precision
+        if self._uses_products:
+            return self._apply(by_taps, plane)
+        assert not self._is_arranged, "the default device has changed"
+        weight, bias, dtype = self.conv.weight, self.conv.bias, plane.dtype
+        if is_cpu():  # MLX's CPU backend has no fast convolution of half precision
             plane, weight = plane.astype(mx.float32), weight.astype(mx.float32)
         result = mx.conv2d(plane, weight, stride=(time.stride, frequency.stride))
-        return (result.astype(dtype) + self.conv.bias)[:, :, :, None]
+        return (result.astype(dtype) + bias)[:, :, :, None]
+
+    def convolve_repeated(self, rows: mx.array, first: int, end: int) -> mx.array:
+        """Convolve rows (B, T, F, C), each position of which counts as 2x2, without the `first` and the last `end`.
+
+        Of the result (B, 2 * T - first - end - 2, F', 1, C'), `dropped_bins` are left out.
+        """
+        dropped = self.spec.dropped_bins
+        if not self._uses_products:
+            rows = mx.repeat(mx.repeat(rows, 2, axis=1), 2, axis=2)
+            return self.convolve(rows[:, first : rows.shape[1] - end], 0, 0)[:, :, dropped:]
+        # Centered along frequencies, a causal convolution is the one without its dropped bin.
+        bins = 2 * rows.shape[2] - dropped
+        front, back = 1 - first, 1 - end
+        result = self._apply(by_phases, mx.pad(rows, [(0, 0), (front, back), (1, 1), (0, 0)]))
+        return result[:, front : result.shape[1] - back, :bins]
+
+    def _apply(self, products: Callable[[mx.array, mx.array, mx.array], mx.array], plane: mx.array) -> mx.array:
+        """What matrix products in float32 make of a padded plane."""
+        taps = self.conv.weight if self._is_arranged else arrange(self.conv.weight, 1)
+        result = products(*(array.astype(mx.float32) for array in (plane, taps, self.conv.bias)))
+        return mx.contiguous(result).astype(plane.dtype)[:, :, :, None]
 
     def stages(self, context: StreamContext, enter: Callable[[mx.array], mx.array] | None = None) -> list[Stage]:
         """One stage, of what `enter` makes of the positions in view."""
@@ -151,9 +189,7 @@ class Upsample(nn.Module):
             if view is None:
                 return trim.push(None, last)
             rows = mx.pad(view.frames[:, :, :, 0], [(0, 0), (view.before, view.after), (0, 0), (0, 0)])
-            rows = mx.repeat(mx.repeat(rows, 2, axis=1), 2, axis=2)
-            result = self.conv.convolve(rows[:, first : rows.shape[1] - end], 0, 0)
-            return trim.push(result[:, :, spec.dropped_bins :], last)
+            return trim.push(self.conv.convolve_repeated(rows, first, end), last)
 
         return [Stage(step, window, trim)]
 

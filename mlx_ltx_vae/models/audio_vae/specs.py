@@ -38,6 +38,10 @@ class PlaneSpec(LayerSpec):
     dropped_bins: int = 0
     skip_channels: int = 0
 
+    @property
+    def is_strided(self) -> bool:
+        return max(self.down) > 1
+
     def results(self, axis: Axis, length: int) -> int:
         return super().results(axis, length) - (self.dropped_bins if axis is Axis.HEIGHT else 0)
 

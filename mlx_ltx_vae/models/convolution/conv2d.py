@@ -68,7 +68,7 @@ class Conv2d(PreparedModule):
         if self._order is not None:
             self.weight, self.bias, self._order = self.weight[self._order], self.bias[self._order], None
         if self._uses_products and not self._is_arranged:
-            self.weight, self._is_arranged = _arrange(self.weight, self._groups), True
+            self.weight, self._is_arranged = arrange(self.weight, self._groups), True
         self.weight = mx.contiguous(self.weight)
         mx.eval(self.parameters())
 
@@ -83,14 +83,14 @@ class Conv2d(PreparedModule):
         if self._order is not None:
             bias, weight = None if bias is None else bias[self._order], weight[self._order]
         if self._uses_products:
-            taps = weight if self._is_arranged else _arrange(weight, self._groups)
+            taps = weight if self._is_arranged else arrange(weight, self._groups)
             taps, frames = taps.astype(mx.float32), _pad(frames, padding)
             result = by_phases(frames, taps) if self._is_upsampled and upsamples else by_taps(frames, taps)
         else:
             assert not self._is_arranged, "the default device has changed"
             weight = weight.astype(mx.float32)
             if self._is_upsampled and upsamples:
-                result = by_phases(_pad(frames, padding), _arrange(weight, 1))
+                result = by_phases(_pad(frames, padding), arrange(weight, 1))
             else:
                 result = mx.conv2d(frames, weight, self._stride, padding, groups=self._groups)
         result = result if bias is None else result + bias
@@ -101,21 +101,21 @@ class Conv2d(PreparedModule):
         return is_cpu() and self._stride == 1
 
 
-def _arrange(weight: mx.array, groups: int) -> mx.array:
+def arrange(weight: mx.array, groups: int) -> mx.array:
     """(O, 3, 3, I) -> (9, G, I, O / G): for each tap, a matrix per group."""
     taps = weight.flatten(1, 2)
     return mx.unflatten(taps, 0, (groups, -1)).transpose(2, 0, 3, 1)
 
 
-def by_taps(padded: mx.array, taps: mx.array) -> mx.array:
-    """Nine matrix products over shifted views, added up: (N, H + 2, W + 2, I) -> (N, H, W, O)."""
+def by_taps(padded: mx.array, taps: mx.array, bias: mx.array | None = None) -> mx.array:
+    """Nine matrix products over shifted views, added up: (N, H + 2, W + 2, I) -> (N, H, W, O), as a view."""
     count, height, width, _ = padded.shape
     _, groups, in_channels, out_channels = taps.shape
     views = padded.reshape(count, height * width, groups, in_channels).transpose(0, 2, 1, 3)
     if groups > 1:
         views = mx.contiguous(views)  # each group's channels together
     length = (height - 2) * width - 2
-    result = None
+    result = None if bias is None else mx.unflatten(bias, 0, (groups, 1, -1))
     for tap in range(TAPS**2):
         row, column = divmod(tap, TAPS)
         first = row * width + column
@@ -127,7 +127,7 @@ def by_taps(padded: mx.array, taps: mx.array) -> mx.array:
     return mx.as_strided(result, (count, height - 2, width - 2, groups, out_channels), strides).flatten(-2)
 
 
-def by_phases(padded: mx.array, taps: mx.array) -> mx.array:
+def by_phases(padded: mx.array, taps: mx.array, bias: mx.array | None = None) -> mx.array:
     """A convolution of positions that are repeated 2x2 times: (N, H + 2, W + 2, I) -> (N, 2H, 2W, O).
 
     Each of the four outputs of a position is one matrix product over the 2x2 positions that it sees.
@@ -146,7 +146,8 @@ def by_phases(padded: mx.array, taps: mx.array) -> mx.array:
         row, column = divmod(phase, 2)
         first = row * (columns + 1) + column
         # A slice of one: with a matrix, MLX would copy the view.
-        product = squares[:, first : first + length] @ kernels[phase : phase + 1]
+        view, kernel = squares[:, first : first + length], kernels[phase : phase + 1]
+        product = view @ kernel if bias is None else mx.addmm(bias, view, kernel)
         phases.append(mx.as_strided(product, (count, rows, columns, out_channels), strides))
     upper, lower = (mx.stack(phases[first : first + 2], axis=3) for first in (0, 2))
     return mx.stack([upper, lower], axis=2).reshape(count, 2 * rows, 2 * columns, out_channels)

@@ -1,6 +1,6 @@
 """The layers of a vocoder, and operations on signals (B, T, C). Checkpoint names are those of the original files.
 
-Convolutions are one matrix product each, and short filters are shared by all channels.
+Short filters are shared by all channels.
 """
 
 import math
@@ -15,6 +15,7 @@ from ...backend.device import is_cpu
 from ...streaming.axis import Axis
 from ...streaming.context import Stage, StreamContext
 from ...streaming.window import Delay, View, Window, windowed
+from ..convolution.conv1d import arrange, convolve
 from ..convolution.prepared import PreparedModule
 from ..layers.weights import add_weights
 from .specs import FILTER_BLOCK, FILTER_REACH, SignalSpec, TransposedSpec
@@ -27,7 +28,26 @@ _PI_LOW = math.pi - _PI_HIGH
 ROLLOFF, ZERO_CROSSINGS = 0.99, 6
 
 
-class Conv1d(nn.Module):
+class _TimeConv(PreparedModule):
+    """A convolution whose `weight` is laid out, once, as `convolve` takes it."""
+
+    _is_arranged = False
+
+    def prepare(self, *, keeps_dtype: bool = False) -> None:
+        """Lay out the weight, in its dtype on any device."""
+        self.weight = mx.contiguous(self._arranged())
+        self._is_arranged = True
+        mx.eval(self.weight)
+
+    def _arranged(self) -> mx.array:
+        return self.weight if self._is_arranged else arrange(self._kernel())
+
+    def _kernel(self) -> mx.array:
+        """The weight (O, K, I) of the convolution that it computes."""
+        return self.weight
+
+
+class Conv1d(_TimeConv):
     """A convolution along time. Checkpoint keys: `weight` (O, K, I), `bias` (O,) if it has one."""
 
     def __init__(self, spec: SignalSpec) -> None:
@@ -42,28 +62,22 @@ class Conv1d(nn.Module):
         """Convolve the view's positions (B, T, C) after an activation, padded with zeros at the true ends."""
         if view.before or view.after:
             x = mx.pad(x, [(0, 0), (view.before, view.after), (0, 0)])
-        return convolve(x, self.weight, self.get("bias"), dilation=self.spec.dilation)
+        return convolve(x, self._arranged(), self.get("bias"), dilation=self.spec.dilation)
 
 
-class TransposedConv1d(PreparedModule):
-    """A transposed convolution: exactly `rate` positions of each. Checkpoint keys: `weight` (O, K, I), `bias` (O,)."""
+class TransposedConv1d(_TimeConv):
+    """A transposed convolution: exactly `rate` positions of each. Checkpoint keys: `weight` (O, K, I), `bias` (O,).
+
+    It is a convolution that makes all positions of a block at once.
+    """
 
     def __init__(self, spec: TransposedSpec, slope: float | None) -> None:
         super().__init__()
         add_weights(self, spec.weights, spec.name)
         self._spec = spec
         self._slope = slope
-        self._is_arranged = False
 
-    def prepare(self, *, keeps_dtype: bool = False) -> None:
-        """Lay out the weight, once, as that of a convolution that makes all positions of a block at once."""
-        self.weight = self._arranged()
-        self._is_arranged = True
-        mx.eval(self.weight)
-
-    def _arranged(self) -> mx.array:
-        if self._is_arranged:
-            return self.weight
+    def _kernel(self) -> mx.array:
         spec = self._spec
         blocks = spec.window(Axis.TIME).kernel
         weight = mx.pad(self.weight, [(0, 0), (0, blocks * spec.rate - spec.kernel), (0, 0)])
@@ -86,8 +100,8 @@ class TransposedConv1d(PreparedModule):
                 signal = nn.leaky_relu(signal, self._slope)
             if view.before or view.after:
                 signal = mx.pad(signal, [(0, 0), (view.before, view.after), (0, 0)])
-            result = convolve(signal, weight, None)
-            result = result.reshape(len(result), -1, spec.out_channels) + self.bias
+            result = convolve(signal, weight, mx.tile(self.bias, spec.rate))
+            result = result.reshape(len(result), -1, spec.out_channels)
             start = view.output * spec.rate - spec.cut  # of the result, in the output
             result = result[:, max(0, -start) :]
             if last:
@@ -190,21 +204,6 @@ def conv_stage(
         return result if end is None else end(result)
 
     return windowed(window or conv.window(), compute, *filter(None, (enters, skip)))
-
-
-def convolve(x: mx.array, weight: mx.array, bias: mx.array | None, *, dilation: int = 1) -> mx.array:
-    """A convolution without padding: (B, T, I) with (O, K, I) to (B, T - dilation * (K-1), O).
-
-    As one product of unfolded positions, since MLX's CPU backend has no fast convolution with a dilation.
-    """
-    out_channels, taps, in_channels = weight.shape
-    batch, length, _ = x.shape
-    results = length - dilation * (taps - 1)
-    strides = (length * in_channels, in_channels, dilation * in_channels, 1)
-    unfolded = mx.as_strided(mx.contiguous(x), (batch, results, taps, in_channels), strides)
-    unfolded = unfolded.reshape(batch, results, taps * in_channels)
-    matrix = weight.reshape(out_channels, -1).T
-    return unfolded @ matrix if bias is None else mx.addmm(bias, unfolded, matrix)
 
 
 class Filter:
