@@ -2,6 +2,8 @@
 
 import re
 import tracemalloc
+from contextlib import nullcontext
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -20,12 +22,31 @@ from mlx_ltx_vae import (
     LatentsError,
     PlanError,
 )
+from mlx_ltx_vae.backend.machine import Machine
+from mlx_ltx_vae.models.audio_vae.networks import PlaneConv, Upsample
+from mlx_ltx_vae.models.audio_vae.specs import PlaneSpec
+from mlx_ltx_vae.models.convolution.prepared import prepare
+from mlx_ltx_vae.models.vocoder.layers import Conv1d, as_frames
+from mlx_ltx_vae.models.vocoder.specs import conv_layer
 from mlx_ltx_vae.pipeline.audio_run import unpack_latents
 from mlx_ltx_vae.pipeline.run import Run
 from mlx_ltx_vae.pipeline.sound_plan import plan_sound
-from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.driver import run, run_whole
+from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
+from mlx_ltx_vae.streaming.axis import Axis, WindowSpec
+from mlx_ltx_vae.streaming.context import Stage, StreamContext
+from mlx_ltx_vae.streaming.driver import run, run_chain, run_whole
+from mlx_ltx_vae.streaming.window import View
 from tolerances import cpu_only, tolerance
+
+_THREE = WindowSpec(3, 1, 1, 1)
+PLANE = PlaneSpec(
+    "conv",
+    32,
+    32,
+    windows=(_THREE, _THREE, WindowSpec()),
+    conv_windows=(_THREE, _THREE),
+    weights=(("conv.conv.weight", (32, 3, 3, 32)), ("conv.conv.bias", (32,))),
+)
 
 
 def joined(chunks):
@@ -154,6 +175,86 @@ def test_the_planned_memory_of_short_sound_in_a_single_pass_holds(audio_vae, nam
         vae.decode(latents, plan)
         measured = mx.get_peak_memory() - before
         assert measured < plan.memory.active < 1.3 * measured, (batch, length)
+
+
+@pytest.mark.parametrize("name", ["ltx2", "ltx2_3"])
+def test_layers_of_sound_take_pieces_as_long_as_planned(audio_vae, name):
+    """The last piece, with which all layers are flushed at once, is longer than the others."""
+    vae = audio_vae(name)
+    spec, context = vae.vocoder.spec, StreamContext()
+    taken = [[] for _ in spec.layers]
+
+    def counted(stage, lengths):
+        def step(x, last):
+            lengths.extend([] if x is None else [x.shape[1]])
+            return stage.step(x, last)
+
+        return Stage(step, stage)
+
+    stages = [counted(stage, each) for stage, each in zip(vae.vocoder.stages(context), taken, strict=True)]
+    pieces = [mx.zeros((1, length, 1, 1, 128)) for length in (30, 30, 10)]
+    lengths = [each.shape[1] for each in run_chain(stages, pieces, axis=Axis.TIME, around_step=nullcontext)]
+    stream = StreamRun(Axis.TIME, (30, 30, 10), (2**30,) * len(stages), 0, Machine())
+    *expected, output = layer_pieces(replace(spec, sound=vae.decoder.spec.sound), (70, 1, 1), stream)
+    assert taken == expected
+    assert lengths == output
+
+
+@cpu_only("GPUs unfold positions along time, and MLX has fast convolutions of planes there")
+@pytest.mark.parametrize("kind", ["time", "plane"])
+def test_convolutions_of_sound_do_not_unfold_their_input(kind):
+    if kind == "time":
+        conv = Conv1d(conv_layer("conv", 32, 32, 11, dilation=3))
+        x, shape = mx.zeros((1, 4096, 32)), (1, 4096, 32)
+        view = View(as_frames(x), 15, 15, 0, 0, 4096)
+    else:
+        conv = PlaneConv(PLANE)
+        x, shape = mx.zeros((1, 64, 64, 1, 32)), (1, 64, 64, 1, 32)
+        view = View(x, 1, 1, 0, 0, 64)
+    prepare(conv, keeps_dtype=False)
+    mx.eval(x)
+    before = active_memory()
+    mx.reset_peak_memory()
+    result = conv(view, x)
+    mx.eval(result)
+    assert result.shape == shape
+    assert mx.get_peak_memory() - before < 3.5 * x.nbytes
+
+
+@pytest.mark.parametrize("causal", ["none", "time", "frequency"])
+def test_upsampled_sound_is_a_convolution_of_repeated_positions(causal):
+    three, behind = WindowSpec(3, 1, 1, 1), WindowSpec(3, 1, 2, 0)
+    time, frequency = (behind if causal == name else three for name in ("time", "frequency"))
+    window = WindowSpec(2, 1, 1, 0) if causal == "time" else three
+    spec = replace(
+        PLANE,
+        up=(2, 2, 1),
+        windows=(window, WindowSpec(), WindowSpec()),
+        conv_windows=(time, frequency),
+        trim=int(causal == "time"),
+        dropped_bins=int(causal == "frequency"),
+    )
+    random = np.random.default_rng(0)
+    x, weight = random.normal(size=(1, 5, 4, 1, 32)), random.normal(size=(32, 3, 3, 32)) / 17
+    bias = random.normal(size=32)
+    layer = Upsample(spec)
+    layer.conv.conv.weight, layer.conv.conv.bias = mx.array(weight, mx.float32), mx.array(bias, mx.float32)
+    repeated = np.pad(
+        x[0, :, :, 0].repeat(2, axis=0).repeat(2, axis=1),
+        [(time.before, time.after), (frequency.before, frequency.after), (0, 0)],
+    )
+    windows = np.lib.stride_tricks.sliding_window_view(repeated, (3, 3), axis=(0, 1))
+    expected = np.einsum("tfidw,odwi->tfo", windows, weight) + bias
+    expected = expected[spec.trim :, spec.dropped_bins :]
+    for is_prepared in (False, True):
+        if is_prepared:
+            prepare(layer.conv, keeps_dtype=False)
+        whole = run_whole(layer.stages(StreamContext()), mx.array(x, mx.float32))
+        pieces = (mx.array(x[:, start : start + 2], mx.float32) for start in range(0, 5, 2))
+        streamed = mx.concatenate(list(run(layer.stages(StreamContext()), pieces)), axis=1)
+        for result in (whole, streamed):
+            assert result.shape == (1, *expected.shape[:2], 1, 32)
+            assert np.abs(np.array(result)[0, :, :, 0] - expected).max() < tolerance(1e-5)
 
 
 def test_memory_is_flat(audio_vae):

@@ -195,7 +195,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
         work = layer.work_bytes(Step(axis, step_grid, run.steps is None, run.machine, run.is_band))
         halo_bytes = math.ceil(2 * beyond * taken * position)
         works.append(waiting + batch * work + halo_bytes + layer.weight_copy_bytes(run.machine))
-        pieces = _advance(pieces, step, layer, axis)
+        pieces = _advance(pieces, step, layer, axis, flushes_with_last=spec.sound is not None)
         extents = layer.out_grid(extents)
     out_position = batch * spec.out_channels * math.prod(extents) // extents[axis.grid]
     # The final output is checked and converted to levels in float32.
@@ -285,20 +285,23 @@ def layer_pieces(spec: NetworkSpec, grid: Grid, run: StreamRun) -> Iterator[list
         step = extents[run.axis.grid] if run.steps is None else run.steps[index]
         pieces = [part for piece in pieces for part in cut(piece, step)]
         yield pieces
-        pieces = _advance(pieces, step, layer, run.axis)
+        pieces = _advance(pieces, step, layer, run.axis, flushes_with_last=spec.sound is not None)
     yield pieces
 
 
-def step_results(pieces: Iterable[int], layer: LayerSpec, axis: Axis) -> list[int]:
+def step_results(pieces: Iterable[int], layer: LayerSpec, axis: Axis, *, flushes_with_last: bool = False) -> list[int]:
     """The number of positions that each step of a layer returns, of the steps that return any.
 
-    The layer waits for the positions that its window needs, and flushes the remaining results at the end.
+    The layer waits for the positions that its window needs, and flushes the remaining results at the end: in a step of
+    its own, or in that of the last piece (as a `Chain` does, which runs sound).
     """
     seen = done = 0
     results = []
-    for length in pieces:
+    lengths = list(pieces)
+    for index, length in enumerate(lengths, 1):
         seen += length
-        ready = layer.ready(axis, seen)
+        is_flushed = flushes_with_last and index == len(lengths)
+        ready = layer.results(axis, seen) if is_flushed else layer.ready(axis, seen)
         if ready > done:
             results.append(ready - done)
             done = ready
@@ -308,5 +311,6 @@ def step_results(pieces: Iterable[int], layer: LayerSpec, axis: Axis) -> list[in
     return results
 
 
-def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis) -> list[int]:
-    return step_results((part for piece in pieces for part in cut(piece, step)), layer, axis) or [1]
+def _advance(pieces: list[int], step: int, layer: LayerSpec, axis: Axis, *, flushes_with_last: bool) -> list[int]:
+    parts = (part for piece in pieces for part in cut(piece, step))
+    return step_results(parts, layer, axis, flushes_with_last=flushes_with_last) or [1]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ...backend.machine import FLOAT32_BYTES, Backend
+from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
 from ...shapes import Grid, SoundRules
 from ...streaming.axis import Axis, WindowSpec
@@ -49,12 +49,23 @@ class PlaneSpec(LayerSpec):
         time, *rest = step.grid
         positions = (time + self.window(Axis.TIME).cached) * math.prod(rest)  # with the cache, or padding
         products = positions * math.prod(self.up) // math.prod(self.down)
-        # Norm and SiLU in float32; the input of the convolution, unfolded by MLX's CPU backend; the sum with the skip.
-        elements = positions * (6 if self.is_activated else 1) * self.in_channels
+        # Norm and SiLU in float32; the padded input of the convolution, its result, and the sum with the skip.
+        elements = positions * (5 if self.is_activated else 1) * self.in_channels
         elements += products * (self.in_channels + self.out_channels + self.skip_channels)
         if step.machine.backend is Backend.CPU:
-            elements += products * math.prod(window.kernel for window in self.conv_windows) * self.in_channels
+            if self.is_strided:  # unfolded by MLX's CPU backend
+                elements += products * math.prod(window.kernel for window in self.conv_windows) * self.in_channels
+            else:  # without the padding; of repeated positions after two steps that interleave them
+                elements += products * self.out_channels * (1 if max(self.up) == 1 else 3)
         return super().work_bytes(step) + elements * FLOAT32_BYTES
+
+    def weight_copy_bytes(self, machine: Machine) -> int:
+        """On a CPU, the weight in float32, and the 4x4 taps that nine of repeated positions become."""
+        if machine.backend is not Backend.CPU:
+            return 0
+        size = math.prod(self.weights[0][1]) * FLOAT32_BYTES
+        phases = 16 * size // 9 if max(self.up) > 1 else 0
+        return phases + (0 if machine.itemsize == FLOAT32_BYTES else size)
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         return math.prod(self.up) * super().multiply_adds(part, whole)

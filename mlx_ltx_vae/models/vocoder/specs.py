@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from ...backend.machine import FLOAT32_BYTES, Machine
+from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...shapes import Grid
 from ...streaming.axis import Axis, WindowSpec
 from ..specs import LayerSpec, NetworkSpec, Step
@@ -95,7 +95,7 @@ class SignalSpec(LayerSpec):
     """A layer along time.
 
     Attributes:
-        taps: positions that each product sees, which are unfolded in front of it.
+        taps: positions that each product sees, which GPUs unfold in front of it.
         copies: arrays of the size of its input that it allocates beside these.
         dilation: of its convolution.
         waiting: positions that wait beside its window between two pieces, with `waiting_channels`; at most
@@ -115,7 +115,8 @@ class SignalSpec(LayerSpec):
 
     def work_bytes(self, step: Step) -> int:
         seen = math.prod(step.grid) + self.window(Axis.TIME).cached
-        elements = (self.taps + self.copies) * seen * self.in_channels
+        unfolded = 0 if step.machine.backend is Backend.CPU else self.taps
+        elements = (unfolded + self.copies) * seen * self.in_channels
         return super().work_bytes(step) + elements * FLOAT32_BYTES
 
 
@@ -248,7 +249,7 @@ def extension_layers(config: ExtensionConfig, second: tuple[LayerSpec, ...]) -> 
             ("mel_stft.mel_basis", (config.bins, frequencies)),
             ("mel_stft.stft_fn.forward_basis", (2 * frequencies, config.window)),
         ),
-        taps=-(-5 * config.window // config.hop),
+        copies=2 - (-5 * config.window // config.hop),
         waiting=frames * config.hop * config.ratio,
         waiting_channels=channels,
         waiting_rate=config.ratio,
@@ -297,7 +298,8 @@ def _transposed(name: str, width: int, rate: int, kernel: int) -> TransposedSpec
         up=(rate, 1, 1),
         windows=(WindowSpec(blocks, 1, blocks - 1, blocks - 1), _ALONE, _ALONE),
         weights=((f"{name}.weight", (out_channels, kernel, width)), (f"{name}.bias", (out_channels,))),
-        taps=blocks + rate,
+        taps=blocks,
+        copies=2 + rate // 2,
         rate=rate,
         kernel=kernel,
         cut=(kernel - rate) // 2,
