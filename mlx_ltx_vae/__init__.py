@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         WriterError,
     )
     from .latents import LatentsInfo, load_latents, save_latents
+    from .latents.keyframes import Keyframes
     from .models.video_vae.config import VAEConfig
     from .pipeline.audio_run import AudioChunk, AudioStream
     from .pipeline.decode_file import DecodeReport
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "DecodeReport", "EncodePlan", "load_latents",
-    "save_latents", "LatentsInfo", "AudioVAE", "AudioChunk", "AudioStream", "AudioPlan", "AudioEncodePlan",
+    "save_latents", "LatentsInfo", "Keyframes", "AudioVAE", "AudioChunk", "AudioStream", "AudioPlan", "AudioEncodePlan",
     "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig", "ScaleFactors",
     "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
     "DistributedError", "ReaderError", "WriterError",
@@ -52,6 +53,7 @@ _MODULES = {
         "DistributedError", "ReaderError", "WriterError",
     ),
     ".latents": ("LatentsInfo", "load_latents", "save_latents"),
+    ".latents.keyframes": ("Keyframes",),
     ".models.video_vae.config": ("VAEConfig",),
     ".pipeline.audio_run": ("AudioChunk", "AudioStream"),
     ".pipeline.decode_file": ("DecodeReport",),

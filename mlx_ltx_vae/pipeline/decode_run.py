@@ -13,6 +13,7 @@ import mlx.core as mx
 from ..backend.device import check_process, confirm_device
 from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError
+from ..latents.keyframes import Keyframes
 from ..models.base import Decoder
 from ..models.noise import Noise, NoiseShapes, draw
 from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
@@ -58,6 +59,7 @@ class DecodeOptions:
     like: str = DEFAULT_CONVENTION
     unnormalized: bool = False
     steps: int | None = None
+    keyframes: Keyframes | None = None
     format: FrameFormat | None = None
 
 
@@ -74,6 +76,7 @@ class StreamOptions(TypedDict, total=False):
     like: ConventionName
     unnormalized: bool
     steps: int | None
+    keyframes: Keyframes | None
 
 
 class WholeOptions(StreamOptions, total=False):

@@ -40,6 +40,7 @@ class PlanOptions:
     chunk: int | None = None
     ranks: int = 1
     denoising_steps: int | None = None
+    keyframes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_batch_size(self.tile_batch_size)
@@ -72,15 +73,16 @@ def parse_options(
     return PlanOptions(mode=_parse(mode, Mode, "mode"), order=_parse(order, Order, "order"), tiling=tiles, **options)
 
 
-def choose_steps(spec: NetworkSpec, steps: int | None) -> NetworkSpec:
-    """The network with a number of denoising steps; unchanged for None."""
-    if steps is None:
+def choose_variant(spec: NetworkSpec, options: PlanOptions) -> NetworkSpec:
+    """The network with a number of denoising steps, and with keyframe planes if it takes any."""
+    steps = options.denoising_steps
+    if spec.variant is None:
+        if steps is not None:
+            raise PlanError("this VAE takes no denoising steps; the diffusion decoder of LTX-2.5 does.")
         return spec
-    if spec.with_steps is None:
-        raise PlanError("this VAE takes no denoising steps; the diffusion decoder of LTX-2.5 does.")
-    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS):
         raise PlanError(f"the denoising steps must be a whole number from 1 to {MAX_STEPS}, not {steps!r}.")
-    return spec.with_steps(steps)
+    return spec.variant(steps, options.keyframes)
 
 
 def check_order(spec: NetworkSpec, options: PlanOptions) -> None:

@@ -136,6 +136,7 @@ class DecodePlan(Plan):
 
     excerpt: Excerpt | None = None
     denoising_steps: int | None = None
+    keyframes: tuple[int, ...] = ()
     outputs: "tuple[FrameOutput, ...]" = ()
 
     @property

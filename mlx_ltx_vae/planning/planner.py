@@ -31,7 +31,7 @@ from .memory import (
     stream_memory,
     with_buffer_cache,
 )
-from .options import PlanOptions, check_bands, check_order, choose_steps, parse_options, split_rows, why_not
+from .options import PlanOptions, check_bands, check_order, choose_variant, parse_options, split_rows, why_not
 from .plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan, Mode, Order, Plan, SoundPlan
 from .receptive_field import first_output_work, needed
 from .tiled_memory import tiled_memory
@@ -90,7 +90,7 @@ def plan_decode(
         weight_bytes: those of all networks that are in memory; None for those of this one alone.
     """
     parsed = parse_options(**options)
-    spec = choose_steps(spec, parsed.denoising_steps)
+    spec = choose_variant(spec, parsed)
     whole = shape = check_latent_shape(spec, latent_shape)
     num_frames, height, width = spec.out_grid(shape.grid)
     num_frames = num_frames if spec.sound is None else spec.sound.num_samples(shape.frames)
@@ -376,6 +376,7 @@ class _Planner:
         kind: type[Plan] = DecodePlan if clip.is_decode else EncodePlan
         if clip.is_decode:
             more |= {"denoising_steps": self._spec.denoising_steps, "outputs": clip.outputs}
+            more["keyframes"] = self._spec.keyframes
         if self._spec.sound is not None:
             kind, more["rules"] = AudioPlan if clip.is_decode else AudioEncodePlan, self._spec.sound
         memory = self._with_others(with_conversions(memory, clip, more.get("layout"), run, chunk))

@@ -169,7 +169,7 @@ def network_spec(config: DiffusionVAEConfig, network: str) -> NetworkSpec:
     return decoder_spec(config.decoder)
 
 
-def decoder_spec(config: DecoderConfig, steps: int | None = None) -> NetworkSpec:
+def decoder_spec(config: DecoderConfig, steps: int | None = None, keyframes: tuple[int, ...] = ()) -> NetworkSpec:
     """The decoder with a number of denoising steps, by default the configured one: latents to pixels."""
     steps = steps or config.steps
     layers: list[LayerSpec] = [_entry(config)]
@@ -203,7 +203,8 @@ def decoder_spec(config: DecoderConfig, steps: int | None = None) -> NetworkSpec
         rows_on_gpu=BLOCKS[Backend.METAL],
         tiles=_tile_rules(config, layers),
         denoising_steps=steps,
-        with_steps=partial(decoder_spec, config),
+        keyframes=keyframes,
+        variant=partial(decoder_spec, config),
     )
 
 
