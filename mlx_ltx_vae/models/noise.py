@@ -88,7 +88,7 @@ class NoiseVolume:
             if planes and not are_chosen:
                 box[0] = slice(0, max(planes) + 1)
             part = self._computed(box) if given is None else given[:, box[0], box[1], box[2]]
-            parts.append(part[:, mx.array(planes)] if planes and not are_chosen else part)
+            parts.append(part[:, mx.array(tuple(planes))] if planes and not are_chosen else part)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _computed(self, box: Sequence[slice]) -> mx.array:

@@ -308,9 +308,7 @@ class NetworkSpec:
     denoising_steps: int | None = None  # None if it does not denoise
     keyframes: tuple[int, ...] = ()  # the frame numbers of the keyframe planes that it sees
     # The same network with another number of denoising steps, and with keyframe planes; None if it takes neither.
-    variant: Callable[[int | None, tuple[int, ...]], "NetworkSpec"] | None = field(
-        default=None, compare=False, repr=False
-    )
+    variant: Callable[..., "NetworkSpec"] | None = field(default=None, compare=False, repr=False)
 
     @property
     def in_channels(self) -> int:

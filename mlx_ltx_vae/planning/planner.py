@@ -90,7 +90,7 @@ def plan_decode(
         weight_bytes: those of all networks that are in memory; None for those of this one alone.
     """
     parsed = parse_options(**options)
-    spec = choose_variant(spec, parsed)
+    spec = choose_variant(spec, parsed.denoising_steps, parsed.keyframes)
     whole = shape = check_latent_shape(spec, latent_shape)
     num_frames, height, width = spec.out_grid(shape.grid)
     num_frames = num_frames if spec.sound is None else spec.sound.num_samples(shape.frames)
