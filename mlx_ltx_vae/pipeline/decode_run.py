@@ -247,7 +247,7 @@ def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[G
     if plan.layout is None or not plan.layout.start:
         return {}
     return {
-        tile_origin(tile, first_frame): tile_spec(spec, plan.layout, tile).noise_shapes(tile.latent_size)
+        tile_origin(tile, first_frame): tile_spec(spec, plan.layout, tile).noise_shapes(tile.input_size(spec.keyframes))
         for tile in chain.from_iterable(plan.layout.groups())
     }
 
