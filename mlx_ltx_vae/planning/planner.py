@@ -198,7 +198,7 @@ class _Planner:
         """The ways that the options allow, best first; each is an iterator of its plans, fastest first."""
         mode, order = self._options.mode, self._options.order
         if self._options.ranks > 1:
-            yield self._exact(Order.TIME, self._options.ranks)
+            yield self._exact(Order.COLUMNS if self._spec.keyframes else Order.TIME, self._options.ranks)
             return
         if mode is Mode.SINGLE:
             yield iter([self._single()])
@@ -249,10 +249,11 @@ class _Planner:
                 continue
             run = StreamRun(axis, pieces, steps, pace.prefetch, self._machine, is_band=ranks > 1)
             memory = self._stream_memory(clip, run, chunk)
-            if bands:  # a piece of whole frames: as each rank gives them, gathered and joined
+            if bands:  # a piece of the whole height: as each rank gives them, gathered and joined
                 *_, output = layer_pieces(self._spec, clip.grid, run)
                 value = max(_LEVEL_BYTES, clip.value_bytes(self._machine.itemsize))
-                gathered = _GATHERED_COPIES * max(output) * self._clip.out_frame * value
+                share = max(output) / self._clip.video[axis.grid] * self._clip.video[0]  # as whole frames
+                gathered = math.ceil(_GATHERED_COPIES * share * self._clip.out_frame * value)
                 memory = replace(memory, work=memory.work + gathered)
             yield self._plan(Mode.EXACT, order, chunk, memory, step=pace.step, run=run, bands=bands)
 
