@@ -306,10 +306,11 @@ class DecodeRun:
 
         def chunk(piece: mx.array) -> FrameChunk:
             nonlocal start
-            if self._plan.order is Order.TIME:
+            frames = piece
+            if self._plan.order is Order.TIME:  # those of a buffer are finished
                 self.check.update(piece, start)
+                frames = self._finish(piece)
             first, start = start, start + piece.shape[1]
-            frames = self._finish(piece)
             mx.async_eval(frames)  # so that another thread can use them
             return FrameChunk(offset + first, frames, self.check.is_finite, self.check.explain)
 
