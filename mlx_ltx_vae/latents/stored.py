@@ -2,6 +2,7 @@
 
 # Files are not mapped: reading a mapped page behind the end of a file that has shrunk ends the process (SIGBUS).
 
+import hashlib
 import math
 import os
 import weakref
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..backend.device import check_process
 from ..backend.mlx_utils import count_nonfinite, to_float, to_int
-from ..errors import LatentsError, excerpt
+from ..errors import LatentsError, excerpt, option
 from ..files import file_state
 from ..shapes import LatentShape
 
@@ -28,6 +29,9 @@ _BITS = ("bfloat16", "uint16")
 _READABLE_DTYPES = ("float16", "float32", "float64", *_BITS)
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
 _SAMPLED_FRAMES = 8
+_HASHED_VALUES = 2**22  # at a time
+
+MeanAndStd = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
 
 
 class OpenFile:
@@ -157,13 +161,14 @@ class StoredArray:
 class MappedLatents:
     """Latents (B, C, F', H', W') in an open file. Indexing reads, checks and normalizes a slice, in any thread.
 
-    Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated.
+    Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated. `source` is their
+    name in errors, by default that of the file.
     """
 
     ndim = 5
 
-    def __init__(self, stored: StoredArray, statistics: tuple[mx.array, mx.array] | None) -> None:
-        self.source = stored.file.source
+    def __init__(self, stored: StoredArray, statistics: MeanAndStd | None, source: str | None = None) -> None:
+        self.source = source or stored.file.source
         self.shape = LatentShape(*stored.shape)
         self.dtype = stored.mlx_dtype if statistics is None else mx.float32  # of the slices
         self._stored = stored
@@ -189,7 +194,16 @@ class MappedLatents:
         return latents
 
     def item(self, index: int) -> "MappedLatents":
-        return MappedLatents(self._stored[(slice(index, index + 1),)], self._statistics)
+        return MappedLatents(self._stored[(slice(index, index + 1),)], self._statistics, self.source)
+
+    def digest(self) -> str:
+        """A hash of the values."""
+        frames = self.shape.frames
+        step = max(1, _HASHED_VALUES * frames // math.prod(self.shape))
+        total = hashlib.sha256()
+        for start in range(0, frames, step):
+            total.update(np.array(self[:, :, start : start + step].view(mx.uint8)).tobytes())
+        return total.hexdigest()
 
     @cached_property
     def _checked(self) -> StoredArray:
@@ -198,6 +212,33 @@ class MappedLatents:
             sample = (self._stored[(slice(None), slice(None), slice(f, f + 1))].read_floats() for f in frames)
             check_plausible(sample, self.source)
         return self._stored
+
+
+def choose_statistics(
+    stored: StoredArray, normalized: bool | None, statistics: MeanAndStd | None, unnormalized: bool | None
+) -> MeanAndStd | None:
+    """The statistics that normalize stored latents (B, C, F', H', W'), evaluated; None for normalized ones.
+
+    `normalized` is what the metadata states, and `unnormalized` what the caller says; None for nothing, which together
+    means normalized. A `LatentsError` if both contradict each other, or `statistics` are missing or have another shape.
+    """
+    source, channels = stored.file.source, stored.shape[1]
+    if unnormalized is not None and unnormalized is normalized:
+        stated, given = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
+        raise LatentsError(
+            f"{source}: its metadata says that these latents are {stated}, and the caller that they are {given}; "
+            f"leave out {option('unnormalized=', '--unnormalized')}."
+        )
+    if not (normalized is False if unnormalized is None else unnormalized):
+        return None
+    if statistics is None:
+        raise LatentsError(f"{source}: is unnormalized; give the VAE's statistics=(vae.mean, vae.std) with it.")
+    if any(array.shape != (channels,) for array in statistics):
+        found = " and ".join(str(array.shape) for array in statistics)
+        raise LatentsError(f"{source}: these latents need statistics {(channels,)}, and these are {found}.")
+    mean, std = (array.astype(mx.float32) for array in statistics)
+    mx.eval(mean, std)  # lazy, they could be used in this thread only
+    return mean, std
 
 
 def check_plausible(sample: Iterable[mx.array], source: str) -> None:
