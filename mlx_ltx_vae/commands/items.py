@@ -67,7 +67,9 @@ class Item:
         if self.is_skipped:
             return f"{self.source}: skipped, found {outputs}"
         if "seconds" in values:
-            return f"{self.source}{target}: {format_count(values['frames'], 'frame')}, {values['seconds']:.2f} s"
+            keyframes = f", {format_count(len(values['keyframes']), 'keyframe')}" if values.get("keyframes") else ""
+            frames = f"{format_count(values['frames'], 'frame')}{keyframes}"
+            return f"{self.source}{target}: {frames}, {values['seconds']:.2f} s"
         plan = values["plan"]
         how = plan["mode"] if plan["mode"] != "exact" else f"exact by {plan['order']}"
         frames = f"{format_count(plan['frames'], 'frame')} of {plan['width']}x{plan['height']}"

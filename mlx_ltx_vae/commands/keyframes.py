@@ -1,0 +1,45 @@
+"""The keyframes of a decode: which ones go with a latent file, and what reports say of them."""
+
+import argparse
+import warnings
+from collections.abc import Sequence
+
+from ..errors import ItemsError
+from ..latents import LatentsFile
+from ..latents.keyframes import KeyframesFile, open_keyframes
+from ..models.specs import NetworkSpec
+from ..units import format_count
+from .items import are_many
+
+_SHOWN_FRAMES = 6
+
+
+def check_keyframes_option(arguments: argparse.Namespace) -> None:
+    """Refuse keyframes that would be those of several videos."""
+    if arguments.keyframes and are_many(arguments.latents):
+        raise ItemsError("--keyframes goes with one input; decode each on its own, or store them in its latent file")
+
+
+def find_keyframes(given: str | None, clip: LatentsFile, decoder: NetworkSpec) -> KeyframesFile | None:
+    """The keyframes of a file that is given, or those in the latent file; None if there are none.
+
+    A warning if the decoder takes none. A `LatentsError` for bad ones.
+    """
+    source = given or clip.info.source
+    if given is None and not clip.has_keyframes:
+        return None
+    if decoder.variant is None:
+        text = "its keyframes are ignored, as this VAE takes none; the diffusion decoder of LTX-2.5 does."
+        warnings.warn(f"{source}: {text}", stacklevel=2)
+        return None
+    if given is None:
+        return clip.find_keyframes()
+    file = open_keyframes(given)
+    file.check(clip.shape)
+    return file
+
+
+def describe_keyframes(frames: Sequence[int]) -> str:
+    """Their number, and the first frame numbers: "5 keyframes at frames 24, 48, 72, 96, 120"."""
+    shown = [*map(str, frames[:_SHOWN_FRAMES]), *["..."] * (len(frames) > _SHOWN_FRAMES)]
+    return f"{format_count(len(frames), 'keyframe')} at frame{'s' * (len(frames) > 1)} {', '.join(shown)}"
