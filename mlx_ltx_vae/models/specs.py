@@ -16,6 +16,9 @@ from ..shapes import Grid, ScaleFactors, Shape, SoundRules, TileRules
 from ..streaming.axis import Axis, Border, WindowSpec
 from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
+#: What is behind the name of a layer in that of the noise of its keyframe planes.
+PLANES = ".keyframes"
+
 #: Latent frames after which a stream by time takes no more memory, and more than any window has.
 LONG_CLIP = 64
 
@@ -156,6 +159,12 @@ class LayerSpec:
     def fixed_bytes(self) -> int:
         """Bytes beside its weights that it holds as long as a stream runs, whatever that is of."""
         return 0
+
+    def noise_shapes(self, out: Grid) -> dict[str, tuple[int, ...]]:
+        """The shape of each noise that it takes for an output (T, H, W), by name: (H, W) of a map or (T, H, W, C)."""
+        if self.noise_channels:
+            return {self.name: (*out, self.noise_channels)}
+        return {self.name: out[1:]} if self.has_noise else {}
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         """Multiply-adds of its matrix products for an input (T, H, W) or a band `part` of it, per batch item."""
@@ -386,14 +395,16 @@ class NetworkSpec:
         time, height, width = rates
         return time, height, width
 
+    def noise_rate(self, name: str) -> Rate:
+        """As `rate`, for noise of the layer with this name; that of its keyframe planes is the same for all frames."""
+        frames, rows, columns = self.rate(name.removesuffix(PLANES))
+        return (0 if name.endswith(PLANES) else frames), rows, columns
+
     def noise_shapes(self, grid: Grid) -> dict[str, tuple[int, ...]]:
         """The shape of each layer's noise by its name, (H, W) of a map or (T, H, W, C), in drawing order."""
         shapes: dict[str, tuple[int, ...]] = {}
         for layer, extents in self.walk(grid):
-            if layer.noise_channels:
-                shapes[layer.name] = (*layer.out_grid(extents), layer.noise_channels)
-            elif layer.has_noise:
-                shapes[layer.name] = layer.out_grid(extents)[1:]
+            shapes |= layer.noise_shapes(layer.out_grid(extents))
         return shapes
 
     def unbounded_layer(self, axis: Axis) -> LayerSpec | None:

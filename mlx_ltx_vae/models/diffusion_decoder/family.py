@@ -28,9 +28,8 @@ from .networks import DiffusionDecoder
 _MARK = "conv_in_x_t.weight"
 _STEMS = ("det_stages.", "diff_blocks.")
 _PREFIXES = ("vae.decoder.", "model.vae.decoder.", "first_stage_model.decoder.", "vae_decoder.", "decoder.", "")
-# Tensors that are in published files, and that no decode reads: of a branch that predicts a coarse picture in training,
-# and an embedding.
-_UNUSED = ("coarse_", "type_emb")
+# Tensors that are in published files, and that no decode reads: of a branch that predicts a coarse picture in training.
+_UNUSED = ("coarse_",)
 
 # What diffusers calls the parts of these names.
 _DIFFUSERS_PARTS = {
@@ -63,7 +62,8 @@ _NEEDED = (
     "decoder_upsample_channel_reductions",
 )  # fmt: skip
 _DIFFUSERS_KEYS = dict.fromkeys(_NEEDED, needed(anything())) | dict.fromkeys(
-    ("spatial_compression_ratio", "temporal_compression_ratio", "scaling_factor"), anything()
+    ("spatial_compression_ratio", "temporal_compression_ratio", "scaling_factor", "decoder_keyframe_type_embedding"),
+    anything(),
 )
 
 
@@ -154,6 +154,7 @@ def _decoder(raw: Mapping[str, Any], stored: Stored) -> DecoderConfig:
         stored.source,
         is_fused=not any(".attn.to_q." in name for name in names),
         has_gates=any(name.endswith(".gate_msa") for name in names),
+        has_type_embedding="type_emb" in names,
     )
 
 
