@@ -9,8 +9,8 @@ from safetensors.numpy import load_file, save_file
 
 from mlx_ltx_vae import Keyframes, VideoVAE, demo
 from mlx_ltx_vae.commands import decode_command
-from mlx_ltx_vae.commands.keyframes import describe_keyframes
 from mlx_ltx_vae.decode import main
+from mlx_ltx_vae.latents.keyframes import describe_keyframes
 from mlx_ltx_vae.pipeline.postprocess import FrameChunk
 from mlx_ltx_vae.preview import main as preview
 

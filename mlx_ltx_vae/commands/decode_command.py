@@ -20,7 +20,7 @@ from ..errors import ItemsError, LatentsError, PlanError
 from ..files import check_absent, is_pipe
 from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
-from ..latents.keyframes import Keyframes
+from ..latents.keyframes import Keyframes, describe_keyframes
 from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
 from ..pipeline.postprocess import write_chunk
@@ -41,7 +41,7 @@ from .decode_options import choose_frames, chosen_steps
 from .hdr_options import choose_exr_output, choose_hdr_frames
 from .items import Item, all_exist, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
-from .keyframes import check_keyframes_option, describe_keyframes, find_keyframes
+from .keyframes import check_keyframes_option, find_keyframes
 from .options import pick, take
 from .published_plan import is_without_files, print_published_plan, with_preset
 from .sound import FoundSound, SoundSettings, SoundTask, check_sound_options, find_sound

@@ -1,17 +1,13 @@
-"""The keyframes of a decode: which ones go with a latent file, and what reports say of them."""
+"""The keyframes of a decode: which ones go with a latent file."""
 
 import argparse
 import warnings
-from collections.abc import Sequence
 
 from ..errors import ItemsError
 from ..latents import LatentsFile
 from ..latents.keyframes import KeyframesFile, open_keyframes
 from ..models.specs import NetworkSpec
-from ..units import format_count
 from .items import are_many
-
-_SHOWN_FRAMES = 6
 
 
 def check_keyframes_option(arguments: argparse.Namespace) -> None:
@@ -37,9 +33,3 @@ def find_keyframes(given: str | None, clip: LatentsFile, decoder: NetworkSpec) -
     file = open_keyframes(given)
     file.check(clip.shape)
     return file
-
-
-def describe_keyframes(frames: Sequence[int]) -> str:
-    """Their number, and the first frame numbers: "5 keyframes at frames 24, 48, 72, 96, 120"."""
-    shown = [*map(str, frames[:_SHOWN_FRAMES]), *["..."] * (len(frames) > _SHOWN_FRAMES)]
-    return f"{format_count(len(frames), 'keyframe')} at frame{'s' * (len(frames) > 1)} {', '.join(shown)}"

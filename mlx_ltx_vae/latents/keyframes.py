@@ -10,6 +10,7 @@ import numpy as np
 from ..backend.mlx_utils import native_array
 from ..errors import LatentsError, excerpt
 from ..shapes import LatentShape
+from ..units import format_count
 from .metadata import parse_metadata
 from .stored import MappedLatents, MeanAndStd, StoredArray, check_readable, choose_statistics
 from .tensor_files import open_tensor_file, source_name
@@ -17,6 +18,7 @@ from .tensor_files import open_tensor_file, source_name
 #: Names of the stills and their frame numbers in files, which are the names of diffusers' arguments.
 KEYFRAME_NAMES = _LATENTS, _FRAMES = "keyframe_latents", "keyframe_frame_indices"
 _MAX_FRAME = 2**31 - 1
+_SHOWN_FRAMES = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +129,12 @@ def find_keyframes(tensors: Mapping[str, StoredArray], stated: Mapping[str, str]
     frames = _check_frames(numbers.read(), shape.frames, f"{source}: ")
     normalized = parse_metadata(stated, source).normalized
     return KeyframesFile(source, shape, frames, normalized, stored.name, stored)
+
+
+def describe_keyframes(frames: Sequence[int]) -> str:
+    """Their number, and the first frame numbers: "5 keyframes at frames 24, 48, 72, 96, 120"."""
+    shown = [*map(str, frames[:_SHOWN_FRAMES]), *["..."] * (len(frames) > _SHOWN_FRAMES)]
+    return f"{format_count(len(frames), 'keyframe')} at frame{'s' * (len(frames) > 1)} {', '.join(shown)}"
 
 
 def _check_axes(shape: Sequence[int], source: str = "") -> None:
