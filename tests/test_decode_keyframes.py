@@ -187,7 +187,10 @@ def test_a_preview_has_no_keyframes(model, seen, capsys):
             r"own.safetensors: keyframe latents have the shape (1,",
         ),
         (["clip.npy", "--keyframes", "missing.npz"], "missing.npz: there is no such file."),
-        (["clip.npy", "--keyframes", "clip.npy"], "clip.npy: has no keyframes; expected the tensors keyframe_latents"),
+        (
+            ["clip.npy", "--keyframes", "clip.npy"],
+            "clip.npy: has no keyframes; name a file with the tensors keyframe_l",
+        ),
         (["bad.safetensors"], "bad.safetensors: has keyframe_latents and no keyframe_frame_indices"),
         (["infinite.npz"], "infinite.npz: keyframe latents: 5 of 16 values are not finite"),
         (["others.npz"], "others.npz: has keyframes and no latents; give it as --keyframes beside the latents of a"),

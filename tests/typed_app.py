@@ -90,7 +90,7 @@ def encode(vae: VideoVAE, video: Path, out: Path) -> LatentsInfo:
         latents = mx.concatenate(list(vae.encode_stream(frames, plan)), axis=2)
         save_latents(out, latents, fps=frames.fps or 24, keyframes=Keyframes(latents[:, :, :1], [8]))
     loaded, info = load_latents(out)
-    stills: Keyframes = load_keyframes(out)
+    stills: Keyframes | None = load_keyframes(out)
     vae.plan(loaded.shape, keyframes=stills)
     rate: Fraction | None = info.fps
     assert rate is not None

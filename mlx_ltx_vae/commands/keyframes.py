@@ -3,9 +3,9 @@
 import argparse
 import warnings
 
-from ..errors import ItemsError
+from ..errors import ItemsError, LatentsError
 from ..latents import LatentsFile
-from ..latents.keyframes import KeyframesFile, open_keyframes
+from ..latents.keyframes import KEYFRAME_NAMES, KeyframesFile, open_keyframes
 from ..models.specs import NetworkSpec
 from .items import are_many
 
@@ -31,5 +31,7 @@ def find_keyframes(given: str | None, clip: LatentsFile, decoder: NetworkSpec) -
     if given is None:
         return clip.find_keyframes()
     file = open_keyframes(given)
+    if file is None:
+        raise LatentsError(f"{given}: has no keyframes; name a file with the tensors {' and '.join(KEYFRAME_NAMES)}.")
     file.check(clip.shape)
     return file

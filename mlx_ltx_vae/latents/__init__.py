@@ -26,8 +26,8 @@ from .keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
 from .keyframes import load_keyframes as load_keyframes
 from .metadata import find_layout, find_video_sizes, parse_metadata
 from .stored import (
+    GivenStatistics,
     MappedLatents,
-    MeanAndStd,
     StoredArray,
     channel_moments,
     check_readable,
@@ -91,7 +91,7 @@ class LatentsFile:
             keyframes.check(self.shape)
         return keyframes
 
-    def read(self, *, statistics: MeanAndStd | None = None, unnormalized: bool | None = None) -> mx.array:
+    def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Normalized latents `(B, C, F', H', W')` in the file's dtype; float32 for float64, or if normalized here.
 
         `statistics` are `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents. `unnormalized` says
@@ -100,10 +100,11 @@ class LatentsFile:
         """
         return self.map(statistics=statistics, unnormalized=unnormalized)[()]
 
-    def map(self, *, statistics: MeanAndStd | None = None, unnormalized: bool | None = None) -> MappedLatents:
+    def map(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> MappedLatents:
         """The latents that `read` returns, left in the file: each slice is read, checked and normalized on its own."""
-        statistics = choose_statistics(self._stored, self.normalized, statistics, unnormalized)
-        return MappedLatents(self._stored, statistics)
+        channels = self.shape.channels
+        found = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
+        return MappedLatents(self._stored, found)
 
     def digest(self) -> str:
         """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
@@ -157,7 +158,7 @@ def load_latents(
     grid: Grid | None = None,
     scale: ScaleFactors | None = None,
     unnormalized: bool | None = None,
-    statistics: MeanAndStd | None = None,
+    statistics: GivenStatistics | None = None,
 ) -> tuple[mx.array, LatentsInfo]:
     """Normalized latents `(B, C, F', H', W')` and what the file states about them.
 

@@ -12,7 +12,7 @@ from ..errors import LatentsError, excerpt
 from ..shapes import LatentShape
 from ..units import format_count
 from .metadata import parse_metadata
-from .stored import MappedLatents, MeanAndStd, StoredArray, check_readable, choose_statistics
+from .stored import GivenStatistics, MappedLatents, MeanAndStd, StoredArray, check_readable, choose_statistics
 from .tensor_files import open_tensor_file, source_name
 
 #: Names of the stills and their frame numbers in files, which are the names of diffusers' arguments.
@@ -72,10 +72,10 @@ class KeyframesFile:
         """As `Keyframes.check`. The error names the file."""
         _check_grid(self.shape, shape, f"{self.source}: ")
 
-    def read(self, *, statistics: MeanAndStd | None = None, unnormalized: bool | None = None) -> Keyframes:
+    def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> Keyframes:
         """The keyframes with normalized latents; arguments, dtype and errors as those of `LatentsFile.read`."""
-        statistics = choose_statistics(self._stored, self.normalized, statistics, unnormalized)
-        return Keyframes(self._map(statistics)[()], self.frames)
+        found = choose_statistics(self.source, self.normalized, self.shape.channels, statistics, unnormalized)
+        return Keyframes(self._map(found)[()], self.frames)
 
     def digest(self) -> str:
         """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
@@ -86,26 +86,28 @@ class KeyframesFile:
 
 
 def load_keyframes(
-    path: str | os.PathLike, *, statistics: MeanAndStd | None = None, unnormalized: bool | None = None
-) -> Keyframes:
-    """The keyframes in a file, alone or beside latents, with normalized latents.
+    path: str | os.PathLike, *, unnormalized: bool | None = None, statistics: GivenStatistics | None = None
+) -> Keyframes | None:
+    """The keyframes in a file, alone or beside latents, with normalized latents; None if it has none.
 
-    The file is any that `load_latents` reads; its tensors are `keyframe_latents` (B, C, P, H', W') and
-    `keyframe_frame_indices` (P,). Other arguments and errors are those of `LatentsFile.read`.
+    Args:
+        path: as of `load_latents`. The tensors are `keyframe_latents` (B, C, P, H', W') and `keyframe_frame_indices`
+            (P,).
+        unnormalized: whether the file stores `latents * std + mean`; None follows the metadata.
+        statistics: `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents.
+
+    Raises:
+        LatentsError: for a file that cannot be read, keyframes without frame numbers or of other shapes and dtypes,
+            values that are not finite, and arguments that contradict the metadata.
     """
-    return open_keyframes(path).read(statistics=statistics, unnormalized=unnormalized)
+    file = open_keyframes(path)
+    return None if file is None else file.read(statistics=statistics, unnormalized=unnormalized)
 
 
-def open_keyframes(path: str | os.PathLike) -> KeyframesFile:
-    """As `find_keyframes`, in a file. A `LatentsError` for one that cannot be read or has none, too."""
+def open_keyframes(path: str | os.PathLike) -> KeyframesFile | None:
+    """As `find_keyframes`, in a file. A `LatentsError` for one that cannot be read, too."""
     tensors, stated = open_tensor_file(path)
-    found = find_keyframes(tensors, stated, source_name(path))
-    if found is None:
-        raise LatentsError(
-            f"{source_name(path)}: has no keyframes; expected the tensors {_LATENTS} (B, C, P, H', W') and {_FRAMES} "
-            "(P,)."
-        )
-    return found
+    return find_keyframes(tensors, stated, source_name(path))
 
 
 def find_keyframes(tensors: Mapping[str, StoredArray], stated: Mapping[str, str], source: str) -> KeyframesFile | None:

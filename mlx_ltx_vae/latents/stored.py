@@ -32,6 +32,7 @@ _SAMPLED_FRAMES = 8
 _HASHED_VALUES = 2**22  # at a time
 
 MeanAndStd = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
+GivenStatistics = tuple[mx.array | None, mx.array | None]  # `(vae.mean, vae.std)`; a VAE may have none
 
 
 class OpenFile:
@@ -215,28 +216,28 @@ class MappedLatents:
 
 
 def choose_statistics(
-    stored: StoredArray, normalized: bool | None, statistics: MeanAndStd | None, unnormalized: bool | None
+    source: str, stated: bool | None, channels: int, statistics: GivenStatistics | None, unnormalized: bool | None
 ) -> MeanAndStd | None:
-    """The statistics that normalize stored latents (B, C, F', H', W'), evaluated; None for normalized ones.
+    """The statistics that normalize latents of a file, float32 (C,) and evaluated; None if they are normalized.
 
-    `normalized` is what the metadata states, and `unnormalized` what the caller says; None for nothing, which together
-    means normalized. A `LatentsError` if both contradict each other, or `statistics` are missing or have another shape.
+    `stated` is what the metadata says of normalization, and `unnormalized` what the caller says. A `LatentsError` if
+    these contradict each other, or if statistics are missing or of other channels.
     """
-    source, channels = stored.file.source, stored.shape[1]
-    if unnormalized is not None and unnormalized is normalized:
-        stated, given = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
+    if unnormalized is not None and unnormalized is stated:
+        first, second = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
         raise LatentsError(
-            f"{source}: its metadata says that these latents are {stated}, and the caller that they are {given}; "
+            f"{source}: its metadata says that these latents are {first}, and the caller that they are {second}; "
             f"leave out {option('unnormalized=', '--unnormalized')}."
         )
-    if not (normalized is False if unnormalized is None else unnormalized):
+    if not (stated is False if unnormalized is None else unnormalized):
         return None
-    if statistics is None:
+    mean, std = statistics or (None, None)
+    if mean is None or std is None:
         raise LatentsError(f"{source}: is unnormalized; give the VAE's statistics=(vae.mean, vae.std) with it.")
-    if any(array.shape != (channels,) for array in statistics):
-        found = " and ".join(str(array.shape) for array in statistics)
+    if any(array.shape != (channels,) for array in (mean, std)):
+        found = f"{mean.shape} and {std.shape}"
         raise LatentsError(f"{source}: these latents need statistics {(channels,)}, and these are {found}.")
-    mean, std = (array.astype(mx.float32) for array in statistics)
+    mean, std = mean.astype(mx.float32), std.astype(mx.float32)
     mx.eval(mean, std)  # lazy, they could be used in this thread only
     return mean, std
 
