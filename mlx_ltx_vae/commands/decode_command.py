@@ -97,7 +97,7 @@ def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job,
         pattern = find_pattern(arguments.latents, arguments.output, ".mp4")
         sound = pick(SoundSettings, arguments)
         check_sound_options(sound, arguments)
-        check_keyframes_option(arguments)
+        check_keyframes_option(arguments.keyframes, arguments.latents)
         if arguments.audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
         plan = _plan_options(arguments)

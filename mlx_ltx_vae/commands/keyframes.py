@@ -1,7 +1,7 @@
 """The keyframes of a decode: which ones go with a latent file."""
 
-import argparse
 import warnings
+from collections.abc import Sequence
 
 from ..errors import ItemsError, LatentsError
 from ..latents import LatentsFile
@@ -10,9 +10,9 @@ from ..models.specs import NetworkSpec
 from .items import are_many
 
 
-def check_keyframes_option(arguments: argparse.Namespace) -> None:
-    """Refuse keyframes that would be those of several videos."""
-    if arguments.keyframes and are_many(arguments.latents):
+def check_keyframes_option(given: str | None, sources: Sequence[str]) -> None:
+    """Refuse a file of keyframes for several inputs, as arguments name them."""
+    if given and are_many(sources):
         raise ItemsError("--keyframes goes with one input; decode each on its own, or store them in its latent file")
 
 
