@@ -18,7 +18,7 @@ from ..backend.mlx_utils import evaluate, to_mlx
 from ..errors import LatentsError, quote
 from ..shapes import Grid, LatentShape, Shape
 from .layers.conv import patchify
-from .specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName, NetworkSpec, Rate
+from .specs import DEFAULT_CONVENTION, MAX_SEED, PLANES, ConventionName, NetworkSpec, Rate
 
 #: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
 Noise = Sequence[mx.array | np.ndarray] | Literal["zeros"] | None
@@ -88,7 +88,7 @@ class NoiseVolume:
             if planes and not are_chosen:
                 box[0] = slice(0, max(planes) + 1)
             part = self._computed(box) if given is None else given[:, box[0], box[1], box[2]]
-            parts.append(part[:, mx.array(planes)] if planes and not are_chosen else part)
+            parts.append(part[:, mx.array(tuple(planes))] if planes and not are_chosen else part)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _computed(self, box: Sequence[slice]) -> mx.array:
@@ -204,12 +204,17 @@ def check_seed(seed: object) -> int:
 def _choose_wanted(shapes: NoiseShapes, tiles: Mapping[Grid, NoiseShapes], count: int) -> list[tuple[str, Grid, Shape]]:
     """The layer, the beginning and the shape of the noise in each array that a caller passes.
 
-    Volumes are those of each tile if there are as many arrays, else those of the whole video.
+    Volumes are those of each tile if there are as many arrays, or those of keyframe planes alone are, which tiles have
+    in different numbers; else those of the whole video.
     """
     whole = [(name, _WHOLE, size) for name, size in shapes.items()]
     maps = [each for each in whole if len(each[-1]) == 2]
     parts = [(name, at, size) for at, own in tiles.items() for name, size in own.items() if len(size) > 2]
-    return maps + parts if len(tiles) > 1 and count == len(maps + parts) else whole
+    mixed = [each for each in whole if not each[0].endswith(PLANES)] + [
+        each for each in parts if each[0].endswith(PLANES)
+    ]
+    of_tiles = (each for each in (maps + parts, mixed) if len(tiles) > 1 and count == len(each))
+    return next(of_tiles, whole)
 
 
 def _take_given(

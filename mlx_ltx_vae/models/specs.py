@@ -308,9 +308,7 @@ class NetworkSpec:
     denoising_steps: int | None = None  # None if it does not denoise
     keyframes: tuple[int, ...] = ()  # the frame numbers of the keyframe planes that it sees
     # The same network with another number of denoising steps, and with keyframe planes; None if it takes neither.
-    variant: Callable[[int | None, tuple[int, ...]], "NetworkSpec"] | None = field(
-        default=None, compare=False, repr=False
-    )
+    variant: Callable[..., "NetworkSpec"] | None = field(default=None, compare=False, repr=False)
 
     @property
     def in_channels(self) -> int:
@@ -368,10 +366,17 @@ class NetworkSpec:
         """The layers that run on the whole clip if it is cut into tiles behind them."""
         return replace(self, layers=self.layers[: self.tiles.start], least=(1, 1, 1))
 
-    def of_tile(self, *, first: bool, last: bool) -> "NetworkSpec":
-        """The layers that run on each tile. It may have the first frames of the clip, and the last ones."""
+    def of_tile(
+        self, *, first: bool, last: bool, keyframes: tuple[int, ...] = (), first_frame: int = 0
+    ) -> "NetworkSpec":
+        """The layers that run on each tile. It may have the first frames of the clip, and the last ones.
+
+        It sees planes of the `keyframes`, and begins at `first_frame`.
+        """
         if not self.tiles.start:
             return self
+        if keyframes and self.variant is not None:
+            return self.variant(self.denoising_steps, keyframes, first_frame).of_tile(first=first, last=last)
         layers = tuple(layer.of_tile(first=first, last=last) for layer in self.layers[self.tiles.start :])
         return replace(self, layers=layers, least=(1, 1, 1))
 

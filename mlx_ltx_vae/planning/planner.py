@@ -90,7 +90,7 @@ def plan_decode(
         weight_bytes: those of all networks that are in memory; None for those of this one alone.
     """
     parsed = parse_options(**options)
-    spec = choose_variant(spec, parsed)
+    spec = choose_variant(spec, parsed.denoising_steps, parsed.keyframes)
     whole = shape = check_latent_shape(spec, latent_shape)
     num_frames, height, width = spec.out_grid(shape.grid)
     num_frames = num_frames if spec.sound is None else spec.sound.num_samples(shape.frames)
@@ -315,17 +315,20 @@ class _Planner:
         at_once = clip.scale.time if layout.is_streamed else max(span.length for span in time)
         blended = at_once * blended_frame(clip, layout)
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
-        kinds = {call_kind(layout, call): (call, tile_spec(self._spec, layout, call[1])) for call in calls}.values()
-        for pace in self._paces(Axis.TIME) if blended <= self._limit else ():
-            chunk = min(self._chunk(pace), clip.grid[0])
-            steps = self._steps(clip.grid, Axis.TIME, pace.step)
-            before = self._spec.before_tiles(), clip.grid, Axis.TIME, clip.batch, steps[: layout.start]
+        kinds = {
+            call_kind(self._spec, layout, call): (call, tile_spec(self._spec, layout, call[1])) for call in calls
+        }.values()
+        axis = Axis.HEIGHT if spec.keyframes else Axis.TIME  # keyframe planes are not streamed along time
+        for pace in self._paces(axis) if blended <= self._limit else ():
+            chunk = min(self._chunk(pace), clip.grid[axis.grid])
+            steps = self._steps(clip.grid, axis, pace.step)
+            before = spec.before_tiles(), clip.grid, axis, clip.batch, steps[: layout.start]
             if self._exceeds(*before) or any(
-                self._exceeds(spec, clip.boxes(tile)[0], Axis.TIME, count * clip.batch, steps[layout.start :])
-                for (count, tile), spec in kinds
+                self._exceeds(own, clip.boxes(tile)[0], axis, count * clip.batch, steps[layout.start :])
+                for (count, tile), own in kinds
             ):
                 continue
-            run = StreamRun(Axis.TIME, (), steps, pace.prefetch, self._machine)
+            run = StreamRun(axis, (), steps, pace.prefetch, self._machine)
             plan = self._plan(
                 Mode.TILED,
                 Order.TIME,

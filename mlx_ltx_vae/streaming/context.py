@@ -11,6 +11,8 @@ from .axis import Axis
 
 #: Where the results begin in the whole video, (F, H, W) in frames and pixels; for a batch of tiles, of each.
 Origins = tuple[Grid, ...]
+#: As `StreamContext.draw_noise`, of one layer, from the origins of the stream.
+DrawNoise = Callable[[Origins, Grid, Grid, Sequence[int]], mx.array]
 
 
 class TilePart(NamedTuple):
@@ -50,9 +52,7 @@ class StreamContext:
     axis: Axis = Axis.TIME  # along which pieces arrive
     timesteps: mx.array | None = None  # (B,) float32 in [0, 1], for networks that take one
     noise_maps: Mapping[str, mx.array] = field(default_factory=dict)
-    noise: Mapping[str, Callable[[Origins, Grid, Grid, Sequence[int]], mx.array]] = field(
-        default_factory=dict
-    )  # for `draw_noise`
+    noise: Mapping[str, DrawNoise] = field(default_factory=dict)
     neighbors: Neighbors | None = None  # the other bands of the picture; None if this stream has the whole picture
     origins: Origins = ((0, 0, 0),)
     denoising_steps: int | None = None  # None for the network's own number, if it denoises

@@ -76,7 +76,7 @@ WindowStarts = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 Cuts = tuple[list[Segment], list[Segment], list[Segment]]
 
 
-def segments(starts: Sequence[int], kernel: int, size: int, keys: int) -> tuple[Segment, ...]:
+def segments(starts: Sequence[int], kernel: int, size: int, keys: float = math.inf) -> tuple[Segment, ...]:
     """Cut the queries of an axis, whose windows of `kernel` keys begin at `starts`, into blocks of at most `size`.
 
     Those whose windows are the same, at a border, are one block of any size. Windows are cut to the `keys` there are.
@@ -232,7 +232,7 @@ def layout(
     def make(block: Block) -> Share:
         return Share(block, tuple(calls(backend, heads, block, axis)))
 
-    axes = [segments(*each, size, extent) for *each, extent in zip(starts, kernel, keys, strict=True)]
+    axes = [segments(each, reach, size, extent) for each, reach, extent in zip(starts, kernel, keys, strict=True)]
     if times:
         axes[0] = joint_segments(keys[0] - len(times), kernel[0], times, size)
     return axis, for_all(axes, lambda block: for_all(shares(backend, channels, heads, block, axis), make))
@@ -255,7 +255,7 @@ def whole_starts(length: int, kernel: int) -> list[int]:
 @lru_cache
 def _whole_axis(length: int, kernel: int, size: int) -> tuple[Segment, ...]:
     length = max(length, kernel)
-    return segments(whole_starts(length, kernel), kernel, size, length)
+    return segments(whole_starts(length, kernel), kernel, size)
 
 
 def _whole_axes(grid: Grid, kernel: Grid, size: int, times: Times) -> list[tuple[Segment, ...]]:

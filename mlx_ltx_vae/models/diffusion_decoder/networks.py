@@ -194,6 +194,12 @@ class DiffusionDecoder(Decoder):
         """As any decoder's, in a number of denoising steps."""
         return self.decode_whole(latents, steps=steps)
 
+    @property
+    def keyframe_warning(self) -> str | None:
+        if "type_emb" in self:
+            return None
+        return "this checkpoint has no type_emb, which tells its decoder keyframes from frames; results are worse."
+
     def stages(self, context: StreamContext) -> list[Stage]:
         config, part, planes = self._config, context.part, context.planes
         if planes and context.axis is Axis.TIME:  # all comes in one piece
@@ -201,9 +207,8 @@ class DiffusionDecoder(Decoder):
         axis, first_frame = context.axis, part.first_frame if part else 0
         steps, tables = context.denoising_steps or config.steps, Tables()
         keyframes = tuple(context.keyframes[plane] for plane in planes)
-        spec = (
-            self.spec if steps == config.steps and not planes else decoder_spec(config, steps, keyframes, first_frame)
-        )
+        is_own = steps == config.steps and not planes
+        spec = self.spec if is_own else decoder_spec(config, steps, keyframes, first_frame)
         padding = Padding(axis, spec.added, config.ghost_frames, part and part.clip, len(planes))
         ghosts = GhostCut(axis, padding, config.scale, first_frame, len(planes))
         specs = {layer.name: layer for layer in spec.layers if isinstance(layer, AttentionSpec)}
