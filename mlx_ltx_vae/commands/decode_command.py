@@ -224,8 +224,9 @@ class DecodeTask(Task):
         return super().networks() | ({} if self._sound is None else {"audio_vae": self._sound.used})
 
     def sample(self) -> dict[str, Any]:
-        keyframes = {} if self._keyframes is None else {"the values of the keyframes": self._keyframes.digest()}
-        return {"the values of the latents": self._file.digest(), **keyframes}
+        file, keyframes = self._file, self._keyframes
+        digest = None if keyframes is None else [list(keyframes.frames), keyframes.digest()]
+        return {"the values of the latents": file.digest(), "the keyframes": digest}
 
     def run(self, bar: FrameBar) -> None:
         ranks = self._vae.ranks
