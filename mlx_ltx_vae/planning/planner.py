@@ -315,9 +315,8 @@ class _Planner:
         at_once = clip.scale.time if layout.is_streamed else max(span.length for span in time)
         blended = at_once * blended_frame(clip, layout)
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
-        kinds = {
-            call_kind(self._spec, layout, call): (call, tile_spec(self._spec, layout, call[1])) for call in calls
-        }.values()
+        spec = self._spec
+        kinds = {call_kind(spec, layout, call): (call, tile_spec(spec, layout, call[1])) for call in calls}.values()
         axis = Axis.HEIGHT if spec.keyframes else Axis.TIME  # keyframe planes are not streamed along time
         for pace in self._paces(axis) if blended <= self._limit else ():
             chunk = min(self._chunk(pace), clip.grid[axis.grid])
