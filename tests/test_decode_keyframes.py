@@ -101,6 +101,8 @@ def test_a_decode_with_keyframes_is_that_of_python(model, capsys):
     plan = vae.plan((1, 8, 1, 1, 1), mode="single", steps=1, keyframes=keyframes)
     expected = vae.decode_uint8(LATENTS[:1, :, :1], plan, keyframes=keyframes)
     assert np.abs(np.load("out.npy").astype(int) - expected).max() <= 1
+    without = vae.decode_uint8(LATENTS[:1, :, :1], vae.plan((1, 8, 1, 1, 1), mode="single", steps=1))
+    assert np.abs(without.astype(int) - expected).max() > 20
 
 
 def test_without_keyframes_nothing_is_said_of_them(model, seen, capsys):
