@@ -108,7 +108,7 @@ def add_steps_option(how: argparse._ArgumentGroup) -> None:
 
 def add_keyframes_option(how: argparse._ArgumentGroup) -> None:
     """Add the option of decoders that see keyframes."""
-    keyframes = """keyframe latents and their frame numbers, for the diffusion decoder of LTX-2.5: a .safetensors with
+    keyframes = """keyframe latents and their frame numbers, for the diffusion decoder of LTX-2.5: a file with
         keyframe_latents and keyframe_frame_indices (default: those in the file of the latents, if it has any)"""
     how.add_argument("--keyframes", metavar="FILE", help=keyframes)
     how.set_defaults(is_preview=False)  # of `DecodeSettings`
