@@ -20,7 +20,15 @@ from .models.specs import DEFAULT_CONVENTION, ConventionName
 from .network_pair import NetworkPair, load_encoder
 from .pipeline.chunk_stream import arrays_released, join_parts
 from .pipeline.decode_file import DecodeReport, open_file_decode
-from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, StreamOptions, WholeOptions, check_options
+from .pipeline.decode_run import (
+    DecodeOptions,
+    DecodePipeline,
+    DecodeStream,
+    StreamOptions,
+    WholeOptions,
+    check_options,
+    default_plan,
+)
 from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream
 from .pipeline.hdr_frames import HDR
 from .pipeline.latent_sources import LatentInput, is_whole
@@ -303,7 +311,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         """
         check_options("decode", options)
         joined = on_frames_ready is None
-        plan = self._default_plan(latents, plan, memory_budget, options, joined=joined)
+        plan = default_plan(self.plan, latents, plan, options, memory_budget=memory_budget, joined=joined)
         if plan is not None and plan.format is not None:
             raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
         num_frames = plan.num_frames if plan is not None and is_whole(latents) else None
@@ -352,7 +360,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         given = {"audio": audio, "codec": codec, "crf": crf, "pix_fmt": pix_fmt, "metadata": metadata or {}}
         given |= {"shortest": shortest, "overwrite": overwrite}
         file = open_file_decode(path, fps, given, bit_depth, frame_steps, hdr, self._decoder.dtype)
-        plan = self._default_plan(latents, plan, memory_budget, options, outputs=file.frames)
+        plan = default_plan(self.plan, latents, plan, options, memory_budget=memory_budget, outputs=file.frames)
         file.check(plan if is_whole(latents) else None)
         with arrays_released(), self.stream(latents, plan, bit_depth=file.bit_depth, **options) as stream:
             return file.write(stream, plan, progress)
@@ -395,19 +403,3 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         group = options.get("group")
         make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size(), joined=joined)
         return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, **options)
-
-    def _default_plan(
-        self,
-        latents: LatentInput,
-        plan: DecodePlan | None,
-        memory_budget: str | int | None,
-        decoding: StreamOptions,
-        **options: Any,
-    ) -> DecodePlan | None:
-        """The plan of whole latents if none is given; None for those that arrive."""
-        if plan is None and is_whole(latents):
-            options |= {"steps": decoding.get("steps"), "keyframes": decoding.get("keyframes")}
-            return self.plan(latents.shape, memory_budget=memory_budget, **options)
-        if memory_budget is not None:
-            raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
-        return plan

@@ -165,7 +165,7 @@ def draw(
     scale = _choose_scale(spec, noise_scale, timestep, convention)
     shapes = spec.noise_shapes(shape.grid)
     volumes = {
-        name: NoiseVolume(None, shape.batch, size[-1], spec.noise_rate(name))
+        name: NoiseVolume(None, shape.batch, size[-1], _rate(spec, name))
         for name, size in shapes.items()
         if len(size) > 2
     }
@@ -242,10 +242,16 @@ def _take_given(
 def _picture(spec: NetworkSpec, name: str, size: Shape) -> Shape | None:
     """The shape (B, 3, T, H, W) of the picture whose patches are a volume (B, C, T, h, w); None for other noise."""
     side = spec.patch_size
-    if side is None or len(size) == 2 or spec.noise_rate(name)[1:] != (Fraction(1, side), Fraction(1, side)):
+    if side is None or len(size) == 2 or _rate(spec, name)[1:] != (Fraction(1, side), Fraction(1, side)):
         return None
     batch, channels, frames, height, width = size
     return batch, channels // side**2, frames, side * height, side * width
+
+
+def _rate(spec: NetworkSpec, name: str) -> Rate:
+    """That of a volume; keyframe planes have the same in all frames."""
+    frames, rows, columns = spec.rate(name.removesuffix(PLANES))
+    return (0 if name.endswith(PLANES) else frames), rows, columns
 
 
 def _choose_timestep(spec: NetworkSpec, timestep: float | None, convention: Convention) -> float | None:

@@ -257,10 +257,7 @@ class ConvSpec(LayerSpec):
 
 @dataclass(frozen=True)
 class FrameAttentionSpec(LayerSpec):
-    """A self-attention layer over the positions of each frame.
-
-    `max_scores` is the number of scores that are computed at a time, far below what Metal's kernels can index.
-    """
+    """A self-attention layer over the positions of each frame; `max_scores` are far below what Metal can index."""
 
     max_scores: int = 2**27
 
@@ -366,17 +363,10 @@ class NetworkSpec:
         """The layers that run on the whole clip if it is cut into tiles behind them."""
         return replace(self, layers=self.layers[: self.tiles.start], least=(1, 1, 1))
 
-    def of_tile(
-        self, *, first: bool, last: bool, keyframes: tuple[int, ...] = (), first_frame: int = 0
-    ) -> "NetworkSpec":
-        """The layers that run on each tile. It may have the first frames of the clip, and the last ones.
-
-        It sees planes of the `keyframes`, and begins at `first_frame`.
-        """
+    def of_tile(self, *, first: bool, last: bool) -> "NetworkSpec":
+        """The layers that run on each tile. It may have the first frames of the clip, and the last ones."""
         if not self.tiles.start:
             return self
-        if keyframes and self.variant is not None:
-            return self.variant(self.denoising_steps, keyframes, first_frame).of_tile(first=first, last=last)
         layers = tuple(layer.of_tile(first=first, last=last) for layer in self.layers[self.tiles.start :])
         return replace(self, layers=layers, least=(1, 1, 1))
 
@@ -399,11 +389,6 @@ class NetworkSpec:
                 break
         time, height, width = rates
         return time, height, width
-
-    def noise_rate(self, name: str) -> Rate:
-        """As `rate`, for noise of the layer with this name; that of its keyframe planes is the same for all frames."""
-        frames, rows, columns = self.rate(name.removesuffix(PLANES))
-        return (0 if name.endswith(PLANES) else frames), rows, columns
 
     def noise_shapes(self, grid: Grid) -> dict[str, tuple[int, ...]]:
         """The shape of each layer's noise by its name, (H, W) of a map or (T, H, W, C), in drawing order."""

@@ -28,8 +28,10 @@ from ..tiling.layout import Interval
 from ..video.frame_format import FrameFormat
 from .chunk_stream import PictureStream, check_cancelled
 from .frame_buffer import FrameBuffer
+from .keyframe_padding import pad_as_noise
 from .latent_sources import (
     KeyframeSource,
+    LatentInput,
     LatentParts,
     LatentPreprocess,
     Latents,
@@ -98,6 +100,24 @@ def check_options(function: str, options: Mapping[str, object], known: type = St
         raise TypeError(text + (hint if name in _PLANNED else ""))
 
 
+def default_plan(
+    make_plan: Callable[..., DecodePlan],
+    latents: LatentInput,
+    plan: DecodePlan | None,
+    options: StreamOptions,
+    *,
+    memory_budget: str | int | None,
+    **more: Any,
+) -> DecodePlan | None:
+    """The plan of whole latents if none is given; None for those that arrive."""
+    if plan is None and is_whole(latents):
+        more |= {"steps": options.get("steps"), "keyframes": options.get("keyframes")}
+        return make_plan(latents.shape, memory_budget=memory_budget, **more)
+    if memory_budget is not None:
+        raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
+    return plan
+
+
 class DecodeStream(PictureStream[FrameChunk]):
     """The chunks of one decode of a video, in order."""
 
@@ -157,6 +177,10 @@ class DecodePipeline:
             raise PlanError(f"the plan was made for keyframes at {made}, and these are at {given}; plan with the same.")
         if keyframes is not None:
             keyframes.check(shape)
+            if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options.noise):
+                options = replace(self.options, keyframes=padded.keyframes, format=self.options.format or plan.format)
+                run = replace(self, options=options)._decode_whole(padded.latents, self.make_plan(padded.latents.shape))
+                return padded.crop(run)
         interval = plan.excerpt.latents if plan.excerpt else None
         return self._run(plan, partial(LatentSource, latents, frames=interval)).chunks()
 

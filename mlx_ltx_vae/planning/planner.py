@@ -198,7 +198,7 @@ class _Planner:
         """The ways that the options allow, best first; each is an iterator of its plans, fastest first."""
         mode, order = self._options.mode, self._options.order
         if self._options.ranks > 1:
-            yield self._exact(Order.TIME, self._options.ranks)
+            yield self._exact(Order.COLUMNS if self._spec.keyframes else Order.TIME, self._options.ranks)
             return
         if mode is Mode.SINGLE:
             yield iter([self._single()])
@@ -249,10 +249,11 @@ class _Planner:
                 continue
             run = StreamRun(axis, pieces, steps, pace.prefetch, self._machine, is_band=ranks > 1)
             memory = self._stream_memory(clip, run, chunk)
-            if bands:  # a piece of whole frames: as each rank gives them, gathered and joined
+            if bands:  # a piece of the whole height: as each rank gives them, gathered and joined
                 *_, output = layer_pieces(self._spec, clip.grid, run)
                 value = max(_LEVEL_BYTES, clip.value_bytes(self._machine.itemsize))
-                gathered = _GATHERED_COPIES * max(output) * self._clip.out_frame * value
+                frames = max(output) * self._clip.video[0] / self._clip.video[axis.grid]
+                gathered = math.ceil(_GATHERED_COPIES * frames * self._clip.out_frame * value)
                 memory = replace(memory, work=memory.work + gathered)
             yield self._plan(Mode.EXACT, order, chunk, memory, step=pace.step, run=run, bands=bands)
 
@@ -304,7 +305,7 @@ class _Planner:
 
     def _tiled(self, tiling: TilingConfig) -> Iterator[Plan]:
         """Tiles, each streamed in time. All tiles take the same number of frames per step."""
-        clip = self._clip
+        clip, spec = self._clip, self._spec
         layout = make_layout(clip, tiling)
         calls = [
             (len(together), group[together[0]])
@@ -313,11 +314,9 @@ class _Planner:
         ]
         time = layout.time.blended(is_decode=clip.is_decode).intervals
         at_once = clip.scale.time if layout.is_streamed else max(span.length for span in time)
-        blended = at_once * blended_frame(clip, layout)
+        blended, axis = at_once * blended_frame(clip, layout), Axis.HEIGHT if spec.keyframes else Axis.TIME
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
-        spec = self._spec
         kinds = {call_kind(spec, layout, call): (call, tile_spec(spec, layout, call[1])) for call in calls}.values()
-        axis = Axis.HEIGHT if spec.keyframes else Axis.TIME  # keyframe planes are not streamed along time
         for pace in self._paces(axis) if blended <= self._limit else ():
             chunk = min(self._chunk(pace), clip.grid[axis.grid])
             steps = self._steps(clip.grid, axis, pace.step)
@@ -377,8 +376,8 @@ class _Planner:
             more["excerpt"] = clip.excerpt
         kind: type[Plan] = DecodePlan if clip.is_decode else EncodePlan
         if clip.is_decode:
-            more |= {"denoising_steps": self._spec.denoising_steps, "outputs": clip.outputs}
-            more["keyframes"] = self._spec.keyframes
+            spec = self._spec
+            more |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes, "outputs": clip.outputs}
         if self._spec.sound is not None:
             kind, more["rules"] = AudioPlan if clip.is_decode else AudioEncodePlan, self._spec.sound
         memory = self._with_others(with_conversions(memory, clip, more.get("layout"), run, chunk))

@@ -59,7 +59,9 @@ def tile_spec(spec: NetworkSpec, layout: TileLayout, tile: Tile) -> NetworkSpec:
     """The layers that run on a tile."""
     is_first, is_last = _ends(layout, tile)
     keyframes = tuple(spec.keyframes[plane] for plane in tile.planes(spec.keyframes))
-    return spec.of_tile(first=is_first, last=is_last, keyframes=keyframes, first_frame=tile.pixels[0].start)
+    if keyframes and spec.variant is not None:
+        spec = spec.variant(spec.denoising_steps, keyframes, tile.pixels[0].start)
+    return spec.of_tile(first=is_first, last=is_last)
 
 
 def call_kind(spec: NetworkSpec, layout: TileLayout, call: tuple[int, Tile]) -> tuple[Any, ...]:
