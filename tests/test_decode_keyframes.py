@@ -149,13 +149,17 @@ def test_unnormalized_keyframes_are_normalized_with_the_statistics_of_the_vae(mo
     assert_seen(seen[0], STILLS[:1], FRAMES)
 
 
-def test_a_dry_run_plans_for_the_keyframes(model, monkeypatch):
+def test_a_dry_run_plans_for_the_keyframes(model, monkeypatch, capsys):
     plans, plan_decode = [], decode_command.plan_decode
     monkeypatch.setattr(decode_command, "plan_decode", lambda *args, **options: plans.append(
         plan_decode(*args, **options)) or plans[-1])  # fmt: skip
     for source, more in (("clip.npy", []), ("own.safetensors", []), ("clip.npy", ["--keyframes", "others.npz"])):
         run(source, "-m", model, "--dry-run", *more)
+        assert ("keyframes at " in capsys.readouterr().out) is (plans[-1].keyframes != ())
     run("clip.npy", "own.safetensors", "-m", model, "--dry-run")  # of one shape, whose plans are not shared
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("clip.npy: 9 frames of 32x32, exact by ")
+    assert lines[1].startswith("own.safetensors: 9 frames of 32x32, 2 keyframes, exact by ")
     assert [plan.keyframes for plan in plans] == [(), FRAMES, (5,), (), FRAMES]
 
 
