@@ -26,6 +26,7 @@ from mlx_ltx_vae import (
     Fit,
     FrameChunk,
     HDROptions,
+    Keyframes,
     LatentsError,
     LatentsInfo,
     LTXVAEError,
@@ -40,6 +41,7 @@ from mlx_ltx_vae import (
     WriterError,
     demo,
     hdr,
+    load_keyframes,
     load_latents,
     save_latents,
     tiling,
@@ -86,8 +88,10 @@ def encode(vae: VideoVAE, video: Path, out: Path) -> LatentsInfo:
     with VideoReader(video, size=(64, 64), fit=Fit.CROP, first_frame=0, max_frames=9) as frames:
         plan: EncodePlan = vae.plan_encode((9, 64, 64, 3))
         latents = mx.concatenate(list(vae.encode_stream(frames, plan)), axis=2)
-        save_latents(out, latents, fps=frames.fps or 24)
+        save_latents(out, latents, fps=frames.fps or 24, keyframes=Keyframes(latents[:, :, :1], [8]))
     loaded, info = load_latents(out)
+    stills: Keyframes | None = load_keyframes(out)
+    vae.plan(loaded.shape, keyframes=stills)
     rate: Fraction | None = info.fps
     assert rate is not None
     assert loaded.shape == latents.shape

@@ -18,7 +18,7 @@ _CHOICES = (
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     decode_command.complete_inputs(parser, arguments, demo.LATENT_RGB, "preview.mp4", _CHOICES)
-    arguments.is_silent = True
+    arguments.is_silent = arguments.is_preview = True
     arguments.contact_sheet = is_sheet(arguments.output or "")
     job, make_task = decode_command.make_job(parser, arguments)
     if arguments.contact_sheet:  # whose pictures need no more than one of each latent frame

@@ -198,6 +198,8 @@ def _describe(config: DiffusionVAEConfig) -> Description:
     networks["decoder"] = _describe_decoder(decoder)
     steps = "1 step" if decoder.steps == 1 else f"{decoder.steps} steps"
     words = f"denoises in {steps} (predicts {decoder.prediction.name.lower()}), takes noise"
+    embedding = "with type_emb" if decoder.has_type_embedding else "without type_emb: untagged"
+    words += f" and keyframes ({embedding})"
     return Description(entries, networks, f"patches are {decoder.patch_size}x{decoder.patch_size}", words)
 
 
@@ -209,6 +211,7 @@ def _describe_decoder(config: DecoderConfig) -> NetworkDescription:
         "head_dim": config.head_dim,
         "prediction": config.prediction.value,
         "denoising_steps": config.steps,
+        "type_embedding": config.has_type_embedding,
         "stages": [
             {
                 "channels": stage.channels,
