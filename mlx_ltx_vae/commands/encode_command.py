@@ -27,9 +27,9 @@ from ..hdr_names import HDRInput
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
+from ..pipeline.audio_run import every_chunk
 from ..pipeline.hdr_frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
-from ..pipeline.sound_plan import every_chunk
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import AudioEncodePlan, EncodePlan, SoundPlan
 from ..planning.planner import plan_encode
