@@ -15,7 +15,7 @@ from mlx_ltx_vae.backend.device import backend
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.bench import decoding, metal_command, metal_tasks, processes
 from mlx_ltx_vae.bench.__main__ import main
-from mlx_ltx_vae.bench.case import Case, Decode, load_spec
+from mlx_ltx_vae.bench.case import Case, Decode, open_case
 from mlx_ltx_vae.bench.processes import describe_machine
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
@@ -56,7 +56,7 @@ def test_all_parts_are_measured_printed_and_written(in_process, golden, tmp_path
         model,
         False,
     )
-    layers = {layer.name for layer in load_spec(Case(model=model)).layers if layer.name != "unpatchify"}
+    layers = {layer.name for layer in open_case(Case(model=model)).spec("decoder").layers if layer.name != "unpatchify"}
     assert [entry["name"] for entry in document["convolutions"]] == list(metal_tasks.FORMS)
     for entry in document["convolutions"]:
         assert {run["layer"] for run in entry["runs"]} == layers and len(entry["runs"]) == len(layers)
@@ -128,7 +128,7 @@ def test_what_fails_is_reported_and_the_rest_is_measured(in_process, monkeypatch
 
 def test_the_diffusion_decoder_is_measured_with_blocks_of_each_size(monkeypatch):
     every = metal_tasks.make_tasks(Case(model="vae.safetensors"), [], "x.npy", is_quick=False)
-    monkeypatch.setattr(metal_tasks, "load_spec", lambda case: load_spec(Case()))
+    monkeypatch.setattr(metal_tasks, "open_case", lambda case: open_case(Case()))
     attention = [task for task in every if task.part == "attention"]
     assert [task.known["is_ours"] for task in attention].count(True) == 1
     monkeypatch.setitem(BLOCKS, backend(), BLOCKS[backend()])
@@ -217,7 +217,7 @@ def test_every_call_of_every_convolution_is_timed(monkeypatch):
     for run in runs:
         calls[run["in_channels"], run["out_channels"]] += run["calls"]
     assert calls == seen
-    layers = load_spec(case).layers[:-1]
+    layers = open_case(case).spec("decoder").layers[:-1]
     assert Counter(run["layer"] for run in runs) == Counter(layer.name for layer in layers)
     normalized = {layer.name for layer in layers if layer.activation is not Activation.NONE}
     assert {run["layer"] for run in runs if run["is_normalized"]} == normalized

@@ -12,7 +12,7 @@ from ..commands.cli import CommandParser, examples, positive, run_command
 from ..errors import CheckpointError
 from ..process import temporary_folder
 from . import metal_command
-from .case import Case, load_spec
+from .case import Case, open_case
 from .command import add_decode_options, add_mode_options, chosen_modes, make_case, plot_file, report
 from .decoding import decode, encode
 from .processes import Job
@@ -76,7 +76,7 @@ def _check(parser: CommandParser, options: argparse.Namespace) -> None:
         parser.error("--order is of the exact mode; add --mode exact")
     if options.encode and not options.model:
         try:
-            load_spec(Case(generation=options.generation), "encoder")
+            open_case(Case(generation=options.generation)).spec("encoder")
         except CheckpointError:
             parser.error(f"--encode: random weights of {options.generation} have no encoder; add -m, or choose others")
     if launched_rank() is not None:

@@ -18,7 +18,7 @@ from ..models.diffusion_decoder.neighborhood import BLOCKS
 from ..models.layers.conv import CausalConv3d
 from ..models.specs import Activation, ConvSpec
 from ..units import GB
-from .case import Case, Decode, load_spec
+from .case import Case, Decode, open_case
 from .decoding import decode
 from .processes import Job
 
@@ -100,7 +100,7 @@ def make_tasks(case: Case, forms: Sequence[str], file: str, *, is_quick: bool) -
         is_quick: fewer decodes.
     """
     short = replace(case, frames=min(case.frames, _SHORT_FRAMES))
-    has_forms = any(isinstance(layer, ConvSpec) for layer in load_spec(case).layers)
+    has_forms = any(isinstance(layer, ConvSpec) for layer in open_case(case).spec("decoder").layers)
 
     def tasks(part: str, ways: Mapping[str, Way], case: Case, measure: Any = decode, **options: Any) -> Iterator[Task]:
         for name, (changes, variables, is_first) in ways.items():

@@ -5,7 +5,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -22,7 +21,8 @@ from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
 from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
-from ..pipeline.postprocess import write_chunk
+from ..pipeline.decode_file import write_files
+from ..pipeline.postprocess import FrameChunk
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import DecodePlan
@@ -30,7 +30,7 @@ from ..planning.planner import plan_decode
 from ..shapes import Grid, format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
-from ..video import add_metadata, check_output, check_output_options, is_sound, open_sink, output_files, takes_sound
+from ..video import add_metadata, check_output, check_output_options, is_sound, output_files, takes_sound
 from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions
 from ..video.sinks import files_of_all, name_others
@@ -269,22 +269,20 @@ class DecodeTask(Task):
         frames, seconds, first, sent = 0, 0.0, 0.0, 0
         options = self._settings.stream
         group = self._vae.ranks.group if self._work is Work.ROWS else None
+
+        def shown(chunk: FrameChunk) -> FrameChunk:
+            bar.update(chunk.frames.shape[1])
+            return chunk
+
         for index in self._videos:
             start = time.perf_counter()
-            chunks = self._vae.load().stream(latents.item(index), self.plan, group=group, **options)
-            files = self._files[index].items() if self._writes else ()
-            with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
-                sinks = {}
-                for file, each in files:
-                    sink = open_sink(file, options=self._with_sound(each, index), **self._video)
-                    sinks[stack.enter_context(sink)] = each.frames
-                for chunk in chunks:
-                    write_chunk(chunk, sinks)
-                    first = first or time.perf_counter() - start
-                    frames += (count := chunk.frames.shape[1])
-                    bar.update(count)
+            stream = self._vae.load().stream(latents.item(index), self.plan, group=group, **options)
+            files = self._files[index] if self._writes else {}
+            with_sound = {file: self._with_sound(each, index) for file, each in files.items()}
+            count, until_first = write_files(map(shown, stream), with_sound, start, **self._video)
+            frames, first = frames + count, first or until_first
             seconds += time.perf_counter() - start
-            sent += chunks.sent_bytes
+            sent += stream.sent_bytes
         return frames, seconds, first, sent
 
     def _find_sound(self) -> FoundSound | None:

@@ -27,7 +27,7 @@ from ..streaming.axis import Axis
 from ..streaming.context import StreamContext
 from ..tiling.layout import Interval
 from ..video.frame_format import FrameFormat
-from .chunk_stream import PictureStream, check_cancelled
+from .chunk_stream import ChunkStream, check_cancelled
 from .frame_buffer import FrameBuffer
 from .latent_sources import (
     LatentParts,
@@ -95,7 +95,7 @@ def check_options(function: str, options: Mapping[str, object], known: type = St
         raise TypeError(text + (hint if name in _PLANNED else ""))
 
 
-class DecodeStream(PictureStream[FrameChunk]):
+class DecodeStream(ChunkStream[FrameChunk]):
     """The chunks of one decode of a video, in order."""
 
 
