@@ -26,27 +26,17 @@ from .run import peek
 
 @dataclass(frozen=True)
 class DecodeReport:
-    """What `decode --json` prints, but for the networks.
+    """What `decode --json` prints, but for the networks."""
 
-    Attributes:
-        output: the file, or the folder.
-        frames: how many were written.
-        fps: frames per second.
-        seconds: the time from the first latents to the finished file.
-        first_frame_seconds: the time to the first frames.
-        peak_memory_bytes: `mx.get_peak_memory()`, so since MLX's count was last reset.
-        plan: what was run; None for latents that arrived without one.
-    """
-
-    output: str
-    frames: int
+    output: str  # the file, or the folder
+    frames: int  # that were written
     width: int
     height: int
     fps: Fraction
-    seconds: float
+    seconds: float  # from the first latents to the finished file
     first_frame_seconds: float
-    peak_memory_bytes: int
-    plan: DecodePlan | None
+    peak_memory_bytes: int  # `mx.get_peak_memory()`, so since MLX's count was last reset
+    plan: DecodePlan | None  # what was run; None for latents that arrived without one
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-serializable, with the keys of `decode --json`."""
