@@ -203,12 +203,15 @@ def run_job(job: Job, make_task: Callable[[LazyVAE, Item], Task]) -> None:
     _Run(job, vae, partial(make_task, vae), ranks).run(items)
 
 
+@dataclass
 class _Run:
     """One run of a job by all ranks."""
 
-    def __init__(self, job: Job, vae: LazyVAE, make_task: Callable[[Item], Task], ranks: Ranks) -> None:
-        self._job, self._vae, self._make_task, self._ranks = job, vae, make_task, ranks
-        self._task: Task | None = None  # of the only item, which may be a pipe and is opened once
+    _job: Job
+    _vae: LazyVAE
+    _make_task: Callable[[Item], Task]
+    _ranks: Ranks
+    _task: Task | None = None  # of the only item, which may be a pipe and is opened once
 
     def run(self, items: Sequence[Item]) -> None:
         start = time.perf_counter()
