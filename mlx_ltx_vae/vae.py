@@ -20,15 +20,8 @@ from .models.specs import DEFAULT_CONVENTION, ConventionName
 from .network_pair import NetworkPair, load_encoder
 from .pipeline.chunk_stream import arrays_released, join_parts
 from .pipeline.decode_file import DecodeReport, open_file_decode
-from .pipeline.decode_run import (
-    DecodeOptions,
-    DecodePipeline,
-    DecodeStream,
-    StreamOptions,
-    WholeOptions,
-    check_options,
-    default_plan,
-)
+from .pipeline.decode_options import DecodeOptions, StreamOptions, WholeOptions, check_options, default_plan
+from .pipeline.decode_run import DecodePipeline, DecodeStream
 from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream
 from .pipeline.hdr_frames import HDR
 from .pipeline.latent_sources import LatentInput, is_whole

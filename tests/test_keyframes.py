@@ -223,7 +223,7 @@ def test_bad_keyframes_are_refused_in_one_sentence(vaes):
     for latents, frames, message in (
         (planes[0], [0, 1], r"shape \(8, 2, 3, 3\); expected \(B, C, P, H', W'\)"),
         (planes[:, :, :0], [], r"shape \(1, 8, 0, 3, 3\)"),
-        (planes, [0], "one frame number from 0 on for each of their 2 stills, and have"),
+        (planes, [0], "one frame number from 0 to 2147483647 for each of their 2 stills, and have"),
         (planes, [[0, 1]], "one frame number"),
         (planes, [0, -1], "one frame number"),
         (planes, [0.0, 1.5], "one frame number"),

@@ -4,11 +4,11 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -17,11 +17,10 @@ from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError
-from ..latents.keyframes import Keyframes
 from ..models.base import Decoder
-from ..models.noise import Noise, NoiseShapes, draw
-from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
-from ..planning.options import PlanOptions, choose_variant
+from ..models.noise import NoiseShapes, draw
+from ..models.specs import LONG_CLIP, NetworkSpec
+from ..planning.options import choose_variant
 from ..planning.plan import DecodePlan, Order
 from ..planning.tiles import tile_spec
 from ..shapes import Grid
@@ -30,11 +29,11 @@ from ..streaming.context import StreamContext
 from ..tiling.layout import Interval
 from ..video.frame_format import FrameFormat
 from .chunk_stream import ChunkStream, check_cancelled
+from .decode_options import DecodeOptions
 from .frame_buffer import FrameBuffer
 from .keyframe_padding import pad_as_noise
 from .latent_sources import (
     KeyframeSource,
-    LatentInput,
     LatentParts,
     LatentPreprocess,
     Latents,
@@ -53,72 +52,7 @@ from .postprocess import (
     to_format,
     to_format_in_parts,
 )
-from .progress import Progress
 from .run import Run, Source, crop_map, make_bands, peek, tile_origin
-
-
-@dataclass(frozen=True)
-class DecodeOptions:
-    """The options of `VideoVAE.stream`, which documents them."""
-
-    timestep: float | None = None
-    seed: int = 0
-    noise: Noise = None
-    noise_scale: float | None = None
-    like: str = DEFAULT_CONVENTION
-    unnormalized: bool = False
-    steps: int | None = None
-    keyframes: Keyframes | None = None
-    format: FrameFormat | None = None
-
-
-_PLANNED = {"frames", "joined", *PlanOptions.__dataclass_fields__}  # options of `VideoVAE.plan`
-
-
-class StreamOptions(TypedDict, total=False):
-    """The options of `VideoVAE.stream` that all decodes have."""
-
-    timestep: float | None
-    seed: int
-    noise: Noise
-    noise_scale: float | None
-    like: ConventionName
-    unnormalized: bool
-    steps: int | None
-    keyframes: Keyframes | None
-
-
-class WholeOptions(StreamOptions, total=False):
-    """The options of `VideoVAE.decode`, which documents them."""
-
-    memory_budget: str | int | None
-    progress: Progress
-
-
-def check_options(function: str, options: Mapping[str, object], known: type = StreamOptions) -> None:
-    """Raise a `TypeError`, as Python does, unless options are those of a `TypedDict`."""
-    for name in options.keys() - known.__annotations__.keys():
-        text = f"{function}() got an unexpected keyword argument {name!r}"
-        hint = f"; it is one of plan(): {function}(..., plan=vae.plan(latents.shape, {name}=...))"
-        raise TypeError(text + (hint if name in _PLANNED else ""))
-
-
-def default_plan(
-    make_plan: Callable[..., DecodePlan],
-    latents: LatentInput,
-    plan: DecodePlan | None,
-    options: StreamOptions,
-    *,
-    memory_budget: str | int | None,
-    **more: Any,
-) -> DecodePlan | None:
-    """The plan of whole latents if none is given; None for those that arrive."""
-    if plan is None and is_whole(latents):
-        more |= {"steps": options.get("steps"), "keyframes": options.get("keyframes")}
-        return make_plan(latents.shape, memory_budget=memory_budget, **more)
-    if memory_budget is not None:
-        raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
-    return plan
 
 
 class DecodeStream(ChunkStream[FrameChunk]):
