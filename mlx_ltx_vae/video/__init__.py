@@ -1,4 +1,4 @@
-"""Reading and writing videos, as numpy arrays. `ffmpeg.py` is the only module that starts a program."""
+"""Reading and writing videos, as numpy arrays. `ffmpeg_process.py` is the only module that starts a program."""
 
 from .contact_sheet import is_sheet
 from .exr_reader import ExrReader

@@ -13,8 +13,7 @@ import numpy as np
 
 from ..errors import ReaderError, WriterError, option, quote
 from ..process import temporary_folder
-from .ffmpeg import FfmpegEncoder
-from .ffmpeg_reader import read_ffmetadata
+from .ffmpeg import FfmpegEncoder, input_arguments, read_output
 from .png import is_png, read_png_text
 
 #: Stands in ffmpeg's arguments for what `metadata_file` yields: an argument has a limited length, and a value has not.
@@ -88,7 +87,10 @@ def read_metadata(path: Path) -> dict[str, str]:
 
     Keys in .mkv and .webm are in capitals, and without spaces. A warning if there is more text than is read.
     """
-    found = read_png_text(path, MAX_TEXT) if is_png(path) else _parse(read_ffmetadata(path, MAX_TEXT))
+    if is_png(path):
+        found = read_png_text(path, MAX_TEXT)
+    else:
+        found = _parse(read_output([*input_arguments(path), "-f", "ffmetadata"], MAX_TEXT, name=str(path)))
     entries = {}
     try:
         for key, value in _limited(found):
@@ -142,8 +144,7 @@ def _write_and_read(ending: str, container: Sequence[str], metadata: Mapping[str
             encoder.write(np.zeros(256, np.uint8))
             encoder.finish()
         except WriterError:
-            encoder.end()
-            encoder.release()
+            encoder.close()
             raise
         return read_metadata(path)
 

@@ -16,8 +16,7 @@ import numpy as np
 from ..errors import ReaderError, option, quote
 from ..frame_rate import Rate, find_fps
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
-from .ffmpeg import input_arguments, read_times
-from .ffmpeg_reader import FfmpegDecoder
+from .ffmpeg import FfmpegDecoder, input_arguments, read_times
 from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown, turned
 from .probe import VideoInfo, describe_pixel_format, probe
 from .rate import RateConverter

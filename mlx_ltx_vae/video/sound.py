@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import WriterError, option
 from ..process import close_in_children
-from .ffmpeg import make_pipe
+from .ffmpeg_process import make_pipe
 
 #: The channels of all sound here.
 CHANNELS = 2

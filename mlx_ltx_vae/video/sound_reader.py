@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from ..errors import ReaderError
-from .ffmpeg import input_arguments
-from .ffmpeg_reader import FfmpegReader
+from .ffmpeg import FfmpegReader, input_arguments
 from .sound_probe import FILL_GAPS, check_stated_rate, find_shift
 
 _FLOAT_BYTES = 4
@@ -77,25 +76,21 @@ class SoundReader(Iterator[np.ndarray], AbstractContextManager["SoundReader"]):
 
     def _read_header(self) -> None:
         """Read up to the samples: the header that ffmpeg writes to a pipe, in which lengths are missing."""
-        if not self._read(_CHUNK_HEADER + 4):
+        if not self._ffmpeg.read(_CHUNK_HEADER + 4):
             self._end()
             return
         while True:
-            header = self._read(_CHUNK_HEADER)
+            header = self._ffmpeg.read(_CHUNK_HEADER)
             size = int.from_bytes(header[4:], "little")
             if header[:4] == b"data" or not header:
                 break
-            content = self._read(size + size % 2)
+            content = self._ffmpeg.read(size + size % 2)
             if header[:4] == b"fmt ":
                 self.channels = int.from_bytes(content[2:4], "little")
                 self.sample_rate = int.from_bytes(content[4:8], "little")
         if not self.channels:
             raise ReaderError(f"{self.name}: its sound cannot be read; convert it with ffmpeg first.")
         check_stated_rate(self.name, self.sample_rate, ReaderError)
-
-    def _read(self, size: int) -> bytes:
-        data = bytearray(size)
-        return bytes(data[: self._ffmpeg.read_into(memoryview(data))])
 
     def _end(self) -> None:
         """Wait for ffmpeg. An error if it has failed, but for a lack of sound, and a warning if parts were damaged."""
