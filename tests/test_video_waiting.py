@@ -13,7 +13,7 @@ from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg, ffmpeg_process
 from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
 from mlx_ltx_vae.video.metadata import read_metadata
-from mlx_ltx_vae.video.sound_reader import SoundReader
+from mlx_ltx_vae.video.sound_files import SoundReader
 from video_files import SIZE, children, kill_children, noise, save_images, write
 
 SILENT = r"ffmpeg failed: it has not responded for 0\.2 seconds\.$"

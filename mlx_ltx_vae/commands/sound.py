@@ -25,8 +25,7 @@ from ..pipeline.sound_plan import every_chunk
 from ..planning.plan import AudioPlan, SoundPlan
 from ..units import format_count, format_seconds
 from ..video import is_sound
-from ..video.sound import Sound
-from ..video.wav import write_wav
+from ..video.sound import Sound, write_wav
 from .items import Item, are_many, name_outputs
 from .job import LazyVAE, Task
 

@@ -10,7 +10,7 @@ from ..files import InputFiles
 from .ffmpeg import input_arguments, listing, read_log, read_times
 from .sink import SinkOptions
 from .sound import CHANNELS, SOUND_INPUT, clipping, find_sample_rate, warn_of_sound
-from .sound_probe import FILL_GAPS, ProbedSound, probe_sound, read_peak
+from .sound_files import FILL_GAPS, ProbedSound, probe_sound, read_peak
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from ..errors import WriterError, excerpt, quote, suggest
 from ..shapes import Size, format_size
 from .audio_codecs import audio_arguments, find_audio_codec
 from .ffmpeg import listing
-from .frame_format import check_zscale, conversion, file_format, is_convertible, tags
-from .light_level import check_content_light
+from .frame_format import check_content_light, check_zscale, conversion, file_format, is_convertible, tags
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_kept, check_metadata, metadata_arguments
 from .sink import SinkOptions
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import ReaderError, WriterError, option, quote
 from ..process import temporary_folder
 from .ffmpeg import FfmpegEncoder, input_arguments, read_output
-from .png import is_png, read_png_text
+from .pictures import is_png, read_png_text
 
 #: Stands in ffmpeg's arguments for what `metadata_file` yields: an argument has a limited length, and a value has not.
 METADATA_INPUT = "pipe:metadata"

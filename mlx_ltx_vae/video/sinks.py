@@ -20,7 +20,6 @@ from .frame_files import (
     NpyWriter,
     PictureWriter,
     RawWriter,
-    Stills,
     StillsWriter,
     WriteStill,
     check_one_frame,
@@ -31,9 +30,8 @@ from .frame_format import FrameFormat
 from .live import StandardOutput
 from .metadata import MAX_LIVE_METADATA, check_metadata, metadata_bytes
 from .outputs import AnimationWriter, VideoWriter
-from .png import write_png
+from .pictures import write_png, write_tiff
 from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_size
-from .tiff import write_tiff
 
 _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
 _PIXEL_FORMATS = {"rgb24": "8 bits", "rgb48le": "16 bits", "rgbf16le": "half floats", "rgbf32le": "floats"}
@@ -149,11 +147,10 @@ def stills_kind(
 
     `check_frames` raises a `WriterError` for other formats, and `check_library` if it is missing.
     """
-    stills = Stills(endings, write)
 
     def open_stills(output: Output) -> Sink:
-        kind = PictureWriter if _is_picture(output.name) else StillsWriter
-        return kind(output.path, output.size, output.options, stills)
+        given = output.path, output.size, output.options, write
+        return PictureWriter(*given) if _is_picture(output.name) else StillsWriter(*given, endings)
 
     def check_options(name: str, options: SinkOptions, _: Rate | None) -> None:
         check_frames(name, options.format)
