@@ -79,7 +79,7 @@ def test_a_stopped_ffmpeg_ends_a_read(tmp_path: Path, stop: Callable[[], None], 
     [
         lambda path: ffmpeg.read_log("in.mp4", "video", ["-i", path], ReaderError),
         lambda path: FfmpegDecoder("in.mp4", ["-i", path]).finish(),
-        SoundReader,
+        lambda _: SoundReader(__file__),
         lambda path: read_metadata(Path(path)),
     ],
     ids=["probe", "end", "sound", "metadata"],

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import demo
-from ..backend.ranks import Work
+from ..backend.machine import Work
 from ..checkpoint import open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files import check_absent, is_pipe

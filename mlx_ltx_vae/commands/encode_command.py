@@ -18,8 +18,8 @@ import numpy as np
 
 from .. import demo
 from ..audio_vae import AudioVAE, plan_sound_encode
+from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
-from ..backend.ranks import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import CheckpointError
 from ..files import sample_path

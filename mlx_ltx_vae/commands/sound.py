@@ -12,9 +12,8 @@ from typing import Any, cast
 import mlx.core as mx
 
 from ..audio_vae import AudioVAE, find_sound_decoder, plan_checkpoint
-from ..backend.machine import Machine
+from ..backend.machine import Machine, Work
 from ..backend.mlx_utils import DtypeName
-from ..backend.ranks import Work
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt
 from ..latents import LatentsFile

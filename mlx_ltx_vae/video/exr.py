@@ -63,13 +63,9 @@ def check_is_light(name: str, frames: FrameFormat) -> None:
         raise WriterError(f"{name}: EXR has light, or codes of ACEScct, which these frames are not; {way}.")
 
 
-def write_still(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
+def write_exr(path: Path, frame: np.ndarray, options: SinkOptions) -> None:
     """Write a frame `(height, width, 3)`, float16 in a format of `EXR_SPACES`, as half-float RGB with ZIP."""
-    write_exr(path, frame, next(space for space in EXR_SPACES.values() if space.format == options.format))
-
-
-def write_exr(path: Path, frame: np.ndarray, space: ExrSpace) -> None:
-    """Write a frame `(height, width, 3)`, float16, as half-float RGB with ZIP compression."""
+    space = next(space for space in EXR_SPACES.values() if space.format == options.format)
     library = import_library(WriterError)
     height, width, _ = frame.shape
     spec = library.ImageSpec(width, height, 3, "half")

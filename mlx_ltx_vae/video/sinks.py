@@ -15,7 +15,7 @@ from ..shapes import Size
 from .audio_codecs import warn_of_changes
 from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
 from .contact_sheet import ContactSheet, is_sheet, sheet_beside
-from .exr import check_is_light, import_library, write_still
+from .exr import check_is_light, import_library, write_exr
 from .frame_files import (
     NpyWriter,
     PictureWriter,
@@ -191,7 +191,7 @@ def _refuse_frames(output: Output) -> NoReturn:
 _ALL_FORMATS = tuple(_PIXEL_FORMATS)
 _EXR = stills_kind(
     (".exr",),
-    write_still,
+    write_exr,
     pixel_formats=_ALL_FORMATS,
     check_frames=check_is_light,
     check_library=partial(import_library, WriterError),

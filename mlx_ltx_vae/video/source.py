@@ -2,14 +2,13 @@
 
 import os
 import re
-import shutil
 from contextlib import ExitStack, suppress
 from enum import Enum, auto
 from fractions import Fraction
 from pathlib import Path
 
 from ..errors import ReaderError, excerpt, option, quote
-from ..files import copy_error, explain_missing, standard_input
+from ..files import copy_stream, explain_missing, standard_input
 from ..process import temporary_folder
 from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from .ffmpeg import input_arguments
@@ -65,13 +64,8 @@ def _refuse_exr(path: Path, first: Path) -> None:
 def copy_standard_input(stack: ExitStack) -> Path:
     """Copy the video that comes from standard input to a file, which `stack` removes: ffmpeg has to seek in it."""
     stream = standard_input("a video", ReaderError)
-    folder = stack.enter_context(temporary_folder())
-    path = folder / "video"
-    try:
-        with path.open("wb") as copy:
-            shutil.copyfileobj(stream, copy)
-    except OSError as error:
-        raise copy_error("standard input", folder, error, ReaderError) from error
+    path = stack.enter_context(temporary_folder()) / "video"
+    copy_stream(stream, path, "standard input", ReaderError)
     if not path.stat().st_size:
         raise ReaderError("standard input is empty; pipe a video into it, or name one.")
     return path
