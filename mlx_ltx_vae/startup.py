@@ -1,4 +1,4 @@
-"""What comes before imports that take long: names that are imported at their first use, and the process of a command."""
+"""What comes before imports that take long: names that are imported at their first use, and a command's process."""
 
 import os
 import signal
