@@ -42,8 +42,6 @@ class ContactSheet(Sink):
         self._write = self._sheet.add
 
     def _finish(self) -> None:
-        if self.frames_written != self._num_frames:
-            raise WriterError(f"{self.name}: got {self.frames_written} frames, not {self._num_frames} (num_frames).")
         self._path.write_bytes(encode_png(np.asarray(self._sheet.image), self._metadata))
         super()._finish()
 

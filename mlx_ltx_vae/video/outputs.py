@@ -190,8 +190,6 @@ class VideoWriter(FfmpegSink):
             self._sound.close()
 
     def _finish(self) -> None:
-        if self._num_frames not in (None, self.frames_written):
-            raise WriterError(f"{self.name}: got {self.frames_written} frames, not {self._num_frames} (num_frames).")
         super()._finish()
         peak = 0.0 if self._sound is None else self._sound.peak
         if self._warns_of_audio:

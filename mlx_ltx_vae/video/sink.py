@@ -177,6 +177,7 @@ class Sink:
     # Takes C-contiguous frames, on the thread. If it referred to the sink, that would not be collected.
     _write: Callable[[Any], object]
     _target: PartFile | LiveOutput | None = None
+    _num_frames: int | None = None  # that must be written, if that is known
 
     def __init__(self, name: str, size: Size, frames: FrameFormat) -> None:
         check_size(name, size)
@@ -213,6 +214,9 @@ class Sink:
             self._queue.finish()
             if self.frames_written == 0:
                 raise WriterError(f"{self.name}: no frames were written.")
+            if self._num_frames not in (None, self.frames_written):
+                counts = f"got {self.frames_written} frames, not {self._num_frames}"
+                raise WriterError(f"{self.name}: {counts} (num_frames).")
             with writing_to(self.name):
                 self._finish()
         except BaseException:  # also Ctrl-C while the last frames are encoded

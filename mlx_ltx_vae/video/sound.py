@@ -111,7 +111,7 @@ class SoundTrack:
         self._samples = 0  # that the chunks had so far
         self._given = 0
         self.peak = 0.0
-        self._rest: list[np.ndarray] = []  # that is not given yet
+        self._rest = np.empty((0, CHANNELS), np.float32)  # that is not given yet
         if num_frames is not None and self._expected is not None:
             check_sound_length(name, Fraction(self._expected, sample_rate), num_frames / fps, cuts=cuts)
 
@@ -155,17 +155,12 @@ class SoundTrack:
 
     def _take(self, end: int) -> Iterator[np.ndarray]:
         while self._given < end:
-            if not self._rest:
-                samples = next(self._chunks, None)
-                if samples is None:
-                    return
-                self._samples += len(samples)
-                self._rest.append(samples)
-                continue
-            samples = self._rest.pop()
-            part = samples[: end - self._given]
-            if len(part) < len(samples):
-                self._rest.append(samples[len(part) :])
+            if not len(self._rest):
+                self._rest = next(self._chunks, self._rest)
+                self._samples += len(self._rest)
+            if not len(self._rest):  # the end: no chunk is empty
+                return
+            part, self._rest = np.split(self._rest, [end - self._given])
             self._given += len(part)
             self.peak = max(self.peak, find_peak(part))
             yield part
