@@ -138,11 +138,7 @@ class FfmpegReader(FfmpegProcess):
     """A running ffmpeg that writes to its standard output (`pipe:1`, the last of its arguments)."""
 
     def __init__(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        inherited: Sequence[int] = (),
-        error: type[LTXVAEError] = ReaderError,
+        self, name: str, arguments: Sequence[str], inherited: Sequence[int] = (), error: type[LTXVAEError] = ReaderError
     ) -> None:
         super().__init__(name, error, [*arguments, "pipe:1"], inherited, writes_output=True)
 
@@ -209,11 +205,7 @@ class FfmpegDecoder(FfmpegReader):
 
 
 def read_output(
-    arguments: Sequence[str],
-    max_bytes: int = sys.maxsize,
-    *,
-    name: str = "ffmpeg",
-    error: type[LTXVAEError] = ReaderError,
+    arguments: Sequence[str], max_bytes: int = sys.maxsize, name: str = "ffmpeg", error: type[LTXVAEError] = ReaderError
 ) -> str:
     """What ffmpeg writes to its standard output, also if it fails, or the beginning of that."""
     content = bytearray()
