@@ -54,19 +54,11 @@ def check_metadata(name: str, metadata: Mapping[str, str], max_bytes: int | None
             raise WriterError(
                 f"{name}: cannot have metadata named {quote(key)}; use 1 to {_MAX_KEY} ASCII characters other than =."
             )
-        if "\0" in value or not _is_unicode(value):
+        if "\0" in value or value.encode(errors="replace").decode() != value:
             raise WriterError(f"{name}: the metadata {key} has a NUL or is not Unicode text; remove what is not text.")
     if max_bytes is not None and metadata_bytes(metadata) > max_bytes:
         way = option("fragmented=True", "--live")
         raise WriterError(f"{name}: a live video takes {max_bytes:,} bytes of metadata; leave some out, or {way}.")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @contextmanager

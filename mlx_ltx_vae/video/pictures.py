@@ -93,12 +93,7 @@ def _read_texts(file: IO[bytes], max_bytes: int) -> Iterator[tuple[str, str]]:
 
 
 def write_tiff(path: Path, frame: np.ndarray, _: SinkOptions) -> None:
-    """Write a frame `(height, width, 3)`, uint8 or uint16, losslessly compressed."""
-    path.write_bytes(encode_tiff(frame))
-
-
-def encode_tiff(frame: np.ndarray) -> bytes:
-    """The file of a frame: a header, the pixels in one strip, and the fields that describe them."""
+    """Write a frame `(height, width, 3)`, uint8 or uint16, losslessly: a header, a strip of pixels, and its fields."""
     height, width, channels = frame.shape
     differences = frame.astype(frame.dtype.newbyteorder("<"))  # of a pixel to the one on its left
     differences[:, 1:] -= frame[:, :-1]
@@ -130,4 +125,4 @@ def encode_tiff(frame: np.ndarray) -> bytes:
             value, beyond = struct.pack("<I", values + len(beyond)), beyond + value
         entries += struct.pack("<HHI4s", tag, kind, count, value)
     header = struct.pack("<2sHI", b"II", 42, directory)
-    return b"".join([header, strip, struct.pack("<H", len(fields)), entries, bytes(4), beyond])
+    path.write_bytes(b"".join([header, strip, struct.pack("<H", len(fields)), entries, bytes(4), beyond]))
