@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -18,8 +18,8 @@ from ..models.families import published
 from ..planning.options import ModeName, OrderName
 from ..tiling import PRESETS
 from .case import Case
-from .plot import draw, new_figure
 from .processes import Job, Run, describe_machine, run_interleaved
+from .reports import draw, new_figure
 
 _PLOT_ENDINGS = (".png", ".svg", ".pdf")
 
@@ -87,7 +87,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """`--json` and `--save`, and the options of all commands."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    values = "print one JSON object on standard output, nothing else; or write it to FILE"
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help=values)
     parser.add_argument("--save", metavar="FILE", help="write that object, everything measured, to FILE")
     add_common_options(parser)
 
@@ -127,16 +128,21 @@ def _create(output: str, options: argparse.Namespace) -> PartFile:
 
 
 def publisher(options: argparse.Namespace) -> Callable[[dict[str, Any], str], None]:
-    """A function that prints a report, as text or as JSON, and writes it to the file of `--save`.
+    """A function that prints a report, as text or as JSON, and writes it to files.
 
-    The file is created at once, so that a folder that is missing is said before anything is measured.
+    They are created at once, so that a folder that is missing is said before anything is measured.
     """
-    file = _create(options.save, options) if options.save else None
+    files = [_create(name, options) for name in (options.save, options.json) if name not in (None, "-")]
 
     def publish(document: dict[str, Any], text: str) -> None:
-        if file:
-            file.path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            file.complete()
-        print_report(json.dumps(document) if options.json else text)
+        for file in files:
+            write_document(file, document)
+        print_report(json.dumps(document) if options.json == "-" else text)
 
     return publish
+
+
+def write_document(file: PartFile, document: Mapping[str, Any]) -> None:
+    """Complete a file with everything that was measured."""
+    file.path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    file.complete()
