@@ -16,6 +16,7 @@ from mlx_ltx_vae.bench import processes
 from mlx_ltx_vae.bench.__main__ import main
 from mlx_ltx_vae.bench.case import Case, Decode, load_vae
 from mlx_ltx_vae.bench.decoding import compare, decode, footprint, measure
+from mlx_ltx_vae.bench.old_options import with_new_names
 from mlx_ltx_vae.bench.processes import Job
 from mlx_ltx_vae.bench.reports import format_psnr, table
 from mlx_ltx_vae.models.families import published
@@ -71,14 +72,35 @@ def test_the_json_object_is_all_of_standard_output_and_the_same_is_saved(monkeyp
     assert {run["tiles"] for run in report["runs"]} == {"64:32"}
 
 
-def test_the_old_names_of_options_do_as_the_new_ones(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(processes, "run_fresh", lambda job: {"task": "decode", **asdict(job.case), **MEASURED})
-    old, new = tmp_path / "old.json", tmp_path / "new.json"
-    assert main([*TINY, "--frames", "9", "--json", str(old)]) == 0
-    printed = capsys.readouterr().out
-    assert main([*TINY, "--num-frames", "9", "--save", str(new)]) == 0
-    assert json.loads(old.read_text()) == json.loads(new.read_text())
-    assert capsys.readouterr().out == printed and "| single |" in printed
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("--frames 17,33", "--num-frames 17 --num-frames 33"),
+        ("--frames 17 33 -q", "--num-frames 17 --num-frames 33 -q"),
+        ("--frames=17", "--num-frames 17"),
+        ("--modes single,tiled", "--mode single --mode tiled"),
+        ("--modes exact rows", "--mode exact --order auto --order rows"),
+        ("--modes rows single columns", "--mode exact --mode single --order rows --order columns"),
+        ("--json out.json", "--save out.json"),
+        ("--json -", "--json"),
+        ("--json=- --encode", "--json --encode"),
+        ("--tile aggressive", "--preset aggressive"),
+        ("--tile-batch-size 1 2", "--tile-batch-size 1 --tile-batch-size 2"),
+    ],
+)
+def test_an_old_spelling_is_read_as_the_new_one_and_named_in_one_line(old, new, capsys):
+    assert with_new_names(old.split()) == new.split()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: --") and f"{old.split()[0].split('=')[0]} " in line
+    assert new.split()[0] in line
+    assert with_new_names(new.split()) == new.split()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("words", ["--json", "--json -m vae", "--tile 512:64", "--num-frames -9", "subject --json"])
+def test_todays_spelling_stays_as_it_is(words, capsys):
+    assert with_new_names(words.split()) == words.split()
+    assert capsys.readouterr().err == ""
 
 
 SLOW = {"ltx-2.5", "ltx-2.5-diffusion"}  # the first has the layers of ltx-2.3

@@ -123,8 +123,8 @@ def describe(config: VAEConfig) -> str:
 def main(folder: Path) -> int:
     try:
         vae = FilmVAE.from_pretrained(demo.VAE, dtype=mx.float32)
-        latents = load_latents(demo.LATENTS)[0][:, :, :2]
-        assert vae.first_frame(latents).shape == (256, 384, 3)
+        latents = load_latents(demo.LATENTS)[0][:, :, :2, :3, :4]
+        assert vae.first_frame(latents).shape == (96, 128, 3)
         assert isinstance(vae.config, VAEConfig), describe
         print(describe(vae.config), decode(vae, latents, folder), repr(vae.stream(latents)))
         print(encode(vae, folder / "clip.mp4", folder / "clip.safetensors"))

@@ -15,6 +15,7 @@ from . import metal_command
 from .case import Case, open_case
 from .command import add_decode_options, add_mode_options, chosen_modes, make_case, plot_file, report
 from .decoding import decode, encode
+from .old_options import with_new_names
 from .processes import Job
 from .reports import timing_table
 
@@ -36,8 +37,7 @@ def build_parser() -> CommandParser:
         ),
     )
     length = f"length of the video, 1 + 8*k; may be given more than once (default: {_FRAMES})"
-    for name, text in (("--num-frames", length), ("--frames", argparse.SUPPRESS)):  # the second is its old name
-        parser.add_argument(name, dest="num_frames", type=positive, action="append", metavar="N", help=text)
+    parser.add_argument("--num-frames", type=positive, action="append", metavar="N", help=length)
     add_decode_options(parser)
     batch = "tiles that run together; may be given more than once (default: 1)"
     parser.add_argument("--tile-batch-size", type=positive, action="append", metavar="N", help=batch)
@@ -55,7 +55,7 @@ def build_parser() -> CommandParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
+    arguments = with_new_names(sys.argv[1:] if argv is None else argv)
     if "--metal" in arguments:
         return metal_command.main(arguments)
     parser = build_parser()

@@ -87,8 +87,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """`--json` and `--save`, and the options of all commands."""
-    values = "print one JSON object on standard output, nothing else; or write it to FILE"
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help=values)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     parser.add_argument("--save", metavar="FILE", help="write that object, everything measured, to FILE")
     add_common_options(parser)
 
@@ -128,16 +127,16 @@ def _create(output: str, options: argparse.Namespace) -> PartFile:
 
 
 def publisher(options: argparse.Namespace) -> Callable[[dict[str, Any], str], None]:
-    """A function that prints a report, as text or as JSON, and writes it to files.
+    """A function that prints a report, as text or as JSON, and writes it to the file of `--save`.
 
-    They are created at once, so that a folder that is missing is said before anything is measured.
+    The file is created at once, so that a folder that is missing is said before anything is measured.
     """
-    files = [_create(name, options) for name in (options.save, options.json) if name not in (None, "-")]
+    file = _create(options.save, options) if options.save else None
 
     def publish(document: dict[str, Any], text: str) -> None:
-        for file in files:
+        if file:
             write_document(file, document)
-        print_report(json.dumps(document) if options.json == "-" else text)
+        print_report(json.dumps(document) if options.json else text)
 
     return publish
 
