@@ -24,7 +24,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from conftest import active_memory
 from examples import server
 from mlx_ltx_vae import DecodeError, VideoVAE, demo, load_latents, save_latents
-from mlx_ltx_vae.metrics import psnr
+from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.pipeline.postprocess import FrameChunk
 from video_files import children
 
