@@ -29,8 +29,7 @@ from comfyui_folder import AUDIO_VAE, PACK, make_folder
 from comfyui_program import CLIENT, ComfyUI, Nodes
 from safetensors.numpy import load_file
 
-from mlx_ltx_vae import AudioVAE, VideoReader, VideoVAE, demo, load_latents
-from mlx_ltx_vae.latents.audio import open_audio_latents
+from mlx_ltx_vae import AudioVAE, VideoReader, VideoVAE, demo, load_audio_latents, load_latents
 
 VAE = {"vae": "vae/demo.safetensors", "memory_budget": "auto"}
 
@@ -247,7 +246,7 @@ def check_saved_latents(program: ComfyUI) -> str:
     files = {file.name.partition("_")[0]: file for file in program.run(graph)}
     for name, found in (
         ("clip", load_latents(files["pictures"])[0]),
-        ("sound", open_audio_latents(files["tones"], is_alone=True).read()),
+        ("sound", load_audio_latents(files["tones"], alone=True)),
     ):
         expected = load_file(program.folder / "input" / f"{name}.latent")["latent_tensor"]
         assert np.array_equal(np.array(found.astype(mx.float32)), expected), f"{name}: other latents than were saved"
