@@ -561,7 +561,11 @@ def test_pages_of_other_sites_and_other_names_of_the_server_are_refused(vae: Hel
         assert client.get(address, headers=linked).status_code == 200, "a link to the page may be anywhere"
 
 
-EXAMPLE = [server.__file__, "--demo", "--port", "0"]
+@pytest.fixture(scope="module")
+def example(audio_case: Callable) -> list[str]:
+    """The command of the example, for videos with sound."""
+    return [server.__file__, "--demo", "--audio-model", str(audio_case("ltx2").checkpoint), "--port", "0"]
+
 
 #: An app as the page of the example mounts it.
 MOUNTED = """
@@ -604,21 +608,21 @@ def server_process(*command: str) -> Iterator[tuple[subprocess.Popen, str, list[
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A latent file whose decode outlasts any test."""
+    """A latent file, with sound, whose decode outlasts any test."""
     path = tmp_path_factory.mktemp("endless") / "clip.safetensors"
     save_latents(path, mx.random.normal((1, 64, 4000, 3, 4), key=mx.random.key(0)))
-    return path.read_bytes()
+    return with_sound(path.read_bytes(), path.parent, random_latents(33327))
 
 
 def test_a_second_signal_ends_the_server_at_once(
-    endless: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: list[str], endless: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = Path(tempfile.gettempdir(), "mlx")  # those that MLX has compiled
     kernels.mkdir(exist_ok=True)
     (tmp_path / "mlx").symlink_to(kernels)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with ExitStack() as ends:
-        process, address, log = ends.enter_context(server_process(*EXAMPLE, "--grace", "1000"))
+        process, address, log = ends.enter_context(server_process(*example, "--grace", "1000"))
         connection = ends.enter_context(send(address, head_of(endless), endless))
         (program,) = programs_of(process, [connection])
         process.send_signal(signal.SIGINT)
@@ -630,18 +634,14 @@ def test_a_second_signal_ends_the_server_at_once(
 
 
 @pytest.mark.parametrize(
-    ("number", "path", "command"),
-    [
-        (signal.SIGINT, "", [*EXAMPLE, "--grace", "0"]),
-        (signal.SIGTERM, "", [*EXAMPLE, "--grace", "0"]),
-        (signal.SIGINT, "/ltx", mounted_app()),
-    ],
+    ("number", "path"),
+    [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGINT, "/ltx")],
     ids=["interrupted", "terminated", "mounted"],
 )
 def test_a_signal_ends_the_server_and_its_decodes(
-    endless: bytes, number: signal.Signals, path: str, command: list[str]
+    example: list[str], endless: bytes, number: signal.Signals, path: str
 ) -> None:
-    head = head_of(endless, path)
+    head, command = head_of(endless, path), mounted_app() if path else [*example, "--grace", "0"]
     with server_process(*command) as (process, address, _), ExitStack() as clients:
         decoded = [clients.enter_context(send(address, head, endless)) for _ in range(2)]
         programs = programs_of(process, decoded)
