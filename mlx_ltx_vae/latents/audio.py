@@ -41,17 +41,22 @@ class AudioLatentsFile:
 
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Normalized latents (B, 8, T, 16), or packed (B, T, 128). Arguments and errors: see `load_audio_latents`."""
-        source = f"{self.source}: audio latents {quote(self.tensor)}"
-        values = self._stored.read_floats()
-        if self._stored.name == "uint16":
-            check_plausible([values], source)
-        check_finite(values, source, axes="btc" if values.ndim == 3 else "bctf")
+        values = self.read_stored()
         found = choose_statistics(self.source, self.normalized, _CHANNELS * _BINS, statistics, unnormalized)
         if found is None:
             return values
         mean, std = (each if values.ndim == 3 else each.reshape(_CHANNELS, 1, _BINS) for each in found)
         values = (values.astype(mx.float32) - mean) / std
         mx.eval(values)
+        return values
+
+    def read_stored(self) -> mx.array:
+        """As they are stored, normalized or not. A `LatentsError` if they are not finite."""
+        source = f"{self.source}: audio latents {quote(self.tensor)}"
+        values = self._stored.read_floats()
+        if self._stored.name == "uint16":
+            check_plausible([values], source)
+        check_finite(values, source, axes="btc" if values.ndim == 3 else "bctf")
         return values
 
 
