@@ -21,7 +21,7 @@ from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.bench.case import Case
 from mlx_ltx_vae.bench.decoding import footprint
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.bench.tables import median, table
+from mlx_ltx_vae.bench.reports import median, table
 from mlx_ltx_vae.metrics import max_difference, rms
 from mlx_ltx_vae.units import MB
 from mlx_ltx_vae.vae import VideoVAE

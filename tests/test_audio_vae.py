@@ -20,9 +20,8 @@ from mlx_ltx_vae import (
     LatentsError,
     PlanError,
 )
-from mlx_ltx_vae.pipeline.audio_run import unpack_latents
+from mlx_ltx_vae.pipeline.audio_run import plan_sound, unpack_latents
 from mlx_ltx_vae.pipeline.run import Run
-from mlx_ltx_vae.pipeline.sound_plan import plan_sound
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run, run_whole
 from tolerances import cpu_only, tolerance

@@ -17,7 +17,7 @@ from mlx_ltx_vae.bench.case import Case, Decode, load_vae
 from mlx_ltx_vae.bench.decoding import compare, decode, footprint, measure
 from mlx_ltx_vae.bench.old_options import with_new_names
 from mlx_ltx_vae.bench.processes import Job
-from mlx_ltx_vae.bench.tables import format_psnr, table
+from mlx_ltx_vae.bench.reports import format_psnr, table
 from mlx_ltx_vae.metrics import max_difference, psnr
 from mlx_ltx_vae.models.families import published
 from mlx_ltx_vae.planning.plan import Mode

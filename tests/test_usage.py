@@ -275,7 +275,10 @@ def test_help_fits_80_columns_describes_every_option_and_ends_with_examples(name
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_of_the_help_are_correct_usage(name, capsys, monkeypatch):
     """Each example gets as far as reading its files."""
-    module = import_module(f"mlx_ltx_vae.{'bench' if name == 'bench' else 'commands'}.{name}_command")
+    runner = {"bench": "bench.bench_command", "preview": "commands.decode_command"}.get(
+        name, f"commands.{name}_command"
+    )
+    module = import_module(f"mlx_ltx_vae.{runner}")
     ran = []
     monkeypatch.setattr(module, "run_command", lambda command, arguments, **_: ran.append(arguments) or 0)
     with pytest.raises(SystemExit):
