@@ -347,7 +347,7 @@ def test_the_limit_of_file_sizes_is_named(tmp_path: Path, name: str) -> None:
     assert names(tmp_path) == []
 
 
-NOISE = {"lines": "yes noise that nobody needs | head -c 25000000 >&2", "line": "head -c 25000000 /dev/zero >&2"}
+NOISE = {"lines": "yes noise that nobody needs | head -c 4000000 >&2", "line": "head -c 4000000 /dev/zero >&2"}
 
 
 @pytest.mark.parametrize("noise", NOISE)

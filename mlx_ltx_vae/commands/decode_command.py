@@ -19,6 +19,7 @@ from ..errors import ItemsError, LatentsError, PlanError
 from ..files import check_absent, is_pipe
 from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
+from ..latents.keyframes import Keyframes, describe_keyframes
 from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
 from ..pipeline.decode_file import write_files
@@ -39,6 +40,7 @@ from .cli import CommandParser, run_command
 from .decode_options import choose_exr_output, choose_frames, choose_hdr_frames, chosen_steps
 from .items import Item, all_exist, are_many, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
+from .keyframes import check_keyframes_option, find_keyframes
 from .options import pick, take
 from .published_plan import is_without_files, print_published_plan, with_preset
 from .sound import FoundSound, SoundSettings, SoundTask, find_sound
@@ -71,6 +73,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
             sinks=pick(SinkOptions, arguments, **given),
             stream=take(arguments, "timestep", "noise_scale", "like") | {"seed": arguments.seed or 0},
             sound=pick(SoundSettings, arguments),
+            is_preview=False,
         )
     return run_decode(parser, arguments, settings)
 
@@ -106,6 +109,7 @@ def run_decode(
         parser.error("--json and -o - both write to standard output; choose one")
     with parser.wrong_usage():
         pattern = find_pattern(arguments.latents, arguments.output, ".mp4")
+        check_keyframes_option(settings.keyframes, arguments.latents)
         if sound:
             sound.check(audio, is_alone=alone is not None, is_many=are_many(arguments.latents))
         if audio and arguments.frames and arguments.frames.start:
@@ -166,6 +170,8 @@ class DecodeSettings:
     frames: slice | None  # this and `first_seconds`: None for all frames
     first_seconds: Fraction | None
     seed: int | None  # None for the default, which every VAE takes
+    keyframes: str | None  # a file; None for those in the latent file
+    is_preview: bool  # which takes no keyframes
     preset: str | None  # tiles that may depend on the video's size; None for those of `plan`
     plan: PlanOptions
     stream: Mapping[str, Any]  # options of `VideoVAE.stream`
@@ -212,7 +218,9 @@ class DecodeTask(Task):
         own, whole = vae.checkpoint.spec("decoder").out_grid(shape.grid), config.scale.video_grid(shape.grid)
         self._fps = Fraction(own[0], whole[0]) * (settings.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
-        item.inputs = self._sound_files()
+        decoder = vae.checkpoint.spec("decoder")
+        self._keyframes = None if settings.is_preview else find_keyframes(settings.keyframes, self._file, decoder)
+        item.inputs = [*self._sound_files(), *([settings.keyframes] if settings.keyframes else [])]
         self.plan = self._make_plan()
         size, num_frames = self.plan.frame_size, self.plan.num_frames
         self._video: dict[str, Any] = {"size": size, "fps": self._fps, "num_frames": num_frames}
@@ -232,7 +240,9 @@ class DecodeTask(Task):
         return super().networks() | ({} if self._sound is None else {"audio_vae": self._sound.used})
 
     def sample(self) -> dict[str, Any]:
-        return {"the values of the latents": self._file.digest()}
+        file, keyframes = self._file, self._keyframes
+        digest = None if keyframes is None else [list(keyframes.frames), keyframes.digest()]
+        return {"the values of the latents": file.digest(), "the keyframes": digest}
 
     def run(self, bar: FrameBar) -> None:
         ranks = self._vae.ranks
@@ -249,17 +259,20 @@ class DecodeTask(Task):
         counts, times, first_times, sent_bytes = zip(*done, strict=True)
         frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
         rate = None if self._sound is None else self._sound.sample_rate
+        seen = self.plan.keyframes
         self._report(
             self._work,
             sum(sent_bytes),
             f"{format_count(frames, 'frame')} of {format_size(*self.plan.frame_size)}, "
             f"{format_seconds(frames / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
+            f"{f'{describe_keyframes(seen)}, ' if seen else ''}"
             f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
             frames=frames,
             width=self.plan.width,
             height=self.plan.height,
             fps=fps,
             sample_rate=rate,
+            keyframes=list(seen),
             seconds=seconds,
             first_frame_seconds=first,
         )
@@ -267,7 +280,7 @@ class DecodeTask(Task):
     def _decode(self, latents: MappedLatents, bar: FrameBar) -> tuple[int, float, float, int]:
         """Decode this rank's videos: the frames, the seconds, those to the first frame, and the bytes sent."""
         frames, seconds, first, sent = 0, 0.0, 0.0, 0
-        options = self._settings.stream
+        options, keyframes = dict(self._settings.stream), self._read_keyframes()
         group = self._vae.ranks.group if self._work is Work.ROWS else None
 
         def shown(chunk: FrameChunk) -> FrameChunk:
@@ -276,6 +289,7 @@ class DecodeTask(Task):
 
         for index in self._videos:
             start = time.perf_counter()
+            options["keyframes"] = None if keyframes is None else keyframes.item(index)
             stream = self._vae.load().stream(latents.item(index), self.plan, group=group, **options)
             files = self._files[index] if self._writes else {}
             with_sound = {file: self._with_sound(each, index) for file, each in files.items()}
@@ -284,6 +298,12 @@ class DecodeTask(Task):
             seconds += time.perf_counter() - start
             sent += stream.sent_bytes
         return frames, seconds, first, sent
+
+    def _read_keyframes(self) -> Keyframes | None:
+        """Those of all videos."""
+        if self._keyframes is None:
+            return None
+        return self._keyframes.read(statistics=self._vae.statistics, unnormalized=self._settings.unnormalized)
 
     def _find_sound(self) -> FoundSound | None:
         """The sound of the video, unless a file has it, or the output takes none."""
@@ -353,9 +373,11 @@ class DecodeTask(Task):
         sound = [] if self._sound is None else self._sound.plans(self._vae.machine, frames, self._fps)
         files = output_files(self._item.output or "out.mp4", self._settings.sinks)
         outputs = tuple(options.frames for options in files.values())
-        key = (shape, frames, outputs, *sound)
+        keyframes = () if self._keyframes is None else self._keyframes.frames
+        key = (shape, frames, keyframes, outputs, *sound)
         if key not in plans:
             options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)
+            options = replace(options, keyframes=keyframes)
             options = with_preset(options, self._settings.preset, spec.out_grid(shape.grid))
             run: dict[str, Any] = {"holds_latents": False, "outputs": outputs, "frames": frames}
             machine = self._vae.machine

@@ -132,6 +132,13 @@ def add_steps_option(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--steps", type=positive, metavar="N", help=steps)
 
 
+def add_keyframes_option(how: argparse._ArgumentGroup) -> None:
+    """Add the option of decoders that see keyframes."""
+    keyframes = """keyframe latents and their frame numbers, for the diffusion decoder of LTX-2.5: a file with
+        keyframe_latents and keyframe_frame_indices (default: those in the file of the latents, if it has any)"""
+    how.add_argument("--keyframes", metavar="FILE", help=keyframes)
+
+
 def add_sound_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the sound of the video."""
     model = """the audio VAE and its vocoder, which decode the audio latents beside those of the video: file, folder,

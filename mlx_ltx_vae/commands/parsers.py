@@ -29,6 +29,7 @@ from .decode_options import (
     add_generation_options,
     add_hdr_options,
     add_input_options,
+    add_keyframes_option,
     add_mode_options,
     add_noise_options,
     add_sound_options,
@@ -67,6 +68,7 @@ def decode_parser() -> CommandParser:
     add_job_options(parser, how)
     add_noise_options(how)
     add_steps_option(how)
+    add_keyframes_option(how)
     video = parser.add_argument_group("the video")
     add_sound_options(video)
     add_video_options(video)

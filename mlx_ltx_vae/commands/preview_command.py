@@ -29,5 +29,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         stream={},
         sinks=SinkOptions(overwrite=not arguments.no_overwrite, contact_sheet=sheet),
         sound=None,
+        keyframes=None,
+        is_preview=True,
     )
     return run_decode(parser, arguments, settings, stills=sheet)

@@ -11,12 +11,10 @@ Facts about the files of other programs:
 - An MLX port's two-stage pipeline stores its result twice, as `stage_2_video_latent` and `final_video_latent`.
 """
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import prod
 
 import mlx.core as mx
 import numpy as np
@@ -25,6 +23,8 @@ from ..errors import LatentsError, excerpt, option, quote
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .audio import AUDIO_NAMES, AudioLatentsFile, find_audio_latents, looks_like_audio
 from .audio import load_audio_latents as load_audio_latents
+from .keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
+from .keyframes import load_keyframes as load_keyframes
 from .metadata import find_layout, find_video_sizes, parse_metadata
 from .stored import (
     GivenStatistics,
@@ -46,7 +46,6 @@ KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_l
 _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 _WORKFLOW_KEYS = ("prompt", "workflow")
 
-_HASHED_VALUES = 2**22  # at a time
 _LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
 
 
@@ -81,6 +80,18 @@ class LatentsFile:
         """The audio latents in the same file; None if there are none. A `LatentsError` if their shape is another."""
         return find_audio_latents(self._tensors, self._stated, self.info.source)
 
+    @property
+    def has_keyframes(self) -> bool:
+        """Whether the same file has keyframes, which may be bad ones."""
+        return KEYFRAME_NAMES[0] in self._tensors
+
+    def find_keyframes(self) -> KeyframesFile | None:
+        """The keyframes in the same file; None if there are none. A `LatentsError` for bad ones, or of another grid."""
+        keyframes = find_keyframes(self._tensors, self._stated, self.info.source)
+        if keyframes is not None:
+            keyframes.check(self.shape)
+        return keyframes
+
     def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Normalized latents `(B, C, F', H', W')` in the file's dtype; float32 for float64, or if normalized here.
 
@@ -98,12 +109,7 @@ class LatentsFile:
 
     def digest(self) -> str:
         """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
-        latents, frames = MappedLatents(self._stored, None), self.shape.frames
-        step = max(1, _HASHED_VALUES * frames // prod(self.shape))
-        total = hashlib.sha256()
-        for start in range(0, frames, step):
-            total.update(np.array(latents[:, :, start : start + step].view(mx.uint8)).tobytes())
-        return total.hexdigest()
+        return MappedLatents(self._stored, None).digest()
 
 
 def open_latents(
@@ -182,7 +188,8 @@ def looks_normalized_twice(latents: mx.array | MappedLatents, mean: mx.array, st
 
 
 def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
-    pictures = [name for name in names if name not in AUDIO_NAMES] or names
+    others = [name for name in names if name not in KEYFRAME_NAMES]
+    pictures = [name for name in others if name not in AUDIO_NAMES] or others
     candidates = [name for name in names if name in KNOWN_NAMES] or pictures
     if {_STAGE_2, _FINAL} <= set(candidates):
         candidates.remove(_STAGE_2)
@@ -191,6 +198,9 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
     shown = excerpt(", ".join(sorted(candidates if wanted is None else names)[:8]), 120)
     if wanted is not None:
         raise LatentsError(f"{source}: has no tensor {quote(wanted)}; it has {shown or 'nothing'}.")
+    if not candidates and names:
+        way = option("keyframes=", "--keyframes")
+        raise LatentsError(f"{source}: has keyframes and no latents; give it as {way} beside the latents of a video.")
     if not candidates:
         raise LatentsError(f"{source}: has no tensors.")
     if len(candidates) > 1:

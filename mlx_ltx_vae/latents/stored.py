@@ -2,6 +2,7 @@
 
 # Files are not mapped: reading a mapped page behind the end of a file that has shrunk ends the process (SIGBUS).
 
+import hashlib
 import math
 import os
 import weakref
@@ -28,6 +29,7 @@ _BITS = ("bfloat16", "uint16")
 _READABLE_DTYPES = ("float16", "float32", "float64", *_BITS)
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
 _SAMPLED_FRAMES = 8
+_HASHED_VALUES = 2**22  # at a time
 
 MeanAndStd = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
 GivenStatistics = tuple[mx.array | None, mx.array | None]  # `(vae.mean, vae.std)`; a VAE may have none
@@ -160,13 +162,14 @@ class StoredArray:
 class MappedLatents:
     """Latents (B, C, F', H', W') in an open file. Indexing reads, checks and normalizes a slice, in any thread.
 
-    Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated.
+    Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated. `source` is their
+    name in errors, by default that of the file.
     """
 
     ndim = 5
 
-    def __init__(self, stored: StoredArray, statistics: MeanAndStd | None) -> None:
-        self.source = stored.file.source
+    def __init__(self, stored: StoredArray, statistics: MeanAndStd | None, source: str | None = None) -> None:
+        self.source = source or stored.file.source
         self.shape = LatentShape(*stored.shape)
         self.dtype = stored.mlx_dtype if statistics is None else mx.float32  # of the slices
         self._stored = stored
@@ -192,7 +195,16 @@ class MappedLatents:
         return latents
 
     def item(self, index: int) -> "MappedLatents":
-        return MappedLatents(self._stored[(slice(index, index + 1),)], self._statistics)
+        return MappedLatents(self._stored[(slice(index, index + 1),)], self._statistics, self.source)
+
+    def digest(self) -> str:
+        """A hash of the values."""
+        frames = self.shape.frames
+        step = max(1, _HASHED_VALUES * frames // math.prod(self.shape))
+        total = hashlib.sha256()
+        for start in range(0, frames, step):
+            total.update(np.array(self[:, :, start : start + step].view(mx.uint8)).tobytes())
+        return total.hexdigest()
 
     @cached_property
     def _checked(self) -> StoredArray:
