@@ -5,7 +5,7 @@ Everything is imported when it is first used: a command is prepared before what 
 
 from typing import TYPE_CHECKING
 
-from .backend.mlx_import import lazy_names
+from .startup import lazy_names
 
 if TYPE_CHECKING:
     from .audio_vae import AudioVAE

@@ -15,10 +15,10 @@ import pytest
 
 from conftest import link_kernels
 from mlx_ltx_vae import VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
+from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main
 from mlx_ltx_vae.latents import LatentsWriter
-from mlx_ltx_vae.metrics import psnr
 from mlx_ltx_vae.video import open_sink
 from tolerances import tolerance
 from video_files import run_ffmpeg
@@ -333,7 +333,7 @@ def test_errors_are_one_line_and_leave_nothing(clip, tmp_path, capsys):
 _ENCODE_AND_ANNOUNCE_THE_FIRST_FRAMES = """
 import sys
 from mlx_ltx_vae.encode import main
-from mlx_ltx_vae.metrics import psnr
+from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.video import VideoReader
 read = VideoReader.__next__
 def announced(video):

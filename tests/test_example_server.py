@@ -26,7 +26,7 @@ from audio_cases import random_latents
 from conftest import active_memory
 from examples import server
 from mlx_ltx_vae import AudioVAE, DecodeError, VideoVAE, demo, load_latents, save_latents
-from mlx_ltx_vae.metrics import psnr
+from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.pipeline.postprocess import FrameChunk
 from video_files import children, run_ffmpeg
 

@@ -13,12 +13,12 @@ from safetensors.numpy import load_file, save_file
 from conftest import active_memory
 from examples.preview_while_denoising import DEMO_PREVIEW
 from mlx_ltx_vae import CheckpointError, LatentsError, PreviewVAE, VideoVAE, demo, load_latents
+from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.metrics import psnr
 from mlx_ltx_vae.models.convolution.conv2d import Conv2d
 from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder, PreviewEncoder

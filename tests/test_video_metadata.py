@@ -219,7 +219,7 @@ def test_what_ffmpeg_says_of_itself_is_no_entry(tmp_path: Path, name: str, monke
         out.write(noise(1, SIZE))
     assert "encoder" in {key.lower() for key in ffmetadata(tmp_path / name)}
     assert read_metadata(tmp_path / name) == {}
-    monkeypatch.setattr(metadata, "read_ffmetadata", lambda *_: ";FFMETADATA1\nmajor_brand=isom\nencoder=HandBrake\n")
+    monkeypatch.setattr(metadata, "read_output", lambda *_, **__: ";FFMETADATA1\nmajor_brand=isom\nencoder=HandBrake\n")
     assert read_metadata(tmp_path / name) == {"encoder": "HandBrake"}
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from ..backend.ranks import launched_rank
+from ..backend.machine import launched_rank
 from ..commands.cli import CommandParser, examples, positive, run_command
 from ..errors import CheckpointError
 from ..process import temporary_folder

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..metrics import max_difference, psnr
+from ..backend.mlx_utils import max_difference, psnr
 from ..planning.memory import cut
 from ..planning.plan import Plan
 from ..vae import VideoVAE

@@ -29,7 +29,7 @@ def table(rows: Sequence[Mapping[str, str]], notes: Sequence[str] = ()) -> str:
 
 
 def format_psnr(decibels: float | None) -> str:
-    """`psnr` of `metrics.compare` as text."""
+    """A `psnr` as text."""
     return "identical" if decibels is None else f"{decibels:.1f} dB"
 
 

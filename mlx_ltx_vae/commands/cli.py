@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from .. import __version__
-from ..backend.ranks import launched_rank
+from ..backend.machine import launched_rank
 from ..errors import (
     DecodeError,
     DistributedError,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import demo
-from ..backend.ranks import Work
+from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files import check_absent, is_pipe

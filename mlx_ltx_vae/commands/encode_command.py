@@ -18,8 +18,8 @@ import numpy as np
 
 from .. import demo
 from ..audio_vae import AudioVAE, plan_sound_encode
+from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
-from ..backend.ranks import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import CheckpointError
 from ..files import sample_path
@@ -37,8 +37,7 @@ from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
-from ..video.sound_probe import find_shift
-from ..video.sound_reader import SoundReader
+from ..video.sound_files import SoundReader, find_shift
 from ..video.source import source_files
 from .cli import CommandParser, run_command
 from .items import Item, find_pattern, has_table

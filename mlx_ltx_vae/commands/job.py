@@ -15,8 +15,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
-from ..backend.ranks import Work
 from ..checkpoint import Checkpoint
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, describe_error, printable

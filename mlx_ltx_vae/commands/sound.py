@@ -11,9 +11,8 @@ from typing import Any, cast
 import mlx.core as mx
 
 from ..audio_vae import AudioVAE, find_sound_decoder, plan_checkpoint
-from ..backend.machine import Machine
+from ..backend.machine import Machine, Work
 from ..backend.mlx_utils import DtypeName
-from ..backend.ranks import Work
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt
 from ..latents import LatentsFile
@@ -23,8 +22,7 @@ from ..pipeline.audio_run import every_chunk
 from ..pipeline.progress import FrameBar
 from ..planning.plan import AudioPlan, SoundPlan
 from ..units import format_count, format_seconds
-from ..video.sound import Sound
-from ..video.wav import write_wav
+from ..video.sound import Sound, write_wav
 from .items import Item, name_outputs
 from .job import LazyVAE, Task
 
