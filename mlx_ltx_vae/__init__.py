@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         ReaderError,
         WriterError,
     )
-    from .latents import LatentsInfo, load_latents, save_latents
+    from .latents import LatentsInfo, load_audio_latents, load_latents, save_latents
     from .latents.keyframes import Keyframes, load_keyframes
     from .models.video_vae.config import VAEConfig
     from .pipeline.audio_run import AudioChunk, AudioStream
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "DecodeReport", "EncodePlan", "load_latents",
-    "save_latents", "LatentsInfo", "Keyframes", "load_keyframes", "AudioVAE", "AudioChunk", "AudioStream", "AudioPlan",
-    "AudioEncodePlan", "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig", "ScaleFactors",
+    "load_audio_latents", "save_latents", "LatentsInfo", "Keyframes", "load_keyframes", "AudioVAE", "AudioChunk",
+    "AudioStream", "AudioPlan", "AudioEncodePlan", "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig",
+    "ScaleFactors",
     "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
     "DistributedError", "ReaderError", "WriterError",
 ]  # fmt: skip
@@ -52,7 +53,7 @@ _MODULES = {
         "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
         "DistributedError", "ReaderError", "WriterError",
     ),
-    ".latents": ("LatentsInfo", "load_latents", "save_latents"),
+    ".latents": ("LatentsInfo", "load_audio_latents", "load_latents", "save_latents"),
     ".latents.keyframes": ("Keyframes", "load_keyframes"),
     ".models.video_vae.config": ("VAEConfig",),
     ".pipeline.audio_run": ("AudioChunk", "AudioStream"),

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from audio_cases import random_latents
-from mlx_ltx_vae import AudioVAE, PlanError, VideoVAE
+from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, load_audio_latents
 from mlx_ltx_vae.audio_vae import AudioVAE as LoadedVAE
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.models.audio_vae.networks import AudioDecoder
@@ -89,6 +89,54 @@ def test_audio_latents_are_found_by_their_names_and_in_every_layout(tmp_path, vi
     clip = latents_file(tmp_path / "clip.safetensors", video, np.ascontiguousarray(stored), name=key)
     run(clip, "-m", video, "--audio-model", model, "-o", tmp_path / "a.mkv", "--audio-codec", "flac")
     assert np.abs(heard(tmp_path / "a.mkv", 24000) - expected_sound(model, audio)).max() < 1e-4
+
+
+@pytest.mark.parametrize("layout", ["(B, 8, T, 16)", "(8, T, 16)", "(B, T, 128)"])
+def test_python_reads_audio_latents_beside_a_video_or_alone(tmp_path, video, layout):
+    audio = random_latents(LENGTH, batch=2 if layout.startswith("(B") else 1)
+    packed = np.ascontiguousarray(audio.transpose(0, 2, 1, 3).reshape(len(audio), LENGTH, 128))
+    stored = {"(8, T, 16)": audio[0], "(B, T, 128)": packed}.get(layout, audio)
+    expected = packed if layout == "(B, T, 128)" else audio
+    beside = latents_file(tmp_path / "clip.safetensors", video, stored)
+    np.save(tmp_path / "alone.npy", stored)
+    for found in (load_audio_latents(beside), load_audio_latents(tmp_path / "alone.npy", alone=True)):
+        assert found.dtype == mx.float32
+        np.testing.assert_array_equal(np.array(found), expected)
+    assert load_audio_latents(latents_file(tmp_path / "silent.safetensors", video)) is None
+    with pytest.raises(LatentsError, match=r"silent.safetensors: has no audio latents: 'latents' has the shape"):
+        save_file({"latents": np.ones((1, 8, 3, 2, 2), np.float32)}, tmp_path / "silent.safetensors")
+        load_audio_latents(tmp_path / "silent.safetensors", alone=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 3, 16), (2, 3, 128)])
+def test_python_normalizes_audio_latents_as_their_file_or_the_caller_says(tmp_path, shape):
+    values, mean, std = (np.random.default_rng(seed).uniform(1, 2, 128).astype(np.float32) for seed in range(3))
+    stored = np.broadcast_to(values, (shape[0], 3, 128))
+    expected = (stored - mean) / std
+    if len(shape) == 4:  # channel c of bin f is channel 16 * c + f of packed latents
+        stored, expected = (each.reshape(1, 3, 8, 16).transpose(0, 2, 1, 3) for each in (stored, expected))
+    files = {state: tmp_path / f"{state}.safetensors" for state in ("false", "true", "unknown")}
+    for state, file in files.items():
+        metadata = {} if state == "unknown" else {"normalized": state}
+        save_file({"audio_latents": np.ascontiguousarray(stored)}, file, metadata=metadata)
+    statistics = mx.array(mean), mx.array(std)
+    for found in (
+        load_audio_latents(files["false"], statistics=statistics),
+        load_audio_latents(files["unknown"], statistics=statistics, unnormalized=True),
+    ):
+        assert found.shape == shape and found.dtype == mx.float32
+        np.testing.assert_allclose(np.array(found), expected, rtol=1e-6)
+    for state in ("true", "unknown"):
+        np.testing.assert_array_equal(np.array(load_audio_latents(files[state], statistics=statistics)), stored)
+    for state, options, message in (
+        ("true", {"unnormalized": True, "statistics": statistics}, "says that these latents are normalized"),
+        ("false", {"unnormalized": False}, "says that these latents are unnormalized"),
+        ("false", {}, "is unnormalized; give the VAE's statistics"),
+        ("false", {"statistics": (None, None)}, "is unnormalized; give the VAE's statistics"),
+        ("false", {"statistics": (mx.ones(8), mx.ones(8))}, r"need statistics \(128,\)"),
+    ):
+        with pytest.raises(LatentsError, match=message):
+            load_audio_latents(files[state], **options)
 
 
 def test_audio_latents_of_another_file(tmp_path, video, model):
@@ -467,7 +515,8 @@ def test_the_example_of_the_page_runs(tmp_path, golden, audio_case, monkeypatch)
     monkeypatch.chdir(tmp_path)
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     played = []
-    names = {"vae": vae, "play": played.append, "audio_latents": random_latents(26)}
+    save_file({"audio_latents": random_latents(26)}, tmp_path / "clip.safetensors")
+    names = {"vae": vae, "play": played.append}
     names["video_latents"] = mx.random.normal((1, vae.config.latent_channels, 4, 2, 2))
     page = (Path(__file__).parents[1] / "docs" / "sound.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

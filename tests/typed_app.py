@@ -41,6 +41,7 @@ from mlx_ltx_vae import (
     WriterError,
     demo,
     hdr,
+    load_audio_latents,
     load_keyframes,
     load_latents,
     save_latents,
@@ -104,7 +105,10 @@ def preview(vae: PreviewVAE, latents: mx.array) -> mx.array | None:
     return first
 
 
-def hear(vae: AudioVAE, latents: mx.array, sound: mx.array) -> int:
+def hear(vae: AudioVAE, file: Path, sound: mx.array) -> int:
+    latents = load_audio_latents(file, statistics=(vae.mean, vae.std))
+    if latents is None:
+        return 0
     plan: AudioPlan = vae.plan(latents.shape[2])
     stream: AudioStream = vae.stream(latents, plan)
     chunks: Iterator[AudioChunk] = stream

@@ -116,9 +116,9 @@ class FoundSound:
         """The sound of the video with this index, as planned; silence without a plan."""
         if not isinstance(plan, AudioPlan):
             return ()
-        latents = self.file.read()[index : index + 1]
-        unnormalized = self.settings.unnormalized or self.file.normalized is False
-        return self.settings.loaded.stream(latents, plan, unnormalized=unnormalized)
+        vae = self.settings.loaded
+        latents = self.file.read(statistics=(vae.mean, vae.std), unnormalized=self.settings.unnormalized)
+        return vae.stream(latents[index : index + 1], plan)
 
 
 def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:

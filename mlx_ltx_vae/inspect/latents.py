@@ -210,7 +210,7 @@ def inspect_audio_latents(file: AudioLatentsFile, vae: Checkpoint | None, video_
         samples, rate = config.num_samples(file.length), config.sample_rate
         seconds = samples / rate
         origin = f"with {printable(vae.name)}: {samples} samples at {rate} Hz"
-    array = file.read().astype(mx.float32)
+    array = file.read_stored().astype(mx.float32)
     functions = {"mean": mx.mean, "std": mx.std, "min": mx.min, "max": mx.max}
     values = {name: to_float(function(array)) for name, function in functions.items()}
     report = Report("audio latents")

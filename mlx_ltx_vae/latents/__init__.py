@@ -22,6 +22,7 @@ import numpy as np
 from ..errors import LatentsError, excerpt, option, quote
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .audio import AUDIO_NAMES, AudioLatentsFile, find_audio_latents, looks_like_audio
+from .audio import load_audio_latents as load_audio_latents
 from .keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
 from .keyframes import load_keyframes as load_keyframes
 from .metadata import find_layout, find_video_sizes, parse_metadata
