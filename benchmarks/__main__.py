@@ -28,7 +28,7 @@ from benchmarks.roofline import roofline, roofline_table
 from benchmarks.scaling import DEFAULT_TFLOPS, scaling_tables
 from benchmarks.sound import SECONDS, share_jobs, share_table, sound_table, work_share
 from benchmarks.validation import validation_jobs, validation_table
-from mlx_ltx_vae.bench.case import load_config
+from mlx_ltx_vae.bench.case import open_case
 from mlx_ltx_vae.bench.command import (
     add_decode_options,
     add_mode_options,
@@ -38,8 +38,7 @@ from mlx_ltx_vae.bench.command import (
     plot_file,
     report,
 )
-from mlx_ltx_vae.bench.metal.command import full_report
-from mlx_ltx_vae.bench.old_options import with_new_names
+from mlx_ltx_vae.bench.metal_command import full_report
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, print_report, run_command
 from mlx_ltx_vae.errors import LTXVAEError
@@ -116,7 +115,7 @@ def build_parser() -> CommandParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    options = build_parser().parse_args(with_new_names(sys.argv[1:] if argv is None else argv))
+    options = build_parser().parse_args(argv)
     return run_command(options.run, options)
 
 
@@ -223,7 +222,7 @@ def _decoders(options: argparse.Namespace) -> None:
         raise LTXVAEError("decoders takes -m and --latents together, or none of them for random weights and noise.")
     if options.latents:
         grid = load_latents(options.latents)[0].shape[2:]
-        frames, height, width = load_config(case).scale.video_grid(grid)
+        frames, height, width = open_case(case).config.scale.video_grid(grid)
         case = replace(case, latents=options.latents, frames=frames, height=height, width=width)
     with tempfile.TemporaryDirectory() as folder:
         jobs = decoder_jobs(case, dict(options.decoder), f"{folder}/full.npy")

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.others import load_diffusers, load_mlx_video, load_ports
-from mlx_ltx_vae.bench.case import Case, count_weight_bytes, load_case_latents, load_config, load_vae
+from mlx_ltx_vae.bench.case import Case, count_weight_bytes, load_case_latents, load_vae, open_case
 from mlx_ltx_vae.bench.decoding import decode, footprint, measure
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.bench.tables import timing_table
+from mlx_ltx_vae.bench.reports import timing_table
 from mlx_ltx_vae.models.base import Config
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK, UPSAMPLE
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
@@ -45,7 +45,7 @@ def against_jobs(case: Case, names: Sequence[str], reference: str, *, sampled: b
         reference: a file for the frames of the single pass.
         sampled: whether to sample the memory.
     """
-    config = load_config(case)
+    config = open_case(case).config
     jobs = [Job(decode, replace(case, mode="single"), {"sampled": sampled, "save": reference})]
     for name in (*OURS[1:], *OTHERS):
         if name not in names:

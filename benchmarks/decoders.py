@@ -8,7 +8,7 @@ from functools import partial
 from mlx_ltx_vae.bench.case import Case
 from mlx_ltx_vae.bench.decoding import decode
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.bench.tables import format_psnr, median, table
+from mlx_ltx_vae.bench.reports import format_psnr, median, table
 from mlx_ltx_vae.models.preview_vae.family import PREVIEW_VAE
 from mlx_ltx_vae.units import MB
 

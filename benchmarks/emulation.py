@@ -15,7 +15,7 @@ from mlx_ltx_vae.backend.mlx_utils import DtypeName
 from mlx_ltx_vae.bench.case import Case, load_case_latents, load_vae
 from mlx_ltx_vae.bench.decoding import compare
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.bench.tables import format_psnr, table
+from mlx_ltx_vae.bench.reports import format_psnr, table
 from mlx_ltx_vae.checkpoint import Checkpoint, open_checkpoint, open_weights
 from mlx_ltx_vae.models.convolution.rules import Formulation
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig

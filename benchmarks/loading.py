@@ -14,9 +14,9 @@ import mlx.core as mx
 from benchmarks.others import original_weights
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import load_safetensors
-from mlx_ltx_vae.bench.case import Case, count_weight_bytes, load_config
+from mlx_ltx_vae.bench.case import Case, count_weight_bytes, open_case
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.bench.tables import median, table
+from mlx_ltx_vae.bench.reports import median, table
 from mlx_ltx_vae.models.diffusion_decoder.config import raw_ltx_2_5
 from mlx_ltx_vae.models.video_vae.config import VAEConfig
 from mlx_ltx_vae.models.video_vae.generations import GENERATIONS
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 def write_checkpoint(case: Case, path: Path, *, encoder: bool = False) -> None:
     """Write the random decoder of a case, or both networks of a convolutional one, as the original files store them."""
-    config = load_config(case)
+    config = open_case(case).config
     if isinstance(config, VAEConfig):
         widths = {"decoder_base_channels": case.base_width, "encoder_base_channels": case.base_width}
         raw = {**GENERATIONS[config.generation], **widths}

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlx_ltx_vae.bench.case import Case, Decode
 from mlx_ltx_vae.bench.processes import Run
-from mlx_ltx_vae.bench.tables import median, table
+from mlx_ltx_vae.bench.reports import median, table
 from mlx_ltx_vae.frame_rate import DEFAULT_FPS
 from mlx_ltx_vae.video import Sink, VideoWriter
 from mlx_ltx_vae.video.frame_format import RGB8

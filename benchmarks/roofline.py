@@ -14,7 +14,7 @@ from benchmarks.convolutions import Convolution, make_operands, recorded, run_al
 from benchmarks.counts import Counts, count_chunks
 from mlx_ltx_vae.bench.case import Case, Decode
 from mlx_ltx_vae.bench.processes import Run
-from mlx_ltx_vae.bench.tables import table
+from mlx_ltx_vae.bench.reports import table
 
 _GIGA = 1e9
 

@@ -13,7 +13,7 @@ import mlx.nn as nn
 from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.bench.case import Case, Decode, load_case_latents
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.bench.tables import median, table
+from mlx_ltx_vae.bench.reports import median, table
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.audio_vae.family import AUDIO_VAE
 from mlx_ltx_vae.models.base import SOUND, Decoder, Statistics

@@ -16,7 +16,7 @@ from mlx_ltx_vae import VideoVAE, demo
 from mlx_ltx_vae.bench.case import Case, Decode
 from mlx_ltx_vae.bench.decoding import describe, encode, measure
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.bench.tables import table
+from mlx_ltx_vae.bench.reports import table
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.units import MB
 
@@ -90,14 +90,14 @@ def readme_vae(case: Case) -> Iterator[VideoVAE]:
 def stream(case: Case) -> dict[str, Any]:
     """Decode to levels."""
     with readme_vae(case) as vae:
-        subject = Decode.from_vae(vae, case)
+        subject = Decode.from_case(case, vae)
         return {**measure(subject.run(), case), **describe(subject.plan)}
 
 
 def readme_loop(case: Case) -> dict[str, Any]:
     """Decode as README does: the plan and the stream have no bit depth, and the loop's variable holds a chunk."""
     with readme_vae(case) as vae:
-        subject = Decode.from_vae(vae, case, bit_depth=None)
+        subject = Decode.from_case(case, vae, bit_depth=None)
 
         def frames() -> Iterator[np.ndarray]:
             for chunk in vae.stream(subject.latents, subject.plan):
@@ -109,7 +109,7 @@ def readme_loop(case: Case) -> dict[str, Any]:
 def readme_decode(case: Case) -> dict[str, Any]:
     """Decode to one array."""
     with readme_vae(case) as vae:
-        subject = Decode.from_vae(vae, case, bit_depth=None, joined=True)
+        subject = Decode.from_case(case, vae, bit_depth=None, joined=True)
         kept = []
 
         def pixels() -> Iterator[np.ndarray]:

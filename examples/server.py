@@ -5,9 +5,9 @@
 
     curl --data-binary @clip.safetensors http://127.0.0.1:8000/video/clip.safetensors | ffplay -
 
-`POST /video/NAME` takes a latent file and answers with an mp4 in fragments, or with 400 and one line that says what is
-wrong with the file. A decode waits for a client that reads slowly, and ends when its client disconnects or reads
-nothing for a minute.
+`POST /video/NAME` takes a latent file and answers with an mp4 in fragments, with sound if the file has audio latents
+and the server an audio VAE, or with 400 and one line that says what is wrong with the file. A decode waits for a client
+that reads slowly, and ends when its client disconnects or reads nothing for a minute.
 """
 
 import argparse
@@ -37,7 +37,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from mlx_ltx_vae import DecodeError, LatentsError, LatentsInfo, LTXVAEError, VideoVAE, VideoWriter, demo, load_latents
+from mlx_ltx_vae import (
+    AudioStream,
+    AudioVAE,
+    DecodeError,
+    DecodeStream,
+    LatentsError,
+    LatentsInfo,
+    LTXVAEError,
+    VideoVAE,
+    VideoWriter,
+    demo,
+    load_audio_latents,
+    load_latents,
+)
+from mlx_ltx_vae.audio_vae import find_sound_decoder
 
 PAGE = Path(__file__).with_name("server.html")
 MAX_UPLOAD = 1 << 30  # bytes
@@ -46,6 +60,7 @@ READ_AT_ONCE = 1 << 16
 RETRY_AFTER = "30"  # seconds
 MAX_PIXELS = 2_000_000_000  # 960 frames of 1920x1088
 MAX_SECONDS = 3600
+MEDIA_TYPE, SOUND_TYPE = 'video/mp4; codecs="avc1.640033"', 'video/mp4; codecs="avc1.640033, mp4a.40.2"'
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -78,6 +93,15 @@ class Pool:
         finally:
             self.places += 1
 
+    @contextmanager
+    def upload(self) -> Iterator[Path]:
+        """The name of a file, which is removed at the end of the block."""
+        path = Path(self.uploads.name, secrets.token_hex())
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
     async def close(self) -> None:
         """End the decodes, each at the end of its step, and then the threads."""
         self.is_closed = True
@@ -90,6 +114,14 @@ class Pool:
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         yield
         await self.close()
+
+
+@dataclass(frozen=True)
+class VAEs:
+    """The networks. Without `audio`, videos have no sound."""
+
+    video: VideoVAE
+    audio: AudioVAE | None
 
 
 @dataclass(frozen=True)
@@ -114,12 +146,13 @@ class Decode:
     """
 
     @classmethod
-    async def start(cls, pool: Pool, vae: VideoVAE, upload: Path, limits: Limits) -> "Decode":
+    async def start(cls, pool: Pool, vaes: VAEs, upload: Path, limits: Limits) -> "Decode":
         """Decode as soon as one of the threads is free."""
         await pool.free.acquire()
         self = cls()
         self._upload, self._limits = upload, limits
-        self._stream, self._pipe, self._is_cancelled, self._is_late = None, None, False, False
+        self._streams: list[DecodeStream | AudioStream] = []
+        self._pipe, self._is_cancelled, self._is_late = None, False, False
         self._kept = ExitStack()
         try:
             if pool.is_closed:
@@ -128,7 +161,7 @@ class Decode:
         except BaseException:
             pool.free.release()
             raise
-        self.done = pool.threads.submit(self._run, io.FileIO(write_end, "w"), vae)
+        self.done = pool.threads.submit(self._run, io.FileIO(write_end, "w"), vaes)
         pool.decodes.add(self)
         with ExitStack() as work:
             work.callback(pool.free.release)
@@ -173,8 +206,8 @@ class Decode:
     def cancel(self) -> None:
         """End the decode, at the end of the step that runs. Does nothing if it has ended."""
         self._is_cancelled = True
-        if self._stream is not None:
-            self._stream.cancel()
+        for stream in self._streams:
+            stream.cancel()
         if self._pipe is not None:
             self._pipe.close()  # a writer that waits for the pipe fails
 
@@ -182,29 +215,35 @@ class Decode:
         self._is_late = True
         self.cancel()
 
-    def _run(self, file: io.FileIO, vae: VideoVAE) -> None:
+    def _run(self, file: io.FileIO, vaes: VAEs) -> None:
         try:
             with file:
-                self._decode(file, vae)
+                self._decode(file, vaes)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # `done` keeps the error, which would keep the decode's memory
             raise
 
-    def _decode(self, file: io.FileIO, vae: VideoVAE) -> None:
-        latents, info = load_video_latents(self._upload, vae)
-        plan = vae.plan(latents.shape, memory_budget=self._limits.memory_budget)
+    def _decode(self, file: io.FileIO, vaes: VAEs) -> None:
+        latents, info = load_video_latents(self._upload, vaes.video)
+        heard = None if vaes.audio is None else load_sound_latents(self._upload, vaes.audio)
+        sound = () if heard is None else (vaes.audio.plan(heard.shape[-2]),)
+        plan = vaes.video.plan(latents.shape, memory_budget=self._limits.memory_budget, sound=sound)
         width, height = plan.frame_size
         if plan.num_frames * width * height > self._limits.pixels:
             raise LatentsError(
                 f"{self._upload}: decodes to {plan.num_frames} frames of {width}x{height}; this server's limit is "
                 f"{self._limits.pixels:,} pixels in all."
             )
-        self._stream = vae.stream(latents, plan, bit_depth=8)
-        if self._is_cancelled:  # when there was no stream yet
+        frames = vaes.video.stream(latents, plan, bit_depth=8)
+        audio = None if heard is None else vaes.audio.stream(heard, plan.sound)
+        self._streams = [frames] if audio is None else [frames, audio]
+        self.media_type = MEDIA_TYPE if audio is None else SOUND_TYPE
+        if self._is_cancelled:  # when there were no streams yet
             return
-        writer = VideoWriter(file, size=plan.frame_size, fps=info.fps or 24, fragmented=True)
-        with self._stream, writer:
-            for chunk in self._stream:
+        file.name = str(self._upload)  # in errors
+        video = {"size": plan.frame_size, "num_frames": plan.num_frames, "fps": info.fps or 24}
+        with frames, VideoWriter(file, **video, audio=audio, fragmented=True) as writer:
+            for chunk in frames:
                 writer.write(chunk.to_uint8())
 
 
@@ -213,7 +252,7 @@ def load_video_latents(path: Path, vae: VideoVAE) -> tuple[mx.array, LatentsInfo
     channels = vae.config.latent_channels
     takes = f"this server takes those of one video, (1, {channels}, F', H', W')."
     try:
-        latents, info = load_latents(path, latent_channels=channels)
+        latents, info = load_latents(path, latent_channels=channels, statistics=(vae.mean, vae.std))
     except LatentsError as error:
         found, is_audio, _ = str(error).partition(" are audio latents;")  # the rest is advice for the command
         if not is_audio:
@@ -224,6 +263,14 @@ def load_video_latents(path: Path, vae: VideoVAE) -> tuple[mx.array, LatentsInfo
     return latents, info
 
 
+def load_sound_latents(path: Path, vae: AudioVAE) -> mx.array | None:
+    """The audio latents beside those of one video; None if there are none. Raises `LatentsError` for others."""
+    latents = load_audio_latents(path, statistics=(vae.mean, vae.std))
+    if latents is not None and latents.shape[0] != 1:
+        raise LatentsError(f"{path}: has the sound of {latents.shape[0]} videos; this server takes that of one.")
+    return latents
+
+
 class VideoResponse(StreamingResponse):
     """The video of a decode. When it has ended, for whatever reason, `resources` are closed.
 
@@ -232,7 +279,7 @@ class VideoResponse(StreamingResponse):
     """
 
     def __init__(self, decode: Decode, first: bytes, timeout: float, resources: ExitStack) -> None:
-        super().__init__(self._parts(first), media_type="video/mp4", headers={"Cache-Control": "no-store"})
+        super().__init__(self._parts(first), media_type=decode.media_type, headers={"Cache-Control": "no-store"})
         self._decode, self._timeout, self._resources = decode, timeout, resources
 
     async def _parts(self, data: bytes) -> AsyncIterator[bytes]:
@@ -330,6 +377,7 @@ async def close_quietly(_: Request, __: Exception) -> Response:
 def make_app(
     vae: VideoVAE,
     *,
+    audio_vae: AudioVAE | None = None,
     decodes: int = 2,
     waiting: int = 8,
     client_timeout: float = 60,
@@ -342,9 +390,9 @@ def make_app(
     Where an app mounts it, await `state.pool.close()` of it at the end of that app.
 
     Args:
+        audio_vae: decodes the audio latents of files that have some; without it, videos have no sound.
         client_timeout: seconds for which a client may neither send nor read.
-        max_pixels: of all frames of a video.
-        max_seconds: that a decode may take, with the waits for its client.
+        max_pixels, max_seconds: of all frames of a video; of a decode, with the waits for its client.
         allowed_hosts: names under which browsers reach it, without port.
     """
     pool, limits = Pool(decodes, waiting), Limits(f"{50 // decodes}%", max_pixels, max_seconds)
@@ -353,12 +401,11 @@ def make_app(
         with ExitStack() as resources:
             work = resources.enter_context(ExitStack())
             work.enter_context(pool.place())
-            upload = Path(pool.uploads.name, secrets.token_hex())
-            work.callback(upload.unlink, missing_ok=True)
+            upload = work.enter_context(pool.upload())
             await save_upload(request, upload, client_timeout)
 
             async def begin() -> tuple[Decode, bytes]:
-                decode = await Decode.start(pool, vae, upload, limits)
+                decode = await Decode.start(pool, VAEs(vae, audio_vae), upload, limits)
                 resources.callback(decode.cancel)
                 decode.keep(work)
                 return decode, await decode.read()
@@ -399,6 +446,11 @@ def parse_arguments() -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, or hub repository id")
     source.add_argument("--demo", action="store_true", help="the small VAE that ships with the package")
+    parser.add_argument(
+        "--audio-model",
+        metavar="AUDIO",
+        help="checkpoint of the audio VAE, for videos with sound (default: that of --model, if it has one)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, which other machines cannot reach")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")
     parser.add_argument("--decodes", type=int, default=2, help="decodes at the same time; others wait (default: 2)")
@@ -442,14 +494,23 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def load_vaes(arguments: argparse.Namespace) -> VAEs:
+    """The networks that the command names."""
+    model = str(demo.VAE) if arguments.demo else arguments.model
+    sound = find_sound_decoder(arguments.audio_model, model)
+    audio_vae = None if sound is None else AudioVAE.from_pretrained(sound, encoder=False)
+    return VAEs(VideoVAE.from_pretrained(model, encoder=False), audio_vae)
+
+
 def main() -> None:
     """Run the server."""
     arguments = parse_arguments()
-    vae = VideoVAE.from_pretrained(demo.VAE if arguments.demo else arguments.model, encoder=False)
+    vaes = load_vaes(arguments)
     if arguments.demo:
         print(f"Latents to try: {demo.LATENTS}")
     app = make_app(
-        vae,
+        vaes.video,
+        audio_vae=vaes.audio,
         decodes=arguments.decodes,
         waiting=arguments.waiting,
         client_timeout=arguments.client_timeout,

@@ -23,7 +23,7 @@ from mlx.utils import tree_flatten
 
 import procedural_clips
 from mlx_ltx_vae import VideoVAE, demo, load_latents
-from mlx_ltx_vae.metrics import psnr
+from mlx_ltx_vae.backend.mlx_utils import psnr
 
 WIDTHS = (48, 48, 24, 24)
 CHANNELS = 64  # of the demo VAE's latents

@@ -5,7 +5,7 @@ Everything is imported when it is first used: a command is prepared before what 
 
 from typing import TYPE_CHECKING
 
-from .backend.mlx_import import lazy_names
+from .startup import lazy_names
 
 if TYPE_CHECKING:
     from .audio_vae import AudioVAE
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
         ReaderError,
         WriterError,
     )
-    from .latents import LatentsInfo, load_latents, save_latents
+    from .latents import LatentsInfo, load_audio_latents, load_latents, save_latents
+    from .latents.keyframes import Keyframes, load_keyframes
     from .models.video_vae.config import VAEConfig
     from .pipeline.audio_run import AudioChunk, AudioStream
     from .pipeline.decode_file import DecodeReport
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VideoVAE", "PreviewVAE", "FrameChunk", "DecodeStream", "DecodePlan", "DecodeReport", "EncodePlan", "load_latents",
-    "save_latents", "LatentsInfo", "AudioVAE", "AudioChunk", "AudioStream", "AudioPlan", "AudioEncodePlan",
-    "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig", "ScaleFactors",
+    "load_audio_latents", "save_latents", "LatentsInfo", "Keyframes", "load_keyframes", "AudioVAE", "AudioChunk",
+    "AudioStream", "AudioPlan", "AudioEncodePlan", "VideoWriter", "VideoReader", "Fit", "HDROptions", "VAEConfig",
+    "ScaleFactors",
     "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
     "DistributedError", "ReaderError", "WriterError",
 ]  # fmt: skip
@@ -51,7 +53,8 @@ _MODULES = {
         "LTXVAEError", "CheckpointError", "LatentsError", "PlanError", "DecodeError", "DecodeCancelled", "DeviceError",
         "DistributedError", "ReaderError", "WriterError",
     ),
-    ".latents": ("LatentsInfo", "load_latents", "save_latents"),
+    ".latents": ("LatentsInfo", "load_audio_latents", "load_latents", "save_latents"),
+    ".latents.keyframes": ("Keyframes", "load_keyframes"),
     ".models.video_vae.config": ("VAEConfig",),
     ".pipeline.audio_run": ("AudioChunk", "AudioStream"),
     ".pipeline.decode_file": ("DecodeReport",),

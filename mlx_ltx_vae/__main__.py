@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.completion is None:
         parser.print_help()
         return 0
-    from .commands.completion import SHELLS, completion
+    from .commands.parsers import SHELLS, completion
 
     if options.completion not in SHELLS:
         parser.error(f"--completion is for {', '.join(SHELLS)}, not {options.completion}")

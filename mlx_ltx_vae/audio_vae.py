@@ -25,11 +25,12 @@ from .pipeline.audio_run import (
     SoundNetwork,
     encode_sound,
     pack_latents,
+    plan_networks,
+    plan_sound,
     stream_sound,
     unpack_latents,
 )
 from .pipeline.chunk_stream import arrays_released, join_parts
-from .pipeline.sound_plan import plan_networks, plan_sound
 from .planning.plan import AudioEncodePlan, AudioPlan
 from .planning.planner import plan_encode
 from .video.sound import SAMPLE_RATES

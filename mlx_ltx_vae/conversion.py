@@ -13,12 +13,11 @@ import mlx.core as mx
 
 from . import __version__
 from .audio_vae import AudioVAE
-from .backend.mlx_utils import count_nonfinite, dtype_name, to_bool, to_float
+from .backend.mlx_utils import count_nonfinite, dtype_name, max_difference, psnr, to_bool, to_float
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.files import WEIGHT_LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
 from .files import expand_home, part_folder, writing_to
-from .metrics import max_difference, psnr
 from .models.base import SOUND
 from .shapes import format_size
 from .units import format_bytes

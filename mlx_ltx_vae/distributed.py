@@ -16,9 +16,8 @@ from typing import Any, NoReturn, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from .backend.machine import Machine
+from .backend.machine import Machine, Work, launched_rank
 from .backend.mlx_utils import take
-from .backend.ranks import Work, launched_rank
 from .errors import DistributedError, PlanError, describe_error
 from .process import WORDS, clean_up_for_good, uninterrupted
 from .startup import is_command

@@ -25,6 +25,7 @@ from .errors import LTXVAEError, WriterError, excerpt
 from .process import Cleanup, remove_file, remove_folder, uninterrupted
 from .units import format_bytes
 
+_COPIED_AT_ONCE = 2**20  # bytes
 START_BYTES = 32  # that `find_format` needs, if the file has them
 
 
@@ -114,10 +115,15 @@ def standard_input(content: str, error: type[LTXVAEError]) -> IO[bytes]:
     return sys.stdin.buffer
 
 
-def copy_error(source: str, folder: Path, reason: OSError, error: type[LTXVAEError]) -> LTXVAEError:
-    """The error that a source cannot be copied to a temporary folder."""
-    text = f"{source}: cannot be copied to {folder.parent} ({reason.strerror or reason})"
-    return error(f"{text}; set TMPDIR to a larger disk, or name a file.")
+def copy_stream(stream: IO[bytes], path: Path, source: str, error: type[LTXVAEError], start: bytes = b"") -> None:
+    """Write what a stream still has behind its `start` to a file in a temporary folder."""
+    try:
+        with path.open("wb") as copy:
+            copy.write(start)
+            shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
+    except OSError as reason:
+        text = f"{source}: cannot be copied to {path.parent.parent} ({reason.strerror or reason})"
+        raise error(f"{text}; set TMPDIR to a larger disk, or name a file.") from reason
 
 
 def explain_missing(path: str | os.PathLike, kind: str) -> str:

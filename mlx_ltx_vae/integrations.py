@@ -42,7 +42,7 @@ from .checkpoint import open_weights
 from .errors import CheckpointError, PlanError, TilingError, quote
 from .models.video_vae.config import CLASS_NAME
 from .pipeline.chunk_stream import arrays_released
-from .pipeline.decode_run import StreamOptions
+from .pipeline.decode_options import StreamOptions
 from .pipeline.postprocess import FrameChunk, OnFramesReady
 from .pipeline.progress import show_progress as with_progress
 from .planning.plan import DecodePlan, Mode

@@ -7,8 +7,8 @@ import numpy as np
 
 from .errors import CheckpointError
 from .models.preview_vae.networks import PreviewDecoder
-from .pipeline.decode_run import StreamOptions
-from .pipeline.push import PushedDecode
+from .pipeline.decode_options import StreamOptions
+from .pipeline.decode_run import PushedDecode
 from .vae import VideoVAE
 
 if TYPE_CHECKING:

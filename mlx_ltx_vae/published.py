@@ -14,7 +14,7 @@ from .frame_rate import DEFAULT_FPS, Rate, find_fps
 from .models.base import SOUND, Config, Family, SoundConfig
 from .models.families import published
 from .models.specs import NetworkSpec
-from .pipeline.sound_plan import every_chunk, plan_networks
+from .pipeline.audio_run import every_chunk, plan_networks
 from .planning.options import ModeName, OrderName
 from .planning.plan import DecodePlan, SoundPlan
 from .planning.planner import plan_decode

@@ -13,13 +13,15 @@ from .checkpoint import Arrays, Checkpoint, GivenConfig, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
 from .errors import LatentsError, PlanError
 from .frame_rate import DEFAULT_FPS, Rate
+from .latents.keyframes import Keyframes
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.noise import Noise
 from .models.specs import DEFAULT_CONVENTION, ConventionName
 from .network_pair import NetworkPair, load_encoder
 from .pipeline.chunk_stream import arrays_released, join_parts
 from .pipeline.decode_file import DecodeReport, open_file_decode
-from .pipeline.decode_run import DecodeOptions, DecodePipeline, DecodeStream, StreamOptions, WholeOptions, check_options
+from .pipeline.decode_options import DecodeOptions, StreamOptions, WholeOptions, check_options, default_plan
+from .pipeline.decode_run import DecodePipeline, DecodeStream
 from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream
 from .pipeline.hdr_frames import HDR
 from .pipeline.latent_sources import LatentInput, is_whole
@@ -121,6 +123,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         outputs: Sequence[FrameOutput] = (),
         frames: tuple[int, int] | None = None,
         steps: int | None = None,
+        keyframes: Keyframes | None = None,
         joined: bool = False,
         sound: Sequence[SoundPlan] = (),
     ) -> DecodePlan:
@@ -137,6 +140,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             chunk: latent frames (rows, columns) per piece; None to choose automatically.
             ranks: the number of processes that decode together, each a band of rows; the budget is that of each.
             steps: of the denoising, for VAEs that denoise; None for the checkpoint's default.
+            keyframes: those of the decode; a plan is made for their frames. VAEs that take none ignore them.
             bit_depth: that of the stream's frames; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
             joined: whether all frames become one array, as by `decode`, which then counts too.
@@ -162,6 +166,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             chunk=chunk,
             ranks=ranks,
             denoising_steps=steps,
+            keyframes=() if keyframes is None else keyframes.frames,
             sound=sound,
         )
 
@@ -211,6 +216,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         like: ConventionName = DEFAULT_CONVENTION,
         unnormalized: bool = False,
         steps: int | None = None,
+        keyframes: Keyframes | None = None,
         bit_depth: BitDepth | None = None,
         group: mx.distributed.Group | None = None,
     ) -> DecodeStream:
@@ -227,6 +233,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
                 does not depend on it.
             timestep: 0 to 1 (default 0.05), for VAEs that take one.
             steps: as for `plan`.
+            keyframes: stills that LTX-2.5's diffusion decoder sees beside the latents. Others ignore them, and warn.
             seed: 0 (the default) to 2^32 - 1, for VAEs that add noise: those that take a timestep, and LTX-2.5's
                 diffusion decoder.
             noise: the noise itself, as the network draws it, or "zeros"; in tiles also one array for each tile. That of
@@ -256,9 +263,10 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             like=like,
             unnormalized=unnormalized,
             steps=steps,
+            keyframes=keyframes,
             format=None if bit_depth is None else frame_format(bit_depth, LatentsError),
         )
-        make_plan = partial(self.plan, ranks=1 if group is None else group.size(), steps=steps)
+        make_plan = partial(self.plan, ranks=1 if group is None else group.size(), steps=steps, keyframes=keyframes)
         return DecodePipeline(self._decoder, make_plan, options, group).stream(latents, plan)
 
     @overload
@@ -295,8 +303,8 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         `np.array(pixels.astype(mx.float32))`.
         """
         check_options("decode", options)
-        joined, steps = on_frames_ready is None, options.get("steps")
-        plan = self._default_plan(latents, plan, memory_budget, steps=steps, joined=joined)
+        joined = on_frames_ready is None
+        plan = default_plan(self.plan, latents, plan, options, memory_budget=memory_budget, joined=joined)
         if plan is not None and plan.format is not None:
             raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
         num_frames = plan.num_frames if plan is not None and is_whole(latents) else None
@@ -345,7 +353,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         given = {"audio": audio, "codec": codec, "crf": crf, "pix_fmt": pix_fmt, "metadata": metadata or {}}
         given |= {"shortest": shortest, "overwrite": overwrite}
         file = open_file_decode(path, fps, given, bit_depth, frame_steps, hdr, self._decoder.dtype)
-        plan = self._default_plan(latents, plan, memory_budget, outputs=file.frames, steps=options.get("steps"))
+        plan = default_plan(self.plan, latents, plan, options, memory_budget=memory_budget, outputs=file.frames)
         file.check(plan if is_whole(latents) else None)
         with arrays_released(), self.stream(latents, plan, bit_depth=file.bit_depth, **options) as stream:
             return file.write(stream, plan, progress)
@@ -388,13 +396,3 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         group = options.get("group")
         make_plan = partial(self.plan_encode, ranks=1 if group is None else group.size(), joined=joined)
         return EncodePipeline(self._encoder, self._encoder_is_promoted, make_plan, **options)
-
-    def _default_plan(
-        self, latents: LatentInput, plan: DecodePlan | None, memory_budget: str | int | None, **options: Any
-    ) -> DecodePlan | None:
-        """The plan of whole latents if none is given; None for those that arrive."""
-        if plan is None and is_whole(latents):
-            return self.plan(latents.shape, memory_budget=memory_budget, **options)
-        if memory_budget is not None:
-            raise PlanError("a memory budget goes with whole latents, and replaces a plan; leave it out.")
-        return plan

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,9 @@ from comfyui_folder import AUDIO_VAE, PACK, make_folder
 from comfyui_program import CLIENT, ComfyUI, Nodes
 from safetensors.numpy import load_file
 
-from mlx_ltx_vae import AudioVAE, VideoReader, VideoVAE, demo, load_latents
-from mlx_ltx_vae.latents.audio import open_audio_latents
+from mlx_ltx_vae import AudioVAE, VideoReader, VideoVAE, demo, load_audio_latents, load_latents
 
+BT2020, HLG = 9, 18  # in ITU-T H.273
 VAE = {"vae": "vae/demo.safetensors", "memory_budget": "auto"}
 
 
@@ -94,26 +95,31 @@ def save_video(name: str, **more: object) -> Nodes:
 
 def check_saved_videos(program: ComfyUI) -> str:
     """LTX Save Video writes what the command writes, under the next name, with its sound and its tags."""
-    for number, (format_, ending, codec, depth) in enumerate(
+    for number, (format_, ending, codec, depth, hdr) in enumerate(
         (
-            ("mp4, h264", "mp4", "h264", 8),
-            ("mp4, hevc (10 bits)", "mp4", "hevc", 10),
-            ("mov, prores (10 bits)", "mov", "prores", 10),
-            ("mkv, ffv1 (lossless)", "mkv", "ffv1", 8),
-            ("webm, vp9", "webm", "vp9", 8),
+            ("mp4, h264", "mp4", "h264", 8, "no"),
+            ("mp4, hevc (10 bits)", "mp4", "hevc", 10, "no"),
+            ("mp4, hevc (10 bits)", "mp4", "hevc", 10, "acescct"),
+            ("mov, prores (10 bits)", "mov", "prores", 10, "logc3"),
+            ("mov, prores (10 bits)", "mov", "prores", 10, "no"),
+            ("mkv, ffv1 (lossless)", "mkv", "ffv1", 8, "no"),
+            ("webm, vp9", "webm", "vp9", 8, "no"),
         ),
         1,
     ):
-        own = program.folder / f"own-{codec}.{ending}"
+        own = program.folder / f"own-{codec}-{hdr}.{ending}"
         options = ["-m", demo.VAE, "-o", own, "--codec", codec, "--bit-depth", depth]
+        options += [] if hdr == "no" else ["--hdr", hdr]
         own_command("decode", program.folder / "input" / "clip.latent", *options)
-        graph = save_video("clip", latent=["pair", 0], format=format_, audio_vae=AUDIO_VAE) | pair()
+        graph = save_video("clip", latent=["pair", 0], format=format_, audio_vae=AUDIO_VAE, hdr=hdr) | pair()
         (video,) = program.run(graph)
         assert video == program.folder / "output" / "saved" / f"clip_{number:05}_.{ending}", video
         assert np.array_equal(frames_of(video), frames_of(own)), f"{format_}: other frames than the command's"
         with av.open(str(video)) as container:
             (pictures,), (sound,) = container.streams.video, container.streams.audio
             assert codec != "hevc" or pictures.codec_tag == "hvc1", pictures.codec_tag
+            tags = pictures.codec_context.color_primaries, pictures.codec_context.color_trc
+            assert (tags == (BT2020, HLG)) == (hdr != "no"), tags
             heard = sum(frame.samples for frame in container.decode(sound)) / sound.sample_rate
             assert abs(heard - 73 / 24) < 0.1, f"{heard} s of sound"
             entries = {key.lower() for key in container.metadata}
@@ -122,7 +128,7 @@ def check_saved_videos(program: ComfyUI) -> str:
     (video,) = program.run(save_video("clip", format="mp4, h264", save_metadata=False))
     with av.open(str(video)) as container:
         assert "prompt" not in container.metadata
-    return "LTX Save Video writes the command's frames in 5 formats, with sound, metadata and hvc1, straight to output"
+    return "LTX Save Video writes the command's frames in 5 formats, with sound, metadata and hvc1, and masters of HDR"
 
 
 def check_audio(program: ComfyUI) -> str:
@@ -144,6 +150,18 @@ def check_audio(program: ComfyUI) -> str:
     encoded = np.array(vae.encode(expected, vae.sample_rate))
     assert np.allclose(load_file(saved)["latent_tensor"], encoded, atol=1e-3)
     return "LTX Decode Audio and LTX Encode Audio make the sound and the latents of the package"
+
+
+def check_languages(program: ComfyUI) -> str:
+    """The page gets the texts of all inputs in the languages that the pack has."""
+    texts = program.request("/i18n")
+    for file in (PACK / "locales").glob("*/nodeDefs.json"):
+        for name, node in json.loads(file.read_text()).items():
+            assert texts[file.parent.name]["nodeDefs"][name] == node, name
+            (schema,) = program.request(f"/object_info/{name}").values()
+            inputs = [key for kind in ("required", "optional") for key in schema["input"].get(kind, {})]
+            assert sorted(inputs) == sorted(node.get("inputs", {})), name
+    return f"the page gets the texts of all nodes in {' and '.join(sorted(texts))}"
 
 
 def check_memory(program: ComfyUI) -> str:
@@ -247,7 +265,7 @@ def check_saved_latents(program: ComfyUI) -> str:
     files = {file.name.partition("_")[0]: file for file in program.run(graph)}
     for name, found in (
         ("clip", load_latents(files["pictures"])[0]),
-        ("sound", open_audio_latents(files["tones"], is_alone=True).read()),
+        ("sound", load_audio_latents(files["tones"], alone=True)),
     ):
         expected = load_file(program.folder / "input" / f"{name}.latent")["latent_tensor"]
         assert np.array_equal(np.array(found.astype(mx.float32)), expected), f"{name}: other latents than were saved"
@@ -348,6 +366,7 @@ def main() -> None:
         check_preview,
         check_sampling_preview,
         check_memory,
+        check_languages,
         check_refusals,
         check_interrupt,
         check_progress,
@@ -356,6 +375,7 @@ def main() -> None:
     ]
     if arguments.screenshot:
         checks.append(partial(check_browser, workflows=PACK / "example_workflows", target=arguments.screenshot))
+    warnings.filterwarnings("ignore", ".* is HDR")  # its codes are compared
     with tempfile.TemporaryDirectory(prefix="comfyui-") as name:
         make_folder(Path(name))
         start = partial(ComfyUI, arguments.checkout, Path(name))

@@ -19,7 +19,7 @@ FRAMES, SIZE = 17, (96, 64)
 
 @pytest.fixture(scope="module")
 def checkpoint(golden):
-    return golden("ltx2_3").checkpoint
+    return golden("small_ltx2_3").checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,6 +124,13 @@ def file_size_limit(limit: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def link_kernels(folder: Path) -> None:
+    """Commands whose TMPDIR is this folder find the kernels that MLX has compiled for the CPU, which takes seconds."""
+    kernels = Path(tempfile.gettempdir(), "mlx")
+    kernels.mkdir(exist_ok=True)
+    (folder / "mlx").symlink_to(kernels)
 
 
 @pytest.fixture(scope="session")

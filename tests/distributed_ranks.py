@@ -11,7 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from mlx_ltx_vae import VideoVAE, save_latents
+from mlx_ltx_vae import Keyframes, VideoVAE, save_latents
 from mlx_ltx_vae.decode import main as main_of_decode
 from mlx_ltx_vae.distributed import Ranks
 from mlx_ltx_vae.errors import LTXVAEError
@@ -40,6 +40,14 @@ def pixels_of(vae, frames=3, height=5, width=2):
 def decode(vae, group=None, **shape):
     latents = latents_of(vae, **shape)
     stream = vae.stream(latents, group=group)
+    frames = mx.concatenate([chunk.frames for chunk in stream], axis=1)
+    return np.array(frames), stream.sent_bytes
+
+
+def decode_with_keyframes(vae, group=None, **shape):
+    latents = latents_of(vae, **shape)
+    stills = mx.random.normal((*latents.shape[:2], 3, *latents.shape[3:]), key=mx.random.key(1))
+    stream = vae.stream(latents, keyframes=Keyframes(stills, [3, 0, 30]), group=group)
     frames = mx.concatenate([chunk.frames for chunk in stream], axis=1)
     return np.array(frames), stream.sent_bytes
 

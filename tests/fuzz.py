@@ -44,7 +44,7 @@ from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import PlanError
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.inspect import inspect
-from mlx_ltx_vae.latents import open_latents
+from mlx_ltx_vae.latents import load_keyframes, open_latents
 from mlx_ltx_vae.models.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
 from mlx_ltx_vae.models.video_vae.diffusers import is_diffusers_config, read_diffusers_config
 from mlx_ltx_vae.planning.planner import plan_decode
@@ -189,6 +189,11 @@ def _read_latents(path: Path) -> None:
     open_latents(path).read()
 
 
+def _read_keyframes(path: Path) -> None:
+    load_keyframes(path)
+    open_latents(path).find_keyframes()
+
+
 def _read_latents_for_a_vae(path: Path) -> None:
     statistics = (mx.zeros(CHANNELS), mx.ones(CHANNELS))
     file = open_latents(path, latent_channels=CHANNELS, scale=DEFAULT_SCALE)
@@ -287,6 +292,7 @@ def _encode_list(path: Path) -> None:
 TARGETS = {
     "latents": {
         "read": _read_latents,
+        "read keyframes": _read_keyframes,
         "read for a VAE": _read_latents_for_a_vae,
         "info": _inspect,
         "info for a VAE": _inspect_for_a_vae,

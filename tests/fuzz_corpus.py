@@ -106,8 +106,11 @@ def _latents() -> list[Sample]:
     metadata = {"fps": "24", "num_frames": "9", "height": "96", "width": "128", "normalized": "true", "layout": "BCFHW"}
     packed = array.reshape(1, CHANNELS, -1).transpose(0, 2, 1)
     beside = {"latents": array, "fps": np.float32(23.976), "num_frames": np.int64(9), "height": np.int64(96)}
+    stills = {"keyframe_latents": array[:, :, :1], "keyframe_frame_indices": np.array([8])}
     return [
         _single("own.safetensors", "latents", save({"latents": array}, metadata)),
+        _single("keyframes.safetensors", "latents", save({"latents": array, **stills}, metadata)),
+        _single("keyframes.npz", "latents", npz({"latents": array, **stills})),
         _single("comfy.latent", "latents", save({"latent_tensor": array, "latent_format_version_0": np.empty(0)})),
         _single("packed.safetensors", "latents", save({"samples": packed.copy()}, {"grid": "2x3x4"})),
         _single(f"{HOSTILE_NAME}.safetensors", "latents", save({"latents": array}, metadata)),

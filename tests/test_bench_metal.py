@@ -13,10 +13,9 @@ import pytest
 from benchmarks.convolutions import recorded
 from mlx_ltx_vae.backend.device import backend
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench import decoding, processes
+from mlx_ltx_vae.bench import decoding, metal_command, metal_tasks, processes
 from mlx_ltx_vae.bench.__main__ import main
-from mlx_ltx_vae.bench.case import Case, Decode, load_spec
-from mlx_ltx_vae.bench.metal import command, convolutions, tasks
+from mlx_ltx_vae.bench.case import Case, Decode, open_case
 from mlx_ltx_vae.bench.processes import describe_machine
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
@@ -41,13 +40,13 @@ def in_process(monkeypatch):
         BLOCKS.update(blocks)
         return {**case, **json.loads(json.dumps(measured, allow_nan=False))}
 
-    monkeypatch.setattr(command, "run_fresh", run)
+    monkeypatch.setattr(metal_command, "run_fresh", run)
     return ran
 
 
 @pytest.mark.slow
 def test_all_parts_are_measured_printed_and_written(in_process, golden, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tasks, "BLOCK_SIZES", (BLOCKS[backend()],))
+    monkeypatch.setattr(metal_tasks, "BLOCK_SIZES", (BLOCKS[backend()],))
     model, path = str(golden("ltx2_3").checkpoint), tmp_path / "whole.json"
     assert main([*TINY, "-m", model, "--save", str(path)]) == 0, capsys.readouterr().err
     document = json.loads(path.read_text())
@@ -57,8 +56,8 @@ def test_all_parts_are_measured_printed_and_written(in_process, golden, tmp_path
         model,
         False,
     )
-    layers = {layer.name for layer in load_spec(Case(model=model)).layers if layer.name != "unpatchify"}
-    assert [entry["name"] for entry in document["convolutions"]] == list(tasks.FORMS)
+    layers = {layer.name for layer in open_case(Case(model=model)).spec("decoder").layers if layer.name != "unpatchify"}
+    assert [entry["name"] for entry in document["convolutions"]] == list(metal_tasks.FORMS)
     for entry in document["convolutions"]:
         assert {run["layer"] for run in entry["runs"]} == layers and len(entry["runs"]) == len(layers)
         assert all(run["seconds"] > 0 and run["calls"] > 0 for run in entry["runs"])
@@ -107,14 +106,14 @@ def test_every_job_runs_in_a_fresh_process(capsys):
 
 
 def test_what_fails_is_reported_and_the_rest_is_measured(in_process, monkeypatch, tmp_path, capsys):
-    run = command.run_fresh
+    run = metal_command.run_fresh
 
     def failing(job):
         if job.case.formulation == "conv3d":
             raise LTXVAEError("out of memory")
         return run(job)
 
-    monkeypatch.setattr(command, "run_fresh", failing)
+    monkeypatch.setattr(metal_command, "run_fresh", failing)
     path = tmp_path / "whole.json"
     assert main([*TINY, "--quick", "--forms", "conv3d", "joined", "--save", str(path)]) == 1
     document, captured = json.loads(path.read_text()), capsys.readouterr()
@@ -128,12 +127,12 @@ def test_what_fails_is_reported_and_the_rest_is_measured(in_process, monkeypatch
 
 
 def test_the_diffusion_decoder_is_measured_with_blocks_of_each_size(monkeypatch):
-    every = tasks.make_tasks(Case(model="vae.safetensors"), [], "x.npy", is_quick=False)
-    monkeypatch.setattr(tasks, "load_spec", lambda case: load_spec(Case()))
+    every = metal_tasks.make_tasks(Case(model="vae.safetensors"), [], "x.npy", is_quick=False)
+    monkeypatch.setattr(metal_tasks, "open_case", lambda case: open_case(Case()))
     attention = [task for task in every if task.part == "attention"]
     assert [task.known["is_ours"] for task in attention].count(True) == 1
     monkeypatch.setitem(BLOCKS, backend(), BLOCKS[backend()])
-    monkeypatch.setattr(tasks, "decode", lambda case, **_: {"size": BLOCKS[backend()], "model": case.model})
+    monkeypatch.setattr(metal_tasks, "decode", lambda case, **_: {"size": BLOCKS[backend()], "model": case.model})
     for task in attention:
         measured = task.job.measure(task.job.case, **task.job.options)
         assert measured == {"size": task.known["size"], "model": None}
@@ -142,17 +141,17 @@ def test_the_diffusion_decoder_is_measured_with_blocks_of_each_size(monkeypatch)
 def test_networks_without_convolutions_have_no_formulations():
     parts = {}
     for name in ("ltx-2.3", "taehv"):
-        every = tasks.make_tasks(Case(generation=name), list(tasks.FORMS), "x.npy", is_quick=False)
+        every = metal_tasks.make_tasks(Case(generation=name), list(metal_tasks.FORMS), "x.npy", is_quick=False)
         parts[name] = Counter(task.part for task in every)
-    assert parts["ltx-2.3"] - parts["taehv"] == {"convolutions": len(tasks.FORMS), "decodes": 1, "accuracy": 1}
+    assert parts["ltx-2.3"] - parts["taehv"] == {"convolutions": len(metal_tasks.FORMS), "decodes": 1, "accuracy": 1}
 
 
 def test_a_whole_measurement_is_written_for_the_project(monkeypatch, tmp_path, capsys):
     """Under the name of the chip and the date, without paths."""
     monkeypatch.chdir(tmp_path)
     machine = describe_machine() | {"processor": "Apple M9 Max", "backend": "metal", "preload": "/usr/lib/x.so"}
-    monkeypatch.setattr(command, "describe_machine", lambda: machine)
-    monkeypatch.setattr(command, "make_tasks", lambda *_, **__: [])
+    monkeypatch.setattr(metal_command, "describe_machine", lambda: machine)
+    monkeypatch.setattr(metal_command, "make_tasks", lambda *_, **__: [])
     assert main(["--metal", "--any-device", "--submit", "--json"]) == 0
     captured = capsys.readouterr()
     (path,) = tmp_path.iterdir()
@@ -173,7 +172,7 @@ def test_only_whole_measurements_are_for_the_project(option, capsys):
 
 
 def test_without_apples_gpu_it_says_so_in_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(command, "backend", lambda: Backend.CUDA)
+    monkeypatch.setattr(metal_command, "backend", lambda: Backend.CUDA)
     with pytest.raises(SystemExit) as caught:
         main(["--metal"])
     assert caught.value.code == 2
@@ -187,7 +186,7 @@ def test_the_help_of_the_measurement_fits_80_columns_and_its_examples_are_correc
         main(["--metal", "--help"])
     lines = capsys.readouterr().out.splitlines()
     assert caught.value.code == 0 and max(map(len, lines)) <= 80
-    monkeypatch.setattr(command, "run_command", lambda measure, options, **_: 0)
+    monkeypatch.setattr(metal_command, "run_command", lambda measure, options, **_: 0)
     for line in lines[lines.index("examples:") + 1 :]:
         assert main([*line.split()[3:], "--any-device"]) == 0
 
@@ -213,12 +212,12 @@ def test_every_call_of_every_convolution_is_timed(monkeypatch):
     with recorded(lambda each: seen.update([(each.input_shape[-1], each.output_shape[-1])])):
         for _ in subject.run():
             pass
-    runs = convolutions.convolutions(case)["runs"]
+    runs = metal_tasks.convolutions(case)["runs"]
     calls = Counter()
     for run in runs:
         calls[run["in_channels"], run["out_channels"]] += run["calls"]
     assert calls == seen
-    layers = load_spec(case).layers[:-1]
+    layers = open_case(case).spec("decoder").layers[:-1]
     assert Counter(run["layer"] for run in runs) == Counter(layer.name for layer in layers)
     normalized = {layer.name for layer in layers if layer.activation is not Activation.NONE}
     assert {run["layer"] for run in runs if run["is_normalized"]} == normalized
@@ -226,7 +225,7 @@ def test_every_call_of_every_convolution_is_timed(monkeypatch):
 
 def test_the_range_of_a_convolution_is_that_of_its_operands():
     conv = Conv3d(4, 6)
-    timed = convolutions._TimedConv(conv)
+    timed = metal_tasks._TimedConv(conv)
     clips = [mx.random.normal((1, 3, 5, 4, 4), key=mx.random.key(seed)) for seed in range(3)]
     outputs = [np.array(timed(clip, (0, 1, 1))) for clip in clips]
     for clip, output in zip(clips, outputs, strict=True):

@@ -95,7 +95,7 @@ def test_a_checkpoint_that_changes_at_any_moment_is_one_sentence(
     elif moment == "after MLX's header":
         monkeypatch.setattr(files, "load_safetensors", then_change(files.load_safetensors, 0))
     else:
-        monkeypatch.setattr(files, "sanitize", then_change(files.sanitize, 5))
+        monkeypatch.setattr(files.StoredNetwork, "sanitize", then_change(files.StoredNetwork.sanitize, 5))
     with pytest.raises(CheckpointError, match=r"vae\.safetensors: the file changed while it was read; load it again"):
         VideoVAE.from_pretrained(opened)
 

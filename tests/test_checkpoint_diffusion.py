@@ -19,6 +19,7 @@ from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from tolerances import tolerance
 
 PLAIN, GATED = CASES
+KEYFRAMES = "ltx2_5_keyframes"
 LATENTS = mx.random.normal((1, 8, 2, 3, 3), key=mx.random.key(7))
 
 
@@ -115,7 +116,7 @@ def test_a_folder_of_diffusers_decodes_alike(golden, expected, tmp_path):
 
 def test_what_no_decode_reads_is_left_out(golden):
     names = open_checkpoint(golden(GATED).checkpoint).networks["decoder"].tensors
-    assert not [name for name in names if "coarse" in name or name == "type_emb"]
+    assert not [name for name in names if "coarse" in name]
     assert len([name for name in names if name.endswith(".gate_msa")]) == 2
 
 
@@ -236,11 +237,29 @@ def test_info_describes_it(golden, capsys):
     assert said["decoder"]["stages"][-1] == {
         "channels": 64, "depth": 2, "kernel": [5, 3, 5], "up": [1, 1, 1], "out_channels": 48,
     }  # fmt: skip
+    assert said["decoder"]["type_embedding"] is False
     assert said["plans"][0]["denoising_steps"] == 2 and said["encoder"]["parameters"] > 0
     assert info([str(golden(GATED).checkpoint)]) == 0
     text = capsys.readouterr().out
-    assert "denoises in 2 steps (predicts velocity), takes noise" in text
+    assert "denoises in 2 steps (predicts velocity), takes noise and keyframes (without type_emb: untagged)\n" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_embedding_of_keyframes_is_read_kept_by_a_conversion_and_named_by_info(golden, tmp_path, capsys):
+    original = load_file(golden(KEYFRAMES).checkpoint)
+    expected, folder, converted = original["vae.decoder.type_emb"], tmp_path / "diffusers", tmp_path / "mlx"
+    stored, config = to_diffusers(golden(KEYFRAMES), original)
+    folder.mkdir()
+    save_file(stored, folder / "diffusion_pytorch_model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"decoder_keyframe_type_embedding": True}))
+    assert convert([str(folder), "-o", str(converted), "-q"]) == 0
+    for source in (golden(KEYFRAMES).checkpoint, folder, converted):
+        found = dict(open_checkpoint(source).networks["decoder"].read())["type_emb"]
+        assert np.array_equal(as_numpy(found), expected)
+    assert info([str(converted), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["decoder"]["type_embedding"] is True
+    assert info([str(converted)]) == 0
+    assert "takes noise and keyframes (with type_emb)\n" in capsys.readouterr().out
 
 
 def test_the_command_takes_steps_and_a_seed(golden, tmp_path, capsys):

@@ -355,9 +355,10 @@ def test_demo_files_ship_with_the_package_and_are_small():
 
 def test_demo_needs_no_other_options(tmp_path, capsys):
     out = tmp_path / "demo.mp4"
-    assert main(["--demo", "-o", str(out), "--json"]) == 0
+    assert main(["--demo", "--dry-run", "--json"]) == 0
+    assert 48 <= json.loads(capsys.readouterr().out)["plan"]["frames"] <= 121
+    assert main(["--demo", "-o", str(out), "--frames", ":25", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     frames = read_back(out, report["width"], report["height"])
-    assert len(frames) == report["frames"]
-    assert 48 <= report["frames"] <= 121
+    assert len(frames) == report["frames"] == 25
     assert frames.std() > 20, "the demo shows something"

@@ -31,7 +31,7 @@ def models(comfy, audio_case, checkpoint, golden):
     config = parts[1].manifest["config"] | parts[0].manifest["config"]
     save_file(tensors, base / AUDIO_VAE, metadata={"config": json.dumps(config)})
     (base / "checkpoints").mkdir()
-    config = parts[0].manifest["config"] | {"vae": golden("ltx2_3").manifest["vae_config"]}
+    config = parts[0].manifest["config"] | {"vae": golden("small_ltx2_3").manifest["vae_config"]}
     tensors = load_file(checkpoint) | load_file(parts[0].checkpoint)
     save_file(tensors, base / WHOLE, metadata={"config": json.dumps(config)})
 

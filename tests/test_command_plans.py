@@ -23,7 +23,7 @@ DTYPES = [None, "float32", "bfloat16", "float16"]
 @pytest.fixture
 def checkpoint(request, golden, tmp_path):
     """A checkpoint that stores its weights in one dtype, or all in float16 but for the first layers."""
-    weights, metadata = mx.load(str(golden("ltx2_3").checkpoint), return_metadata=True)
+    weights, metadata = mx.load(str(golden("small_ltx2_3").checkpoint), return_metadata=True)
     path = tmp_path / "vae.safetensors"
     cast = {}
     for name, weight in weights.items():

@@ -19,7 +19,7 @@ LATENTS = mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(0))
 
 @pytest.fixture(scope="module")
 def vae(golden):
-    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint)
+    return VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint)
 
 
 def test_a_clip_is_decoded_to_a_file_as_to_an_array(vae, tmp_path):
@@ -46,7 +46,7 @@ def test_a_decode_to_a_file_reports_what_the_command_prints(vae, golden, tmp_pat
     found = subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-i", path], capture_output=True, text=True).stderr
     assert "gbrp10le" in found and "a film" in found
     save_latents(latents, LATENTS, fps="24000/1001")
-    command = [str(latents), "-m", str(golden("ltx2_3").checkpoint), "-o", str(path), "--json", "--chunk", "2"]
+    command = [str(latents), "-m", str(golden("small_ltx2_3").checkpoint), "-o", str(path), "--json", "--chunk", "2"]
     assert decode(command) == 0
     printed, value = json.loads(capsys.readouterr().out), report.as_dict()
     assert json.loads(json.dumps(value)) == value and value.keys() <= printed.keys()
@@ -73,9 +73,9 @@ def test_an_unknown_option_of_an_encode_is_refused_by_its_name(vae, name):
 
 def test_dtypes_are_names_or_those_of_mlx(golden):
     for dtype in (mx.float32, mx.bfloat16, mx.float16):
-        assert VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype=dtype, encoder=False).dtype == dtype
+        assert VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, dtype=dtype, encoder=False).dtype == dtype
     with pytest.raises(CheckpointError, match="dtype 'int32' is not known; expected float32, bfloat16, float16"):
-        VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype=mx.int32)
+        VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, dtype=mx.int32)
 
 
 def test_streams_and_readers_describe_themselves(vae, tmp_path):
@@ -146,9 +146,9 @@ def test_a_chunk_is_saved_and_shown_as_a_picture(vae, tmp_path):
 def test_descriptions_are_one_line(vae):
     plan = vae.plan(LATENTS.shape)
     first = next(vae.stream(LATENTS, plan))
-    assert repr(vae).startswith("VideoVAE(LTX-2.3, decoder + encoder, float32, ")
+    assert repr(vae).startswith("VideoVAE(custom, decoder + encoder, float32, ")
     assert repr(plan).startswith("DecodePlan(exact by time, 17 frames of 96x64, ")
     assert repr(first) == "FrameChunk(frame 0, 96x64, float32)"
-    assert repr(vae.config) == "VAEConfig(LTX-2.3, 8 latent channels, 8x32x32 frames and pixels a cell)"
+    assert repr(vae.config) == "VAEConfig(custom, 8 latent channels, 8x32x32 frames and pixels a cell)"
     assert not any(name.startswith("_") for name in [*dir(vae), *dir(mlx_ltx_vae)])
     assert {"stream", "decode_to_file", "config"} <= set(dir(vae))

@@ -93,17 +93,17 @@ def test_every_generation_converts_to_the_same_checkpoint(golden, tmp_path, case
 
 
 def test_what_is_converted_gives_the_same_decode(golden, tmp_path):
-    convert(golden("ltxv_0_9_1").checkpoint, tmp_path / "vae")
+    convert(golden("small_ltxv_0_9_1").checkpoint, tmp_path / "vae")
     latents = mx.random.normal((1, 8, 1, 2, 2), key=mx.random.key(7))
-    paths = (golden("ltxv_0_9_1").checkpoint, tmp_path / "vae")
+    paths = (golden("small_ltxv_0_9_1").checkpoint, tmp_path / "vae")
     assert mx.array_equal(*(VideoVAE.from_pretrained(path, encoder=False).decode(latents) for path in paths))
 
 
 def test_weights_are_stored_channels_last_under_the_original_names(golden, tmp_path):
-    convert(golden("ltxv_0_9_1").checkpoint, tmp_path / "vae")
+    convert(golden("small_ltxv_0_9_1").checkpoint, tmp_path / "vae")
     stored = load_file(tmp_path / "vae" / "model.safetensors")
     convolutions = 0
-    for name, array in load_file(golden("ltxv_0_9_1").checkpoint).items():
+    for name, array in load_file(golden("small_ltxv_0_9_1").checkpoint).items():
         name = name.removeprefix("vae.")
         if name.startswith("per_channel_statistics.") and name.rpartition(".")[2] not in (
             "mean-of-means",
@@ -122,7 +122,7 @@ def test_weights_are_stored_channels_last_under_the_original_names(golden, tmp_p
 
 
 def test_the_file_has_no_gaps_and_is_read_by_the_safetensors_library(golden, tmp_path):
-    convert(golden("ltxv_0_9_1").checkpoint, tmp_path / "vae", dtype=mx.bfloat16)
+    convert(golden("small_ltxv_0_9_1").checkpoint, tmp_path / "vae", dtype=mx.bfloat16)
     path = tmp_path / "vae" / "model.safetensors"
     header, start = header_of(path)
     info = header.pop("__metadata__")
@@ -191,7 +191,7 @@ def test_converting_the_converted_changes_nothing(golden, tmp_path):
 
 
 def test_a_converted_file_is_loaded_without_inferring_or_changing_its_layout(golden, tmp_path, monkeypatch):
-    convert(golden("ltxv_0_9_1").checkpoint, tmp_path / "vae")
+    convert(golden("small_ltxv_0_9_1").checkpoint, tmp_path / "vae")
 
     def forbidden(*_):
         raise AssertionError
@@ -201,7 +201,7 @@ def test_a_converted_file_is_loaded_without_inferring_or_changing_its_layout(gol
     for source in (tmp_path / "vae", tmp_path / "vae" / "model.safetensors"):
         assert read_weights(open_checkpoint(source), "encoder")
     with pytest.raises(AssertionError):
-        open_checkpoint(golden("ltxv_0_9_1").checkpoint)
+        open_checkpoint(golden("small_ltxv_0_9_1").checkpoint)
 
 
 def test_the_file_of_tensors_loads_by_itself(golden, tmp_path):

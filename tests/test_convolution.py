@@ -14,7 +14,7 @@ from conftest import active_memory
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench.case import Case, FixedRule, load_config
+from mlx_ltx_vae.bench.case import Case, FixedRule, open_case
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.convolution import conv3d, rules
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d, HalfScale, half_scale, scale_factors, scale_to_half
@@ -351,7 +351,7 @@ def test_a_power_of_two_changes_no_bit_unless_values_leave_the_range(monkeypatch
 
 
 def test_a_stream_of_an_upsampling_layer_by_time_is_the_same_however_it_is_cut():
-    config = load_config(Case(base_width=16))
+    config = open_case(Case(base_width=16)).config
     spec = next(layer for layer in decoder_spec(config, LARGE.choose).layers if layer.up == (2, 2, 2))
     assert isinstance(spec, ConvSpec)
     layer = DepthToSpaceUpsample(spec)

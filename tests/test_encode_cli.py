@@ -13,11 +13,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from conftest import link_kernels
 from mlx_ltx_vae import VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
+from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main
 from mlx_ltx_vae.latents import LatentsWriter
-from mlx_ltx_vae.metrics import psnr
 from mlx_ltx_vae.video import open_sink
 from tolerances import tolerance
 from video_files import run_ffmpeg
@@ -244,7 +245,7 @@ def test_frames_that_are_over_are_left_out_with_a_line_or_filled_up(golden, tmp_
 
 def test_frames_of_the_middle_are_encoded(clip, golden, tmp_path, capsys):
     path, frames = clip
-    arguments = (path, "-m", golden("ltx2_3").checkpoint)
+    arguments = (path, "-m", golden("small_ltx2_3").checkpoint)
     vae = VideoVAE.from_pretrained(arguments[2], decoder=False)
     for wanted, expected in [("3:12", frames[3:12]), ("8:", frames[8:]), (":9", frames[:9])]:
         report, latents, _ = encoded(capsys, tmp_path, *arguments, "--frames", wanted)
@@ -260,7 +261,8 @@ def test_frames_of_the_middle_are_encoded(clip, golden, tmp_path, capsys):
 
 def test_a_video_comes_from_standard_input(clip, golden, tmp_path):
     path, frames = clip
-    checkpoint, out = golden("ltx2_3").checkpoint, tmp_path / "latents.safetensors"
+    checkpoint, out = golden("small_ltx2_3").checkpoint, tmp_path / "latents.safetensors"
+    link_kernels(tmp_path)
     command = [sys.executable, "-m", "mlx_ltx_vae.encode", "-", "-m", checkpoint, "-o", out, "-q"]
     done = subprocess.run(command, input=path.read_bytes(), capture_output=True, env={**os.environ, "TMPDIR": tmp_path})
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
@@ -331,7 +333,7 @@ def test_errors_are_one_line_and_leave_nothing(clip, tmp_path, capsys):
 _ENCODE_AND_ANNOUNCE_THE_FIRST_FRAMES = """
 import sys
 from mlx_ltx_vae.encode import main
-from mlx_ltx_vae.metrics import psnr
+from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.video import VideoReader
 read = VideoReader.__next__
 def announced(video):

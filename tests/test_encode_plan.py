@@ -25,7 +25,7 @@ GPU = Machine(Backend.METAL, 2)
 
 @pytest.fixture(scope="module")
 def vae(golden):
-    return VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, decoder=False)
+    return VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, decoder=False)
 
 
 def pixels_of(frames=9, height=64, width=96):
@@ -139,7 +139,7 @@ def test_the_command_prints_its_plan_and_keeps_to_a_budget(golden, tmp_path, cap
     clip, out = tmp_path / "clip.mkv", tmp_path / "latents.safetensors"
     with VideoWriter(clip, size=(96, 64), fps=24, codec="ffv1") as video:
         video.write(np.zeros((17, 64, 96, 3), np.uint8))
-    command = [str(clip), "-m", str(golden("ltx2_3").checkpoint), "-o", str(out)]
+    command = [str(clip), "-m", str(golden("small_ltx2_3").checkpoint), "-o", str(out)]
     assert main([*command, "--dry-run"]) == 0
     assert "17 frames of 96x64" in capsys.readouterr().out
     assert main([*command, "--dry-run", "--json", "--memory-budget", "1GB"]) == 0

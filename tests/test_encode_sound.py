@@ -10,7 +10,7 @@ from mlx_ltx_vae import AudioVAE, VideoWriter
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.video.sound_reader import SoundReader
+from mlx_ltx_vae.video.sound_files import SoundReader
 from test_video_sound import chunks_of, heard, tone
 from video_files import children, numbered, run_ffmpeg
 

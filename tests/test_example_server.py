@@ -1,6 +1,7 @@
 """The example of a web server: a real server, a real client, and a decode that the tests can hold up."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -21,12 +22,13 @@ import pytest
 import uvicorn
 from imageio_ffmpeg import get_ffmpeg_exe
 
+from audio_cases import random_latents
 from conftest import active_memory
 from examples import server
-from mlx_ltx_vae import DecodeError, VideoVAE, demo, load_latents, save_latents
-from mlx_ltx_vae.metrics import psnr
+from mlx_ltx_vae import AudioVAE, DecodeError, VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.pipeline.postprocess import FrameChunk
-from video_files import children
+from video_files import children, run_ffmpeg
 
 PATIENCE = 60  # seconds, for what must happen at all
 SIZE = (128, 96)
@@ -70,7 +72,7 @@ class HeldVAE:
     """The demo VAE, whose streams are held at `hold_at`, after the frames of the first fragment."""
 
     def __init__(self, vae: VideoVAE) -> None:
-        self._vae, self.config, self.plan = vae, vae.config, vae.plan
+        self._vae, self.config, self.plan, self.mean, self.std = vae, vae.config, vae.plan, vae.mean, vae.std
         self.hold_at, self.error = 16, None
         self.streams: list[HeldStream] = []
 
@@ -146,7 +148,7 @@ def test_the_video_plays_before_it_is_decoded_and_has_the_frames_of_a_decode(
 ) -> None:
     with serving(vae) as address, post(address, upload) as response:
         assert response.status_code == 200
-        assert response.headers["content-type"] == "video/mp4"
+        assert response.headers["content-type"] == 'video/mp4; codecs="avc1.640033"'
         parts = response.iter_raw()
         data = b""
         while b"mdat" not in data:
@@ -163,6 +165,116 @@ def test_the_video_plays_before_it_is_decoded_and_has_the_frames_of_a_decode(
     assert psnr(mx.array(result), mx.array(expected), span=255) > 35
     assert 0 < len(early) < FRAMES
     np.testing.assert_array_equal(early, result[: len(early)])
+
+
+def with_sound(upload: bytes, folder: Path, sound: np.ndarray) -> bytes:
+    """A latent file with those of its sound."""
+    path = folder / "sound.safetensors"
+    path.write_bytes(upload)
+    mx.save_safetensors(str(path), {**mx.load(str(path)), "audio_latents": mx.array(sound)}, {"fps": "24"})
+    return path.read_bytes()
+
+
+def hear(data: bytes) -> np.ndarray:
+    """What ffmpeg hears, (2, n) at 24 kHz; nothing if there is no sound."""
+    if b"Audio:" not in subprocess.run([get_ffmpeg_exe(), "-i", "pipe:0"], input=data, capture_output=True).stderr:
+        return np.empty((2, 0), np.float32)
+    samples = run_ffmpeg("-i", "pipe:0", "-map", "0:a", "-f", "f32le", "-ar", "24000", "-", data=data)
+    return np.frombuffer(samples, np.float32).reshape(-1, 2).T
+
+
+def test_a_video_has_its_sound_while_it_is_decoded(
+    vae: HeldVAE, audio_vae: Callable, upload: bytes, tmp_path: Path
+) -> None:
+    latents = random_latents(35)
+    whole = np.array(audio_vae("ltx2").decode(latents))[0]
+    expected = np.pad(whole, [(0, 0), (0, FRAMES * 1000 - whole.shape[1])])  # 1000 samples for each frame
+    both = with_sound(upload, tmp_path, latents)
+    with serving(vae, audio_vae=audio_vae("ltx2")) as address:
+        with post(address, both) as response:
+            assert response.status_code == 200
+            assert response.headers["content-type"] == 'video/mp4; codecs="avc1.640033, mp4a.40.2"'
+            parts = response.iter_raw()
+            data = b""
+            while b"mdat" not in data:
+                data += next(parts)
+            early = hear(data)
+            assert not vae.streams[0].released.is_set()
+            vae.streams[0].released.set()
+            data += b"".join(parts)
+        vae.hold_at = FRAMES
+        silent = httpx.post(f"{address}/video/x", content=upload, timeout=PATIENCE)
+    heard = hear(data)
+    assert 0 < early.shape[1] < heard.shape[1]
+    np.testing.assert_array_equal(heard[:, : early.shape[1] - 1024], early[:, :-1024])
+    assert heard.shape[1] in range(expected.shape[1], expected.shape[1] + 1024)  # the codec's last packet
+    error = heard[:, : expected.shape[1]] - expected
+    assert np.square(error).mean() < 0.05 * np.square(expected).mean()
+    np.testing.assert_array_equal(play(data), play(silent.content))
+    assert silent.headers["content-type"] == 'video/mp4; codecs="avc1.640033"' and not hear(silent.content).size
+
+
+def test_latents_that_their_file_calls_unnormalized_are_normalized(
+    demo_vae: VideoVAE, audio_vae: Callable, tmp_path: Path
+) -> None:
+    shapes = {"latents": (1, 64, 2, 3, 4), "audio_latents": (1, 2, 128)}
+    stored = {name: np.random.default_rng(0).normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    path = tmp_path / "clip.safetensors"
+    mx.save_safetensors(str(path), {name: mx.array(each) for name, each in stored.items()}, {"normalized": "false"})
+    sound = audio_vae("ltx2")
+    mean, std = (np.array(each).reshape(64, 1, 1, 1) for each in (demo_vae.mean, demo_vae.std))
+    found, _ = server.load_video_latents(path, demo_vae)
+    np.testing.assert_allclose(found, (stored["latents"] - mean) / std, rtol=1e-5, atol=1e-6)
+    expected = (stored["audio_latents"] - np.array(sound.mean)) / np.array(sound.std)
+    np.testing.assert_allclose(server.load_sound_latents(path, sound), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_server_without_an_audio_vae_leaves_the_sound_out(vae: HeldVAE, upload: bytes, tmp_path: Path) -> None:
+    vae.hold_at = FRAMES
+    with serving(vae) as address:
+        both = with_sound(upload, tmp_path, random_latents(35))
+        videos = [httpx.post(f"{address}/video/x", content=each, timeout=PATIENCE).content for each in (upload, both)]
+    assert videos[0] == videos[1] and not hear(videos[1]).size
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 8, 35, 16), "clip: has the sound of 2 videos; this server takes that of one."),
+        ((1, 8, 60, 16), "clip: the video takes 1.38 s and its sound 2.37 s; "),
+        ((1, 7, 35, 16), "clip: audio latents 'audio_latents' have the shape (1, 7, 35, 16); "),
+    ],
+)
+def test_sound_of_another_video_is_one_line_and_400(
+    vae: HeldVAE, audio_vae: Callable, upload: bytes, tmp_path: Path, shape: tuple, message: str
+) -> None:
+    both = with_sound(upload, tmp_path, np.ones(shape, np.float32))
+    with serving(vae, audio_vae=audio_vae("ltx2")) as address:
+        answer = httpx.post(f"{address}/video/clip", content=both, timeout=PATIENCE)
+    assert answer.status_code == 400 and answer.text.startswith(message) and "\n" not in answer.text
+    assert children() == []
+
+
+def test_the_command_finds_the_audio_vae_in_a_models_file_or_takes_the_named_one(
+    golden: Callable, audio_case: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    video, sound = golden("small_ltx2_3"), audio_case("ltx2")
+    both = tmp_path / "model.safetensors"
+    tensors = {**mx.load(str(video.checkpoint)), **mx.load(str(sound.checkpoint))}
+    config = sound.manifest["config"] | {"vae": video.manifest["vae_config"]}
+    mx.save_safetensors(str(both), tensors, {"config": json.dumps(config)})
+    latents, heard = random_latents(2), []
+    for options in (
+        ["-m", both],
+        ["-m", video.checkpoint, "--audio-model", sound.checkpoint],
+        ["-m", video.checkpoint],
+    ):
+        monkeypatch.setattr(sys, "argv", ["server.py", *map(str, options)])
+        audio_vae = server.load_vaes(server.parse_arguments()).audio
+        heard.append(None if audio_vae is None else np.array(audio_vae.decode(latents)))
+    assert heard[2] is None
+    for each in heard[:2]:
+        np.testing.assert_array_equal(each, AudioVAE.from_pretrained(sound.checkpoint).decode(latents))
 
 
 def test_a_client_that_disconnects_ends_the_decode_and_ffmpeg_and_frees_memory(vae: HeldVAE, upload: bytes) -> None:
@@ -449,7 +561,11 @@ def test_pages_of_other_sites_and_other_names_of_the_server_are_refused(vae: Hel
         assert client.get(address, headers=linked).status_code == 200, "a link to the page may be anywhere"
 
 
-EXAMPLE = [server.__file__, "--demo", "--port", "0"]
+@pytest.fixture(scope="module")
+def example(audio_case: Callable) -> list[str]:
+    """The command of the example, for videos with sound."""
+    return [server.__file__, "--demo", "--audio-model", str(audio_case("ltx2").checkpoint), "--port", "0"]
+
 
 #: An app as the page of the example mounts it.
 MOUNTED = """
@@ -492,21 +608,21 @@ def server_process(*command: str) -> Iterator[tuple[subprocess.Popen, str, list[
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A latent file whose decode outlasts any test."""
+    """A latent file, with sound, whose decode outlasts any test."""
     path = tmp_path_factory.mktemp("endless") / "clip.safetensors"
     save_latents(path, mx.random.normal((1, 64, 4000, 3, 4), key=mx.random.key(0)))
-    return path.read_bytes()
+    return with_sound(path.read_bytes(), path.parent, random_latents(33327))
 
 
 def test_a_second_signal_ends_the_server_at_once(
-    endless: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: list[str], endless: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = Path(tempfile.gettempdir(), "mlx")  # those that MLX has compiled
     kernels.mkdir(exist_ok=True)
     (tmp_path / "mlx").symlink_to(kernels)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with ExitStack() as ends:
-        process, address, log = ends.enter_context(server_process(*EXAMPLE, "--grace", "1000"))
+        process, address, log = ends.enter_context(server_process(*example, "--grace", "1000"))
         connection = ends.enter_context(send(address, head_of(endless), endless))
         (program,) = programs_of(process, [connection])
         process.send_signal(signal.SIGINT)
@@ -518,18 +634,14 @@ def test_a_second_signal_ends_the_server_at_once(
 
 
 @pytest.mark.parametrize(
-    ("number", "path", "command"),
-    [
-        (signal.SIGINT, "", [*EXAMPLE, "--grace", "0"]),
-        (signal.SIGTERM, "", [*EXAMPLE, "--grace", "0"]),
-        (signal.SIGINT, "/ltx", mounted_app()),
-    ],
+    ("number", "path"),
+    [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGINT, "/ltx")],
     ids=["interrupted", "terminated", "mounted"],
 )
 def test_a_signal_ends_the_server_and_its_decodes(
-    endless: bytes, number: signal.Signals, path: str, command: list[str]
+    example: list[str], endless: bytes, number: signal.Signals, path: str
 ) -> None:
-    head = head_of(endless, path)
+    head, command = head_of(endless, path), mounted_app() if path else [*example, "--grace", "0"]
     with server_process(*command) as (process, address, _), ExitStack() as clients:
         decoded = [clients.enter_context(send(address, head, endless)) for _ in range(2)]
         programs = programs_of(process, decoded)
@@ -583,6 +695,7 @@ def test_the_page_has_labels_a_file_picker_a_video_and_a_download(vae: HeldVAE) 
         "<video",
         "ondrop",
         "download",
+        'headers.get("Content-Type")',
     ):
         assert part in page.text
     assert 'fetch("video/"' in page.text  # relative, so that an app can mount the server anywhere

@@ -8,10 +8,15 @@ import pytest
 
 from hdr_formulas import CHROMATICITIES, exr_attributes, exr_pixels
 from mlx_ltx_vae import ReaderError, WriterError
+from mlx_ltx_vae.video import FrameOutput, SinkOptions
 from mlx_ltx_vae.video.exr import EXR_SPACES, read_exr, write_exr
 from video_files import run_ffmpeg
 
 WIDTH, HEIGHT = 70, 37  # of which ZIP has blocks of 16 rows
+
+
+def options_of(space):
+    return SinkOptions(frames=FrameOutput(EXR_SPACES[space].format))
 
 
 def half_frame(seed=0):
@@ -32,7 +37,7 @@ def ffmpeg_exr(path, pixels, pixel_format="gbrpf32le", *options):
 @pytest.mark.parametrize(("space", "name"), [("srgb", "sRGB"), ("acescg", "ACEScg"), ("acescct", "ACEScct")])
 def test_images_are_half_float_zip_with_their_color_space_and_each_bit(tmp_path, space, name):
     path, frame = tmp_path / "a.exr", half_frame()
-    write_exr(path, frame, EXR_SPACES[space])
+    write_exr(path, frame, options_of(space))
     assert exr_pixels(path, WIDTH, HEIGHT).tobytes() == frame.tobytes()
     found = exr_attributes(path)
     assert found["compression"] == ("compression", b"\x03")  # ZIP, 16 rows
@@ -45,7 +50,7 @@ def test_images_are_half_float_zip_with_their_color_space_and_each_bit(tmp_path,
 
 def test_the_same_frame_makes_the_same_file_at_any_time(tmp_path):
     for name in ("a.exr", "b.exr"):
-        write_exr(tmp_path / name, half_frame(), EXR_SPACES["srgb"])
+        write_exr(tmp_path / name, half_frame(), options_of("srgb"))
     assert (tmp_path / "a.exr").read_bytes() == (tmp_path / "b.exr").read_bytes()
     assert "capDate" not in exr_attributes(tmp_path / "a.exr")
 
@@ -96,7 +101,7 @@ def damage(path, how):
 def test_damaged_images_are_errors_and_print_nothing(tmp_path, how, message, capfd):
     path = tmp_path / "a.exr"
     write_exr(
-        path, np.sort(half_frame(), axis=1), EXR_SPACES["srgb"]
+        path, np.sort(half_frame(), axis=1), options_of("srgb")
     )  # noise would be stored as it is, and changes in it unseen
     damage(path, how)
     with pytest.raises(ReaderError, match=f"^{path}: .*({message})"):
@@ -105,7 +110,7 @@ def test_damaged_images_are_errors_and_print_nothing(tmp_path, how, message, cap
 
 
 def test_an_image_of_another_size_or_format_is_refused(tmp_path):
-    write_exr(tmp_path / "a.exr", half_frame(), EXR_SPACES["srgb"])
+    write_exr(tmp_path / "a.exr", half_frame(), options_of("srgb"))
     with pytest.raises(ReaderError, match="is 70x37, and the images before it are 64x64"):
         read_exr(tmp_path / "a.exr", (64, 64))
     run_ffmpeg("-i", tmp_path / "a.exr", tmp_path / "b.png")
@@ -116,13 +121,13 @@ def test_an_image_of_another_size_or_format_is_refused(tmp_path):
 
 def test_a_folder_that_is_not_there_is_an_error_of_the_file(tmp_path):
     with pytest.raises(WriterError, match=r"missing/a.exr: cannot be written \(.*No such file"):
-        write_exr(tmp_path / "missing" / "a.exr", half_frame(), EXR_SPACES["srgb"])
+        write_exr(tmp_path / "missing" / "a.exr", half_frame(), options_of("srgb"))
 
 
 def test_without_the_library_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "OpenImageIO", None)
     command = r'EXR needs OpenImageIO, which is not installed; install it with: pip install "mlx_ltx_vae\[exr\]"\.'
     with pytest.raises(WriterError, match=command):
-        write_exr(tmp_path / "a.exr", half_frame(), EXR_SPACES["srgb"])
+        write_exr(tmp_path / "a.exr", half_frame(), options_of("srgb"))
     with pytest.raises(ReaderError, match=command):
         read_exr(tmp_path / "a.exr")

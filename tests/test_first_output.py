@@ -37,14 +37,14 @@ def test_the_first_frame_comes_after_the_share_of_the_work_that_the_plan_states(
 
 
 def test_the_first_latents_come_after_the_share_of_the_work_that_the_plan_states(golden):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, decoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, decoder=False)
     plan = vae.plan_encode((1, 3, 65, 64, 64))
     pieces = iter([mx.zeros((1, 3, 1, 64, 64))] * 65)
     assert plan.first_output_work == pytest.approx(count_until_first(vae.encode_stream(pieces, plan)), abs=0.05)
 
 
 def test_tiles_in_time_show_frames_after_their_first_row_of_tiles(golden):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     latents = mx.random.normal((1, 8, 12, 4, 2), key=mx.random.key(0))
     tiling = TilingConfig(SpatialTilingConfig(64, 0), TemporalTilingConfig(32, 8))
     plan = vae.plan(latents.shape, mode="tiled", tiling=tiling)
@@ -54,7 +54,7 @@ def test_tiles_in_time_show_frames_after_their_first_row_of_tiles(golden):
 
 @pytest.mark.parametrize(("options", "words"), [({"mode": "single"}, "end"), ({"order": "rows"}, "end: frames wait")])
 def test_a_single_pass_and_rows_show_no_frame_before_the_end(golden, options, words):
-    vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, encoder=False)
+    vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     plan = vae.plan((1, 8, 16, 2, 2), **options)
     assert plan.first_output_work == 1
     assert f"first    frame at the {words}" in str(plan)

@@ -72,7 +72,7 @@ def test_a_full_disk_is_refused_in_one_sentence(golden, latents, small_disk):
     fill(small_disk)
     with (small_disk / "filler").open("r+b") as file:
         file.truncate(os.path.getsize(file.name) - 2**16)
-    assert "kB left)" in decode(latents, golden("ltx2_3").checkpoint, small_disk)
+    assert "kB left)" in decode(latents, golden("small_ltx2_3").checkpoint, small_disk)
     assert sorted(os.listdir(small_disk)) == ["filler"]
 
 
@@ -96,7 +96,7 @@ def test_a_limit_of_file_sizes_is_refused_in_one_sentence(golden, latents, tmp_p
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
-    text = decode(latents, golden("ltx2_3").checkpoint, temporary, preexec_fn=limit)
+    text = decode(latents, golden("small_ltx2_3").checkpoint, temporary, preexec_fn=limit)
     assert "(File too large)" in text
     assert os.listdir(temporary) == []
 

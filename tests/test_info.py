@@ -34,7 +34,7 @@ NETWORK_KEYS = {
 BLOCK_KEYS = {"kind", "in_channels", "out_channels", "layers", "stride", "residual", "inject_noise"}
 LATENTS_KEYS = {
     "kind", "name", "tensor", "stored_shape", "stored_dtype", "layout", "shape", "fps", "normalized", "stated",
-    "statistics", "video", "audio",
+    "statistics", "video", "keyframes", "audio",
 }  # fmt: skip
 
 
@@ -582,6 +582,46 @@ def test_a_video_under_another_name_is_found_beside_audio_latents(info: Callable
     save_file(tensors, tmp_path / "a.safetensors")
     said = info(tmp_path / "a.safetensors")
     assert (said["tensor"], said["audio"]["tensor"]) == ("my_video", "audio_latents")
+
+
+# --- keyframes ------------------------------------------------------------------------------------------------------
+
+STILLS = np.ones((2, 8, 3, 2, 2), np.float16)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "npz"])
+def test_keyframes_beside_latents_and_alone_are_described(
+    info: Callable, text: Callable, tmp_path: Path, ending: str
+) -> None:
+    keyframes = {"keyframe_latents": STILLS, "keyframe_frame_indices": np.array([24, 8, 8])}
+    for name, tensors in {"clip": {"video": np.ones((2, 8, 4, 2, 2), np.float32)}, "keys": {}}.items():
+        path, tensors = tmp_path / f"{name}.{ending}", tensors | keyframes
+        np.savez(path, **tensors) if ending == "npz" else save_file(tensors, path, {"normalized": "true"})
+    normalized = None if ending == "npz" else True
+    expected = {"kind": "keyframes", "frames": [24, 8, 8], "shape": [2, 8, 3, 2, 2], "stored_dtype": "float16"}
+    for said in (info(tmp_path / f"clip.{ending}")["keyframes"], info(tmp_path / f"keys.{ending}")):
+        assert {**expected, "normalized": normalized} == {key: said[key] for key in said if key != "name"}
+    assert "\nstills   2 x 3 keyframes at frames 24, 8, 8\n" in text(tmp_path / f"clip.{ending}") + "\n"
+    assert text(tmp_path / f"keys.{ending}") == (
+        f"file     {tmp_path}/keys.{ending}\nstills   2 x 3 keyframes at frames 24, 8, 8\n         8 channels, 2 x 2 "
+        f"(rows x columns), float16\n         {'normalized, as' if normalized else 'assumed normalized:'} the file "
+        f"{'states' if normalized else 'does not say'}\n"
+    )
+
+
+def test_bad_keyframes_are_a_warning_beside_latents_and_an_error_alone(
+    refused: Callable, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    bad = {"keyframe_latents": STILLS, "keyframe_frame_indices": np.array([1, 2])}
+    save_file({"latents": np.ones((2, 8, 4, 2, 2), np.float32), **bad}, tmp_path / "clip.safetensors")
+    assert main([str(tmp_path / "clip.safetensors")]) == 0
+    captured = capsys.readouterr()
+    assert "clip.safetensors: keyframe_frame_indices has the shape (2,) in int64; expected (3,)" in captured.err
+    assert "stills" not in captured.out
+    save_file(bad, tmp_path / "keys.safetensors")
+    assert "keys.safetensors: keyframe_frame_indices has the shape (2,) in int64" in refused(
+        tmp_path / "keys.safetensors"
+    )
 
 
 def test_an_audio_model_is_an_option_of_latents(golden: Callable, audio_case: Callable, refused: Callable) -> None:

@@ -71,7 +71,7 @@ def section(title):
 
 @pytest.fixture
 def checkpoint(golden):
-    return golden("ltx2_3").checkpoint
+    return golden("small_ltx2_3").checkpoint
 
 
 @pytest.fixture

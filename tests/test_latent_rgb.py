@@ -12,11 +12,11 @@ from safetensors.numpy import load_file, save_file
 
 from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE, demo, load_latents, save_latents
+from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.metrics import psnr
 from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 from tolerances import PEAK_MARGIN, tolerance

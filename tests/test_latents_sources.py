@@ -132,7 +132,7 @@ def test_standard_input_without_latents_is_refused() -> None:
         assert "standard input: is neither safetensors nor .npy nor .npz" in refusal("-")
     with open(os.devnull, "rb") as device, standard_input(device):
         assert "standard input is a terminal or another device; pipe" in refusal("-")
-        assert "/dev/stdin: is a device or a socket" in refusal("/dev/stdin")
+        assert "/dev/stdin: cannot be read (a device or a socket in place of a file)" in refusal("/dev/stdin")
 
 
 def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_sentence(tmp_path: Path, l
     assert refusal(empty) == f"{empty}: is empty; expected latents as safetensors, .npy or .npz."
     assert refusal(tmp_path / "no.npy") == f"{tmp_path / 'no.npy'}: there is no such file."
     assert refusal(tmp_path / "clip.pt") == f"{tmp_path / 'clip.pt'}: there is no such file."
-    assert refusal("/dev/zero") == "/dev/zero: is a device or a socket; expected a latent file, or a pipe with one."
+    assert refusal("/dev/zero") == "/dev/zero: cannot be read (a device or a socket in place of a file)."
     assert "cannot be read (embedded null byte)" in refusal("clip\0.npy")
     assert "cannot be read (Not a directory)" in refusal(empty / "clip.npy")
     with without_permission(private):

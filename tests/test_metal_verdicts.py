@@ -12,8 +12,7 @@ from benchmarks.metal import pages
 from benchmarks.metal.pages import NOTHING_YET, PAGES, ROOT, read_measurements, with_section, write_pages
 from benchmarks.metal.verdicts import clip_sums, make_verdicts
 from mlx_ltx_vae.bench.case import Case
-from mlx_ltx_vae.bench.metal.agreement import compare_with_plan
-from mlx_ltx_vae.bench.metal.submission import without_names
+from mlx_ltx_vae.bench.metal_command import compare_with_plan, without_names
 from mlx_ltx_vae.errors import LTXVAEError
 
 FORMS = ("the package's rule", "conv3d", "joined", "rows", "joined, MLX's tile batch")

@@ -13,12 +13,12 @@ from safetensors.numpy import load_file, save_file
 from conftest import active_memory
 from examples.preview_while_denoising import DEMO_PREVIEW
 from mlx_ltx_vae import CheckpointError, LatentsError, PreviewVAE, VideoVAE, demo, load_latents
+from mlx_ltx_vae.backend.mlx_utils import psnr
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.metrics import psnr
 from mlx_ltx_vae.models.convolution.conv2d import Conv2d
 from mlx_ltx_vae.models.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.models.preview_vae.networks import PreviewDecoder, PreviewEncoder
@@ -62,6 +62,8 @@ def compare_all(golden, name, dtype, modes):
     case = golden(name)
     vae = PreviewVAE.from_pretrained(case.checkpoint, dtype=dtype)
     for check, mode in itertools.product(case.manifest["checks"], modes):
+        if mode != modes[0] and (check["op"] == "encode" or "time_upscale" in check):
+            continue  # has no mode
         given = case.arrays[check["input"]]
         if check["op"] == "encode":
             result = vae.encode(given * 2 - 1)
@@ -228,7 +230,7 @@ def test_a_clip_that_is_left_or_refused_does_not_touch_the_next(vae):
 
 
 def test_a_decoder_that_looks_ahead_holds_frames_back_until_the_end(golden):
-    vae = PreviewVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype="float32")
+    vae = PreviewVAE.from_pretrained(golden("small_ltx2_3").checkpoint, dtype="float32")
     latents = mx.random.normal((1, vae.config.latent_channels, 18, 1, 1), key=mx.random.key(1))
     given = [vae.push(latents[:, :, frame : frame + 1]) for frame in range(18)]
     early = [each for each in given if each is not None]

@@ -25,7 +25,7 @@ NAME = "a-long-name-of-a-clip-that-does-not-fit.mp4"
 )
 def test_a_terminal_shows_the_file_the_phase_and_what_is_left(golden, tmp_path, columns, last):
     save_latents(tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(1)))
-    arguments = [tmp_path / "clip.safetensors", "-m", golden("ltx2_3").checkpoint, "-o", tmp_path / NAME]
+    arguments = [tmp_path / "clip.safetensors", "-m", golden("small_ltx2_3").checkpoint, "-o", tmp_path / NAME]
     code, _, shown = run_on_terminal(columns, "mlx_ltx_vae.decode", *arguments)
     assert code == 0
     lines = [line for line in re.split(r"[\r\n]+", shown) if line.strip()]
@@ -39,7 +39,7 @@ def test_a_terminal_shows_the_file_the_phase_and_what_is_left(golden, tmp_path, 
 
 def test_standard_error_that_is_a_file_has_a_line_now_and_then(golden, tmp_path, capsys, monkeypatch):
     save_latents(tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(1)))
-    command = [str(tmp_path / "clip.safetensors"), "-m", str(golden("ltx2_3").checkpoint), "--chunk", "1", "-o"]
+    command = [str(tmp_path / "clip.safetensors"), "-m", str(golden("small_ltx2_3").checkpoint), "--chunk", "1", "-o"]
     assert decode([*command, str(tmp_path / "a.npy")]) == 0
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)

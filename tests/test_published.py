@@ -117,15 +117,22 @@ def test_a_published_audio_vae_is_that_of_its_file(audio, name):
     assert published(SOUND)[name].published[name]() == open_checkpoint(audio(name), medium=SOUND).config
 
 
+DRY_RUNS = [
+    "--memory-budget 20GB",
+    "--memory-budget 10GB --dtype bfloat16 --order rows --bit-depth 10",
+    "--memory-budget 20GB --dtype float32 --preset wide",
+]
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options", "backend"),  # every pair of them
     [
-        "--memory-budget 20GB",
-        "--memory-budget 10GB --dtype bfloat16 --order rows --bit-depth 10",
-        "--memory-budget 20GB --dtype float32 --preset wide",
+        (name, options, (Backend.CPU, Backend.METAL)[(row + column) % 2])
+        for row, name in enumerate(name for name in CASES if name != "ltx-2.5")
+        for column, options in enumerate(DRY_RUNS)
     ],
+    indirect=["backend"],
 )
-@pytest.mark.parametrize("name", [name for name in CASES if name != "ltx-2.5"])
 def test_a_dry_run_without_files_is_that_of_files(checkpoint, latents, dry_run, backend, name, options):
     expected = dry_run(latents, "-m", checkpoint(name), *options.split())
     del expected["vae"]["file"]
@@ -146,11 +153,11 @@ def test_sound_takes_what_it_takes_with_files(checkpoint, audio, latents, dry_ru
 def test_an_estimate_is_the_plan_of_the_vae_that_is_loaded(golden, monkeypatch, backend):
     """Of a narrow one, which is quick to load."""
     family = published()["ltx-2.3"]
-    narrow = open_checkpoint(golden("ltx2_3").checkpoint).config
+    narrow = open_checkpoint(golden("small_ltx2_3").checkpoint).config
     monkeypatch.setitem(family.published, "ltx-2.3", lambda: narrow)
     shape = (1, narrow.latent_channels, *GRID)
     for dtype, order in ((None, "auto"), ("bfloat16", "time"), ("float16", "rows"), ("float32", "columns")):
-        vae = VideoVAE.from_pretrained(golden("ltx2_3").checkpoint, dtype=dtype or "float32", encoder=False)
+        vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, dtype=dtype or "float32", encoder=False)
         given = {"order": order, "memory_budget": "8GB"}
         found = VideoVAE.estimate("ltx-2.3", frames=121, size="1280x704", dtype=dtype or mx.float32, **given)
         assert found == vae.plan(shape, **given)

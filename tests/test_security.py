@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import mlx_ltx_vae
+from conftest import link_kernels
 from mlx_ltx_vae import LTXVAEError, VideoReader, demo, load_latents, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video.sound_probe import probe_sound
+from mlx_ltx_vae.video.sound_files import probe_sound
 from video_files import noise, run_ffmpeg, write
 
 PACKAGE = Path(mlx_ltx_vae.__file__).parent
@@ -50,6 +51,7 @@ def watched(tmp_path_factory):
     for folder in folders.values():
         folder.mkdir()
     write(folders["target"] / "clip.mkv", noise(9, (64, 64)))
+    link_kernels(folders["temporary"])
     target, vae = str(folders["target"]), str(demo.VAE)
     save_latents(f"{target}/latents.safetensors", load_latents(demo.LATENTS)[0][:, :, :2, :3, :4])
     commands = [

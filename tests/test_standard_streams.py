@@ -29,7 +29,7 @@ UNWRITABLE = "error: standard output: cannot be written"
 def files(golden, tmp_path):
     """The arguments of a small decode without its output, in a folder of its own."""
     np.save(tmp_path / "latents.npy", np.random.default_rng(0).normal(size=(1, 8, 1, 2, 2)).astype(np.float32))
-    (tmp_path / f"{NAME}.safetensors").symlink_to(golden("ltx2_3").checkpoint)
+    (tmp_path / f"{NAME}.safetensors").symlink_to(golden("small_ltx2_3").checkpoint)
     return ["latents.npy", "-m", f"{NAME}.safetensors"]
 
 
@@ -116,7 +116,7 @@ def test_full_standard_error_and_output_of_many_inputs(shell, tmp_path):
 def test_names_are_printed_and_written_in_any_encoding(shell, tmp_path, environment):
     code, out, errors = shell("decode {} nothing漢.npy -o 'videos漢/'", **environment)
     assert code == 1
-    assert "latents.npy -> " in out and ": 1 frame, " in out and ".safetensors (LTX-2.3, " in out
+    assert "latents.npy -> " in out and ": 1 frame, " in out and ".safetensors (custom, " in out
     assert len(errors.splitlines()) == 2
     assert (tmp_path / "videos漢" / "latents.mp4").exists()
 

@@ -39,6 +39,18 @@ WRONG = [
     (decode, "clip.npy - -m vae -o out/", "- is standard input or output, which takes one input"),
     (decode, "clip.npy more.npy -m vae -o -", "- is standard input or output, which takes one input"),
     (decode, "a.npy b.npy -m vae -o out/ --audio voice.wav", "--audio goes with one input"),
+    (decode, "a.npy b.npy -m vae -o out/ --keyframes k.npz", "--keyframes goes with one input; decode each on its own"),
+    (
+        decode,
+        "clip.npy --audio-model a -o out.wav --keyframes k.npz",
+        "a .wav file is the sound alone; leave out --key",
+    ),
+    (
+        decode,
+        "--generation ltx-2.5-diffusion --dry-run --keyframes k.npz",
+        "plans without files; leave out --keyframes",
+    ),
+    (preview, "clip.npy -m rgb -o out.png --keyframes k.npz", "unrecognized arguments: --keyframes"),
     (decode, "a.npy b.npy -m vae -o out/ --crf 99", "out/{name}.mp4: a crf of 99 is not between 0 and 51"),
     (decode, "a.npy b.npy -m vae -o out/{name}.avi", "out/{name}.avi: its ending is not supported"),
     (decode, "a.npy b.npy --demo -o out/", "--demo comes with latents and a VAE; leave out LATENTS"),
@@ -275,7 +287,10 @@ def test_help_fits_80_columns_describes_every_option_and_ends_with_examples(name
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_of_the_help_are_correct_usage(name, capsys, monkeypatch):
     """Each example gets as far as reading its files."""
-    module = import_module(f"mlx_ltx_vae.{'bench' if name == 'bench' else 'commands'}.{name}_command")
+    runner = {"bench": "bench.bench_command", "preview": "commands.decode_command"}.get(
+        name, f"commands.{name}_command"
+    )
+    module = import_module(f"mlx_ltx_vae.{runner}")
     ran = []
     monkeypatch.setattr(module, "run_command", lambda command, arguments, **_: ran.append(arguments) or 0)
     with pytest.raises(SystemExit):

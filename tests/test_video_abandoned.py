@@ -53,9 +53,13 @@ OUTPUTS = [
 ]
 
 
-@pytest.mark.parametrize("is_in_a_cycle", [False, True])
-@pytest.mark.parametrize("num_frames", [0, 30])
-@pytest.mark.parametrize(("name", "options"), OUTPUTS)
+@pytest.mark.parametrize(
+    ("name", "options", "num_frames", "is_in_a_cycle"),
+    [
+        *((*output, *case) for output in OUTPUTS for case in [(0, False), (30, True)]),
+        *((*output, *case) for output in OUTPUTS[:3] for case in [(0, True), (30, False)]),
+    ],
+)
 def test_a_dropped_writer_leaves_nothing(
     tmp_path: Path, name: str, options: dict, num_frames: int, is_in_a_cycle: bool
 ) -> None:
@@ -132,7 +136,7 @@ FORKS = """
 import os, sys, time
 import numpy as np
 from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, open_sink
-from mlx_ltx_vae.video.wav import write_wav
+from mlx_ltx_vae.video.sound import write_wav
 
 def fork(act):
     if (child := os.fork()) == 0:

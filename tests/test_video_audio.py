@@ -13,8 +13,7 @@ from mlx_ltx_vae import demo, load_latents, save_latents
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.video import SinkOptions, VideoReader, VideoWriter, audio_codecs, check_output, open_sink, outputs
-from mlx_ltx_vae.video.sound_probe import find_shift
-from mlx_ltx_vae.video.sound_reader import SoundReader
+from mlx_ltx_vae.video.sound_files import SoundReader, find_shift
 from video_files import numbered, numbers, read, run_ffmpeg
 
 RATE = 48_000

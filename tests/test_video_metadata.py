@@ -219,7 +219,7 @@ def test_what_ffmpeg_says_of_itself_is_no_entry(tmp_path: Path, name: str, monke
         out.write(noise(1, SIZE))
     assert "encoder" in {key.lower() for key in ffmetadata(tmp_path / name)}
     assert read_metadata(tmp_path / name) == {}
-    monkeypatch.setattr(metadata, "read_ffmetadata", lambda *_: ";FFMETADATA1\nmajor_brand=isom\nencoder=HandBrake\n")
+    monkeypatch.setattr(metadata, "read_output", lambda *_, **__: ";FFMETADATA1\nmajor_brand=isom\nencoder=HandBrake\n")
     assert read_metadata(tmp_path / name) == {"encoder": "HandBrake"}
 
 
@@ -242,7 +242,7 @@ def comfyui_latents(golden, tmp_path: Path) -> tuple[Path, Path]:
     tensors = {"latent_tensor": latents, "latent_format_version_0": mx.array([])}
     path = tmp_path / "clip.latent.safetensors"
     mx.save_safetensors(str(path), tensors, {"prompt": LONG, "workflow": '{"nodes": []}', "other": "stays"})
-    return path, golden("ltx2_3").checkpoint
+    return path, golden("small_ltx2_3").checkpoint
 
 
 @pytest.mark.parametrize("output", ["out.mp4", "out/", "%03d.png"])
@@ -300,6 +300,6 @@ def test_an_entry_needs_a_key_and_a_value(tmp_path: Path, capsys: pytest.Capture
 
 def test_latents_of_this_package_have_no_workflow(golden, tmp_path: Path) -> None:
     save_latents(tmp_path / "clip.safetensors", mx.zeros((1, 8, 1, 2, 2)), fps=24)
-    vae = str(golden("ltx2_3").checkpoint)
+    vae = str(golden("small_ltx2_3").checkpoint)
     assert main([str(tmp_path / "clip.safetensors"), "-m", vae, "-o", f"{tmp_path}/out/", "-q"]) == 0
     assert read_metadata(tmp_path / "out/00000.png") == {}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.video import Fit
 from mlx_ltx_vae.video.probe import parse_log
-from mlx_ltx_vae.video.reader import fit_size
+from mlx_ltx_vae.video.source import fit_size
 
 sides = st.integers(1, 5000)
 sizes = st.tuples(sides, sides)

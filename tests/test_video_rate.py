@@ -10,7 +10,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from PIL import Image
 
 from mlx_ltx_vae.video import VideoReader
-from mlx_ltx_vae.video.rate import RateConverter
+from mlx_ltx_vae.video.reader import RateConverter
 from video_files import SIZE, numbered, numbers, read, refusal, run_ffmpeg, save_images, write
 
 

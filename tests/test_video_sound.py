@@ -15,8 +15,7 @@ import pytest
 from conftest import file_size_limit
 from mlx_ltx_vae.errors import WriterError
 from mlx_ltx_vae.video import SinkOptions, VideoWriter, audio_codecs, ffmpeg
-from mlx_ltx_vae.video.sound import SoundTrack
-from mlx_ltx_vae.video.wav import write_wav
+from mlx_ltx_vae.video.sound import SoundTrack, write_wav
 from video_files import numbered, numbers, read, run_ffmpeg
 
 SIZE, NUM_FRAMES = (32, 32), 48  # two seconds
@@ -284,7 +283,7 @@ def test_a_stream_that_fails_ends_the_video_and_leaves_nothing(tmp_path):
         write(tmp_path / "a.mp4", chunks(), 24000)
     assert not os.listdir(tmp_path)
     deadline = time.monotonic() + 10
-    while any(thread.name == "sound-writer" for thread in threading.enumerate()):
+    while any(thread.name == "frame-writer" for thread in threading.enumerate()):
         assert time.monotonic() < deadline, "the thread is left"
         time.sleep(0.01)
 

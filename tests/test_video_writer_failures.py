@@ -25,10 +25,11 @@ from mlx_ltx_vae.video import (
     check_output,
     codecs,
     ffmpeg,
+    ffmpeg_process,
     open_sink,
     outputs,
 )
-from mlx_ltx_vae.video.ffmpeg_reader import FfmpegDecoder
+from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
 from mlx_ltx_vae.video.frame_format import RGB8
 from video_files import children, kill_children
 
@@ -93,7 +94,7 @@ def test_codec_that_this_ffmpeg_lacks_is_named(target: Path, monkeypatch: pytest
 @pytest.mark.parametrize("name", ["out.mp4", "out.gif"])
 def test_missing_ffmpeg_is_a_writer_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ffmpeg.listing.cache_clear()  # cached, and used for an mp4 only
-    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
+    monkeypatch.setattr("mlx_ltx_vae.video.ffmpeg_process.get_ffmpeg_exe", lambda: "/nowhere/ffmpeg")
     with pytest.raises(WriterError, match="ffmpeg cannot be started"):
         open_sink(tmp_path / name, size=SIZE, fps=24)
     assert names(tmp_path) == []
@@ -347,7 +348,7 @@ def test_the_limit_of_file_sizes_is_named(tmp_path: Path, name: str) -> None:
     assert names(tmp_path) == []
 
 
-NOISE = {"lines": "yes noise that nobody needs | head -c 25000000 >&2", "line": "head -c 25000000 /dev/zero >&2"}
+NOISE = {"lines": "yes noise that nobody needs | head -c 4000000 >&2", "line": "head -c 4000000 /dev/zero >&2"}
 
 
 @pytest.mark.parametrize("noise", NOISE)
@@ -357,7 +358,7 @@ def test_an_ffmpeg_that_logs_megabytes_writes_and_reads(
     program = target.with_name("ffmpeg")
     program.write_text(f'#!/bin/sh\ncase "$*" in *pipe:*) {NOISE[noise]};; esac\nexec {get_ffmpeg_exe()} "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setattr(ffmpeg, "get_ffmpeg_exe", lambda: str(program))
+    monkeypatch.setattr(ffmpeg_process, "get_ffmpeg_exe", lambda: str(program))
     for options in ({}, {"fragmented": True}):
         with VideoWriter(target, size=SIZE, fps=24, **options) as out:
             out.write(make_frames(20))

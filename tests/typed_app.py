@@ -26,6 +26,7 @@ from mlx_ltx_vae import (
     Fit,
     FrameChunk,
     HDROptions,
+    Keyframes,
     LatentsError,
     LatentsInfo,
     LTXVAEError,
@@ -40,6 +41,8 @@ from mlx_ltx_vae import (
     WriterError,
     demo,
     hdr,
+    load_audio_latents,
+    load_keyframes,
     load_latents,
     save_latents,
     tiling,
@@ -86,8 +89,10 @@ def encode(vae: VideoVAE, video: Path, out: Path) -> LatentsInfo:
     with VideoReader(video, size=(64, 64), fit=Fit.CROP, first_frame=0, max_frames=9) as frames:
         plan: EncodePlan = vae.plan_encode((9, 64, 64, 3))
         latents = mx.concatenate(list(vae.encode_stream(frames, plan)), axis=2)
-        save_latents(out, latents, fps=frames.fps or 24)
+        save_latents(out, latents, fps=frames.fps or 24, keyframes=Keyframes(latents[:, :, :1], [8]))
     loaded, info = load_latents(out)
+    stills: Keyframes | None = load_keyframes(out)
+    vae.plan(loaded.shape, keyframes=stills)
     rate: Fraction | None = info.fps
     assert rate is not None
     assert loaded.shape == latents.shape
@@ -100,7 +105,10 @@ def preview(vae: PreviewVAE, latents: mx.array) -> mx.array | None:
     return first
 
 
-def hear(vae: AudioVAE, latents: mx.array, sound: mx.array) -> int:
+def hear(vae: AudioVAE, file: Path, sound: mx.array) -> int:
+    latents = load_audio_latents(file, statistics=(vae.mean, vae.std))
+    if latents is None:
+        return 0
     plan: AudioPlan = vae.plan(latents.shape[2])
     stream: AudioStream = vae.stream(latents, plan)
     chunks: Iterator[AudioChunk] = stream
@@ -123,8 +131,8 @@ def describe(config: VAEConfig) -> str:
 def main(folder: Path) -> int:
     try:
         vae = FilmVAE.from_pretrained(demo.VAE, dtype=mx.float32)
-        latents = load_latents(demo.LATENTS)[0][:, :, :2]
-        assert vae.first_frame(latents).shape == (256, 384, 3)
+        latents = load_latents(demo.LATENTS)[0][:, :, :2, :3, :4]
+        assert vae.first_frame(latents).shape == (96, 128, 3)
         assert isinstance(vae.config, VAEConfig), describe
         print(describe(vae.config), decode(vae, latents, folder), repr(vae.stream(latents)))
         print(encode(vae, folder / "clip.mp4", folder / "clip.safetensors"))

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from benchmarks.metal.attention_model import Layer, planned_layers
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench.tables import table
+from mlx_ltx_vae.bench.reports import table
 from mlx_ltx_vae.models.diffusion_decoder import attention, blocks, rotation
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import MODULATION_ROWS, AttentionSpec, MLPSpec
 from mlx_ltx_vae.models.layers import activation

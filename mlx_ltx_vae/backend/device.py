@@ -12,8 +12,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from ..errors import DeviceError
+from ..startup import was_forked
 from .machine import Backend, Machine
-from .mlx_import import was_forked
 from .mlx_utils import clear_streams_at_thread_end, to_int
 
 _WINOGRAD_BATCH = "MLX_CONV_WINOGRAD_TILE_BATCH"

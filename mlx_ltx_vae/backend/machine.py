@@ -1,10 +1,16 @@
-"""The properties of a machine that plans depend on. No MLX."""
+"""The machine that plans depend on, and this process among those that compute together. No MLX."""
 
 import enum
+import os
+import re
 from dataclasses import dataclass
 from typing import Literal
 
+from ..errors import DistributedError, quote
+
 FLOAT32_BYTES = 4
+# Seconds in which ranks exchange nothing: more than the reader of an output pauses, or a checkpoint takes to be read.
+DEFAULT_TIMEOUT = 1800
 
 #: What `--dtype` accepts.
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -27,3 +33,28 @@ class Machine:
     available: int | None = None  # bytes of memory for a plan; None for unlimited
     keeps_dtype: bool = False  # convolutions take operands in the network's dtype although another is more accurate
     largest_buffer: int | None = None  # bytes of the largest array; None for unlimited
+
+
+#: Set by `mlx.launch` for its backends, and by the launchers of MPI.
+RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+class Work(enum.Enum):
+    """What ranks share."""
+
+    ROWS = "rows"  # one video: each computes a band of rows
+    BATCH = "batch"  # several videos: each computes whole ones
+    OFF = "off"  # nothing: the first rank does everything
+
+
+def launched_rank() -> int | None:
+    """The rank of this process; None if no launcher has started it."""
+    name = next((name for name in RANK_VARIABLES if name in os.environ), None)
+    if name is None:
+        return None
+    text = os.environ[name]
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise DistributedError(
+            f"{name} is {quote(text)}, which is not the number of a rank; unset it, or use mlx.launch."
+        )
+    return int(text)

@@ -7,17 +7,17 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from ..backend.ranks import launched_rank
+from ..backend.machine import launched_rank
 from ..commands.cli import CommandParser, examples, positive, run_command
 from ..errors import CheckpointError
 from ..process import temporary_folder
-from .case import Case, load_spec
+from . import metal_command
+from .case import Case, open_case
 from .command import add_decode_options, add_mode_options, chosen_modes, make_case, plot_file, report
 from .decoding import decode, encode
-from .metal import command as metal
 from .old_options import with_new_names
 from .processes import Job
-from .tables import timing_table
+from .reports import timing_table
 
 _COMPARABLE = ("exact", "tiled")
 _FRAMES = 57
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     arguments = with_new_names(sys.argv[1:] if argv is None else argv)
     if "--metal" in arguments:
-        return metal.main(arguments)
+        return metal_command.main(arguments)
     parser = build_parser()
     options = parser.parse_args(arguments)
     _check(parser, options)
@@ -76,7 +76,7 @@ def _check(parser: CommandParser, options: argparse.Namespace) -> None:
         parser.error("--order is of the exact mode; add --mode exact")
     if options.encode and not options.model:
         try:
-            load_spec(Case(generation=options.generation), "encoder")
+            open_case(Case(generation=options.generation)).spec("encoder")
         except CheckpointError:
             parser.error(f"--encode: random weights of {options.generation} have no encoder; add -m, or choose others")
     if launched_rank() is not None:

@@ -11,14 +11,13 @@ import numpy as np
 
 from ..backend.machine import Backend
 from ..backend.mlx_utils import DTYPES, DtypeName, named_parameters
-from ..checkpoint import open_checkpoint
+from ..checkpoint import Checkpoint, open_checkpoint
 from ..latents import load_latents
-from ..models.base import NETWORKS, Config, Family, Statistics
+from ..models.base import NETWORKS, Family, Statistics
 from ..models.convolution.prepared import prepare
 from ..models.convolution.rules import ConvRule, ConvShape, Formulation
-from ..models.specs import NetworkSpec
 from ..pipeline.postprocess import FrameChunk
-from ..planning.options import BitDepth, OrderName
+from ..planning.options import OrderName
 from ..planning.plan import DecodePlan
 from ..published import PublishedVAE
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, preset
@@ -38,43 +37,26 @@ class FixedRule:
 
 @dataclass(frozen=True)
 class Case:
-    """The video, the weights and the mode of a run. Plain values, which JSON can represent.
+    """The video, the weights and the mode of a run. Plain values, which JSON can represent."""
 
-    Attributes:
-        model: a checkpoint, or None for random weights.
-        latents: a latent file, which then determines the size and length; None for noise.
-        generation: of random weights, a name of `PublishedVAE`.
-        base_width: base channels of random weights; the published models have 128.
-        dtype: what to compute in; None for the checkpoint's own, or float32 for random weights.
-        keeps_dtype: whether convolutions of random weights take their operands in `dtype` although another is more
-            accurate, as those of a checkpoint do if `dtype` is given.
-        mode: of a decode; of an encode "stream" or "tiled"; of another program its name.
-        tiles: a preset's name, or SIZE:OVERLAP in pixels, and after a comma in frames; None for those that a plan takes
-            for the network.
-        memory_budget: bytes, or a size such as "8GB".
-        prefetch: steps ahead; None as planned.
-        cache_limit: bytes that MLX's buffer cache may have; None as planned.
-        formulation: of all convolutions, a value of `Formulation`; None for the package's rule.
-    """
-
-    model: str | None = None
-    latents: str | None = None
-    generation: str = "ltx-2.3"
-    base_width: int = 32
-    dtype: DtypeName | None = None
-    keeps_dtype: bool = False
+    model: str | None = None  # a checkpoint; None for random weights
+    latents: str | None = None  # a latent file, of this size and length; None for noise
+    generation: str = "ltx-2.3"  # of random weights, a name of `PublishedVAE`
+    base_width: int = 32  # of random weights; the published models have 128
+    dtype: DtypeName | None = None  # None for the checkpoint's own, or float32 for random weights
+    keeps_dtype: bool = False  # whether random weights compute in `dtype` although another is more accurate
     width: int = 256
     height: int = 256
     frames: int = 57
-    mode: Any = "exact"
+    mode: Any = "exact"  # of a decode; of an encode "stream" or "tiled"; of another program its name
     order: OrderName = "auto"
     chunk: int | None = None
-    tiles: str | None = None
+    tiles: str | None = None  # a preset, or SIZE:OVERLAP in pixels, and after a comma in frames; None as planned
     tile_batch_size: int = 1
     memory_budget: str | int | None = None
-    prefetch: int | None = None
-    cache_limit: int | None = None
-    formulation: str | None = None
+    prefetch: int | None = None  # steps ahead; None as planned
+    cache_limit: int | None = None  # bytes that MLX's buffer cache may have; None as planned
+    formulation: str | None = None  # of all convolutions, a value of `Formulation`; None for the package's rule
 
     def make_tiling(self) -> TilingConfig | None:
         """The tiles that `tiles` names. A preset may depend on the size of the video."""
@@ -87,38 +69,24 @@ class Case:
         return preset(self.tiles, self.height, self.width, self.frames) or TilingConfig()
 
 
-def published_vae(case: Case) -> PublishedVAE:
-    """What a case without a checkpoint has random weights of."""
-    return PublishedVAE.find(case.generation, base_channels=case.base_width)
-
-
-def load_config(case: Case) -> Config:
-    """The configuration of a case's checkpoint, whose headers alone are read, or of its random weights."""
-    if case.model:
-        return open_checkpoint(case.model).config
-    return published_vae(case).config
-
-
-def load_spec(case: Case, network: str = "decoder") -> NetworkSpec:
-    """The layers of one of a case's networks; a `CheckpointError` if it does not have that."""
-    if case.model:
-        return open_checkpoint(case.model, encoder=network == "encoder").spec(network)
-    return published_vae(case).spec(network)
+def open_case(case: Case, network: str = "decoder") -> Checkpoint | PublishedVAE:
+    """What has the configuration and the layers of a case: the headers of its checkpoint, or a published VAE."""
+    if case.model is None:
+        return PublishedVAE.find(case.generation, base_channels=case.base_width)
+    encoder, decoder = (name == network for name in NETWORKS)
+    return open_checkpoint(case.model, encoder=encoder, decoder=decoder)
 
 
 def load_vae(case: Case, network: Literal["encoder", "decoder"] = "decoder") -> VideoVAE:
     """A VAE with one of its networks: the checkpoint's, or one with the same random weights in every process."""
-    if case.model:
-        encoder, decoder = (name == network for name in NETWORKS)
-        checkpoint = open_checkpoint(case.model, encoder=encoder, decoder=decoder)
-        if case.formulation is not None:
-            rule = FixedRule(Formulation(case.formulation))
-            checkpoint = replace(checkpoint, family=with_rule(checkpoint.family, rule))
-        return VideoVAE.from_pretrained(checkpoint, dtype=case.dtype, encoder=encoder, decoder=decoder)
-    module = make_random_network(case, network)
-    prepare(module, keeps_dtype=case.keeps_dtype)
-    made: dict[str, Any] = {**dict.fromkeys(NETWORKS), network: module}
-    return VideoVAE(load_config(case), **made, keeps_dtype=case.keeps_dtype)
+    opened = open_case(case, network)
+    made: dict[str, Any] = dict.fromkeys(NETWORKS)
+    if isinstance(opened, Checkpoint):
+        opened = replace(opened, family=_family(case, opened))
+        return VideoVAE.from_pretrained(opened, dtype=case.dtype, **{name: name == network for name in made})
+    made[network] = make_random_network(case, network)
+    prepare(made[network], keeps_dtype=case.keeps_dtype)
+    return VideoVAE(opened.config, **made, keeps_dtype=case.keeps_dtype)
 
 
 def make_random_network(case: Case, network: str = "decoder") -> nn.Module:
@@ -127,18 +95,21 @@ def make_random_network(case: Case, network: str = "decoder") -> nn.Module:
     Raises:
         CheckpointError: if the family has no such network.
     """
-    vae = published_vae(case)
+    vae = PublishedVAE.find(case.generation, base_channels=case.base_width)
     vae.spec(network)
-    family, config = vae.family, vae.config
-    if case.formulation is not None:
-        family = with_rule(family, FixedRule(Formulation(case.formulation)))
-    ones = mx.ones((config.latent_channels,))
+    ones = mx.ones((vae.config.latent_channels,))
     mx.random.seed(0)
-    module = family.make(config, network, Statistics(0 * ones, ones))
+    module = _family(case, vae).make(vae.config, network, Statistics(0 * ones, ones))
     assert isinstance(module, nn.Module)
     module.set_dtype(DTYPES[case.dtype or "float32"])
     mx.eval(module.parameters())
     return module
+
+
+def _family(case: Case, opened: Checkpoint | PublishedVAE) -> Family[Any]:
+    if case.formulation is None:
+        return opened.family
+    return with_rule(opened.family, FixedRule(Formulation(case.formulation)))
 
 
 def with_rule(family: Family[Any], rule: ConvRule) -> Family[Any]:
@@ -170,16 +141,12 @@ class Decode:
     plan: DecodePlan
 
     @classmethod
-    def from_case(cls, case: Case, *, bit_depth: BitDepth | None = 8) -> "Decode":
-        """Load the VAE and the latents, and plan the decode to chunks of this bit depth; None for floats.
+    def from_case(cls, case: Case, vae: VideoVAE | None = None, **options: Any) -> "Decode":
+        """Load the latents, and the VAE if none is given, and plan the decode; `options` are those of `VideoVAE.plan`.
 
         The memory of a plan is not that of another `prefetch`.
         """
-        return cls.from_vae(load_vae(case), case, bit_depth=bit_depth)
-
-    @classmethod
-    def from_vae(cls, vae: VideoVAE, case: Case, *, bit_depth: BitDepth | None = 8, joined: bool = False) -> "Decode":
-        """As `from_case`, with a VAE that is loaded; `joined` is that of `VideoVAE.plan`."""
+        vae = vae or load_vae(case)
         latents = load_case_latents(case, vae)
         plan = vae.plan(
             latents.shape,
@@ -189,8 +156,7 @@ class Decode:
             tiling=case.make_tiling() if case.mode == "tiled" else None,
             tile_batch_size=case.tile_batch_size,
             chunk=case.chunk,
-            bit_depth=bit_depth,
-            joined=joined,
+            **{"bit_depth": 8, **options},
         )
         if case.prefetch is not None:
             plan = replace(plan, prefetch=case.prefetch)

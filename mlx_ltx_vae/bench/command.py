@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -18,8 +18,8 @@ from ..models.families import published
 from ..planning.options import ModeName, OrderName
 from ..tiling import PRESETS
 from .case import Case
-from .plot import draw, new_figure
 from .processes import Job, Run, describe_machine, run_interleaved
+from .reports import draw, new_figure
 
 _PLOT_ENDINGS = (".png", ".svg", ".pdf")
 
@@ -135,8 +135,13 @@ def publisher(options: argparse.Namespace) -> Callable[[dict[str, Any], str], No
 
     def publish(document: dict[str, Any], text: str) -> None:
         if file:
-            file.path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            file.complete()
+            write_document(file, document)
         print_report(json.dumps(document) if options.json else text)
 
     return publish
+
+
+def write_document(file: PartFile, document: Mapping[str, Any]) -> None:
+    """Complete a file with everything that was measured."""
+    file.path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    file.complete()

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..metrics import max_difference, psnr
+from ..backend.mlx_utils import max_difference, psnr
 from ..planning.memory import cut
 from ..planning.plan import Plan
 from ..vae import VideoVAE
@@ -34,15 +34,10 @@ Sample = tuple[float, int, int | None]
 
 
 def decode(case: Case, *, warm_up: bool = False, in_float: bool = False, **options: Any) -> dict[str, Any]:
-    """Decode.
+    """Decode, after a short clip with `warm_up`; to pixels in [-1, 1] with `in_float`, otherwise to levels of 8 bits.
 
-    Args:
-        warm_up: whether to decode a short clip first.
-        in_float: whether to compare pixels in [-1, 1], and not levels of 8 bits.
-        options: of `measure`.
-
-    Returns:
-        What `measure` and `describe` return; start_footprint_bytes, before anything was loaded.
+    Options are those of `measure`. Returns what that and `describe` return, and start_footprint_bytes, before anything
+    was loaded.
     """
     before, _ = footprint()
     subject = Decode.from_case(case)
@@ -61,10 +56,8 @@ def decode(case: Case, *, warm_up: bool = False, in_float: bool = False, **optio
 def encode(case: Case, vae: VideoVAE | None = None) -> dict[str, Any]:
     """Encode uint8 noise: as a stream (mode "stream"), or the whole video in tiles (mode "tiled").
 
-    `vae` is None for one with the case's encoder alone.
-
-    Returns:
-        latent_frames, and as for a decode what was measured and planned, without frames and footprints.
+    `vae` is None for one with the case's encoder alone. Returns latent_frames, and as for a decode what was measured
+    and planned, without frames and footprints.
     """
     vae = vae or load_vae(case, "encoder")
     vae.config.scale.latent_grid((case.frames, case.height, case.width))  # raises for frames that would be left out
@@ -95,13 +88,12 @@ def measure(
     Args:
         chunks: yields frames (n, H, W, 3), or latents along the first axis; the work starts with the first `next`.
         sampled: whether to sample memory every 20 ms, and once at the end.
-        save: a file to save the frames to, as `.npy`.
-        reference: such a file, with frames to compare these with.
+        save, reference: an `.npy` file to save the frames to, or whose frames these are compared with.
 
     Returns:
         frames, seconds, first_frame_seconds; between_bytes, held between two chunks: the caches; total_peak_bytes of
         MLX, peak_bytes without what was in use before, bytes_per_pixel of one frame; with `sampled` samples (seconds
-        since the start, bytes in use, footprint) and peak_footprint_bytes, the largest; with `reference` what `compare`
+        since the start, bytes in use, footprint) and the largest peak_footprint_bytes; with `reference` what `compare`
         returns.
     """
     held = mx.get_active_memory()

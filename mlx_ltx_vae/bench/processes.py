@@ -25,20 +25,13 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """A function to call in a fresh process as `measure(case, **options)`.
+    """A function to call in a fresh process as `measure(case, **options)`, by values that JSON can represent."""
 
-    Attributes:
-        measure: a module's function, which returns a dictionary for JSON.
-        options: values that JSON can represent.
-        once: whether one run is enough, because it repeats by itself or gives the same result every time.
-        variables: added to the environment of the process.
-    """
-
-    measure: Callable[..., dict[str, Any]]
+    measure: Callable[..., dict[str, Any]]  # of a module
     case: Case
     options: Mapping[str, Any] = field(default_factory=dict)
-    once: bool = False
-    variables: Mapping[str, str] = field(default_factory=dict)
+    once: bool = False  # whether it repeats by itself, or gives the same result every time
+    variables: Mapping[str, str] = field(default_factory=dict)  # added to the environment of the process
 
 
 def run_interleaved(jobs: Sequence[Job], repeat: int, progress: Callable[[Any], Any] = iter) -> list[list[Run]]:

@@ -234,10 +234,7 @@ class StoredNetwork:
     @property
     def shapes(self) -> dict[str, Shape]:
         """The shapes of the tensors as `read` yields them."""
-        return {
-            name: _sanitized_shape(info.shape, self.layout, self.kernels, self.expected.get(name))
-            for name, info in self.tensors.items()
-        }
+        return {name: self._sanitized_shape(name, info.shape) for name, info in self.tensors.items()}
 
     @property
     def dtype(self) -> str:
@@ -258,9 +255,34 @@ class StoredNetwork:
     def read(self) -> Iterator[tuple[str, mx.array]]:
         """Each tensor, sanitized and lazy. Weights whose layout changes are views, so that one copy lays them out."""
         for name, array in read_tensors(self.tensors):
-            held = [sanitize(array, self.layout, self.kernels, self.expected.get(name))]
+            held = [self.sanitize(name, array)]
             del array  # a suspended generator must not hold what it has yielded
             yield name, held.pop()
+
+    def sanitize(self, name: str, array: mx.array) -> mx.array:
+        """Convolution weights become channels-last, axes of length one as expected. The strict load rejects others.
+
+        Those of transposed convolutions are stored with output channels first by MLX, and input channels first by
+        torch.
+        """
+        shape = self._sanitized_shape(name, array.shape)
+        if self._is_channels_first(array.shape):
+            array = mx.moveaxis(array, 1, -1)
+        if array.shape == shape:
+            return array
+        return array.reshape(shape) if _without_ones(array.shape) == _without_ones(shape) else array.swapaxes(0, 2)
+
+    def _sanitized_shape(self, name: str, shape: Shape) -> Shape:
+        expected = self.expected.get(name)
+        if self._is_channels_first(shape):
+            shape = (shape[0], *shape[2:], shape[1])
+        is_transposed = expected is not None and len(shape) == 3 and shape == expected[::-1]
+        if expected is not None and (_without_ones(shape) == _without_ones(expected) or is_transposed):
+            return expected
+        return shape
+
+    def _is_channels_first(self, shape: Shape) -> bool:
+        return self.layout is WeightLayout.CHANNELS_FIRST and shape[2:] in self.kernels
 
 
 def stated_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | None:
@@ -287,33 +309,6 @@ def infer_layout(shapes: Iterable[Shape], kernels: Collection[Shape], source: st
             f"as ({WeightLayout.CHANNELS_LAST.value}); convert it again from the original."
         )
     return WeightLayout.CHANNELS_LAST if is_last else WeightLayout.CHANNELS_FIRST
-
-
-def sanitize(array: mx.array, layout: WeightLayout, kernels: Collection[Shape], expected: Shape | None) -> mx.array:
-    """Convolution weights become channels-last, axes of length one as expected. The strict load rejects others.
-
-    Those of transposed convolutions are stored with output channels first by MLX, and input channels first by torch.
-    """
-    shape = _sanitized_shape(array.shape, layout, kernels, expected)
-    if _is_channels_first(array.shape, layout, kernels):
-        array = mx.moveaxis(array, 1, -1)
-    if array.shape == shape:
-        return array
-    return array.reshape(shape) if _without_ones(array.shape) == _without_ones(shape) else array.swapaxes(0, 2)
-
-
-def _sanitized_shape(shape: Shape, layout: WeightLayout, kernels: Collection[Shape], expected: Shape | None) -> Shape:
-    """The shape of what `sanitize` makes of an array of a shape."""
-    if _is_channels_first(shape, layout, kernels):
-        shape = (shape[0], *shape[2:], shape[1])
-    is_transposed = expected is not None and len(shape) == 3 and shape == expected[::-1]
-    if expected is not None and (_without_ones(shape) == _without_ones(expected) or is_transposed):
-        return expected
-    return shape
-
-
-def _is_channels_first(shape: Shape, layout: WeightLayout, kernels: Collection[Shape]) -> bool:
-    return layout is WeightLayout.CHANNELS_FIRST and shape[2:] in kernels
 
 
 def _without_ones(shape: Shape) -> Shape:

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from fractions import Fraction
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from .. import __version__
-from ..backend.ranks import launched_rank
+from ..backend.machine import launched_rank
 from ..errors import (
     DecodeError,
     DistributedError,
@@ -57,6 +57,8 @@ class CommandParser(argparse.ArgumentParser):
         options = {name: _as_called(value) for name, value in options.items()}
         options["formatter_class"] = partial(_HelpFormatter, width=min(shutil.get_terminal_size().columns, 80) - 2)
         super().__init__(allow_abbrev=False, add_help=False, **options)
+        # Of what begins with a minus sign and is no option: a number, and a range such as `--frames -10:`.
+        self._negative_number_matcher = re.compile(rf"-[0-9]*\.?[0-9]+$|{_RANGE}$")
         self._first = first
         if first:
             hidden: Any = {"nargs": 0, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
@@ -83,7 +85,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_inputs(self, argv: list[str] | None) -> argparse.Namespace:
         """Parse inputs before, between and after options. "--" ends the options: what follows are names of files."""
-        arguments = _with_joined_ranges(sys.argv[1:] if argv is None else argv)
+        arguments = sys.argv[1:] if argv is None else argv
         if "--" in arguments:
             # argparse's intermixed parsing forgets the mark, and no name looks like an option behind a folder.
             end = arguments.index("--")
@@ -150,16 +152,6 @@ def _as_called(text: str) -> str:
         return text
     text = text.replace("python -m mlx_ltx_vae.", "mlx_ltx_vae " if script == "mlx_ltx_vae" else "mlx_ltx_vae.")
     return text.replace("python -m mlx_ltx_vae", "mlx_ltx_vae")
-
-
-def _with_joined_ranges(arguments: Sequence[str]) -> list[str]:
-    """Arguments in which a range that begins with a minus sign is no option: `--frames -10:` is `--frames=-10:`."""
-    joined: list[str] = []
-    for argument in arguments:
-        if joined[-1:] == ["--frames"] and re.fullmatch(_RANGE, argument):
-            argument = f"{joined.pop()}={argument}"
-        joined.append(argument)
-    return joined
 
 
 class _ShortHelp(argparse.Action):

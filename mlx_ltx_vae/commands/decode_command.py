@@ -5,7 +5,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -14,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from .. import demo
-from ..backend.ranks import Work
-from ..checkpoint import open_checkpoint
+from ..backend.machine import Work
+from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files import check_absent, is_pipe
 from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
+from ..latents.keyframes import Keyframes, describe_keyframes
 from ..latents.stored import MappedLatents
 from ..models.noise import check_takes_seed
-from ..pipeline.postprocess import write_chunk
+from ..pipeline.decode_file import write_files
+from ..pipeline.postprocess import FrameChunk
 from ..pipeline.progress import FrameBar
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import DecodePlan
@@ -30,19 +31,19 @@ from ..planning.planner import plan_decode
 from ..shapes import Grid, format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
-from ..video import add_metadata, check_output, check_output_options, open_sink, output_files, takes_sound
+from ..video import add_metadata, check_output, check_output_options, is_sound, output_files, takes_sound
 from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions
 from ..video.sinks import files_of_all, name_others
 from ..video.sound import check_sound_length
 from .cli import CommandParser, run_command
-from .decode_options import choose_frames, chosen_steps
-from .hdr_options import choose_exr_output, choose_hdr_frames
-from .items import Item, all_exist, checkable, find_pattern, has_table, name_outputs
+from .decode_options import choose_exr_output, choose_frames, choose_hdr_frames, chosen_steps
+from .items import Item, all_exist, are_many, checkable, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
+from .keyframes import check_keyframes_option, find_keyframes
 from .options import pick, take
 from .published_plan import is_without_files, print_published_plan, with_preset
-from .sound import FoundSound, SoundSettings, SoundTask, check_sound_options, find_sound
+from .sound import FoundSound, SoundSettings, SoundTask, find_sound
 
 _OF_SOUND = (
     "model", "demo", "output", "audio_model", "audio_latents", "unnormalized", "dtype", "memory_budget", "distributed",
@@ -56,14 +57,25 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         with parser.wrong_usage():
             options = _plan_options(arguments)
         return print_published_plan(parser, arguments, options)
-    sound = pick(SoundSettings, arguments)
     missing: str | None = "-m VAE is missing: the checkpoint to decode with"
-    if sound.is_alone:
+    if is_sound(arguments.output or ""):
         parser.refuse_others(arguments, _OF_SOUND, "a .wav file is the sound alone")
-        missing = None if sound.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
+        missing = None if arguments.audio_model else "--audio-model AUDIO is missing: the checkpoint of the sound"
     complete_inputs(parser, arguments, demo.VAE, "demo.mp4", missing)
-    job, make_task = make_job(parser, arguments)
-    return run_command(lambda _: run_job(job, make_task), arguments, computes=not job.dry_run)
+    with parser.wrong_usage():
+        given = {"overwrite": not arguments.no_overwrite, "metadata": dict(arguments.metadata), "sample_rate": None}
+        given["hdr"] = None
+        given["frames"] = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
+        settings = pick(
+            DecodeSettings,
+            arguments,
+            plan=_plan_options(arguments),
+            sinks=pick(SinkOptions, arguments, **given),
+            stream=take(arguments, "timestep", "noise_scale", "like") | {"seed": arguments.seed or 0},
+            sound=pick(SoundSettings, arguments),
+            is_preview=False,
+        )
+    return run_decode(parser, arguments, settings)
 
 
 def complete_inputs(
@@ -84,8 +96,12 @@ def complete_inputs(
         parser.error(missing)
 
 
-def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job, Callable[[LazyVAE, Item], Task]]:
-    """What to decode, and what makes a task of each input, as complete arguments of this command say."""
+def run_decode(
+    parser: CommandParser, arguments: argparse.Namespace, settings: "DecodeSettings", *, stills: bool = False
+) -> int:
+    """Decode what complete arguments name. `stills` asks for no more than one picture of each latent frame."""
+    sound, audio = settings.sound, settings.sinks.audio
+    alone = sound if is_sound(arguments.output or "") else None
     is_exr = choose_exr_output(arguments)
     if not arguments.output and not arguments.dry_run and not has_table(arguments.latents):
         parser.error("-o OUT is missing: where to write the video")
@@ -93,35 +109,38 @@ def make_job(parser: CommandParser, arguments: argparse.Namespace) -> tuple[Job,
         parser.error("--json and -o - both write to standard output; choose one")
     with parser.wrong_usage():
         pattern = find_pattern(arguments.latents, arguments.output, ".mp4")
-        sound = pick(SoundSettings, arguments)
-        check_sound_options(sound, arguments)
-        if arguments.audio and arguments.frames and arguments.frames.start:
+        check_keyframes_option(settings.keyframes, arguments.latents)
+        if sound:
+            sound.check(audio, is_alone=alone is not None, is_many=are_many(arguments.latents))
+        if audio and arguments.frames and arguments.frames.start:
             raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
-        plan = _plan_options(arguments)
-        given = {"overwrite": not arguments.no_overwrite, "metadata": dict(arguments.metadata), "sample_rate": None}
-        given["hdr"] = None
-        given["frames"] = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
-        sinks = choose_hdr_frames(arguments, pick(SinkOptions, arguments, **given), is_exr=is_exr)
-        if pattern and not sound.is_alone:
-            may_have_sound = not arguments.audio and (sound.is_wanted or arguments.audio_codec)
+        sinks = choose_hdr_frames(arguments, settings.sinks, is_exr=is_exr)
+        if pattern and not alone:
+            may_have_sound = sound and not audio and (sound.is_wanted or sinks.audio_codec)
             checked = replace(sinks, audio=(), sample_rate=1) if may_have_sound else sinks
             for file, options in output_files(pattern, checked).items():
                 check_output_options(file, options, fps=arguments.fps)
+
+    def open_decoder() -> Checkpoint:
+        if alone:
+            return alone.open()
+        checkpoint = open_checkpoint(arguments.model, encoder=False)
+        return checkpoint.for_stills() if stills else checkpoint
+
     job = pick(
         Job,
         arguments,
         network="decoder",
-        open=sound.open if sound.is_alone else partial(open_checkpoint, arguments.model, encoder=False),
+        open=open_decoder,
         sources=arguments.latents,
         pattern=pattern,
         dtype=arguments.dtype or ("float32" if arguments.hdr else None),
-        distributed=Work.OFF.value if sound.is_alone else arguments.distributed,
+        distributed=Work.OFF.value if alone else arguments.distributed,
     )
-    if sound.is_alone:
-        return job, partial(SoundTask, sound, arguments.memory_budget)
-    stream = take(arguments, "timestep", "noise_scale", "like") | {"seed": arguments.seed or 0}
-    settings = pick(DecodeSettings, arguments, plan=plan, sinks=sinks, stream=stream, sound=sound)
-    return job, partial(DecodeTask, settings)
+    task: Callable[[LazyVAE, Item], Task] = partial(DecodeTask, replace(settings, sinks=sinks))
+    if alone:
+        task = partial(SoundTask, alone, arguments.memory_budget)
+    return run_command(lambda _: run_job(job, task), arguments, computes=not job.dry_run)
 
 
 def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
@@ -151,11 +170,13 @@ class DecodeSettings:
     frames: slice | None  # this and `first_seconds`: None for all frames
     first_seconds: Fraction | None
     seed: int | None  # None for the default, which every VAE takes
+    keyframes: str | None  # a file; None for those in the latent file
+    is_preview: bool  # which takes no keyframes
     preset: str | None  # tiles that may depend on the video's size; None for those of `plan`
     plan: PlanOptions
     stream: Mapping[str, Any]  # options of `VideoVAE.stream`
     sinks: SinkOptions
-    sound: SoundSettings
+    sound: SoundSettings | None  # None if no sound is decoded
 
 
 class DecodeTask(Task):
@@ -197,7 +218,9 @@ class DecodeTask(Task):
         own, whole = vae.checkpoint.spec("decoder").out_grid(shape.grid), config.scale.video_grid(shape.grid)
         self._fps = Fraction(own[0], whole[0]) * (settings.fps or self._file.info.fps or DEFAULT_FPS)
         self._sound = self._find_sound()
-        item.inputs = self._sound_files()
+        decoder = vae.checkpoint.spec("decoder")
+        self._keyframes = None if settings.is_preview else find_keyframes(settings.keyframes, self._file, decoder)
+        item.inputs = [*self._sound_files(), *([settings.keyframes] if settings.keyframes else [])]
         self.plan = self._make_plan()
         size, num_frames = self.plan.frame_size, self.plan.num_frames
         self._video: dict[str, Any] = {"size": size, "fps": self._fps, "num_frames": num_frames}
@@ -217,7 +240,9 @@ class DecodeTask(Task):
         return super().networks() | ({} if self._sound is None else {"audio_vae": self._sound.used})
 
     def sample(self) -> dict[str, Any]:
-        return {"the values of the latents": self._file.digest()}
+        file, keyframes = self._file, self._keyframes
+        digest = None if keyframes is None else [list(keyframes.frames), keyframes.digest()]
+        return {"the values of the latents": file.digest(), "the keyframes": digest}
 
     def run(self, bar: FrameBar) -> None:
         ranks = self._vae.ranks
@@ -234,17 +259,20 @@ class DecodeTask(Task):
         counts, times, first_times, sent_bytes = zip(*done, strict=True)
         frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
         rate = None if self._sound is None else self._sound.sample_rate
+        seen = self.plan.keyframes
         self._report(
             self._work,
             sum(sent_bytes),
             f"{format_count(frames, 'frame')} of {format_size(*self.plan.frame_size)}, "
             f"{format_seconds(frames / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
+            f"{f'{describe_keyframes(seen)}, ' if seen else ''}"
             f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
             frames=frames,
             width=self.plan.width,
             height=self.plan.height,
             fps=fps,
             sample_rate=rate,
+            keyframes=list(seen),
             seconds=seconds,
             first_frame_seconds=first,
         )
@@ -252,31 +280,36 @@ class DecodeTask(Task):
     def _decode(self, latents: MappedLatents, bar: FrameBar) -> tuple[int, float, float, int]:
         """Decode this rank's videos: the frames, the seconds, those to the first frame, and the bytes sent."""
         frames, seconds, first, sent = 0, 0.0, 0.0, 0
-        options = self._settings.stream
+        options, keyframes = dict(self._settings.stream), self._read_keyframes()
         group = self._vae.ranks.group if self._work is Work.ROWS else None
+
+        def shown(chunk: FrameChunk) -> FrameChunk:
+            bar.update(chunk.frames.shape[1])
+            return chunk
+
         for index in self._videos:
             start = time.perf_counter()
-            chunks = self._vae.load().stream(latents.item(index), self.plan, group=group, **options)
-            files = self._files[index].items() if self._writes else ()
-            with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
-                sinks = {}
-                for file, each in files:
-                    sink = open_sink(file, options=self._with_sound(each, index), **self._video)
-                    sinks[stack.enter_context(sink)] = each.frames
-                for chunk in chunks:
-                    write_chunk(chunk, sinks)
-                    first = first or time.perf_counter() - start
-                    frames += (count := chunk.frames.shape[1])
-                    bar.update(count)
+            options["keyframes"] = None if keyframes is None else keyframes.item(index)
+            stream = self._vae.load().stream(latents.item(index), self.plan, group=group, **options)
+            files = self._files[index] if self._writes else {}
+            with_sound = {file: self._with_sound(each, index) for file, each in files.items()}
+            count, until_first = write_files(map(shown, stream), with_sound, start, **self._video)
+            frames, first = frames + count, first or until_first
             seconds += time.perf_counter() - start
-            sent += chunks.sent_bytes
+            sent += stream.sent_bytes
         return frames, seconds, first, sent
+
+    def _read_keyframes(self) -> Keyframes | None:
+        """Those of all videos."""
+        if self._keyframes is None:
+            return None
+        return self._keyframes.read(statistics=self._vae.statistics, unnormalized=self._settings.unnormalized)
 
     def _find_sound(self) -> FoundSound | None:
         """The sound of the video, unless a file has it, or the output takes none."""
         settings, output = self._settings, self._item.output or "out.mp4"
         sound = settings.sound
-        if settings.sinks.audio is not None or sound.is_silent:
+        if settings.sinks.audio is not None or sound is None:
             return None
         if not sound.is_wanted and not takes_sound(output, output_files(output, settings.sinks)[output]):
             return None
@@ -340,9 +373,11 @@ class DecodeTask(Task):
         sound = [] if self._sound is None else self._sound.plans(self._vae.machine, frames, self._fps)
         files = output_files(self._item.output or "out.mp4", self._settings.sinks)
         outputs = tuple(options.frames for options in files.values())
-        key = (shape, frames, outputs, *sound)
+        keyframes = () if self._keyframes is None else self._keyframes.frames
+        key = (shape, frames, keyframes, outputs, *sound)
         if key not in plans:
             options = replace(self._settings.plan, ranks=ranks.size if self._work is Work.ROWS else 1)
+            options = replace(options, keyframes=keyframes)
             options = with_preset(options, self._settings.preset, spec.out_grid(shape.grid))
             run: dict[str, Any] = {"holds_latents": False, "outputs": outputs, "frames": frames}
             machine = self._vae.machine

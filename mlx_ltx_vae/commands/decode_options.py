@@ -1,13 +1,16 @@
 """The options of `python -m mlx_ltx_vae.decode`."""
 
 import argparse
+import os
 import re
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+from ..errors import ItemsError
 from ..hdr_names import ExrSpaceName, SignalName, Transfer
 from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
-from ..pipeline import frame_steps
 from ..planning.options import BitDepth, ModeName, OrderName
 from ..tiling import PRESETS
 from ..units import format_count
@@ -23,10 +26,33 @@ from .cli import (
     tile,
     tile_frames,
 )
+from .items import are_many, has_table
 from .options import add_latents_options, add_network_options
 
 if TYPE_CHECKING:
     from ..video.frame_format import FrameStep
+    from ..video.sink import SinkOptions
+
+
+@dataclass(frozen=True)
+class StepOption:
+    """An option of `decode` that adds a step between decoder and outputs.
+
+    `make` returns the step of an argument, or raises a `ValueError` or a `WriterError` that says what it may be.
+    """
+
+    name: str  # such as "--grain"
+    make: "Callable[[str], FrameStep]"
+    metavar: str
+    help: str
+
+    @property
+    def dest(self) -> str:
+        return f"step{self.name}"  # unlike any other
+
+
+#: In the order in which the steps run.
+STEP_OPTIONS: tuple[StepOption, ...] = ()
 
 
 def add_input_options(parser: CommandParser, *, output: str, demo: str, model: str = "VAE", more: str) -> None:
@@ -106,6 +132,13 @@ def add_steps_option(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--steps", type=positive, metavar="N", help=steps)
 
 
+def add_keyframes_option(how: argparse._ArgumentGroup) -> None:
+    """Add the option of decoders that see keyframes."""
+    keyframes = """keyframe latents and their frame numbers, for the diffusion decoder of LTX-2.5: a file with
+        keyframe_latents and keyframe_frame_indices (default: those in the file of the latents, if it has any)"""
+    how.add_argument("--keyframes", metavar="FILE", help=keyframes)
+
+
 def add_sound_options(video: argparse._ArgumentGroup) -> None:
     """Add the options of the sound of the video."""
     model = """the audio VAE and its vocoder, which decode the audio latents beside those of the video: file, folder,
@@ -120,7 +153,6 @@ def add_sound_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--audio", metavar="FILE", help=audio)
     shortest = "cut longer sound where the video ends; all frames are kept"
     video.add_argument("--shortest", action="store_true", help=shortest)
-    video.set_defaults(is_silent=False)  # of `SoundSettings`
 
 
 def _parse_entry(text: str) -> tuple[str, str]:
@@ -154,14 +186,14 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
     depth = "bits per color and pixel (default: 8)"
     video.add_argument("--bit-depth", type=int, choices=get_args(BitDepth), default=8, help=depth)
     add_hdr_options(video)
-    for step in frame_steps.STEP_OPTIONS:
+    for step in STEP_OPTIONS:
         make = argument_type(step.make)
-        video.add_argument(step.name, dest=_dest(step), type=make, metavar=step.metavar, help=step.help)
+        video.add_argument(step.name, dest=step.dest, type=make, metavar=step.metavar, help=step.help)
 
 
 def chosen_steps(arguments: argparse.Namespace) -> "tuple[FrameStep, ...]":
     """The steps that the arguments ask for, in order."""
-    steps = (getattr(arguments, _dest(option)) for option in frame_steps.STEP_OPTIONS)
+    steps = (getattr(arguments, option.dest) for option in STEP_OPTIONS)
     return tuple(step for step in steps if step is not None)
 
 
@@ -196,8 +228,36 @@ def add_hdr_options(video: argparse._ArgumentGroup) -> None:
     video.add_argument("--exr-space", choices=get_args(ExrSpaceName), help=space)
 
 
-def _dest(option: frame_steps.StepOption) -> str:
-    return f"step{option.name}"  # unlike any other
+def choose_exr_output(arguments: argparse.Namespace) -> bool:
+    """Whether EXR images are the only output. The arguments then have it as theirs, in place of none."""
+    if arguments.output or not arguments.exr or has_table(arguments.latents):
+        return False
+    arguments.output, arguments.exr = _exr_folder(arguments), None
+    return True
+
+
+def _exr_folder(arguments: argparse.Namespace) -> str | None:
+    """That of --exr, with one in it for each of several inputs."""
+    if not arguments.exr or not are_many(arguments.latents) or "{name}" in arguments.exr:
+        return arguments.exr and os.path.join(arguments.exr, "")
+    return os.path.join(arguments.exr, "{name}", "")
+
+
+def choose_hdr_frames(arguments: argparse.Namespace, sinks: "SinkOptions", *, is_exr: bool) -> "SinkOptions":
+    """The options of outputs with the frames that the arguments want of HDR, which may be EXR alone."""
+    from ..pipeline.hdr_frames import HDROptions
+
+    if arguments.hdr is None:
+        given = [
+            name for name in ("hdr_output", "exposure", "exr", "exr_space") if getattr(arguments, name) is not None
+        ]
+        if given or is_exr:
+            name = given[0] if given else "exr"
+            raise ItemsError(f"--{name.replace('_', '-')} is for HDR latents; add --hdr acescct or logc3")
+        return sinks
+    wanted = {"signal": arguments.hdr_output, "exposure": arguments.exposure, "exr_space": arguments.exr_space}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    return HDROptions(arguments.hdr, exr=_exr_folder(arguments), **wanted).choose_frames(sinks, is_exr=is_exr)
 
 
 def add_generation_options(parser: CommandParser) -> None:

@@ -18,8 +18,8 @@ import numpy as np
 
 from .. import demo
 from ..audio_vae import AudioVAE, plan_sound_encode
+from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
-from ..backend.ranks import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import CheckpointError
 from ..files import sample_path
@@ -27,9 +27,9 @@ from ..hdr_names import HDRInput
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
+from ..pipeline.audio_run import every_chunk
 from ..pipeline.hdr_frames import to_encoder_pixels
 from ..pipeline.progress import FrameBar
-from ..pipeline.sound_plan import every_chunk
 from ..planning.options import PlanOptions, parse_options
 from ..planning.plan import AudioEncodePlan, EncodePlan, SoundPlan
 from ..planning.planner import plan_encode
@@ -37,8 +37,7 @@ from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
-from ..video.sound_probe import find_shift
-from ..video.sound_reader import SoundReader
+from ..video.sound_files import SoundReader, find_shift
 from ..video.source import source_files
 from .cli import CommandParser, run_command
 from .items import Item, find_pattern, has_table
@@ -151,6 +150,14 @@ class EncodeTask(Task):
 
     def run(self, bar: FrameBar) -> None:
         video, ranks, (output,), hdr = self._video, self._vae.ranks, self._item.outputs, self._settings.hdr
+        num_read = 0
+
+        def shown(frames: np.ndarray) -> np.ndarray:
+            nonlocal num_read
+            num_read += len(frames)
+            bar.update(len(frames))
+            return frames
+
         with ExitStack() as stack:
             # Opened at once: an error if it cannot be written.
             overwrite = not self._vae.job.no_overwrite
@@ -158,8 +165,7 @@ class EncodeTask(Task):
             vae = self._vae.load()
             bar.enter("encoding")
             start = time.perf_counter()
-            frames = _Counted(video, bar)
-            pixels = frames if hdr is None else (to_encoder_pixels(each, hdr) for each in frames)
+            pixels = map(shown, video) if hdr is None else (to_encoder_pixels(shown(each), hdr) for each in video)
             stream = vae.encode_stream(pixels, self.plan, pad=self._settings.pad, group=ranks.group)
             shape = _write_all(stack.enter_context(stream), writer)
             num_frames, height, width = vae.config.scale.video_grid(shape.grid)
@@ -168,11 +174,12 @@ class EncodeTask(Task):
                 audio = self._encode_sound(num_frames)
                 writer.complete(fps=video.fps, num_frames=num_frames, height=height, width=width, audio=audio)
         seconds = time.perf_counter() - start
-        self._warn_of_missing(frames.count)
+        sound = "" if audio is None else f" and {format_count(audio.shape[2], 'audio latent')}"
+        self._warn_of_missing(num_read)
         self._report(
             Work.ROWS,
             stream.sent_bytes,
-            f"{format_count(shape.frames, 'latent frame')}{_describe_sound(audio)} from "
+            f"{format_count(shape.frames, 'latent frame')}{sound} from "
             f"{format_count(num_frames, 'frame')} of {format_size(*video.size)}"
             f"{_describe_change(video.source_fps, video.fps)}, in {format_seconds(seconds)}",
             frames=num_frames,
@@ -259,30 +266,12 @@ def _write_all(stream: Iterable[mx.array], writer: LatentsWriter | None) -> Late
     return LatentShape(batch, channels, num_latents, height, width)
 
 
-def _describe_sound(audio: mx.array | None) -> str:
-    return "" if audio is None else f" and {format_count(audio.shape[2], 'audio latent')}"
-
-
 def _describe_change(before: Fraction | None, after: Fraction | None) -> str:
     """What is said of another frame rate."""
     if not before or not after or before == after:
         return ""
     change = "repeating" if after > before else "dropping"
     return f" ({float(before):.6g} to {float(after):.6g} fps, {change} frames)"
-
-
-class _Counted:
-    """The frames of a video, counted as they are taken."""
-
-    def __init__(self, video: Iterable[np.ndarray], bar: FrameBar) -> None:
-        self._video, self._bar = video, bar
-        self.count = 0
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        for frames in self._video:
-            yield frames
-            self.count += len(frames)
-            self._bar.update(len(frames))
 
 
 def _bytes_on_disk(source: Path) -> int:

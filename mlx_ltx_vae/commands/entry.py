@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 
-from ..backend.mlx_import import check_mlx
-from ..startup import prepare_process
+from ..startup import check_mlx, prepare_process
 
 
 def entry_point(name: str) -> Callable[..., int]:

@@ -66,12 +66,14 @@ class Item:
             return self.error if self.error.startswith(f"{one_line(self.source)}: ") else f"{self.source}: {self.error}"
         if self.is_skipped:
             return f"{self.source}: skipped, found {outputs}"
-        if "seconds" in values:
-            return f"{self.source}{target}: {format_count(values['frames'], 'frame')}, {values['seconds']:.2f} s"
         plan = values["plan"]
+        keyframes = f", {format_count(len(plan['keyframes']), 'keyframe')}" if plan.get("keyframes") else ""
+        if "seconds" in values:
+            frames = f"{format_count(values['frames'], 'frame')}{keyframes}"
+            return f"{self.source}{target}: {frames}, {values['seconds']:.2f} s"
         how = plan["mode"] if plan["mode"] != "exact" else f"exact by {plan['order']}"
         frames = f"{format_count(plan['frames'], 'frame')} of {plan['width']}x{plan['height']}"
-        return f"{self.source}{target}: {frames}, {how}, peak {format_bytes(plan['peak_bytes'])}"
+        return f"{self.source}{target}: {frames}{keyframes}, {how}, peak {format_bytes(plan['peak_bytes'])}"
 
 
 def is_list(argument: str) -> bool:

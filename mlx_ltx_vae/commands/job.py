@@ -15,8 +15,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..backend.machine import Work
 from ..backend.mlx_utils import DtypeName
-from ..backend.ranks import Work
 from ..checkpoint import Checkpoint
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, describe_error, printable
@@ -122,10 +122,6 @@ class Task(ABC):
         """What reports say of the networks, by their names in these."""
         return {"vae": self._vae.used}
 
-    def report_plan(self) -> tuple[dict[str, Any], str]:
-        """The report of a dry run, JSON-serializable and as text."""
-        return plan_report(self.plan, self.networks())
-
     @abstractmethod
     def run(self, bar: FrameBar) -> None:
         """Run the item, and complete it with its report."""
@@ -138,18 +134,19 @@ class Task(ABC):
         """
         ranks, outputs, others = self._vae.ranks, self._item.outputs, self._item.beside
         sent, peaks = zip(*ranks.gather([sent_bytes, mx.get_peak_memory()]), strict=True)
-        name = name_all(outputs) if outputs != ["-"] else "standard output"
-        beside = [f"; {kind.replace('_', ' ')} {name_all(names)}" for kind, names in others.items() if names != outputs]
+        name = _first_last(outputs) if outputs != ["-"] else "standard output"
         networks = self.networks()
         peak = f"peak MLX memory {', '.join(map(format_bytes, peaks))}"
-        lines = [f"{name}: {done}; {peak}; {describe_networks(networks)}{''.join(beside)}"]
+        lines = [f"{name}: {done}; {peak}; {describe_networks(networks)}"]
+        for kind, names in others.items():
+            lines[0] += f"; {kind.replace('_', ' ')} {_first_last(names)}" if names != outputs else ""
         values |= {
             "peak_memory_bytes": peaks[0],
             "plan": self.plan.as_dict(),
             **networks,
-            "output": one_or_all(outputs),
+            "output": _one_or_all(outputs),
         }
-        values |= {kind: one_or_all(names) for kind, names in others.items()}
+        values |= {kind: _one_or_all(names) for kind, names in others.items()}
         if ranks.group is not None:
             values |= {
                 "ranks": ranks.size,
@@ -171,21 +168,19 @@ def plan_report(plan: Plan, networks: Mapping[str, Mapping[str, str]]) -> tuple[
 
 def describe_networks(networks: Mapping[str, Mapping[str, str]]) -> str:
     """What `Checkpoint.used` returned, as the end of a line: "vae.safetensors (LTX-2.3, convolutional decoder)"."""
-    return ", ".join(map(_describe_network, networks.values()))
+
+    def describe(used: Mapping[str, str]) -> str:
+        what = used["generation"] + (f", {used['decoder']} decoder" if "decoder" in used else "")
+        return f"{Path(used['file']).name} ({what})" if "file" in used else what
+
+    return printable(", ".join(map(describe, networks.values())))
 
 
-def _describe_network(used: Mapping[str, str]) -> str:
-    what = used["generation"] + (f", {used['decoder']} decoder" if "decoder" in used else "")
-    return printable(f"{Path(used['file']).name} ({what})" if "file" in used else what)
-
-
-def name_all(names: Sequence[str]) -> str:
-    """The first and the last of names, `printable`."""
+def _first_last(names: Sequence[str]) -> str:
     return printable(" to ".join(dict.fromkeys([names[0], names[-1]])))
 
 
-def one_or_all(names: Sequence[str]) -> str | list[str]:
-    """The only name, or all."""
+def _one_or_all(names: Sequence[str]) -> str | list[str]:
     return names[0] if len(names) == 1 else list(names)
 
 
@@ -208,12 +203,15 @@ def run_job(job: Job, make_task: Callable[[LazyVAE, Item], Task]) -> None:
     _Run(job, vae, partial(make_task, vae), ranks).run(items)
 
 
+@dataclass
 class _Run:
     """One run of a job by all ranks."""
 
-    def __init__(self, job: Job, vae: LazyVAE, make_task: Callable[[Item], Task], ranks: Ranks) -> None:
-        self._job, self._vae, self._make_task, self._ranks = job, vae, make_task, ranks
-        self._task: Task | None = None  # of the only item, which may be a pipe and is opened once
+    _job: Job
+    _vae: LazyVAE
+    _make_task: Callable[[Item], Task]
+    _ranks: Ranks
+    _task: Task | None = None  # of the only item, which may be a pipe and is opened once
 
     def run(self, items: Sequence[Item]) -> None:
         start = time.perf_counter()
@@ -272,7 +270,7 @@ class _Run:
                 ranks.together(lambda: stack.enter_context(task.open()))
                 ranks.check_same(task.describe)
                 if self._job.dry_run:
-                    item.values, item.text = task.report_plan()
+                    item.values, item.text = plan_report(task.plan, task.networks())
                     return
                 ranks.check_same(task.sample)
                 for output in chain(item.outputs, *item.beside.values()) if self._job.is_many else ():

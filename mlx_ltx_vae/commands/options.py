@@ -4,8 +4,7 @@ import argparse
 from dataclasses import fields
 from typing import Any, TypeVar, get_args
 
-from ..backend.machine import DtypeName
-from ..backend.ranks import DEFAULT_TIMEOUT, Work
+from ..backend.machine import DEFAULT_TIMEOUT, DtypeName, Work
 from .cli import add_report_options, grid, memory_budget, positive
 
 ValueT = TypeVar("ValueT")

@@ -5,9 +5,12 @@ What is imported here takes little time, and no MLX: --help and --version work w
 
 import argparse
 import sys
+from collections.abc import Mapping
+from importlib import import_module
 from typing import get_args
 
 from ..backend.machine import DtypeName
+from ..errors import LTXVAEError
 from ..hdr_names import HDRInput
 from ..models.specs import NETWORKS
 from .cli import (
@@ -26,6 +29,7 @@ from .decode_options import (
     add_generation_options,
     add_hdr_options,
     add_input_options,
+    add_keyframes_option,
     add_mode_options,
     add_noise_options,
     add_sound_options,
@@ -33,6 +37,10 @@ from .decode_options import (
     add_video_options,
 )
 from .options import add_job_options, add_latents_options, add_network_options
+
+SHELLS = ("bash", "zsh", "tcsh")
+# Of arguments that are files or folders.
+_PATHS = ("LATENTS", "VIDEO", "FILE", "OUT", "VAE", "MODEL", "AUDIO", "FOLDER", "SOURCE")
 
 
 def decode_parser() -> CommandParser:
@@ -60,6 +68,7 @@ def decode_parser() -> CommandParser:
     add_job_options(parser, how)
     add_noise_options(how)
     add_steps_option(how)
+    add_keyframes_option(how)
     video = parser.add_argument_group("the video")
     add_sound_options(video)
     add_video_options(video)
@@ -68,7 +77,7 @@ def decode_parser() -> CommandParser:
 
 
 def preview_parser() -> CommandParser:
-    """That of `preview`. What it leaves out of the options of `decode` has their defaults."""
+    """That of `preview`."""
     parser = CommandParser(
         prog="python -m mlx_ltx_vae.preview",
         usage="%(prog)s LATENTS... -m MODEL -o OUT [options]\n       %(prog)s --demo [options]",
@@ -88,9 +97,6 @@ def preview_parser() -> CommandParser:
     )
     add_job_options(parser, parser.add_argument_group("how to decode"))
     add_hdr_options(parser.add_argument_group("the video"))
-    given = vars(parser.parse_args([]))
-    others = vars(decode_parser().parse_args([]))
-    parser.set_defaults(**{name: value for name, value in others.items() if name not in given})
     return parser
 
 
@@ -204,3 +210,27 @@ def convert_parser() -> CommandParser:
     parser.add_argument("--only", choices=[*NETWORKS, "audio"], help=only)
     add_report_options(parser)
     return parser
+
+
+def completion(shell: str, commands: Mapping[str, str]) -> str:
+    """The script for a shell, of commands with their descriptions. Raises `LTXVAEError` if shtab is missing.
+
+    It is static: Tab starts no Python, which would take as long as an import of MLX.
+    """
+    try:
+        import shtab
+    except ImportError:
+        raise LTXVAEError(
+            'completion needs shtab, which is not installed; install it with: pip install "mlx_ltx_vae[completion]".'
+        ) from None
+    parser = argparse.ArgumentParser(prog="mlx_ltx_vae")
+    subparsers = parser.add_subparsers()
+    for name, description in commands.items():
+        # That of bench needs MLX.
+        make = import_module("..bench.bench_command", __package__).build_parser if name == "bench" else None
+        own = (make or globals()[f"{name}_parser"])()
+        added = subparsers.add_parser(name, parents=[own], add_help=False, help=description)
+        for action in added._actions:
+            if action.choices is None and (action.metavar in _PATHS or action.dest in _PATHS):
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    return shtab.complete(parser, shell)

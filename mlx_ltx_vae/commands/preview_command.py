@@ -1,13 +1,14 @@
 """`python -m mlx_ltx_vae.preview`: latents to a small clip or a contact sheet, by a decoder that takes seconds."""
 
 import argparse
-from dataclasses import replace
 
 from .. import demo
+from ..planning.options import parse_options
 from ..video import is_sheet
-from . import decode_command
-from .cli import CommandParser, run_command
-from .job import run_job
+from ..video.sink import SinkOptions
+from .cli import CommandParser
+from .decode_command import DecodeSettings, complete_inputs, run_decode
+from .options import pick, take
 
 _CHOICES = (
     "-m MODEL is missing: a tiny decoder, such as taeltx2_3.safetensors (github.com/madebyollin/taehv, in the folder "
@@ -17,11 +18,18 @@ _CHOICES = (
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    decode_command.complete_inputs(parser, arguments, demo.LATENT_RGB, "preview.mp4", _CHOICES)
-    arguments.is_silent = True
-    arguments.contact_sheet = is_sheet(arguments.output or "")
-    job, make_task = decode_command.make_job(parser, arguments)
-    if arguments.contact_sheet:  # whose pictures need no more than one of each latent frame
-        open_whole = job.open
-        job = replace(job, open=lambda: open_whole().for_stills())
-    return run_command(lambda _: run_job(job, make_task), arguments, computes=not job.dry_run)
+    complete_inputs(parser, arguments, demo.LATENT_RGB, "preview.mp4", _CHOICES)
+    sheet = is_sheet(arguments.output or "")
+    settings = pick(
+        DecodeSettings,
+        arguments,
+        seed=None,
+        preset=None,
+        plan=parse_options(**take(arguments, "memory_budget", "tile_batch_size")),
+        stream={},
+        sinks=SinkOptions(overwrite=not arguments.no_overwrite, contact_sheet=sheet),
+        sound=None,
+        keyframes=None,
+        is_preview=True,
+    )
+    return run_decode(parser, arguments, settings, stills=sheet)

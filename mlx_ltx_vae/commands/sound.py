@@ -1,6 +1,5 @@
 """The sound of a decode: which latents, which networks, and their plan."""
 
-import argparse
 import os
 import time
 import warnings
@@ -12,22 +11,19 @@ from typing import Any, cast
 import mlx.core as mx
 
 from ..audio_vae import AudioVAE, find_sound_decoder, plan_checkpoint
-from ..backend.machine import Machine
+from ..backend.machine import Machine, Work
 from ..backend.mlx_utils import DtypeName
-from ..backend.ranks import Work
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, ItemsError, LatentsError, excerpt
 from ..latents import LatentsFile
 from ..latents.audio import AudioLatentsFile, open_audio_latents
 from ..models.base import SoundConfig
+from ..pipeline.audio_run import every_chunk
 from ..pipeline.progress import FrameBar
-from ..pipeline.sound_plan import every_chunk
 from ..planning.plan import AudioPlan, SoundPlan
 from ..units import format_count, format_seconds
-from ..video import is_sound
-from ..video.sound import Sound
-from ..video.wav import write_wav
-from .items import Item, are_many, name_outputs
+from ..video.sound import Sound, write_wav
+from .items import Item, name_outputs
 from .job import LazyVAE, Task
 
 
@@ -35,8 +31,6 @@ from .job import LazyVAE, Task
 class SoundSettings:
     """What is wanted of the sound. `audio_model` and `audio_latents` are None for what is in the files at hand."""
 
-    output: str | None
-    is_silent: bool  # no sound is decoded
     model: str | None  # the checkpoint of the pictures
     audio_model: str | None
     audio_latents: str | None
@@ -48,10 +42,15 @@ class SoundSettings:
         """Whether it is an error if there is none."""
         return self.audio_model is not None or self.audio_latents is not None
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether the output is the sound without the pictures."""
-        return not self.is_silent and is_sound(self.output or "")
+    def check(self, audio: object, *, is_alone: bool, is_many: bool) -> None:
+        """Refuse what does not go with the `audio` of a file, the sound as the only output, or many inputs."""
+        for name, value in (("audio", audio), ("audio-latents", self.audio_latents)):
+            if value and is_many:
+                raise ItemsError(f"--{name} goes with one input; add it to each video on its own")
+        if is_alone and is_many:
+            raise ItemsError("a .wav file is the sound of one input; decode each on its own")
+        if self.is_wanted and audio:
+            raise ItemsError("--audio is the sound of the video; leave out --audio-model and --audio-latents")
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
@@ -68,19 +67,6 @@ class SoundSettings:
     def loaded(self) -> AudioVAE:
         """The networks, loaded once."""
         return AudioVAE.from_pretrained(self.open(), dtype=self.dtype, encoder=False)
-
-
-def check_sound_options(settings: SoundSettings, arguments: argparse.Namespace) -> None:
-    """Refuse arguments of sound that do not go together."""
-    if are_many(arguments.latents):
-        for option in ("audio", "audio_latents"):
-            if getattr(arguments, option):
-                name = f"--{option.replace('_', '-')}"
-                raise ItemsError(f"{name} goes with one input; add it to each video on its own")
-        if settings.is_alone:
-            raise ItemsError("a .wav file is the sound of one input; decode each on its own")
-    if settings.is_wanted and arguments.audio:
-        raise ItemsError("--audio is the sound of the video; leave out --audio-model and --audio-latents")
 
 
 @dataclass(frozen=True)
@@ -130,9 +116,9 @@ class FoundSound:
         """The sound of the video with this index, as planned; silence without a plan."""
         if not isinstance(plan, AudioPlan):
             return ()
-        latents = self.file.read()[index : index + 1]
-        unnormalized = self.settings.unnormalized or self.file.normalized is False
-        return self.settings.loaded.stream(latents, plan, unnormalized=unnormalized)
+        vae = self.settings.loaded
+        latents = self.file.read(statistics=(vae.mean, vae.std), unnormalized=self.settings.unnormalized)
+        return vae.stream(latents[index : index + 1], plan)
 
 
 def find_sound(settings: SoundSettings, clip: LatentsFile) -> FoundSound | None:

@@ -13,11 +13,12 @@ from ..errors import CheckpointError, LatentsError, ReaderError, excerpt
 from ..files import START_BYTES, Format, expand_home, find_format
 from ..latents import KNOWN_NAMES
 from ..latents.audio import AUDIO_NAMES, find_audio_latents, is_sound_alone
+from ..latents.keyframes import KEYFRAME_NAMES, find_keyframes
 from ..latents.tensor_files import open_tensor_file
 from ..shapes import Grid
 from ..video.codecs import ANIMATIONS, CONTAINER_ENDINGS
 from .checkpoint import find_audio, inspect_checkpoint
-from .latents import inspect_audio_latents, inspect_latents
+from .latents import inspect_audio_latents, inspect_keyframes, inspect_latents
 from .report import Report
 from .video import inspect_video
 
@@ -80,6 +81,10 @@ def _inspect_latents(
             file = find_audio_latents(tensors, stated, str(path), is_alone=True)
             assert file is not None
             return inspect_audio_latents(file, of_sound)
+        if KEYFRAME_NAMES[0] in tensors and tensors.keys() <= set(KEYFRAME_NAMES):
+            keyframes = find_keyframes(tensors, stated, str(path))
+            assert keyframes is not None
+            return inspect_keyframes(keyframes, is_alone=True)
     return inspect_latents(path, checkpoint, of_sound, tensor=tensor, grid=grid)
 
 
@@ -110,7 +115,7 @@ def _has_latents(archive: Archive, tensor: str | None) -> bool:
     """Whether to read a safetensors file as latents. Raises `CheckpointError` if it has neither these nor a network."""
     if _has_pictures([archive]):
         return False
-    others = archive.tensors.keys() - set(AUDIO_NAMES)
+    others = archive.tensors.keys() - set(AUDIO_NAMES) - set(KEYFRAME_NAMES)
     is_known = len(others) <= 1 or not others.isdisjoint(KNOWN_NAMES)
     if not archive.tensors or (tensor is None and not is_known):
         names = list(archive.tensors)

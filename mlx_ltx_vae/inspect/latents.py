@@ -1,10 +1,10 @@
 """Descriptions of latents of videos and of sound: what the file states, statistics, and what they decode to."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
@@ -15,12 +15,15 @@ from ..errors import LatentsError, excerpt, printable
 from ..frame_rate import DEFAULT_FPS
 from ..latents import LatentsFile, open_latents
 from ..latents.audio import AudioLatentsFile
+from ..latents.keyframes import KeyframesFile, describe_keyframes
 from ..latents.stored import MappedLatents, channel_moments, read_frames
 from ..models.base import SoundConfig
 from ..shapes import DEFAULT_SCALE, Grid, format_size
 from ..units import format_count
 from ..video.sound import SLACK
 from .report import Report
+
+FoundT = TypeVar("FoundT")
 
 # Normalized latents have a standard deviation near 1 in every channel; in a plain or still clip some are smaller.
 _MIN_USUAL_STD, _MAX_USUAL_STD = 1 / 3, 3.0
@@ -38,12 +41,13 @@ def inspect_latents(
 ) -> Report:
     """Describe a latent file. Arguments as `open_latents`; errors as it and `LatentsFile.read`.
 
-    `audio_vae` is the checkpoint of the audio latents in it. A warning if they cannot be read.
+    `audio_vae` is the checkpoint of the audio latents in it. A warning if they cannot be read, or its keyframes.
 
     In JSON, `fps`, `normalized` and `stated` are what the file states, null where it states nothing. `statistics` are
     of all normalized values; the lowest and highest ones are of single channels. `video` is one item of the batch: its
     `vae` is null if none was given and the usual `scale` was assumed; without `fps` its `seconds` are at 24 frames per
-    second. `audio` are the audio latents beside them, as `inspect_audio_latents` describes them; null without any.
+    second. `audio` are the audio latents beside them, as `inspect_audio_latents` describes them, and `keyframes` those
+    of the video, as `inspect_keyframes` does; null without any.
     """
     channels, scale = (None, None) if vae is None else (vae.config.latent_channels, vae.config.scale)
     file = open_latents(path, latent_channels=channels, tensor=tensor, grid=grid, scale=scale)
@@ -57,14 +61,21 @@ def inspect_latents(
         how = f"unnormalized in the file; normalized with {printable(vae.name)}:"
     _add_statistics(report, file, how, _statistics(file.map(statistics=statistics)))
     seconds = _add_video(report, file, vae)
-    try:
-        audio = file.find_audio()
-    except LatentsError as error:
-        warnings.warn(str(error), stacklevel=2)
-        audio = None
+    keyframes = _found(file.find_keyframes)
+    report.include("keyframes", None if keyframes is None else inspect_keyframes(keyframes, is_alone=False))
+    audio = _found(file.find_audio)
     nested = None if audio is None else inspect_audio_latents(audio, audio_vae, seconds)
     report.include("audio", nested)
     return report
+
+
+def _found(find: Callable[[], FoundT | None]) -> FoundT | None:
+    """What is found beside latents; a warning and None if it cannot be read."""
+    try:
+        return find()
+    except LatentsError as error:
+        warnings.warn(str(error), stacklevel=3)
+        return None
 
 
 def _add_file(report: Report, file: LatentsFile) -> None:
@@ -161,6 +172,27 @@ def _statistics(latents: MappedLatents) -> dict[str, float]:
     }
 
 
+def inspect_keyframes(file: KeyframesFile, *, is_alone: bool) -> Report:
+    """Describe keyframes, of which no value is read. `is_alone` is whether no latents are in the same file.
+
+    In JSON, `frames` are the frame numbers, and `normalized` is null where the file does not state it.
+    """
+    report, (batch, channels, _, rows, columns) = Report("keyframes"), file.shape
+    items = f"{batch} x " if batch > 1 else ""
+    of_each = f"{channels} channels, {rows} x {columns} (rows x columns), {file.stored_dtype}"
+    report.add("file", *[printable(file.source)] * is_alone, name=file.source)
+    report.add(
+        "stills",
+        f"{items}{describe_keyframes(file.frames)}",
+        *[of_each, _NORMALIZED[file.normalized]] * is_alone,
+        frames=list(file.frames),
+        shape=list(file.shape),
+        stored_dtype=file.stored_dtype,
+        normalized=file.normalized,
+    )
+    return report
+
+
 def inspect_audio_latents(file: AudioLatentsFile, vae: Checkpoint | None, video_seconds: float | None = None) -> Report:
     """Describe audio latents. `vae` is the checkpoint that decodes them, if it is known.
 
@@ -178,7 +210,7 @@ def inspect_audio_latents(file: AudioLatentsFile, vae: Checkpoint | None, video_
         samples, rate = config.num_samples(file.length), config.sample_rate
         seconds = samples / rate
         origin = f"with {printable(vae.name)}: {samples} samples at {rate} Hz"
-    array = file.read().astype(mx.float32)
+    array = file.read_stored().astype(mx.float32)
     functions = {"mean": mx.mean, "std": mx.std, "min": mx.min, "max": mx.max}
     values = {name: to_float(function(array)) for name, function in functions.items()}
     report = Report("audio latents")

@@ -11,12 +11,10 @@ Facts about the files of other programs:
 - An MLX port's two-stage pipeline stores its result twice, as `stage_2_video_latent` and `final_video_latent`.
 """
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import prod
 
 import mlx.core as mx
 import numpy as np
@@ -24,8 +22,20 @@ import numpy as np
 from ..errors import LatentsError, excerpt, option, quote
 from ..shapes import Grid, LatentShape, ScaleFactors
 from .audio import AUDIO_NAMES, AudioLatentsFile, find_audio_latents, looks_like_audio
+from .audio import load_audio_latents as load_audio_latents
+from .keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
+from .keyframes import load_keyframes as load_keyframes
 from .metadata import find_layout, find_video_sizes, parse_metadata
-from .stored import MappedLatents, StoredArray, channel_moments, check_readable, read_frames, sampled_frames
+from .stored import (
+    GivenStatistics,
+    MappedLatents,
+    StoredArray,
+    channel_moments,
+    check_readable,
+    choose_statistics,
+    read_frames,
+    sampled_frames,
+)
 from .tensor_files import open_tensor_file, source_name
 from .writer import LatentsWriter as LatentsWriter
 from .writer import check_latents_name as check_latents_name
@@ -36,10 +46,7 @@ KNOWN_NAMES = ("latents", "latent", "samples", "latent_tensor", "stage_2_video_l
 _STAGE_2, _FINAL = KNOWN_NAMES[-2:]
 _WORKFLOW_KEYS = ("prompt", "workflow")
 
-_HASHED_VALUES = 2**22  # at a time
 _LEAST_STD, _MUCH_NEARER = 1e-3, 0.5  # of `looks_unnormalized`
-
-MeanAndStd = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,19 @@ class LatentsFile:
         """The audio latents in the same file; None if there are none. A `LatentsError` if their shape is another."""
         return find_audio_latents(self._tensors, self._stated, self.info.source)
 
-    def read(self, *, statistics: MeanAndStd | None = None, unnormalized: bool | None = None) -> mx.array:
+    @property
+    def has_keyframes(self) -> bool:
+        """Whether the same file has keyframes, which may be bad ones."""
+        return KEYFRAME_NAMES[0] in self._tensors
+
+    def find_keyframes(self) -> KeyframesFile | None:
+        """The keyframes in the same file; None if there are none. A `LatentsError` for bad ones, or of another grid."""
+        keyframes = find_keyframes(self._tensors, self._stated, self.info.source)
+        if keyframes is not None:
+            keyframes.check(self.shape)
+        return keyframes
+
+    def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
         """Normalized latents `(B, C, F', H', W')` in the file's dtype; float32 for float64, or if normalized here.
 
         `statistics` are `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents. `unnormalized` says
@@ -82,36 +101,15 @@ class LatentsFile:
         """
         return self.map(statistics=statistics, unnormalized=unnormalized)[()]
 
-    def map(self, *, statistics: MeanAndStd | None = None, unnormalized: bool | None = None) -> MappedLatents:
+    def map(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> MappedLatents:
         """The latents that `read` returns, left in the file: each slice is read, checked and normalized on its own."""
-        source = self.info.source
-        if unnormalized is not None and unnormalized is self.normalized:
-            stated, given = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
-            raise LatentsError(
-                f"{source}: its metadata says that these latents are {stated}, and the caller that they are {given}; "
-                f"leave out {option('unnormalized=', '--unnormalized')}."
-            )
-        is_unnormalized = self.normalized is False if unnormalized is None else unnormalized
-        if not is_unnormalized:
-            statistics = None
-        elif statistics is None:
-            raise LatentsError(f"{source}: is unnormalized; give the VAE's statistics=(vae.mean, vae.std) with it.")
-        elif any(array.shape != (self.shape.channels,) for array in statistics):
-            expected, found = (self.shape.channels,), " and ".join(str(array.shape) for array in statistics)
-            raise LatentsError(f"{source}: these latents need statistics {expected}, and these are {found}.")
-        else:
-            statistics = (statistics[0].astype(mx.float32), statistics[1].astype(mx.float32))
-            mx.eval(statistics)  # lazy, they could be used in this thread only
-        return MappedLatents(self._stored, statistics)
+        channels = self.shape.channels
+        found = choose_statistics(self.info.source, self.normalized, channels, statistics, unnormalized)
+        return MappedLatents(self._stored, found)
 
     def digest(self) -> str:
         """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
-        latents, frames = MappedLatents(self._stored, None), self.shape.frames
-        step = max(1, _HASHED_VALUES * frames // prod(self.shape))
-        total = hashlib.sha256()
-        for start in range(0, frames, step):
-            total.update(np.array(latents[:, :, start : start + step].view(mx.uint8)).tobytes())
-        return total.hexdigest()
+        return MappedLatents(self._stored, None).digest()
 
 
 def open_latents(
@@ -161,7 +159,7 @@ def load_latents(
     grid: Grid | None = None,
     scale: ScaleFactors | None = None,
     unnormalized: bool | None = None,
-    statistics: MeanAndStd | None = None,
+    statistics: GivenStatistics | None = None,
 ) -> tuple[mx.array, LatentsInfo]:
     """Normalized latents `(B, C, F', H', W')` and what the file states about them.
 
@@ -190,7 +188,8 @@ def looks_normalized_twice(latents: mx.array | MappedLatents, mean: mx.array, st
 
 
 def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
-    pictures = [name for name in names if name not in AUDIO_NAMES] or names
+    others = [name for name in names if name not in KEYFRAME_NAMES]
+    pictures = [name for name in others if name not in AUDIO_NAMES] or others
     candidates = [name for name in names if name in KNOWN_NAMES] or pictures
     if {_STAGE_2, _FINAL} <= set(candidates):
         candidates.remove(_STAGE_2)
@@ -199,6 +198,9 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
     shown = excerpt(", ".join(sorted(candidates if wanted is None else names)[:8]), 120)
     if wanted is not None:
         raise LatentsError(f"{source}: has no tensor {quote(wanted)}; it has {shown or 'nothing'}.")
+    if not candidates and names:
+        way = option("keyframes=", "--keyframes")
+        raise LatentsError(f"{source}: has keyframes and no latents; give it as {way} beside the latents of a video.")
     if not candidates:
         raise LatentsError(f"{source}: has no tensors.")
     if len(candidates) > 1:

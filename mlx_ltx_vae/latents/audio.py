@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..errors import LatentsError, excerpt, quote
 from .metadata import parse_metadata
-from .stored import StoredArray, check_finite, check_plausible, check_readable
+from .stored import GivenStatistics, StoredArray, check_finite, check_plausible, check_readable, choose_statistics
 from .tensor_files import open_tensor_file, source_name
 
 #: Names of audio latents beside those of a video, the final ones first.
@@ -39,14 +39,48 @@ class AudioLatentsFile:
     normalized: bool | None  # what the metadata states
     _stored: StoredArray = field(repr=False)  # (B, 8, T, 16), or packed (B, T, 128)
 
-    def read(self) -> mx.array:
-        """(B, 8, T, 16), or packed (B, T, 128), as they are stored. A `LatentsError` if they are not finite."""
+    def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> mx.array:
+        """Normalized latents (B, 8, T, 16), or packed (B, T, 128). Arguments and errors: see `load_audio_latents`."""
+        values = self.read_stored()
+        found = choose_statistics(self.source, self.normalized, _CHANNELS * _BINS, statistics, unnormalized)
+        if found is None:
+            return values
+        mean, std = (each if values.ndim == 3 else each.reshape(_CHANNELS, 1, _BINS) for each in found)
+        values = (values.astype(mx.float32) - mean) / std
+        mx.eval(values)
+        return values
+
+    def read_stored(self) -> mx.array:
+        """As they are stored, normalized or not. A `LatentsError` if they are not finite."""
         source = f"{self.source}: audio latents {quote(self.tensor)}"
         values = self._stored.read_floats()
         if self._stored.name == "uint16":
             check_plausible([values], source)
         check_finite(values, source, axes="btc" if values.ndim == 3 else "bctf")
         return values
+
+
+def load_audio_latents(
+    path: str | os.PathLike,
+    *,
+    alone: bool = False,
+    unnormalized: bool | None = None,
+    statistics: GivenStatistics | None = None,
+) -> mx.array | None:
+    """Normalized audio latents of a latent file, (B, 8, T, 16) or packed (B, T, 128); None if it has none.
+
+    Args:
+        path: as of `load_latents`, which reads the video's latents beside them.
+        alone: whether they are all that the file has, under any name.
+        unnormalized: whether the file stores `latents * std + mean`; None follows the metadata.
+        statistics: `(audio_vae.mean, audio_vae.std)`, each (128,), which normalize unnormalized latents.
+
+    Raises:
+        LatentsError: for a file that cannot be read, another shape, values that are not finite, and arguments that
+            contradict the metadata.
+    """
+    file = open_audio_latents(path, is_alone=alone)
+    return None if file is None else file.read(statistics=statistics, unnormalized=unnormalized)
 
 
 def open_audio_latents(path: str | os.PathLike, *, is_alone: bool = False) -> AudioLatentsFile | None:

@@ -2,6 +2,7 @@
 
 # Files are not mapped: reading a mapped page behind the end of a file that has shrunk ends the process (SIGBUS).
 
+import hashlib
 import math
 import os
 import weakref
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..backend.device import check_process
 from ..backend.mlx_utils import count_nonfinite, to_float, to_int
-from ..errors import LatentsError, excerpt
+from ..errors import LatentsError, excerpt, option
 from ..files import file_state
 from ..shapes import LatentShape
 
@@ -28,6 +29,10 @@ _BITS = ("bfloat16", "uint16")
 _READABLE_DTYPES = ("float16", "float32", "float64", *_BITS)
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
 _SAMPLED_FRAMES = 8
+_HASHED_VALUES = 2**22  # at a time
+
+MeanAndStd = tuple[mx.array, mx.array]  # mean and standard deviation of each channel, (C,)
+GivenStatistics = tuple[mx.array | None, mx.array | None]  # `(vae.mean, vae.std)`; a VAE may have none
 
 
 class OpenFile:
@@ -157,13 +162,14 @@ class StoredArray:
 class MappedLatents:
     """Latents (B, C, F', H', W') in an open file. Indexing reads, checks and normalizes a slice, in any thread.
 
-    Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated.
+    Stored uint16 are the bits of bfloat16. `statistics` normalize them: mean and std (C,), evaluated. `source` is their
+    name in errors, by default that of the file.
     """
 
     ndim = 5
 
-    def __init__(self, stored: StoredArray, statistics: tuple[mx.array, mx.array] | None) -> None:
-        self.source = stored.file.source
+    def __init__(self, stored: StoredArray, statistics: MeanAndStd | None, source: str | None = None) -> None:
+        self.source = source or stored.file.source
         self.shape = LatentShape(*stored.shape)
         self.dtype = stored.mlx_dtype if statistics is None else mx.float32  # of the slices
         self._stored = stored
@@ -189,7 +195,16 @@ class MappedLatents:
         return latents
 
     def item(self, index: int) -> "MappedLatents":
-        return MappedLatents(self._stored[(slice(index, index + 1),)], self._statistics)
+        return MappedLatents(self._stored[(slice(index, index + 1),)], self._statistics, self.source)
+
+    def digest(self) -> str:
+        """A hash of the values."""
+        frames = self.shape.frames
+        step = max(1, _HASHED_VALUES * frames // math.prod(self.shape))
+        total = hashlib.sha256()
+        for start in range(0, frames, step):
+            total.update(np.array(self[:, :, start : start + step].view(mx.uint8)).tobytes())
+        return total.hexdigest()
 
     @cached_property
     def _checked(self) -> StoredArray:
@@ -198,6 +213,33 @@ class MappedLatents:
             sample = (self._stored[(slice(None), slice(None), slice(f, f + 1))].read_floats() for f in frames)
             check_plausible(sample, self.source)
         return self._stored
+
+
+def choose_statistics(
+    source: str, stated: bool | None, channels: int, statistics: GivenStatistics | None, unnormalized: bool | None
+) -> MeanAndStd | None:
+    """The statistics that normalize latents of a file, float32 (C,) and evaluated; None if they are normalized.
+
+    `stated` is what the metadata says of normalization, and `unnormalized` what the caller says. A `LatentsError` if
+    these contradict each other, or if statistics are missing or of other channels.
+    """
+    if unnormalized is not None and unnormalized is stated:
+        first, second = ("normalized", "unnormalized") if unnormalized else ("unnormalized", "normalized")
+        raise LatentsError(
+            f"{source}: its metadata says that these latents are {first}, and the caller that they are {second}; "
+            f"leave out {option('unnormalized=', '--unnormalized')}."
+        )
+    if not (stated is False if unnormalized is None else unnormalized):
+        return None
+    mean, std = statistics or (None, None)
+    if mean is None or std is None:
+        raise LatentsError(f"{source}: is unnormalized; give the VAE's statistics=(vae.mean, vae.std) with it.")
+    if any(array.shape != (channels,) for array in (mean, std)):
+        found = f"{mean.shape} and {std.shape}"
+        raise LatentsError(f"{source}: these latents need statistics {(channels,)}, and these are {found}.")
+    mean, std = mean.astype(mx.float32), std.astype(mx.float32)
+    mx.eval(mean, std)  # lazy, they could be used in this thread only
+    return mean, std
 
 
 def check_plausible(sample: Iterable[mx.array], source: str) -> None:

@@ -24,9 +24,10 @@ from ..errors import LatentsError, check_is_path, excerpt
 from ..files import (
     START_BYTES,
     Format,
-    copy_error,
+    copy_stream,
     file_state,
     find_format,
+    open_file,
     read_header,
     standard_input,
     torch_conversion,
@@ -37,7 +38,6 @@ from .metadata import METADATA_KEYS
 from .stored import OpenFile, StoredArray, reading
 
 _STANDARD_INPUT = "-"
-_COPIED_AT_ONCE = 2**20  # bytes
 
 # The first value in files of torch.save before PyTorch 1.6; later ones are zip files.
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9"
@@ -183,7 +183,7 @@ def _decompress(file: OpenFile, entry: zipfile.ZipInfo) -> OpenFile:
         )
     with tempfile.TemporaryFile(prefix="mlx_ltx_vae-") as copy:
         with file.reader() as reader, zipfile.ZipFile(reader) as archive, archive.open(entry) as member:
-            shutil.copyfileobj(member, copy, _COPIED_AT_ONCE)
+            shutil.copyfileobj(member, copy)
         copy.flush()
         return OpenFile(copy, source)
 
@@ -203,15 +203,9 @@ def _open_source(path: str | os.PathLike) -> Iterator[tuple[OpenFile, Path]]:
             yield OpenFile(stream, source), Path(path)
             return
         with temporary_folder() as folder:
-            path = folder / "latents"
-            try:
-                with path.open("wb") as copy:
-                    start = stream.read(START_BYTES)
-                    _check_format(start, source)  # refuses an endless stream of something else
-                    copy.write(start)
-                    shutil.copyfileobj(stream, copy, _COPIED_AT_ONCE)
-            except OSError as error:
-                raise copy_error(source, folder, error, LatentsError) from error
+            path, start = folder / "latents", stream.read(START_BYTES)
+            _check_format(start, source)  # refuses an endless stream of something else
+            copy_stream(stream, path, source, LatentsError, start)
             with path.open("rb") as file:
                 yield OpenFile(file, source), path
 
@@ -219,12 +213,9 @@ def _open_source(path: str | os.PathLike) -> Iterator[tuple[OpenFile, Path]]:
 def _open(source: str) -> IO[bytes]:
     shown = excerpt(source, 200)
     try:
-        mode = os.stat(source).st_mode  # before it is opened: opening a device may have effects
-        if stat.S_ISDIR(mode):
-            raise LatentsError(f"{source}: is a folder; name one latent file.")
-        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
-            raise LatentsError(f"{source}: is a device or a socket; expected a latent file, or a pipe with one.")
-        return open(source, "rb")
+        return open_file(source, pipes=True)
+    except IsADirectoryError:
+        raise LatentsError(f"{source}: is a folder; name one latent file.") from None
     except FileNotFoundError:
         raise LatentsError(f"{shown}: there is no such file.") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name

@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -17,10 +17,12 @@ from ..frame_rate import Rate, find_fps
 from ..process import uninterrupted
 from ..shapes import LatentShape
 from .audio import AUDIO_NAMES
+from .keyframes import KEYFRAME_NAMES, Keyframes
 from .metadata import AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes
 from .stored import check_finite
 
-_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # as safetensors calls them
+_FLOATS = ("float32", "float16", "bfloat16")
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}  # as safetensors calls them
 _ALIGNMENT = 8  # bytes, of the header
 _BLOCK_BYTES = 2**25
 
@@ -52,9 +54,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
     def write(self, latents: mx.array) -> None:
         """Add latents (B, C, n, H', W') along time: float32, float16 or bfloat16, all alike and finite."""
         check_shape(latents.shape, None, self._name)
-        if dtype_name(latents.dtype) not in _DTYPES:
-            raise LatentsError(f"{self._name}: latents are {latents.dtype}; expected float32, float16 or bfloat16.")
-        check_finite(latents, self._name)
+        self._check_values(latents, "latents")
         shape = LatentShape(*latents.shape)
         before = self._shape or shape._replace(frames=0)
         if before._replace(frames=0) != shape._replace(frames=0) or (self._shape and latents.dtype != self._dtype):
@@ -72,6 +72,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         height: int | None = None,
         width: int | None = None,
         audio: mx.array | None = None,
+        keyframes: Keyframes | None = None,
     ) -> None:
         """Write the file, with arguments and errors of `save_latents`."""
         assert self._shape is not None, "latents were written"
@@ -80,21 +81,35 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         stated = {"fps": exact_fps, "num_frames": num_frames, "height": height, "width": width}
         metadata = {key: str(value) for key, value in stated.items() if value is not None}
         metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST}
-        tensors: dict[str, tuple[mx.Dtype, Sequence[int]]] = {"latents": (self._dtype, self._shape)}
-        if audio is not None:
-            tensors[AUDIO_NAMES[0]] = audio.dtype, audio.shape
+        tensors: list[tuple[str, mx.Dtype, Sequence[int], Iterable[bytes]]]
+        tensors = [("latents", self._dtype, self._shape, self._planes(self._shape))]
+        others = {} if audio is None else {AUDIO_NAMES[0]: audio}
+        others |= self._keyframe_tensors(keyframes, self._shape)
+        tensors += [(name, array.dtype, array.shape, map(_to_bytes, [array])) for name, array in others.items()]
+        tensors.sort(key=lambda tensor: -tensor[1].size)  # so that each is aligned, as some readers need
         with writing_to(self._name), self._part.path.open("r+b") as file:
-            file.write(_header(tensors, metadata))
-            for block in self._planes(self._shape):
-                file.write(block)
-            if audio is not None:
-                file.write(_to_bytes(audio))
+            file.write(_header({name: (dtype, shape) for name, dtype, shape, _ in tensors}, metadata))
+            for *_, blocks in tensors:
+                file.writelines(blocks)
         self._part.complete()
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # of a full disk, where not all was written
             self._frames.close()
         self._part.discard()
+
+    def _check_values(self, latents: mx.array, what: str) -> None:
+        if dtype_name(latents.dtype) not in _FLOATS:
+            raise LatentsError(f"{self._name}: {what} are {latents.dtype}; expected float32, float16 or bfloat16.")
+        check_finite(latents, self._name if what == "latents" else f"{self._name}: {what}")
+
+    def _keyframe_tensors(self, keyframes: Keyframes | None, shape: LatentShape) -> dict[str, mx.array]:
+        if keyframes is None:
+            return {}
+        keyframes.check(shape, f"{self._name}: ")
+        latents = to_mlx(keyframes.latents, "keyframe latents")
+        self._check_values(latents, "keyframe latents")
+        return dict(zip(KEYFRAME_NAMES, (latents, mx.array(list(keyframes.frames), mx.int32)), strict=True))
 
     def _planes(self, shape: LatentShape) -> Iterator[bytes]:
         """The values channel by channel, some channels at a time."""
@@ -121,6 +136,7 @@ def save_latents(
     height: int | None = None,
     width: int | None = None,
     audio: mx.array | None = None,
+    keyframes: Keyframes | None = None,
     overwrite: bool = True,
 ) -> None:
     """Write normalized latents `(B, C, F', H', W')` as safetensors. The file appears under its name only when whole.
@@ -130,6 +146,7 @@ def save_latents(
         fps: frames per second of the video (see `parse_fps`).
         num_frames, height, width: of the video, in frames and pixels.
         audio: latents of its sound (B, 8, T, 16), normalized.
+        keyframes: those of the video, normalized, in one of the dtypes above.
 
     Raises:
         LatentsError: for other shapes and dtypes, values that are not finite, and sizes that no video of them has.
@@ -140,7 +157,7 @@ def save_latents(
     audio = None if audio is None else to_mlx(audio, "audio latents")
     with LatentsWriter(path, overwrite=overwrite) as writer:
         writer.write(latents)
-        writer.complete(fps=fps, num_frames=num_frames, height=height, width=width, audio=audio)
+        writer.complete(fps=fps, num_frames=num_frames, height=height, width=width, audio=audio, keyframes=keyframes)
 
 
 def check_latents_name(path: str | os.PathLike) -> None:
@@ -175,5 +192,4 @@ def _header(tensors: dict[str, tuple[mx.Dtype, Sequence[int]]], metadata: dict[s
 
 
 def _to_bytes(array: mx.array) -> bytes:
-    bits = {2: mx.uint16, 4: mx.uint32}[array.dtype.size]  # numpy has no bfloat16
-    return np.array(mx.contiguous(array).view(bits)).tobytes()
+    return np.array(mx.contiguous(array).view(mx.uint8)).tobytes()  # numpy has no bfloat16

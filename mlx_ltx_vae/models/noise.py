@@ -18,7 +18,7 @@ from ..backend.mlx_utils import evaluate, to_mlx
 from ..errors import LatentsError, quote
 from ..shapes import Grid, LatentShape, Shape
 from .layers.conv import patchify
-from .specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName, NetworkSpec, Rate
+from .specs import DEFAULT_CONVENTION, MAX_SEED, PLANES, ConventionName, NetworkSpec, Rate
 
 #: What callers pass: arrays in the order in which the network draws them, "zeros", or None to draw from a seed.
 Noise = Sequence[mx.array | np.ndarray] | Literal["zeros"] | None
@@ -75,7 +75,8 @@ class NoiseVolume:
     # compute it.
     values: Mapping[Grid, mx.array] = field(default_factory=dict)
 
-    def __call__(self, origins: Sequence[Grid], start: Grid, size: Grid) -> mx.array:
+    def __call__(self, origins: Sequence[Grid], start: Grid, size: Grid, planes: Sequence[int] = ()) -> mx.array:
+        """That of `size` positions from `start` on; with `planes`, of these in place of frames."""
         parts = []
         for origin in origins:
             given, first = self.values.get(origin), list(start)
@@ -83,7 +84,11 @@ class NoiseVolume:
                 first = [begin + int(at * rate) for begin, at, rate in zip(start, origin, self.rate, strict=True)]
                 given = self.values.get(_WHOLE)
             box = [slice(begin, begin + count) for begin, count in zip(first, size, strict=True)]
-            parts.append(self._computed(box) if given is None else given[:, box[0], box[1], box[2]])
+            are_chosen = len(self.values) > 1  # those of a tile are its own planes
+            if planes and not are_chosen:
+                box[0] = slice(0, max(planes) + 1)
+            part = self._computed(box) if given is None else given[:, box[0], box[1], box[2]]
+            parts.append(part[:, mx.array(tuple(planes))] if planes and not are_chosen else part)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _computed(self, box: Sequence[slice]) -> mx.array:
@@ -160,9 +165,9 @@ def draw(
     scale = _choose_scale(spec, noise_scale, timestep, convention)
     shapes = spec.noise_shapes(shape.grid)
     volumes = {
-        layer.name: NoiseVolume(None, shape.batch, layer.noise_channels, spec.rate(layer.name))
-        for layer in spec.layers
-        if layer.noise_channels
+        name: NoiseVolume(None, shape.batch, size[-1], _rate(spec, name))
+        for name, size in shapes.items()
+        if len(size) > 2
     }
     maps = {name: mx.zeros(size) for name, size in shapes.items() if name not in volumes}
     latents: Callable[[LatentBox], mx.array] | None = None
@@ -199,12 +204,17 @@ def check_seed(seed: object) -> int:
 def _choose_wanted(shapes: NoiseShapes, tiles: Mapping[Grid, NoiseShapes], count: int) -> list[tuple[str, Grid, Shape]]:
     """The layer, the beginning and the shape of the noise in each array that a caller passes.
 
-    Volumes are those of each tile if there are as many arrays, else those of the whole video.
+    Volumes are those of each tile if there are as many arrays, or those of keyframe planes alone are, which tiles have
+    in different numbers; else those of the whole video.
     """
     whole = [(name, _WHOLE, size) for name, size in shapes.items()]
     maps = [each for each in whole if len(each[-1]) == 2]
     parts = [(name, at, size) for at, own in tiles.items() for name, size in own.items() if len(size) > 2]
-    return maps + parts if len(tiles) > 1 and count == len(maps + parts) else whole
+    mixed = [each for each in whole if not each[0].endswith(PLANES)] + [
+        each for each in parts if each[0].endswith(PLANES)
+    ]
+    of_tiles = (each for each in (maps + parts, mixed) if len(tiles) > 1 and count == len(each))
+    return next(of_tiles, whole)
 
 
 def _take_given(
@@ -232,10 +242,16 @@ def _take_given(
 def _picture(spec: NetworkSpec, name: str, size: Shape) -> Shape | None:
     """The shape (B, 3, T, H, W) of the picture whose patches are a volume (B, C, T, h, w); None for other noise."""
     side = spec.patch_size
-    if side is None or len(size) == 2 or spec.rate(name) != (1, Fraction(1, side), Fraction(1, side)):
+    if side is None or len(size) == 2 or _rate(spec, name)[1:] != (Fraction(1, side), Fraction(1, side)):
         return None
     batch, channels, frames, height, width = size
     return batch, channels // side**2, frames, side * height, side * width
+
+
+def _rate(spec: NetworkSpec, name: str) -> Rate:
+    """That of a volume; keyframe planes have the same in all frames."""
+    frames, rows, columns = spec.rate(name.removesuffix(PLANES))
+    return (0 if name.endswith(PLANES) else frames), rows, columns
 
 
 def _choose_timestep(spec: NetworkSpec, timestep: float | None, convention: Convention) -> float | None:

@@ -16,6 +16,9 @@ from ..shapes import Grid, ScaleFactors, Shape, SoundRules, TileRules
 from ..streaming.axis import Axis, Border, WindowSpec
 from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
+#: What is behind the name of a layer in that of the noise of its keyframe planes.
+PLANES = ".keyframes"
+
 #: Latent frames after which a stream by time takes no more memory, and more than any window has.
 LONG_CLIP = 64
 
@@ -157,6 +160,12 @@ class LayerSpec:
         """Bytes beside its weights that it holds as long as a stream runs, whatever that is of."""
         return 0
 
+    def noise_shapes(self, out: Grid) -> dict[str, tuple[int, ...]]:
+        """The shape of each noise that it takes for an output (T, H, W), by name: (H, W) of a map or (T, H, W, C)."""
+        if self.noise_channels:
+            return {self.name: (*out, self.noise_channels)}
+        return {self.name: out[1:]} if self.has_noise else {}
+
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         """Multiply-adds of its matrix products for an input (T, H, W) or a band `part` of it, per batch item."""
         results = math.prod(window.results(extent) for window, extent in zip(self.windows, part, strict=True))
@@ -248,10 +257,7 @@ class ConvSpec(LayerSpec):
 
 @dataclass(frozen=True)
 class FrameAttentionSpec(LayerSpec):
-    """A self-attention layer over the positions of each frame.
-
-    `max_scores` is the number of scores that are computed at a time, far below what Metal's kernels can index.
-    """
+    """A self-attention layer over the positions of each frame; `max_scores` are far below what Metal can index."""
 
     max_scores: int = 2**27
 
@@ -297,8 +303,9 @@ class NetworkSpec:
     tiles: TileRules = TileRules()
     sound: SoundRules | None = None  # None for pictures
     denoising_steps: int | None = None  # None if it does not denoise
-    # The same network with another number of denoising steps.
-    with_steps: Callable[[int], "NetworkSpec"] | None = field(default=None, compare=False, repr=False)
+    keyframes: tuple[int, ...] = ()  # the frame numbers of the keyframe planes that it sees
+    # The same network with another number of denoising steps, and with keyframe planes; None if it takes neither.
+    variant: Callable[..., "NetworkSpec"] | None = field(default=None, compare=False, repr=False)
 
     @property
     def in_channels(self) -> int:
@@ -387,10 +394,7 @@ class NetworkSpec:
         """The shape of each layer's noise by its name, (H, W) of a map or (T, H, W, C), in drawing order."""
         shapes: dict[str, tuple[int, ...]] = {}
         for layer, extents in self.walk(grid):
-            if layer.noise_channels:
-                shapes[layer.name] = (*layer.out_grid(extents), layer.noise_channels)
-            elif layer.has_noise:
-                shapes[layer.name] = layer.out_grid(extents)[1:]
+            shapes |= layer.noise_shapes(layer.out_grid(extents))
         return shapes
 
     def unbounded_layer(self, axis: Axis) -> LayerSpec | None:

@@ -1,20 +1,23 @@
-"""Executes the plans of sound: packed latents in, final samples out; and pieces of sound in, packed latents out."""
+"""Plans and runs of sound: packed latents in, final samples out; and pieces of sound in, packed latents out."""
 
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 
 from ..backend.device import check_process, confirm_device
-from ..backend.mlx_utils import count_nonfinite, to_mlx
+from ..backend.machine import Machine
+from ..backend.mlx_utils import DTYPES, DtypeName, count_nonfinite, to_mlx
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder, Network, SoundEncoder
 from ..models.noise import LatentNoise, draw
 from ..models.specs import NetworkSpec
-from ..planning.plan import AudioEncodePlan, AudioPlan
+from ..planning.plan import AudioEncodePlan, AudioPlan, Mode, SoundPlan
+from ..planning.planner import plan_decode
 from ..streaming.axis import Axis
 from ..streaming.context import Stage, StreamContext
 from .chunk_stream import ChunkStream, check_cancelled, join_parts
@@ -58,6 +61,35 @@ class SoundNetwork(Decoder):
 def join_specs(decoder: NetworkSpec, vocoder: NetworkSpec) -> NetworkSpec:
     """The spec of a `SoundNetwork`."""
     return replace(decoder, layers=decoder.layers + vocoder.layers)
+
+
+def plan_sound(
+    spec: NetworkSpec, latents: int, machine: Machine | None = None, *, batch: int = 1, **options: Any
+) -> AudioPlan:
+    """Plan the decode of so many latents, with the options of `plan_decode`."""
+    if any(isinstance(number, bool) or not isinstance(number, int) or number < 1 for number in (latents, batch)):
+        raise LatentsError(f"{batch!r} x {latents!r} audio latents cannot be decoded; give whole numbers from 1 on.")
+    return cast(AudioPlan, plan_decode(spec, (batch, spec.in_channels, latents, 1, 1), machine, **options))
+
+
+def plan_networks(
+    decoder: NetworkSpec,
+    vocoder: NetworkSpec,
+    latents: int,
+    machine: Machine | None = None,
+    *,
+    dtype: DtypeName,
+    **options: Any,
+) -> AudioPlan:
+    """The plan of a decode by networks that are not loaded: a decoder in `dtype`, and a vocoder in float32."""
+    weights = decoder.num_weights * DTYPES[dtype].size + vocoder.num_weights * mx.float32.size
+    return plan_sound(join_specs(decoder, vocoder), latents, machine, weight_bytes=weights, **options)
+
+
+def every_chunk(make_plan: Callable[..., SoundPlan]) -> list[SoundPlan]:
+    """The plans of one sound with all possible chunks, the fastest first."""
+    plan = make_plan()
+    return [make_plan(chunk=chunk) for chunk in plan.rules.chunks] if plan.mode is Mode.EXACT else [plan]
 
 
 def stream_sound(network: Decoder, plan: AudioPlan, latents: mx.array, *, unnormalized: bool) -> AudioStream:

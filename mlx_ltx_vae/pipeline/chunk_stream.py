@@ -25,10 +25,13 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
 
     One thread at a time takes chunks; `cancel` may be called from any thread at any time. `next` is a `ValueError`
     while a chunk is being computed, as that of a generator: the latents may come from an iterator that uses the stream.
+    `bands`, which exchange data with other ranks, are empty without these, and before the first chunk is computed.
     """
 
-    def __init__(self, chunks: Generator[Chunk, None, None], cancelled: threading.Event) -> None:
-        self._chunks, self._cancelled = chunks, cancelled
+    def __init__(
+        self, chunks: Generator[Chunk, None, None], cancelled: threading.Event, bands: Sequence[RowBands] = ()
+    ) -> None:
+        self._chunks, self._cancelled, self._bands = chunks, cancelled, bands
         self._running = threading.Lock()
         self._is_computing = False
 
@@ -67,6 +70,11 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
         self._cancelled.set()
         self.close()
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this process has sent to other ranks so far."""
+        return sum(bands.sent_bytes for bands in self._bands)
+
     def __repr__(self) -> str:
         states = {inspect.GEN_CREATED: "not started", inspect.GEN_CLOSED: "ended"}
         state = states.get(inspect.getgeneratorstate(self._chunks), "started")
@@ -78,24 +86,6 @@ class ChunkStream(Iterator[Chunk], AbstractContextManager["ChunkStream[Chunk]"],
     def __exit__(self, *_: object) -> None:
         self.close()
         give_back_cache()  # with the last chunks
-
-
-class PictureStream(ChunkStream[Chunk]):
-    """The chunks of a decode or an encode of a video.
-
-    `bands`, which exchange data with other ranks, are empty without these, and before the first chunk is computed.
-    """
-
-    def __init__(
-        self, chunks: Generator[Chunk, None, None], cancelled: threading.Event, bands: Sequence[RowBands]
-    ) -> None:
-        super().__init__(chunks, cancelled)
-        self._bands = bands
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that this process has sent to other ranks so far."""
-        return sum(bands.sent_bytes for bands in self._bands)
 
 
 @contextmanager

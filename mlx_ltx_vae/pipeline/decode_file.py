@@ -26,27 +26,17 @@ from .run import peek
 
 @dataclass(frozen=True)
 class DecodeReport:
-    """What `decode --json` prints, but for the networks.
+    """What `decode --json` prints, but for the networks."""
 
-    Attributes:
-        output: the file, or the folder.
-        frames: how many were written.
-        fps: frames per second.
-        seconds: the time from the first latents to the finished file.
-        first_frame_seconds: the time to the first frames.
-        peak_memory_bytes: `mx.get_peak_memory()`, so since MLX's count was last reset.
-        plan: what was run; None for latents that arrived without one.
-    """
-
-    output: str
-    frames: int
+    output: str  # the file, or the folder
+    frames: int  # that were written
     width: int
     height: int
     fps: Fraction
-    seconds: float
+    seconds: float  # from the first latents to the finished file
     first_frame_seconds: float
-    peak_memory_bytes: int
-    plan: DecodePlan | None
+    peak_memory_bytes: int  # `mx.get_peak_memory()`, so since MLX's count was last reset
+    plan: DecodePlan | None  # what was run; None for latents that arrived without one
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-serializable, with the keys of `decode --json`."""
@@ -94,14 +84,6 @@ class FileDecode:
 
     def write(self, stream: DecodeStream, plan: DecodePlan | None, progress: Progress) -> DecodeReport:
         """Write all chunks."""
-        first_frame, num_frames = 0.0, 0
-
-        def counted(chunk: FrameChunk) -> FrameChunk:
-            nonlocal first_frame, num_frames
-            first_frame = first_frame or time.perf_counter() - self.start
-            num_frames += chunk.frames.shape[1]
-            return chunk
-
         chunks: Iterable[FrameChunk] = stream
         batch = plan.latent_shape.batch if plan else 1
         if not self.video:
@@ -111,18 +93,30 @@ class FileDecode:
             del first  # its buffer is free when it is written
         if batch > 1:
             raise LatentsError(f"{self.path}: is one video, and these latents are {batch}; write each.")
-        total = self.video.get("num_frames")
-        shown = show_progress(map(counted, chunks), progress, total, name=os.fspath(self.path))
-        with ExitStack() as stack:
-            sinks = {}
-            for file, options in self.files.items():
-                sink = stack.enter_context(open_sink(file, fps=self.fps, options=options, **self.video))
-                sinks[sink] = options.frames
-            for each in shown:
-                write_chunk(each, sinks)
+        shown = show_progress(chunks, progress, self.video.get("num_frames"), name=os.fspath(self.path))
+        num_frames, first_frame = write_files(shown, self.files, self.start, fps=self.fps, **self.video)
         width, height = self.video["size"]
         seconds, peak, rate = time.perf_counter() - self.start, mx.get_peak_memory(), parse_fps(self.fps)
         return DecodeReport(os.fspath(self.path), num_frames, width, height, rate, seconds, first_frame, peak, plan)
+
+
+def write_files(
+    chunks: Iterable[FrameChunk], files: Mapping[str, SinkOptions], start: float, **video: Any
+) -> tuple[int, float]:
+    """Write chunks to files. Returns the number of frames, and the seconds from `start` to the first of them.
+
+    `video` are further arguments of `open_sink`. Without files, as on all ranks but the first, nothing is written.
+    """
+    num_frames, first_frame = 0, 0.0
+    with ExitStack() as stack:  # which closes a contact sheet after its video, and so only beside a whole one
+        sinks = {}
+        for file, options in files.items():
+            sinks[stack.enter_context(open_sink(file, options=options, **video))] = options.frames
+        for chunk in chunks:
+            write_chunk(chunk, sinks)
+            first_frame = first_frame or time.perf_counter() - start
+            num_frames += chunk.frames.shape[1]
+    return num_frames, first_frame
 
 
 def open_file_decode(

@@ -1,33 +1,42 @@
 """Executes a decode plan: latents in, final frames out."""
 
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 import mlx.core as mx
+import numpy as np
 
 from ..backend.device import check_process, confirm_device
+from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError
 from ..models.base import Decoder
-from ..models.noise import Noise, NoiseShapes, draw
-from ..models.specs import DEFAULT_CONVENTION, LONG_CLIP, ConventionName, NetworkSpec
-from ..planning.options import PlanOptions
+from ..models.noise import NoiseShapes, draw
+from ..models.specs import LONG_CLIP, NetworkSpec
+from ..planning.options import choose_variant
 from ..planning.plan import DecodePlan, Order
 from ..planning.tiles import tile_spec
 from ..shapes import Grid
+from ..streaming.axis import Axis
 from ..streaming.context import StreamContext
 from ..tiling.layout import Interval
 from ..video.frame_format import FrameFormat
-from .chunk_stream import PictureStream, check_cancelled
+from .chunk_stream import ChunkStream, check_cancelled
+from .decode_options import DecodeOptions
 from .frame_buffer import FrameBuffer
+from .keyframe_padding import pad_as_noise
 from .latent_sources import (
+    KeyframeSource,
     LatentParts,
     LatentPreprocess,
+    Latents,
     LatentSource,
     LatentStreamSource,
     Magnitude,
@@ -43,55 +52,10 @@ from .postprocess import (
     to_format,
     to_format_in_parts,
 )
-from .progress import Progress
 from .run import Run, Source, crop_map, make_bands, peek, tile_origin
 
 
-@dataclass(frozen=True)
-class DecodeOptions:
-    """The options of `VideoVAE.stream`, which documents them."""
-
-    timestep: float | None = None
-    seed: int = 0
-    noise: Noise = None
-    noise_scale: float | None = None
-    like: str = DEFAULT_CONVENTION
-    unnormalized: bool = False
-    steps: int | None = None
-    format: FrameFormat | None = None
-
-
-_PLANNED = {"frames", "joined", *PlanOptions.__dataclass_fields__}  # options of `VideoVAE.plan`
-
-
-class StreamOptions(TypedDict, total=False):
-    """The options of `VideoVAE.stream` that all decodes have."""
-
-    timestep: float | None
-    seed: int
-    noise: Noise
-    noise_scale: float | None
-    like: ConventionName
-    unnormalized: bool
-    steps: int | None
-
-
-class WholeOptions(StreamOptions, total=False):
-    """The options of `VideoVAE.decode`, which documents them."""
-
-    memory_budget: str | int | None
-    progress: Progress
-
-
-def check_options(function: str, options: Mapping[str, object], known: type = StreamOptions) -> None:
-    """Raise a `TypeError`, as Python does, unless options are those of a `TypedDict`."""
-    for name in options.keys() - known.__annotations__.keys():
-        text = f"{function}() got an unexpected keyword argument {name!r}"
-        hint = f"; it is one of plan(): {function}(..., plan=vae.plan(latents.shape, {name}=...))"
-        raise TypeError(text + (hint if name in _PLANNED else ""))
-
-
-class DecodeStream(PictureStream[FrameChunk]):
+class DecodeStream(ChunkStream[FrameChunk]):
     """The chunks of one decode of a video, in order."""
 
 
@@ -117,18 +81,51 @@ class DecodePipeline:
         wanted = self.options.format
         if plan is not None and wanted is not None and plan.format not in (None, wanted):
             raise PlanError("the plan was made for frames with another bit depth; plan with that of the stream.")
-        given = as_latents(latents)
+        given, pipeline = as_latents(latents), self._with_keyframes()
         if is_whole(given):
-            plan, shape = plan or self.make_plan(given.shape), tuple(given.shape)
-            if plan.whole_shape != shape:
-                raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
-            frames = plan.excerpt.latents if plan.excerpt else None
-            chunks = self._run(plan, partial(LatentSource, given, frames=frames)).chunks()
+            chunks = pipeline._decode_whole(given, plan)
+        elif pipeline.options.keyframes is not None:
+            chunks = pipeline._decode_joined(cast(LatentParts, given), plan)
         else:
             if plan is not None:
                 _check_arriving(plan)
             chunks = self._decode_arriving(cast(LatentParts, given), plan)
         return DecodeStream(chunks, self.cancelled, self.bands)
+
+    def _with_keyframes(self) -> "DecodePipeline":
+        """With keyframes that were checked as latents are; without them for a network that takes none."""
+        keyframes, spec = self.options.keyframes, self.decoder.spec
+        if keyframes is None:
+            return self
+        if warning := self.decoder.keyframe_warning:
+            warnings.warn(warning, stacklevel=4)
+        if spec.variant is not None:
+            kept = replace(keyframes, latents=cast(mx.array, as_latents(keyframes.latents)))
+        return replace(self, options=replace(self.options, keyframes=None if spec.variant is None else kept))
+
+    def _decode_whole(self, latents: Latents, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
+        """Decode latents that are all known."""
+        plan, shape, keyframes = plan or self.make_plan(latents.shape), tuple(latents.shape), self.options.keyframes
+        if plan.whole_shape != shape:
+            raise PlanError(f"the plan was made for latents of shape {tuple(plan.whole_shape)}; these are {shape}.")
+        frames = () if keyframes is None else keyframes.frames
+        if plan.keyframes != frames:
+            made, given = (", ".join(map(str, each)) or "no frame" for each in (plan.keyframes, frames))
+            raise PlanError(f"the plan was made for keyframes at {made}, and these are at {given}; plan with the same.")
+        if keyframes is not None:
+            keyframes.check(shape)
+            if padded := pad_as_noise(self.decoder.spec, latents, keyframes, self.options.noise):
+                options = replace(self.options, keyframes=padded.keyframes, format=self.options.format or plan.format)
+                run = replace(self, options=options)._decode_whole(padded.latents, self.make_plan(padded.latents.shape))
+                return padded.crop(run)
+        interval = plan.excerpt.latents if plan.excerpt else None
+        return self._run(plan, partial(LatentSource, latents, frames=interval)).chunks()
+
+    def _decode_joined(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
+        """Decode latents when all have arrived."""
+        _, parts = peek(parts, "there are no latents to decode.")
+        joined = mx.concatenate([to_mlx(part, "latents") for part in parts], axis=2)
+        yield from self._decode_whole(cast(Latents, as_latents(joined)), plan)
 
     def _decode_arriving(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
         """Decode latents as they arrive."""
@@ -149,11 +146,12 @@ class DecodePipeline:
         yield from self._run(plan, partial(LatentStreamSource, parts, plan.latent_shape)).chunks()
 
     def _run(self, plan: DecodePlan, make_source: Callable[[LatentPreprocess, Interval | None], Source]) -> "DecodeRun":
-        decoder, shape, options = self.decoder, plan.whole_shape, self.options
+        shape, options, keyframes = plan.whole_shape, self.options, self.options.keyframes
+        decoder, spec = self.decoder, choose_variant(self.decoder.spec, plan.denoising_steps, plan.keyframes)
         first = plan.excerpt.latents.start if plan.excerpt else 0
         scale = decoder.spec.scale
         draws = draw(
-            decoder.spec,
+            spec,
             shape,
             decoder.dtype,
             noise=options.noise,
@@ -161,7 +159,7 @@ class DecodePipeline:
             timestep=options.timestep,
             noise_scale=options.noise_scale,
             like=options.like,
-            tiles=_tile_noise(decoder.spec, plan, scale.time * first),
+            tiles=_tile_noise(spec, plan, scale.time * first),
         )
         preprocess = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized, first_frame=first)
         bands = make_bands(self.group, plan)
@@ -169,6 +167,9 @@ class DecodePipeline:
             self.bands.append(bands)
         band = None if bands is None else plan.bands[bands.rank]
         source = make_source(preprocess, band)
+        if keyframes is not None:
+            planes = LatentPreprocess(decoder, draws, unnormalized=options.unnormalized)
+            source = KeyframeSource(source, LatentSource(keyframes.latents, planes, band))
         timesteps, maps = draws.timesteps(shape.batch), draws.maps
         if band is not None:
             whole = Interval(0, shape.width)
@@ -189,6 +190,7 @@ class DecodePipeline:
             neighbors=bands,
             origins=origins,
             denoising_steps=plan.denoising_steps,
+            keyframes=plan.keyframes,
         )
         run = Run(decoder, plan, source, context, partial(check_cancelled, self.cancelled))
         return DecodeRun(run, check, bands, options.format or plan.format)
@@ -206,7 +208,7 @@ def _tile_noise(spec: NetworkSpec, plan: DecodePlan, first_frame: int) -> dict[G
     if plan.layout is None or not plan.layout.start:
         return {}
     return {
-        tile_origin(tile, first_frame): tile_spec(spec, plan.layout, tile).noise_shapes(tile.latent_size)
+        tile_origin(tile, first_frame): tile_spec(spec, plan.layout, tile).noise_shapes(tile.input_size(spec.keyframes))
         for tile in chain.from_iterable(plan.layout.groups())
     }
 
@@ -241,10 +243,11 @@ class DecodeRun:
 
         def chunk(piece: mx.array) -> FrameChunk:
             nonlocal start
-            if self._plan.order is Order.TIME:
+            frames = piece
+            if self._plan.order is Order.TIME:  # those of a buffer are finished
                 self.check.update(piece, start)
+                frames = self._finish(piece)
             first, start = start, start + piece.shape[1]
-            frames = self._finish(piece)
             mx.async_eval(frames)  # so that another thread can use them
             return FrameChunk(offset + first, frames, self.check.is_finite, self.check.explain)
 
@@ -287,3 +290,52 @@ class DecodeRun:
                 start += part.shape[axis]
                 del part
             yield from buffer.read()
+
+
+class PushedDecode:
+    """One clip whose latents are pushed. `start` makes the stream of an iterator of latents."""
+
+    def __init__(self, spec: NetworkSpec, start: Callable[[LatentParts], DecodeStream]) -> None:
+        self._spec = spec
+        self._waiting: deque[mx.array] = deque()
+        self._stream = start(self._pull())
+        self._seen = self._done = 0
+
+    def push(self, latents: mx.array | np.ndarray) -> mx.array | None:
+        """The frames (B, 3, n, H, W) that are final with these latents (B, C, n', H', W'); None if there are none."""
+        if getattr(latents, "ndim", 0) != 5 or latents.shape[2] < 1:
+            shape = getattr(latents, "shape", type(latents).__name__)
+            raise LatentsError(f"pushed latents are {shape}; expected an array (B, C, n, H', W') with n of at least 1.")
+        self._waiting.append(to_mlx(latents, "latents"))  # a copy of one of numpy, which the caller may assign to
+        self._seen += latents.shape[2]
+        ready = self._seen
+        for layer in self._spec.layers:
+            ready = layer.ready(Axis.TIME, ready)
+        return self._take(ready)
+
+    def flush(self) -> mx.array | None:
+        """End the clip. Returns its remaining frames; None if all are out, as with a causal network."""
+        try:
+            return self._take(None) if self._seen else None
+        finally:
+            self._stream.close()
+
+    def _pull(self) -> Iterator[mx.array]:
+        while self._waiting:  # the stream asks for more than is there only when the clip ends
+            yield self._waiting.popleft()
+
+    def _take(self, end: int | None) -> mx.array | None:
+        """The frames up to `end`, or all; the stream computes no further than it is asked."""
+        parts = []
+        while end is None or self._done < end:
+            chunk = next(self._stream, None)
+            if chunk is None:
+                break
+            self._done += chunk.frames.shape[1]
+            chunk.check()
+            parts.append(chunk.pixels)
+        if not parts:
+            return None
+        frames = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+        mx.async_eval(frames)  # so that another thread can use them
+        return frames

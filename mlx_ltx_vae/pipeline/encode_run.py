@@ -18,7 +18,7 @@ from ..planning.plan import EncodePlan
 from ..streaming.context import StreamContext
 from ..tiling.config import TilingConfig
 from ..tiling.layout import check_batch_size
-from .chunk_stream import PictureStream, check_cancelled
+from .chunk_stream import ChunkStream, check_cancelled
 from .postprocess import explain_not_finite
 from .preprocess import ClipSource, Frames, FrameStreamSource, Preprocess
 from .run import Run, make_bands
@@ -33,7 +33,7 @@ class EncodeOptions(TypedDict, total=False):
     group: mx.distributed.Group | None
 
 
-class EncodeStream(PictureStream[mx.array]):
+class EncodeStream(ChunkStream[mx.array]):
     """The latents of one encode, (B, C, n, H', W') each, in order along time."""
 
 

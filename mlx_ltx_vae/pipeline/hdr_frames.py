@@ -62,13 +62,16 @@ class HDROptions:
 
         With `is_exr` the output is EXR, whatever its name.
         """
-        own, sdr = options.frames, _step(_ToSignal(self.transfer, "sdr", self.exposure))
+
+        def step(target: str, exposure: float = 0) -> FrameStep:
+            return FrameStep(_Convert(self.transfer, target, exposure), _STEP_BYTES)
+
+        own, sdr = options.frames, step("sdr", self.exposure)
         frames = FrameOutput(own.format, (sdr, *own.steps))
         if self.signal != "sdr":
-            step = _step(_ToSignal(self.transfer, self.signal, 0))
             format = FrameFormat(RGB16.pixel_format, primaries="bt2020", transfer=_TRANSFERS[self.signal])
-            frames = FrameOutput(format, (step, *own.steps))
-        light = FrameOutput(EXR_SPACES[self.exr_space].format, (_step(_ToExr(self.transfer, self.exr_space)),))
+            frames = FrameOutput(format, (step(self.signal), *own.steps))
+        light = FrameOutput(EXR_SPACES[self.exr_space].format, (step(self.exr_space),))
         folder = None if self.exr is None else os.fspath(self.exr)
         return replace(
             options, frames=light if is_exr else frames, hdr=HDRFrames(light, FrameOutput(RGB8, (sdr,)), folder)
@@ -89,15 +92,14 @@ def choose_hdr(options: SinkOptions, hdr: HDR, dtype: mx.Dtype) -> SinkOptions:
     return (hdr if isinstance(hdr, HDROptions) else HDROptions(hdr)).choose_frames(options)
 
 
-def _step(convert: "_ToSignal | _ToExr") -> FrameStep:
-    return FrameStep(_InParts(convert), _STEP_BYTES)
-
-
+# A value, so that outputs with the same frames are equal, and these are computed once.
 @dataclass(frozen=True)
-class _InParts:
-    """Converts frames part by part, which takes a fraction of the memory."""
+class _Convert:
+    """Converts codes to a signal or to the pixels of EXR images, part by part, which takes a fraction of the memory."""
 
-    convert: "_ToSignal | _ToExr"
+    transfer: Transfer
+    target: str  # a `SignalName` or an `ExrSpaceName`
+    exposure: float = 0
 
     def __call__(self, frames: mx.array, _: FrameFormat) -> mx.array:
         pixels = frames.reshape(-1, 3)
@@ -105,34 +107,19 @@ class _InParts:
         length = -(-pixels.shape[0] // _NUM_PARTS)
         for start in range(0, pixels.shape[0], length):
             part = slice(start, start + length)
-            converted[part] = self.convert(pixels[part])
+            converted[part] = self._convert(pixels[part])
             mx.eval(converted)
         return converted.reshape(frames.shape)
 
-
-# Values, so that outputs with the same frames are equal, and these are computed once.
-@dataclass(frozen=True)
-class _ToSignal:
-    transfer: Transfer
-    signal: str
-    exposure: float
-
-    def __call__(self, codes: mx.array) -> mx.array:
-        light = to_linear(codes, self.transfer)
-        return to_sdr(light, self.exposure) if self.signal == "sdr" else _SIGNALS[self.signal](light)
-
-
-@dataclass(frozen=True)
-class _ToExr:
-    transfer: Transfer
-    space: str
-
-    def __call__(self, codes: mx.array) -> mx.array:
-        if self.space == self.transfer:
+    def _convert(self, codes: mx.array) -> mx.array:
+        if self.target == self.transfer:
             return mx.clip(codes, 0, 1)
-        if self.space == "acescct":
+        if self.target == "acescct":
             return to_codes(to_linear(codes, self.transfer, "acescg"), "acescct", "acescg")
-        return to_linear(codes, self.transfer, _PRIMARIES[self.space])
+        light = to_linear(codes, self.transfer, _PRIMARIES.get(self.target, "rec709"))
+        if self.target == "sdr":
+            return to_sdr(light, self.exposure)
+        return _SIGNALS[self.target](light) if self.target in _SIGNALS else light
 
 
 def to_encoder_pixels(frames: np.ndarray, meaning: HDRInput) -> mx.array:

@@ -121,6 +121,19 @@ class LatentSource(Source):
         return self._preprocess(self._latents[:, :, frames, rows, columns], (frames, rows, columns))
 
 
+class KeyframeSource(Source):
+    """Latents of a video with keyframe planes behind the frames of each piece, which is not cut along time."""
+
+    def __init__(self, video: Source, planes: Source) -> None:
+        self._video, self._planes = video, planes
+        self.batch, self.grid = video.batch, video.grid
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        axis, chunk = (Axis.HEIGHT, self.grid[1]) if axis is Axis.TIME else (axis, chunk)
+        pieces = zip(self._video.pieces(axis, chunk), self._planes.pieces(axis, chunk), strict=True)
+        return (mx.concatenate(list(pair), axis=Axis.TIME) for pair in pieces)
+
+
 class LatentStreamSource(Source):
     """Latents that arrive along time as arrays of `shape`, for any n, or a band of them. `grid` grows meanwhile."""
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import imageio.v3 as iio
 import mlx.core as mx
@@ -228,42 +228,31 @@ class FrameFlags:
         return mx.concatenate(self._parts)
 
 
+@dataclass(eq=False)
 class OutputCheck:
     """Checks that a decoder's output is finite, and that no frame is the same patch everywhere.
 
     If a convolution silently returns zeros (a known failure of GPU kernels on huge inputs), only the last bias remains,
     which is identical in every patch. A real picture never repeats bit for bit, unless its latents are constant, or it
     is black or white.
-
-    Args:
-        patch_size: see `NetworkSpec`.
-        may_be_flat: called at the end: a flag on the device for each frame, (F,), whether its latents are constant.
-        explain: why pixels are not finite.
-        find_cause: why pixels are flat, if it is not the device.
-        combine: combines flags with those of processes that compute other parts of the frames.
     """
 
-    def __init__(
-        self,
-        patch_size: int | None,
-        *,
-        may_be_flat: Callable[[], mx.array],
-        explain: Callable[[], str],
-        find_cause: Callable[[], str | None],
-        combine: Callable[[mx.array], mx.array] | None = None,
-    ) -> None:
-        self._combine = combine or (lambda flags: flags)
-        self.explain = explain
-        self._find_cause = find_cause
-        self._patch_size = patch_size
-        self._may_be_flat = may_be_flat
-        self._is_flat = FrameFlags()
-        self._is_finite = mx.array(True)
+    patch_size: int | None  # see `NetworkSpec`
+    may_be_flat: Callable[[], mx.array]  # called at the end: for each frame, (F,), whether its latents are constant
+    explain: Callable[[], str]  # why pixels are not finite
+    find_cause: Callable[[], str | None]  # why pixels are flat, if it is not the device
+    # Combines flags with those of processes that compute other parts of the frames, if there are any.
+    combine: Callable[[mx.array], mx.array] | None = None
+    _is_flat: FrameFlags = field(default_factory=FrameFlags, init=False)
+    _is_finite: mx.array = field(default_factory=lambda: mx.array(True), init=False)
 
     @property
     def is_finite(self) -> mx.array:
         """A flag on the device: whether all pixels so far are finite."""
-        return self._combine(self._is_finite)
+        return self._combined(self._is_finite)
+
+    def _combined(self, flags: mx.array) -> mx.array:
+        return flags if self.combine is None else self.combine(flags)
 
     def update(self, frames: mx.array, start: int) -> None:
         """Check a piece (B, n, h, w, 3) of the frames from `start` on. A long one is checked part by part at once."""
@@ -274,7 +263,7 @@ class OutputCheck:
                 mx.eval(self._is_finite)
 
     def _update(self, frames: mx.array, start: int) -> None:
-        if step := self._patch_size:
+        if step := self.patch_size:
             others = (2, 3, 4)
             down = (frames[:, :, step:] == frames[:, :, :-step]).all(axis=others)
             across = (frames[:, :, :, step:] == frames[:, :, :, :-step]).all(axis=others)
@@ -285,9 +274,9 @@ class OutputCheck:
 
     def close(self) -> None:
         """Wait for all checks. Raises a `DecodeError` if one has failed."""
-        of_frames = [self._is_flat.all(), self._may_be_flat()] if self._patch_size else []
+        of_frames = [self._is_flat.all(), self.may_be_flat()] if self.patch_size else []
         flags = mx.concatenate([self._is_finite[None], *of_frames])
-        is_finite, *flat_flags = to_list(self._combine(flags))
+        is_finite, *flat_flags = to_list(self._combined(flags))
         if not is_finite:
             raise DecodeError(f"{_NOT_FINITE}: {self.explain()}")
         count = len(flat_flags) // 2
@@ -295,7 +284,7 @@ class OutputCheck:
         if flat:
             where = f"{len(flat)} of the frames {flat[0]} to {flat[-1]} of {count}"
             found = _FLAT if len(flat) == count else f"{where} are one flat patch, and their latents are not constant"
-            raise DecodeError(f"{found}: {self._find_cause() or _SILENT_FAILURE}")
+            raise DecodeError(f"{found}: {self.find_cause() or _SILENT_FAILURE}")
 
 
 def find_cause(network: Network, name: str, largest: float | None = None) -> str | None:

@@ -90,6 +90,46 @@ class LayerSource(Source):
         return mx.concatenate(parts, axis=1)
 
 
+class PlaneSource(Source):
+    """The results of a network's first layers, all of them, of which tiles with keyframe planes are cut.
+
+    They come in order of rows, with `count` planes behind the frames; `planes` are the indices of those of each
+    interval of frames.
+    """
+
+    def __init__(
+        self, source: Source, results: Iterator[mx.array], count: int, planes: Mapping[Interval, Sequence[int]]
+    ) -> None:
+        self.batch, self.grid = source.batch, source.grid
+        self._results, self._count, self._planes = results, count, planes
+        self._held: list[mx.array] = []
+
+    def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
+        return self._results
+
+    def tile_pieces(self, batches: Sequence[Sequence[TileBox]], chunk: int) -> list[Iterator[mx.array]]:
+        self._held += self._results
+        return [self._crops(boxes, chunk) for boxes in batches]
+
+    def _crops(self, boxes: Sequence[TileBox], chunk: int) -> Iterator[mx.array]:
+        for start in range(0, boxes[0][1].length, chunk):
+            yield mx.concatenate([self._crop(box, start, chunk) for box in boxes])
+
+    def _crop(self, box: TileBox, start: int, count: int) -> mx.array:
+        """`count` rows of a box, or those that it has left."""
+        time, rows, columns = box
+        start, end = rows.start + start, min(rows.start + start + count, rows.end)
+        parts, first = [], 0
+        for held in self._held:
+            last = first + held.shape[Axis.HEIGHT]
+            if first < end and start < last:
+                own = held[:, :, max(0, start - first) : end - first, columns.as_slice]
+                planes = mx.array([own.shape[1] - self._count + plane for plane in self._planes[time]])
+                parts.append(mx.concatenate([own[:, time.as_slice], own[:, planes]], axis=1))
+            first = last
+        return mx.concatenate(parts, axis=Axis.HEIGHT)
+
+
 def peek(parts: Iterable[Part], missing: str) -> tuple[Part, Iterator[Part]]:
     """The first part, and all parts. A `LatentsError` says what is `missing` if there are none."""
     iterator = iter(parts)
@@ -153,7 +193,9 @@ class Run:
 
     @property
     def _axis(self) -> Axis:
-        return self.plan.order.axis
+        """The axis of streams. Those of tiles with keyframe planes are not cut along time."""
+        axis = self.plan.order.axis
+        return Axis.HEIGHT if self.context.keyframes and axis is Axis.TIME else axis
 
     @property
     def _is_decode(self) -> bool:
@@ -219,11 +261,13 @@ class Run:
         source = self.source
         if layout.start:
             pieces = source.pieces(Axis.TIME, self.plan.chunk)
-            source = LayerSource(source, self._stream(pieces, self.context, slice(layout.start)))
+            cells = self._stream(pieces, self.context, slice(layout.start))
+            has_planes = bool(self.context.keyframes)
+            source = self._plane_source(cells, layout) if has_planes else LayerSource(source, cells)
 
         def run_tiles(tiles: list[Tile]) -> list[mx.array]:
             (stream,) = self._tile_streams([tiles], source, layout)
-            return [mx.concatenate(list(pieces), axis=1) for pieces in zip(*stream, strict=True)]
+            return [mx.concatenate(list(pieces), axis=self._axis) for pieces in zip(*stream, strict=True)]
 
         axes = layout.blended(is_decode=self._is_decode)
         with closing(blend_tiles(run_tiles, layout, axes, tile_batch_size=self.plan.tile_batch_size)) as results:
@@ -232,6 +276,11 @@ class Run:
                 yield from frames
             else:
                 yield from _crop(frames, layout.clip)
+
+    def _plane_source(self, results: Iterator[mx.array], layout: TileLayout) -> "PlaneSource":
+        keyframes = self.context.keyframes
+        planes = {tile.latent[0]: tile.planes(keyframes) for tile, *_ in layout.groups()}
+        return PlaneSource(self.source, results, len(keyframes), planes)
 
     def _crop_context(self, tiles: Sequence[Tile]) -> StreamContext:
         """The context of a batch of tiles, each with its part of the picture's noise."""
@@ -243,12 +292,13 @@ class Run:
         }
         timesteps, first = self.context.timesteps, self.context.origins[0][0]
         is_part = plan.layout is not None and plan.layout.start
+        frames, planes = tiles[0].pixels[0], tiles[0].planes(self.context.keyframes)
         return replace(
             self.context,
             origins=tuple(tile_origin(tile, first) for tile in tiles),
             noise_maps=maps,
             timesteps=None if timesteps is None else mx.tile(timesteps, len(tiles)),
-            part=TilePart(plan.latent_shape.grid, tiles[0].pixels[0].start) if is_part else None,
+            part=TilePart(plan.latent_shape.grid, frames.start, planes) if is_part else None,
         )
 
 

@@ -124,7 +124,7 @@ class Clip:
 
     def boxes(self, tile: Tile) -> tuple[Grid, Grid]:
         """(T, H, W) of a tile's input and of its output."""
-        latent, pixels = tile.latent_size, tile.output_size
+        latent, pixels = tile.input_size(self.spec.keyframes), tile.output_size
         return (latent, pixels) if self.is_decode else (pixels, latent)
 
 
@@ -132,12 +132,12 @@ def with_conversions(memory: Memory, clip: Clip, layout: TileLayout | None, run:
     """With what a consumer of floats takes that converts them to all outputs, between two steps of the network."""
     if not clip.outputs or clip.format is not None:
         return memory
-    if run.axis is not Axis.TIME:
+    if layout is not None and not layout.is_streamed:
+        num_frames = max(layout.time.blended(is_decode=True).final())
+    elif run.axis is not Axis.TIME:
         num_frames = min(FRAMES_PER_CONVERSION, clip.video[0])
     elif run.steps is None:
         num_frames, _, _ = clip.spec.out_grid(clip.grid)
-    elif layout is not None and not layout.is_streamed:
-        num_frames = max(layout.time.blended(is_decode=True).final())
     else:
         *_, lengths = layer_pieces(clip.spec, clip.grid, replace(run, pieces=clip.pieces(clip.grid[0], chunk)))
         num_frames = max(lengths)

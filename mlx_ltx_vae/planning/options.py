@@ -40,6 +40,7 @@ class PlanOptions:
     chunk: int | None = None
     ranks: int = 1
     denoising_steps: int | None = None
+    keyframes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_batch_size(self.tile_batch_size)
@@ -72,15 +73,15 @@ def parse_options(
     return PlanOptions(mode=_parse(mode, Mode, "mode"), order=_parse(order, Order, "order"), tiling=tiles, **options)
 
 
-def choose_steps(spec: NetworkSpec, steps: int | None) -> NetworkSpec:
-    """The network with a number of denoising steps; unchanged for None."""
-    if steps is None:
+def choose_variant(spec: NetworkSpec, steps: int | None, keyframes: tuple[int, ...]) -> NetworkSpec:
+    """The network with a number of denoising steps, and with planes of these keyframes if it takes any."""
+    if spec.variant is None:
+        if steps is not None:
+            raise PlanError("this VAE takes no denoising steps; the diffusion decoder of LTX-2.5 does.")
         return spec
-    if spec.with_steps is None:
-        raise PlanError("this VAE takes no denoising steps; the diffusion decoder of LTX-2.5 does.")
-    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS):
         raise PlanError(f"the denoising steps must be a whole number from 1 to {MAX_STEPS}, not {steps!r}.")
-    return spec.with_steps(steps)
+    return spec.variant(steps, keyframes)
 
 
 def check_order(spec: NetworkSpec, options: PlanOptions) -> None:
@@ -112,6 +113,8 @@ def why_not(spec: NetworkSpec, order: Order) -> str | None:
     layer = spec.unbounded_layer(order.axis)
     if layer is None:
         return None
+    if spec.keyframes:
+        return "frames see keyframes at any distance, so the decode cannot be streamed by time; use columns or rows."
     sees, other = ("the whole clip", "mode single") if order is Order.TIME else ("whole frames", "order time")
     return f"layer {layer.name} sees {sees}, so the network cannot be streamed by {order.value}; use {other}."
 

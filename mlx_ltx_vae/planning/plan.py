@@ -130,12 +130,13 @@ class DecodePlan(Plan):
     """The plan of a decode. `print(plan)` explains it.
 
     Of an `excerpt`, the shapes are those of the latent frames and the frames that are decoded. `denoising_steps` are
-    those of a network that denoises. `outputs` are what the consumer makes of the frames, and `format` the levels in
-    which it gets them, if it is not floats.
+    those of a network that denoises, and `keyframes` the frame numbers of those that it sees. `outputs` are what the
+    consumer makes of the frames, and `format` the levels in which it gets them, if it is not floats.
     """
 
     excerpt: Excerpt | None = None
     denoising_steps: int | None = None
+    keyframes: tuple[int, ...] = ()
     outputs: "tuple[FrameOutput, ...]" = ()
 
     @property
@@ -151,13 +152,14 @@ class DecodePlan(Plan):
 
     def as_dict(self) -> dict[str, Any]:
         more = {"first_frame": self.excerpt.frames.start} if self.excerpt else {}
-        steps = {"denoising_steps": self.denoising_steps} if self.denoising_steps else {}
-        return super().as_dict() | more | steps
+        more |= {"denoising_steps": self.denoising_steps} if self.denoising_steps else {}
+        return super().as_dict() | more | ({"keyframes": list(self.keyframes)} if self.keyframes else {})
 
     def __str__(self) -> str:
         frames = f"\nframes   {self.excerpt}" if self.excerpt else ""
         steps = f"\ndenoises in {format_count(self.denoising_steps, 'step')}" if self.denoising_steps else ""
-        return _describe(self, f"latent {_NOUNS[self.order]}", "frame") + frames + steps
+        keyframes = f"\nkeyframes at {', '.join(map(str, self.keyframes))}" if self.keyframes else ""
+        return _describe(self, f"latent {_NOUNS[self.order]}", "frame") + frames + steps + keyframes
 
 
 @dataclass(frozen=True, repr=False)

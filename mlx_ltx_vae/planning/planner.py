@@ -31,7 +31,7 @@ from .memory import (
     stream_memory,
     with_buffer_cache,
 )
-from .options import PlanOptions, check_bands, check_order, choose_steps, parse_options, split_rows, why_not
+from .options import PlanOptions, check_bands, check_order, choose_variant, parse_options, split_rows, why_not
 from .plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan, Mode, Order, Plan, SoundPlan
 from .receptive_field import first_output_work, needed
 from .tiled_memory import tiled_memory
@@ -90,7 +90,7 @@ def plan_decode(
         weight_bytes: those of all networks that are in memory; None for those of this one alone.
     """
     parsed = parse_options(**options)
-    spec = choose_steps(spec, parsed.denoising_steps)
+    spec = choose_variant(spec, parsed.denoising_steps, parsed.keyframes)
     whole = shape = check_latent_shape(spec, latent_shape)
     num_frames, height, width = spec.out_grid(shape.grid)
     num_frames = num_frames if spec.sound is None else spec.sound.num_samples(shape.frames)
@@ -198,7 +198,7 @@ class _Planner:
         """The ways that the options allow, best first; each is an iterator of its plans, fastest first."""
         mode, order = self._options.mode, self._options.order
         if self._options.ranks > 1:
-            yield self._exact(Order.TIME, self._options.ranks)
+            yield self._exact(Order.COLUMNS if self._spec.keyframes else Order.TIME, self._options.ranks)
             return
         if mode is Mode.SINGLE:
             yield iter([self._single()])
@@ -249,10 +249,11 @@ class _Planner:
                 continue
             run = StreamRun(axis, pieces, steps, pace.prefetch, self._machine, is_band=ranks > 1)
             memory = self._stream_memory(clip, run, chunk)
-            if bands:  # a piece of whole frames: as each rank gives them, gathered and joined
+            if bands:  # a piece of the whole height: as each rank gives them, gathered and joined
                 *_, output = layer_pieces(self._spec, clip.grid, run)
                 value = max(_LEVEL_BYTES, clip.value_bytes(self._machine.itemsize))
-                gathered = _GATHERED_COPIES * max(output) * self._clip.out_frame * value
+                frames = max(output) * self._clip.video[0] / self._clip.video[axis.grid]
+                gathered = math.ceil(_GATHERED_COPIES * frames * self._clip.out_frame * value)
                 memory = replace(memory, work=memory.work + gathered)
             yield self._plan(Mode.EXACT, order, chunk, memory, step=pace.step, run=run, bands=bands)
 
@@ -304,7 +305,7 @@ class _Planner:
 
     def _tiled(self, tiling: TilingConfig) -> Iterator[Plan]:
         """Tiles, each streamed in time. All tiles take the same number of frames per step."""
-        clip = self._clip
+        clip, spec = self._clip, self._spec
         layout = make_layout(clip, tiling)
         calls = [
             (len(together), group[together[0]])
@@ -313,19 +314,19 @@ class _Planner:
         ]
         time = layout.time.blended(is_decode=clip.is_decode).intervals
         at_once = clip.scale.time if layout.is_streamed else max(span.length for span in time)
-        blended = at_once * blended_frame(clip, layout)
+        blended, axis = at_once * blended_frame(clip, layout), Axis.HEIGHT if spec.keyframes else Axis.TIME
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
-        kinds = {call_kind(layout, call): (call, tile_spec(self._spec, layout, call[1])) for call in calls}.values()
-        for pace in self._paces(Axis.TIME) if blended <= self._limit else ():
-            chunk = min(self._chunk(pace), clip.grid[0])
-            steps = self._steps(clip.grid, Axis.TIME, pace.step)
-            before = self._spec.before_tiles(), clip.grid, Axis.TIME, clip.batch, steps[: layout.start]
+        kinds = {call_kind(spec, layout, call): (call, tile_spec(spec, layout, call[1])) for call in calls}.values()
+        for pace in self._paces(axis) if blended <= self._limit else ():
+            chunk = min(self._chunk(pace), clip.grid[axis.grid])
+            steps = self._steps(clip.grid, axis, pace.step)
+            before = spec.before_tiles(), clip.grid, axis, clip.batch, steps[: layout.start]
             if self._exceeds(*before) or any(
-                self._exceeds(spec, clip.boxes(tile)[0], Axis.TIME, count * clip.batch, steps[layout.start :])
-                for (count, tile), spec in kinds
+                self._exceeds(own, clip.boxes(tile)[0], axis, count * clip.batch, steps[layout.start :])
+                for (count, tile), own in kinds
             ):
                 continue
-            run = StreamRun(Axis.TIME, (), steps, pace.prefetch, self._machine)
+            run = StreamRun(axis, (), steps, pace.prefetch, self._machine)
             plan = self._plan(
                 Mode.TILED,
                 Order.TIME,
@@ -375,7 +376,8 @@ class _Planner:
             more["excerpt"] = clip.excerpt
         kind: type[Plan] = DecodePlan if clip.is_decode else EncodePlan
         if clip.is_decode:
-            more |= {"denoising_steps": self._spec.denoising_steps, "outputs": clip.outputs}
+            spec = self._spec
+            more |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes, "outputs": clip.outputs}
         if self._spec.sound is not None:
             kind, more["rules"] = AudioPlan if clip.is_decode else AudioEncodePlan, self._spec.sound
         memory = self._with_others(with_conversions(memory, clip, more.get("layout"), run, chunk))

@@ -25,13 +25,13 @@ def tiled_memory(
 
     def stream(count: int, tile: Tile) -> Memory:
         grid, steps = clip.boxes(tile)[0], (run.steps or ())[layout.start :]
-        pieces = replace(run, pieces=clip.pieces(grid[0], chunk * layout.rate), steps=steps)
+        pieces = replace(run, pieces=clip.pieces(grid[run.axis.grid], chunk * layout.rate), steps=steps)
         return stream_memory(tile_spec(clip.spec, layout, tile), grid, count * clip.batch, pieces)
 
-    kinds = {call_kind(layout, call): call for call in calls}
+    kinds = {call_kind(clip.spec, layout, call): call for call in calls}
     memories = {kind: stream(*call) for kind, call in kinds.items()}
     if layout.is_streamed:
-        return _side_by_side(clip, [memories[call_kind(layout, call)] for call in calls], run, chunk)
+        return _side_by_side(clip, [memories[call_kind(clip.spec, layout, call)] for call in calls], run, chunk)
     largest = max(memories.values(), key=lambda memory: memory.active)
     memory = _one_by_one(clip, layout, calls, largest, run, chunk)
     return _with_whole_layers(clip, layout, memory, run, chunk) if layout.start else memory
@@ -41,12 +41,13 @@ def _with_whole_layers(clip: Clip, layout: TileLayout, tiles: Memory, run: Strea
     """With the stream of the layers that run on the whole clip, and what they make of an interval of time."""
     before = clip.spec.before_tiles()
     steps = (run.steps or ())[: layout.start]
-    own = stream_memory(
-        before, clip.grid, clip.batch, replace(run, pieces=clip.pieces(clip.grid[0], chunk), steps=steps)
-    )
+    pieces = clip.pieces(clip.grid[run.axis.grid], chunk)
+    own = stream_memory(before, clip.grid, clip.batch, replace(run, pieces=pieces, steps=steps))
     frames, height, width = before.out_grid(clip.grid)
     longest = max(span.length for span in layout.time.latent)
-    cells = min(frames, longest + chunk * layout.rate) * height * width
+    if not clip.spec.keyframes:  # with these, all is made first
+        frames = min(frames, longest + chunk * layout.rate)
+    cells = frames * height * width
     held = clip.batch * cells * before.out_channels * run.machine.itemsize
     return Memory(
         weights=clip.spec.num_weights * run.machine.itemsize,

@@ -58,13 +58,16 @@ def last_resort_tilings(clip: Clip) -> Iterator[TilingConfig]:
 def tile_spec(spec: NetworkSpec, layout: TileLayout, tile: Tile) -> NetworkSpec:
     """The layers that run on a tile."""
     is_first, is_last = _ends(layout, tile)
+    keyframes = tuple(spec.keyframes[plane] for plane in tile.planes(spec.keyframes))
+    if keyframes and spec.variant is not None:
+        spec = spec.variant(spec.denoising_steps, keyframes, tile.pixels[0].start)
     return spec.of_tile(first=is_first, last=is_last)
 
 
-def call_kind(layout: TileLayout, call: tuple[int, Tile]) -> tuple[Any, ...]:
+def call_kind(spec: NetworkSpec, layout: TileLayout, call: tuple[int, Tile]) -> tuple[Any, ...]:
     """What calls have in common that take the same memory; a call is a number of tiles, and one of them."""
     count, tile = call
-    return count, tile.latent_size, tile.output_size, _ends(layout, tile)
+    return count, tile.input_size(spec.keyframes), tile.output_size, _ends(layout, tile)
 
 
 def _ends(layout: TileLayout, tile: Tile) -> tuple[bool, bool]:
@@ -73,8 +76,11 @@ def _ends(layout: TileLayout, tile: Tile) -> tuple[bool, bool]:
 
 
 def tiled_grid(clip: Clip) -> Grid:
-    """(T, H, W) of what is cut into tiles."""
-    return clip.spec.before_tiles().out_grid(clip.grid) if clip.spec.tiles.start else clip.grid
+    """(T, H, W) of what is cut into tiles, without keyframe planes."""
+    if not clip.spec.tiles.start:
+        return clip.grid
+    frames, height, width = clip.spec.before_tiles().out_grid(clip.grid)
+    return frames - len(clip.spec.keyframes), height, width
 
 
 def blended_frame(clip: Clip, layout: TileLayout) -> int:

@@ -11,10 +11,10 @@ class Axis(enum.IntEnum):
     HEIGHT = 2
     WIDTH = 3
 
-    @property
-    def grid(self) -> int:
-        """The index of the axis in a grid (T, H, W)."""
-        return self.value - 1
+    grid: int  # the index of the axis in a grid (T, H, W); no property, since plans read it millions of times
+
+    def __init__(self, value: int) -> None:
+        self.grid = value - 1
 
 
 class Border(enum.Enum):

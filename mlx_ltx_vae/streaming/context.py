@@ -11,6 +11,8 @@ from .axis import Axis
 
 #: Where the results begin in the whole video, (F, H, W) in frames and pixels; for a batch of tiles, of each.
 Origins = tuple[Grid, ...]
+#: As `StreamContext.draw_noise`, of one layer, from the origins of the stream.
+DrawNoise = Callable[[Origins, Grid, Grid, Sequence[int]], mx.array]
 
 
 class TilePart(NamedTuple):
@@ -18,6 +20,7 @@ class TilePart(NamedTuple):
 
     clip: Grid  # (T, H, W) of the network's input
     first_frame: int  # of this tile, among the frames that the clip becomes
+    planes: tuple[int, ...] = ()  # the indices of the keyframe planes that it sees
 
 
 class Neighbors(Protocol):
@@ -49,10 +52,11 @@ class StreamContext:
     axis: Axis = Axis.TIME  # along which pieces arrive
     timesteps: mx.array | None = None  # (B,) float32 in [0, 1], for networks that take one
     noise_maps: Mapping[str, mx.array] = field(default_factory=dict)
-    noise: Mapping[str, Callable[[Origins, Grid, Grid], mx.array]] = field(default_factory=dict)  # for `draw_noise`
+    noise: Mapping[str, DrawNoise] = field(default_factory=dict)
     neighbors: Neighbors | None = None  # the other bands of the picture; None if this stream has the whole picture
     origins: Origins = ((0, 0, 0),)
     denoising_steps: int | None = None  # None for the network's own number, if it denoises
+    keyframes: tuple[int, ...] = ()  # the frame numbers of planes, which lie behind the frames of each piece
     part: TilePart | None = None  # None if all layers run; else only those behind the cut of `TileRules`
 
     @property
@@ -60,9 +64,17 @@ class StreamContext:
         """Whether it begins behind the first frame, so that its layers drop no leading frames."""
         return self.part is not None and self.part.first_frame > 0
 
-    def draw_noise(self, layer: str, start: Grid, size: Grid) -> mx.array:
-        """The noise (B, T, H, W, C) float32 of `size` (T, H, W) positions from `start` on, of a layer's output."""
-        return self.noise[layer](self.origins, start, size)
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """The indices of the keyframe planes that it sees."""
+        return tuple(range(len(self.keyframes))) if self.part is None else self.part.planes
+
+    def draw_noise(self, layer: str, start: Grid, size: Grid, planes: Sequence[int] = ()) -> mx.array:
+        """The noise (B, T, H, W, C) float32 of `size` (T, H, W) positions from `start` on, of a layer's output.
+
+        With `planes` it is that of these keyframe planes, in place of frames.
+        """
+        return self.noise[layer](self.origins, start, size, planes)
 
 
 class Cache(Protocol):

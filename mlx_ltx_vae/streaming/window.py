@@ -156,11 +156,13 @@ def windowed(
 
 @lru_cache(maxsize=256)
 def window_starts(spec: WindowSpec, length: int, output: int, results: int) -> tuple[int, ...]:
-    """The first input position of the windows of `results` outputs, which shift inwards at both ends.
+    """The first input position of the windows of `results` outputs, which shift inwards at both ends, or lie outside.
 
     `length` positions include those of neighboring bands, so that windows shift at the true ends. `output` is the
     position of the first output among them.
     """
+    if spec.border is Border.PAD:
+        return tuple(range(output - spec.behind, output - spec.behind + results))
     return tuple(min(max(0, index - spec.behind), length - spec.kernel) for index in range(output, output + results))
 
 

@@ -5,8 +5,8 @@ Sizes, positions and masks are pure Python; only `blend` needs MLX.
 
 from typing import TYPE_CHECKING
 
-from ..backend.mlx_import import lazy_names
 from ..errors import TilingError
+from ..startup import lazy_names
 from .config import PRESETS, SpatialTilingConfig, TemporalTilingConfig, TilingConfig, parse_tile, preset
 from .layout import DimensionIntervals, split_in_spatial, split_in_temporal
 

@@ -135,6 +135,20 @@ class Tile(NamedTuple):
         time, height, width = self.pixels
         return time.length, height.length, width.length
 
+    def planes(self, keyframes: Sequence[int]) -> tuple[int, ...]:
+        """The indices of the keyframe planes that it sees: those in its frames, and the nearest one to each side."""
+        frames = self.pixels[0]
+        before = [plane for plane, frame in enumerate(keyframes) if frame < frames.start]
+        behind = [plane for plane, frame in enumerate(keyframes) if frame >= frames.end]
+        inside = set(range(len(keyframes))).difference(before, behind)
+        inside |= {max(before, key=keyframes.__getitem__)} if before else set()
+        return tuple(sorted(inside | {min(behind, key=keyframes.__getitem__)} if behind else inside))
+
+    def input_size(self, keyframes: Sequence[int]) -> Grid:
+        """(T, H, W) of what it is cut from, with its keyframe planes."""
+        frames, height, width = self.latent_size
+        return frames + len(self.planes(keyframes)), height, width
+
 
 class BlendAxis(NamedTuple):
     """One axis of the blended result: pixels for a decode, latents for an encode."""

@@ -1,10 +1,10 @@
-"""Reading and writing videos, as numpy arrays. `ffmpeg.py` is the only module that starts a program."""
+"""Reading and writing videos, as numpy arrays. `ffmpeg_process.py` is the only module that starts a program."""
 
 from .contact_sheet import is_sheet
-from .exr_reader import ExrReader
+from .exr import ExrReader
 from .frame_format import FrameFormat, FrameOutput, FrameStep
 from .outputs import VideoWriter
-from .reader import Fit, VideoReader
+from .reader import VideoReader
 from .sink import Sink, SinkOptions
 from .sinks import (
     add_metadata,
@@ -16,6 +16,7 @@ from .sinks import (
     output_files,
     takes_sound,
 )
+from .source import Fit
 
 __all__ = ["ExrReader", "Fit", "FrameFormat", "FrameOutput", "FrameStep", "Sink", "SinkOptions", "VideoReader"]
 __all__ += ["VideoWriter", "add_metadata", "check_output", "check_output_options", "frame_endings", "is_sheet"]

@@ -1,6 +1,7 @@
 """The supported audio codecs, their ffmpeg arguments, and what is said of sound that they change."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -10,7 +11,7 @@ from ..files import InputFiles
 from .ffmpeg import input_arguments, listing, read_log, read_times
 from .sink import SinkOptions
 from .sound import CHANNELS, SOUND_INPUT, clipping, find_sample_rate, warn_of_sound
-from .sound_probe import FILL_GAPS, ProbedSound, probe_sound, read_peak
+from .sound_files import FILL_GAPS, ProbedSound, probe_sound, read_peak
 
 
 @dataclass(frozen=True)
@@ -138,21 +139,18 @@ def _sound_encoder(name: str, codec: AudioCodec, rate: int) -> str:
 @lru_cache
 def _works(encode: tuple[str, ...], rate: int) -> bool:
     silence = ["-f", "lavfi", "-i", f"anullsrc=r={rate}:cl=stereo:d=0.1"]
-    try:
+    with suppress(WriterError):
         read_log("silence", "audio", [*silence, *encode], WriterError)
-    except WriterError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _probe_file(name: str, codec: AudioCodec, audio: str | os.PathLike) -> tuple[str, ProbedSound]:
     """The encoder for an audio file, and what both are."""
     *preferred, last = _encoders(name, codec)
     for encoder in preferred:
-        try:
+        with suppress(WriterError):  # which the last one raises again, if it is the file's
             return encoder, probe_sound(audio, [*_filters(codec), "-c:a", encoder])
-        except WriterError:  # which the last one raises again, if it is the file's
-            continue
     return last, probe_sound(audio, [*_filters(codec), "-c:a", last])
 
 

@@ -13,13 +13,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 from ..errors import WriterError, excerpt, quote, suggest
 from ..shapes import Size, format_size
 from .audio_codecs import audio_arguments, find_audio_codec
 from .ffmpeg import listing
-from .frame_format import check_zscale, conversion, file_format, is_convertible, tags
-from .light_level import check_content_light
+from .frame_format import check_content_light, check_zscale, conversion, file_format, is_convertible, tags
 from .metadata import MAX_LIVE_METADATA, METADATA_INPUT, check_kept, check_metadata, metadata_arguments
 from .sink import SinkOptions
 
@@ -76,6 +76,7 @@ _MPEG_ENDINGS = (".mp4", ".mov", ".mkv")
 _WEB_ENDINGS = (".webm", ".mkv", ".mp4")
 _YUV420 = {8: "yuv420p", 10: "yuv420p10le"}
 _YUV444 = {8: "yuv444p", 10: "yuv444p10le"}
+_YUV422P10, _YUV444P10 = dict.fromkeys((8, 10), "yuv422p10le"), dict.fromkeys((8, 10), "yuv444p10le")
 _QUICKTIME_TAG = "hvc1"  # QuickTime does not play ffmpeg's default, hev1
 _APPLE_QUALITY, _REAL_TIME = ("-q:v", "65"), ("-realtime", "1")  # a quality of 100 is the best
 _NO_LOOKAHEAD = ("-tune", "zerolatency")
@@ -84,37 +85,30 @@ _AV1_SPEED = ("-preset", "8")
 _AV1_LOW_DELAY = ("-svtav1-params", "pred-struct=1")
 _VP9_SPEED = ("-b:v", "0", "-deadline", "good", "-cpu-used", "4", "-row-mt", "1")
 
+_MPEG = partial(
+    Codec,
+    endings=_MPEG_ENDINGS,
+    pixel_formats=_YUV420,
+    odd_pixel_formats=_YUV444,
+    has_presets=True,
+    live_options=_NO_LOOKAHEAD,
+)
+_PRORES = partial(
+    Codec,
+    "prores_ks",
+    (".mov", ".mkv"),
+    has_gops=False,
+    options=("-vendor", "apl0"),  # editors on macOS expect Apple's vendor id
+)
+# The hardware of a Mac.
+_TOOLBOX = partial(Codec, endings=_MPEG_ENDINGS, odd_pixel_formats={}, options=_APPLE_QUALITY, live_options=_REAL_TIME)
+
 #: The default qualities are visually lossless.
 CODECS: dict[str, Codec] = {
-    "h264": Codec(
-        "libx264", _MPEG_ENDINGS, _YUV420, _YUV444, crf=(18, 51), has_presets=True, live_options=_NO_LOOKAHEAD
-    ),
-    "hevc": Codec(
-        "libx265",
-        _MPEG_ENDINGS,
-        _YUV420,
-        _YUV444,
-        crf=(20, 51),
-        has_presets=True,
-        tag=_QUICKTIME_TAG,
-        options=("-x265-params", "log-level=error"),
-        live_options=_NO_LOOKAHEAD,
-    ),
-    "prores": Codec(
-        "prores_ks",
-        (".mov", ".mkv"),
-        {8: "yuv422p10le", 10: "yuv422p10le"},  # stored as ProRes 422 HQ, and 4:4:4 as ProRes 4444
-        {8: "yuv444p10le", 10: "yuv444p10le"},
-        has_gops=False,
-        options=("-vendor", "apl0"),  # editors on macOS expect Apple's vendor id
-    ),
-    "prores4444": Codec(
-        "prores_ks",
-        (".mov", ".mkv"),
-        {8: "yuv444p10le", 10: "yuv444p10le"},
-        has_gops=False,
-        options=("-vendor", "apl0"),
-    ),
+    "h264": _MPEG("libx264", crf=(18, 51)),
+    "hevc": _MPEG("libx265", crf=(20, 51), tag=_QUICKTIME_TAG, options=("-x265-params", "log-level=error")),
+    "prores": _PRORES(_YUV422P10, _YUV444P10),  # stored as ProRes 422 HQ, and 4:4:4 as ProRes 4444
+    "prores4444": _PRORES(_YUV444P10),
     # Lossless RGB. A bit depth of 10 comes as 16-bit RGB, and all 16 bits are stored.
     "ffv1": Codec(
         "ffv1",
@@ -133,19 +127,8 @@ CODECS: dict[str, Codec] = {
         options=_AV1_SPEED,
         live_options=_AV1_LOW_DELAY,
     ),
-    # The hardware of a Mac.
-    "h264_videotoolbox": Codec(
-        "h264_videotoolbox", _MPEG_ENDINGS, {8: "yuv420p"}, {}, options=_APPLE_QUALITY, live_options=_REAL_TIME
-    ),
-    "hevc_videotoolbox": Codec(
-        "hevc_videotoolbox",
-        _MPEG_ENDINGS,
-        {8: "yuv420p", 10: "p010le"},
-        {},
-        tag=_QUICKTIME_TAG,
-        options=_APPLE_QUALITY,
-        live_options=_REAL_TIME,
-    ),
+    "h264_videotoolbox": _TOOLBOX("h264_videotoolbox", pixel_formats={8: "yuv420p"}),
+    "hevc_videotoolbox": _TOOLBOX("hevc_videotoolbox", pixel_formats={8: "yuv420p", 10: "p010le"}, tag=_QUICKTIME_TAG),
 }
 _OTHER_NAMES = {"h265": "hevc", "prores_4444": "prores4444"}
 _HDR_CRF = 12  # of a master in HEVC

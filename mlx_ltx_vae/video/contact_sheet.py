@@ -13,7 +13,7 @@ from ..files import PartFile
 from ..frame_rate import Rate, find_fps
 from ..shapes import Size
 from .metadata import check_metadata
-from .png import encode_png
+from .pictures import encode_png
 from .sink import Sink, SinkOptions
 from .source import match_numbered
 
@@ -37,17 +37,13 @@ class ContactSheet(Sink):
         check_metadata(self.name, options.metadata)
         self._metadata, self._num_frames = options.metadata, num_frames
         self._sheet = _Sheet(size, find_fps(self.name, fps, WriterError), num_frames)
-        self._part = PartFile(Path(path), overwrite=False)
+        self._target = PartFile(Path(path), overwrite=False)
+        self._path = self._target.path
         self._write = self._sheet.add
 
     def _finish(self) -> None:
-        if self.frames_written != self._num_frames:
-            raise WriterError(f"{self.name}: got {self.frames_written} frames, not {self._num_frames} (num_frames).")
-        self._part.path.write_bytes(encode_png(np.asarray(self._sheet.image), self._metadata))
-        self._part.complete()
-
-    def _discard(self) -> None:
-        self._part.discard()
+        self._path.write_bytes(encode_png(np.asarray(self._sheet.image), self._metadata))
+        super()._finish()
 
 
 class _Sheet:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,14 +22,6 @@ from .source import match_numbered
 WriteStill = Callable[[Path, np.ndarray, SinkOptions], object]
 
 
-@dataclass(frozen=True)
-class Stills:
-    """How stills of one kind are written, and how their names end; the first ending is that of unnamed ones."""
-
-    endings: tuple[str, ...]
-    write: WriteStill
-
-
 class StillsWriter(Sink):
     """Stills, numbered from 0, in a folder (00000.png, 00001.png, ...) or of a pattern such as `a_%05d.png`.
 
@@ -38,16 +29,18 @@ class StillsWriter(Sink):
     this pattern is refused: the rest of a longer clip would mix with this one.
     """
 
-    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions, stills: Stills) -> None:
+    def __init__(
+        self, path: str | os.PathLike, size: Size, options: SinkOptions, write: WriteStill, endings: tuple[str, ...]
+    ) -> None:
         super().__init__(os.fspath(path), size, options.format)
-        self.folder, self._pattern = find_stills_target(path, stills.endings)
+        self.folder, self._pattern = find_stills_target(path, endings)
         self._moved: list[Path] = []
         # Inside an existing folder, which may be on another file system than its parent; beside a new one.
         beside = self.folder / "stills" if os.path.isdir(self.folder) else self.folder
         with uninterrupted(), writing_to(self.name):
             self._part, lock = create_part(beside, Path.mkdir)
             self._remove = Cleanup(self, _remove_stills, self._part, lock, self._moved)
-        self._write = partial(_write_stills, self._part / self._pattern, count(), stills.write, options)
+        self._write = partial(_write_stills, self._part / self._pattern, count(), write, options)
 
     def _finish(self) -> None:
         with uninterrupted():
@@ -71,16 +64,10 @@ class StillsWriter(Sink):
 class PictureWriter(Sink):
     """The only frame of a clip, as a file like one of `StillsWriter`. It replaces no picture."""
 
-    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions, stills: Stills) -> None:
+    def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions, write: WriteStill) -> None:
         super().__init__(os.fspath(path), size, options.format)
-        self._part = PartFile(Path(path), overwrite=False)
-        self._write = partial(_write_picture, self.name, self._part.path, stills.write, options)
-
-    def _finish(self) -> None:
-        self._part.complete()
-
-    def _discard(self) -> None:
-        self._part.discard()
+        self._target = PartFile(Path(path), overwrite=False)
+        self._write = partial(_write_picture, self.name, self._target.path, write, options)
 
 
 def _write_picture(name: str, path: Path, write: WriteStill, options: SinkOptions, frames: np.ndarray) -> None:
@@ -148,10 +135,10 @@ class NpyWriter(Sink):
 
     def __init__(self, path: str | os.PathLike, size: Size, options: SinkOptions) -> None:
         super().__init__(os.fspath(path), size, options.format)
-        self._part = PartFile(Path(path), overwrite=options.overwrite)
+        self._target = PartFile(Path(path), overwrite=options.overwrite)
         with writing_to(self.name):
             # Unbuffered: what a forked process has in a buffer, it writes when it ends.
-            self._file = self._part.path.open("wb", buffering=0)
+            self._file = self._target.path.open("wb", buffering=0)
         self._write = partial(write_all, self._file)
         self._write_header()
 
@@ -166,11 +153,11 @@ class NpyWriter(Sink):
         self._file.seek(0)
         self._write_header()
         self._file.close()
-        self._part.complete()
+        super()._finish()
 
     def _discard(self) -> None:
         self._file.close()
-        self._part.discard()
+        super()._discard()
 
 
 class RawWriter(Sink):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LTXVAEError, quote
+from ..errors import LTXVAEError, WriterError, quote
 from ..shapes import Size
 from .ffmpeg import listing
 
@@ -34,6 +34,10 @@ _ARRAYS = {
 }  # fmt: skip
 _MATRICES = {"bt2020": "bt2020nc"}  # of files with these primaries; of all others BT.709
 HDR_TRANSFERS = {"smpte2084": "PQ", "arib-std-b67": "HLG"}
+_LIGHT_OPTION = "-content_light"
+# The brightest pixel, and the brightest frame on average, in cd/m2. The frames are not known when the file is begun, so
+# these are the most that PQ has, and what masters commonly state.
+_LIGHT_LEVELS = "10000,400"
 # Where a chroma sample is among its luma samples, right and down. ffmpeg has no name for places on the right.
 _SITES = {
     "left": (-1, 0), "topleft": (-1, -1), "center": (0, 0), "top": (0, -1), "bottomleft": (-1, 1), "bottom": (0, 1),
@@ -148,6 +152,22 @@ def check_zscale(error: type[LTXVAEError]) -> None:
         raise error(
             "this ffmpeg was built without zscale, which converts colors; use the one of imageio-ffmpeg (unset "
             "IMAGEIO_FFMPEG_EXE)."
+        )
+
+
+def content_light_arguments(frames: FrameFormat) -> list[str]:
+    """ffmpeg's arguments before the input of frames: the content light level of PQ."""
+    return [_LIGHT_OPTION, _LIGHT_LEVELS] if frames.transfer == "smpte2084" else []
+
+
+def check_content_light(frames: FrameFormat) -> None:
+    """Raise a `WriterError` if this ffmpeg cannot state the content light level that frames need."""
+    if content_light_arguments(frames) and all(
+        not row[:1] or not row[0].startswith(_LIGHT_OPTION) for row in listing("-h", "long", error=WriterError)
+    ):
+        raise WriterError(
+            "this ffmpeg cannot state the light level of PQ (it has no -content_light); use the one of imageio-ffmpeg "
+            "(unset IMAGEIO_FFMPEG_EXE)."
         )
 
 

@@ -13,9 +13,8 @@ import numpy as np
 
 from ..errors import ReaderError, WriterError, option, quote
 from ..process import temporary_folder
-from .ffmpeg import FfmpegEncoder
-from .ffmpeg_reader import read_ffmetadata
-from .png import is_png, read_png_text
+from .ffmpeg import FfmpegEncoder, input_arguments, read_output
+from .pictures import is_png, read_png_text
 
 #: Stands in ffmpeg's arguments for what `metadata_file` yields: an argument has a limited length, and a value has not.
 METADATA_INPUT = "pipe:metadata"
@@ -55,19 +54,11 @@ def check_metadata(name: str, metadata: Mapping[str, str], max_bytes: int | None
             raise WriterError(
                 f"{name}: cannot have metadata named {quote(key)}; use 1 to {_MAX_KEY} ASCII characters other than =."
             )
-        if "\0" in value or not _is_unicode(value):
+        if "\0" in value or value.encode(errors="replace").decode() != value:
             raise WriterError(f"{name}: the metadata {key} has a NUL or is not Unicode text; remove what is not text.")
     if max_bytes is not None and metadata_bytes(metadata) > max_bytes:
         way = option("fragmented=True", "--live")
         raise WriterError(f"{name}: a live video takes {max_bytes:,} bytes of metadata; leave some out, or {way}.")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @contextmanager
@@ -88,7 +79,10 @@ def read_metadata(path: Path) -> dict[str, str]:
 
     Keys in .mkv and .webm are in capitals, and without spaces. A warning if there is more text than is read.
     """
-    found = read_png_text(path, MAX_TEXT) if is_png(path) else _parse(read_ffmetadata(path, MAX_TEXT))
+    if is_png(path):
+        found = read_png_text(path, MAX_TEXT)
+    else:
+        found = _parse(read_output([*input_arguments(path), "-f", "ffmetadata"], MAX_TEXT, name=str(path)))
     entries = {}
     try:
         for key, value in _limited(found):
@@ -142,8 +136,7 @@ def _write_and_read(ending: str, container: Sequence[str], metadata: Mapping[str
             encoder.write(np.zeros(256, np.uint8))
             encoder.finish()
         except WriterError:
-            encoder.end()
-            encoder.release()
+            encoder.close()
             raise
         return read_metadata(path)
 

@@ -15,8 +15,7 @@ from ..shapes import Size, format_size
 from .audio_codecs import warn_of_changes
 from .codecs import animation_arguments, video_arguments
 from .ffmpeg import FfmpegEncoder
-from .frame_format import FrameFormat, FrameOutput, frame_format
-from .light_level import content_light_arguments
+from .frame_format import FrameFormat, FrameOutput, content_light_arguments, frame_format
 from .live import LiveOutput, Target, target_name
 from .metadata import METADATA_INPUT, metadata_file
 from .sink import Sink, SinkOptions
@@ -46,9 +45,9 @@ class FfmpegSink(Sink):
             with writing_to(self.name), metadata_file(metadata or {}) as entries:
                 pipes = {METADATA_INPUT: f"pipe:{entries[0]}"} if entries else {}
                 if sound is not None:
-                    pipes[SOUND_INPUT] = f"pipe:{sound.read_end}"
+                    pipes[SOUND_INPUT] = f"pipe:{sound.read_end.fileno()}"
                 arguments = [pipes.get(text, text) for text in output_arguments]
-                inherited = [*entries, *([] if sound is None else [sound.read_end])]
+                inherited = [*entries, *([] if sound is None else [sound.read_end.fileno()])]
                 self._ffmpeg = FfmpegEncoder(self.name, [*raw_video, *arguments], output, inherited)
         except BaseException:
             target.discard()
@@ -65,14 +64,14 @@ class FfmpegSink(Sink):
         encoded = self._ffmpeg.finish()
         if encoded != self.frames_written:
             raise WriterError(f"{self.name}: ffmpeg received {self.frames_written} frames and wrote {encoded}.")
-        self._target.complete()
+        super()._finish()
 
     def _interrupt(self) -> None:
         self._ffmpeg.kill()
 
     def _discard(self) -> None:
         self._ffmpeg.release()
-        self._target.discard()
+        super()._discard()
 
 
 def _end_and_remove(ffmpeg: FfmpegEncoder, remove: Callable[[], None]) -> None:
@@ -191,8 +190,6 @@ class VideoWriter(FfmpegSink):
             self._sound.close()
 
     def _finish(self) -> None:
-        if self._num_frames not in (None, self.frames_written):
-            raise WriterError(f"{self.name}: got {self.frames_written} frames, not {self._num_frames} (num_frames).")
         super()._finish()
         peak = 0.0 if self._sound is None else self._sound.peak
         if self._warns_of_audio:

@@ -6,36 +6,27 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
-from enum import Enum, auto
 from fractions import Fraction
 from itertools import chain, count, islice, repeat
+from math import ceil
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import ReaderError, option, quote
-from ..frame_rate import Rate, find_fps
-from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
-from .ffmpeg import input_arguments, read_times
-from .ffmpeg_reader import FfmpegDecoder
+from ..errors import ReaderError, option
+from ..frame_rate import MAX_FPS, Rate, find_fps
+from ..shapes import Size, format_size
+from .ffmpeg import FfmpegDecoder, input_arguments, read_times
 from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown, turned
 from .probe import VideoInfo, describe_pixel_format, probe
-from .rate import RateConverter
-from .source import copy_standard_input, find_source
+from .source import MATRIX_NAMES, Fit, check_wanted, copy_standard_input, find_source, fit_size
 
 _FRAMES_AT_ONCE = 8
-#: The matrices that users can choose, by the names of the standards.
-MATRIX_NAMES = {"bt601": "smpte170m", "bt709": "bt709"}
 # From either of these sizes on, players assume BT.709 for a video without a tagged matrix.
 _HD_WIDTH, _HD_HEIGHT = 1280, 577
-
-
-class Fit(Enum):
-    """How frames of another size are handled."""
-
-    EXACT = auto()  # refused
-    RESIZE = auto()  # each side is scaled
-    CROP = auto()  # scaled until they cover the requested size, if any; the excess is cut off evenly on both sides
+# A frame of a constant rate may come this much of an interval early or late without being moved to another tick.
+_JITTER = Fraction(2, 5)
+_ROUNDING = Fraction(1, 4)  # the same after a pause
 
 
 class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
@@ -207,16 +198,6 @@ class VideoReader(Iterator[np.ndarray], AbstractContextManager["VideoReader"]):
             raise
 
 
-def check_wanted(name: str, matrix: str | None, first_frame: int, max_frames: int | None) -> None:
-    """Raise a `ReaderError` for arguments of `VideoReader` that no video has."""
-    if matrix not in (None, *MATRIX_NAMES):
-        raise ReaderError(f"{name}: the matrix {quote(matrix)} is not one of {', '.join(MATRIX_NAMES)}.")
-    if max_frames is not None and max_frames < 1:
-        raise ReaderError(f"{name}: cannot read {max_frames} frames; the maximum must be at least 1.")
-    if first_frame < 0:
-        raise ReaderError(f"{name}: cannot begin with frame {first_frame}; the first is 0.")
-
-
 def _check_image(path: Path) -> None:
     """Raise a `ReaderError` that names the image if ffmpeg cannot read it as one of a sequence, by its ending."""
     image = ["-f", "image2", "-pattern_type", "none", *input_arguments(path)]
@@ -297,35 +278,80 @@ def _filters(
     return ",".join([*filters, f"format={frames.pixel_format}", f"crop={target[0]}:{target[1]}:{left}:{top}"])
 
 
-def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: int) -> tuple[Size, Size]:
-    """The size to scale frames to, and the size to crop to then: `wanted`, or the nearest with sides of `multiple`."""
-    if wanted is not None and any(side < 1 or side % multiple for side in wanted):
-        raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; both sides must be multiples of {multiple}.")
-    if wanted is not None and not is_possible_size(wanted):
-        raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; frames have at most {MAX_PIXELS:,} pixels.")
-    resize = option("fit=Fit.RESIZE", "--resize")
-    width, height = source
-    within = width // multiple * multiple, height // multiple * multiple
-    nearest = max(1, round(width / multiple)) * multiple, max(1, round(height / multiple)) * multiple
-    if fit is Fit.RESIZE:
-        target = wanted or nearest
-        return target, target
-    if fit is Fit.CROP and wanted is not None:
-        factor = max(Fraction(wanted[0], width), Fraction(wanted[1], height))
-        # One side becomes exactly the requested one, the other at least that, also after rounding.
-        return (round(width * factor), round(height * factor)), wanted
-    if fit is Fit.CROP:
-        if 0 in within:
-            raise ReaderError(
-                f"{name}: {format_size(*source)} cannot be cropped to multiples of {multiple}; resize it to "
-                f"{format_size(*nearest)} ({resize}) or to another size ({option('size=', '--size WxH')})."
-            )
-        return source, within
-    if source != (wanted or within):
-        expected = f"both sides must be multiples of {multiple}" if wanted is None else f"not {format_size(*wanted)}"
-        crop = "" if 0 in within else f", crop it to {format_size(*within)} ({option('fit=Fit.CROP', '--crop')})"
-        raise ReaderError(
-            f"{name}: is {format_size(*source)}, and {expected}; resize it to {format_size(*nearest)} ({resize})"
-            f"{crop}, or choose a size ({option('size=', '--size WxH')})."
-        )
-    return source, source
+class RateConverter:
+    """Says how often each frame is returned at a constant rate. The time of the next frame decides, or the end.
+
+    It takes the place of ffmpeg's filter `fps`, which loses a frame whenever ffmpeg rebuilds its filters. `end` is when
+    the last frame ends, if the file says so.
+    """
+
+    def __init__(
+        self, fps: Fraction, source_fps: Fraction | None, *, is_variable: bool, end: Fraction | None = None
+    ) -> None:
+        self.num_frames = 0
+        self.left_out = 0  # frames that were returned at no tick
+        self.repeated = 0  # how often one was returned again
+        self.shortest: Fraction | None = None  # seconds between two frames, of which one came later
+        self._fps = fps
+        # The numbers of the frames at their own rate, in place of times, which containers round to milliseconds. That
+        # would decide between two frames that are equally near, as in every second frame from 60 to 30 fps.
+        self._own_fps = None if is_variable else source_fps
+        self._end = end
+        self._interval = Fraction(0) if source_fps is None else 1 / source_fps
+        self._start = self._time = Fraction(0)
+        self._number = Fraction(-1)
+        self._ticks = 0  # of the frames so far but the last
+
+    def add(self, time: Fraction) -> int:
+        """How often the frame before the one that comes at `time` (in seconds) is returned; 0 for the first frame."""
+        step = time - self._time
+        if self.num_frames == 0:
+            self._start = time
+        elif step > 0:
+            self.shortest = min(step, self.shortest or step)
+        else:  # time stands still or goes back, as in files that were put together
+            self._start += step - self._interval
+        self._time = time
+        tick = self._tick(time - self._start)
+        self.num_frames += 1
+        return self._times_until(tick) if self.num_frames > 1 else 0
+
+    def end(self) -> int:
+        """How often the last frame is returned: as long as it lasts, and at least once if it is the first."""
+        end = self._time + self._interval if self._end is None or self._end <= self._time else self._end
+        times = max(0, max(self._tick(end - self._start), 1) - self._ticks)
+        self.left_out += times == 0
+        return times
+
+    def warning(self, name: str) -> str:
+        """What the conversion has lost of frames at irregular times, and how to keep it; "" for a constant rate."""
+        if not self.left_out and 10 * self.repeated <= self.num_frames:
+            return ""
+        rate = f"{name}: has a variable frame rate; at {float(self._fps):.6g} frames a second"
+        lost = f"{self.left_out} of its {self.num_frames} frames were left out and {self.repeated} repeated"
+        enough = min(MAX_FPS, ceil(1 / self.shortest)) if self.left_out and self.shortest else 0
+        keep, choose = option(f"fps={enough}", f"--fps {enough}"), option("fps=", "--fps")
+        advice = f"{keep} would keep them" if enough > self._fps else f"{choose} chooses another rate"
+        return f"{rate}, {lost}; {advice}."
+
+    def _times_until(self, tick: int) -> int:
+        times = max(0, tick - self._ticks)
+        self._ticks += times
+        self.left_out += times == 0
+        self.repeated += max(0, times - 1)
+        return times
+
+    def _tick(self, time: Fraction) -> int:
+        if self._own_fps is None:
+            return _nearest(time * self._fps)
+        position, following = time * self._own_fps, self._number + 1
+        if abs(position - following) < _JITTER:
+            position = following
+        elif position > following and abs(position - _nearest(position)) < _ROUNDING:
+            position = Fraction(_nearest(position))
+        self._number = position
+        return _nearest(position * self._fps / self._own_fps)
+
+
+def _nearest(number: Fraction) -> int:
+    return (2 * number.numerator + number.denominator) // (2 * number.denominator)

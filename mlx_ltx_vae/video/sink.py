@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import WriterError, quote
-from ..files import writing_to
+from ..files import PartFile, writing_to
 from ..shapes import Size, format_size
 from .frame_format import FrameFormat, FrameOutput, frame_format
+from .live import LiveOutput
 
 SinkT = TypeVar("SinkT", bound="Sink")
 _MAX_QUEUED = 8  # the frames of one latent frame, which arrive in quick succession, followed by a pause
@@ -79,15 +80,20 @@ DEFAULT_OPTIONS = SinkOptions()
 class FrameQueue:
     """Calls `consume(frames)` on a thread of its own, in order, whose error the next `put` or `finish` raises.
 
-    `put` waits while `max_frames` or more are queued. The thread keeps this alive until `arrays` gets an `END`.
+    `put` waits while `max_frames` or more are queued. The thread keeps this alive until `arrays` gets None, and
+    calls `at_end` last.
     """
 
-    END = None
-
-    def __init__(self, consume: Callable[[np.ndarray], None], *, max_frames: int = _MAX_QUEUED) -> None:
+    def __init__(
+        self,
+        consume: Callable[[np.ndarray], None],
+        *,
+        max_frames: int = _MAX_QUEUED,
+        at_end: Callable[[], object] = lambda: None,
+    ) -> None:
         # Unlike `Queue`, it may be filled while the thread is in `get`, as happens where a sink is collected.
         self.arrays: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
-        self._max_frames = max_frames
+        self._max_frames, self._at_end = max_frames, at_end
         self._num_waiting = 0  # frames in `arrays`
         self._changed = threading.Condition()
         self._error: Exception | None = None
@@ -95,15 +101,23 @@ class FrameQueue:
         # A daemon thread, so that a sink that is never closed does not keep the interpreter from exiting.
         self._thread = threading.Thread(target=self._run, args=(consume,), name="frame-writer", daemon=True)
 
-    def put(self, frames: np.ndarray) -> None:
-        """Queue an array, which must not be changed afterwards. Raises an earlier error of `consume`."""
+    def start(self) -> None:
+        """Start the thread, if it has not been started."""
         if self._thread.ident is None:
             self._thread.start()
+
+    def put(self, frames: np.ndarray) -> None:
+        """Queue an array, which must not be changed afterwards. Raises an earlier error of `consume`."""
+        self.start()
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended or self._num_waiting < self._max_frames)
             self._raise_error()
             self._num_waiting += len(frames)
             self.arrays.put(frames)
+
+    def end(self) -> None:
+        """End the thread behind what is queued, without waiting for it."""
+        self.arrays.put(None)
 
     def finish(self) -> None:
         self._join()
@@ -115,8 +129,10 @@ class FrameQueue:
         self._join()
 
     def _join(self) -> None:
-        if self._thread.ident is not None:
-            self.arrays.put(self.END)
+        if self._thread.ident is None:
+            self._at_end()
+        else:
+            self.end()
             self._thread.join()
 
     def _raise_error(self) -> None:
@@ -124,7 +140,7 @@ class FrameQueue:
             raise self._error
 
     def _run(self, consume: Callable[[np.ndarray], None]) -> None:
-        while self._error is None and (frames := self.arrays.get()) is not self.END and not self._is_cancelled:
+        while self._error is None and (frames := self.arrays.get()) is not None and not self._is_cancelled:
             with self._changed:
                 self._num_waiting -= len(frames)
                 self._changed.notify()
@@ -139,6 +155,7 @@ class FrameQueue:
             self._has_ended = True
             self.arrays = queue.SimpleQueue()  # drops what is left
             self._changed.notify_all()
+        self._at_end()
 
 
 def check_size(name: str, size: Size) -> None:
@@ -159,6 +176,8 @@ class Sink:
 
     # Takes C-contiguous frames, on the thread. If it referred to the sink, that would not be collected.
     _write: Callable[[Any], object]
+    _target: PartFile | LiveOutput | None = None
+    _num_frames: int | None = None  # that must be written, if that is known
 
     def __init__(self, name: str, size: Size, frames: FrameFormat) -> None:
         check_size(name, size)
@@ -195,6 +214,9 @@ class Sink:
             self._queue.finish()
             if self.frames_written == 0:
                 raise WriterError(f"{self.name}: no frames were written.")
+            if self._num_frames not in (None, self.frames_written):
+                counts = f"got {self.frames_written} frames, not {self._num_frames}"
+                raise WriterError(f"{self.name}: {counts} (num_frames).")
             with writing_to(self.name):
                 self._finish()
         except BaseException:  # also Ctrl-C while the last frames are encoded
@@ -227,14 +249,18 @@ class Sink:
     @cached_property
     def _queue(self) -> FrameQueue:
         frames = FrameQueue(partial(_consume, self.name, self._write))
-        weakref.finalize(self, frames.arrays.put, frames.END)  # not of `frames`, whose error may refer to this sink
+        weakref.finalize(self, frames.arrays.put, None)  # not of `frames`, whose error may refer to this sink
         return frames
 
     def _finish(self) -> None:
         """Complete the output and rename it to its target. The thread has ended."""
+        if self._target is not None:
+            self._target.complete()
 
     def _discard(self) -> None:
         """Remove the partial output. `_finish` may have run in part."""
+        if self._target is not None:
+            self._target.discard()
 
     def _interrupt(self) -> None:
         """Make a write that hangs fail. The thread is running."""

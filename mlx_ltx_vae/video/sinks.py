@@ -15,12 +15,11 @@ from ..shapes import Size
 from .audio_codecs import warn_of_changes
 from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
 from .contact_sheet import ContactSheet, is_sheet, sheet_beside
-from .exr import check_is_light, import_library, write_still
+from .exr import check_is_light, import_library, write_exr
 from .frame_files import (
     NpyWriter,
     PictureWriter,
     RawWriter,
-    Stills,
     StillsWriter,
     WriteStill,
     check_one_frame,
@@ -31,9 +30,8 @@ from .frame_format import FrameFormat
 from .live import StandardOutput
 from .metadata import MAX_LIVE_METADATA, check_metadata, metadata_bytes
 from .outputs import AnimationWriter, VideoWriter
-from .png import write_png
+from .pictures import write_png, write_tiff
 from .sink import DEFAULT_OPTIONS, Sink, SinkOptions, check_size
-from .tiff import write_tiff
 
 _MAX_GIF_FPS = 50  # delays are in hundredths of a second, and players slow down those below two
 _PIXEL_FORMATS = {"rgb24": "8 bits", "rgb48le": "16 bits", "rgbf16le": "half floats", "rgbf32le": "floats"}
@@ -149,11 +147,10 @@ def stills_kind(
 
     `check_frames` raises a `WriterError` for other formats, and `check_library` if it is missing.
     """
-    stills = Stills(endings, write)
 
     def open_stills(output: Output) -> Sink:
-        kind = PictureWriter if _is_picture(output.name) else StillsWriter
-        return kind(output.path, output.size, output.options, stills)
+        given = output.path, output.size, output.options, write
+        return PictureWriter(*given) if _is_picture(output.name) else StillsWriter(*given, endings)
 
     def check_options(name: str, options: SinkOptions, _: Rate | None) -> None:
         check_frames(name, options.format)
@@ -194,7 +191,7 @@ def _refuse_frames(output: Output) -> NoReturn:
 _ALL_FORMATS = tuple(_PIXEL_FORMATS)
 _EXR = stills_kind(
     (".exr",),
-    write_still,
+    write_exr,
     pixel_formats=_ALL_FORMATS,
     check_frames=check_is_light,
     check_library=partial(import_library, WriterError),

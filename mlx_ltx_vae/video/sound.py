@@ -1,21 +1,26 @@
-"""Sound that is computed while a video is written: its samples, and the pipe through which ffmpeg gets them."""
+"""Sound that is computed: its samples, the pipe through which ffmpeg gets those of a video, and .wav files."""
 
 import io
 import os
-import queue
-import threading
+import sys
 import warnings
+import wave
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import WriterError, option
+from ..files import PartFile, writing_to
 from ..process import close_in_children
-from .ffmpeg import make_pipe
+from .ffmpeg_process import make_pipe
+from .live import write_all
+from .sink import FrameQueue
 
 #: The channels of all sound here.
 CHANNELS = 2
@@ -28,6 +33,9 @@ _LOUDEST = 1 + 2**-15  # by a step of 16 bits above what integers have
 SAMPLE_RATES = range(1000, 768_001)
 _MAX_EXCESS = 10  # seconds behind the picture that are counted, for the error: an iterator may have no end
 _MAX_EMPTY = 10_000  # chunks without samples in a row
+_SAMPLE_BYTES = 3  # of a .wav file
+_SCALE = 2**23  # as ffmpeg's: 1 is one step above the largest level
+_MAX_WAV_BYTES = 2**32 - 2**10  # of a .wav file
 _LEAD = 1  # seconds of sound that are given to ffmpeg ahead of the picture
 
 #: Arrays (2, n) or (1, 2, n), or chunks of an `AudioStream`; or one such array.
@@ -103,7 +111,7 @@ class SoundTrack:
         self._samples = 0  # that the chunks had so far
         self._given = 0
         self.peak = 0.0
-        self._rest: list[np.ndarray] = []  # that is not given yet
+        self._rest = np.empty((0, CHANNELS), np.float32)  # that is not given yet
         if num_frames is not None and self._expected is not None:
             check_sound_length(name, Fraction(self._expected, sample_rate), num_frames / fps, cuts=cuts)
 
@@ -147,17 +155,12 @@ class SoundTrack:
 
     def _take(self, end: int) -> Iterator[np.ndarray]:
         while self._given < end:
-            if not self._rest:
-                samples = next(self._chunks, None)
-                if samples is None:
-                    return
-                self._samples += len(samples)
-                self._rest.append(samples)
-                continue
-            samples = self._rest.pop()
-            part = samples[: end - self._given]
-            if len(part) < len(samples):
-                self._rest.append(samples[len(part) :])
+            if not len(self._rest):
+                self._rest = next(self._chunks, self._rest)
+                self._samples += len(self._rest)
+            if not len(self._rest):  # the end: no chunk is empty
+                return
+            part, self._rest = np.split(self._rest, [end - self._given])
             self._given += len(part)
             self.peak = max(self.peak, find_peak(part))
             yield part
@@ -178,23 +181,18 @@ def check_sound_length(name: str, sound: Fraction, video: Fraction, *, cuts: boo
 class SoundPipe:
     """A pipe that ffmpeg reads. A thread writes, so that neither the picture nor the sound waits for the other."""
 
-    _END = None
-
     def __init__(self) -> None:
-        self.read_end, write_end = make_pipe(WriterError)
-        self._write_end = io.FileIO(write_end, "w")
-        close_in_children(self._write_end)  # where it would keep ffmpeg waiting for more
-        self._queue: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
-        self._is_cancelled = False
-        self._is_closed = False
-        arguments = (self._queue, self._write_end, weakref.ref(self))
-        self._thread = threading.Thread(target=_write_all, args=arguments, name="sound-writer", daemon=True)
-        weakref.finalize(self, self._queue.put, self._END)  # as in `FrameQueue`
+        read_end, write_end = make_pipe(WriterError)
+        self.read_end = io.FileIO(read_end)
+        write = io.FileIO(write_end, "w")
+        close_in_children(write)  # where it would keep ffmpeg waiting for more
+        self._queue = FrameQueue(partial(_send, write), max_frames=sys.maxsize, at_end=write.close)
+        weakref.finalize(self, self._queue.arrays.put, None)  # as in `Sink`
 
     def start(self) -> None:
         """Start to write, once ffmpeg has the other end, which is closed here."""
-        os.close(self.read_end)
-        self._thread.start()
+        self.read_end.close()
+        self._queue.start()
 
     def put(self, samples: np.ndarray) -> None:
         """Queue samples (n, 2), C-contiguous."""
@@ -202,34 +200,46 @@ class SoundPipe:
 
     def end(self) -> None:
         """End the sound behind what is queued, without waiting."""
-        self._queue.put(self._END)
+        self._queue.end()
 
     def cancel(self) -> None:
         """Drop what is queued, and end the thread. ffmpeg must have ended."""
-        self._is_cancelled = True
-        self.end()
-        if self._thread.ident is not None:
-            self._thread.join()
-        elif not self._is_closed:
-            self._is_closed = True
-            self._write_end.close()
-            with suppress(OSError):
-                os.close(self.read_end)
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self._is_cancelled
+        self.read_end.close()
+        self._queue.cancel()
 
 
-def _write_all(
-    samples: "queue.SimpleQueue[np.ndarray | None]", write_end: io.FileIO, owner: "weakref.ref[SoundPipe]"
-) -> None:
-    with write_end, suppress(BrokenPipeError):  # ffmpeg has failed, which is found where frames are written
-        while (part := samples.get()) is not None:
-            pipe = owner()
-            if pipe is not None and pipe.is_cancelled:
-                break
-            del pipe
-            data = part.data.cast("B")
-            while data:
-                data = data[os.write(write_end.fileno(), data) :]
+def _send(pipe: io.FileIO, samples: np.ndarray) -> None:
+    with suppress(BrokenPipeError):  # ffmpeg has failed, which is found where frames are written
+        write_all(pipe, samples)
+
+
+def write_wav(path: str | os.PathLike, chunks: Sound, *, sample_rate: int | None = None, overwrite: bool = True) -> int:
+    """Write chunks of sound as they come, with 24 bits, to a file that appears when it is whole.
+
+    Returns the number of samples. `sample_rate` is that of the chunks if it is None. Sound that is clipped is a
+    warning. Errors are `WriterError`s and those of the chunks; they leave no file.
+    """
+    name = os.fspath(path)
+    rate = find_sample_rate(name, chunks, sample_rate)
+    part = PartFile(Path(path), overwrite=overwrite)
+    count, peak = 0, 0.0
+    try:
+        with writing_to(name), part.path.open("r+b") as file, wave.open(file, "wb") as output:
+            output.setparams((CHANNELS, _SAMPLE_BYTES, rate, 0, "NONE", ""))
+            output.writeframes(b"")
+            file.flush()  # while a chunk is computed, the app may fork, and a process writes its buffer when it ends
+            for samples in each_chunk(name, chunks):
+                count += len(samples)
+                if count * CHANNELS * _SAMPLE_BYTES > _MAX_WAV_BYTES:
+                    raise WriterError(f"{name}: a .wav file has at most 4 GB; write shorter sound.")
+                peak = max(peak, find_peak(samples))
+                levels = np.minimum(np.rint(np.clip(samples, -1, 1) * _SCALE), _SCALE - 1).astype("<i4")
+                output.writeframes(levels.view(np.uint8).reshape(-1, 4)[:, :_SAMPLE_BYTES].tobytes())
+                file.flush()
+            if not count:
+                raise WriterError(f"{name}: the sound has no samples.")
+        part.complete()
+        warn_of_sound(name, clipping(peak))
+    finally:
+        part.discard()
+    return count

@@ -1,14 +1,16 @@
-"""The ffmpeg input for a video file, a folder of images or a pattern."""
+"""What users name as a video to read: a file, a folder of images or a pattern, and the size of its frames."""
 
 import os
 import re
-import shutil
 from contextlib import ExitStack, suppress
+from enum import Enum, auto
+from fractions import Fraction
 from pathlib import Path
 
-from ..errors import ReaderError, excerpt, option
-from ..files import copy_error, explain_missing, standard_input
+from ..errors import ReaderError, excerpt, option, quote
+from ..files import copy_stream, explain_missing, standard_input
 from ..process import temporary_folder
+from ..shapes import MAX_PIXELS, Size, format_size, is_possible_size
 from .ffmpeg import input_arguments
 from .metadata import check_text
 
@@ -17,6 +19,16 @@ _IMAGES = {
     ".exr": "exr",
 }  # fmt: skip
 _NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
+#: The matrices that users can choose, by the names of the standards.
+MATRIX_NAMES = {"bt601": "smpte170m", "bt709": "bt709"}
+
+
+class Fit(Enum):
+    """How frames of another size are handled."""
+
+    EXACT = auto()  # refused
+    RESIZE = auto()  # each side is scaled
+    CROP = auto()  # scaled until they cover the requested size, if any; the excess is cut off evenly on both sides
 
 
 def source_files(path: Path) -> list[Path]:
@@ -52,13 +64,8 @@ def _refuse_exr(path: Path, first: Path) -> None:
 def copy_standard_input(stack: ExitStack) -> Path:
     """Copy the video that comes from standard input to a file, which `stack` removes: ffmpeg has to seek in it."""
     stream = standard_input("a video", ReaderError)
-    folder = stack.enter_context(temporary_folder())
-    path = folder / "video"
-    try:
-        with path.open("wb") as copy:
-            shutil.copyfileobj(stream, copy)
-    except OSError as error:
-        raise copy_error("standard input", folder, error, ReaderError) from error
+    path = stack.enter_context(temporary_folder()) / "video"
+    copy_stream(stream, path, "standard input", ReaderError)
     if not path.stat().st_size:
         raise ReaderError("standard input is empty; pipe a video into it, or name one.")
     return path
@@ -142,3 +149,47 @@ def _entries(folder: Path) -> list[Path]:
 def _natural_order(path: Path) -> list[str | int]:
     """A sort key of alternating text and numbers, which are compared only with their own type."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", path.name.lower())]
+
+
+def check_wanted(name: str, matrix: str | None, first_frame: int, max_frames: int | None) -> None:
+    """Raise a `ReaderError` for arguments of `VideoReader` that no video has."""
+    if matrix not in (None, *MATRIX_NAMES):
+        raise ReaderError(f"{name}: the matrix {quote(matrix)} is not one of {', '.join(MATRIX_NAMES)}.")
+    if max_frames is not None and max_frames < 1:
+        raise ReaderError(f"{name}: cannot read {max_frames} frames; the maximum must be at least 1.")
+    if first_frame < 0:
+        raise ReaderError(f"{name}: cannot begin with frame {first_frame}; the first is 0.")
+
+
+def fit_size(name: str, source: Size, wanted: Size | None, fit: Fit, multiple: int) -> tuple[Size, Size]:
+    """The size to scale frames to, and the size to crop to then: `wanted`, or the nearest with sides of `multiple`."""
+    if wanted is not None and any(side < 1 or side % multiple for side in wanted):
+        raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; both sides must be multiples of {multiple}.")
+    if wanted is not None and not is_possible_size(wanted):
+        raise ReaderError(f"{name}: cannot become {format_size(*wanted)}; frames have at most {MAX_PIXELS:,} pixels.")
+    resize = option("fit=Fit.RESIZE", "--resize")
+    width, height = source
+    within = width // multiple * multiple, height // multiple * multiple
+    nearest = max(1, round(width / multiple)) * multiple, max(1, round(height / multiple)) * multiple
+    if fit is Fit.RESIZE:
+        target = wanted or nearest
+        return target, target
+    if fit is Fit.CROP and wanted is not None:
+        factor = max(Fraction(wanted[0], width), Fraction(wanted[1], height))
+        # One side becomes exactly the requested one, the other at least that, also after rounding.
+        return (round(width * factor), round(height * factor)), wanted
+    if fit is Fit.CROP:
+        if 0 in within:
+            raise ReaderError(
+                f"{name}: {format_size(*source)} cannot be cropped to multiples of {multiple}; resize it to "
+                f"{format_size(*nearest)} ({resize}) or to another size ({option('size=', '--size WxH')})."
+            )
+        return source, within
+    if source != (wanted or within):
+        expected = f"both sides must be multiples of {multiple}" if wanted is None else f"not {format_size(*wanted)}"
+        crop = "" if 0 in within else f", crop it to {format_size(*within)} ({option('fit=Fit.CROP', '--crop')})"
+        raise ReaderError(
+            f"{name}: is {format_size(*source)}, and {expected}; resize it to {format_size(*nearest)} ({resize})"
+            f"{crop}, or choose a size ({option('size=', '--size WxH')})."
+        )
+    return source, source

@@ -16,7 +16,7 @@ import numpy as np
 from ...backend.device import backend, is_cpu
 from ...shapes import Grid
 from ..layers.activation import expm1_series
-from .neighborhood import CALLS_UNDER_WAY, Block, Nested, Segment, Share, WindowStarts, layout
+from .neighborhood import CALLS_UNDER_WAY, Block, Nested, Segment, Share, Times, WindowStarts, layout
 from .rotation import make_turns
 
 _KEPT = 32  # tables of each kind that a stream keeps
@@ -86,11 +86,13 @@ def attend(
     kernel: Grid,
     bound: float,
     tables: Tables,
+    times: Times = (),
 ) -> mx.array:
     """Attention of each query (B, T, H, W, heads, D) to its own window of the keys: (B, T, H, W, heads * D).
 
-    Keys and values are (B, T', H', W', heads * D) each; no score exceeds `bound`. Results are evaluated here, some
-    blocks at a time: a graph of all would hold the copies of all windows at once.
+    Keys and values are (B, T', H', W', heads * D) each; no score exceeds `bound`. The last frames of both are keyframe
+    planes, if these have `times`. Results are evaluated here, some blocks at a time: a graph of all would hold the
+    copies of all windows at once.
     """
     batch, *_, heads, depth = queries.shape
     by_products = is_cpu() and bound <= LARGEST_SCORE
@@ -98,18 +100,25 @@ def attend(
     sources = [each.astype(mx.float32) if by_products else each for each in keys_values]
     strides = [math.prod(sources[0].shape[after + 1 : -1]) * heads for after in range(4)]
     flat = [each.reshape(-1, depth) for each in sources]
-    axis, blocks = layout(backend(), starts, kernel, heads * depth, heads)
+    time, height, width = keys_values[0].shape[1:4]
+    axis, blocks = layout(backend(), starts, (time, height, width), kernel, times, heads * depth, heads)
     queue = Queue()
 
     def compute(share: Share) -> mx.array:
         block = share.block
         first = sum(each.key_start * stride for each, stride in zip(block, strides[1:], strict=True))
-        rows = tables.rows(tuple(each[1:3] + each[4:5] for each in block), axis, batch, heads, tuple(strides))
+        rows = tables.rows(
+            tuple(each[1:3] + each[4:5] for each in block), axis, batch, heads, tuple(strides), bool(times)
+        )
+        if times:
+            rows = _at_frames(rows, block, axis, batch, strides[1])
         # Rows are taken, since MLX's CPU backend copies a strided view one element at a time.
         copies = [mx.take(each[first:] if first else each, rows, axis=0) for each in flat]
         # Those of a CPU are large beside what it computes at once, and are not kept.
         make_mask = _mask if by_products else tables.mask
-        mask = make_mask(tuple((each.window, each.offsets) for each in block), kernel, axis, as_float=by_products)
+        mask = make_mask(
+            tuple((each.window, each.offsets, each.seen) for each in block), kernel, axis, as_float=by_products
+        )
         attention = partial(_by_products, bound=bound, mask=mask) if by_products else partial(_fused, mask=mask)
 
         def call(part: Segment) -> mx.array:
@@ -172,14 +181,22 @@ def _merge(results: mx.array, block: Block, axis: int, batch: int) -> mx.array:
 
 
 def _rows(
-    sizes: tuple[Grid, Grid, Grid], axis: int, batch: int, heads: int, strides: tuple[int, int, int, int]
+    sizes: tuple[Grid, Grid, Grid],
+    axis: int,
+    batch: int,
+    heads: int,
+    strides: tuple[int, int, int, int],
+    has_planes: bool,
 ) -> mx.array:
     """The index of each row of the copies of keys or values: of (B, blocks of other axes, heads, along `axis`, others).
 
     Args:
         sizes: for each axis the number of blocks, and the queries and keys of each.
         strides: rows of the batch, time, height and width.
+        has_planes: frames are added by `_at_frames`.
     """
+    if has_planes:
+        strides = strides[0], 0, *strides[2:]
     first, second = _others(axis)
     blocks = [(sizes[other][0], sizes[other][1] * strides[other + 1]) for other in (first, second)]
     windows = [(sizes[other][2], strides[other + 1]) for other in (first, second)]
@@ -189,6 +206,14 @@ def _rows(
     for extent, stride in ((batch, strides[0]), *blocks, (heads, 1), along, *windows):
         rows = rows[..., None] + np.arange(extent, dtype=np.int32) * stride
     return mx.array(rows.reshape(-1))
+
+
+def _at_frames(rows: mx.array, block: Block, axis: int, batch: int, stride: int) -> mx.array:
+    """Rows as of `_rows` that are those of the first frame, in the frames of each block."""
+    frames, (_, second) = np.array(block[0].frames, np.int32), _others(axis)
+    blocks, window = frames.shape
+    placed = rows.reshape(batch, blocks, -1, window, block[second].window)
+    return (placed + mx.array(stride * frames).reshape(1, blocks, 1, window, 1)).reshape(-1)
 
 
 def _windows(copies: mx.array, block: Block, part: Segment, axis: int) -> mx.array:
@@ -223,20 +248,21 @@ def _by_products(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.a
     return ((weights @ values) / total).astype(dtype)
 
 
-def _mask(axes: tuple[tuple[int, tuple[int, ...]], ...], kernel: Grid, axis: int, *, as_float: bool) -> mx.array | None:
-    """(queries, keys) of a block, whose keys lie along `axis` first: whether a key is in a query's own window.
+def _mask(axes: tuple[tuple[Any, ...], ...], kernel: Grid, axis: int, *, as_float: bool) -> mx.array | None:
+    """(queries, keys) of a block, whose keys lie along `axis` first: whether a query sees a key. None if all do.
 
-    None if all are.
+    `axes` have the window, the offsets and what is seen of each segment.
     """
     order = (axis, *_others(axis))
     parts = []
-    for index, ((window, offsets), width) in enumerate(zip(axes, kernel, strict=True)):
+    for index, ((window, offsets, seen), width) in enumerate(zip(axes, kernel, strict=True)):
         positions = np.arange(window) - np.array(offsets)[:, None]
+        table = np.array(seen) if seen else (positions >= 0) & (positions < width)
         shape = [1] * 6
-        shape[index], shape[3 + order.index(index)] = positions.shape
-        parts.append(((positions >= 0) & (positions < width)).reshape(shape))
-    seen = reduce(np.logical_and, parts)
-    if seen.all():
+        shape[index], shape[3 + order.index(index)] = table.shape
+        parts.append(table.reshape(shape))
+    joint = reduce(np.logical_and, parts)
+    if joint.all():
         return None
-    queries = math.prod(len(offsets) for _, offsets in axes)
-    return mx.array(seen.reshape(queries, -1).astype(np.float32 if as_float else np.bool_))
+    queries = math.prod(joint.shape[:3])
+    return mx.array(joint.reshape(queries, -1).astype(np.float32 if as_float else np.bool_))

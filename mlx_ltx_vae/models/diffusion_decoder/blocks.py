@@ -19,7 +19,7 @@ from ..layers.conv import depth_to_space, make_window
 from ..layers.weights import add_weights, linear
 from ..specs import LayerSpec, Rate, Shapes
 from .attention import Queue, Tables, attend
-from .neighborhood import WindowStarts, tokens_at_once
+from .neighborhood import Times, WindowStarts, tokens_at_once
 from .network_specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
 from .rotation import rotate
 
@@ -68,13 +68,13 @@ class Attention(nn.Module):
         largest = mx.abs(self.q_norm.weight).max().astype(mx.float32) * mx.abs(self.k_norm.weight).max()
         return to_float(largest) * self._head_dim**0.5 * _BOUND_MARGIN
 
-    def queries(self, x: mx.array, first: Grid, tables: Tables) -> mx.array:
-        """(B, T, H, W, heads, D), rotated; `first` is the position of the first."""
-        return rotate(self.q_norm(self._split(self._project(x, 0))), first, tables.turns)
+    def queries(self, x: mx.array, first: Grid, tables: Tables, times: Times = ()) -> mx.array:
+        """(B, T, H, W, heads, D), rotated; `first` is the position of the first, and `times` those of planes."""
+        return rotate(self.q_norm(self._split(self._project(x, 0))), first, tables.turns, times)
 
-    def keys_values(self, x: mx.array, first: Grid, tables: Tables) -> tuple[mx.array, mx.array]:
+    def keys_values(self, x: mx.array, first: Grid, tables: Tables, times: Times = ()) -> tuple[mx.array, mx.array]:
         """(B, T, H, W, heads * D) each: keys, which are rotated, and values."""
-        keys = rotate(self.k_norm(self._split(self._project(x, 1))), first, tables.turns)
+        keys = rotate(self.k_norm(self._split(self._project(x, 1))), first, tables.turns, times)
         values = self._project(x, 2)
         return keys.reshape(values.shape), values
 
@@ -140,6 +140,7 @@ class NeighborhoodBlock(PreparedModule):
         modulation: mx.array | None = None,
         latent_context: Callable[[int], mx.array] | None = None,
         tables: Tables | None = None,
+        spec: AttentionSpec | None = None,
     ) -> list[Stage]:
         """A stage for the attention and one for the MLP.
 
@@ -148,6 +149,7 @@ class NeighborhoodBlock(PreparedModule):
             modulation: (7, C) float32, that of all blocks of a denoising step.
             latent_context: takes the context of so many positions that arrive.
             tables: those of the stream; None for its own.
+            spec: of the attention, if there are keyframe planes.
         """
         assert not self._gated(), "prepare was called"
         first = second = None
@@ -155,7 +157,8 @@ class NeighborhoodBlock(PreparedModule):
             rows = modulation + self.scale_shift_table.astype(mx.float32)
             norms = (self.norm1, 0), (self.norm2, 3)
             first, second = (norm.modulated(scale=rows[at], shift=rows[at + 1]) for norm, at in norms)
-        attention = self._attention(context, rate, first, latent_context, tables or Tables())
+        spec, tables = spec or self._specs[0], tables or Tables()
+        attention = self._attention(spec, context, rate, first, latent_context, tables)
         return [attention, pointwise(lambda x: self.feed(x, second))]
 
     def feed(self, x: mx.array, modulation: Modulation | None) -> mx.array:
@@ -168,13 +171,13 @@ class NeighborhoodBlock(PreparedModule):
 
     def _attention(
         self,
+        spec: AttentionSpec,
         context: StreamContext,
         rate: Rate,
         modulation: Modulation | None,
         latent_context: Callable[[int], mx.array] | None,
         tables: Tables,
     ) -> Stage:
-        spec, _ = self._specs
         axis, waiting = context.axis, Delay(context.axis)
         # Of keys and of values: one window of both would have twice the elements.
         windows = make_window(spec, context), make_window(spec, context)
@@ -198,15 +201,18 @@ class NeighborhoodBlock(PreparedModule):
                     x = x + self.context_proj(given)
                 waiting.push(x)
                 normed = self.norm1(x, modulation)
-                made = [queue.add(each) for each in self.attn.keys_values(normed, position(entered), tables)]
+                made = [
+                    queue.add(each) for each in self.attn.keys_values(normed, position(entered), tables, spec.times)
+                ]
                 entered += x.shape[axis]
             keys, values = (window.push(each, last) for window, each in zip(windows, made, strict=True))
             if keys is None or values is None:
                 return None
             own = waiting.take(keys.output, keys.results)
-            queries = queue.add(self.attn.queries(self.norm1(own, modulation), position(keys.output), tables))
+            normed = self.norm1(own, modulation)
+            queries = queue.add(self.attn.queries(normed, position(keys.output), tables, spec.times))
             (seen, starts), (contents, _) = (_extend(view, spec, context) for view in (keys, values))
-            result = attend(queries, (seen, contents), starts, spec.kernel, bound, tables)
+            result = attend(queries, (seen, contents), starts, spec.kernel, bound, tables, spec.times)
             return own + self.attn.proj(result)
 
         return Stage(step, *windows, waiting)
@@ -222,6 +228,8 @@ def _extend(view: View, spec: LayerSpec, context: StreamContext) -> tuple[mx.arr
     starts: list[tuple[int, ...]] = []
     for axis in Axis:
         outputs = (before, rows) if axis is Axis.HEIGHT else (0, frames.shape[axis])
+        if axis is context.axis:
+            outputs = view.output - view.start, view.results
         own = view.window_starts if axis is context.axis else None
         starts.append(own or window_starts(spec.window(axis), frames.shape[axis], *outputs))
     return frames, (starts[0], starts[1], starts[2])
@@ -247,19 +255,27 @@ class SharedModulation(nn.Module):
 
 
 class LinearUpsample(nn.Module):
-    """A linear layer and depth-to-space; if time doubles, the first frame is dropped. Checkpoint keys: `proj`."""
+    """A linear layer and depth-to-space; if time doubles, the first frame is dropped. Checkpoint keys: `proj`.
+
+    Of the frames that a keyframe plane becomes, the last one is kept.
+    """
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
         add_weights(self, spec.weights, spec.name)
         self._spec = spec
 
-    def stages(self, context: StreamContext, cut: Callable[[mx.array], mx.array | None] | None = None) -> list[Stage]:
-        """One stage; `cut` drops what does not remain of its results."""
-        trim = Trim(context.axis, 0 if context.is_inside else self._spec.trim)
+    def stages(
+        self, context: StreamContext, cut: Callable[[mx.array], mx.array | None] | None = None, planes: int = 0
+    ) -> list[Stage]:
+        """One stage; `cut` drops what does not remain of its results. The last frames are `planes`."""
+        trim, up = Trim(context.axis, 0 if context.is_inside else self._spec.trim), self._spec.up
 
         def step(x: mx.array | None, last: bool) -> mx.array | None:
-            result = trim.push(None if x is None else depth_to_space(self.proj(x), self._spec.up), last)
+            result = trim.push(None if x is None else depth_to_space(self.proj(x), up), last)
+            if planes and up[0] > 1 and result is not None:
+                end = result.shape[1] - up[0] * planes
+                result = mx.concatenate([result[:, :end], result[:, end + up[0] - 1 :: up[0]]], axis=1)
             return cut(result) if cut is not None and result is not None else result
 
         return [Stage(step, trim)]

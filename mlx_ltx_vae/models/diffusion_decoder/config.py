@@ -47,6 +47,7 @@ class DecoderConfig:
         steps: of the denoising, by default.
         is_fused: queries, keys and values are made by one stored matrix.
         has_gates: the checkpoint stores static gates, which scale the last matrices of a block's branches.
+        has_type_embedding: it stores what is added to keyframe planes.
     """
 
     latent_channels: int
@@ -60,6 +61,7 @@ class DecoderConfig:
     steps: int
     is_fused: bool = True
     has_gates: bool = False
+    has_type_embedding: bool = False
 
     @property
     def context_channels(self) -> int:
@@ -140,7 +142,13 @@ _OTHER_NAMES = {"na_head_dim": "head_dim"}
 
 
 def parse_decoder_config(
-    raw: Mapping[str, Any], model_output_type: Any, source: str, *, is_fused: bool, has_gates: bool
+    raw: Mapping[str, Any],
+    model_output_type: Any,
+    source: str,
+    *,
+    is_fused: bool,
+    has_gates: bool = False,
+    has_type_embedding: bool = False,
 ) -> DecoderConfig:
     """Parse the `decoder` entry of a configuration; whatever is missing or not known is a `CheckpointError`."""
     given = {_OTHER_NAMES.get(key, key): value for key, value in raw.items()} | {"model_output_type": model_output_type}
@@ -176,6 +184,7 @@ def parse_decoder_config(
         steps=values["default_num_inference_steps"],
         is_fused=is_fused,
         has_gates=has_gates,
+        has_type_embedding=has_type_embedding,
     )
 
 

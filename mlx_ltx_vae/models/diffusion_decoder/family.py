@@ -28,9 +28,8 @@ from .networks import DiffusionDecoder
 _MARK = "conv_in_x_t.weight"
 _STEMS = ("det_stages.", "diff_blocks.")
 _PREFIXES = ("vae.decoder.", "model.vae.decoder.", "first_stage_model.decoder.", "vae_decoder.", "decoder.", "")
-# Tensors that are in published files, and that no decode reads: of a branch that predicts a coarse picture in training,
-# and an embedding.
-_UNUSED = ("coarse_", "type_emb")
+# Tensors that are in published files, and that no decode reads: of a branch that predicts a coarse picture in training.
+_UNUSED = ("coarse_",)
 
 # What diffusers calls the parts of these names.
 _DIFFUSERS_PARTS = {
@@ -63,7 +62,8 @@ _NEEDED = (
     "decoder_upsample_channel_reductions",
 )  # fmt: skip
 _DIFFUSERS_KEYS = dict.fromkeys(_NEEDED, needed(anything())) | dict.fromkeys(
-    ("spatial_compression_ratio", "temporal_compression_ratio", "scaling_factor"), anything()
+    ("spatial_compression_ratio", "temporal_compression_ratio", "scaling_factor", "decoder_keyframe_type_embedding"),
+    anything(),
 )
 
 
@@ -154,6 +154,7 @@ def _decoder(raw: Mapping[str, Any], stored: Stored) -> DecoderConfig:
         stored.source,
         is_fused=not any(".attn.to_q." in name for name in names),
         has_gates=any(name.endswith(".gate_msa") for name in names),
+        has_type_embedding="type_emb" in names,
     )
 
 
@@ -197,6 +198,8 @@ def _describe(config: DiffusionVAEConfig) -> Description:
     networks["decoder"] = _describe_decoder(decoder)
     steps = "1 step" if decoder.steps == 1 else f"{decoder.steps} steps"
     words = f"denoises in {steps} (predicts {decoder.prediction.name.lower()}), takes noise"
+    embedding = "with type_emb" if decoder.has_type_embedding else "without type_emb: untagged"
+    words += f" and keyframes ({embedding})"
     return Description(entries, networks, f"patches are {decoder.patch_size}x{decoder.patch_size}", words)
 
 
@@ -208,6 +211,7 @@ def _describe_decoder(config: DecoderConfig) -> NetworkDescription:
         "head_dim": config.head_dim,
         "prediction": config.prediction.value,
         "denoising_steps": config.steps,
+        "type_embedding": config.has_type_embedding,
         "stages": [
             {
                 "channels": stage.channels,

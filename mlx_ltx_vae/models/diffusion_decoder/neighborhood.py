@@ -3,12 +3,15 @@
 Every query sees a window of K positions along each axis, which shifts inwards at the borders. A block of neighboring
 queries is computed against the joint window of all of them, and a mask hides from each query what its own window does
 not have. Where windows do not move at a border, the queries form one block and need no mask.
+
+With keyframe planes, which lie behind the frames of the video, windows are cut at the borders. A frame sees those of
+its window and the same rows and columns of its two nearest planes; a plane sees itself and its two nearest frames.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
@@ -21,6 +24,7 @@ BLOCKS = {Backend.CPU: 4, Backend.METAL: 4, Backend.CUDA: 4}
 # attention keeps no scores; its calls are large, since each takes the host as long as its graph takes to build.
 _SCORES = {Backend.CPU: 2**20, Backend.METAL: 2**28, Backend.CUDA: 2**28}
 _SHARED = {Backend.CPU: 2**22, Backend.METAL: 2**25, Backend.CUDA: 2**26}
+_NEAREST = 2  # keyframe planes that a frame sees, and frames that a plane sees
 # Elements of the hidden arrays of one call of an MLP.
 _HIDDEN = {Backend.CPU: 2**20, Backend.METAL: 2**25, Backend.CUDA: 2**26}
 
@@ -36,7 +40,10 @@ class Segment(NamedTuple):
     size: int  # queries of each
     key_start: int  # the first key of the first block; that of the next one lies `size` behind it
     window: int  # keys of each block
-    offsets: tuple[int, ...]  # where each query's own window begins in that of its block
+    offsets: tuple[int, ...]  # where each query's own window begins in that of its block; below 0 if it is cut
+    # With keyframe planes, of frames: the keys of each block, which lie anywhere, and which of them each query sees.
+    frames: tuple[tuple[int, ...], ...] = ()
+    seen: tuple[tuple[bool, ...], ...] = ()
 
     @property
     def end(self) -> int:
@@ -54,10 +61,13 @@ class Segment(NamedTuple):
         return [self._part(first, min(count, self.blocks - first)) for first in range(0, self.blocks, count)]
 
     def _part(self, first: int, count: int) -> "Segment":
-        moved = first * self.size
-        return self._replace(start=self.start + moved, key_start=self.key_start + moved, blocks=count)
+        moved, frames = first * self.size, self.frames[first : first + count]
+        key_start = self.key_start + (0 if frames else moved)
+        return self._replace(start=self.start + moved, key_start=key_start, blocks=count, frames=frames)
 
 
+#: The times of keyframe planes among the frames of a layer.
+Times = tuple[float, ...]
 #: A grid of blocks of equal shape: their segments along time, height and width.
 Block = tuple[Segment, Segment, Segment]
 #: Where the window of each query begins, along each axis.
@@ -66,10 +76,10 @@ WindowStarts = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 Cuts = tuple[list[Segment], list[Segment], list[Segment]]
 
 
-def segments(starts: Sequence[int], kernel: int, size: int) -> tuple[Segment, ...]:
+def segments(starts: Sequence[int], kernel: int, size: int, keys: float = math.inf) -> tuple[Segment, ...]:
     """Cut the queries of an axis, whose windows of `kernel` keys begin at `starts`, into blocks of at most `size`.
 
-    Those whose windows are the same, at a border, are one block of any size.
+    Those whose windows are the same, at a border, are one block of any size. Windows are cut to the `keys` there are.
     """
     result: list[Segment] = []
     index = 0
@@ -82,7 +92,7 @@ def segments(starts: Sequence[int], kernel: int, size: int) -> tuple[Segment, ..
         else:
             while end < len(starts) and starts[end] == starts[end - 1] + 1 and not _is_border(starts, end):
                 end += 1
-            result += _moving(index, end - index, starts[index], kernel, size)
+            result += _moving(index, end - index, starts[index], kernel, size, keys)
         index = end
     return tuple(result)
 
@@ -91,21 +101,75 @@ def _is_border(starts: Sequence[int], index: int) -> bool:
     return index + 1 < len(starts) and starts[index + 1] == starts[index]
 
 
-def _moving(start: int, length: int, key_start: int, kernel: int, most: int) -> list[Segment]:
-    """Blocks as even as possible, the larger ones first, for windows that move with their queries."""
+def _moving(
+    start: int, length: int, key_start: int, kernel: int, most: int, keys: float = math.inf
+) -> tuple[Segment, ...]:
+    """Blocks as even as possible, the larger ones first, for windows that move with their queries, cut to `keys`."""
+    parts = []
+    for queries in _even(length, most):
+        end, cut = min(key_start + kernel + queries - 1, keys), max(0, -key_start)
+        offsets = tuple(range(-cut, queries - cut))
+        parts.append(Segment(start, 1, queries, key_start + cut, int(end) - key_start - cut, offsets))
+        start, key_start = start + queries, key_start + queries
+    return _joined(parts)
+
+
+def _even(length: int, most: int) -> list[int]:
+    """`length` in parts of at most `most`, as even as possible, the larger ones first."""
     count = -(-length // most)
     size, larger = divmod(length, count)
-    parts = []
-    for number, queries in ((larger, size + 1), (count - larger, size)):
-        if number:
-            parts.append(Segment(start, number, queries, key_start, kernel + queries - 1, tuple(range(queries))))
-            start, key_start = start + number * queries, key_start + number * queries
-    return parts
+    return [size + 1] * larger + [size] * (count - larger)
 
 
-def shared_axis(grid: Sequence[int]) -> int:
-    """The axis along which blocks share copies of keys and values: that of the most queries."""
-    return max(range(len(grid)), key=lambda axis: grid[axis])
+def _joined(parts: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Segments of one block each as fewer of several."""
+    joined = []
+    for _, equal in groupby(parts, key=lambda part: (part.size, part.window, part.offsets, part.seen)):
+        first, *others = equal
+        frames = sum((other.frames for other in others), first.frames)
+        joined.append(first._replace(blocks=1 + len(others), frames=frames))
+    return tuple(joined)
+
+
+@lru_cache(maxsize=256)
+def joint_segments(cells: int, kernel: int, times: Times, size: int) -> tuple[Segment, ...]:
+    """The blocks along time of `cells` frames, and of the keyframe planes behind them, which have the given times.
+
+    Of two planes or frames at the same distance, the one with the lower index is nearer.
+    """
+    near_planes = [_nearest(cell, times) for cell in range(cells)]
+    parts, start = [], 0
+    for queries in _even(cells, size):
+        own = range(start, start + queries)
+        first, end = max(0, start - kernel // 2), min(cells, start + queries - 1 - kernel // 2 + kernel)
+        planes = sorted({plane for cell in own for plane in near_planes[cell]})
+        frames = (*range(first, end), *(cells + plane for plane in planes))
+        seen = tuple(
+            (
+                *(0 <= frame - cell + kernel // 2 < kernel for frame in range(first, end)),
+                *(plane in near_planes[cell] for plane in planes),
+            )
+            for cell in own
+        )
+        parts.append(Segment(start, 1, queries, 0, len(frames), (), (frames,), seen))
+        start += queries
+    for plane, time in enumerate(times):
+        frames = (*_nearest(time, range(cells)), cells + plane)
+        parts.append(Segment(cells + plane, 1, 1, 0, len(frames), (), (frames,), ((True,) * len(frames),)))
+    return _joined(parts)
+
+
+def _nearest(time: float, others: Sequence[float]) -> list[int]:
+    """The indices of the nearest in time."""
+    return sorted(range(len(others)), key=lambda index: (abs(others[index] - time), index))[:_NEAREST]
+
+
+def shared_axis(grid: Sequence[int], *, has_planes: bool = False) -> int:
+    """The axis along which blocks share copies of keys and values: that of the most queries.
+
+    With keyframe planes it is not time, along which keys then do not lie side by side.
+    """
+    return max(range(has_planes, len(grid)), key=lambda axis: grid[axis])
 
 
 def shares(backend: Backend, channels: int, heads: int, block: Block, axis: int) -> Cuts:
@@ -155,17 +219,22 @@ def for_all(axes: Sequence[Sequence[Segment]], make: Callable[[Block], Any]) -> 
 
 
 @lru_cache(maxsize=256)
-def layout(backend: Backend, starts: WindowStarts, kernel: Grid, channels: int, heads: int) -> tuple[int, Nested]:
+def layout(
+    backend: Backend, starts: WindowStarts, keys: Grid, kernel: Grid, times: Times, channels: int, heads: int
+) -> tuple[int, Nested]:
     """The shared axis, and for each combination of segments its shares: what computes the queries of a step.
 
-    It is the same for most steps of a stream, and takes longer than their graphs.
+    It is the same for most steps of a stream, and takes longer than their graphs. There are `keys` along each axis,
+    along time with the keyframe planes of `times`.
     """
-    axis = shared_axis([len(each) for each in starts])
+    axis, size = shared_axis([len(each) for each in starts], has_planes=bool(times)), BLOCKS[backend]
 
     def make(block: Block) -> Share:
         return Share(block, tuple(calls(backend, heads, block, axis)))
 
-    axes = [segments(each, width, BLOCKS[backend]) for each, width in zip(starts, kernel, strict=True)]
+    axes = [segments(each, reach, size, extent) for each, reach, extent in zip(starts, kernel, keys, strict=True)]
+    if times:
+        axes[0] = joint_segments(keys[0] - len(times), kernel[0], times, size)
     return axis, for_all(axes, lambda block: for_all(shares(backend, channels, heads, block, axis), make))
 
 
@@ -185,32 +254,45 @@ def whole_starts(length: int, kernel: int) -> list[int]:
 
 @lru_cache
 def _whole_axis(length: int, kernel: int, size: int) -> tuple[Segment, ...]:
+    length = max(length, kernel)
     return segments(whole_starts(length, kernel), kernel, size)
 
 
-def computed_scores(grid: Grid, kernel: Grid, size: int) -> int:
+def _whole_axes(grid: Grid, kernel: Grid, size: int, times: Times) -> list[tuple[Segment, ...]]:
+    """The segments of each axis of a whole grid (T, H, W), which has the keyframe planes of `times`."""
+    if not times:
+        return [_whole_axis(length, reach, size) for length, reach in zip(grid, kernel, strict=True)]
+    cut = [_moving(0, length, -(reach // 2), reach, size, length) for length, reach in zip(grid, kernel, strict=True)]
+    return [joint_segments(grid[0] - len(times), kernel[0], times, size), *cut[1:]]
+
+
+def computed_scores(grid: Grid, kernel: Grid, size: int, times: Times = ()) -> int:
     """Scores that are computed for all queries of a grid (T, H, W), of one head, by blocks of this size."""
     return math.prod(
-        sum(each.blocks * each.size * each.window for each in _whole_axis(max(length, width), width, size))
-        for length, width in zip(grid, kernel, strict=True)
+        sum(each.blocks * each.size * each.window for each in axis) for axis in _whole_axes(grid, kernel, size, times)
     )
 
 
 @lru_cache
 def workspace_bytes(
-    grid: Grid, kernel: Grid, channels: int, heads: int, machine: Machine, moving: int | None = None
+    grid: Grid,
+    kernel: Grid,
+    channels: int,
+    heads: int,
+    machine: Machine,
+    moving: int | None = None,
+    times: Times = (),
 ) -> int:
     """Bytes that the attention of the queries of one step allocates at once: copies of keys and values, and scores.
 
-    `moving` is the index of the axis of a stream, of which the step has a part; None if it has the whole clip.
+    `moving` is the index of the axis of a stream, of which the step has a part; None if it has the whole clip. `times`
+    are those of keyframe planes.
     """
-    axes, size = [], BLOCKS[machine.backend]
-    for axis, (length, reach) in enumerate(zip(grid, kernel, strict=True)):
-        is_moving = axis == moving
-        axes.append(
-            tuple(_moving(0, length, 0, reach, size)) if is_moving else _whole_axis(max(length, reach), reach, size)
-        )
-    shared, backend = shared_axis(grid), machine.backend
+    size, backend = BLOCKS[machine.backend], machine.backend
+    axes = _whole_axes(grid, kernel, size, times)
+    if moving is not None:
+        axes[moving] = _moving(0, grid[moving], 0, kernel[moving], size)
+    shared = shared_axis(grid, has_planes=bool(times))
     is_cpu = backend is Backend.CPU
     largest = 0
     kept: dict[tuple[Any, ...], int] = {}  # bytes of the index and the mask of each kind of copy

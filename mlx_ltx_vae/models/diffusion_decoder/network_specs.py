@@ -9,10 +9,10 @@ from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
 from ...shapes import Grid, TileRules
 from ...streaming.axis import Axis, Border, WindowSpec
-from ..specs import LayerSpec, NetworkSpec, Step, Weights, linear_weights
+from ..specs import PLANES, LayerSpec, NetworkSpec, Step, Weights, linear_weights
 from ..video_vae.config import encoder_spec
 from .config import DecoderConfig, DiffusionVAEConfig, Prediction, StageConfig
-from .neighborhood import BLOCKS, CALLS_UNDER_WAY, computed_scores, tokens_at_once, workspace_bytes
+from .neighborhood import BLOCKS, CALLS_UNDER_WAY, Times, computed_scores, tokens_at_once, workspace_bytes
 
 #: Channels of the sinusoid of a noise level.
 SINUSOID_CHANNELS = 256
@@ -29,9 +29,10 @@ class EntrySpec(LayerSpec):
 
     least: Grid = (1, 1, 1)
     ghosts: int = 0
+    planes: int = 0  # keyframe planes, which follow the frames from here on
 
     def results(self, axis: Axis, length: int) -> int:
-        return max(length, self.least[axis.grid]) + (self.ghosts if axis is Axis.TIME else 0)
+        return max(length, self.least[axis.grid]) + (self.ghosts + self.planes if axis is Axis.TIME else 0)
 
     def ready(self, axis: Axis, seen: int) -> int:
         """Rows and columns of a small clip wait for its end, since some of the padding lies before them."""
@@ -53,24 +54,30 @@ class UpsampleSpec(LayerSpec):
     """
 
     ghost_frames: int = 0
+    planes: int = 0
 
     def results(self, axis: Axis, length: int) -> int:
-        return super().results(axis, length) - (self.ghost_frames if axis is Axis.TIME else 0)
+        dropped = self.ghost_frames + (self.up[0] - 1) * self.planes
+        return super().results(axis, length) - (dropped if axis is Axis.TIME else 0)
 
     def of_tile(self, *, first: bool, last: bool) -> LayerSpec:
         return replace(self, trim=self.trim if first else 0, ghost_frames=self.ghost_frames if last else 0)
 
     def work_bytes(self, step: Step) -> int:
-        """The result exists twice, before and after depth-to-space."""
-        results = math.prod(step.grid) * math.prod(self.up)
+        """The result exists twice, before and after depth-to-space; with planes a third time, without what is cut."""
+        results = math.prod(step.grid) * math.prod(self.up) * (2 if self.planes and self.up[0] > 1 else 1)
         return super().work_bytes(step) + results * self.out_channels * step.machine.itemsize
 
 
 @dataclass(frozen=True)
 class AttentionSpec(LayerSpec):
-    """Attention of each position to its window. Keys and values are cached, and inputs wait for their results."""
+    """Attention of each position to its window. Keys and values are cached, and inputs wait for their results.
+
+    `times` are those of the keyframe planes among its frames. With planes, windows are cut at the borders.
+    """
 
     head_dim: int = 0
+    times: Times = ()
     waiting_channels: int = 0  # of what else waits beside the positions of its input
     max_view: int | None = 2**29  # of the keys, and of the values, which are separate arrays
 
@@ -101,13 +108,13 @@ class AttentionSpec(LayerSpec):
             made += positions * (2 * channels + self.waiting_channels) * size
         moving = None if step.is_whole else step.axis.grid
         heads = channels // self.head_dim
-        workspace = workspace_bytes(step.grid, self.kernel, channels, heads, step.machine, moving)
+        workspace = workspace_bytes(step.grid, self.kernel, channels, heads, step.machine, moving, self.times)
         return made + workspace
 
     def multiply_adds(self, part: Grid, whole: Grid) -> int:
         """Those of the matrices and of the scores of blocks, which are more than those of the windows."""
         return super().multiply_adds(part, whole) + 2 * self.in_channels * computed_scores(
-            part, self.kernel, BLOCKS[Backend.CPU]
+            part, self.kernel, BLOCKS[Backend.CPU], self.times
         )
 
 
@@ -116,6 +123,14 @@ class NoiseSpec(LayerSpec):
     """The first layer of a denoising step. What arrives waits for the blocks, as `waiting_channels`."""
 
     waiting_channels: int = 0
+    planes: int = 0
+
+    def noise_shapes(self, out: Grid) -> dict[str, tuple[int, ...]]:
+        """That of the video, and that of the keyframe planes behind it."""
+        frames, *size = out
+        shapes = {self.name: (frames - self.planes, *size, self.noise_channels)}
+        planes = {f"{self.name}{PLANES}": (self.planes, *size, self.noise_channels)} if self.planes else {}
+        return shapes | planes if self.noise_channels else {}
 
     def work_bytes(self, step: Step) -> int:
         """Noise is drawn in float32, by several kernels."""
@@ -169,13 +184,25 @@ def network_spec(config: DiffusionVAEConfig, network: str) -> NetworkSpec:
     return decoder_spec(config.decoder)
 
 
-def decoder_spec(config: DecoderConfig, steps: int | None = None) -> NetworkSpec:
-    """The decoder with a number of denoising steps, by default the configured one: latents to pixels."""
-    steps = steps or config.steps
-    layers: list[LayerSpec] = [_entry(config)]
+def decoder_spec(
+    config: DecoderConfig,
+    steps: int | None = None,
+    keyframes: tuple[int, ...] = (),
+    first_frame: int = 0,
+) -> NetworkSpec:
+    """The decoder with a number of denoising steps, by default the configured one: latents to pixels.
+
+    It sees planes of the frames `keyframes`. Of a tile, `first_frame` is where it begins.
+    """
+    steps, planes = steps or config.steps, len(keyframes)
+    layers: list[LayerSpec] = [_entry(config, planes)]
+    rate = config.scale.time  # frames per frame of a stage
     for index, stage in enumerate(config.context_stages):
+        origin = -(-first_frame // rate) if index == len(config.context_stages) - 1 else 0
+        times = tuple(_time(frame, rate) - origin for frame in keyframes)
+        rate //= stage.up[0]
         for block in range(stage.depth):
-            layers += _block(config, stage, f"det_stages.{index}.{block}")
+            layers += _block(config, stage, f"det_stages.{index}.{block}", times)
         is_last = index == len(config.context_stages) - 1
         upsample = UpsampleSpec(
             f"upsamples.{index}",
@@ -184,6 +211,7 @@ def decoder_spec(config: DecoderConfig, steps: int | None = None) -> NetworkSpec
             up=stage.up,
             trim=stage.up[0] - 1,
             ghost_frames=config.ghost_frames * config.scale.time if is_last else 0,
+            planes=planes,
             weights=linear_weights(
                 f"upsamples.{index}.proj",
                 stage.channels,
@@ -192,18 +220,19 @@ def decoder_spec(config: DecoderConfig, steps: int | None = None) -> NetworkSpec
         )
         layers.append(upsample)
     for step in range(steps):
-        layers += _denoising_step(config, step, steps)
+        layers += _denoising_step(config, step, steps, tuple(float(frame - first_frame) for frame in keyframes))
     patch = config.patch_size
-    layers.append(LayerSpec("unpatchify", config.pixel_channels, 3, up=(1, patch, patch)))
+    layers.append(LayerSpec("unpatchify", config.pixel_channels, 3, up=(1, patch, patch), crop=planes))
     return NetworkSpec(
         tuple(layers),
         patch_size=patch,
-        least=config.least,
+        least=(1, 1, 1) if keyframes else config.least,
         takes_least_memory=True,
         rows_on_gpu=BLOCKS[Backend.METAL],
         tiles=_tile_rules(config, layers),
         denoising_steps=steps,
-        with_steps=partial(decoder_spec, config),
+        keyframes=keyframes,
+        variant=partial(decoder_spec, config),
     )
 
 
@@ -231,19 +260,35 @@ def keeps_noisy(config: DecoderConfig, step: int, steps: int) -> bool:
     return config.prediction is Prediction.VELOCITY or step < steps - 1
 
 
-def _entry(config: DecoderConfig) -> EntrySpec:
+def _time(frame: int, rate: int) -> float:
+    """The time of a keyframe plane among the frames of a stage, each of `rate` frames; the first is of one."""
+    return (frame + (rate - 1) / 2) / rate if frame else 0.0
+
+
+def _entry(config: DecoderConfig, planes: int) -> EntrySpec:
     width = config.context_stages[0].channels
+    weights = linear_weights("conv_in", config.latent_channels, width)
+    if config.has_type_embedding:
+        weights = (("type_emb", (config.latent_channels,)), *weights)
     return EntrySpec(
         "conv_in",
         config.latent_channels,
         width,
-        weights=linear_weights("conv_in", config.latent_channels, width),
-        least=config.least,
+        weights=weights,
+        least=(1, 1, 1) if planes else config.least,
         ghosts=config.ghost_frames,
+        planes=planes,
     )
 
 
-def _denoising_step(config: DecoderConfig, step: int, steps: int) -> list[LayerSpec]:
+def _window(kernel: int, *, is_cut: bool) -> WindowSpec:
+    """The window of an attention. What is padding here is cut."""
+    if not is_cut:
+        return WindowSpec(kernel, border=Border.SHIFT)
+    return WindowSpec(kernel, before=kernel // 2, after=kernel - 1 - kernel // 2)
+
+
+def _denoising_step(config: DecoderConfig, step: int, steps: int, times: Times) -> list[LayerSpec]:
     stage, pixels = config.pixel_stage, config.pixel_channels
     waiting = (0 if step else config.context_channels) + (pixels if keeps_noisy(config, step, steps) else 0)
     enter = NoiseSpec(
@@ -252,12 +297,13 @@ def _denoising_step(config: DecoderConfig, step: int, steps: int) -> list[LayerS
         stage.channels,
         noise_channels=0 if step else pixels,
         waiting_channels=waiting,
+        planes=len(times),
         weights=(*linear_weights("conv_in_x_t", pixels, stage.channels), *_modulation(config)),
     )
     layers: list[LayerSpec] = [enter]
     waiting = config.context_channels + (pixels if keeps_noisy(config, step, steps) else 0)
     for block in range(stage.depth):
-        layers += _block(config, stage, f"diff_blocks.{block}", waiting)
+        layers += _block(config, stage, f"diff_blocks.{block}", times, waiting)
     leave = (
         ("norm_out.weight", (stage.channels,)),
         *linear_weights("conv_out", stage.channels, pixels),
@@ -274,10 +320,12 @@ def _modulation(config: DecoderConfig) -> Weights:
     )
 
 
-def _block(config: DecoderConfig, stage: StageConfig, name: str, waiting_channels: int = 0) -> list[LayerSpec]:
+def _block(
+    config: DecoderConfig, stage: StageConfig, name: str, times: Times, waiting_channels: int = 0
+) -> list[LayerSpec]:
     """The two layers of a block; with `waiting_channels` it is one of the denoising, which takes the context."""
     channels, head_dim = stage.channels, config.head_dim
-    time, height, width = (WindowSpec(kernel, border=Border.SHIFT) for kernel in stage.kernel)
+    time, height, width = (_window(kernel, is_cut=bool(times)) for kernel in stage.kernel)
     first: Weights = ((f"{name}.norm1.weight", (channels,)),)
     if config.is_fused:
         first += linear_weights(f"{name}.attn.qkv", channels, 3 * channels)
@@ -307,6 +355,8 @@ def _block(config: DecoderConfig, stage: StageConfig, name: str, waiting_channel
         windows=(time, height, width),
         weights=first,
         head_dim=head_dim,
+        times=times,
+        unbounded=frozenset({Axis.TIME}) if times else frozenset(),
         waiting_channels=waiting_channels,
     )
     return [attention, MLPSpec(f"{name}.mlp", channels, channels, weights=second, hidden=hidden)]

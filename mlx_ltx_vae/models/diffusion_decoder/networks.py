@@ -1,6 +1,7 @@
 """The diffusion decoder, and its two ends: padding of the latents, and the cut that removes what becomes of it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ from ...streaming.window import Delay
 from ..base import Decoder, Statistics
 from ..layers.conv import unpatchify
 from ..layers.weights import add_weights
-from ..specs import NetworkSpec
+from ..specs import PLANES, NetworkSpec
 from .attention import Tables
 from .blocks import LinearUpsample, NeighborhoodBlock, RMSNorm, SharedModulation, TimestepEmbedder
 from .config import DecoderConfig, Prediction
@@ -26,13 +27,19 @@ Extents = dict[Axis, tuple[int, int, int]]
 class Padding:
     """Pads a clip in one stream by repeating its edges, and its last frame `ghosts` times more. A cache of a `Stage`.
 
-    `added` is `NetworkSpec.added`. If the `clip` is given, it was padded before, and only the extents are of use.
+    `added` is `NetworkSpec.added`. If the `clip` is given, it was padded before, and only the extents are of use. The
+    last frames of each piece are keyframe `planes`.
     """
 
     def __init__(
-        self, axis: Axis, added: Callable[[Axis, int], tuple[int, int]], ghosts: int, clip: Grid | None = None
+        self,
+        axis: Axis,
+        added: Callable[[Axis, int], tuple[int, int]],
+        ghosts: int,
+        clip: Grid | None = None,
+        planes: int = 0,
     ) -> None:
-        self._axis, self._added, self._ghosts = axis, added, ghosts
+        self._axis, self._added, self._ghosts, self._planes = axis, added, ghosts, planes
         self._seen = 0  # positions along the axis of the stream
         self._held: list[mx.array] = []  # all positions while there are too few; then the last frame
         self.closed = clip is not None
@@ -59,11 +66,13 @@ class Padding:
 
     def _pad(self, x: mx.array, axis: Axis) -> mx.array:
         """`x` with the padding of an axis of which it has all positions."""
-        length = x.shape[axis]
+        length = x.shape[axis] - (self._planes if axis is Axis.TIME else 0)
         before, after = self._added(axis, length)
         self.extents[axis] = before, after, length
-        added = after + (self._ghosts if axis is Axis.TIME else 0)
-        return _repeat_edges(x, axis, before, added)
+        if axis is not Axis.TIME:
+            return _repeat_edges(x, axis, before, after)
+        padded = _repeat_edges(x[:, :length], axis, before, after + self._ghosts)
+        return mx.concatenate([padded, x[:, length:]], axis=axis) if self._planes else padded
 
     def _in_time(self, x: mx.array | None, last: bool) -> mx.array | None:
         """The repeated frames follow at the end."""
@@ -94,11 +103,13 @@ class Padding:
 class GhostCut:
     """Drops the frames that ghosts become, in one stream. They come when the length of the clip is known.
 
-    `first_frame` is that of the clip with which the stream begins.
+    `first_frame` is that of the clip with which the stream begins. The last frames of each piece are keyframe `planes`.
     """
 
-    def __init__(self, axis: Axis, padding: Padding, scale: ScaleFactors, first_frame: int = 0) -> None:
-        self._axis, self._padding, self._scale = axis, padding, scale
+    def __init__(
+        self, axis: Axis, padding: Padding, scale: ScaleFactors, first_frame: int = 0, planes: int = 0
+    ) -> None:
+        self._axis, self._padding, self._scale, self._planes = axis, padding, scale, planes
         self._seen = first_frame
 
     def __call__(self, x: mx.array) -> mx.array | None:
@@ -109,6 +120,9 @@ class GhostCut:
         frames = self._scale.time * (sum(self._padding.extents[Axis.TIME]) - 1) + 1
         if self._axis is Axis.TIME:
             frames, self._seen = max(0, frames - self._seen), self._seen + x.shape[1]
+        if self._planes:
+            end = x.shape[1] - self._planes
+            return mx.concatenate([x[:, : min(frames - self._seen, end)], x[:, end:]], axis=1)
         return take(x, Axis.TIME, 0, min(frames, x.shape[1])) if frames else None
 
 
@@ -150,7 +164,10 @@ class DiffusionDecoder(Decoder):
 
     Context stages upsample the latents to the grid of patches of pixels. There the last stage turns noise into the
     picture, in one or several steps. Checkpoint keys: `conv_in`, `det_stages.i.j`, `upsamples.i`, `conv_in_x_t`,
-    `t_embedder`, `shared_adaln`, `diff_blocks.i`, `norm_out`, `conv_out`.
+    `t_embedder`, `shared_adaln`, `diff_blocks.i`, `norm_out`, `conv_out`; `type_emb` if it was trained with keyframes.
+
+    Keyframe planes go through all layers behind the frames of the video, and meet these in the attention. They are not
+    streamed along time, since a frame sees planes at any distance.
     """
 
     def __init__(self, config: DecoderConfig, statistics: Statistics) -> None:
@@ -177,35 +194,58 @@ class DiffusionDecoder(Decoder):
         """As any decoder's, in a number of denoising steps."""
         return self.decode_whole(latents, steps=steps)
 
+    @property
+    def keyframe_warning(self) -> str | None:
+        if "type_emb" in self:
+            return None
+        return "this checkpoint has no type_emb, which tells its decoder keyframes from frames; results are worse."
+
     def stages(self, context: StreamContext) -> list[Stage]:
-        config, axis = self._config, context.axis
-        steps = context.denoising_steps or config.steps
-        tables = Tables()
-        spec = self.spec if steps == config.steps else decoder_spec(config, steps)
-        part = context.part
-        padding = Padding(axis, spec.added, config.ghost_frames, part and part.clip)
-        ghosts = GhostCut(axis, padding, config.scale, part.first_frame if part else 0)
-        stages = [Stage(partial(self._enter, padding), padding)]
+        config, part, planes = self._config, context.part, context.planes
+        if planes and context.axis is Axis.TIME:  # all comes in one piece
+            context = replace(context, axis=Axis.HEIGHT)
+        axis, first_frame = context.axis, part.first_frame if part else 0
+        steps, tables = context.denoising_steps or config.steps, Tables()
+        keyframes = tuple(context.keyframes[plane] for plane in planes)
+        is_own = steps == config.steps and not planes
+        spec = self.spec if is_own else decoder_spec(config, steps, keyframes, first_frame)
+        padding = Padding(axis, spec.added, config.ghost_frames, part and part.clip, len(planes))
+        ghosts = GhostCut(axis, padding, config.scale, first_frame, len(planes))
+        specs = {layer.name: layer for layer in spec.layers if isinstance(layer, AttentionSpec)}
+        stages = [Stage(partial(self._enter, padding, len(planes)), padding)]
         for index, (blocks, upsample) in enumerate(zip(self.det_stages, self.upsamples, strict=True)):
             rate = spec.rate(f"det_stages.{index}.0.attn")
             for block in blocks:
-                stages += block.stages(context, rate, tables=tables)
+                stages += block.stages(context, rate, tables=tables, spec=specs[f"det_stages.{index}.0.attn"])
             is_last = upsample is self.upsamples[-1]
-            stages += upsample.stages(context, ghosts if is_last else None)
+            stages += upsample.stages(context, ghosts if is_last else None, len(planes))
         delay = Delay(axis, readers=steps * len(self.diff_blocks))
         for step in range(steps):
             stages += self._denoising_step(step, steps, spec, delay, context, tables)
         cut = Cut(axis, padding.extents, config.scale)
 
         def leave(x: mx.array | None, last: bool) -> mx.array | None:
-            pixels = None if x is None else unpatchify(x, config.patch_size)
+            pixels = None if x is None else unpatchify(x[:, : x.shape[1] - len(planes)], config.patch_size)
             return pixels if pixels is None or part else cut(pixels)  # of tiles, the padding is cut off once blended
 
         return [*stages, Stage(leave)]
 
-    def _enter(self, padding: Padding, x: mx.array | None, last: bool) -> mx.array | None:
+    def _enter(self, padding: Padding, planes: int, x: mx.array | None, last: bool) -> mx.array | None:
+        if planes and x is not None and "type_emb" in self:
+            end = x.shape[1] - planes
+            x = mx.concatenate([x[:, :end], x[:, end:] + self.type_emb], axis=1)
         padded = padding.push(x, last)
         return None if padded is None else self.conv_in(padded)
+
+    def _draw_noise(self, context: StreamContext, start: Grid, size: Grid) -> mx.array:
+        """The noise of the first step: of the frames, and of the keyframe planes behind them."""
+        planes, (frames, *extents) = context.planes, size
+        own = frames - len(planes), extents[0], extents[1]
+        parts = [context.draw_noise("conv_in_x_t", start, own)]
+        if planes:
+            box = (len(planes), *own[1:])
+            parts.append(context.draw_noise(f"conv_in_x_t{PLANES}", start, box, planes))
+        return mx.concatenate(parts, axis=1).astype(self.dtype)
 
     def _denoising_step(
         self, step: int, steps: int, spec: NetworkSpec, delay: Delay, context: StreamContext, tables: Tables
@@ -227,8 +267,7 @@ class DiffusionDecoder(Decoder):
                 delay.push(x)
                 start, size = [0, 0, 0], x.shape[1:4]
                 start[axis.grid], drawn = drawn, drawn + x.shape[axis]
-                x = context.draw_noise("conv_in_x_t", (start[0], start[1], start[2]), (size[0], size[1], size[2]))
-                x = x.astype(self.dtype)
+                x = self._draw_noise(context, (start[0], start[1], start[2]), (size[0], size[1], size[2]))
             if keeps:
                 noisy.push(x)
             return self.conv_in_x_t(x)
@@ -243,8 +282,10 @@ class DiffusionDecoder(Decoder):
             return (past - (level - next_level) * predicted).astype(x.dtype)
 
         rate = spec.rate("conv_in_x_t")
+        attention = next(layer for layer in spec.layers if layer.name == "diff_blocks.0.attn")
+        assert isinstance(attention, AttentionSpec)
         stages = [Stage(enter, delay, noisy)]
         for index, block in enumerate(self.diff_blocks):
             own = partial(delay.take_next, reader=step * len(self.diff_blocks) + index)
-            stages += block.stages(context, rate, modulation, own, tables)
+            stages += block.stages(context, rate, modulation, own, tables, attention)
         return [*stages, Stage(lambda x, last: None if x is None else leave(x))]

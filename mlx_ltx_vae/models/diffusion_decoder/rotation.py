@@ -15,12 +15,14 @@ _BASE = 10000.0
 Turns = tuple[mx.array, mx.array]
 
 
-def rotate(x: mx.array, first: Grid, turns: Callable[[int, int, int, int], Turns]) -> mx.array:
+def rotate(x: mx.array, first: Grid, turns: Callable[..., Turns], times: tuple[float, ...] = ()) -> mx.array:
     """Rotate the pairs of neighboring channels (B, T, H, W, heads, D); `first` is the position of the first.
 
-    `turns` is `make_turns`, or remembers what that has returned.
+    `turns` is `make_turns`, or remembers what that has returned. The last frames have the positions `times`.
     """
-    axes = [turns(axis, first[axis], x.shape[axis + 1], x.shape[-1]) for axis in range(len(first))]
+    axes = [
+        turns(axis, first[axis], x.shape[axis + 1], x.shape[-1], () if axis else times) for axis in range(len(first))
+    ]
     one, other = zip(*axes, strict=True)
     return _turn(*_parts(x.reshape(*x.shape[:-1], -1, 2)), *one, *other).reshape(x.shape)
 
@@ -47,14 +49,15 @@ def _exchange_halves(x: mx.array) -> mx.array:
     return (x << 32) | (x >> 32)
 
 
-def make_turns(axis: int, first: int, length: int, depth: int) -> Turns:
-    """Those of `length` positions of one axis, from `first` on, for heads of `depth` channels.
+def make_turns(axis: int, first: int, length: int, depth: int, others: tuple[float, ...] = ()) -> Turns:
+    """Those of `length` positions of one axis, from `first` on, for heads of `depth` channels; the last are `others`.
 
     The angles are computed in float64: of a long clip, those of float32 would be coarse.
     """
     shares = _shares(depth)
     frequencies = _BASE ** -(np.arange(0, shares[axis], 2) / max(1, shares[axis]))
-    angles = np.arange(first, first + length)[:, None] * frequencies
+    positions = np.append(np.arange(first, first + length - len(others)), others)
+    angles = positions[:, None] * frequencies
     cosines, sines = np.cos(angles), np.sin(angles)
     rows = ((cosines, cosines), (-sines, sines)) if is_cpu() else ((cosines, sines), (-sines, cosines))
     tables = np.zeros((2, length, depth // 2, 2), np.float32)

@@ -1,18 +1,26 @@
-"""What is measured: decodes that differ from the one as planned, each in a fresh process."""
+"""The questions that only a Mac can answer: decodes that differ from the one as planned, each in a fresh process."""
 
+import math
+import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from ...backend.device import backend
-from ...models.convolution.rules import Formulation
-from ...models.diffusion_decoder.neighborhood import BLOCKS
-from ...models.specs import ConvSpec
-from ...units import GB
-from ..case import Case, load_spec
-from ..decoding import decode
-from ..processes import Job
-from .convolutions import convolutions
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..backend.device import backend
+from ..backend.mlx_utils import to_float
+from ..models.convolution.conv3d import Conv3d, Padding
+from ..models.convolution.rules import ConvShape, Formulation, choose
+from ..models.diffusion_decoder.neighborhood import BLOCKS
+from ..models.layers.conv import CausalConv3d
+from ..models.specs import Activation, ConvSpec
+from ..units import GB
+from .case import Case, Decode, open_case
+from .decoding import decode
+from .processes import Job
 
 
 class Way(NamedTuple):
@@ -92,7 +100,7 @@ def make_tasks(case: Case, forms: Sequence[str], file: str, *, is_quick: bool) -
         is_quick: fewer decodes.
     """
     short = replace(case, frames=min(case.frames, _SHORT_FRAMES))
-    has_forms = any(isinstance(layer, ConvSpec) for layer in load_spec(case).layers)
+    has_forms = any(isinstance(layer, ConvSpec) for layer in open_case(case).spec("decoder").layers)
 
     def tasks(part: str, ways: Mapping[str, Way], case: Case, measure: Any = decode, **options: Any) -> Iterator[Task]:
         for name, (changes, variables, is_first) in ways.items():
@@ -117,3 +125,74 @@ def decode_in_blocks(case: Case, *, size: int) -> dict[str, Any]:
     """Decode with blocks of another size than the package's, for the rest of this process."""
     BLOCKS[backend()] = size
     return decode(case, warm_up=True)
+
+
+def convolutions(case: Case) -> dict[str, Any]:
+    """Decode twice, and in the second decode wait for the device before and after each convolution.
+
+    Returns:
+        runs: for each convolution layer, in_channels, out_channels, grid, the (T, H, W) of
+        its largest output, is_normalized (its input comes from a norm), calls, seconds of all calls (their median times
+        their number), rule (the formulation that the package chooses), and the largest absolute values input and
+        output, None if they are not finite.
+    """
+    subject = Decode.from_case(case)
+    for _ in subject.run():  # which compiles kernels
+        pass
+    layers = [each for each in cast(nn.Module, subject.vae.decoder).modules() if isinstance(each, CausalConv3d)]
+    timed = [_TimedConv(layer.conv) for layer in layers]
+    for layer, conv in zip(layers, timed, strict=True):
+        layer.update_modules({"conv": conv})
+    for _ in subject.run():
+        pass
+    runs = [
+        {
+            "layer": layer.spec.name,
+            "in_channels": layer.spec.in_channels,
+            "out_channels": layer.spec.conv_channels,
+            "is_normalized": layer.spec.activation is not Activation.NONE,
+            **conv.measured(),
+        }
+        for layer, conv in zip(layers, timed, strict=True)
+    ]
+    return {"runs": runs}
+
+
+class _TimedConv(nn.Module):
+    """A convolution that notes of each call the time, the output's shape and the largest absolute values."""
+
+    def __init__(self, conv: Conv3d) -> None:
+        super().__init__()
+        self._conv = conv
+        self._calls: list[tuple[float, tuple[int, ...], float, float]] = []
+        self.dtype, self.operands = conv.dtype, conv.operands
+        self.bias = conv.bias  # by which a network tells its dtype
+
+    def __call__(self, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
+        mx.eval([frames] if skip is None else [frames, skip])
+        mx.synchronize()
+        start = time.perf_counter()
+        output = self._conv(frames, padding, skip)
+        mx.eval(output)
+        mx.synchronize()
+        seconds = time.perf_counter() - start
+        self._calls.append((seconds, output.shape, _largest(frames), _largest(output)))
+        return output
+
+    def measured(self) -> dict[str, Any]:
+        seconds, shapes, *sizes = zip(*self._calls, strict=True)
+        _, *grid, out_channels = max(shapes)
+        shape = ConvShape((grid[0], grid[1], grid[2]), self._conv.weight.shape[-1], out_channels)
+        rule = choose(shape, backend(), allows_winograd=self._conv.weight.dtype != mx.bfloat16)
+        largest = (max(each) if all(map(math.isfinite, each)) else None for each in sizes)
+        return {
+            "grid": grid,
+            "calls": len(seconds),
+            "seconds": len(seconds) * statistics.median(seconds),
+            "rule": rule.value,
+            **dict(zip(("input", "output"), largest, strict=True)),
+        }
+
+
+def _largest(array: mx.array) -> float:
+    return to_float(mx.abs(array.astype(mx.float32)).max())

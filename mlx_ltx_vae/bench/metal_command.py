@@ -1,9 +1,11 @@
 """`python -m mlx_ltx_vae.bench --metal`: what the rules for Macs rest on, measured on one."""
 
 import argparse
-import json
+import getpass
+import platform
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -11,26 +13,31 @@ from typing import Any
 
 import mlx.core as mx
 
-from ... import __version__
-from ...backend.device import backend
-from ...backend.machine import Backend
-from ...commands.cli import CommandParser, examples, positive, run_command, write_line
-from ...errors import LTXVAEError
-from ...files import PartFile
-from ...process import temporary_folder
-from ...units import GB
-from ..command import add_output_options, add_vae_options, make_case, progress, publisher
-from ..processes import describe_machine, run_fresh
-from ..tables import table, timing_table
-from .agreement import compare_with_plan
-from .submission import SIZE, is_virtual, submission_name, without_names
-from .tasks import FORMS, GPU_FORMS, make_tasks
+from .. import __version__
+from ..backend.device import backend
+from ..backend.machine import Backend
+from ..commands.cli import CommandParser, examples, positive, run_command, write_line
+from ..errors import LTXVAEError
+from ..files import PartFile
+from ..process import temporary_folder
+from ..units import GB, format_bytes
+from .command import add_output_options, add_vae_options, make_case, progress, publisher, write_document
+from .metal_tasks import FORMS, GPU_FORMS, make_tasks
+from .processes import describe_machine, run_fresh
+from .reports import table, timing_table
 
 #: Changes when fields of the document change their meaning or disappear.
 SCHEMA = 2
 
+#: The width and height of measurements that can be compared.
+SIZE = (768, 512)
+
 # Of the document; each is a list.
 _PARTS = ("convolutions", "decodes", "accuracy", "attention", "errors")
+# A path from the root, from the home folder, or of Windows. "GB/s" and "macOS/arm64" are none.
+_PATH = re.compile(r"""(?<![\w.)\]])(?:~|[A-Za-z]:\\|/)[^\s'"`,;:()]+""")
+
+Run = Mapping[str, Any]
 
 
 def build_parser() -> CommandParser:
@@ -85,8 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     document = measure(options)
     publish(document, full_report(document))
     if part and submitted:
-        part.path.write_text(json.dumps(without_names(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        part.complete()
+        write_document(part, without_names(document))
         write_line(f"{submitted}: see docs/measurements/README.md of the repository for where to send it", sys.stderr)
     if failed := document["errors"]:
         first = f"{failed[0]['name']}: {failed[0]['error']}"
@@ -154,3 +160,99 @@ def _convolution_row(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         "rule": run["rule"],
         **{name: f"{1e3 * each['seconds']:.2f}" for name, each in runs.items()},
     }
+
+
+def planned_runs(document: Mapping[str, Any]) -> list[Run]:
+    """The decodes that have a plan and did not fail."""
+    runs = [*document["decodes"], *document["accuracy"]]
+    return [run for run in runs if run.get("planned_bytes") is not None and "error" not in run]
+
+
+def peak_share(run: Run) -> float:
+    """MLX's peak, as a share of the planned one."""
+    return run["total_peak_bytes"] / run["planned_bytes"]
+
+
+def footprint_share(run: Run) -> float | None:
+    """What the machine lost, as a share of the plan with its buffer cache; None if it is not known."""
+    taken = run["peak_footprint_bytes"], run["start_footprint_bytes"]
+    return None if None in taken else (taken[0] - taken[1]) / run["planned_total_bytes"]
+
+
+def compare_with_plan(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare the decodes of a document with their plans. The footprint counts on Apple's GPUs alone.
+
+    Returns:
+        modes: for each way to decode, of the decode that is nearest to its plan or furthest beyond it, planned_bytes,
+        measured_bytes and what the first is of the second, planned_per_measured; and the same of footprints, null where
+        they are not known. agrees: whether none takes more than planned; null if nothing was measured. verdict: the
+        same in a sentence.
+    """
+    runs, has_footprint = planned_runs(document), document["machine"]["backend"] == Backend.METAL.value
+    by_mode: dict[str, list[Run]] = {}
+    for run in runs:
+        how = f" by {run['order']}" if run["mode"] == "exact" else ""
+        by_mode.setdefault(run["mode"] + how, []).append(run)
+    modes = [{"mode": mode, "decodes": len(own), **_worst(own, has_footprint)} for mode, own in by_mode.items()]
+    beyond = [text for run in runs for text in _beyond(run, has_footprint)]
+    shares = ", ".join(f"{mode['planned_per_measured']:.2f} {mode['mode']}" for mode in modes)
+    verdict = f"This machine agrees with the plan: planned memory is at least {shares} times the measured one."
+    if not modes:
+        verdict = "No decode was measured that has a plan."
+    elif beyond:
+        more = f", and {len(beyond) - 1} more" if len(beyond) > 1 else ""
+        verdict = f"This machine does not agree with the plan: {beyond[0]}{more}."
+    return {"modes": modes, "agrees": not beyond if modes else None, "verdict": verdict}
+
+
+def _worst(runs: list[Run], has_footprint: bool) -> dict[str, Any]:
+    run = max(runs, key=peak_share)
+    values = _ratio("", run["planned_bytes"], run["total_peak_bytes"])
+    known = [each for each in runs if has_footprint and (footprint_share(each) or 0) > 0]
+    if not known:
+        return values | dict.fromkeys(_ratio("_footprint", 1, 1))
+    run = max(known, key=lambda each: footprint_share(each) or 0)
+    taken = run["peak_footprint_bytes"] - run["start_footprint_bytes"]
+    return values | _ratio("_footprint", run["planned_total_bytes"], taken)
+
+
+def _ratio(kind: str, planned: int, measured: int) -> dict[str, Any]:
+    ratio = round(planned / measured, 3)
+    return {f"planned{kind}_bytes": planned, f"measured{kind}_bytes": measured, f"planned_per_measured{kind}": ratio}
+
+
+def _beyond(run: Run, has_footprint: bool) -> Iterator[str]:
+    """What took more than planned."""
+    which = f"the decode {run['name']!r} ({run['mode']})"
+    if peak_share(run) > 1:
+        measured, planned = format_bytes(run["total_peak_bytes"]), format_bytes(run["planned_bytes"])
+        yield f"{which} took {measured} of MLX's memory, and {planned} were planned"
+    share = footprint_share(run) if has_footprint else None
+    if share is not None and share > 1:
+        yield f"the footprint of {which} was {share:.2f} of the planned one"
+
+
+def submission_name(machine: Mapping[str, Any], date: str) -> str:
+    """The name of a document's file, such as apple-m3-max-2026-01-31.json."""
+    processor = re.sub(r"[^a-z0-9]+", "-", machine["processor"].lower()).strip("-")
+    return f"{processor}-{date}.json"
+
+
+def is_virtual(machine: Mapping[str, Any]) -> bool:
+    """Whether its GPU is a virtual machine's, such as "Apple Paravirtual device", whose times mean nothing."""
+    return "virtual" in machine["processor"].lower()
+
+
+def without_names(value: Any, key: str = "") -> Any:
+    """A document without the checkpoint's name, and with paths hidden, and in errors the user's and the host's name."""
+    if isinstance(value, Mapping):
+        return {name: without_names(each, name) for name, each in value.items() if name not in ("model", "latents")}
+    if isinstance(value, list):
+        return [without_names(each, key) for each in value]
+    if not isinstance(value, str):
+        return value
+    text = _PATH.sub("(a path)", value)
+    host = platform.node()
+    for name in (getpass.getuser(), host, host.split(".")[0]) if key == "error" else ():
+        text = re.sub(rf"\b{re.escape(name)}\b", "(a name)", text) if name else text
+    return text

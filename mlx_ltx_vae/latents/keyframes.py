@@ -1,0 +1,165 @@
+"""Keyframe planes: stills that LTX-2.5's diffusion decoder sees beside the latents of a video."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend.mlx_utils import native_array
+from ..errors import LatentsError, excerpt
+from ..shapes import LatentShape
+from ..units import format_count
+from .metadata import parse_metadata
+from .stored import GivenStatistics, MappedLatents, MeanAndStd, StoredArray, check_readable, choose_statistics
+from .tensor_files import open_tensor_file, source_name
+
+#: Names of the stills and their frame numbers in files, which are the names of diffusers' arguments.
+KEYFRAME_NAMES = _LATENTS, _FRAMES = "keyframe_latents", "keyframe_frame_indices"
+_MAX_FRAME = 2**31 - 1
+_SHOWN_FRAMES = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Keyframes:
+    """Stills at some frames of a video, which the diffusion decoder attends to at any distance in time.
+
+    Attributes:
+        latents: (B, C, P, H', W') on the grid of the video's latents and normalized like them, each still encoded as a
+            clip of one frame.
+        frames: the frame number of each still in the decoded video, (P,) whole numbers from 0 on. They may repeat, lie
+            behind the end of the video, and have any order.
+
+    Raises:
+        LatentsError: if the latents have other axes or no stills, or the frame numbers do not fit them.
+    """
+
+    latents: mx.array | np.ndarray
+    frames: Sequence[int]
+
+    def __post_init__(self) -> None:
+        latents = native_array(self.latents, "keyframe latents")
+        _check_axes(latents.shape)
+        frames = np.asarray(native_array(self.frames, "frame numbers of keyframes"))
+        object.__setattr__(self, "latents", latents)
+        object.__setattr__(self, "frames", _check_frames(frames, latents.shape[2]))
+
+    def check(self, shape: Sequence[int], source: str = "") -> None:
+        """Raise a `LatentsError` unless the stills are on the grid of latents (B, C, F', H', W').
+
+        `source` is the start of its message, such as a file and a colon.
+        """
+        _check_grid(self.latents.shape, shape, source)
+
+    def item(self, index: int) -> "Keyframes":
+        """Those of one video of the batch."""
+        return Keyframes(self.latents[index : index + 1], self.frames)
+
+
+@dataclass(frozen=True)
+class KeyframesFile:
+    """Keyframes in a latent file, of which only the frame numbers have been read."""
+
+    source: str
+    shape: LatentShape  # (B, C, P, H', W')
+    frames: tuple[int, ...]
+    normalized: bool | None  # what the metadata states, also of the latents; None if nothing
+    stored_dtype: str  # such as "bfloat16"
+    _stored: StoredArray = field(repr=False)
+
+    def check(self, shape: Sequence[int]) -> None:
+        """As `Keyframes.check`. The error names the file."""
+        _check_grid(self.shape, shape, f"{self.source}: ")
+
+    def read(self, *, statistics: GivenStatistics | None = None, unnormalized: bool | None = None) -> Keyframes:
+        """The keyframes with normalized latents; arguments, dtype and errors as those of `LatentsFile.read`."""
+        found = choose_statistics(self.source, self.normalized, self.shape.channels, statistics, unnormalized)
+        return Keyframes(self._map(found)[()], self.frames)
+
+    def digest(self) -> str:
+        """A hash of the values as they are stored. A `LatentsError` as those of `read`."""
+        return self._map(None).digest()
+
+    def _map(self, statistics: MeanAndStd | None) -> MappedLatents:
+        return MappedLatents(self._stored, statistics, f"{self.source}: keyframe latents")
+
+
+def load_keyframes(
+    path: str | os.PathLike, *, unnormalized: bool | None = None, statistics: GivenStatistics | None = None
+) -> Keyframes | None:
+    """The keyframes in a file, alone or beside latents, with normalized latents; None if it has none.
+
+    Args:
+        path: as of `load_latents`. The tensors are `keyframe_latents` (B, C, P, H', W') and `keyframe_frame_indices`
+            (P,).
+        unnormalized: whether the file stores `latents * std + mean`; None follows the metadata.
+        statistics: `(vae.mean, vae.std)`, each (C,), which normalize unnormalized latents.
+
+    Raises:
+        LatentsError: for a file that cannot be read, keyframes without frame numbers or of other shapes and dtypes,
+            values that are not finite, and arguments that contradict the metadata.
+    """
+    file = open_keyframes(path)
+    return None if file is None else file.read(statistics=statistics, unnormalized=unnormalized)
+
+
+def open_keyframes(path: str | os.PathLike) -> KeyframesFile | None:
+    """As `find_keyframes`, in a file. A `LatentsError` for one that cannot be read, too."""
+    tensors, stated = open_tensor_file(path)
+    return find_keyframes(tensors, stated, source_name(path))
+
+
+def find_keyframes(tensors: Mapping[str, StoredArray], stated: Mapping[str, str], source: str) -> KeyframesFile | None:
+    """The keyframes among tensors; None if there are none. Frame numbers without latents are ignored.
+
+    A `LatentsError` for latents without frame numbers, of other axes, or of a dtype that is not read.
+    """
+    if _LATENTS not in tensors:
+        return None
+    stored, numbers = tensors[_LATENTS], tensors.get(_FRAMES)
+    if numbers is None:
+        raise LatentsError(f"{source}: has {_LATENTS} and no {_FRAMES}, the frame number of each.")
+    _check_axes(stored.shape, f"{source}: ")
+    check_readable(stored, _LATENTS, source)
+    shape = LatentShape(*stored.shape)
+    if numbers.shape != (shape.frames,) or not numbers.name.startswith(("int", "uint")):
+        raise LatentsError(
+            f"{source}: {_FRAMES} has the shape {excerpt(numbers.shape)} in {excerpt(numbers.name)}; expected "
+            f"({shape.frames},) whole numbers, one for each of {_LATENTS}."
+        )
+    frames = _check_frames(numbers.read(), shape.frames, f"{source}: ")
+    normalized = parse_metadata(stated, source).normalized
+    return KeyframesFile(source, shape, frames, normalized, stored.name, stored)
+
+
+def describe_keyframes(frames: Sequence[int]) -> str:
+    """Their number, and the first frame numbers: "5 keyframes at frames 24, 48, 72, 96, 120"."""
+    shown = [*map(str, frames[:_SHOWN_FRAMES]), *["..."] * (len(frames) > _SHOWN_FRAMES)]
+    return f"{format_count(len(frames), 'keyframe')} at frame{'s' * (len(frames) > 1)} {', '.join(shown)}"
+
+
+def _check_axes(shape: Sequence[int], source: str = "") -> None:
+    if len(shape) != 5 or 0 in shape:
+        raise LatentsError(
+            f"{source}keyframe latents have the shape {excerpt(tuple(shape))}; expected (B, C, P, H', W')."
+        )
+
+
+def _check_frames(frames: np.ndarray, count: int, source: str = "") -> tuple[int, ...]:
+    """The frame numbers of so many stills. Raises a `LatentsError` for others."""
+    if frames.shape != (count,) or frames.dtype.kind not in "iu" or frames.min() < 0 or frames.max() > _MAX_FRAME:
+        raise LatentsError(
+            f"{source}keyframes need one frame number from 0 to {_MAX_FRAME} for each of their {count} stills, and "
+            f"have {excerpt(frames.tolist(), 80)}."
+        )
+    return tuple(frames.tolist())
+
+
+def _check_grid(found: Sequence[int], shape: Sequence[int], source: str) -> None:
+    batch, channels, _, *size = shape
+    if tuple(found) != (expected := (batch, channels, found[2], *size)):
+        raise LatentsError(
+            f"{source}keyframe latents have the shape {tuple(found)}, and the latents of the video {tuple(shape)}; "
+            f"expected {expected}."
+        )
