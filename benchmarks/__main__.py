@@ -39,6 +39,7 @@ from mlx_ltx_vae.bench.command import (
     report,
 )
 from mlx_ltx_vae.bench.metal_command import full_report
+from mlx_ltx_vae.bench.old_options import with_new_names
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, print_report, run_command
 from mlx_ltx_vae.errors import LTXVAEError
@@ -115,7 +116,7 @@ def build_parser() -> CommandParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    options = build_parser().parse_args(argv)
+    options = build_parser().parse_args(with_new_names(sys.argv[1:] if argv is None else argv))
     return run_command(options.run, options)
 
 

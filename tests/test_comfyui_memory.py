@@ -10,7 +10,7 @@ from PIL import Image
 
 from comfyui_cases import LATENTS, freed, latent
 from conftest import active_memory
-from mlx_ltx_vae import PreviewVAE, VideoVAE
+from mlx_ltx_vae import Keyframes, LatentsError, PreviewVAE, VideoVAE
 from test_comfyui_nodes import write_tiny_decoder
 
 SMALL = "vae/ltx/small.safetensors"
@@ -102,6 +102,24 @@ def test_noise_and_timestep_are_those_of_the_decode(comfy, execute, golden):
         np.testing.assert_allclose(found, np.clip((expected + 1) / 2, 0, 1), atol=1e-5)
         results.append(found)
     assert all(np.abs(other - results[0]).max() > 1e-3 for other in results[1:])
+    path.unlink()
+
+
+def test_keyframes_are_those_of_the_decode(comfy, execute, golden):
+    path = comfy.base / "models" / "vae" / "diffusion.safetensors"
+    path.symlink_to(golden("ltx2_5_keyframes_gated").checkpoint)
+    rng, vae = np.random.default_rng(0), VideoVAE.from_pretrained(path)
+    latents, stills = (rng.normal(size=(1, 8, length, 2, 2)).astype(np.float32) for length in (1, 2))
+    given = {"latent": latent(comfy, latents), "vae": "vae/diffusion.safetensors"}
+    keyframes = {"keyframes": latent(comfy, stills), "keyframe_frames": "8, 0"}
+    found = execute("LTXDecodeFramesMLX", **given, **keyframes).array
+    expected = np.array(vae.decode(latents, keyframes=Keyframes(stills, [8, 0])))[0].transpose(1, 2, 3, 0)
+    np.testing.assert_allclose(found, np.clip((expected + 1) / 2, 0, 1), atol=1e-5)
+    assert np.abs(found - execute("LTXDecodeFramesMLX", **given).array).max() > 1e-2
+    with pytest.raises(LatentsError, match="keyframe_frames is '8; 0'; write frame numbers such as 24, 48, 72"):
+        execute("LTXDecodeFramesMLX", **given, **keyframes | {"keyframe_frames": "8; 0"})
+    with pytest.raises(LatentsError, match="one frame number"):
+        execute("LTXDecodeFramesMLX", **given, **keyframes | {"keyframe_frames": ""})
     path.unlink()
 
 

@@ -13,7 +13,7 @@ from mlx_ltx_vae.units import format_bytes
 
 from . import host
 from .host import CATEGORY, FileNode, budget, budget_input, full_path, vae_input
-from .latents import latent_input, stream_inputs, stream_options, to_numpy, video_latents
+from .latents import keyframe_inputs, latent_input, stream_inputs, stream_options, to_numpy, video_latents
 from .video_nodes import Clip, describe
 from .worker import Job, Report
 
@@ -30,7 +30,7 @@ class LTXDecodeFrames(FileNode):
             search_aliases=["vae decode", "latent to image", "mlx"],
             description="Decodes LTX latents into images. They take 12 bytes of memory for each pixel of each frame, "
             "which the node shows before it decodes; LTX Decode to Video (MLX) does not need that.",
-            inputs=[latent_input(), vae_input(), budget_input(), *stream_inputs()],
+            inputs=[latent_input(), vae_input(), budget_input(), *stream_inputs(), *keyframe_inputs()],
             outputs=[io.Image.Output(tooltip="All frames, in float32.")],
             hidden=[io.Hidden.unique_id],
         )
@@ -44,7 +44,8 @@ class LTXDecodeFrames(FileNode):
 def decode_frames(job: Job, clip: Clip) -> np.ndarray:
     """The frames (F, H, W, 3) in [0, 1], float32."""
     vae = host.networks.load(VideoVAE, clip.vae, "decoder")
-    plan = vae.plan(clip.latents.shape, memory_budget=clip.memory_budget)
+    keyframes = clip.options.get("keyframes")
+    plan = vae.plan(clip.latents.shape, memory_budget=clip.memory_budget, keyframes=keyframes)
     stream = vae.stream(clip.latents, plan, **clip.options)
     width, height = plan.frame_size
     shape = plan.num_frames, height, width, 3

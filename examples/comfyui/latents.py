@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from comfy_api.latest import io
 
-from mlx_ltx_vae import LatentsError
+from mlx_ltx_vae import Keyframes, LatentsError
+from mlx_ltx_vae.errors import quote
 from mlx_ltx_vae.latents.audio import looks_like_audio
 from mlx_ltx_vae.models.noise import CONVENTIONS, DEFAULT_CONVENTION, MAX_SEED
 
@@ -71,7 +72,7 @@ DEFAULT = -1.0
 
 
 def stream_inputs() -> list[io.Input]:
-    """Inputs with the names of the arguments of `stream_options`."""
+    """Inputs with names of arguments of `stream_options`."""
     own = "-1: as its convention has it. For the VAEs of LTX-Video 0.9.1 to 0.9.8."
     more: dict[str, Any] = {"optional": True, "advanced": True}
     share = {"default": DEFAULT, "min": DEFAULT, "max": 1.0, "step": 0.005, **more}
@@ -97,10 +98,44 @@ def stream_inputs() -> list[io.Input]:
     ]
 
 
+def keyframe_inputs() -> list[io.Input]:
+    """As `stream_inputs`. They come last: saved workflows have the values of widgets in order."""
+    return [
+        io.Latent.Input(
+            "keyframes",
+            optional=True,
+            tooltip="Stills for LTX-2.5's diffusion decoder, each encoded alone, one behind the other along time. "
+            "Other decoders ignore them.",
+        ),
+        io.String.Input(
+            "keyframe_frames",
+            default="",
+            optional=True,
+            advanced=True,
+            tooltip="The frame of each of the keyframes in the video, such as 24, 48, 72.",
+        ),
+    ]
+
+
 def stream_options(
-    decoder_seed: int = 0, timestep: float = DEFAULT, noise_scale: float = DEFAULT, convention: str = DEFAULT_CONVENTION
+    decoder_seed: int = 0,
+    timestep: float = DEFAULT,
+    noise_scale: float = DEFAULT,
+    convention: str = DEFAULT_CONVENTION,
+    keyframes: dict | None = None,
+    keyframe_frames: str = "",
 ) -> dict[str, Any]:
     """The options of `VideoVAE.stream`."""
     given = {"timestep": timestep, "noise_scale": noise_scale}
     options = {name: value for name, value in given.items() if value >= 0}
+    if keyframes is not None:
+        options["keyframes"] = Keyframes(video_latents(keyframes), frame_numbers(keyframe_frames))
     return {"seed": decoder_seed, "like": convention, **options}
+
+
+def frame_numbers(text: str) -> list[int]:
+    """The whole numbers in a text such as "24, 48, 72"."""
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise LatentsError(f"keyframe_frames is {quote(text)}; write frame numbers such as 24, 48, 72.") from None

@@ -22,6 +22,7 @@ from .host import AUTO, CATEGORY, NO_SOUND, FileNode, budget, budget_input, fps_
 from .latents import (
     audio_latents,
     check_sound,
+    keyframe_inputs,
     latent_input,
     stream_inputs,
     stream_options,
@@ -122,6 +123,7 @@ class LTXDecodeToVideo(VideoNode):
                 fps_input("Frames per second. 23.976, 29.97 and 59.94 are taken as 24000/1001 and so on."),
                 *sound_inputs(),
                 *stream_inputs(),
+                *keyframe_inputs(),
             ],
             outputs=[io.Video.Output(tooltip="A file in ComfyUI's folder for temporary files.")],
             hidden=[io.Hidden.prompt, io.Hidden.extra_pnginfo, io.Hidden.unique_id],
@@ -189,6 +191,7 @@ class LTXSaveVideo(VideoNode):
                     tooltip="The latents are HDR: acescct for those of LTX-2.5, logc3 for those of LTX-2.3's HDR LoRA. "
                     "The file is an HLG master; mp4, hevc is what players expect.",
                 ),
+                *keyframe_inputs(),
             ],
             outputs=[io.Video.Output(tooltip="The file that was saved.")],
             hidden=[io.Hidden.prompt, io.Hidden.extra_pnginfo, io.Hidden.unique_id],
@@ -262,6 +265,7 @@ def decode_to_file(job: Job, clip: Clip, output: Output, sound: dict) -> str:
     shown = sinks.frames if sinks.hdr is None else sinks.hdr.sheet
     plans = () if sound_vae is None else every_chunk(partial(sound_vae.plan, clip.sound.shape[2]))
     wanted = {"outputs": list(dict.fromkeys([sinks.frames, shown])), "sound": plans}
+    wanted["keyframes"] = clip.options.get("keyframes")
     plan = vae.plan(clip.latents.shape, memory_budget=clip.memory_budget, **wanted)
     if sound_vae is not None:
         options["audio"] = sound_vae.stream(clip.sound, plan.sound)
