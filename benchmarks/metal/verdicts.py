@@ -120,11 +120,16 @@ def _faster(seconds: float, reference: float) -> str:
 
 def _ways(document: Document, is_metal: bool) -> Iterator[Verdict]:
     """Joined frames against mx.conv3d, and Winograd a frame at a time against several, over the clip."""
-    joined, conv3d, several = map(clip_sums(document).get, ("joined", "conv3d", "joined, MLX's tile batch"))
+    names = "joined", "conv3d", "pairs", "joined, MLX's tile batch"
+    joined, conv3d, pairs, several = map(clip_sums(document).get, names)
     if joined and conv3d:
         agreed = joined <= (1 - NOISE) * conv3d if is_metal else None
         answer = f"{_faster(joined, conv3d)} than mx.conv3d"
         yield Verdict("joined frames", answer, agreed, "rules.py: take CONV3D in place of JOINED")
+    if joined and pairs:
+        agreed = joined <= (1 + NOISE) * pairs if is_metal else None
+        answer = f"{_faster(joined, pairs)} than by Winograd in time too"
+        yield Verdict("frames one by one", answer, agreed, "rules.py: take PAIRS in place of JOINED")
     if joined and several:
         agreed = joined <= (1 + NOISE) * several if is_metal else None
         answer = f"{_faster(joined, several)} than as many as MLX takes"

@@ -24,7 +24,7 @@ powers of 16, so that parts of a picture usually have the same one.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -209,8 +209,8 @@ class Conv3d(PreparedModule):
             return add_bias(result, bias, skip, inverse)
         if self._scale is not None and frames.dtype != mx.float16:  # an input without a bound
             factors, inverse = scale_factors(frames, self._scale)
-        convolve = by_joined_frames if formulation is Formulation.JOINED else by_rows
-        return add_bias(convolve(frames, weight, padding, factors), bias, skip, inverse)
+        ways = {Formulation.JOINED: by_joined_frames, Formulation.ROWS: by_rows, Formulation.PAIRS: by_pairs}
+        return add_bias(ways[formulation](frames, weight, padding, factors), bias, skip, inverse)
 
     def _ordered_bias(self) -> mx.array:
         return self.bias if self._order is None else mx.take(self.bias, mx.array(self._order))
@@ -270,16 +270,65 @@ def by_columns(frames: mx.array, weight: mx.array, bias: mx.array, padding: Padd
 
 def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
     """One 2D convolution over three neighboring frames joined along channels, for a GPU, without bias."""
-    time, height, width = (
-        extent + 2 * added - TAPS + 1 for extent, added in zip(frames.shape[1:4], padding, strict=True)
-    )
-    if is_padded_first((time, height, width)):
-        frames, padding = _pad(frames, padding), (0, 0, 0)
+    frames, padding = _pad_for_winograd(frames, padding, frames.shape[1] - TAPS + 1)
     joined = join_frames(frames, factors)
-    batch, time, *grid, channels = joined.shape
-    kernel = weight.reshape(*weight.shape[:3], channels)
-    result = mx.conv2d(joined.reshape(batch * time, *grid, channels), kernel, padding=padding[1:])
-    return result.reshape(batch, time, *result.shape[1:])
+    return _conv2d(joined, weight.reshape(*weight.shape[:3], -1), padding)
+
+
+def by_pairs(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
+    """Winograd's F(2, 3) in time: four 2D convolutions for each two frames in place of six, for a GPU, without bias."""
+    dtype, time = frames.dtype if factors is None else mx.float16, frames.shape[1] - TAPS + 1
+    missing = [(0, 0), (0, time % 2), *[(0, 0)] * 3]
+    frames = mx.pad(frames, missing)
+    frames, padding = _pad_for_winograd(frames, padding, frames.shape[1] // 2 - 1)
+    # Transforms double an input at most, for which float16 has no room. Both frames of a pair have the smaller factor.
+    into = mx.array(0.5 if dtype == mx.float16 else 1.0)
+    back = [mx.array(1.0)] * 2
+    if factors is not None:
+        padded = mx.pad(factors, missing, mode="edge")
+        back = [padded[:, at::2] for at in range(2)]
+        into = into * mx.minimum(*back)
+    one, two, three, four = (frames[:, at : frames.shape[1] - 3 + at : 2] for at in range(4))
+    inputs = _transform_frames(one, two, three, four, into)
+    products = [
+        _conv2d(each.astype(dtype), kernel.astype(weight.dtype), padding)
+        for each, kernel in zip(inputs, _transform_taps(*(weight[:, :, :, at] for at in range(TAPS))), strict=True)
+    ]
+    results = _transform_back(*products, *(factor / into for factor in back))
+    pairs = mx.stack([each.astype(products[0].dtype) for each in results], axis=2)
+    return pairs.flatten(1, 2)[:, :time]
+
+
+@partial(mx.compile, shapeless=True)
+def _transform_frames(one: mx.array, two: mx.array, three: mx.array, four: mx.array, factor: mx.array) -> Any:
+    one, two, three, four = (each.astype(mx.float32) * factor for each in (one, two, three, four))
+    return one - three, two + three, three - two, two - four
+
+
+@mx.compile
+def _transform_taps(before: mx.array, at: mx.array, behind: mx.array) -> Any:
+    before, at, behind = (each.astype(mx.float32) for each in (before, at, behind))
+    return before, (before + at + behind) / 2, (before - at + behind) / 2, behind
+
+
+@partial(mx.compile, shapeless=True)
+def _transform_back(
+    one: mx.array, two: mx.array, three: mx.array, four: mx.array, first: mx.array, second: mx.array
+) -> Any:
+    one, two, three, four = (each.astype(mx.float32) for each in (one, two, three, four))
+    return (one + two + three) * first, (two - three - four) * second
+
+
+def _pad_for_winograd(frames: mx.array, padding: Padding, time: int) -> tuple[mx.array, Padding]:
+    """Frames for 2D convolutions with so many results in time, padded if MLX takes Winograd only then."""
+    _, height, width = (extent + 2 * added - TAPS + 1 for extent, added in zip(frames.shape[1:4], padding, strict=True))
+    return (_pad(frames, padding), (0, 0, 0)) if is_padded_first((time, height, width)) else (frames, padding)
+
+
+def _conv2d(frames: mx.array, kernel: mx.array, padding: Padding) -> mx.array:
+    """The convolution of each frame (B, T, H, W, I) with a kernel (O, 3, 3, I)."""
+    result = mx.conv2d(frames.flatten(0, 1), kernel, padding=padding[1:])
+    return result.reshape(*frames.shape[:2], *result.shape[1:])
 
 
 def by_rows(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:

@@ -46,6 +46,7 @@ class Formulation(enum.Enum):
     COLUMNS = "columns"  # 9 matrix products over three neighboring columns joined along channels
     JOINED = "joined"  # one mx.conv2d over three neighboring frames joined along channels
     ROWS = "rows"  # 3 matrix products over overlapping rows of three joined frames
+    PAIRS = "pairs"  # 4 mx.conv2d for each two frames, by Winograd's F(2, 3) in time; in no rule, for measurements
 
 
 class KernelLayout(enum.Enum):
@@ -63,6 +64,7 @@ LAYOUTS = {
     Formulation.COLUMNS: KernelLayout.PRODUCTS,
     Formulation.JOINED: KernelLayout.JOINED,
     Formulation.ROWS: KernelLayout.JOINED,
+    Formulation.PAIRS: KernelLayout.JOINED,
 }
 
 
@@ -143,6 +145,13 @@ def scratch_bytes(
         elements = padded + columns + output + half
     elif formulation is Formulation.JOINED:
         elements = _joined_elements(shape) + winograd_elements(shape)
+    elif formulation is Formulation.PAIRS:
+        pairs = -(-shape.grid[0] // 2)
+        transformed = 4 * pairs * height * width * shape.in_channels
+        filters = 4 * TAPS**2 * shape.in_channels * shape.out_channels
+        products = (4 + 2) * pairs * math.prod(shape.grid[1:]) * shape.out_channels
+        of_pairs = shape._replace(grid=(pairs, *shape.grid[1:]))
+        elements = padded + transformed + filters + products + output + winograd_elements(of_pairs, joined=1)
     else:
         joined = shape.grid[0] * height * width * TAPS * shape.in_channels
         elements = 2 * joined + 4 * output
@@ -151,16 +160,16 @@ def scratch_bytes(
     return elements * size
 
 
-def winograd_elements(shape: ConvShape) -> int:
-    """Scratch elements of Metal's Winograd kernel for a joined convolution, a frame at a time; 0 if it is not used."""
-    joined = TAPS * shape.in_channels
+def winograd_elements(shape: ConvShape, joined: int = TAPS) -> int:
+    """Scratch elements of Metal's Winograd kernel, a frame at a time, for so many joined ones; 0 if it is not used."""
+    joined *= shape.in_channels
     is_large = _padded_positions(shape.grid) >= _WINOGRAD_MIN_POSITIONS
     if not (is_large and _can_take_winograd(joined, shape.out_channels)):
         return 0
     tiles_high, tiles_wide = (-(-extent // _WINOGRAD_TILE) for extent in shape.grid[1:])
     padded = (_WINOGRAD_TILE * tiles_high + 2) * (_WINOGRAD_TILE * tiles_wide + 2) * joined
     transformed = _WINOGRAD_PRODUCTS * tiles_high * tiles_wide * (joined + shape.out_channels)
-    return padded + transformed + _filter_elements(shape)
+    return padded + transformed + _WINOGRAD_PRODUCTS * joined * shape.out_channels
 
 
 def is_padded_first(grid: Grid) -> bool:
