@@ -249,3 +249,10 @@ def test_who_gives_keyframes_in_vain_is_told(golden, vaes):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         vae.stream(latents, keyframes=keyframes)
+
+
+def test_an_embedding_of_other_latents_is_none(golden, vaes):
+    case = golden(GATED)
+    weights = mx.load(str(case.checkpoint)) | {"vae.decoder.type_emb": mx.zeros(128)}
+    decoder = VideoVAE.from_weights(weights, {"vae": case.manifest["vae_config"]}).decoder
+    assert "has no type_emb" in decoder.keyframe_warning and vaes(GATED).decoder.keyframe_warning is None

@@ -81,11 +81,15 @@ def _find_decoder(shapes: Shapes) -> dict[str, str]:
     for prefix in _PREFIXES:
         if prefix + _MARK in shapes or any(name.startswith(tuple(prefix + stem for stem in _STEMS)) for name in shapes):
             inside = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
-            return {
+            found = {
                 _original_name(name): stored
                 for name, stored in inside.items()
                 if not name.startswith((*_UNUSED, "per_channel_statistics.", "latents_"))
             }
+            channels = shapes.get(found.get("conv_in.weight", ""), (0,))[-1]
+            if shapes.get(found.get("type_emb", "")) != (channels,):  # there is none, or one of other latents
+                found.pop("type_emb", None)
+            return found
     return {}
 
 
