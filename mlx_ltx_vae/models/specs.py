@@ -18,10 +18,8 @@ from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 
 #: What is behind the name of a layer in that of the noise of its keyframe planes.
 PLANES = ".keyframes"
-
 #: Latent frames after which a stream by time takes no more memory, and more than any window has.
 LONG_CLIP = 64
-
 #: The networks of a VAE.
 NETWORKS = ("encoder", "decoder")
 

@@ -252,9 +252,8 @@ class _Planner:
             if bands:  # a piece of the whole height: as each rank gives them, gathered and joined
                 *_, output = layer_pieces(self._spec, clip.grid, run)
                 value = max(_LEVEL_BYTES, clip.value_bytes(self._machine.itemsize))
-                frames = max(output) * self._clip.video[0] / self._clip.video[axis.grid]
-                gathered = math.ceil(_GATHERED_COPIES * frames * self._clip.out_frame * value)
-                memory = replace(memory, work=memory.work + gathered)
+                frames = _GATHERED_COPIES * max(output) * self._clip.video[0] / self._clip.video[axis.grid]
+                memory = replace(memory, work=memory.work + math.ceil(frames * self._clip.out_frame * value))
             yield self._plan(Mode.EXACT, order, chunk, memory, step=pace.step, run=run, bands=bands)
 
     def _exceeds(self, spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: tuple[int, ...]) -> bool:
@@ -369,17 +368,16 @@ class _Planner:
     def _plan(
         self, mode: Mode, order: Order, chunk: int, memory: Memory, *, run: StreamRun, step: int = 0, **more: Any
     ) -> Plan:
-        clip = self._clip
+        clip, spec = self._clip, self._spec
         frames, height, width = clip.video
         outputs = clip.excerpt.skipped + 1 if clip.excerpt else 1  # with the first that is wanted
         if clip.excerpt is not None:
             more["excerpt"] = clip.excerpt
         kind: type[Plan] = DecodePlan if clip.is_decode else EncodePlan
         if clip.is_decode:
-            spec = self._spec
             more |= {"denoising_steps": spec.denoising_steps, "keyframes": spec.keyframes, "outputs": clip.outputs}
-        if self._spec.sound is not None:
-            kind, more["rules"] = AudioPlan if clip.is_decode else AudioEncodePlan, self._spec.sound
+        if spec.sound is not None:
+            kind, more["rules"] = AudioPlan if clip.is_decode else AudioEncodePlan, spec.sound
         memory = self._with_others(with_conversions(memory, clip, more.get("layout"), run, chunk))
         is_early = mode is not Mode.SINGLE and order is Order.TIME  # output is final before the end
         return kind(
