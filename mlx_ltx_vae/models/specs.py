@@ -22,13 +22,12 @@ PLANES = ".keyframes"
 LONG_CLIP = 64
 #: The networks of a VAE.
 NETWORKS = ("encoder", "decoder")
-
 #: The names of `noise.CONVENTIONS`.
 ConventionName = Literal["ltx-video", "diffusers"]
 DEFAULT_CONVENTION: ConventionName = "ltx-video"
-
 #: Seeds are 0 to this; each makes other noise.
 MAX_SEED = 2**32 - 1
+_UNCOPIED = 2**14  # `mx.contiguous` copies a slice only if its array has more bytes beside it
 
 #: Names and shapes of tensors.
 Weights = tuple[tuple[str, Shape], ...]
@@ -137,8 +136,10 @@ class LayerSpec:
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
         """Bytes cached between two steps, per batch item, if at most `piece` positions of the `grid` arrive at once."""
         extent = grid[axis.grid]
-        cached = min(self.window(axis).cached, extent) * math.prod(grid) // extent
-        return cached * self.in_channels * machine.itemsize
+        position = math.prod(grid) // extent * self.in_channels * machine.itemsize
+        cached = min(self.window(axis).cached, extent) * position
+        beside = max(0, piece * position - cached)
+        return cached + (beside if cached and beside <= _UNCOPIED else 0)
 
     def seen(self, step: Step) -> int:
         """The positions of the input of a step, concatenated to the cache."""
