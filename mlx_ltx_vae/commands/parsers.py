@@ -129,7 +129,8 @@ def encode_parser() -> CommandParser:
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
     fit.add_argument("--crop", dest="fit", action="store_const", const="CROP", help=crop)
     frames = """encode these frames only, at the rate of --fps: A is the first, counted from 0, and B is one more than
-        the last; :121 for the first 121, 24: for those from 24 on (default: all)"""
+        the last; :121 for the first 121, 24: for those from 24 on, -25: for the last 25, for which the video is read
+        twice (default: all)"""
     video.add_argument("--frames", type=_frames_to_encode, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     rate = "drop or repeat frames to this rate, at unchanged speed; for images, their rate (default: the video's)"
@@ -153,10 +154,7 @@ def _frames_to_encode(text: str) -> slice:
         change = f"--frames {positive(text)} is written --frames :{text} now; the old form goes with the next release"
         write_line(f"warning: {change}.", sys.stderr)
         return slice(0, int(text))
-    wanted = frame_range(text)
-    if wanted.start < 0 or (wanted.stop or 0) < 0:
-        raise argparse.ArgumentTypeError(f"{text} counts from the end, which is not known yet; count from the first")
-    return wanted
+    return frame_range(text)
 
 
 def info_parser() -> CommandParser:
