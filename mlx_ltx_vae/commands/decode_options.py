@@ -28,7 +28,7 @@ from .cli import (
     tile_frames,
 )
 from .items import are_many, has_table
-from .options import add_latents_options, add_network_options
+from .options import add_latents_options, add_network_options, add_tile_batch_option
 
 if TYPE_CHECKING:
     from ..video.frame_format import FrameStep
@@ -105,6 +105,7 @@ def add_mode_options(how: argparse._ArgumentGroup) -> None:
         default, along axes of more than 512 pixels or 65 frames; wide, for the diffusion decoder of LTX-2.5, 512:160
         and 96:40"""
     how.add_argument("--preset", choices=list(PRESETS), metavar="NAME", help=presets)
+    add_tile_batch_option(how)
 
 
 def add_noise_options(how: argparse._ArgumentGroup) -> None:

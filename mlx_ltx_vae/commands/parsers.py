@@ -22,6 +22,7 @@ from .cli import (
     frame_rate,
     frame_size,
     positive,
+    shorten,
     tile,
     write_line,
 )
@@ -36,7 +37,7 @@ from .decode_options import (
     add_steps_option,
     add_video_options,
 )
-from .options import add_job_options, add_latents_options, add_network_options
+from .options import add_job_options, add_latents_options, add_network_options, add_tile_batch_option
 
 SHELLS = ("bash", "zsh", "tcsh")
 # Of arguments that are files or folders.
@@ -79,6 +80,7 @@ def decode_parser() -> CommandParser:
 def preview_parser() -> CommandParser:
     """That of `preview`."""
     parser = CommandParser(
+        first=("latents", "output", "model", "demo", "fps", "frames", "memory_budget", "dry_run"),
         prog="python -m mlx_ltx_vae.preview",
         usage="%(prog)s LATENTS... -m MODEL -o OUT [options]\n       %(prog)s --demo [options]",
         description="Show what is in LTX video latents, in seconds: as a small clip, or as one picture.",
@@ -144,6 +146,7 @@ def encode_parser() -> CommandParser:
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
+    add_tile_batch_option(how)
     add_job_options(parser, how)
     return parser
 
@@ -221,7 +224,14 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
         raise LTXVAEError(
             'completion needs shtab, which is not installed; install it with: pip install "mlx_ltx_vae[completion]".'
         ) from None
+    from ..models.families import published
+    from ..video.audio_codecs import AUDIO_CODECS
+    from ..video.codecs import CODECS, ENCODER_PRESETS
+
+    choices = {"codec": CODECS, "audio_codec": AUDIO_CODECS, "encoder_preset": ENCODER_PRESETS, "generation": published()}
     parser = argparse.ArgumentParser(prog="mlx_ltx_vae")
+    parser.add_argument("--version", action="version", help="show the version")
+    parser.add_argument("--completion", choices=SHELLS, help="print what the shell is to complete")
     subparsers = parser.add_subparsers()
     for name, description in commands.items():
         # That of bench needs MLX.
@@ -229,6 +239,8 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
         own = (make or globals()[f"{name}_parser"])()
         added = subparsers.add_parser(name, parents=[own], add_help=False, help=description)
         for action in added._actions:
+            action.help = action.help and shorten(action.help)
+            action.choices = action.choices or choices.get(action.dest)
             if action.choices is None and (action.metavar in _PATHS or action.dest in _PATHS):
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return shtab.complete(parser, shell)

@@ -57,7 +57,7 @@ class Codec:
         known = next((row[3:] for row in rows if row[:3] == ["Supported", "pixel", "formats:"]), [])
         known = [each for each in known if is_convertible(each)]
         if options.pix_fmt not in known:
-            found = f"{self.encoder} has no pixel format {quote(options.pix_fmt)}"
+            found = f"{self.encoder} has no pixel format {quote(options.pix_fmt)}{suggest(options.pix_fmt, known)}"
             raise WriterError(f"{name}: {found}; use one of {excerpt(', '.join(known), 400)}.")
         if is_odd and _SUBSAMPLED.search(options.pix_fmt):
             found = f"{options.pix_fmt} has even sizes, not {format_size(*size)}"
@@ -131,6 +131,7 @@ CODECS: dict[str, Codec] = {
     "hevc_videotoolbox": _TOOLBOX("hevc_videotoolbox", pixel_formats={8: "yuv420p", 10: "p010le"}, tag=_QUICKTIME_TAG),
 }
 _OTHER_NAMES = {"h265": "hevc", "prores_4444": "prores4444"}
+_OTHER_ENCODERS = {"prores_ks": "prores", "prores_aw": "prores", "libaom-av1": "av1", "librav1e": "av1"}
 _HDR_CRF = 12  # of a master in HEVC
 _H264_SITES = {"left": 0, "center": 1}
 ENCODER_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
@@ -154,7 +155,7 @@ def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:
         known, encoders = [*CODECS, *_OTHER_NAMES], {codec.encoder: each for each, codec in CODECS.items()}
-        what = f"the codec {quote(options.codec)} is not supported{suggest(key, known, encoders)}"
+        what = f"the codec {quote(options.codec)} is not supported{suggest(key, known, encoders | _OTHER_ENCODERS)}"
         raise WriterError(f"{name}: {what}; use one of {', '.join(CODECS)}.")
     codec = CODECS[key]
     if ending not in codec.endings:
