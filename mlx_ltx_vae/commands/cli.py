@@ -38,7 +38,7 @@ from ..process import delay_signals, die_by_termination, ended_by_signals
 from ..shapes import parse_grid, parse_size
 from ..startup import is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
-from ..units import parse_bytes
+from ..units import format_count, parse_bytes
 
 Value = TypeVar("Value")
 
@@ -348,7 +348,8 @@ def frame_range(text: str) -> slice:
     if re.fullmatch(r"-[0-9]{1,9}", text):
         hint = f"such as {text}: for the last {text[1:]}"
     if re.fullmatch(r"[0-9]{1,9}", text):
-        hint = f"such as :{text} for the first {text} frames, or {text}:{int(text) + 1} for frame {text} alone"
+        some = format_count(int(text), "frame") if int(text) != 1 else "frame"
+        hint = f"such as :{text} for the first {some}, or {text}:{int(text) + 1} for frame {text} alone"
     raise argparse.ArgumentTypeError(f"{quote(text)} is not a range of frames; write A:B, {hint}")
 
 

@@ -5,7 +5,7 @@ What is imported here takes little time, and no MLX: --help and --version work w
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import get_args
 
@@ -228,7 +228,8 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
     from ..video.audio_codecs import AUDIO_CODECS
     from ..video.codecs import CODECS, ENCODER_PRESETS
 
-    choices = {"codec": CODECS, "audio_codec": AUDIO_CODECS, "encoder_preset": ENCODER_PRESETS, "generation": published()}
+    names: dict[str, Iterable[str]] = {"codec": CODECS, "audio_codec": AUDIO_CODECS}
+    names |= {"encoder_preset": ENCODER_PRESETS, "generation": published()}
     parser = argparse.ArgumentParser(prog="mlx_ltx_vae")
     parser.add_argument("--version", action="version", help="show the version")
     parser.add_argument("--completion", choices=SHELLS, help="print what the shell is to complete")
@@ -240,7 +241,7 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
         added = subparsers.add_parser(name, parents=[own], add_help=False, help=description)
         for action in added._actions:
             action.help = action.help and shorten(action.help)
-            action.choices = action.choices or choices.get(action.dest)
+            action.choices = action.choices or names.get(action.dest)
             if action.choices is None and (action.metavar in _PATHS or action.dest in _PATHS):
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return shtab.complete(parser, shell)

@@ -137,10 +137,9 @@ def open_latents(
     name = _choose_tensor(list(tensors), tensor, source)
     stored = tensors[name]
     if looks_like_audio(stored.shape, latent_channels):
-        raise LatentsError(
-            f"{source}: {excerpt(name)} {stored.shape} are audio latents; give them with --audio-latents beside those "
-            "of a video, or decode them alone with -o NAME.wav or AudioVAE."
-        )
+        way = "give them with --audio-latents beside those of a video, or decode them alone with -o NAME.wav"
+        way = option("read them with load_audio_latents, for AudioVAE", way)
+        raise LatentsError(f"{source}: {excerpt(name)} {stored.shape} are audio latents; {way}.")
     layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid)
     check_shape(layout.shape, latent_channels, source)
     check_readable(stored, excerpt(name), source)

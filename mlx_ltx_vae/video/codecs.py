@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
-from ..errors import WriterError, excerpt, quote, suggest
+from ..errors import WriterError, excerpt, option, quote, suggest
 from ..shapes import Size, format_size
 from .audio_codecs import audio_arguments, find_audio_codec
 from .ffmpeg import listing
@@ -57,7 +57,7 @@ class Codec:
         known = next((row[3:] for row in rows if row[:3] == ["Supported", "pixel", "formats:"]), [])
         known = [each for each in known if is_convertible(each)]
         if options.pix_fmt not in known:
-            found = f"{self.encoder} has no pixel format {quote(options.pix_fmt)}{suggest(options.pix_fmt, known)}"
+            found = f"{self.encoder} has no pixel format {quote(options.pix_fmt)}"
             raise WriterError(f"{name}: {found}; use one of {excerpt(', '.join(known), 400)}.")
         if is_odd and _SUBSAMPLED.search(options.pix_fmt):
             found = f"{options.pix_fmt} has even sizes, not {format_size(*size)}"
@@ -139,18 +139,17 @@ ENCODER_PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medi
 
 def find_codec(name: str, ending: str, options: SinkOptions) -> Codec:
     """The codec that the options name, in any case, or the default. A `WriterError` for options that do not fit it."""
-    for option, kind in {"codec": str, "crf": int, "encoder_preset": str, "pix_fmt": str, "audio_codec": str}.items():
-        value = getattr(options, option)
+    for field, kind in {"codec": str, "crf": int, "encoder_preset": str, "pix_fmt": str, "audio_codec": str}.items():
+        value = getattr(options, field)
         if value is not None and not isinstance(value, kind):
-            raise WriterError(
-                f"{name}: {option} is {quote(value)}; expected {'a name' if kind is str else 'a number'}."
-            )
+            raise WriterError(f"{name}: {field} is {quote(value)}; expected {'a name' if kind is str else 'a number'}.")
     if options.fragmented:
         check_fragmented(name, ending)
     check_metadata(name, options.metadata, MAX_LIVE_METADATA if options.fragmented else None)
     find_audio_codec(name, ending, options)
     if options.shortest and options.audio is None:
-        raise WriterError(f"{name}: shortest ends the audio with the video; add audio, or leave it out.")
+        flag, add = option("shortest", "--shortest"), option("audio", "--audio")
+        raise WriterError(f"{name}: {flag} ends the audio with the video; add {add}, or leave it out.")
     key = (options.codec or _default_codec(ending, options)).lower()
     key = _OTHER_NAMES.get(key, key)
     if key not in CODECS:

@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line, option
 from ..frame_rate import Rate, find_fps
 from ..shapes import Size, format_size, is_possible_size
+from ..units import format_count
 from .frame_format import FrameFormat
 from .sink import SinkOptions
 from .source import Fit, check_wanted, exr_images, fit_size
@@ -190,7 +191,7 @@ class ExrReader(Iterator[np.ndarray], AbstractContextManager["ExrReader"]):
         return frame[None, top : top + self.size[1], left : left + self.size[0]]
 
     def __repr__(self) -> str:
-        return f"ExrReader({self.name!r}, {self.num_frames} frames of {format_size(*self.size)})"
+        return f"ExrReader({self.name!r}, {format_count(self.num_frames, 'frame')} of {format_size(*self.size)})"
 
     def close(self) -> None:
         """Stop reading."""
