@@ -16,7 +16,7 @@ from mlx_ltx_vae.commands.items import Item
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.video import SinkOptions, open_sink, output_files
-from mlx_ltx_vae.video.contact_sheet import GAP, LABEL_HEIGHT, LONG_SIDE, sheet_beside
+from mlx_ltx_vae.video.frame_files import GAP, LABEL_HEIGHT, LONG_SIDE, sheet_beside
 from mlx_ltx_vae.video.metadata import read_metadata
 from video_files import numbered, numbers, read, run_ffmpeg
 
