@@ -28,7 +28,7 @@ from benchmarks.roofline import roofline, roofline_table
 from benchmarks.scaling import DEFAULT_TFLOPS, scaling_tables
 from benchmarks.sound import SECONDS, share_jobs, share_table, sound_table, work_share
 from benchmarks.validation import validation_jobs, validation_table
-from mlx_ltx_vae.bench.case import open_case
+from mlx_ltx_vae.bench.bench_command import with_new_names
 from mlx_ltx_vae.bench.command import (
     add_decode_options,
     add_mode_options,
@@ -38,8 +38,8 @@ from mlx_ltx_vae.bench.command import (
     plot_file,
     report,
 )
+from mlx_ltx_vae.bench.decoding import open_case
 from mlx_ltx_vae.bench.metal_command import full_report
-from mlx_ltx_vae.bench.old_options import with_new_names
 from mlx_ltx_vae.bench.processes import Job, Run
 from mlx_ltx_vae.commands.cli import CommandParser, add_common_options, positive, print_report, run_command
 from mlx_ltx_vae.errors import LTXVAEError

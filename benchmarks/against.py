@@ -7,10 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.others import load_diffusers, load_mlx_video, load_ports
-from mlx_ltx_vae.bench.case import Case, count_weight_bytes, load_case_latents, load_vae, open_case
-from mlx_ltx_vae.bench.decoding import decode, footprint, measure
+from mlx_ltx_vae.bench.command import timing_table
+from mlx_ltx_vae.bench.decoding import (
+    Case,
+    count_weight_bytes,
+    decode,
+    footprint,
+    load_case_latents,
+    load_vae,
+    measure,
+    open_case,
+)
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.bench.reports import timing_table
 from mlx_ltx_vae.models.base import Config
 from mlx_ltx_vae.models.video_vae.block_types import RES_STACK, UPSAMPLE
 from mlx_ltx_vae.models.video_vae.config import VAEConfig

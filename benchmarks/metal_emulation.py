@@ -20,7 +20,7 @@ from benchmarks.winograd import winograd_conv2d
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.backend.mlx_utils import DtypeName
-from mlx_ltx_vae.bench.case import with_rule
+from mlx_ltx_vae.bench.decoding import with_rule
 from mlx_ltx_vae.checkpoint import Checkpoint
 from mlx_ltx_vae.models.convolution import conv3d, rules
 from mlx_ltx_vae.models.convolution.rules import ConvRule, ConvShape, Formulation

@@ -13,10 +13,9 @@ import numpy as np
 
 from benchmarks.loading import write_checkpoint
 from mlx_ltx_vae import VideoVAE, demo
-from mlx_ltx_vae.bench.case import Case, Decode
-from mlx_ltx_vae.bench.decoding import describe, encode, measure
+from mlx_ltx_vae.bench.command import table
+from mlx_ltx_vae.bench.decoding import Case, Decode, describe, encode, measure
 from mlx_ltx_vae.bench.processes import Job, Run
-from mlx_ltx_vae.bench.reports import table
 from mlx_ltx_vae.models.video_vae.family import CONV_VAE
 from mlx_ltx_vae.units import MB
 

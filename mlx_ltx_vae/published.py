@@ -10,7 +10,6 @@ from .backend.device import this_machine
 from .backend.machine import Machine
 from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
 from .errors import PlanError, quote, suggest
-from .frame_rate import DEFAULT_FPS, Rate, find_fps
 from .models.base import SOUND, Config, Family, SoundConfig
 from .models.families import published
 from .models.specs import NetworkSpec
@@ -19,6 +18,7 @@ from .planning.options import ModeName, OrderName
 from .planning.plan import DecodePlan, SoundPlan
 from .planning.planner import plan_decode
 from .shapes import Grid, LatentShape, Size, parse_size
+from .units import DEFAULT_FPS, Rate, find_fps
 
 #: The decoders of one generation's latents.
 DecoderName = Literal["conv", "diffusion"]

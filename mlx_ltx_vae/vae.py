@@ -12,7 +12,6 @@ from .backend.mlx_utils import GivenDtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
 from .errors import LatentsError, PlanError
-from .frame_rate import DEFAULT_FPS, Rate
 from .latents.keyframes import Keyframes
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.noise import Noise
@@ -22,17 +21,17 @@ from .pipeline.chunk_stream import arrays_released, join_parts
 from .pipeline.decode_file import DecodeReport, open_file_decode
 from .pipeline.decode_options import DecodeOptions, StreamOptions, WholeOptions, check_options, default_plan
 from .pipeline.decode_run import DecodePipeline, DecodeStream
-from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream
+from .pipeline.encode_run import EncodeOptions, EncodePipeline, EncodeStream, Frames
 from .pipeline.hdr_frames import HDR
 from .pipeline.latent_sources import LatentInput, is_whole
 from .pipeline.postprocess import OnFramesReady, hand_over, join_chunks, join_levels
-from .pipeline.preprocess import Frames
 from .pipeline.progress import Progress, show_progress
 from .planning.options import BitDepth, ModeName, OrderName
 from .planning.plan import DecodePlan, EncodePlan, SoundPlan
 from .planning.planner import plan_decode, plan_encode
 from .published import estimate
 from .tiling.config import TilingConfig
+from .units import DEFAULT_FPS, Rate
 from .video.frame_format import FrameOutput, FrameStep, frame_format
 
 if TYPE_CHECKING:

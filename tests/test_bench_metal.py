@@ -15,7 +15,7 @@ from mlx_ltx_vae.backend.device import backend
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.bench import decoding, metal_command, metal_tasks, processes
 from mlx_ltx_vae.bench.__main__ import main
-from mlx_ltx_vae.bench.case import Case, Decode, open_case
+from mlx_ltx_vae.bench.decoding import Case, Decode, open_case
 from mlx_ltx_vae.bench.processes import describe_machine
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d
@@ -285,7 +285,7 @@ def test_the_footprint_of_macos_is_read_from_the_words_of_apples_header(monkeypa
 
 def test_a_case_keeps_its_dtype_only_if_asked(monkeypatch):
     asked = []
-    monkeypatch.setattr("mlx_ltx_vae.bench.case.prepare", lambda network, keeps_dtype: asked.append(keeps_dtype))
+    monkeypatch.setattr("mlx_ltx_vae.bench.decoding.prepare", lambda network, keeps_dtype: asked.append(keeps_dtype))
     case = Case(base_width=8, width=32, height=32, frames=9)
     for each in (case, replace(case, keeps_dtype=True)):
         Decode.from_case(each)

@@ -17,7 +17,7 @@ from benchmarks.overlap import WaitingSink, least_seconds
 from benchmarks.pictures import find_crop
 from benchmarks.sound import random_audio_vae
 from mlx_ltx_vae import VideoVAE, demo
-from mlx_ltx_vae.bench.case import Case, load_vae
+from mlx_ltx_vae.bench.decoding import Case, load_vae
 from mlx_ltx_vae.checkpoint import open_weights
 from mlx_ltx_vae.latents import save_latents
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d

@@ -16,7 +16,7 @@ from mlx_ltx_vae.commands.items import Item
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.video import SinkOptions, open_sink, output_files
-from mlx_ltx_vae.video.contact_sheet import GAP, LABEL_HEIGHT, LONG_SIDE, sheet_beside
+from mlx_ltx_vae.video.frame_files import GAP, LABEL_HEIGHT, LONG_SIDE, sheet_beside
 from mlx_ltx_vae.video.metadata import read_metadata
 from video_files import numbered, numbers, read, run_ffmpeg
 
@@ -128,7 +128,7 @@ def test_a_sheet_appears_when_it_is_whole(tmp_path):
         write_some(path, 2, 3)
     assert names(tmp_path) == []
     path.write_bytes(b"precious")
-    with pytest.raises(WriterError, match="exists, and is not to be overwritten"):
+    with pytest.raises(WriterError, match="already exists"):
         write(path, numbered(3))
     assert path.read_bytes() == b"precious"
     path.unlink()
@@ -223,7 +223,7 @@ def test_no_picture_is_replaced_by_a_sheet(clips, capsys, loads, main, arguments
     if (arguments[-1], option) == ("clip.png", "--skip-existing"):
         assert run(main, *command) == 0
     else:
-        assert "clip.png: exists, and is not to be overwritten" in failed(capsys, *command, main=main)
+        assert "clip.png: already exists" in failed(capsys, *command, main=main)
     assert Path("clip.png").read_bytes() == b"precious"
     assert not loads
 

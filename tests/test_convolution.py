@@ -14,7 +14,7 @@ from conftest import active_memory
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench.case import Case, FixedRule, open_case
+from mlx_ltx_vae.bench.decoding import Case, FixedRule, open_case
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.models.convolution import conv3d, rules
 from mlx_ltx_vae.models.convolution.conv3d import Conv3d, HalfScale, half_scale, scale_factors, scale_to_half

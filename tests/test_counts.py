@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.counts import Counts, count_chunks, counted
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.bench.case import Decode
+from mlx_ltx_vae.bench.decoding import Decode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig, preset
 
 FIELDS = ("readbacks", "arrays", "evaluations")

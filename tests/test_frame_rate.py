@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_ltx_vae.frame_rate import parse_fps
+from mlx_ltx_vae.units import parse_fps
 
 NTSC = [Fraction(base * 1000, 1001) for base in (24, 30, 48, 60, 120, 240)]
 

@@ -11,7 +11,7 @@ from benchmarks.loading import write_checkpoint
 from benchmarks.metal_emulation import emulated
 from conftest import active_memory
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.bench.case import Case, count_weight_bytes
+from mlx_ltx_vae.bench.decoding import Case, count_weight_bytes
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from tolerances import PEAK_MARGIN
 

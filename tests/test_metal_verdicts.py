@@ -11,7 +11,7 @@ from benchmarks.__main__ import main
 from benchmarks.metal import pages
 from benchmarks.metal.pages import NOTHING_YET, PAGES, ROOT, read_measurements, with_section, write_pages
 from benchmarks.metal.verdicts import clip_sums, make_verdicts
-from mlx_ltx_vae.bench.case import Case
+from mlx_ltx_vae.bench.decoding import Case
 from mlx_ltx_vae.bench.metal_command import compare_with_plan, without_names
 from mlx_ltx_vae.errors import LTXVAEError
 

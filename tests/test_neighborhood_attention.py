@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from conftest import active_memory
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.models.diffusion_decoder import attention, blocks, rotation
-from mlx_ltx_vae.models.diffusion_decoder.attention import LARGEST_SCORE, Tables, attend, exponentials
+from mlx_ltx_vae.models.diffusion_decoder import attention, blocks
+from mlx_ltx_vae.models.diffusion_decoder.attention import (
+    LARGEST_SCORE,
+    Tables,
+    attend,
+    exponentials,
+    make_turns,
+    rotate,
+)
 from mlx_ltx_vae.models.diffusion_decoder.blocks import RMSNorm
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import (
     BLOCKS,
@@ -24,7 +31,6 @@ from mlx_ltx_vae.models.diffusion_decoder.neighborhood import (
     shares,
     workspace_bytes,
 )
-from mlx_ltx_vae.models.diffusion_decoder.rotation import make_turns, rotate
 from mlx_ltx_vae.models.layers import activation
 from tolerances import tolerance
 
@@ -171,7 +177,7 @@ def test_a_rotation_and_a_modulation_are_compiled_for_a_gpu_and_round_as_on_a_cp
     mx.eval(x)
     parts = [lambda: rotate(x, (5000, 0, 70), make_turns), lambda: norm(x, modulation)]
     on_cpu = [part() for part in parts]
-    for module in (activation, blocks, rotation):
+    for module in (activation, attention, blocks):
         monkeypatch.setattr(module, "is_cpu", lambda: False)
     for part, expected, kernels in zip(parts, on_cpu, (1, 3), strict=True):
         found = part()

@@ -9,8 +9,7 @@ import pytest
 from benchmarks.validation import validation_cases, validation_jobs
 from mlx_ltx_vae import PlanError, demo
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.bench.case import Case
-from mlx_ltx_vae.bench.decoding import decode
+from mlx_ltx_vae.bench.decoding import Case, decode
 from mlx_ltx_vae.bench.processes import Job, run_fresh
 from mlx_ltx_vae.models.convolution.rules import ConvShape, winograd_elements
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5

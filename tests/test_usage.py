@@ -136,7 +136,11 @@ WRONG = [
     (decode, "clip.npy -m vae -o a_%d_%d.png", "such as %05d.png"),
     (decode, "clip.npy -m vae -o a.mp4 --metadata comment", "is not KEY=VALUE"),
     (decode, "clip.npy -m vae -o a.npy --metadata a=b", "a.npy: takes no metadata"),
-    (decode, "clip.npy -m vae -o a.mp4 --shortest", "--shortest ends the audio with the video; add --audio, or leave it out"),
+    (
+        decode,
+        "clip.npy -m vae -o a.mp4 --shortest",
+        "--shortest ends the audio with the video; add --audio, or",
+    ),
     (decode, "clip.npy -m vae -o a.mov --codec prores --encoder-preset fast", "prores_ks has no presets"),
     (decode, "clip.npy -m vae -o out.gif --fps 60", "a GIF plays at most 50 frames per second"),
     (decode, "clip.npy -m vae -o out.npy --codec h264", "out.npy: takes no codec"),

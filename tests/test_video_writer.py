@@ -14,7 +14,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from PIL import Image
 
 from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.frame_rate import parse_fps
+from mlx_ltx_vae.units import parse_fps
 from mlx_ltx_vae.video import SinkOptions, VideoWriter, open_sink
 
 SATURATED = np.array(

@@ -16,7 +16,7 @@ from itertools import product
 from typing import NamedTuple
 
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.bench.reports import table
+from mlx_ltx_vae.bench.command import table
 from mlx_ltx_vae.models.diffusion_decoder.config import ltx_2_5
 from mlx_ltx_vae.models.diffusion_decoder.neighborhood import BLOCKS, Segment, segments, shared_axis, whole_starts
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import AttentionSpec, MLPSpec, network_spec

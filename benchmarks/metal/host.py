@@ -13,8 +13,8 @@ import mlx.core as mx
 
 from benchmarks.metal.attention_model import Layer, planned_layers
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.bench.reports import table
-from mlx_ltx_vae.models.diffusion_decoder import attention, blocks, rotation
+from mlx_ltx_vae.bench.command import table
+from mlx_ltx_vae.models.diffusion_decoder import attention, blocks
 from mlx_ltx_vae.models.diffusion_decoder.network_specs import MODULATION_ROWS, AttentionSpec, MLPSpec
 from mlx_ltx_vae.models.layers import activation
 from mlx_ltx_vae.shapes import Grid
@@ -81,7 +81,7 @@ def graphs_as_on_metal() -> Iterator[list[mx.array]]:
         return result
 
     with ExitStack() as stack:
-        for module in (activation, attention, blocks, rotation):
+        for module in (activation, attention, blocks):
             stack.enter_context(patch.object(module, "is_cpu", lambda: False))
         for module in (attention, blocks):
             stack.enter_context(patch.object(module, "backend", lambda: Backend.METAL))

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.metal.verdicts import BEST, clip_sums, decodes_of, list_verdicts, planned_seconds
+from mlx_ltx_vae.bench.command import table
 from mlx_ltx_vae.bench.metal_command import SCHEMA, SIZE, is_virtual, submission_name, without_names
 from mlx_ltx_vae.bench.metal_tasks import GPU_FORMS
-from mlx_ltx_vae.bench.reports import table
 from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.units import GB, format_count

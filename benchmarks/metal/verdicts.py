@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mlx_ltx_vae.bench.command import table
 from mlx_ltx_vae.bench.metal_command import footprint_share, peak_share, planned_runs
 from mlx_ltx_vae.bench.metal_tasks import AS_PLANNED, RULE
-from mlx_ltx_vae.bench.reports import table
 from mlx_ltx_vae.planning.memory import COMFORTABLE_CACHE_BYTES
 from mlx_ltx_vae.units import GB
 

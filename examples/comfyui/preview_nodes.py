@@ -16,7 +16,7 @@ from comfy_api.latest import InputImpl, io, ui
 from PIL import Image
 
 from mlx_ltx_vae import LTXVAEError, PreviewVAE, VideoWriter
-from mlx_ltx_vae.frame_rate import parse_fps
+from mlx_ltx_vae.units import parse_fps
 from mlx_ltx_vae.video import SinkOptions, open_sink
 
 from . import host

@@ -1,23 +1,21 @@
-"""`python -m mlx_ltx_vae.bench`: measure time and memory on the machine at hand."""
+"""`python -m mlx_ltx_vae.bench`: measure time and memory on the machine at hand. Old options work with a warning."""
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 from ..backend.machine import launched_rank
-from ..commands.cli import CommandParser, examples, positive, run_command
+from ..commands.cli import CommandParser, examples, positive, run_command, write_line
 from ..errors import CheckpointError
 from ..process import temporary_folder
+from ..tiling import PRESETS
 from . import metal_command
-from .case import Case, open_case
-from .command import add_decode_options, add_mode_options, chosen_modes, make_case, plot_file, report
-from .decoding import decode, encode
-from .old_options import with_new_names
+from .command import add_decode_options, add_mode_options, chosen_modes, make_case, plot_file, report, timing_table
+from .decoding import Case, decode, encode, open_case
 from .processes import Job
-from .reports import timing_table
 
 _COMPARABLE = ("exact", "tiled")
 _FRAMES = 57
@@ -117,3 +115,48 @@ def _encodes(options: argparse.Namespace) -> Iterator[Job]:
         yield Job(encode, make_case(options, frames=frames, mode="stream"))
         for size in options.tile_batch_size or [1] if options.tile or options.preset else []:
             yield Job(encode, make_case(options, frames=frames, mode="tiled", tile_batch_size=size))
+
+
+_OLD = ("--frames", "--modes", "--json", "--tile")
+_ORDERS = ("time", "rows", "columns")
+
+
+def with_new_names(arguments: Iterable[str]) -> list[str]:
+    """Arguments with the names of today, and a warning on standard error for each option that had another."""
+    groups: list[list[str]] = [[]]  # each option with what follows it
+    for argument in arguments:
+        if argument[:1] == "-" and len(argument) > 1 and not argument[1].isdigit():
+            groups.append(argument.split("=", 1) if argument.partition("=")[0] in _OLD else [argument])
+        else:
+            groups[-1].append(argument)
+    words: list[str] = []
+    for group in groups:
+        new = _renamed(group[0], group[1:]) if group else None
+        if new is not None:
+            text = f"{' '.join(group)} is written {' '.join(new)} now; the old form goes with the next release"
+            write_line(f"warning: {text}.", sys.stderr)
+        words += group if new is None else new
+    return words
+
+
+def _renamed(option: str, values: Sequence[str]) -> list[str] | None:
+    """The option and its values as they are written now; None if they are written so."""
+    names = [name for value in values for name in value.split(",")]
+    if option == "--frames" and values:
+        return _repeat("--num-frames", names)
+    if option == "--modes" and values:
+        orders = [name for name in names if name in _ORDERS]
+        modes = dict.fromkeys("exact" if name in _ORDERS else name for name in names)
+        orders = ["auto", *orders] if orders and "exact" in names else orders
+        return [*_repeat("--mode", modes), *_repeat("--order", orders)]
+    if option == "--tile-batch-size" and len(names) > 1:
+        return _repeat(option, names)
+    if option == "--json" and values:
+        return [*(["--json"] if values[0] == "-" else ["--save", values[0]]), *values[1:]]
+    if option == "--tile" and values and values[0] in PRESETS:
+        return ["--preset", *values]
+    return None
+
+
+def _repeat(option: str, values: Iterable[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]

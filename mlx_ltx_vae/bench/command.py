@@ -2,24 +2,27 @@
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tqdm import tqdm
 
+from ..backend.device import backend
 from ..backend.mlx_utils import DTYPES
 from ..checkpoint import open_checkpoint
 from ..commands.cli import add_common_options, frame_size, memory_budget, positive, print_report, tile
+from ..errors import LTXVAEError
 from ..files import InputFiles, PartFile
 from ..models.families import published
 from ..planning.options import ModeName, OrderName
 from ..tiling import PRESETS
-from .case import Case
+from ..units import MB
+from .decoding import Case
 from .processes import Job, Run, describe_machine, run_interleaved
-from .reports import draw, new_figure
 
 _PLOT_ENDINGS = (".png", ".svg", ".pdf")
 
@@ -145,3 +148,134 @@ def write_document(file: PartFile, document: Mapping[str, Any]) -> None:
     """Complete a file with everything that was measured."""
     file.path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     file.complete()
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def table(rows: Sequence[Mapping[str, str]], notes: Sequence[str] = ()) -> str:
+    """A Markdown table of rows of the same columns, and notes below it.
+
+    It is padded to be readable as plain text. Columns without any value are left out.
+    """
+    columns = [
+        [cell.ljust(max(map(len, cells))) for cell in cells]
+        for cells in zip(rows[0], *(row.values() for row in rows), strict=True)
+        if any(cells[1:])
+    ]
+    lines = [f"| {' | '.join(cells)} |" for cells in zip(*columns, strict=True)]
+    rule = f"|{'|'.join('-' * (len(cells[0]) + 2) for cells in columns)}|"
+    return "\n".join([lines[0], rule, *lines[1:], *([""] if notes else []), *notes])
+
+
+def format_psnr(decibels: float | None) -> str:
+    """A `psnr` as text."""
+    return "identical" if decibels is None else f"{decibels:.1f} dB"
+
+
+def median(runs: list[Run], key: str) -> float:
+    """The median of one measured value."""
+    return statistics.median(run[key] for run in runs)
+
+
+def timing_table(results: list[list[Run]], *, reference: str, notes: Sequence[str] = ()) -> str:
+    """Times and peaks of decodes or encodes: medians of each case.
+
+    Args:
+        reference: the name, mode or dtype whose time is 1, for videos of the same length.
+        notes: further lines below the table.
+    """
+    baseline = {
+        runs[0]["frames"]: median(runs, "seconds")
+        for runs in results
+        if reference in (runs[0].get("name"), runs[0]["mode"], runs[0]["dtype"]) and "seconds" in runs[0]
+    }
+    run = results[0][0]
+    all_notes = [
+        "B/pixel and caches (held between two chunks) are bytes per pixel of one frame.",
+        *notes,
+        f"{run['width']}x{run['height']}; medians of {len(results[0])} fresh processes; peaks are the largest, without "
+        "the weights.",
+    ]
+    return table([_timing_row(runs, baseline) for runs in results], all_notes)
+
+
+def _timing_row(runs: list[Run], baseline: dict[int, float]) -> dict[str, str]:
+    run = dict(runs[0])
+    frames, pixels, tiled = run["frames"], run["width"] * run["height"], run["mode"] in ("tiled", "ports")
+
+    def show(key: str, digits: int, unit: float = 1) -> str:
+        return f"{run[key] / unit:.{digits}f}" if key in run else ""
+
+    if "error" not in run:
+        run |= {key: median(runs, key) for key in ("seconds", "first_frame_seconds") if key in run}
+        run |= {"peak_bytes": max(each["peak_bytes"] for each in runs)}
+        run |= {"ratio": run["seconds"] / baseline[frames]} if frames in baseline else {}
+    return {
+        "name": run.get("name", ""),
+        "mode": run["mode"],
+        "order": run["order"] if run["mode"] == "exact" else "",
+        "tiles": (run["tiles"] or "default") if tiled else "",
+        "dtype": run["dtype"] or "",
+        "batch": str(run["tile_batch_size"]) if tiled else "",
+        "frames": str(frames),
+        "seconds": "failed" if "error" in run else show("seconds", 2),
+        "ratio": show("ratio", 2),
+        "first": show("first_frame_seconds", 2),
+        "peak MB": show("peak_bytes", 1, MB),
+        "B/pixel": show("bytes_per_pixel", 0),
+        "caches": show("between_bytes", 0, pixels),
+        "weights MB": show("weights_bytes", 0, MB),
+        "largest": show("largest", 3 if run.get("largest", 1) < 1 else 0),
+        "PSNR": format_psnr(run["psnr"]) if "psnr" in run else "",
+    }
+
+
+def new_figure() -> "Figure":
+    """An empty picture. Raises `LTXVAEError` if matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise LTXVAEError(
+            'a plot needs matplotlib, which is not installed; install it with: pip install "mlx_ltx_vae[plot]".'
+        ) from None
+    return Figure(figsize=(10, 4.2), layout="constrained")
+
+
+def draw(figure: "Figure", results: list[list[Run]]) -> None:
+    """Draw the decodes of one video, given the runs of each case: the samples of the first as a curve, times as bars.
+
+    Times are ratios to the first case.
+    """
+    from matplotlib import style
+
+    with style.context("tableau-colorblind10"):
+        memory, times = figure.subplots(1, 2, width_ratios=(3, 2))
+        reference = median(results[0], "seconds")
+        for runs in results:
+            run, ratio = runs[0], median(runs, "seconds") / reference
+            (bar,) = times.barh([_name(run)], [ratio])
+            times.annotate(f" {ratio:.2f}", (ratio, bar.get_y() + bar.get_height() / 2), va="center", fontsize=9)
+            if "samples" in run:
+                seconds, active, _ = zip(*run["samples"], strict=True)
+                held = run["total_peak_bytes"] - run["peak_bytes"]
+                heights = [max(0, each - held) / MB for each in active]
+                label = f"{_name(run)}, peak {run['peak_bytes'] / MB:.0f} MB"
+                memory.plot(seconds, heights, linewidth=1, label=label, color=bar.get_facecolor())
+    memory.set(xlabel="seconds", ylabel="MB in use, without weights and latents", xlim=(0, None), ylim=(0, None))
+    memory.legend(fontsize=9, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1))
+    times.set(xlabel=f"time, {_name(results[0][0])} = 1")
+    times.margins(x=0.15)
+    times.invert_yaxis()
+    run = results[0][0]
+    weights = "a checkpoint" if run["model"] else f"{run['generation']} with {run['base_width']} base channels"
+    dtype = run["dtype"] or ("its dtype" if run["model"] else "float32")
+    video = f"{run['frames']} frames of {run['width']}x{run['height']} decoded by {weights}, {dtype}"
+    figure.suptitle(f"{video}, {backend().value} backend", x=0.01, ha="left", fontsize=11)
+
+
+def _name(run: Run) -> str:
+    order = f", by {run['order']}" if run["mode"] == "exact" else ""
+    batch = f", {run['tile_batch_size']} at a time" if run["tile_batch_size"] > 1 else ""
+    return f"{run['mode']}{order}{batch}"

@@ -21,10 +21,18 @@ from ..errors import LTXVAEError
 from ..files import PartFile
 from ..process import temporary_folder
 from ..units import GB, format_bytes
-from .command import add_output_options, add_vae_options, make_case, progress, publisher, write_document
+from .command import (
+    add_output_options,
+    add_vae_options,
+    make_case,
+    progress,
+    publisher,
+    table,
+    timing_table,
+    write_document,
+)
 from .metal_tasks import FORMS, GPU_FORMS, make_tasks
 from .processes import describe_machine, run_fresh
-from .reports import table, timing_table
 
 #: Changes when fields of the document change their meaning or disappear.
 SCHEMA = 2

@@ -18,8 +18,7 @@ from ..models.diffusion_decoder.neighborhood import BLOCKS
 from ..models.layers.conv import CausalConv3d
 from ..models.specs import Activation, ConvSpec
 from ..units import GB
-from .case import Case, Decode, open_case
-from .decoding import decode
+from .decoding import Case, Decode, decode, open_case
 from .processes import Job
 
 

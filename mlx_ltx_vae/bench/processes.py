@@ -17,7 +17,7 @@ import mlx.core as mx
 from ..backend.device import backend
 from ..errors import LTXVAEError
 from ..process import Cleanup, kill_program, uninterrupted
-from .case import Case
+from .decoding import Case
 
 #: A case's fields, the name of the function as `task`, and what it measured.
 Run = dict[str, Any]

@@ -33,12 +33,11 @@ from ..errors import (
     speaking_of_options,
     suggest,
 )
-from ..frame_rate import parse_fps
 from ..process import delay_signals, die_by_termination, ended_by_signals
 from ..shapes import parse_grid, parse_size
 from ..startup import is_command
 from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
-from ..units import format_count, parse_bytes
+from ..units import format_count, parse_bytes, parse_fps
 
 Value = TypeVar("Value")
 

@@ -17,7 +17,6 @@ from ..backend.machine import Work
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import ItemsError, LatentsError, PlanError
 from ..files import check_absent, is_pipe
-from ..frame_rate import DEFAULT_FPS
 from ..latents import looks_normalized_twice, looks_unnormalized, open_latents
 from ..latents.keyframes import Keyframes, describe_keyframes
 from ..latents.stored import MappedLatents
@@ -30,7 +29,7 @@ from ..planning.plan import DecodePlan
 from ..planning.planner import plan_decode
 from ..shapes import Grid, format_size
 from ..tiling import TilingConfig
-from ..units import format_count, format_seconds
+from ..units import DEFAULT_FPS, format_count, format_seconds
 from ..video import add_metadata, check_output, check_output_options, is_sound, output_files, takes_sound
 from ..video.frame_format import FrameOutput, frame_format
 from ..video.sink import SinkOptions

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from ..errors import ItemsError, PlanError
-from ..hdr_names import ExrSpaceName, SignalName, Transfer
 from ..models.specs import DEFAULT_CONVENTION, MAX_SEED, ConventionName
 from ..planning.options import BitDepth, ModeName, OrderName
 from ..tiling import PRESETS
-from ..units import format_are, format_count
+from ..units import ExrSpaceName, SignalName, Transfer, format_are, format_count
 from .cli import (
     CommandParser,
     argument_type,

@@ -23,7 +23,6 @@ from ..backend.mlx_utils import DtypeName
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import CheckpointError, ReaderError
 from ..files import sample_path
-from ..hdr_names import HDRInput
 from ..latents import LatentsWriter, check_latents_name
 from ..models.base import SOUND
 from ..models.specs import LONG_CLIP
@@ -35,7 +34,7 @@ from ..planning.plan import AudioEncodePlan, EncodePlan, SoundPlan
 from ..planning.planner import plan_encode
 from ..shapes import LatentShape, Size, format_size
 from ..tiling import TilingConfig
-from ..units import format_are, format_count, format_seconds
+from ..units import HDRInput, format_are, format_count, format_seconds
 from ..video import ExrReader, Fit, VideoReader
 from ..video.sound_files import SoundReader, find_shift
 from ..video.source import source_files

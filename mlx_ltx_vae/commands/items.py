@@ -14,9 +14,8 @@ from typing import Any
 
 from ..errors import ItemsError, LatentsError, one_line, quote
 from ..files import InputFiles, file_key, read_small_file, writing_to
-from ..frame_rate import find_fps
 from ..shapes import Size
-from ..units import format_bytes, format_count
+from ..units import find_fps, format_bytes, format_count
 
 _PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")  # as data sets name them
 _MAX_LIST = 64_000_000  # bytes

@@ -11,8 +11,8 @@ from typing import get_args
 
 from ..backend.machine import DtypeName
 from ..errors import LTXVAEError
-from ..hdr_names import HDRInput
 from ..models.specs import NETWORKS
+from ..units import HDRInput
 from .cli import (
     CommandParser,
     add_common_options,

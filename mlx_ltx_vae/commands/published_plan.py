@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import PlanError
-from ..frame_rate import DEFAULT_FPS
 from ..planning.options import PlanOptions
 from ..planning.plan import Mode
 from ..published import PublishedVAE
 from ..shapes import Grid
 from ..tiling import preset
+from ..units import DEFAULT_FPS
 from ..video.frame_format import FrameOutput, frame_format
 from .cli import CommandParser, print_report, run_command
 from .job import plan_report

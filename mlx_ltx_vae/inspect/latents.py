@@ -12,14 +12,13 @@ import numpy as np
 from ..backend.mlx_utils import to_float
 from ..checkpoint import Checkpoint
 from ..errors import LatentsError, excerpt, printable
-from ..frame_rate import DEFAULT_FPS
 from ..latents import LatentsFile, open_latents
 from ..latents.audio import AudioLatentsFile
 from ..latents.keyframes import KeyframesFile, describe_keyframes
 from ..latents.stored import MappedLatents, channel_moments, read_frames
 from ..models.base import SoundConfig
 from ..shapes import DEFAULT_SCALE, Grid, format_size
-from ..units import format_count
+from ..units import DEFAULT_FPS, format_count
 from ..video.sound import SLACK
 from .report import Report
 

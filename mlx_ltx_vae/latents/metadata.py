@@ -17,8 +17,8 @@ from fractions import Fraction
 from typing import Any
 
 from ..errors import LatentsError, excerpt, option, quote
-from ..frame_rate import parse_fps
 from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors, parse_grid
+from ..units import parse_fps
 from .stored import StoredArray
 
 AXES_KEY, CHANNELS_FIRST = "layout", "BCFHW"  # the layout of this package: one letter per axis

@@ -13,9 +13,9 @@ import numpy as np
 from ..backend.mlx_utils import dtype_name, to_mlx
 from ..errors import LatentsError, WriterError, check_is_path
 from ..files import PartFile, writing_to
-from ..frame_rate import Rate, find_fps
 from ..process import uninterrupted
 from ..shapes import LatentShape
+from ..units import Rate, find_fps
 from .audio import AUDIO_NAMES
 from .keyframes import KEYFRAME_NAMES, Keyframes
 from .metadata import AXES_KEY, CHANNELS_FIRST, LatentsMetadata, find_video_sizes

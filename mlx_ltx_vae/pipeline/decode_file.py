@@ -11,9 +11,9 @@ from typing import Any, cast
 import mlx.core as mx
 
 from ..errors import LatentsError, PlanError, WriterError, check_is_path
-from ..frame_rate import Rate, parse_fps
 from ..planning.options import BitDepth
 from ..planning.plan import DecodePlan
+from ..units import Rate, parse_fps
 from ..video import check_output, check_output_options, open_sink, output_files
 from ..video.frame_format import FrameOutput, FrameStep, common_format, frame_format
 from ..video.sink import SinkOptions

@@ -11,7 +11,7 @@ import numpy as np
 from ..backend.mlx_utils import dtype_name
 from ..errors import WriterError, option, quote, suggest
 from ..hdr import Primaries, to_codes, to_hlg, to_linear, to_pq, to_sdr
-from ..hdr_names import ExrSpaceName, HDRInput, SignalName, Transfer
+from ..units import ExrSpaceName, HDRInput, SignalName, Transfer
 from ..video.exr import EXR_SPACES
 from ..video.frame_format import RGB8, RGB16, FrameFormat, FrameOutput, FrameStep
 from ..video.sink import HDRFrames, SinkOptions

@@ -11,9 +11,8 @@ from ..streaming.axis import Axis
 from ..tiling.layout import Tile, TileLayout
 from ..units import format_count
 from ..video.frame_format import FrameFormat, FrameOutput, common_format
-from .excerpt import Excerpt
 from .memory import Memory, StreamRun, cut, layer_pieces
-from .receptive_field import needed
+from .receptive_field import Excerpt, needed
 
 _DECODE_CHUNK = 1  # latent positions; 1 takes the least memory between layers
 _ENCODE_CHUNK = 8  # frames, rounded to a multiple of the time scale

@@ -10,8 +10,8 @@ from ..streaming.axis import Axis
 from ..tiling.config import TilingConfig
 from ..tiling.layout import Interval, TileLayout
 from ..units import byte_unit, format_bytes, format_count, format_seconds
-from .excerpt import Excerpt
 from .memory import Memory, is_cache_tight
+from .receptive_field import Excerpt
 
 if TYPE_CHECKING:
     from ..video.frame_format import FrameFormat, FrameOutput

@@ -17,7 +17,6 @@ from ..tiling.layout import Interval, tile_batches
 from ..units import MB, format_bytes, parse_bytes
 from ..video.frame_format import FrameOutput
 from .clip import FRAMES_PER_CONVERSION, Clip, with_conversions
-from .excerpt import make_excerpt
 from .memory import (
     Memory,
     Pace,
@@ -33,8 +32,7 @@ from .memory import (
 )
 from .options import PlanOptions, check_bands, check_order, choose_variant, parse_options, split_rows, why_not
 from .plan import AudioEncodePlan, AudioPlan, DecodePlan, EncodePlan, Mode, Order, Plan, SoundPlan
-from .receptive_field import first_output_work, needed
-from .tiled_memory import tiled_memory
+from .receptive_field import first_output_work, make_excerpt, needed
 from .tiles import (
     blended_frame,
     call_kind,
@@ -44,6 +42,7 @@ from .tiles import (
     make_layout,
     tile_spec,
     tiled_grid,
+    tiled_memory,
 )
 
 #: Maximum number of elements per layer and step. Metal's convolutions have silently returned zeros for inputs of more

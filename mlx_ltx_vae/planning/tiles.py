@@ -1,8 +1,11 @@
-"""The tiles of a clip: which it is cut into, and the layers that run on each. Pure arithmetic, no MLX."""
+"""The tiles of a clip: which it is cut into, the layers that run on each, and the peak memory. No MLX."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from ..backend.machine import FLOAT32_BYTES
 from ..errors import TilingError
 from ..models.input_shapes import least_cells
 from ..models.specs import NetworkSpec
@@ -10,7 +13,8 @@ from ..shapes import Grid, ScaleFactors
 from ..streaming.axis import Axis
 from ..tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from ..tiling.layout import Tile, TileLayout, fitting_presets
-from .clip import Clip
+from .clip import FRAMES_PER_CONVERSION, Clip
+from .memory import Memory, StreamRun, layer_pieces, stream_memory
 from .receptive_field import needed
 
 # Tiles to try if no exact plan fits: side lengths, largest first, and overlap, in latent cells.
@@ -109,3 +113,111 @@ def _check_windows(spec: NetworkSpec, layout: TileLayout) -> None:
                 f"the shortest tile has {shortest} latent cells along one axis, and this VAE needs at least {least}; "
                 "use other tile sizes, or mode exact."
             )
+
+
+_MARGIN = 1.05  # for uncounted memory: small arrays, rounding of allocations to pages
+
+
+def tiled_memory(
+    clip: Clip, layout: TileLayout, calls: Sequence[tuple[int, Tile]], run: StreamRun, chunk: int
+) -> Memory:
+    """The peak memory of a tiled run, without MLX's buffer cache.
+
+    Args:
+        calls: for each run of the network, the number of tiles and one of them.
+        run: what all tiles share; `pieces` is ignored.
+    """
+
+    def stream(count: int, tile: Tile) -> Memory:
+        grid, steps = clip.boxes(tile)[0], (run.steps or ())[layout.start :]
+        pieces = replace(run, pieces=clip.pieces(grid[run.axis.grid], chunk * layout.rate), steps=steps)
+        return stream_memory(tile_spec(clip.spec, layout, tile), grid, count * clip.batch, pieces)
+
+    kinds = {call_kind(clip.spec, layout, call): call for call in calls}
+    memories = {kind: stream(*call) for kind, call in kinds.items()}
+    if layout.is_streamed:
+        return _side_by_side(clip, [memories[call_kind(clip.spec, layout, call)] for call in calls], run, chunk)
+    largest = max(memories.values(), key=lambda memory: memory.active)
+    memory = _one_by_one(clip, layout, calls, largest, run, chunk)
+    return _with_whole_layers(clip, layout, memory, run, chunk) if layout.start else memory
+
+
+def _with_whole_layers(clip: Clip, layout: TileLayout, tiles: Memory, run: StreamRun, chunk: int) -> Memory:
+    """With the stream of the layers that run on the whole clip, and what they make of an interval of time."""
+    before = clip.spec.before_tiles()
+    steps = (run.steps or ())[: layout.start]
+    pieces = clip.pieces(clip.grid[run.axis.grid], chunk)
+    own = stream_memory(before, clip.grid, clip.batch, replace(run, pieces=pieces, steps=steps))
+    frames, height, width = before.out_grid(clip.grid)
+    longest = max(span.length for span in layout.time.latent)
+    if not clip.spec.keyframes:  # with these, all is made first
+        frames = min(frames, longest + chunk * layout.rate)
+    cells = frames * height * width
+    held = clip.batch * cells * before.out_channels * run.machine.itemsize
+    return Memory(
+        weights=clip.spec.num_weights * run.machine.itemsize,
+        inputs=clip.input_bytes(run.machine.itemsize, chunk),
+        caches=own.idle_caches + math.ceil(_MARGIN * held),
+        work=max(tiles.work, own.caches + own.work - own.idle_caches),
+    )
+
+
+def _side_by_side(clip: Clip, tiles: Sequence[Memory], run: StreamRun, chunk: int) -> Memory:
+    """Tiles in space only: each is a separate stream, and all streams are interleaved."""
+    # The number of frames that are blended at once is that of the last layer's output.
+    *_, results = layer_pieces(clip.spec, clip.grid, replace(run, pieces=clip.pieces(clip.grid[0], chunk)))
+    frames = max(results) * clip.out_frame * FLOAT32_BYTES
+    is_alone = len(tiles) == 1  # and then only converted to float32
+    # The other tiles' frames wait while a tile runs. Then there are all tiles, a weighted one, and two sums.
+    waiting = 0 if is_alone and run.machine.itemsize == FLOAT32_BYTES else frames
+    largest = max(tiles, key=lambda tile: tile.caches + tile.work - tile.idle_caches)
+    caches = largest.caches + sum(tile.idle_caches for tile in tiles) - largest.idle_caches
+    inputs = clip.input_bytes(run.machine.itemsize, chunk)
+    work = max(largest.work + waiting, 4 * frames)
+    return Memory(largest.weights, inputs, math.ceil(_MARGIN * caches), math.ceil(_MARGIN * work))
+
+
+def _one_by_one(
+    clip: Clip,
+    layout: TileLayout,
+    calls: Sequence[tuple[int, Tile]],
+    largest: Memory,
+    run: StreamRun,
+    chunk: int,
+) -> Memory:
+    """Tiles in time as well: one batch of tiles runs at a time, and one time interval is blended at a time."""
+    itemsize = run.machine.itemsize
+    time = layout.time.blended(is_decode=clip.is_decode)
+    spans = time.intervals
+    groups = list(layout.groups())
+    is_single = len(groups[0]) == 1  # one tile covers a whole time interval
+    position = clip.batch * clip.spec.out_channels
+    tile = position * max(math.prod(clip.boxes(tile)[1]) for tile in groups[0] + groups[-1]) * FLOAT32_BYTES
+    tiles = max(count for count, _ in calls) * tile // FLOAT32_BYTES * itemsize
+    elements = blended_frame(clip, layout)
+    frame = elements * FLOAT32_BYTES
+    group = frame * max(span.length for span in spans)
+    overlaps = [before.end - after.start for before, after in zip(spans, spans[1:], strict=False)]
+    shared = frame * max(overlaps, default=0)
+    gathered = 0 if is_single else group
+    running = largest.caches + largest.work + tiles + gathered
+    # The pieces of the tiles and the tiles; with several tiles, also a weighted tile and its sum with the accumulator.
+    # One tile is its interval, in float32 if it is not yet. Of several intervals, a weighted copy and its overlap.
+    in_float32 = group if itemsize != FLOAT32_BYTES else 0
+    joining = 2 * tiles + (in_float32 if is_single else gathered + 2 * tile)
+    weighting = group * min(2, len(spans)) + shared
+    # The output is a part of its interval. It is checked, and converted to levels or to the network's dtype: a few
+    # frames at once, but to the dtype all after the check.
+    final = max(time.final())
+    level = clip.value_bytes(itemsize)
+    copied = 0 if level == FLOAT32_BYTES else level
+    some = min(final, FRAMES_PER_CONVERSION)
+    at_once = some * (2 * FLOAT32_BYTES + 2) + (some if clip.format is None else final) * copied
+    leaving = group + elements * max(at_once, copied * final)
+    # The consumer may still refer to the frames before, which are a view of their interval unless they were copied.
+    held = elements * copied * final or group
+    held = held if len(spans) > 1 else 0
+    work = shared + held + max(running, joining, weighting, leaving)
+    crops = max(count * math.prod(clip.boxes(tile)[0][1:]) for count, tile in calls)
+    inputs = clip.input_bytes(itemsize, chunk, frame_size=crops)
+    return Memory(largest.weights, inputs, 0, math.ceil(_MARGIN * work))

@@ -1,7 +1,7 @@
 """Reading and writing videos, as numpy arrays. `ffmpeg_process.py` is the only module that starts a program."""
 
-from .contact_sheet import is_sheet
 from .exr import ExrReader
+from .frame_files import is_sheet
 from .frame_format import FrameFormat, FrameOutput, FrameStep
 from .outputs import VideoWriter
 from .reader import VideoReader

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import LTXVAEError, ReaderError, WriterError, excerpt, one_line, option
-from ..frame_rate import Rate, find_fps
 from ..shapes import Size, format_size, is_possible_size
-from ..units import format_count
+from ..units import Rate, find_fps, format_count
 from .frame_format import FrameFormat
 from .sink import SinkOptions
 from .source import Fit, check_wanted, exr_images, fit_size

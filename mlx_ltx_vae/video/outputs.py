@@ -9,9 +9,9 @@ import numpy as np
 
 from ..errors import WriterError
 from ..files import PartFile, writing_to
-from ..frame_rate import Rate, find_fps
 from ..process import Cleanup
 from ..shapes import Size, format_size
+from ..units import Rate, find_fps
 from .audio_codecs import warn_of_changes
 from .codecs import animation_arguments, video_arguments
 from .ffmpeg import FfmpegEncoder

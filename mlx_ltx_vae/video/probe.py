@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..errors import ReaderError
-from ..frame_rate import MAX_FPS, parse_fps
 from ..shapes import Size
+from ..units import MAX_FPS, parse_fps
 from .ffmpeg import listing, read_log
 from .frame_format import HDR_TRANSFERS, FrameFormat, is_unknown
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ReaderError, option
-from ..frame_rate import MAX_FPS, Rate, find_fps
 from ..shapes import Size, format_size
-from ..units import format_count
+from ..units import MAX_FPS, Rate, find_fps, format_count
 from .ffmpeg import FfmpegDecoder, input_arguments, read_times
 from .frame_format import MATRICES, RGB8, RGB16, FrameFormat, check_zscale, conversion, is_unknown, turned
 from .probe import VideoInfo, describe_pixel_format, probe

@@ -10,13 +10,13 @@ from typing import NoReturn
 
 from ..errors import WriterError, check_is_path
 from ..files import check_absent, check_name
-from ..frame_rate import Rate, find_fps
 from ..shapes import Size
+from ..units import Rate, find_fps
 from .audio_codecs import warn_of_changes
 from .codecs import CONTAINER_ENDINGS, animation_arguments, check_fragmented, find_codec, video_arguments
-from .contact_sheet import ContactSheet, is_sheet, sheet_beside
 from .exr import check_is_light, import_library, write_exr
 from .frame_files import (
+    ContactSheet,
     NpyWriter,
     PictureWriter,
     RawWriter,
@@ -24,7 +24,9 @@ from .frame_files import (
     WriteStill,
     check_one_frame,
     find_stills_target,
+    is_sheet,
     parse_stills_path,
+    sheet_beside,
 )
 from .frame_format import FrameFormat
 from .live import StandardOutput

@@ -14,8 +14,7 @@ from ..specs import NetworkSpec, Shapes
 from ..stored import find_statistics
 from ..vocoder.networks import make_vocoder
 from ..vocoder.specs import VocoderConfig, vocoder_spec
-from .config import AudioConfig, parse_config
-from .generations import LTX_2, LTX_2_3, ltx_2, ltx_2_3
+from .config import LTX_2, LTX_2_3, AudioConfig, ltx_2, ltx_2_3, parse_config
 from .networks import AudioDecoder, AudioEncoder
 from .specs import decoder_spec, encoder_spec
 

@@ -18,10 +18,9 @@ from ..layers.blocks import sinusoid
 from ..layers.conv import depth_to_space, make_window
 from ..layers.weights import add_weights, linear
 from ..specs import LayerSpec, Rate, Shapes
-from .attention import Queue, Tables, attend
+from .attention import Queue, Tables, attend, rotate
 from .neighborhood import Times, WindowStarts, tokens_at_once
 from .network_specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
-from .rotation import rotate
 
 _NORM_EPS = 1e-6
 _BOUND_MARGIN = 1.1  # for rounding of normalized queries and keys

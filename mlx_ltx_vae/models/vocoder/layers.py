@@ -15,7 +15,6 @@ from ...backend.device import is_cpu
 from ...streaming.axis import Axis
 from ...streaming.context import Stage, StreamContext
 from ...streaming.window import Delay, View, Window, windowed
-from ..convolution.conv1d import arrange, convolve
 from ..convolution.prepared import PreparedModule
 from ..layers.weights import add_weights
 from .specs import FILTER_BLOCK, FILTER_REACH, SignalSpec, TransposedSpec
@@ -287,3 +286,40 @@ def windowed_sinc(times: np.ndarray) -> np.ndarray:
     """sinc(times), windowed by a Hann window of `ZERO_CROSSINGS` to each side."""
     times = np.clip(times, -ZERO_CROSSINGS, ZERO_CROSSINGS)
     return np.sinc(times) * np.cos(times * math.pi / ZERO_CROSSINGS / 2) ** 2
+
+
+def arrange(weight: mx.array) -> mx.array:
+    """A stored weight (O, K, I) as `convolve` takes it, as a view."""
+    return weight.transpose(1, 2, 0)
+
+
+def convolve(x: mx.array, weight: mx.array, bias: mx.array | None, *, dilation: int = 1) -> mx.array:
+    """(B, T, I) with (K, I, O) to (B, T - dilation * (K-1), O).
+
+    On a CPU, one product per tap, added up. On a GPU, which would read and write the sum for each of them, one product
+    of unfolded positions.
+    """
+    return (_add_taps if is_cpu() else _unfold)(x, weight, bias, dilation)
+
+
+def _add_taps(x: mx.array, weight: mx.array, bias: mx.array | None, dilation: int) -> mx.array:
+    taps = len(weight)
+    results = x.shape[1] - dilation * (taps - 1)
+    total = bias
+    for tap in range(taps):
+        # A slice of one: an index would copy the weight.
+        view, matrix = x[:, tap * dilation : tap * dilation + results], weight[tap : tap + 1]
+        total = view @ matrix if total is None else mx.addmm(total, view, matrix)
+    assert total is not None
+    return total
+
+
+def _unfold(x: mx.array, weight: mx.array, bias: mx.array | None, dilation: int) -> mx.array:
+    taps, in_channels, out_channels = weight.shape
+    batch, length, _ = x.shape
+    results = length - dilation * (taps - 1)
+    strides = (length * in_channels, in_channels, dilation * in_channels, 1)
+    unfolded = mx.as_strided(mx.contiguous(x), (batch, results, taps, in_channels), strides)
+    unfolded = unfolded.reshape(batch, results, taps * in_channels)
+    matrix = weight.reshape(-1, out_channels)
+    return unfolded @ matrix if bias is None else mx.addmm(bias, unfolded, matrix)
