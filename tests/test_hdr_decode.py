@@ -362,7 +362,7 @@ def test_other_decoders_take_hdr_too(command, golden, tmp_path):
         (["--exr", "b"], "--exr is for HDR latents; add --hdr acescct or logc3"),
         (["-o", "a.mp4", "--hdr-output", "pq"], "--hdr-output is for HDR latents"),
         (["-o", "a.mp4", "--exposure", "0"], "--exposure is for HDR latents"),
-        (["-o", "a.mp4", "--hdr", "logc3", "--exposure", "1"], "an exposure is for the signal sdr, not hlg"),
+        (["-o", "a.mp4", "--hdr", "logc3", "--exposure", "1"], "--exposure is for --hdr-output sdr, not hlg"),
         (
             ["-o", "a.mp4", "--hdr", "logc3", "--hdr-output", "sdr", "--exposure", "nan"],
             "nan stops is not within 20 of",
