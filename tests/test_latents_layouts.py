@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from mlx_ltx_vae import demo
 from mlx_ltx_vae.errors import LatentsError, speaking_of_options
 from mlx_ltx_vae.latents import load_latents, save_latents
 from mlx_ltx_vae.latents.metadata import parse_grid
@@ -263,6 +264,11 @@ def test_audio_latents_are_told_apart_from_packed_and_other_latents(tmp_path: Pa
         load_latents(path, latent_channels=latent_channels)
     with speaking_of_options(), pytest.raises(LatentsError, match="; give them with --audio-latents beside those of a"):
         load_latents(path, latent_channels=latent_channels)
+
+
+def test_a_checkpoint_in_place_of_latents_is_told_apart() -> None:
+    with pytest.raises(LatentsError, match=r"has no latents but weights of a network \(vae\.decoder.*; load it wi"):
+        load_latents(demo.VAE)
 
 
 def test_latents_of_a_vae_with_16_channels_are_not_taken_for_those_of_sound(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_outputs_are_not_replaced_where_that_is_unwanted(clips, loads, capsys):
     capsys.readouterr()
     assert run(decode, *sources, *VAE, "-o", "out/", "--no-overwrite", "-q") == 1
     *lines, last = capsys.readouterr().err.splitlines()
-    assert [line.partition(": exists, ")[0] for line in lines] == [
+    assert [line.partition(": already exists; ")[0] for line in lines] == [
         "error: one.safetensors: out/one.mp4",
         "error: pair.safetensors: out/pair-0.mp4",
     ]

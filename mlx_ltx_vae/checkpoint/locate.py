@@ -71,6 +71,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
         if reference is None:
             hint = " (a file on the hub is owner/name:FILE)" if path.parts[2:] and not path.is_absolute() else ""
             shown = source if "://" in str(source) else path  # a path has no empty folders
+            hint = hint if shown is path else " (it is an address; download it first)"
             if isinstance(source, str) and (address := _ADDRESS.fullmatch(source)):
                 hint = f" (did you mean {':'.join(filter(None, address.groups()))}?)"
             found = explain_missing(path, "file or folder").rstrip(".")

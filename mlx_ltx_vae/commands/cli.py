@@ -345,9 +345,9 @@ def frame_range(text: str) -> slice:
         raise argparse.ArgumentTypeError(f"{text} has no frame; the second number is one more than the last frame")
     hint = "such as 24:48 for the frames 24 to 47"
     if re.fullmatch(r"-[0-9]{1,9}", text):
-        hint = f"such as {text}: for the last {text[1:]}"
+        hint = f"such as {text}: for the last {format_count(int(text[1:]), 'frame').removeprefix('1 ')}"
     if re.fullmatch(r"[0-9]{1,9}", text):
-        some = format_count(int(text), "frame") if int(text) != 1 else "frame"
+        some = format_count(int(text), "frame").removeprefix("1 ")
         hint = f"such as :{text} for the first {some}, or {text}:{int(text) + 1} for frame {text} alone"
     raise argparse.ArgumentTypeError(f"{quote(text)} is not a range of frames; write A:B, {hint}")
 

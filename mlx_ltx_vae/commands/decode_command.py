@@ -258,12 +258,13 @@ class DecodeTask(Task):
         counts, times, first_times, sent_bytes = zip(*done, strict=True)
         frames, seconds, first, fps = sum(counts), max(times), min(first_times), float(self._fps)
         rate = None if self._sound is None else self._sound.sample_rate
-        seen = self.plan.keyframes
+        seen, length, batch = self.plan.keyframes, self.plan.num_frames, self._file.shape.batch
+        videos = f"{batch} videos of " if batch > 1 else ""
         self._report(
             self._work,
             sum(sent_bytes),
-            f"{format_count(frames, 'frame')} of {format_size(*self.plan.frame_size)}, "
-            f"{format_seconds(frames / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
+            f"{videos}{format_count(length, 'frame')} of {format_size(*self.plan.frame_size)}, "
+            f"{format_seconds(length / fps)} at {fps:.6g} fps, {f'sound at {rate} Hz, ' if rate else ''}"
             f"{f'{describe_keyframes(seen)}, ' if seen else ''}"
             f"in {format_seconds(seconds)} (first frame after {format_seconds(first)})",
             frames=frames,

@@ -202,6 +202,9 @@ def _choose_tensor(names: list[str], wanted: str | None, source: str) -> str:
         raise LatentsError(f"{source}: has keyframes and no latents; give it as {way} beside the latents of a video.")
     if not candidates:
         raise LatentsError(f"{source}: has no tensors.")
+    if any(name.endswith((".weight", ".bias")) for name in candidates):
+        way = option("load it with VideoVAE.from_pretrained", "name it with -m")
+        raise LatentsError(f"{source}: has no latents but weights of a network ({shown}); {way}.")
     if len(candidates) > 1:
         found = f"{len(candidates)} tensors that could be the latents ({shown})"
         raise LatentsError(f"{source}: has {found}; choose one with {option('tensor=', '--tensor')}.")
