@@ -196,7 +196,7 @@ def compare_with_plan(document: Mapping[str, Any]) -> dict[str, Any]:
     modes = [{"mode": mode, "decodes": len(own), **_worst(own, has_footprint)} for mode, own in by_mode.items()]
     beyond = [text for run in runs for text in _beyond(run, has_footprint)]
     shares = ", ".join(f"{mode['planned_per_measured']:.2f} {mode['mode']}" for mode in modes)
-    verdict = f"This machine agrees with the plan: planned memory is at least {shares} times the measured one."
+    verdict = f"This machine agrees with the plan: planned / measured memory is {shares}."
     if not modes:
         verdict = "No decode was measured that has a plan."
     elif beyond:
