@@ -175,8 +175,8 @@ def peak_share(run: Run) -> float:
 
 def footprint_share(run: Run) -> float | None:
     """What the machine lost, as a share of the plan with its buffer cache; None if it is not known."""
-    taken = run["peak_footprint_bytes"], run["start_footprint_bytes"]
-    return None if None in taken else (taken[0] - taken[1]) / run["planned_total_bytes"]
+    peak, start = run.get("peak_footprint_bytes"), run.get("start_footprint_bytes")
+    return None if peak is None or start is None else (peak - start) / run["planned_total_bytes"]
 
 
 def compare_with_plan(document: Mapping[str, Any]) -> dict[str, Any]:
