@@ -58,6 +58,7 @@ MAX_UPLOAD = 1 << 30  # bytes
 MAX_CONNECTIONS = 200
 READ_AT_ONCE = 1 << 16
 RETRY_AFTER = "30"  # seconds
+ENDING = "the server is ending."
 MAX_PIXELS = 2_000_000_000  # 960 frames of 1920x1088
 MAX_SECONDS = 3600
 MEDIA_TYPE, SOUND_TYPE = 'video/mp4; codecs="avc1.640033"', 'video/mp4; codecs="avc1.640033, mp4a.40.2"'
@@ -156,7 +157,7 @@ class Decode:
         self._kept = ExitStack()
         try:
             if pool.is_closed:
-                raise HTTPException(503, "the server is ending.")
+                raise HTTPException(503, ENDING)
             read_end, write_end = os.pipe()
         except BaseException:
             pool.free.release()
@@ -297,7 +298,7 @@ class VideoResponse(StreamingResponse):
         with self._resources:
             try:
                 await super().__call__(scope, receive, send_in_time)
-            except Stalled:
+            except (Stalled, asyncio.CancelledError):  # or the server ends
                 return  # uvicorn closes the connection of a response that is not complete
 
 
@@ -402,7 +403,6 @@ def make_app(
             work = resources.enter_context(ExitStack())
             work.enter_context(pool.place())
             upload = work.enter_context(pool.upload())
-            await save_upload(request, upload, client_timeout)
 
             async def begin() -> tuple[Decode, bytes]:
                 decode = await Decode.start(pool, VAEs(vae, audio_vae), upload, limits)
@@ -411,7 +411,10 @@ def make_app(
                 return decode, await decode.read()
 
             try:
+                await save_upload(request, upload, client_timeout)
                 decode, first = await unless_disconnected(request, begin())
+            except asyncio.CancelledError:
+                raise HTTPException(503, ENDING) from None
             except LTXVAEError as error:
                 return PlainTextResponse(str(error).replace(str(upload), request.path_params["name"]), 400)
             return VideoResponse(decode, first, client_timeout, resources.pop_all())

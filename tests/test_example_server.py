@@ -642,13 +642,15 @@ def test_a_signal_ends_the_server_and_its_decodes(
     example: list[str], endless: bytes, number: signal.Signals, path: str
 ) -> None:
     head, command = head_of(endless, path), mounted_app() if path else [*example, "--grace", "0"]
-    with server_process(*command) as (process, address, _), ExitStack() as clients:
+    with server_process(*command) as (process, address, log), ExitStack() as clients:
         decoded = [clients.enter_context(send(address, head, endless)) for _ in range(2)]
         programs = programs_of(process, decoded)
-        clients.enter_context(send(address, head, endless))  # waits
+        waiting = clients.enter_context(send(address, head, endless))
         process.send_signal(number)
         assert process.wait(PATIENCE) in (0, -number)
         until(lambda: not any(map(is_running, programs)))
+        assert answer_on(waiting).startswith(b"HTTP/1.1 503 ")
+    assert "Traceback" not in "".join(log)
 
 
 def programs_of(process: subprocess.Popen, clients: Sequence[socket.socket]) -> list[int]:
