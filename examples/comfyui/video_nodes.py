@@ -226,8 +226,8 @@ class LTXSaveVideo(VideoNode):
 class Output:
     """A file. ComfyUI's thread calls `name((width, height))` for its path; `options` are those of a `VideoWriter`.
 
-    `hdr` is the curve of HDR latents, which become an HLG master. `is_shown` is for a node that shows the file at its end:
-    the page would show the last picture of the progress in its place.
+    `hdr` is the curve of HDR latents, which become an HLG master. `is_shown`: the node shows the file at its end, in
+    place of which the page would show the last picture of the progress.
     """
 
     name: Callable[[tuple[int, int]], str]
