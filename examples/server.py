@@ -18,7 +18,7 @@ import secrets
 import sys
 import tempfile
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -396,7 +396,7 @@ def make_app(
         max_pixels, max_seconds: of all frames of a video; of a decode, with the waits for its client.
         allowed_hosts: names under which browsers reach it, without port.
     """
-    pool, limits = Pool(decodes, waiting), Limits(f"{50 // decodes}%", max_pixels, max_seconds)
+    pool, limits = Pool(decodes, waiting), Limits(f"{50 / decodes:.2f}%", max_pixels, max_seconds)
 
     async def video(request: Request) -> Response:
         with ExitStack() as resources:
@@ -443,6 +443,17 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def at_least(least: int, kind: Callable[[str], float] = int) -> Callable[[str], float]:
+    """What argparse calls for a number that is not smaller."""
+
+    def number(text: str) -> float:
+        if not (value := kind(text)) >= least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return value
+
+    return number
+
+
 def parse_arguments() -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(description="Decode uploaded latents and stream the video while it decodes.")
@@ -456,11 +467,11 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, which other machines cannot reach")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")
-    parser.add_argument("--decodes", type=int, default=2, help="decodes at the same time; others wait (default: 2)")
-    parser.add_argument("--waiting", type=int, default=8, help="clients that wait; others get a 503 (default: 8)")
+    parser.add_argument("--decodes", type=at_least(1), default=2, help="at the same time; others wait (default: 2)")
+    parser.add_argument("--waiting", type=at_least(0), default=8, help="clients; others get a 503 (default: 8)")
     parser.add_argument(
         "--client-timeout",
-        type=float,
+        type=at_least(1, float),
         default=60,
         metavar="SECONDS",
         help="a client that neither sends nor reads for this long loses its place (default: 60)",
@@ -475,21 +486,21 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--max-pixels",
-        type=int,
+        type=at_least(1),
         default=MAX_PIXELS,
         metavar="N",
         help=f"frames times width times height of a video (default: {MAX_PIXELS:,}, 960 frames of 1920x1088)",
     )
     parser.add_argument(
         "--max-seconds",
-        type=float,
+        type=at_least(1, float),
         default=MAX_SECONDS,
         metavar="SECONDS",
         help="that a decode may take, with the waits for its client (default: 3600)",
     )
     parser.add_argument(
         "--grace",
-        type=int,
+        type=at_least(0),
         default=3,
         metavar="SECONDS",
         help="that decodes have left after Ctrl-C (default: 3); a second Ctrl-C ends the server at once",
@@ -508,7 +519,10 @@ def load_vaes(arguments: argparse.Namespace) -> VAEs:
 def main() -> None:
     """Run the server."""
     arguments = parse_arguments()
-    vaes = load_vaes(arguments)
+    try:
+        vaes = load_vaes(arguments)
+    except LTXVAEError as error:
+        sys.exit(f"error: {error}")
     if arguments.demo:
         print(f"Latents to try: {demo.LATENTS}")
     app = make_app(

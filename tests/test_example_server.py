@@ -277,6 +277,23 @@ def test_the_command_finds_the_audio_vae_in_a_models_file_or_takes_the_named_one
         np.testing.assert_array_equal(each, AudioVAE.from_pretrained(sound.checkpoint).decode(latents))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--demo", "--decodes", "0"], "argument --decodes: 0 is less than 1\n"),
+        (["--demo", "--client-timeout", "nan"], "argument --client-timeout: nan is less than 1\n"),
+        (["-m", "missing"], "error: missing: there is no such file or folder; check the path."),
+    ],
+)
+def test_wrong_options_of_the_command_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["server.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        server.main()
+    assert message in f"{ended.value}{capsys.readouterr().err}"
+
+
 def test_a_client_that_disconnects_ends_the_decode_and_ffmpeg_and_frees_memory(vae: HeldVAE, upload: bytes) -> None:
     before = active_memory()
     with serving(vae) as address:
