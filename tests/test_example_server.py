@@ -281,7 +281,6 @@ def test_the_command_finds_the_audio_vae_in_a_models_file_or_takes_the_named_one
     ("arguments", "message"),
     [
         (["--demo", "--decodes", "0"], "argument --decodes: 0 is less than 1\n"),
-        (["--demo", "--client-timeout", "nan"], "argument --client-timeout: nan is less than 1\n"),
         (["-m", "missing"], "error: missing: there is no such file or folder; check the path."),
     ],
 )
