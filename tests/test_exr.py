@@ -119,8 +119,8 @@ def test_an_image_of_another_size_or_format_is_refused(tmp_path):
         read_exr(tmp_path / "b.exr")
 
 
-def test_a_folder_that_is_not_there_is_an_error_of_the_file(tmp_path):
-    with pytest.raises(WriterError, match=r"missing/a.exr: cannot be written \(.*No such file"):
+def test_a_folder_that_is_not_there_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(FileNotFoundError):
         write_exr(tmp_path / "missing" / "a.exr", half_frame(), options_of("srgb"))
 
 
