@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import WriterError, check_is_path
+from ..errors import WriterError, check_is_path, option
 from ..files import check_absent, check_name
 from ..frame_rate import Rate, find_fps
 from ..shapes import Size
@@ -352,7 +352,11 @@ def check_output_options(path: str | os.PathLike, options: SinkOptions, *, fps: 
         raise WriterError(f"{name}: takes no metadata; only {_endings('has_metadata')} do.")
     if (found := options.format.pixel_format) not in kind.pixel_formats:
         takes = " or ".join(_PIXEL_FORMATS[each] for each in kind.pixel_formats) or "none: it is sound alone"
-        raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}.")
+        way = option("bit_depth=8", "--bit-depth 8")
+        if options.format.is_hdr:
+            way = option('HDROptions(..., signal="sdr")', "--hdr-output sdr")
+        way = f"; use {way}" if "rgb24" in kind.pixel_formats else ""
+        raise WriterError(f"{name}: frames have {_PIXEL_FORMATS[found]} per color, and it takes {takes}{way}.")
     check_metadata(name, options.metadata)
     kind.check_options(name, options, fps)
     return kind
