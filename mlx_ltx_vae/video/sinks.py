@@ -319,8 +319,11 @@ def check_output(
     fps: Rate,
     options: SinkOptions = DEFAULT_OPTIONS,
     num_frames: int | None = None,
+    makes_folders: bool = False,
 ) -> None:
     """Raise the errors of `open_sink` without creating anything. For standard output, a terminal is allowed.
+
+    With `makes_folders` those above it that are missing can be made.
 
     With `num_frames`, warn of what is changed in an audio file, or longer or shorter than the video, and refuse one
     picture of several frames.
@@ -332,6 +335,8 @@ def check_output(
         return
     check_name(target)
     folder = target if os.path.isdir(target) else Path(os.path.realpath(target)).parent
+    while makes_folders and not os.path.exists(folder):
+        folder = folder.parent
     is_special = os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target)  # a named pipe
     if not is_special and not os.access(folder, os.W_OK | os.X_OK):
         raise WriterError(f"{name}: cannot be written (the folder {folder} is missing or read-only).")
