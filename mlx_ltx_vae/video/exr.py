@@ -147,11 +147,12 @@ def _find_rgb(path: Path, file: "OpenImageIO.ImageInput", size: Size | None) -> 
             "without overscan or cropping."
         )
     names = list(spec.channelnames)
-    if len(names) == 1:
-        return found_size, [0, 0, 0]
-    if not {"R", "G", "B"} <= set(names):
+    if len(names) > 1 and not {"R", "G", "B"} <= set(names):
         raise ReaderError(f"{path}: has the channels {excerpt(', '.join(names))}; expected R, G and B, or one.")
-    return found_size, [names.index(name) for name in "RGB"]
+    channels = [0, 0, 0] if len(names) == 1 else [names.index(name) for name in "RGB"]
+    if any(str(spec.channelformat(channel)) not in ("half", "float") for channel in channels):
+        raise ReaderError(f"{path}: has integers, which are no light; expected half or float.")
+    return found_size, channels
 
 
 def _reason(source: Any) -> str:
