@@ -369,7 +369,7 @@ def test_other_decoders_take_hdr_too(command, golden, tmp_path):
         ),
         (["-o", "a/", "--hdr", "logc3", "--exr", "./a"], "./a/: is the folder of other stills; name another one"),
         (["-o", "a/%d.png", "--hdr", "logc3", "--exr", "a"], "a/: is the folder of other stills; name another one"),
-        (["-o", "a.gif", "--hdr", "logc3"], "a.gif: frames have 16 bits per color, and it takes 8 bits"),
+        (["-o", "a.gif", "--hdr", "logc3"], "frames have 16 bits per color, and it takes 8 bits; use --hdr-output sdr"),
         (["-o", "a.mp4", "--hdr", "logc3", "--codec", "h264_videotoolbox"], "has a bit depth of 8, not 10"),
         (["-o", "a.exr/", "--hdr", "logc3", "--codec", "hevc"], "a.exr/: takes no codec"),
     ],

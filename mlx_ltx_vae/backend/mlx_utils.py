@@ -123,7 +123,7 @@ def native_array(values: Any, what: str, error: type[LTXVAEError] = LatentsError
 def to_mlx(values: Any, what: str, error: type[LTXVAEError] = LatentsError) -> mx.array:
     """A caller's array as one of MLX, see `native_array`. That of numpy is copied."""
     array = native_array(values, what, error)
-    return array if isinstance(array, mx.array) else mx.array(array)
+    return array if isinstance(array, mx.array) else mx.array(np.asarray(array, order="C"))  # no reversed axes
 
 
 def count_nonfinite(array: mx.array) -> int:

@@ -37,7 +37,7 @@ from ..video.sinks import files_of_all, name_others
 from ..video.sound import check_sound_length
 from .cli import CommandParser, run_command
 from .decode_options import choose_exr_output, choose_frames, choose_hdr_frames, chosen_steps
-from .items import Item, all_exist, are_many, checkable, find_pattern, has_table, name_outputs
+from .items import Item, all_exist, are_many, find_pattern, has_table, name_outputs
 from .job import Job, LazyVAE, Task, run_job
 from .keyframes import check_keyframes_option, find_keyframes
 from .options import pick, take
@@ -347,7 +347,7 @@ class DecodeTask(Task):
                 files[file] = options = add_metadata(file, files[file], self._file.info.workflow)
                 if job.no_overwrite:
                     check_absent(file)
-                check_output(checkable(file) if job.is_many else file, options=options, **self._video)
+                check_output(file, options=options, makes_folders=job.is_many, **self._video)
 
     def _check_statistics(self, latents: MappedLatents) -> None:
         """Warn if the channels look otherwise normalized than said."""
