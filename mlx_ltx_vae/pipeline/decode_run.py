@@ -41,6 +41,7 @@ from .latent_sources import (
     LatentStreamSource,
     Magnitude,
     as_latents,
+    check_part,
     is_whole,
 )
 from .postprocess import (
@@ -89,7 +90,7 @@ class DecodePipeline:
         else:
             if plan is not None:
                 _check_arriving(plan)
-            chunks = self._decode_arriving(cast(LatentParts, given), plan)
+            chunks = pipeline._decode_arriving(cast(LatentParts, given), plan)
         return DecodeStream(chunks, self.cancelled, self.bands)
 
     def _with_keyframes(self) -> "DecodePipeline":
@@ -123,17 +124,19 @@ class DecodePipeline:
 
     def _decode_joined(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
         """Decode latents when all have arrived."""
-        _, parts = peek(parts, "there are no latents to decode.")
-        joined = mx.concatenate([to_mlx(part, "latents") for part in parts], axis=2)
+        first, parts = peek(parts, "there are no latents to decode.")
+        check_part(first, getattr(first, "shape", ()))
+        arrived = []
+        for part in parts:
+            check_part(part, first.shape)
+            arrived.append(to_mlx(part, "latents"))
+        joined = mx.concatenate(arrived, axis=2)
         yield from self._decode_whole(cast(Latents, as_latents(joined)), plan)
 
     def _decode_arriving(self, parts: LatentParts, plan: DecodePlan | None) -> Generator[FrameChunk, None, None]:
         """Decode latents as they arrive."""
         first, parts = peek(parts, "there are no latents to decode.")
-        if not hasattr(first, "shape"):
-            raise LatentsError(
-                f"an iterator of latents gave {type(first).__name__}; expected arrays (B, C, n, H', W')."
-            )
+        check_part(first, getattr(first, "shape", ()))
         if plan is None:
             order = "time" if self.decoder.spec.takes_least_memory else "auto"
             plan = self.make_plan((*first.shape[:2], LONG_CLIP, *first.shape[3:]), order=order)

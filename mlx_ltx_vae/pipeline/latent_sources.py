@@ -149,18 +149,23 @@ class LatentStreamSource(Source):
 
     def pieces(self, axis: Axis, chunk: int) -> Iterator[mx.array]:
         for part in (native_array(part, "latents") for part in self._parts):
-            self._check(part)
+            check_part(part, self._shape)
+            check_finite(part)
             for start in range(0, part.shape[2], chunk):
                 cut = part[:, :, start : start + chunk, self._rows]
                 before, height, width = self.grid
                 self.grid = (before + cut.shape[2], height, width)
                 yield self._preprocess(cut, (slice(before, self.grid[0]), self._rows, slice(0, width)))
 
-    def _check(self, part: mx.array | np.ndarray) -> None:
-        found, expected = tuple(part.shape), tuple(self._shape)
-        if len(found) != 5 or (found[:2], found[3:]) != (expected[:2], expected[3:]):
-            raise LatentsError(f"latents of shape {found} follow latents of {expected}; only the frames may differ.")
-        check_finite(part)
+
+def check_part(part: Any, shape: Sequence[int]) -> None:
+    """Raise a `LatentsError` unless a part that arrives is an array, and of the first one's `shape` but for frames."""
+    if getattr(part, "ndim", 0) != 5:
+        given = tuple(part.shape) if hasattr(part, "shape") else type(part).__name__
+        raise LatentsError(f"an iterator of latents gave {given}; expected arrays of five axes, (B, C, n, H', W').")
+    found, expected = tuple(part.shape), tuple(shape)
+    if (found[:2], found[3:]) != (expected[:2], expected[3:]):
+        raise LatentsError(f"latents of shape {found} follow latents of {expected}; only the frames may differ.")
 
 
 def check_finite(latents: mx.array | np.ndarray) -> None:

@@ -133,8 +133,9 @@ class NoiseSpec(LayerSpec):
         return shapes | planes if self.noise_channels else {}
 
     def work_bytes(self, step: Step) -> int:
-        """Noise is drawn in float32, by several kernels."""
-        return super().work_bytes(step) + math.prod(step.grid) * self.noise_channels * 6 * FLOAT32_BYTES
+        """Noise is drawn in float32, by several kernels; with planes, that of both is joined."""
+        drawn = 6 * FLOAT32_BYTES + (step.machine.itemsize if self.planes else 0)
+        return super().work_bytes(step) + math.prod(step.grid) * self.noise_channels * drawn
 
     def cache_bytes(self, axis: Axis, grid: Grid, piece: int, machine: Machine) -> int:
         """Half of a piece, on average; what else waits counts where it is needed."""

@@ -241,11 +241,11 @@ class DiffusionDecoder(Decoder):
         """The noise of the first step: of the frames, and of the keyframe planes behind them."""
         planes, (frames, *extents) = context.planes, size
         own = frames - len(planes), extents[0], extents[1]
-        parts = [context.draw_noise("conv_in_x_t", start, own)]
+        parts = [context.draw_noise("conv_in_x_t", start, own).astype(self.dtype)]
         if planes:
             box = (len(planes), *own[1:])
-            parts.append(context.draw_noise(f"conv_in_x_t{PLANES}", start, box, planes))
-        return mx.concatenate(parts, axis=1).astype(self.dtype)
+            parts.append(context.draw_noise(f"conv_in_x_t{PLANES}", start, box, planes).astype(self.dtype))
+        return mx.concatenate(parts, axis=1)
 
     def _denoising_step(
         self, step: int, steps: int, spec: NetworkSpec, delay: Delay, context: StreamContext, tables: Tables
