@@ -6,13 +6,12 @@ from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import mlx.core as mx
-import numpy as np
 
 from .backend.device import this_machine
 from .backend.machine import Machine
 from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
 from .errors import LatentsError, PlanError, quote, suggest
-from .latents.keyframes import Keyframes
+from .latents.keyframes import frame_numbers
 from .models.base import SOUND, Config, Family, SoundConfig
 from .models.families import published
 from .models.specs import NetworkSpec
@@ -159,7 +158,7 @@ def estimate(
         tiling=tiling,
         chunk=chunk,
         denoising_steps=steps,
-        keyframes=_check_keyframes(keyframes),
+        keyframes=frame_numbers(keyframes),
         joined=joined,
     )
 
@@ -170,12 +169,6 @@ def _check_size(size: str | Size) -> Size:
     if not isinstance(size, Sequence) or len(size) != 2 or not all(map(_is_integer, size)):
         raise LatentsError(f"size is {quote(size)}; expected a width and a height, such as 768x512.")
     return parse_size(format_size(*size))
-
-
-def _check_keyframes(frames: Sequence[int]) -> Sequence[int]:
-    if not isinstance(frames, Sequence):
-        raise LatentsError(f"keyframes is {quote(frames)}; expected frame numbers, such as [0, 120].")
-    return Keyframes(np.zeros((1, 1, len(frames), 1, 1)), frames).frames if frames else ()
 
 
 def _is_integer(value: object) -> bool:

@@ -12,7 +12,7 @@ from .backend.mlx_utils import GivenDtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, open_weights
 from .checkpoint.loading import LazyNetwork, load_network
 from .errors import LatentsError, PlanError
-from .latents.keyframes import Keyframes
+from .latents.keyframes import Keyframes, frame_numbers
 from .models.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .models.noise import Noise
 from .models.specs import DEFAULT_CONVENTION, ConventionName
@@ -123,7 +123,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
         outputs: Sequence[FrameOutput] = (),
         frames: tuple[int, int] | None = None,
         steps: int | None = None,
-        keyframes: Keyframes | None = None,
+        keyframes: Keyframes | Sequence[int] | None = None,
         joined: bool = False,
         sound: Sequence[SoundPlan] = (),
     ) -> DecodePlan:
@@ -140,7 +140,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             chunk: latent frames (rows, columns) per piece; None to choose automatically.
             ranks: the number of processes that decode together, each a band of rows; the budget is that of each.
             steps: of the denoising, for VAEs that denoise; None for the checkpoint's default.
-            keyframes: those of the decode; a plan is made for their frames. VAEs that take none ignore them.
+            keyframes: those of the decode, or their frame numbers. VAEs that take none ignore them.
             bit_depth: that of the stream's frames; or `outputs`, for `FrameChunk.to_frames`. Floats take more memory.
             frames: the first frame to decode, as it is in the whole clip, and one more than the last; None for all.
             joined: whether all frames become one array, as by `decode`, which then counts too.
@@ -166,7 +166,7 @@ class VideoVAE(NetworkPair[Config, Encoder]):
             chunk=chunk,
             ranks=ranks,
             denoising_steps=steps,
-            keyframes=() if keyframes is None else keyframes.frames,
+            keyframes=frame_numbers(keyframes),
             sound=sound,
         )
 

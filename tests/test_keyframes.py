@@ -252,6 +252,16 @@ def test_bad_keyframes_are_refused_in_one_sentence(vaes):
         vae.stream(latents, keyframes=Keyframes(planes, [0, 1]))
     with pytest.raises(LatentsError, match="NaN or infinite"):
         vae.stream(latents, keyframes=Keyframes(mx.full((1, 8, 2, 3, 4), float("nan")), [0, 1]))
+    with pytest.raises(LatentsError, match=r"keyframes are a tuple; expected Keyframes\(latents, frames\)"):
+        vae.decode(latents, keyframes=(planes, [0, 1]))
+    with pytest.raises(LatentsError, match="expected Keyframes, or frame numbers such as"):
+        vae.plan(latents.shape, keyframes=["first"])
+
+
+def test_a_plan_takes_the_frame_numbers_of_keyframes(vaes):
+    vae = vaes(GATED)
+    latents, keyframes = some(vae, [8, 0], latents=(1, 8, 2, 3, 3))
+    assert vae.plan(latents.shape, keyframes=[8, 0]) == vae.plan(latents.shape, keyframes=keyframes)
 
 
 def test_who_gives_keyframes_in_vain_is_told(golden, vaes):

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import native_array
-from ..errors import LatentsError, excerpt
+from ..errors import LatentsError, excerpt, quote
 from ..shapes import LatentShape
 from ..units import format_count
 from .metadata import parse_metadata
@@ -58,6 +58,22 @@ class Keyframes:
     def item(self, index: int) -> "Keyframes":
         """Those of one video of the batch."""
         return Keyframes(self.latents[index : index + 1], self.frames)
+
+
+def check_keyframes(given: object) -> None:
+    """Raise a `LatentsError` unless this is a `Keyframes`."""
+    if not isinstance(given, Keyframes):
+        raise LatentsError(f"keyframes are a {type(given).__name__}; expected Keyframes(latents, frames).")
+
+
+def frame_numbers(given: Keyframes | Sequence[int] | None) -> tuple[int, ...]:
+    """The frame numbers of keyframes, or those that are given in their place. A `LatentsError` for others."""
+    if isinstance(given, Keyframes):
+        return tuple(given.frames)
+    numbers = given.tolist() if isinstance(given, np.ndarray) else [] if given is None else given
+    if not isinstance(numbers, Sequence) or not all(isinstance(each, int) for each in numbers):
+        raise LatentsError(f"keyframes are {quote(numbers)}; expected Keyframes, or frame numbers such as [0, 120].")
+    return _check_frames(np.array(numbers), len(numbers)) if numbers else ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from ..backend.device import check_process, confirm_device
 from ..backend.mlx_utils import to_mlx
 from ..distributed import RowBands
 from ..errors import DecodeError, LatentsError, PlanError
+from ..latents.keyframes import check_keyframes
 from ..models.base import Decoder
 from ..models.noise import NoiseShapes, draw
 from ..models.specs import LONG_CLIP, NetworkSpec
@@ -98,6 +99,7 @@ class DecodePipeline:
         keyframes, spec = self.options.keyframes, self.decoder.spec
         if keyframes is None:
             return self
+        check_keyframes(keyframes)
         if warning := self.decoder.keyframe_warning:
             warnings.warn(warning, stacklevel=4)
         if spec.variant is not None:
