@@ -179,9 +179,7 @@ def test_a_rotation_is_one_kernel_of_a_gpu_and_rounds_as_on_a_cpu(monkeypatch, t
 
 @pytest.mark.parametrize(("on_cpu", "has_bias"), [(True, False), (False, True)])
 @pytest.mark.parametrize(("dtype", "near"), [(mx.float32, 2e-6), (mx.bfloat16, 6e-3)], ids=str)
-def test_a_modulated_norm_is_one_kernel_of_a_gpu_and_its_shift_a_bias(
-    monkeypatch, on_cpu, has_bias, dtype, near
-):
+def test_a_modulated_norm_is_one_kernel_of_a_gpu_and_its_shift_a_bias(monkeypatch, on_cpu, has_bias, dtype, near):
     x, matrix = (mx.random.normal((64, 64), key=mx.random.key(seed)).astype(dtype) for seed in (1, 2))
     weight, scale, shift, bias = mx.random.normal((4, 64), key=mx.random.key(3))
     norm, rms_norm, made = RMSNorm(), mx.fast.rms_norm, []
