@@ -275,7 +275,7 @@ def check_name(target: str | os.PathLike) -> None:
 def check_absent(target: str | os.PathLike) -> None:
     """Raise a `WriterError` for a file that exists. Named pipes, devices and folders are never replaced anyway."""
     if os.path.isfile(target):
-        raise WriterError(f"{target}: exists, and is not to be overwritten; remove it or choose another name.")
+        raise WriterError(f"{target}: already exists; remove it, or choose another name.")
 
 
 def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, int]:
@@ -370,7 +370,7 @@ def part_folder(folder: Path) -> Iterator[Path]:
     """An empty folder on the same disk, which is renamed to `folder` on success and deleted on failure."""
     with writing_to(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise WriterError(f"{folder}: it exists and is not an empty folder; remove it or choose another name.")
+            raise WriterError(f"{folder}: already exists and is not an empty folder; remove it or choose another name.")
         with uninterrupted():
             parent, lock = create_part(folder, Path.mkdir)
             remove = Cleanup(None, remove_part, parent, lock)

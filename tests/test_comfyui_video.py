@@ -76,7 +76,7 @@ def test_a_file_that_appears_under_the_name_stays(comfy, execute, monkeypatch):
         return str(path)
 
     monkeypatch.setattr(comfy.host, "next_file", late)
-    with pytest.raises(WriterError, match="exists, and is not to be overwritten"):
+    with pytest.raises(WriterError, match="already exists"):
         save(execute, latent=latent(comfy), filename_prefix="late")
     assert [file.read_text() for file in comfy.output.glob("late*")] == ["of another program"]
 

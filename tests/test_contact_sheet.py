@@ -128,7 +128,7 @@ def test_a_sheet_appears_when_it_is_whole(tmp_path):
         write_some(path, 2, 3)
     assert names(tmp_path) == []
     path.write_bytes(b"precious")
-    with pytest.raises(WriterError, match="exists, and is not to be overwritten"):
+    with pytest.raises(WriterError, match="already exists"):
         write(path, numbered(3))
     assert path.read_bytes() == b"precious"
     path.unlink()
@@ -223,7 +223,7 @@ def test_no_picture_is_replaced_by_a_sheet(clips, capsys, loads, main, arguments
     if (arguments[-1], option) == ("clip.png", "--skip-existing"):
         assert run(main, *command) == 0
     else:
-        assert "clip.png: exists, and is not to be overwritten" in failed(capsys, *command, main=main)
+        assert "clip.png: already exists" in failed(capsys, *command, main=main)
     assert Path("clip.png").read_bytes() == b"precious"
     assert not loads
 

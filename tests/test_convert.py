@@ -302,7 +302,7 @@ def test_what_exists_is_never_replaced(golden, tmp_path):
     (tmp_path / "full" / "file").write_text("mine")
     (tmp_path / "empty").mkdir()
     for name in ("file", "full"):
-        with pytest.raises(WriterError, match=f"{name}: it exists and is not an empty folder"):
+        with pytest.raises(WriterError, match=f"{name}: already exists and is not an empty folder"):
             convert(source, tmp_path / name)
     assert (tmp_path / "full" / "file").read_text() == "mine"
     convert(source, tmp_path / "empty")

@@ -356,7 +356,7 @@ def test_sound_alone_of_a_batch_is_named_and_skipped_as_videos_are(tmp_path, vid
     run(*command, "--skip-existing", "--json")
     assert json.loads(capsys.readouterr().out)["skipped"] is True
     run(*command, "--no-overwrite", code=1)
-    assert "exists, and is not to be overwritten" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_sound_is_found_in_a_pipe(tmp_path, video, model):

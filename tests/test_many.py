@@ -215,7 +215,7 @@ def test_outputs_are_not_replaced_where_that_is_unwanted(clips, loads, capsys):
     Path("pair-1.mp4").write_text("kept")
     for option in ([], ["--dry-run"], ["--live"]):
         line = failed(capsys, "pair.safetensors", *VAE, "-o", "pair.mp4", "-n", *option)
-        assert line.startswith("error: pair-1.mp4: exists, and is not to be overwritten; ")
+        assert line.startswith("error: pair-1.mp4: already exists; ")
     assert run(decode, "one.safetensors", *VAE, "-o", "pair-1.mp4", "-n", "-q") == 1
     assert loads == []
     (clips / "out").mkdir()

@@ -102,7 +102,7 @@ def test_latents_are_not_replaced_where_that_is_unwanted(videos, loads, capsys):
     Path("a.safetensors").write_text("kept")
     for option in ([], ["--dry-run"]):
         line = failed(capsys, "set/a.mkv", "--demo", "-o", "a.safetensors", "-n", *option, main=encode)
-        assert line.startswith("error: a.safetensors: exists, and is not to be overwritten; ")
+        assert line.startswith("error: a.safetensors: already exists; ")
     assert loads == []
     assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "./", "-n", "-q") == 1
     assert capsys.readouterr().err.startswith("error: set/a.mkv: ./a.safetensors: exists, and is not")

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...shapes import Grid
 
-#: Queries of a block along each axis. Few queries see few keys in vain, and many make larger products. The CPU's is
-#: measured; for Metal there is a model (docs/performance.md), and `bench --metal` measures it.
+#: Queries of a block along each axis. Small blocks mask fewer scores, and large ones have larger products. The CPU's
+#: is measured; for Metal there is a model (docs/performance.md), and `bench --metal` measures it.
 BLOCKS = {Backend.CPU: 4, Backend.METAL: 4, Backend.CUDA: 4}
 # Scores of one call of the attention, for all heads together, and elements of its copies of keys and values. A fused
 # attention keeps no scores; its calls are large, since each takes the host as long as its graph takes to build.
